@@ -1,12 +1,13 @@
-"""Backups of a server under load, each restored: nothing acknowledged before is missing, nothing is
-there twice, and routers go on exactly.
+"""Backups of a server under load, each restored: no record that was acknowledged before is missing,
+no record is duplicated, and routers continue exactly.
 
-Writers append to the sources of chains of routers over three shards, with both guarantees; jobs die
-into a dead-letter topic and are redriven from there, back or on, over letters that name no source;
-records are deleted by seq and by tag, jobs acked; streamed appends lie in blobs; log files are
-small, so all is sealed and merged meanwhile. With ``--kills`` the front, a shard, everything or the
-client is killed within some backups: they have no end, the server loses nothing, and what it kept
-for them goes. Runs as a program: ``python -m tests.campaigns.backups --seconds 120 --kills 50``.
+Writers append to the sources of chains of routers over three shards, with both guarantees. Jobs are
+moved to a dead-letter topic and redriven from it, to their source or to another topic; some letters
+name no source. Records are deleted by seq and by tag, and jobs are acked. Streamed appends are
+stored in blobs. Log files are small, so that they are sealed and merged during the backups. With
+``--kills`` the front, a shard, everything or the client is killed during some backups: these
+backups are incomplete, the server loses no data, and it deletes the files that it kept for them.
+Runs as a program: ``python -m tests.campaigns.backups --seconds 120 --kills 50``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PADDING = "x" * 200
 BLOB_RECORDS, BLOB_RECORD_BYTES = 50, 100_000  # above 4 MiB: streamed
 BLOBS_MAX = 10 * BLOB_RECORDS  # all is restored again and again
 BLOB_PAUSE_S = 1.0
-STRAYS, STRAYS_MAX = 20, 2000  # more than a redrive reads at once
+STRAYS, STRAYS_MAX = 20, 2000  # more than a redrive reads in one slice
 PAUSE_S = 0.03
 SETTLE_S = 60.0
 WANTED = ("backups", "records", "copies", "dead", "redriven", "acked", "deleted", "blobs")

@@ -19,14 +19,14 @@
     refused     sends the head of a request with a wrong key, and no body
     bodiless    declares a body on a route that needs no key, and sends none of it
     bodies      the same, and sends all of the body but its last byte
-    headed      the same on a route that reads header fields, behind a head of 60 KB
+    headed      the same on a route that reads header fields, after a head of 60 KB
     beginnings  sends 60 KB of a head that has no end, without a key
     strangers   sends a head of 60 KB with a wrong key, and a body without its last byte
     unread      sends requests for long files without a key, and reads no answer
     chunks      sends chunked bodies of one byte each, with a key, and never ends them
-    prefixes    lists topics with a prefix of 16 KB, another one each time
+    prefixes    lists topics with a prefix of 16 KB, a different one each time
     leaving     sends requests without a key and closes its connection immediately
-    visitors    asks for the root without a key, again and again
+    visitors    requests the root without a key, repeatedly
     watchers    opens an event stream on which next to nothing comes, and reads it
     askers      asks for a state, reads it, and stays
     slow        sends a head or a body, a byte now and then (slow loris)
@@ -74,10 +74,11 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``says`` gives what a client sends at once; ``life_s``: then it hangs up; ``reads_s``: how
-    often it reads a byte, 0: whatever comes; ``drips_s``: how often it sends one; ``away_s``: how
-    long, once the server has ended it. ``leaves``: it closes as soon as everything is sent.
-    ``repeats``: it sends the same again after each answer.
+    """``says`` returns the bytes that a client sends immediately. ``life_s`` is the time until it
+    hangs up. ``reads_s`` is the interval between reads of one byte, 0 to read all input.
+    ``drips_s`` is the interval at which it sends one byte. ``away_s`` is the time until it
+    reconnects after the server has closed its connection. ``leaves``: it closes as soon as
+    everything is sent. ``repeats``: it sends the same bytes again after each answer.
     """
 
     says: Callable[[Api, int], bytes]

@@ -1,8 +1,8 @@
-"""What clients do to a server that mean it no good, and what it costs others.
+"""Hostile clients: their effect on a server and on its other clients.
 
-Runs as a program: ``python -m tests.campaigns.hostile --kinds streams --clients 1000``. A crowd
-of one kind (`crowd`) bothers a server for a while; no other client is refused anything. With
-``--clients 17000 --room 16384`` a crowd takes all connections that a front has.
+Runs as a program: ``python -m tests.campaigns.hostile --kinds streams --clients 1000``. A crowd of
+one kind (`crowd`) loads a server for some time, and no request of another client may be refused.
+With ``--clients 17000 --room 16384`` a crowd tries to use all connections of a front.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a crowd of one kind did to a server, and to its other clients: ``others`` stay
-    connected, ``newcomers`` connect for each request.
+    """The effect of a crowd of one kind on a server and its other clients. ``others`` stay
+    connected, and ``newcomers`` connect for each request.
     """
 
     kind: str
@@ -266,7 +266,7 @@ class Cost:
 
     @property
     def trouble(self) -> list[str]:
-        """What other clients were refused."""
+        """The refused requests of other clients."""
         return [*self.others.trouble, *self.newcomers.trouble]
 
     def __str__(self) -> str:
@@ -280,8 +280,8 @@ class Cost:
 def bother(
     directory: Path, kind: str, clients: int, seconds: float, room: int = 0, **settings: object
 ) -> Cost:
-    """Let a crowd of one kind loose on a server of its own. ``room``: for so many connections,
-    three quarters of the crowd unless it says another number.
+    """Run a crowd of one kind against a server of its own. ``room`` is the number of connections
+    that the server accepts, by default three quarters of the crowd.
     """
     server = Server(directory / kind, shards=1, api_keys=KEYS, **settings)
     if kind in UNKNOWN:

@@ -211,7 +211,7 @@ class Day:
 
 
 def is_refused(data_dir: Path) -> bool:
-    """Whether a second server ends by itself, and says why."""
+    """Return whether a second server exits on its own and reports the reason."""
     second = Server(data_dir)
     log = second.spawn()
     try:
@@ -223,7 +223,7 @@ def is_refused(data_dir: Path) -> bool:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """As far as files are there: a server that runs removes some meanwhile."""
+    """Copy the files that exist. A running server may remove some files during the copy."""
     for path in sorted(source.rglob("*")):
         copy = target / path.relative_to(source)
         if path.is_dir():

@@ -1,5 +1,5 @@
-"""Data and meta are nested 900 levels deep at most (§2), on every way in; what was accepted moves
-on wherever records go.
+"""Data and meta may be nested at most 900 levels deep (§2), on every way to write a record. An
+accepted record can be moved to any topic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIELDS = ["data", "meta"]
 
 
 def nested(field: str, depth: int) -> bytes:
-    """A record whose data or meta has so many levels."""
+    """Return a record whose data or meta has ``depth`` levels."""
     if field == "meta":
         return b'{"data":1,"meta":{"a":%b}}' % (b"[" * (depth - 1) + b"]" * (depth - 1))
     return b'{"data":%b}' % (b'{"a":[' * (depth // 2) + b"]}" * (depth // 2)).replace(

@@ -1,6 +1,5 @@
-"""What a restart leaves of leases (§0.10, §10.3): all of them where ``leases_durable`` is true.
-Where it is not, all jobs are claimable; after an orderly stop they keep their deliveries, delays
-and errors.
+"""Leases after a restart (§0.10, §10.3). With ``leases_durable`` all leases are kept. Without it
+all jobs are claimable; after an orderly stop they keep their deliveries, delays and errors.
 """
 
 from __future__ import annotations
@@ -268,7 +267,7 @@ def test_a_stop_keeps_delays_and_errors_of_nacks(server: Server, durability: str
 
 
 def test_a_kill_after_a_stop_loses_no_job_and_doubles_none(server: Server) -> None:
-    """Counts are at least those of the stop, or from zero if a checkpoint came between."""
+    """Counts are at least those of the stop, or start at zero if a checkpoint was written later."""
     with Api(server.address) as api:
         queue = Queue.create(api, "q", *range(6), lease_ms=HOUR_MS)
         queue.nack(queue.claim("w", 4))
@@ -312,7 +311,7 @@ def test_an_ephemeral_queue_is_empty_after_a_restart(tmp_path: Path, end: str) -
 def test_leases_that_become_durable_survive_a_kill_right_after(
     server: Server, durability: str
 ) -> None:
-    """The answer of the PUT covers all leases and counts, whoever asks a second time."""
+    """The answer of a repeated PUT also covers all leases and counts."""
     with Api(server.address) as api:
         queue = Queue.create(api, "q", *range(1600), durability=durability, lease_ms=HOUR_MS)
         held = [job for _ in range(3) for job in queue.claim("a", 400)]

@@ -29,7 +29,7 @@ class ChunkWire(Wire):
         return data
 
     def chunk_with(self, text: bytes) -> bytes:
-        """The next chunk that holds this text; all before it are whole events."""
+        """Return the next chunk that contains this text. Each earlier chunk is a complete event."""
         while text not in (data := self.chunk()):
             assert data.endswith(b"\n\n"), data
         return data
@@ -176,7 +176,7 @@ def test_a_stop_ends_all_streams_with_the_last_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--http1.0"]], ids=["1.1", "1.0"])
 def test_curl_prints_events_and_is_content_with_the_end(tmp_path: Path, options: list[str]) -> None:
-    """Exit status 18 would say that the body was cut off."""
+    """Exit status 18 would mean that the body was truncated."""
     curl: Any = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")

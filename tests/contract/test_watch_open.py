@@ -72,7 +72,7 @@ def test_a_lenient_session_is_strict_about_all_else(api: Api, topic: str) -> Non
 def test_a_session_begins_where_the_cursor_of_an_event_says(
     api: Api, new_name: Callable[[], str]
 ) -> None:
-    """§0.7. Both kinds of ids are cursors; a topic that one does not hold begins as it is asked."""
+    """§0.7. Both kinds of ids are cursors. A topic that is not in one starts as requested."""
     old, other = new_name(), new_name()
     epoch = create(api, old, 1, 2)
     create(api, other, "a", "b")
@@ -99,7 +99,7 @@ def test_a_session_begins_where_the_cursor_of_an_event_says(
     "cursor", ["", "x", "é", "\ud800", "MTIz", encoded({}), encoded({"t": -1}), encoded(["t"]), 5]
 )
 def test_a_cursor_that_is_no_id_of_ours_is_refused(api: Api, topic: str, cursor: object) -> None:
-    """``MTIz`` is the id of a checkpoint: what it stands for only its own session knows."""
+    """``MTIz`` is the id of a checkpoint, which is valid only in its own session."""
     create(api, topic, 1)
     answer = api.call("POST", "/v0/watch", {"topics": {topic: {}}, "cursor": cursor})
     assert refused(answer, 400, "invalid_request")["detail"].get("field", "cursor") == "cursor"

@@ -1,5 +1,5 @@
-"""A backup stops no writer: on a disk that fills up its pin breaks, what it kept is freed, and the
-write that met the full disk is tried once more.
+"""A backup never stops a writer: if the disk becomes full, its pin breaks, the files that it kept
+are deleted, and the failed write is retried once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class SlowClient:
-    """Takes the first bytes of a backup, and the rest when it is asked to."""
+    """Reads the first bytes of a backup, and the rest on request."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.socket()

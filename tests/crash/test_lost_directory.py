@@ -1,5 +1,5 @@
-"""What operators do to the data directory of a server that runs: it stops writing, and whatever is
-at the path by then stays as it is.
+"""An operator moves, replaces or removes the data directory of a running server. The server stops
+writing, and does not change the files that are at the path afterwards.
 """
 
 from __future__ import annotations

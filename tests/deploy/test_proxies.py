@@ -344,7 +344,7 @@ class HttpxLoop:
 def test_an_eventsource_goes_on_over_a_restart_of_the_server(
     kind: type[Proxy], client: type[NodeSource] | type[HttpxLoop], tmp_path: Path
 ) -> None:
-    """It asks at least once while the server is away, and is told so."""
+    """It reconnects at least once while the server is down, and gets the proxy's answer."""
     with (
         Server(tmp_path / "data", host=own_address(), port=next_port()) as server,
         running(kind, tmp_path / "site", server.address) as proxy,

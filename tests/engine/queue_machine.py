@@ -64,7 +64,7 @@ class QueueMachine(ShardMachine):
         self.aside: list[tuple[int, dict[int, Job]]] = []  # by topic id
         self.moving: list[tuple[int, list[int]]] = []  # dead letters that are being appended
         self.busy: set[int] = set()  # ids of queues with a batch under way
-        self.is_last = False  # the checkpoint under way is that of an orderly stop
+        self.is_last = False  # the checkpoint in progress is that of an orderly stop
         self.begin_process()
 
     def begin_process(self) -> None:

@@ -320,8 +320,9 @@ class QueueModel:
     def kept_rows(
         self, now: Now, aside: Iterable[Mapping[int, Job]], *, is_last: bool
     ) -> dict[int, Job]:
-        """What a checkpoint tells of jobs; those that are set aside as if they were not.
-        ``is_last``: it is that of an orderly stop, which keeps all but the leases.
+        """Return the jobs as a checkpoint stores them. Reserved jobs are stored as unreserved.
+
+        ``is_last``: the checkpoint is that of an orderly stop, which keeps all but the leases.
         """
         model = self.copy()
         for jobs in aside:

@@ -1,4 +1,4 @@
-"""Topics that are ahead of the clock: when they are found, and how often."""
+"""Topics that are ahead of the clock are found, and each is reported once."""
 
 from __future__ import annotations
 

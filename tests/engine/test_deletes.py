@@ -51,7 +51,7 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def next_of(selection: Selection, count: int) -> list[int]:
-    """The next ones; none when there are no more."""
+    """Return the next seqs, or none if all are taken."""
     while not (seqs := selection.take(count)) and not selection.is_exhausted:
         selection.search()
     return seqs

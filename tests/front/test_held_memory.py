@@ -242,7 +242,7 @@ class Input:
         self.alarms += 1
 
     def keep(self, count: int, key: bytes = b"") -> Client:
-        """A client that so much is kept of."""
+        """Return a client with ``count * UNREAD_MIN_BYTES`` unread bytes."""
         client = Client()
         self.unread.keep(client, key, count * UNREAD_MIN_BYTES)
         return client

@@ -162,7 +162,7 @@ def ids(route: Route) -> str:
 
 
 async def asked(run: Running, method: str, path: str, **fields: str) -> tuple[int, list[Any]]:
-    """The status, by a connection of its own, and what the shards were asked."""
+    """Send a request on its own connection. Return the status and the requests to the shards."""
     run.shards.calls.clear()
     client = await run.connect()
     await client.say(request(method, path, b"", **fields))
@@ -172,7 +172,7 @@ async def asked(run: Running, method: str, path: str, **fields: str) -> tuple[in
 
 
 def test_a_get_that_does_more_than_return_a_document_is_named_here() -> None:
-    """Whoever adds a GET decides whether a page of another site may request it."""
+    """The author of a new GET route must decide whether a page of another site may request it."""
     assert {route.name for route in ROUTES if route.is_document} == DOCUMENTS
 
 

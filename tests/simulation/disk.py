@@ -167,7 +167,7 @@ class Disk:
         name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
         if not isinstance(name, str):
             return None
-        if found := _HELD.match(name):  # the folder behind a descriptor, whatever its name is now
+        if found := _HELD.match(name):  # the folder of a descriptor, regardless of its current name
             opened = self._opened.get(int(found[1]))
             return join(opened.node.path, name[found.end() :]).rstrip("/") if opened else None
         if name.startswith(self._above):

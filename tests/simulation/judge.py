@@ -46,7 +46,7 @@ MOST = 20  # of one promise and topic
 TICK_S = 0.02
 SLOW_S = 25.0  # a stream whose client takes nothing for 30 s is ended, and perhaps it never hears
 REDRIVE_LIMIT, REDRIVE_MAX_S = 1000, 20.0
-REDRIVE_S = 5.0  # so long after its answer the last window of a redrive may be in flight
+REDRIVE_S = 5.0  # after its answer, the last window of a redrive may be in flight for this time
 KEY_S = 60.0  # so long after it a key that came or went is noticed, by slow beats
 CODES = {
     400: "invalid_request batch_too_large record_too_large",
@@ -1283,8 +1283,9 @@ class Judge:
         )
 
     def check_redriven(self) -> None:
-        """A redrive leaves no record in two topics, unless something has failed meanwhile; whatever
-        it has skipped, and however many come at once.
+        """Check that a redrive leaves no record in two topics, unless a failure occurred.
+
+        This holds for any skipped records and any number of concurrent redrives.
         """
         places: dict[Origin, list[Known]] = defaultdict(list)
         names: dict[Origin, set[str]] = defaultdict(set)
@@ -1319,7 +1320,7 @@ class Judge:
         return found
 
     def is_moved_once(self, name: str, may: set[str]) -> bool:
-        """Whether no record of the topic can be in two of those that it ``may`` come to."""
+        """Return whether each record of the topic can be in only one of the topics in ``may``."""
         model = self.model
         if any(one.source in {name, *may} for those in model.routers.values() for one in those):
             return False

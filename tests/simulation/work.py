@@ -67,7 +67,7 @@ class Topic:
 
 
 def tenant_of(key: str) -> str:
-    """The key of a tenant that comes and goes with ``key``."""
+    """Return the key of a tenant that is added and removed together with ``key``."""
     return f"{key}tenant"
 
 
@@ -598,9 +598,9 @@ class Pushed(Worker):
 
 
 class Redriver(Actor):
-    """Moves dead letters back, often by several redrives at once, with a key that may use all
-    topics or with that of a tenant. Puts letters of its own before them: some name no source, some
-    one that is missing, full or not the tenant's.
+    """Moves dead letters back, often by several concurrent redrives, with a key for all topics or
+    the key of a tenant. First appends letters of its own: some name no source, and some name a
+    source that is missing, full or not the tenant's.
     """
 
     def prepare(self) -> None:
@@ -629,7 +629,7 @@ class Redriver(Actor):
         await client.call("POST", f"{topic.path}/redrive", body or None)
 
     async def _stray(self, topic: Topic) -> None:
-        """Append letters: in front those that name no source."""
+        """Append letters. The letters that name no source are first."""
         dice, self._count = self.dice, self._count + 1
         strays, letters = dice.choice(STRAYS), dice.randint(1, 40)
         sources = (self.queue(), self.topic("log"), self.topic("log"), Topic("gone", "log"))

@@ -1,4 +1,6 @@
-"""Folders that are held open: files are made and removed there, whatever is at the path."""
+"""Folders that are held open: files are created and removed in the open folder, even if another
+folder is at its path.
+"""
 
 from __future__ import annotations
 

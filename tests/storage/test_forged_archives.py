@@ -1,4 +1,4 @@
-"""Archives that no server has made end a restore with one line, and leave nothing."""
+"""A restore of a forged archive fails with a one-line message, and leaves no files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Members = dict[str, bytes]
 
 
 def members(path: Path) -> Members:
-    """What a backup of a small server has."""
+    """Return the members of a backup of a small server."""
     DataDirectory(path, shards=1).close()
     client = Client(path)
     client.append("a", *range(10))
@@ -34,7 +34,7 @@ def members(path: Path) -> Members:
 
 
 def archive(files: Members, sizes: dict[str, int] | None = None) -> bytes:
-    """A whole backup of these files."""
+    """Return a complete backup of these files."""
     data = io.BytesIO()
     listed = []
     for name, content in files.items():

@@ -1,4 +1,4 @@
-"""Only files with our own names are used, changed or removed; `verify` lists all others."""
+"""Only files with the server's own names are used, changed or removed. `verify` lists others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A Java process that stops at each call of a method, by JDWP, the protocol of Java's debuggers.
-Tests use it to kill a process at a certain moment, whatever the load of the machine.
+Tests use it to kill a process at an exact moment, regardless of the load of the machine.
 
 Integers are big-endian; the ids of classes, methods and threads have eight bytes.
 
@@ -52,8 +52,9 @@ class Debugger:
         return f"-agentlib:jdwp=transport=dt_socket,server=n,suspend=y,address=127.0.0.1:{port}"
 
     def calls(self, class_pattern: str, method: str) -> Generator[None, None, None]:
-        """Stop all threads before each call; they go on with the next item. ``class_pattern`` may
-        begin with ``*`` and matches one class.
+        """Stop all threads before each call. They resume when the next item is requested.
+
+        ``class_pattern`` may begin with ``*`` and must match one class.
         """
         self._listener.settimeout(WAIT_S)
         self._socket = self._listener.accept()[0]

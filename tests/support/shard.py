@@ -71,7 +71,7 @@ class Log:
         return lsn
 
     def check(self) -> None:
-        """The data directory is there."""
+        """Do nothing, because the data directory is always at its path."""
 
     def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
         self.on_hang = on_hang

@@ -1,5 +1,5 @@
-"""A page of another origin in Chromium, against a server without keys on loopback: it tries every
-request that a browser sends without a preflight.
+"""A page of another origin in Chromium sends every request that needs no preflight to a server
+without keys on loopback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 JOBS = 20
 WAIT_S = 60.0
-FOREIGN = "elsewhere.example"  # Chromium is told that it is this machine
+FOREIGN = "elsewhere.example"  # Chromium resolves it to this machine
 
 # Each function requests a URL in another way. Chromium sends an Origin with those of NAMED alone.
 WAYS = """
@@ -122,7 +122,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chrom
 def test_a_page_of_another_origin_leases_opens_and_moves_nothing(
     browser: chromium.Chromium, page_port: int, name: str, tmp_path: Path
 ) -> None:
-    """A page of a loopback name may say so by its Origin; a request without one is refused, too."""
+    """A page with a loopback name passes with its Origin. A request without one is refused, too."""
     with Server(tmp_path / "data", access_log="all") as server, Api(server.address) as api:
         queue = Queue.create(api, "jobs", *range(JOBS), max_deliveries=1, dead_letter="dead")
         api.append("dead", "one")

@@ -1,5 +1,5 @@
-"""Event streams with requests and sseclient-py. Both read through urllib3, which returns blocks of
-a fixed size from a body that ends with its connection, but each chunk of a chunked body at once.
+"""Event streams with requests and sseclient-py. Both read through urllib3. It returns each chunk of
+a chunked body immediately, but blocks of a fixed size from a body that ends with its connection.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_sseclient_watches_with_a_key(guarded: Server, guarded_api: Api, topic: 
 
 
 def test_sseclient_works_on_a_queue(queue: Queue) -> None:
-    """The last job comes without another event behind it."""
+    """The last job arrives although no other event follows it."""
     path = work_path(queue.name, node="w", max=2)
     with RequestsSource(at(queue.api.address, path)) as source:
         works_on_a_queue(source, queue)

@@ -1,4 +1,4 @@
-"""Nesting: the depth of JSON, exact whatever it looks like, and found in steps."""
+"""Nesting: the depth of any JSON is computed exactly, and in steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def among_texts(depth: int) -> bytes:
 
 
 def wide(depth: int) -> bytes:
-    """Many parts, of which one is deep."""
+    """Return JSON with many parts, one of them deep."""
     parts = [b'{"id":1,"x":[{}]}'] * 2000 + [lists(depth - 1)] + [b"[{}]"] * 2000
     return b"[" + b",".join(parts) + b"]"
 

@@ -36,7 +36,7 @@ GET = request("GET", "/v0/health")
 
 
 def key_of(said: bytes) -> bytes | None:
-    """All that a client says is its key, if it says so."""
+    """Return the complete input as the key if it starts with ``key``."""
     return said if said.startswith(b"key") else None
 
 

@@ -137,7 +137,7 @@ async def test_routes_of_either_lane_keep_their_lane() -> None:
 
 
 def test_a_route_that_needs_no_key_costs_no_task() -> None:
-    """Anybody may call it as often as he likes."""
+    """Any client may request such a route at any rate."""
     keyless = [route for route in ROUTES if route.is_open]
     assert {route.name for route in keyless} == {"health", "ready", "root", "console", "spec"}
     assert all(route.lane is Lane.HOT and route.is_plain for route in keyless)

@@ -1,4 +1,4 @@
-"""A body is freed when it was handled, however long its connection waits or is idle after that."""
+"""A body is freed as soon as it is handled, even if its connection waits or is idle afterwards."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def held() -> int:
 
 
 async def held_by(run: Running, shards: Shards, said: bytes, kind: str) -> int:
-    """What each of `FEW` connections holds that have sent this; the first ones warm up."""
+    """Return the bytes held by each of `FEW` connections that sent ``said``, after a warm-up."""
     before, clients = 0, list[RawClient]()
     for number in range(2 * FEW):
         if number == FEW:

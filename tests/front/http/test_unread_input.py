@@ -1,4 +1,4 @@
-"""Input that a front has not used: what it keeps of it, and whom that keeps out."""
+"""Input that a front has not used: its memory is bounded, and it does not exclude other clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unread(run: Running) -> int:
 
 
 def kept(run: Running) -> int:
-    """Bytes that connections and heads keep, whatever the ledger says."""
+    """Return the bytes that connections and heads keep, measured without the ledger."""
     gc.collect()
     heads = [one for one in gc.get_objects() if isinstance(one, HeadFields)]
     fields = sum(len(value) for head in heads for _, value in head._fields)

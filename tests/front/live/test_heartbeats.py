@@ -1,4 +1,4 @@
-"""When heartbeats are sent: streams are looked after at ticks, and none is sent late for that."""
+"""Heartbeats are never sent late, although streams are checked only at ticks."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def chunked(front: Desk) -> Client:
 
 
 async def test_a_stalled_chunked_stream_sends_whole_chunks(front: Desk) -> None:
-    """What waits, and the end of the body behind it, are framed as what is sent at once."""
+    """Data that waits, and the end of the body, are framed like data that is sent immediately."""
     client = await chunked(front)
     await long_page(front)
     assert client.stream.is_stalled

@@ -1,4 +1,4 @@
-"""An archive that is killed, at random moments and at the worst one, and run again."""
+"""An archive job that is killed at random moments, or before its first batch, and run again."""
 
 from __future__ import annotations
 

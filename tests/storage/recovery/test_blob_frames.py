@@ -1,4 +1,5 @@
-"""A long append survives with its blob, and no seq is given twice, whatever its frame went through.
+"""If the frame of a long append is damaged, its records survive with an intact blob. No seq is
+assigned twice in any case.
 
 TOPICS_MAX_BATCH_RECORDS is above its default.
 """
@@ -118,7 +119,7 @@ def busy_log(path: Path, records: int) -> Client:
 
 
 def restarted(client: Client, path: Path) -> None:
-    """A later start says that all frames had been synced."""
+    """Start again, so that the log states that all earlier frames were synced."""
     client.kill()
     Client(path, file_bytes=1 << 20).kill()
 
@@ -207,7 +208,7 @@ def test_no_acknowledged_seq_is_given_again_whatever_is_damaged(tmp_path: Path, 
     file = log_files(path)[0]
     data = bytearray(file.read_bytes())
     first = frames(path, FrameKind.APPEND)[0][0]
-    last = frames(path, FrameKind.START)[-1][0]  # it says that all before it had been synced
+    last = frames(path, FrameKind.START)[-1][0]  # it states that all earlier frames were synced
     start = dice.randrange(first, last)
     stop = min(start + dice.choice([1, 8, 64, 150, 400]), last)
     data[start:stop] = dice.choice([b"\0", b"?", b"\xff"]) * (stop - start)

@@ -1,4 +1,4 @@
-"""Lease logging: when a PUT that makes leases durable is answered, and what the log has by then."""
+"""Lease logging: the PUT that makes leases durable is answered when the log contains all leases."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ async def test_a_target_whose_shard_is_away_is_skipped(desk: Desk) -> None:
 
 
 def with_skipped(desk: Desk, why: str, skipped: int, movable: int) -> list[str] | None:
-    """Records that cannot be moved, and behind them others that can. The prefixes of the key."""
+    """Append records that cannot be moved, then records that can. Return the key's prefixes."""
     source = {"no source": None, "outside of the prefixes": "b2"}[why]
     letters(desk, *[source] * skipped, *["a1"] * movable)
     return ["a", "dead"] if why == "outside of the prefixes" else None
@@ -432,7 +432,7 @@ async def test_a_window_of_a_redrive_that_was_answered_keeps_its_lock(
 
 
 async def test_a_lease_that_has_ended_keeps_no_job_from_being_moved(desk: Desk) -> None:
-    """Whether or not any pass over the queue has ended it."""
+    """This holds even if no pass over the queue has ended the lease."""
     queue = make_queue(desk, "q", "x", "y", max_deliveries=3)
     assert claim(desk, queue) == [1, 2]
     for lease in [*jobs_of(queue).leases.held.values()]:

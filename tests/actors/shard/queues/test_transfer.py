@@ -73,7 +73,7 @@ async def test_what_is_chosen_is_grouped_by_target_and_counts_as_remaining(desk:
 async def test_it_is_settled_when_nothing_is_in_flight(
     desk: Desk, nursery: trio.Nursery, skipped_first: bool
 ) -> None:
-    """Whatever was skipped while the window was chosen."""
+    """This holds regardless of the records that were skipped while the window was chosen."""
     letters(desk, *([None] * 40 if skipped_first else []), "a", "b")
     one, now = transfer(desk, "dead"), desk.loop.context.now
     (a, *_), (b, *_) = choose(one, now).values()
