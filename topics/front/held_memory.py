@@ -5,7 +5,7 @@ request (`UnreadInput`).
     memory of                           bound                   its name in a refusal
     all clients                         TOPICS_MAX_HELD_BYTES   max_held_bytes
     the clients of one key              half of that            max_held_bytes_per_key
-    a client, behind its first block    `BEHIND_MAX_BYTES`
+    a client, after its first block     `BEHIND_MAX_BYTES`
     unread input of all clients         TOPICS_MAX_HELD_BYTES
 
     a sum of clients holds    ended, slowest first                            new long answers
@@ -13,11 +13,13 @@ request (`UnreadInput`).
     up to its bound           clients that need longer than `TURNOVER_MAX_S`  sent
     more                      all clients, until the bound holds              refused (`refusal`)
 
-A *block* is one object in memory. One that many clients wait for, such as a page of a feed, counts
-once in each sum. Who takes less than `TAKE_MIN_BYTES_PER_S` is ended, too (`Holding.due`): the age
-of the oldest unsent byte counts, not the time since a byte was taken.
+A *block* is one object in memory. A block that many clients wait for, such as a page of a feed,
+counts once in each sum. A client that reads less than `TAKE_MIN_BYTES_PER_S` is disconnected, too
+(`Holding.due`). This depends on the age of the oldest unsent byte, not on the time since the client
+last read a byte.
 
-The ledger knows neither sockets nor clocks, and ends nobody itself: `excess` tells whom to end.
+The ledger knows neither sockets nor clocks, and disconnects no client: `excess` returns the clients
+to disconnect.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from topics.front.transfer_rate import TransferRate
 DEFAULT_MAX_BYTES = 96 << 20
 BEHIND_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
-STALL_MAX_S = 30.0  # §7.3: `slow_consumer_timeout`; the age of the oldest unsent byte, ...
+STALL_MAX_S = 30.0  # §7.3: `slow_consumer_timeout`; the largest age of the oldest unsent byte
 UNREAD_MIN_BYTES = 1024  # less unread input of one client is not counted
-TAKE_MIN_BYTES_PER_S = 16 * 1024  # ... and so much longer for what was taken since
+TAKE_MIN_BYTES_PER_S = 16 * 1024  # `STALL_MAX_S` grows by one second for each 16 KiB read
 
 
 class Client(Protocol):

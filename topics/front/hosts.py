@@ -6,8 +6,8 @@ that do more than return a document.
       those of the setting   listens on loopback
     any name               otherwise, and with ``*`` in the setting
 
-In DNS rebinding a foreign name comes to mean 127.0.0.1, and a browser takes this server for the
-foreign site. A request without a name (HTTP/1.0) passes: no browser sends one.
+In DNS rebinding a foreign name resolves to 127.0.0.1, so that a browser treats this server as the
+foreign site. A request without a name (HTTP/1.0) passes, because no browser sends one.
 
 A browser sends some requests of a page to any site without a preflight. They change data or hold
 resources of the server even though the page cannot read the response: a work stream (a GET that

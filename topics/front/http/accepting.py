@@ -1,4 +1,4 @@
-"""Accepting clients: a bounded number in a turn, and an answer for those without room.
+"""Accepting clients: accepts a bounded number in a turn, and refuses clients if no slot is free.
 
     listen queue --accept, many in a turn--> waiting --taken, few in a turn--> a driver for each
                      |                          |-- with a key: first
@@ -17,11 +17,11 @@ delay the clients of another key, regardless of their number. A client may close
 while it waits. The front cannot distinguish it from a half-closed client that still reads, so both
 are served last.
 
-The kernel drops whoever finds its queue full, and the client tries again after 1, 3 and 7 s: so
-ten thousand that come at once are accepted sooner than they are served (decision 0074). A turn
-takes as many waiting clients as there were connections that sent requests in the last turn, within
-bounds, and stops after `SPENT_MAX_S`. So established clients keep half of the loop's time,
-regardless of the number of new clients.
+If the listen queue is full, the kernel drops new connections, and the clients retry after 1, 3 and
+7 s. So the front accepts clients sooner than it serves them (decision 0074). A turn takes as many
+waiting clients as there were requests of established clients in the last turn, within bounds, and
+stops after `SPENT_MAX_S`. So established clients keep half of the loop's time, regardless of the
+number of new clients.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ Take = Callable[[socket.socket, bytes], None]
 
 
 def connections_max(shards: int) -> int:
-    """How many clients the descriptors of this process suffice for, beside those of the shards."""
+    """Return the number of clients that the descriptor limit allows, without those for shards."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     own = FILES_RESERVED + FILES_OF_SHARD * (shards - 1)
     files = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else soft - own
@@ -130,8 +130,8 @@ def connections_max(shards: int) -> int:
 
 class Acceptor:
     """Accepts the clients of one listener. ``request_count``: requests since the start.
-    ``lines``: as that of `Refusals`. ``make_room``: as `Connections.make_room`. ``key_of``: the
-    key that a client which begins so seems to have.
+    ``lines``: see `Refusals`. ``make_room``: see `Connections.make_room`. ``key_of`` returns the
+    key in the first input of a client, or None.
     """
 
     def __init__(
@@ -148,15 +148,16 @@ class Acceptor:
         self._request_count = request_count
         self._spare_fd = -1  # given up to accept a client when there is no other
         self._is_running = False
-        # Clients that were accepted, and not taken
+        # Accepted clients that no driver has taken yet.
         self._fresh: deque[socket.socket] = deque()  # just now, or without input
         self._known: dict[bytes, deque[socket.socket]] = {}  # by key: keys take turns
         self._waiting: deque[socket.socket] = deque()  # all others
-        self._half_closed: deque[socket.socket] = deque()  # which may be gone
+        self._half_closed: deque[socket.socket] = deque()  # their clients may have disconnected
 
     async def run(self, listener: socket.socket, take: Take) -> None:
-        """Accept until cancelled; ``take`` gets each socket and its first input. Those that wait
-        then are closed. Raises OSError when the listener is broken.
+        """Accept until cancelled, then close waiting sockets. Raise OSError if the listener breaks.
+
+        ``take`` is called with each socket and its first input.
         """
         listener.setblocking(False)
         self._is_running = True

@@ -1,22 +1,23 @@
-"""One client's connection: its socket, what it said, and its deadline.
+"""One client's connection: its socket, its unread input, and its deadline.
 
     input      recv --> `RequestStream`
     output     send: head and body in one write
     deadline   set here, checked once a second by the sweep
-    hang-up    reset: the client is gone. Half closed: it may still read, or have closed its socket
+    hang-up    reset: the client has left. Half closed: it may still read, or have closed its socket
 
-A closed socket and one that only reads look alike until something is sent: then the kernel of the
-first one resets the connection. So a client that is half closed while it waits is sent the first
-byte of its answer.
+The front cannot distinguish a closed socket from one that only reads until it sends data: then the
+client's kernel resets a closed connection. So if a client is half closed while it waits, the front
+sends it the first byte of its answer.
 
-What is ``async`` here is for tasks. No request costs a timer, and the usual one no task.
+The ``async`` functions are for requests that run in tasks. No request needs a timer, and the usual
+one needs no task.
 
-All connections of a front (`Connections`): the sweep that keeps their deadlines, room for others,
-and their drain.
+`Connections` has all connections of a front: it enforces deadlines, closes quiet connections for
+new clients, and drains.
 
     every tick    past its deadline --idle, no input--> closed, --else--> cut
                   waiting for a call whose client has hung up --> cut
-    when full     the connection that has been quiet for longest goes, those without a key first
+    when full     the connection that has been quiet for longest is closed, without a key first
 
 A connection is quiet while it has no admitted request in flight: between two requests, while a head
 or an unused body is incomplete, and while a request is being refused. Requests that need no key do

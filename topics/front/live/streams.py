@@ -348,12 +348,12 @@ class Outbox:
         open --socket takes less than all--> stalled --client reads again--> open
           '------------------------------------'--close, socket error--> closed
 
-    While it is open, `write` sends from the caller's turn of the loop and nothing is kept. While it
-    is stalled, a task of its own sends the unsent part of one write, and then the backlog: answers,
-    jobs and ends that belong behind it. Streams show no further pages to a stalled client, so it
-    never holds more than the end of one write, one page of leased jobs and what answers the
-    client's own requests. What it holds stands in the ledger (`topics.front.held_memory`), and goes
-    when it closes.
+    While it is open, `write` sends from the caller's iteration of the loop, and no data is kept.
+    While it is stalled, a task of its own sends the unsent part of one write, and then the backlog:
+    later answers, jobs and ends. Streams send no further pages to a stalled client. So the outbox
+    never holds more than the end of one write, one page of leased jobs and the answers to the
+    client's own requests. The ledger counts this data (`topics.front.held_memory`), which is freed
+    when the outbox closes.
 
     With ``is_chunked``, each write is sent as one chunk, so that a client that reads chunk by chunk
     gets each event as soon as it is written. Long parts are not copied for this purpose.

@@ -122,7 +122,8 @@ class WebSocket(WebSocketStream):
             connection.sent_bytes += self.outbox.sent_bytes
 
     async def _serve(self, decoder: WebSocketDecoder, data: bytes) -> None:
-        # What came before the end is not done after it: a key may have been removed.
+        # Commands that arrived before the end are not executed after it, because the key may have
+        # been removed.
         while not self.ended and await self._handle(decoder, data):
             data = b""
             if decoder.has_more:
