@@ -4,10 +4,12 @@ Twice a second the heartbeat publishes that the loop runs, the number of topics 
 disk. It also checks whether the data directory still belongs to the server, and whether topics have
 records ahead of the clock. Such a topic is logged once, and again only after it was not ahead.
 
-At the end of a turn, every `LOOK_MS`: how long a message that comes now will wait. That is the sum
-of two waits: for a turn, while more waits than a turn takes; and for the log, beyond the two writes
-and syncs that a group waits for at most while the disk is as usual. Each front weighs it against
-its own load (pressure, §11). While there is a delay, a deadline ends what no turn would end.
+Every `LOOK_MS`, at the end of an iteration of the loop, the heartbeat publishes how long a new
+message will wait. This is the sum of two waits. The first is for an iteration, while more messages
+wait than one iteration takes. The second is for the log, in excess of the two writes and syncs that
+a group waits for at most while the disk has its usual speed. Each front combines the delay with its
+own load (pressure, §11). While there is a delay, a timer repeats this, so that the delay is also
+reset if no message arrives.
 """
 
 from __future__ import annotations

@@ -5,16 +5,16 @@
     both       --the log has failed--> READ_ONLY, until the process starts anew
     both       --the data directory no longer belongs to the server--> DIRECTORY_LOST, likewise
 
-In NO_ROOM changes that make room are still done; changes that grow the log are refused. A start
-that the log has no room to note is NO_ROOM, too, and refuses both.
+In NO_ROOM the shard accepts changes that free space, and refuses changes that grow the log. If the
+log has no space for the frames of a start, the shard is NO_ROOM, too, and refuses both.
 
-The disk watch tells how long the disk has not answered while the loop lives. The log's threads, and
-those of streamed appends, may hang in the kernel. The heartbeat calls `look` twice a second; after
-`DISK_STALLED_S` without progress the shard refuses writes until the disk answers again. The loop
-itself may hang in a short write or sync. Then the log's hang watch says so in its place: the board
-shows how long the disk has been silent, so the supervisor does not kill the shard for its disk. The
-heartbeat goes on for `DISK_STALLED_S`, as for a busy disk; then it stops, and the front ends reads,
-too, which no loop can answer.
+The disk watch measures how long the disk has not responded while the loop runs. The threads of the
+log and of streamed appends may hang in the kernel. The heartbeat calls `look` twice a second. After
+`DISK_STALLED_S` without progress the shard refuses writes until the disk responds again. The loop
+itself may hang in a short write or sync. Then the log's hang watch publishes on the board how long
+the disk has not responded, so that the supervisor does not kill the shard because of its disk. The
+heartbeat continues for `DISK_STALLED_S`, as for a busy disk. Then it stops, and the front also ends
+reads, because the loop cannot answer them.
 """
 
 from __future__ import annotations
