@@ -18,8 +18,8 @@ one call. The next call continues `ADVANCE_PAUSE_MS` later, or as soon as a pass
 than requested. The counters treat leases and delays that are over as ended even if `advance` has
 not reached them (`Tally`), so ``ready`` is exact to a few milliseconds.
 
-Leases, delays after a nack and delivery times run on the monotonic clock. A record that a cap, its
-age or a delete takes leaves every state at once (`cut`, `forget_runs`).
+Leases, delays after a nack and delivery times use the monotonic clock. A record that a cap, its age
+or a delete removes leaves every state immediately (`cut`, `forget_runs`).
 """
 
 from __future__ import annotations

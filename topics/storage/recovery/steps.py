@@ -234,14 +234,13 @@ def recover(
 
 
 def open_folders(data_dir: Path | Folders, shard: int, progress: StartProgress) -> Folders:
-    """The shard's folders; those that are there, and all names in them, are on the disk.
+    """Return the shard's folders, after syncing each existing folder.
 
-    A process that was killed may have left names that the disk does not know, and recovery builds
-    on them.
+    A killed process may have left names that are not yet on the disk, and recovery depends on them.
     """
     folders = Folders.under(data_dir, shard) if isinstance(data_dir, Path) else data_dir
     for folder in progress.over((*folders.above, *folders.own), 1):
-        with contextlib.suppress(FileNotFoundError):  # of a new shard
+        with contextlib.suppress(FileNotFoundError):  # a new shard has no folders
             sync_directory(folder)  # may wait for a busy disk
     return folders
 
