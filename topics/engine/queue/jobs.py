@@ -16,7 +16,7 @@ Work that grows with the number of jobs is bounded. A pass takes at most `PASS_S
 success, and then `is_unfinished` is true. `advance` ends at most `ADVANCE_MAX` leases and delays in
 one call. The next call continues `ADVANCE_PAUSE_MS` later, or as soon as a pass finds fewer jobs
 than requested. The counters treat leases and delays that are over as ended even if `advance` has
-not reached them (`Tally`), so ``ready`` is exact to a few milliseconds.
+not reached them (`Tally`), so ``ready`` is at most 16 ms late.
 
 Leases, delays after a nack and delivery times use the monotonic clock. A record that a cap, its age
 or a delete removes leaves every state immediately (`cut`, `forget_runs`).
