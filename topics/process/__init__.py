@@ -3,7 +3,13 @@ what the processes share, `supervisor` is the parent's loop, over its `family` o
 `health`; `front` and `shard_writer` are what the children run.
 """
 
+import sys
+
 from topics.imports import compiled, later, without
+
+# Decoders are recursive, and a payload may have 900 levels (`topics.formats.api.nesting`).
+RECURSION_LIMIT = 3000
+sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 compiled("crc32c", "_crc32c")
 # For tracebacks that no log shows, loggers that wait, and older versions of Python.

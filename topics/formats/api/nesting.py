@@ -3,14 +3,13 @@
 A level is an array or an object, so a number has no level and ``[{}]`` has two. Moves between
 topics have no limit of their own, so that a record that was accepted is always accepted again.
 
-The decoder is recursive, so its depth limit would depend on the number of frames on the stack above
-it. This module raises the recursion limit of the interpreter enough for the stack and a payload of
+The decoder is recursive, so the depth that it can decode depends on the number of frames on the
+stack. `topics.process` raises the recursion limit of a server, so that there is always space for
 `NESTING_MAX` levels.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final, Protocol
@@ -20,11 +19,8 @@ from msgspec import Raw
 from topics.errors import InvalidRequest
 
 NESTING_MAX: Final = 900
-STACK_FRAMES: Final = 2100  # frames above a decoder, and levels around a payload
 STEP_BYTES: Final = 1 << 20  # checked in one step
 BLOCK_BRACKETS: Final = 256
-
-sys.setrecursionlimit(max(sys.getrecursionlimit(), NESTING_MAX + STACK_FRAMES))
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
