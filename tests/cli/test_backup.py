@@ -100,18 +100,18 @@ def test_a_signal_leaves_nothing_of_a_restore(
     topics("backup", str(file))
     target.mkdir()
     run = started("restore", "-", str(target / "data"), stdin=subprocess.PIPE, text=False)
-    assert run.stdin is not None
-    run.stdin.write(file.read_bytes()[:-8192])
-    run.stdin.flush()
-    deadline = time.monotonic() + 60
-    while not [*target.rglob("meta")]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    while run.poll() is None:  # a signal just before a read does not interrupt the read
-        assert time.monotonic() < deadline
-        run.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(5)
-    assert run.returncode == 128 + number
-    run.stdin.close()
+    with run:  # closes its pipes
+        assert run.stdin is not None
+        run.stdin.write(file.read_bytes()[:-8192])
+        run.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not [*target.rglob("meta")]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        while run.poll() is None:  # a signal just before a read does not interrupt the read
+            assert time.monotonic() < deadline
+            run.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(5)
+        assert run.returncode == 128 + number
     assert not [*target.iterdir()]

@@ -166,7 +166,8 @@ class Desk:
             table.reserved_ts = table.reserving_ts = TS_MAX
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery
-        nursery.start_soon(self.loop.follow_time)
+        self.time = trio.CancelScope()
+        nursery.start_soon(self._follow_time)
         while self.loop.inbox.count:  # the shard tells itself of its routers
             self.loop.turn()
         self.commits = self.loop.commits
@@ -178,6 +179,10 @@ class Desk:
         self._asked: dict[int, Call[Any, Any]] = {}  # of which kind each request was
 
     # Requests; each gives its number. Nothing goes to the log before `flush`.
+
+    async def _follow_time(self) -> None:
+        with self.time:
+            await self.loop.follow_time()
 
     def append(self, topic: str, *datas: Any, key: str | None = None, **fields: Any) -> int:
         return self.append_raw(

@@ -76,6 +76,7 @@ class GaugeDesk(QueueDesk):
     async def end(self) -> None:
         await self.settled()
         self._scope.cancel()
+        self.time.cancel()  # a deadline that passes later must not write to the closed log
         await wait_all_tasks_blocked()
         self.log.stop()
         self.services.sealing.write_last()
