@@ -85,9 +85,10 @@ class StreamedAppends(Service):
     async def append(self, params: AppendParams, body: Buffer) -> Outcome:
         """Append ``body`` to a held topic. Raises as a short append does."""
         request = await self._decode(body)
-        check_append(request, len(body), params.key, self._limits)
-        for _ in check_nesting(request.records, self._limits.nesting):
-            await trio.lowlevel.checkpoint()
+        largest = check_append(request, len(body), params.key, self._limits)
+        if largest > 2 * self._limits.nesting:
+            for _ in check_nesting(request.records, self._limits.nesting):
+                await trio.lowlevel.checkpoint()
         if request.config is not None:
             check_may_configure(params.may_configure)
             check_inline_config(params.topic, request.config)

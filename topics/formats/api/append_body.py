@@ -82,8 +82,7 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
         request = _plain_append.decode(body) if is_ascii else decode(_parse_append, body or b"{}")
     except (msgspec.MsgspecError, RecursionError):
         request = decode(_parse_append, body or b"{}")
-    check_append(request, len(body), header_key, limits)
-    if len(body) > 2 * limits.nesting:  # no record of a shorter body can be too deep
+    if check_append(request, len(body), header_key, limits) > 2 * limits.nesting:
         for _ in check_nesting(request.records, limits.nesting):
             pass
     return request
@@ -96,13 +95,12 @@ def _parse_append(body: Buffer) -> AppendBody:
         return _append.decode(body)
 
 
-def check_append(
-    request: AppendBody, body_len: int, header_key: str | None, limits: Limits
-) -> None:
+def check_append(request: AppendBody, body_len: int, header_key: str | None, limits: Limits) -> int:
     """Check all limits of a decoded append except nesting.
 
-    Also set the key from the header, and drop a null ``meta``. Raise the same errors as
-    `decode_append`.
+    Also set the key from the header, and drop a null ``meta``. Return the bytes of the largest
+    record, or 0 if the body is too short for a record that is too large or nested too deep. Raise
+    the same errors as `decode_append`.
     """
     if request.idempotency_key is None:
         request.idempotency_key = header_key
@@ -121,8 +119,9 @@ def check_append(
         check_node(request.node, limits)
     if not isinstance(request, PlainAppend):
         _check_members(records, limits)
-    if body_len > limits.record_bytes:  # no record of a shorter body can be too deep
-        _check_sizes(records, limits)
+    if body_len <= min(limits.record_bytes, 2 * limits.nesting):
+        return 0
+    return _check_sizes(records, limits)
 
 
 def joined(bodies: Sequence[AppendBody]) -> AppendBody:
@@ -147,15 +146,17 @@ def has_delays(records: Sequence[RecordIn]) -> bool:
     )
 
 
-def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> None:
+def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> int:
     sizes = [len(record.data) + len(record.meta) for record in records]
-    if max(sizes) > limits.record_bytes:
+    largest = max(sizes)
+    if largest > limits.record_bytes:
         index = next(index for index, size in enumerate(sizes) if size > limits.record_bytes)
         raise RecordTooLarge(
             f"record {index}: data and meta are above {limits.record_bytes} bytes",
             index=index,
             max=limits.record_bytes,
         )
+    return largest
 
 
 def _check_members(records: Sequence[RecordIn], limits: Limits) -> None:

@@ -46,8 +46,6 @@ def check_nesting(records: Sequence[Payload], levels: int) -> Iterator[None]:
     """
     size = 0
     least = 2 * levels  # a level has two brackets
-    if not any([len(record.data) + len(record.meta) > least for record in records]):  # noqa: C419 - a list is faster than a generator here
-        return
     for index, record in enumerate(records):
         if len(record.data) + len(record.meta) <= least:
             continue
