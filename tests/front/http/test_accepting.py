@@ -20,6 +20,7 @@ from tests.support.raw_client import request
 from tests.support.server import Server
 from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
+from topics.front.http import accepting
 from topics.front.http.accepting import (
     FILES_RESERVED,
     LINGERING_MAX,
@@ -185,6 +186,22 @@ async def test_a_client_with_a_key_waits_behind_none_without_or_of_one_other_key
     heard = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
     assert b"key" in heard[: TAKEN_PER_TURN_MIN + 1]
     assert len(heard) == FLOOD + 1
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("said", [b"no", b"key of many"])
+async def test_if_many_wait_and_no_slot_is_free_the_oldest_is_refused_for_a_new_client(
+    said: bytes, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepting, "WAITING_MAX", 2 * TAKEN_PER_TURN_MIN)
+    clients = connected(listener, FLOOD + 4, said) + connected(listener, 1, b"key")
+    acceptor = acceptor_of(FLOOD, int)
+    heard = await taken_of(acceptor, listener, FLOOD)
+    assert b"key" in heard[: 2 * TAKEN_PER_TURN_MIN]
+    assert acceptor.refusals.count == 5
+    refused = clients[TAKEN_PER_TURN_MIN:][:5]
+    assert all(client.recv(4096).startswith(b"HTTP/1.1 429 ") for client in refused)
     for client in clients:
         client.close()
 

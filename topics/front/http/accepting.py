@@ -4,12 +4,15 @@
                      |                          |-- with a key: first
                      |                          '-- half closed: last, closed if space is needed
                      |-- connections_max are open -.
-                     '-- no descriptor is left ----+-- one that is quiet is ended for it
+                     '-- no descriptor is left ----+-- many wait: 429 throttled for the oldest
+                                                   |-- one that is quiet is ended for it
                                                    '-- none is: 429 throttled, close
 
 So clients that connect and send nothing do not exclude other clients (`Connections.make_room`). A
-client that is neither accepted nor refused would hang in the listen queue, so the front keeps a
-spare descriptor to accept and refuse it.
+client that is neither accepted nor refused would hang in the listen queue. So the front accepts
+clients even if many wait and no slot is free, and refuses for each the one that has waited for
+longest: one without a key, or one of the key with the most waiting clients. It keeps a spare
+descriptor to accept and refuse clients.
 
 If more clients wait than one iteration takes, clients whose first input contains a known key are
 taken first, one of each key in rotation. So clients without a key, or clients of one key, cannot
@@ -109,6 +112,7 @@ PEEKED_BYTES = 4096  # of a new client's input; most request heads are shorter
 SPENT_MAX_S = 0.002  # in a turn, for new clients without a key; at least one is served
 CHECKED_TOGETHER = 64  # waiting clients checked for a hang-up in one call: 0.03 ms
 CHECKS_PER_TURN = 8
+WAITING_MAX = 512  # without a key, or of one key, if no slot is free; they wait about a second
 FRESH_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
 TASK_END_PASSES = 2  # passes of the loop in which a cancelled task closes its connection
 RETRY_S = 0.1
@@ -171,10 +175,7 @@ class Acceptor:
                 else:
                     await trio.lowlevel.wait_readable(listener)
                 for _ in range(ACCEPTS_PER_TURN):
-                    # Those that wait are quiet, and cannot be ended for others yet.
-                    if self.slots.is_full and self._count >= TAKEN_PER_TURN_MIN:
-                        break
-                    if not await self._accept(listener):
+                    if not (await self._may_accept(listener) and await self._accept(listener)):
                         break
                 requests, seen = self._request_count() - seen, self._request_count()
                 of_others = max(0, requests - silent)
@@ -326,27 +327,45 @@ class Acceptor:
         try:
             await self._acquire()
         except Throttled as failure:
-            self.refusals.note(f"at most {failure.detail['max']} connections")
-            self.refusals.refuse(sock, failure)
+            self._refuse(sock, failure)
         else:
             self._fresh.append(sock)
         return True
 
+    async def _may_accept(self, listener: socket.socket) -> bool:
+        """Return False if a new client would be refused although waiting clients will make room.
+
+        A waiting client is quiet as soon as it has been served.
+        """
+        if not self.slots.is_full or self._count < TAKEN_PER_TURN_MIN:
+            return True
+        return bool(poll_now([listener.fileno()], select.POLLIN)) and await self._free_slot()
+
     async def _acquire(self) -> None:
         """Take a slot. Raises `Throttled` when there is none, and none could be had."""
-        try:
-            self.slots.acquire()
-        except Throttled:
-            if self._half_closed:
-                self._half_closed.popleft().close()
-                self.slots.release()
-            elif not self._make_room():
-                raise
+        if self.slots.is_full:
+            await self._free_slot()
+        self.slots.acquire()
+
+    async def _free_slot(self) -> bool:
+        """End another client for a new one. Return whether a slot is free."""
+        waiting = self._waiting or max(self._known.values(), key=len, default=self._waiting)
+        if self._half_closed:
+            self._half_closed.popleft().close()
+            self.slots.release()
+        elif len(waiting) >= WAITING_MAX:
+            self._refuse(waiting.popleft(), self.slots.failure())
+            self.slots.release()
+        elif self._make_room():
             for _ in range(TASK_END_PASSES):
                 if not self.slots.is_full:
                     break
                 await trio.lowlevel.checkpoint()
-            self.slots.acquire()
+        return not self.slots.is_full
+
+    def _refuse(self, sock: socket.socket, failure: Throttled) -> None:
+        self.refusals.note(f"at most {failure.detail['max']} connections")
+        self.refusals.refuse(sock, failure)
 
     async def _can_go_on(self, listener: socket.socket, failure: OSError) -> bool:
         """After an accept that failed. Raises ``failure`` when the listener is broken."""

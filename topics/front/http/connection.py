@@ -60,6 +60,7 @@ NEVER = math.inf
 INT = struct.Struct("i")
 SHED_PER_PASS = 16
 WITH_INPUT_MAX = 8  # connections with input that are skipped to find one without
+LOOKS_PER_CALL = 256  # of `make_room`, on average: 0.03 ms
 QUIET_FOUND_MAX = 256  # by one look at all connections, which takes a millisecond for each 10,000
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
 
@@ -353,7 +354,7 @@ class Connections:
         self.request_count = 0  # since the start
         self._open: set[Connection] = set()
         self._quiet: list[tuple[float, Connection]] = []  # since when, the longest last
-        self._added = self._look_from = 0  # connections since the start; when to look again
+        self._asked = self._look_from = 0  # calls of `make_room`; when to look again
         self._displaced = 0  # since the last sweep
         self._leaving: set[Connection] = set()  # the part of `_open` that the drain waits for
         self._empty = trio.Event()
@@ -371,7 +372,6 @@ class Connections:
 
     def add(self, connection: Connection) -> None:
         """A client was accepted."""
-        self._added += 1
         connection.is_late = self.draining
         self._open.add(connection)
 
@@ -387,6 +387,7 @@ class Connections:
 
         If a task serves the connection, it is closed as soon as that task runs.
         """
+        self._asked += 1
         found = self._longest_quiet()
         if found is None:
             return False
@@ -417,9 +418,9 @@ class Connections:
 
     def _look_for_quiet(self) -> bool:
         """Find those that go next; whether there are any."""
-        if self._added < self._look_from:
+        if self._asked < self._look_from:
             return False
-        self._look_from = self._added + len(self._open) // 64  # so a newcomer costs 64 looks
+        self._look_from = self._asked + len(self._open) // LOOKS_PER_CALL
         quiet = [one for one in self._open if one.quiet_since < NEVER and not one.is_ended]
         found = nsmallest(QUIET_FOUND_MAX, quiet, key=_precedence)
         self._quiet = [(one.quiet_since, one) for one in reversed(found)]
