@@ -31,7 +31,7 @@ Connect: TypeAlias = Callable[[], Awaitable[trio.abc.Stream]]
 Token: TypeAlias = Callable[[], str]
 
 END, LEFT, LOST = "end", "left", "lost"
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON, EVENTS, TAR = "application/json", "text/event-stream", "application/x-tar"
 LIMIT_S = 45.0  # above the 30 s that a call may ask to wait
 HASTE_S = (0.0, 0.001, 0.02, 0.3)  # instead, for a client in haste
 IDLE_S = 70.0  # the server closes a connection that was idle for 75 s
@@ -98,11 +98,13 @@ class Wire:
             await self._more()
 
     async def value(self, media: str) -> Any:
-        """All of the body: JSON as a value, anything else as text."""
+        """Return the complete body: JSON as a value, a tar as bytes, anything else as text."""
         content = bytearray()
         while piece := await self.piece():
             content += piece
         self.used_at = trio.current_time()
+        if media == TAR:
+            return bytes(content)
         return msgspec.json.decode(content) if media == JSON else content.decode()
 
     async def _more(self) -> None:

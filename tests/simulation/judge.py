@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain as joined
 from itertools import pairwise
@@ -40,6 +40,7 @@ from tests.simulation.model import (
     resolved,
     route_of,
 )
+from tests.simulation.restored import RESTORED
 from tests.support.model import matches
 
 MOST = 20  # of one promise and topic
@@ -79,6 +80,7 @@ ROUTES: dict[str, dict[int, str]] = {
     "GET watch": {404: "topic_not_found", 406: "not_acceptable"},
     "GET watch/x": {404: "not_found", 406: "not_acceptable"},
     "GET metrics": {},
+    "GET backup": {},
 }
 
 
@@ -126,7 +128,8 @@ class Judge:
                 self.check_power(topic, incarnation)
         self.check_moves()
         self.check_final()
-        self.check_redriven()
+        self.check_redriven([one for name in self.model.topics for one in self.final(name)])
+        self.check_backups()
         self.check_routers()
         return sorted(set(self.broken), key=lambda one: (one.entries[-1:], one))
 
@@ -259,7 +262,7 @@ class Judge:
             kind = route_of(call).kind
             if fate_of(call) != DONE:
                 continue
-            if kind == "POST topics/x/diff":
+            if kind == "POST topics/x/diff" and not self.is_in_no_backup(call):
                 self.collect_page(call)
             elif kind == "POST topics/x/claim":
                 name = route_of(call).name
@@ -278,6 +281,16 @@ class Judge:
                 self.collect_append(topic, append)
             for incarnation in topic.epochs.values():
                 self.complete_batches(topic, incarnation)
+
+    def is_in_no_backup(self, call: Call) -> bool:
+        """Return whether the call reads a restored topic whose records may be missing there.
+
+        The records of an ephemeral topic are in no backup. Old records expire at the restore.
+        """
+        topic = self.model.topic(route_of(call).name)
+        return call.client == RESTORED and (
+            topic.ever("ttl_ms") or "ephemeral" in topic.may("durability")
+        )
 
     def incarnation(self, name: str, epoch: int) -> Incarnation:
         epochs = self.model.topic(name).epochs
@@ -772,16 +785,16 @@ class Judge:
             for other in self.model.topics.values()
         )
 
-    def may_lose_copies(self, topic: Topic, first: int = 0) -> bool:
-        """Whether the topic may have lost copies of ``first`` or later that were shown, and be
-        given them again.
+    def may_lose_copies(self, topic: Topic, first: int = 0, last: int = NEVER) -> bool:
+        """Whether by ``last`` the topic may have lost copies of ``first`` or later that were shown,
+        and be given them again.
         """
         classes = topic.may("durability", topic.first)
         return any(
             death.what in ("damaged", "lost")
             or "ephemeral" in classes
             or (death.what == "power" and classes != {"fsync"})
-            for death in self.model.deaths_of(topic, first, NEVER)
+            for death in self.model.deaths_of(topic, first, last)
         )
 
     def most(self, name: str, origin: Origin, way: tuple[str, ...]) -> float:
@@ -1194,19 +1207,50 @@ class Judge:
 
     def check_final(self) -> None:
         """When all is quiet counters are exact, and what has moved is where it went."""
-        places: dict[Origin, set[tuple[str, int, int]]] = defaultdict(set)
-        for topic in self.model.topics.values():
-            for incarnation in topic.epochs.values():
-                for known in incarnation.records.values():
-                    if known.origin and known.since < NEVER:
-                        places[known.origin].add((topic.name, incarnation.epoch, known.seq))
         for topic in self.model.topics.values():
             chain = self.final(topic.name)
             if not chain or chain[0].epoch is None:
                 continue
             seqs = [record["$seq"] for reading in chain for record in reading.records]
             self.check_counters(topic, chain, seqs)
-            self.check_moved(topic, chain, set(seqs), places)
+            self.check_moved(topic, chain, set(seqs), lambda origin: len(self.copies[origin]) > 1)
+
+    @cached_property
+    def copies(self) -> dict[Origin, list[Known]]:
+        """All records that were shown or acknowledged, by their origin."""
+        found: dict[Origin, list[Known]] = defaultdict(list)
+        for topic in self.model.topics.values():
+            for incarnation in topic.epochs.values():
+                for known in incarnation.records.values():
+                    if known.origin and known.since < NEVER:
+                        found[known.origin].append(known)
+        return found
+
+    def check_backups(self) -> None:
+        """Check that a restored backup has what was acknowledged before it was requested.
+
+        It has no record in two topics, because it was cut while no move was in flight.
+        """
+        backups: dict[int, dict[str, list[Reading]]] = defaultdict(lambda: defaultdict(list))
+        for reading in self.readings:
+            if reading.client == RESTORED:
+                backups[reading.began][reading.topic].append(reading)
+        for chains in backups.values():
+            readings = [*joined(*chains.values())]
+            self.check_redriven(readings, readings[0].ended)
+            restored = {origin_of(record) for one in readings for record in one.records}
+            for name, chain in chains.items():
+                seqs = {record["$seq"] for reading in chain for record in reading.records}
+
+                def is_found(origin: Origin, last: int = chain[-1].ended) -> bool:
+                    may_be_removed = any(one.gone < last for one in self.copies[origin])
+                    return origin in restored or may_be_removed  # noqa: B023
+
+                targets = reachable(self.ways, [name])
+                if not any(
+                    "ephemeral" in self.model.topic(one).may("durability") for one in targets
+                ):
+                    self.check_moved(self.model.topic(name), chain, seqs, is_found)
 
     def check_counters(self, topic: Topic, chain: list[Reading], seqs: list[int]) -> None:
         if topic.ever("ttl_ms"):
@@ -1243,7 +1287,7 @@ class Judge:
         topic: Topic,
         chain: list[Reading],
         seqs: set[int],
-        places: dict[Origin, set[tuple[str, int, int]]],
+        is_found: Callable[[Origin], bool],
     ) -> None:
         """What only a move can have taken is where moves go."""
         epoch = chain[0].epoch
@@ -1254,7 +1298,7 @@ class Judge:
         incarnation, last = topic.epochs[epoch], chain[-1].ended
         gaps = [one.gap for one in chain if one.gap is not None]
         for known in incarnation.records.values():
-            if known.acked == NEVER or known.seq in seqs or known.origin is None:
+            if known.acked >= chain[0].began or known.seq in seqs or not known.origin:
                 continue
             if known.gone < last or any(
                 gap["gap_from"] <= known.seq <= gap["gap_to"] for gap in gaps
@@ -1263,7 +1307,7 @@ class Judge:
             moved = self.moved_from(topic, incarnation, known.seq, known)
             if (
                 moved < last
-                and len(places[known.origin]) < 2
+                and not is_found(known.origin)
                 and not any(self.is_lossy(self.model.topic(name), moved) for name in targets)
             ):
                 sentence = f"job {known.seq} is neither there nor in {sorted(targets)}"
@@ -1282,30 +1326,32 @@ class Judge:
             or self.may_lose_copies(topic, first)
         )
 
-    def check_redriven(self) -> None:
-        """Check that a redrive leaves no record in two topics, unless a failure occurred.
+    def check_redriven(self, readings: Sequence[Reading], last: int = NEVER) -> None:
+        """Check that no record is in two of the topics that were read by ``last``.
 
-        This holds for any skipped records and any number of concurrent redrives.
+        This holds for any skipped records and any number of concurrent redrives, unless a failure
+        occurred during one of them. Topics that copies of routers may reach are ignored.
         """
+        dests = {one.dest for those in self.model.routers.values() for one in those if one.config}
+        copied = reachable(self.ways, dests)
         places: dict[Origin, list[Known]] = defaultdict(list)
         names: dict[Origin, set[str]] = defaultdict(set)
-        for topic in self.model.topics.values():
-            for reading in self.final(topic.name):
-                for record in reading.records:
-                    origin = origin_of(record)
-                    if origin is not None and reading.epoch is not None:
-                        known = topic.epochs[reading.epoch].records[record["$seq"]]
-                        places[origin].append(known)
-                        names[origin].add(topic.name)
+        for reading in readings:
+            for record in reading.records if reading.topic not in copied else ():
+                origin = origin_of(record)
+                if origin is not None and reading.epoch is not None:
+                    incarnation = self.incarnation(reading.topic, reading.epoch)
+                    places[origin].append(incarnation.records[record["$seq"]])
+                    names[origin].add(reading.topic)
         for origin, knowns in places.items():
             appends = self.model.appends.get(origin[:2], [])
             if len(knowns) < 2 or len(appends) != 1 or appends[0].fate != DONE:
                 continue
-            may = reachable(self.ways, {appends[0].topic})
-            if self.is_moved_once(appends[0].topic, may):
+            if self.is_moved_once(appends[0].topic, names[origin], last):
                 sentence = f"{origin} is in {sorted(names[origin])}, at"
                 sentence += f" {[known.seq for known in knowns]}"
-                self.tell("redrives", "", sentence, *(known.entry for known in knowns))
+                promise = "redrives" if last == NEVER else "backups"
+                self.tell(promise, "", sentence, *(known.entry for known in knowns))
 
     @cached_property
     def failures(self) -> list[tuple[int, int]]:
@@ -1319,18 +1365,22 @@ class Judge:
             found.append((fault.number, until))
         return found
 
-    def is_moved_once(self, name: str, may: set[str]) -> bool:
-        """Return whether each record of the topic can be in only one of the topics in ``may``."""
-        model = self.model
-        if any(one.source in {name, *may} for those in model.routers.values() for one in those):
-            return False
-        for topic in [topic for topic in model.topics.values() if topic.name in {name, *may}]:
+    def is_moved_once(self, name: str, targets: set[str], last: int) -> bool:
+        """Return whether each record of the topic can be in only one of ``targets``.
+
+        All topics on the ways to ``targets`` matter. Redrives that began after ``last`` do not.
+        """
+        ways = {
+            one for one in reachable(self.ways, {name}) if targets & reachable(self.ways, {one})
+        }
+        for topic in [topic for topic in self.model.topics.values() if topic.name in ways]:
             settings = topic.settings["max_deliveries"], topic.settings["dead_letter"]
-            if topic.deletes or len(topic.epochs) > 1 or self.may_lose_copies(topic):
+            if topic.deletes or len(topic.epochs) > 1 or self.may_lose_copies(topic, 0, last):
                 return False
             if any(len(one.writes) > 2 for one in settings):
                 return False  # jobs on their way may be claimable again
-            if any(one.fate != DONE or self.may_fail(one.call) for one in topic.redrives):
+            redrives = [one for one in topic.redrives if one.call.began < last]
+            if any(one.fate != DONE or self.may_fail(one.call) for one in redrives):
                 return False
         return True
 

@@ -434,7 +434,7 @@ class Model:
         before = [one for one in topic.certain if one[1] < first]
         if not before:
             return None
-        began, _, call = max(before)
+        began, _, call = max(before, key=lambda one: one[:2])
         if topic.may_be_deleted(began, last):
             return None
         if any(death.what != "kill" for death in self.deaths_of(topic, began, last)):

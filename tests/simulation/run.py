@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +26,16 @@ import trio  # noqa: E402
 import topics.front.http.cold_lane  # noqa: E402, F401 - nothing is imported while a world runs
 from tests.campaigns.killer import damage  # noqa: E402
 from tests.simulation.fates import Fates  # noqa: E402
-from tests.simulation.history import Entry, Happened  # noqa: E402
+from tests.simulation.history import Call, Entry, Happened  # noqa: E402
 from tests.simulation.judge import judge  # noqa: E402
+from tests.simulation.restored import readings  # noqa: E402
+from tests.simulation.threads import run_sync  # noqa: E402
 from tests.simulation.work import HOUR_S, Work  # noqa: E402
 from tests.simulation.world import SHARDS, World, place  # noqa: E402
 from tests.simulation.world import run as run_world  # noqa: E402
 
 CALLS: Final = (600, 1200, 2400)  # about how many a run has
+BACKUPS_EVERY: Final = 5  # a client takes backups if the seed is a multiple of this
 KEYED: Final = 0.5  # the share of runs whose server wants keys
 
 
@@ -66,6 +70,7 @@ def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Res
             world.broken.append(f"the world has ended: {told(error)}")
         finally:
             world.key_file.path.unlink(missing_ok=True)
+    world.history.entries.sort(key=lambda one: one.began if isinstance(one, Call) else one.number)
     result.entries, result.simulated_s = world.history.entries, world.history.at
     result.broken += world.broken
     if not result.broken:
@@ -89,6 +94,8 @@ async def _live(world: World, span_s: float, cut_s: float | None) -> None:
         span_s=span_s,
         calls=calls,
         token=world.key if has_keys else None,
+        takes_backups=world.seed % BACKUPS_EVERY == 0,
+        set_late=partial(setattr, world, "late"),
     )
     with trio.move_on_after(span_s if cut_s is None else cut_s):
         async with trio.open_nursery() as nursery:
@@ -100,6 +107,17 @@ async def _live(world: World, span_s: float, cut_s: float | None) -> None:
     world.history.happened("quiet")
     await work.final()
     await world.stop()
+    await _restore(world, work)
+
+
+async def _restore(world: World, work: Work) -> None:
+    """Restore all backups, and add their records to the history. The run itself is over."""
+    for call, data in work.backups:
+        folder = world.root.with_name(f"{world.root.name} restored")
+        try:
+            world.history.entries += await run_sync(readings, call, data, folder, SHARDS)
+        except Exception as error:
+            world.broken.append(f"the backup of {call.at} s cannot be restored: {told(error)}")
 
 
 @contextmanager

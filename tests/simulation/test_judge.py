@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.history import History
+from tests.simulation.history import Call, History
 from tests.simulation.judge import judge
 from tests.simulation.model import DEFAULTS
 
@@ -777,6 +777,51 @@ def a_record_whose_redrive_has_failed(story: Story, right: bool) -> None:
     story.happen("quiet")
     story.page(1, client="final")
     story.page(1, topic=D, client="final")
+
+
+def restored(story: Story, **shown: list[int]) -> None:
+    """A backup is taken and restored, and has these records."""
+    story.call("backup", method="GET")
+    backup = story.history.entries[-1]
+    for topic, seqs in shown.items():
+        head = max((seq for name, seq in story.records if name == topic), default=0)
+        story.page(*seqs, topic=topic, head=head, client="restored")
+        page = story.history.entries[-1]
+        assert isinstance(backup, Call)
+        assert isinstance(page, Call)
+        page.began, page.ended = backup.began, backup.ended
+
+
+@case("durability", "gets no record 1, which was acknowledged")
+def a_record_of_a_backup(story: Story, right: bool) -> None:
+    story.make()
+    story.append(1, 1)
+    restored(story, t=[1] if right else [])
+
+
+@case("backups", "is in ['d', 't'], at [1, 1]")
+def a_move_and_a_backup(story: Story, right: bool) -> None:
+    story.make()
+    story.make(D)
+    story.append(1, 1, topic=D)
+    redriven(story, 1, 0, to=T)
+    story.put(T, 1, 1)
+    restored(story, t=[1], d=[] if right else [1])
+    for topic in ("later", "even later"):
+        story.wait(8.0)
+        story.make(topic)
+    story.happen("power", "everything")  # long after the redrive
+
+
+@case("queues", "job 1 is neither there nor in ['t']")
+def a_moved_record_of_a_backup(story: Story, right: bool) -> None:
+    story.make()
+    story.make(D)
+    story.append(1, 1, topic=D)
+    redriven(story, 1, 0, to=T)
+    if right:
+        story.put(T, 1, 1)
+    restored(story, t=[1] if right else [], d=[])
 
 
 def routed(story: Story, **fields: Any) -> None:

@@ -16,7 +16,8 @@ import math
 import queue
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
 
 import outcome
@@ -275,6 +276,17 @@ class Poll:
         while not (found := self._poll.poll(0)) and trio.current_time() < deadline:
             sleep(LOOK_S)
         return found
+
+
+@asynccontextmanager
+async def reading(pieces: Iterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Stand for the function of `topics.front.routes.backup_stream`: threads read the chunks."""
+
+    async def found() -> AsyncIterator[bytes]:
+        while (piece := await run_sync(next, pieces, None)) is not None:
+            yield piece
+
+    yield found()
 
 
 async def run_sync(

@@ -14,7 +14,7 @@ Nothing here judges an answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -38,6 +38,9 @@ NODES = ("n1", "n2", "n3")
 SIZES = (0, 0, 10, 100, 100, 2000)
 BIG_BYTES = (300 << 10, 700 << 10)
 BATCHES = (1, 1, 1, 1, 2, 3, 10, 40)
+BACKUP_TURNS, BACKUP_SHARE, BACKUPS_MAX = 10, 0.4, 4  # of one run; the share of turns that take one
+REDRIVES_MAX = 60  # of one client during one backup
+LATE = (0.1, 0.2, 0.3)  # the share of late messages during a backup
 STRAYS = (0, 3, 16, 20, 40)  # letters without a source, before others that have one
 # Of these each run has about half; a gentle one has none of those that make records disappear.
 FEATURES = (
@@ -79,7 +82,8 @@ def named(base: str, shard: int, shards: int) -> str:
 
 class Work:
     """Some clients and what they share. ``calls``: about how many a run of the whole span has.
-    ``token``: the key of the moment; it may change at any time.
+    ``token``: the key of the moment; it may change at any time. ``takes_backups`` adds a
+    client that takes backups. ``set_late`` sets the share of messages that are delivered late.
     """
 
     def __init__(
@@ -92,11 +96,15 @@ class Work:
         span_s: float = HOUR_S,
         calls: int = 2400,
         token: Token | None = None,
+        takes_backups: bool = False,
+        set_late: Callable[[float], object] = lambda _: None,
     ) -> None:
         self.seed, self.connect, self.history, self.shards = seed, connect, history, shards
         self.span_s, self.calls, self.token = span_s, calls, token
+        self.set_late = set_late
         self.asked = 0  # calls so far
         self.heads: dict[str, int] = {}  # as last heard
+        self.backups: list[tuple[Call, bytes]] = []  # complete tars, and the calls for them
         dice = self.dice("work")
         is_gentle = dice.random() < 0.4
         self.has = {name: dice.random() < 0.5 for name in FEATURES}
@@ -118,6 +126,8 @@ class Work:
             kind(self, f"{kind.__name__.lower()}{number}", share * turns)
             for number, (kind, share) in enumerate(drawn)
         ]
+        if takes_backups:
+            self.actors.append(BackupTaker(self, "backuptaker", BACKUP_TURNS))
 
     def dice(self, name: str) -> random.Random:
         """Dice of whoever has that name."""
@@ -629,11 +639,16 @@ class Redriver(Actor):
         await client.call("POST", f"{topic.path}/redrive", body or None)
 
     async def _stray(self, topic: Topic) -> None:
-        """Append letters. The letters that name no source are first."""
-        dice, self._count = self.dice, self._count + 1
+        dice = self.dice
         strays, letters = dice.choice(STRAYS), dice.randint(1, 40)
         sources = (self.queue(), self.topic("log"), self.topic("log"), Topic("gone", "log"))
-        source = dice.choice(sources).name
+        await self._append(self, topic, dice.choice(sources).name, strays, letters)
+
+    async def _append(
+        self, client: Client, topic: Topic, source: str, strays: int, letters: int
+    ) -> None:
+        """Append letters. The ``strays``, which name no source, are first."""
+        self._count += 1
         records: list[dict[str, Any]] = []
         for i in range(strays + letters):
             record: dict[str, Any] = {"data": {"by": self.name, "n": self._count, "i": i}}
@@ -641,7 +656,42 @@ class Redriver(Actor):
                 record["meta"] = {"$dead_letter_from": source}
             records.append(record)
         body = {"records": records, "create": False}
-        await self.call("POST", topic.path, body)
+        await client.call("POST", topic.path, body)
+
+
+class BackupTaker(Redriver):
+    """Takes backups while letters are moved back a few at a time and messages are late.
+
+    Because messages are late, moves are often in flight when the shards are requested to hold them.
+    """
+
+    def prepare(self) -> None:
+        self._count, self._left = 0, BACKUPS_MAX
+        self._others = [self.work.client(self.name, self.dice) for _ in range(2)]
+
+    async def turn(self) -> None:
+        if not self._left or self.dice.random() > BACKUP_SHARE:
+            return
+        self._left -= 1
+        topic, is_over = self.topic("dead"), trio.Event()
+        self.work.set_late(self.dice.choice(LATE))
+        async with trio.open_nursery() as nursery:
+            for other in self._others:
+                nursery.start_soon(self._move, other, topic, is_over)
+            call = await self.call("GET", "/v0/backup")
+            is_over.set()
+        self.work.set_late(0.0)
+        if call.status == 200:
+            self.work.backups.append((call, call.answer))
+            call.answer = None
+
+    async def _move(self, client: Client, topic: Topic, is_over: trio.Event) -> None:
+        for _ in range(REDRIVES_MAX):
+            if is_over.is_set():
+                break
+            source = self.topic("queue", "log").name
+            await self._append(client, topic, source, self.dice.choice((0, 0, 1)), 3)
+            await client.call("POST", f"{topic.path}/redrive", {"limit": self.dice.choice((1, 4))})
 
 
 class RouterMaker(Actor):

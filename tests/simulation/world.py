@@ -34,6 +34,7 @@ from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.front import server
+from topics.front.routes import backup_stream
 from topics.process import family, front, shard_writer, supervisor
 from topics.process.family import Links, Shared, Workers
 from topics.process.keys import KeyFile, KeyReload, KeySources
@@ -497,6 +498,7 @@ def place(world: World) -> None:
         (family, "os", Kernel(os, waitpid=world.waitpid, kill=world.send_signal)),
         (supervisor, "wait_for_signal", world.wait_for_signal),
         (supervisor, "signal", signals),
+        (backup_stream, "reading", threads.reading),
         (front, "Link", Link),
         (shard_writer, "Link", Link),
         (shard_writer, "time", Kernel(time, sleep=threads.sleep)),
