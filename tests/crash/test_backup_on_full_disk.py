@@ -4,9 +4,14 @@ are deleted, and the failed write is retried once.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import itertools
+import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +26,8 @@ KIB, MIB = 1 << 10, 1 << 20
 DISK_BYTES = 96 * MIB
 BLOB_RECORDS = 6  # of a MiB each: the body is streamed into a blob
 KEPT_BLOBS, NEW_BLOBS = 8, 10  # more than the disk holds, unless the first ones are freed
+KEPT_MIB = 30  # with the log files or blobs of the same records, it fits on the disk
+WRITERS = 8  # clients of a burst; each of them appends 1.5 MiB
 
 
 @pytest.fixture
@@ -51,6 +58,16 @@ class SlowClient:
         self._socket.close()
 
 
+def fill(disk: Path) -> None:
+    """Leave at most 2 MiB, so that the disk is full after the current log file."""
+    with (disk / "other").open("wb") as file, contextlib.suppress(OSError):
+        for taken in itertools.count():
+            found = os.statvfs(disk)
+            if found.f_bavail * found.f_frsize < 2 * MIB:
+                break
+            os.posix_fallocate(file.fileno(), taken * MIB, MIB)
+
+
 def records(number: int) -> list[list[object]]:
     return [[number, "x" * (MIB - KIB)] for _ in range(BLOB_RECORDS)]
 
@@ -73,4 +90,39 @@ def test_a_streamed_append_takes_the_space_that_a_slow_backup_keeps(disk: Path) 
         found = ok(api.call("GET", "/v0/topics/next"))
         assert found["count"] == NEW_BLOBS * BLOB_RECORDS
         assert api.call("GET", "/v0/backup").status == 200, "the next backup begins"
+        server.stop()
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
+@pytest.mark.parametrize("kept", ["blobs", "segments"])
+def test_a_burst_of_small_appends_takes_the_space_that_a_slow_backup_keeps(
+    disk: Path, kept: str, durability: str
+) -> None:
+    """The log grows faster than the shard notices that its disk becomes full."""
+    with (
+        Server(disk / "data", shards=1, wal_file_bytes=4 * MIB) as server,
+        Api(server.address, timeout_s=60.0) as api,
+    ):
+        ok(api.put("gone"), 201)
+        ok(api.put("next", {"durability": durability}), 201)
+        for number in range(KEPT_MIB // BLOB_RECORDS):
+            if kept == "blobs":
+                ok(api.append("gone", *records(number)))
+            else:
+                for record in records(number):
+                    ok(api.append("gone", record))
+        slow = SlowClient(server.address)
+        ok(api.delete("gone"))
+        fill(disk)
+
+        def burst(number: int) -> int:
+            with Api(server.address, timeout_s=60.0) as writer:
+                return writer.append("next", *[[number, "x" * (768 * KIB)]] * 2).status
+
+        with ThreadPoolExecutor(WRITERS) as pool:
+            assert Counter(pool.map(burst, range(WRITERS))) == {200: WRITERS}
+        with pytest.raises(http.client.IncompleteRead):
+            slow.rest()
+        slow.close()
+        assert ok(api.call("GET", "/v0/topics/next"))["count"] == 2 * WRITERS
         server.stop()

@@ -7,7 +7,7 @@ The answers are sent in one message when the last of them is known, in the order
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -28,6 +28,7 @@ from topics.formats.wire.calls import (
     Failure,
     outcome_byte,
 )
+from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
 AppendCall: TypeAlias = InboundMessage[AppendParams, AppendResult]
@@ -46,13 +47,18 @@ class AppendBatch:
     """Collects the outcome of each request, by its index in the message.
 
     A single request needs no lists: it is answered as soon as its outcome is known. ``band``: of
-    the topic's priority, told with each outcome.
+    the topic's priority, told with each outcome. ``request``: the message, which holds the bodies
+    until it is released or answered.
     """
 
-    __slots__ = ("_answers", "_failures", "_outcomes", "_request", "_unanswered", "band", "params")
+    __slots__ = (
+        *("_answers", "_failures", "_lost", "_on_lost", "_outcomes", "_unanswered"),
+        *("band", "params", "request"),
+    )
 
     def __init__(self, request: AppendCall, band: int) -> None:
-        self._request, self.band = request, band
+        self.request, self.band = request, band
+        self._on_lost: Callable[[AppendBatch], object] | None = None
         self.params = params = request.params
         if params.lengths is not None:
             count = self._unanswered = len(params.lengths)
@@ -63,10 +69,27 @@ class AppendBatch:
 
     def bodies(self) -> Sequence[Buffer]:
         """The body of each request, of which there are several."""
-        content, lengths = self._request.attachment, self.params.lengths
+        content, lengths = self.request.attachment, self.params.lengths
         assert lengths is not None, "a single request is the whole attachment"
         ends = accumulate(lengths, initial=0)
         return [content[start:end] for start, end in pairwise(ends)]
+
+    def retry_lost(self, on_lost: Callable[[AppendBatch], object]) -> None:
+        """Do not answer requests for which the log finds no space, but call ``on_lost`` once.
+
+        It is called while the first of them is lost; `take_lost` follows later.
+        """
+        self._on_lost, self._lost = on_lost, list[int]()
+
+    def take_lost(self) -> list[int]:
+        """Return the indexes of the lost requests in order. They are not retried again."""
+        self._on_lost = None
+        return sorted(self._lost)
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether requests may have to be decided again, so that their bodies must be kept."""
+        return self._on_lost is not None
 
     # Outcomes
 
@@ -123,17 +146,22 @@ class AppendBatch:
         self._succeed(index, entry.first_seq, entry.record_count, ending, deduped=True)
 
     def refuse(self, index: int, error: OSError) -> None:
-        """The log cannot take the request."""
-        self.fail(index, unwritable(error))
+        """The log cannot take the request: answer it, unless it is retried."""
+        if self._on_lost is None or not isinstance(error, NoRoom):
+            self.fail(index, unwritable(error))
+            return
+        self._lost.append(index)
+        if len(self._lost) == 1:
+            self._on_lost(self)
 
     def fail(self, index: int, error: Exception) -> None:
         """The request fails. The log has what is unexpected; the caller is told no more of it."""
-        _, message, data = map_error(error, self._request)
+        _, message, data = map_error(error, self.request)
         failure: Failure = Internal.code, "internal error", {}
         if data is not None and data["code"] != Internal.code:
             failure = data["code"], message, data["detail"]
         if self.params.lengths is None:
-            self._request.reply(
+            self.request.reply(
                 AppendResult(bytes((outcome_byte(FAILED, self.band),)), None, (failure,))
             )
             return
@@ -149,7 +177,7 @@ class AppendBatch:
             (time.monotonic_ns() - at) / 1e6,
             wal_ms=result.write_ms,
             fsync_ms=result.sync_ms if is_synced else 0.0,
-            throttle_ms=params.parked_ms + self._request.parked_ms,
+            throttle_ms=params.parked_ms + self.request.parked_ms,
         )
 
     def _succeed(
@@ -173,7 +201,7 @@ class AppendBatch:
             deduped=deduped,
         )
         if params.lengths is None:
-            self._request.reply(ALONE[outcome, self.band], body)
+            self.request.reply(ALONE[outcome, self.band], body)
             return
         self._answers[index] = body
         self._note(index, outcome)
@@ -186,4 +214,4 @@ class AppendBatch:
             lengths = list(map(len, self._answers))
             failures = [failure for _, failure in sorted(self._failures.items())] or None
             result = AppendResult(bytes(self._outcomes), lengths, failures)
-            self._request.reply(result, b"".join(self._answers))
+            self.request.reply(result, b"".join(self._answers))

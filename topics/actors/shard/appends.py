@@ -12,24 +12,32 @@ A frame that tears takes all requests of its group with it. None of them is lost
 acknowledged: each answer waits until the whole frame is as durable as the class promises.
 
 A single request with a body above STREAMED_MIN_BYTES becomes a streamed append.
+
+If the log finds no space while a backup keeps files, the appends that it lost are decided once more
+when these files are deleted (``space_waits.py``). Appends that arrive in the meantime wait, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.shard.append_batch import AppendBatch, AppendCall
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.group_commit import Settle
+from topics.actors.shard.held_topics import handle_late
 from topics.actors.shard.service import Service
+from topics.actors.shard.space_waits import SpaceWaits
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, StreamedAppends
 from topics.engine.changes import append, reservation
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.priority import NEW_BAND
+from topics.errors import NotReady
 from topics.formats.api.append_body import AppendBody, check_may_configure, decode_append, joined
-from topics.formats.api.limits import MOVE_LIMITS, Limits
+from topics.formats.api.limits import MOVE_LIMITS
+from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
 
 JOINED_MAX_BYTES = 256 << 10  # of the bodies of requests that share a frame
@@ -38,8 +46,9 @@ JOINED_MAX_BYTES = 256 << 10  # of the bodies of requests that share a frame
 class Appends(Service):
     """Handles the appends of the front, and those of shards, which move records."""
 
-    def __init__(self, context: ShardContext, streamed: StreamedAppends) -> None:
+    def __init__(self, context: ShardContext, streamed: StreamedAppends, space: SpaceWaits) -> None:
         self._context, self._commits, self._streamed = context, context.commits, streamed
+        self._space = space
         self._engine, self._limits, self._peers = context.engine, context.limits, context.peers
 
     def register(self, router: MessageRouter) -> None:
@@ -47,7 +56,10 @@ class Appends(Service):
         router.serve(APPEND, self._append)
 
     def _append(self, request: AppendCall) -> None:
-        context, params = self._context, request.params
+        context, params, space = self._context, request.params, self._space
+        if space.is_active or (space.may_help and context.wal.short_of_room):
+            space.defer(partial(handle_late, self._append, request))
+            return
         context.check_writable(grows=True)
         held = context.held
         if held.waiting and held.defer_if_held(params.topic, self._append, request):
@@ -55,32 +67,62 @@ class Appends(Service):
         if params.lengths is None and len(request.attachment) > STREAMED_MIN_BYTES:
             self._streamed.begin(request)
             return
-        # What a shard appends has been within the limits before, and is longer by its stamp.
-        limits = MOVE_LIMITS if request.session in self._peers.open else self._limits
         topic = self._engine.topics.get(params.topic)
         batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
+        if space.may_help:
+            batch.retry_lost(self._defer_lost)
         if params.lengths is None:
-            try:
-                body = decode_append(request.attachment, params.key, limits)
-                if body.config is not None:
-                    check_may_configure(params.may_configure)
-                self._decide(batch, 0, body)
-            except Exception as error:
-                batch.fail(0, error)
+            self._decide_one(batch)
         else:
-            self._decide_all(batch, limits)
+            self._decide_all(batch, enumerate(batch.bodies()))
         request.outlast()
-        if type(request.attachment) is not bytes:
+        if type(request.attachment) is not bytes and not batch.may_retry:
             request.release()
 
-    def _decide_all(self, batch: AppendBatch, limits: Limits) -> None:
+    def _defer_lost(self, batch: AppendBatch) -> None:
+        self._space.defer(partial(self._decide_lost, batch))
+
+    def _decide_lost(self, batch: AppendBatch) -> None:
+        """Decide the requests of a batch that the log has lost. Another loss refuses them."""
+        params, held = batch.params, self._context.held
+        if held.waiting and held.defer_call_if_held(
+            params.topic, partial(self._decide_lost, batch)
+        ):
+            return
+        lost = batch.take_lost()
+        try:
+            self._context.check_writable(grows=True)
+        except NotReady as error:
+            for index in lost:
+                batch.fail(index, error)
+            return
+        if params.lengths is None:
+            self._decide_one(batch)
+        else:
+            bodies = batch.bodies()
+            self._decide_all(batch, ((index, bodies[index]) for index in lost))
+
+    def _decode(self, batch: AppendBatch, content: Buffer) -> AppendBody:
+        params = batch.params
+        # What a shard appends has been within the limits before, and is longer by its stamp.
+        limits = MOVE_LIMITS if batch.request.session in self._peers.open else self._limits
+        body = decode_append(content, params.key, limits)
+        if body.config is not None:
+            check_may_configure(params.may_configure)
+        return body
+
+    def _decide_one(self, batch: AppendBatch) -> None:
+        try:
+            self._decide(batch, 0, self._decode(batch, batch.request.attachment))
+        except Exception as error:
+            batch.fail(0, error)
+
+    def _decide_all(self, batch: AppendBatch, bodies: Iterable[tuple[int, Buffer]]) -> None:
         params, size = batch.params, 0
         group: list[tuple[int, AppendBody]] = []
-        for index, content in enumerate(batch.bodies()):
+        for index, content in bodies:
             try:
-                body = decode_append(content, params.key, limits)
-                if body.config is not None:
-                    check_may_configure(params.may_configure)
+                body = self._decode(batch, content)
             except Exception as error:
                 batch.fail(index, error)
                 continue

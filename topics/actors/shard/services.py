@@ -32,6 +32,7 @@ from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
+from topics.actors.shard.space_waits import SpaceWaits
 from topics.actors.shard.streamed_appends import StreamedAppends
 from topics.actors.shard.topics import TopicCalls
 from topics.storage.recovery.steps import Shard
@@ -53,7 +54,7 @@ class ShardServices:
         self.barriers = barriers = Barriers(context, registry, workers)
         self.sealing = Sealing(shard, context.commits)
         self.streamed_appends = StreamedAppends(context, self.sealing.make_room)
-        self.appends = Appends(context, self.streamed_appends)
+        self.appends = Appends(context, self.streamed_appends, SpaceWaits(context, self.sealing))
         self.topics = TopicCalls(context, barriers)
         self.deletes = Deletes(context, retries, barriers)
         # Each is told by the other: of dead jobs, and of those that are claimable again.

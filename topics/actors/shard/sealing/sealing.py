@@ -13,7 +13,8 @@ broken log ends sealing: its files are found by name, and the names may belong t
 
 A backup keeps files that nothing else needs (`Pin`). If the disk has no space for a file of the
 shard, the pin breaks, the files that it kept are deleted, and the write is retried once. The task
-of a blob waits in `make_room` and then retries; the sealing task retries segments and checkpoints.
+of a blob waits in `make_room` and then retries; appends that the log has lost wait likewise and are
+decided again (``space_waits.py``); the sealing task retries segments and checkpoints.
 A spare log file is made when the file before it is half full. If that fails, the pin breaks before
 the log needs the spare. A full disk during a merge does not break the pin, because no client waits
 for a merge.
@@ -120,6 +121,11 @@ class Sealing(Service):
         if self.reclaim.pin is not None:
             self._pause_between.cancel()
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether a pin keeps files, or files that a broken pin kept are still to be deleted."""
+        return self.reclaim.pin is not None or self._freed is not None
+
     async def make_room(self) -> bool:
         """Break the pin of a backup, and wait until the files that it kept are deleted.
 
@@ -148,18 +154,21 @@ class Sealing(Service):
         if not await trio.to_thread.run_sync(self.wal.find_room):
             self._break_pin()
 
-    async def _free_broken(self) -> None:
-        """Delete the files that a broken pin kept."""
+    async def _free_broken(self, *, is_last: bool) -> None:
+        """Delete the files that a broken pin kept.
+
+        Unless ``is_last``, writers still wait if the log lacks space, because this round may free
+        more: full log files of deleted data are sealed without a segment.
+        """
         if self._freed is None:
             return
-        try:
-            await self.reclaim.free()
-            for _ in range(checkpoints.KEEP):
-                if self.reclaim.has_garbage:
-                    await self.checkpoint()
-            if self.wal.lacks_files:
-                await trio.to_thread.run_sync(self.wal.find_room)
-        finally:
+        await self.reclaim.free()
+        for _ in range(checkpoints.KEEP):
+            if self.reclaim.has_garbage:
+                await self.checkpoint()
+        if self.wal.lacks_files:
+            await trio.to_thread.run_sync(self.wal.find_room)
+        if is_last or not self.wal.lacks_files:
             self._tell_freed()
 
     def _tell_freed(self) -> None:
@@ -194,12 +203,21 @@ class Sealing(Service):
 
         The retry uses the space that the backup kept.
         """
+        losses = self.commits.losses
         try:
-            await self._work()
-        except OSError as error:
-            if error.errno not in FULL or not self._break_pin():
-                raise
-            await self._work()
+            try:
+                await self._work()
+            except OSError as error:
+                if error.errno not in FULL or not (self._break_pin() or self._freed is not None):
+                    raise
+                losses = self.commits.losses
+                await self._work()
+        except BaseException:
+            # If the log has lost changes meanwhile, that has ended a checkpoint. Then writers wait
+            # for the next round, which writes it.
+            if self.commits.losses == losses:
+                self._tell_freed()
+            raise
 
     async def _work(self) -> None:
         """Write delete flags that are due, seal full log files, write a checkpoint if it helps,
@@ -207,11 +225,15 @@ class Sealing(Service):
         """
         await self._release()
         await self._keep_log_space()
-        await self._free_broken()
+        await self._free_broken(is_last=False)
         await self._pin_if_asked()
         grown, self._seen_lsn = self.wal.next_lsn - self._seen_lsn, self.wal.next_lsn
         # Perhaps a short burst: it is sealed when it is over, or a normal backlog waits.
-        waits = grown >= BURST_MIN_BYTES and self.backlog_files < BACKLOG_NORMAL_FILES
+        waits = (
+            grown >= BURST_MIN_BYTES
+            and self.backlog_files < BACKLOG_NORMAL_FILES
+            and self._freed is None
+        )
         if self.segments.flags.is_due(self.wal.synced_lsn):
             with contextlib.suppress(OSError):  # the next checkpoint reports it
                 await trio.to_thread.run_sync(self.segments.flags.write, self.wal.synced_lsn)
@@ -228,6 +250,7 @@ class Sealing(Service):
             failure = error  # on a full disk, a checkpoint may free the room that a segment needs
         if sealed or self._reclaim_is_due:
             await self.checkpoint()
+        await self._free_broken(is_last=True)
         if failure is not None:
             raise failure
         self.merging.look_for_deletes()

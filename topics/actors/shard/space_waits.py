@@ -1,0 +1,48 @@
+"""Space waits: appends that wait until the space that a backup kept is free.
+
+    no space for the log, while a backup keeps files
+        -> the pin breaks; lost appends and new ones wait
+        -> the files are deleted (`Sealing.make_room`), the log gets its next file
+        -> the appends are decided in the order in which they began to wait
+
+An append waits at most once. If the disk is still full afterwards, or no backup keeps files, the
+append is refused immediately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.sealing.sealing import Sealing
+
+
+class SpaceWaits:
+    """The waiting appends of a shard. ``is_active``: some append waits, so later ones must, too."""
+
+    def __init__(self, context: ShardContext, sealing: Sealing) -> None:
+        self._context, self._sealing = context, sealing
+        self._calls: list[Callable[[], object]] = []
+        self.is_active = False
+
+    @property
+    def may_help(self) -> bool:
+        """Whether a backup keeps files, or files that it kept are being deleted."""
+        return self._sealing.keeps_files
+
+    def defer(self, call: Callable[[], object]) -> None:
+        """Call ``call`` in a turn when the files are deleted, even if that failed."""
+        self._calls.append(call)
+        if not self.is_active:
+            self.is_active = True
+            self._context.start(self._free)
+
+    async def _free(self) -> None:
+        await self._sealing.make_room()
+        if self._context.wal.short_of_room:
+            await self._context.room.find_room()
+        with self._context.turn():
+            self.is_active = False
+            calls, self._calls = self._calls, []
+            for call in calls:
+                call()
