@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -324,18 +326,31 @@ async def test_a_backup_waits_until_the_fate_of_a_batch_is_known(
 
 @pytest.mark.parametrize("outcome", ["appended", "refused", "deleted", "another rule"])
 async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock, outcome: str
+    tmp_path: Path,
+    nursery: trio.Nursery,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: str,
 ) -> None:
+    """It waits from the start on. Here the first attempt cannot read the records."""
     desk = Desk(tmp_path, nursery)
     peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
     lease_jobs.dying(queue, 1, desk.loop.context.clock()).note_settled()
     assert dead_and_dying(queue) == ([], [1])
-    await desk.loop.services.dead_letters.run()
+
+    def unreadable(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "dead", unreadable)
+        await desk.loop.services.dead_letters.run()
     moves.hold(lambda: held.append(True))
     await run_log(desk)
-    assert not held
+    assert (held, peers.take()) == ([], [])
+    await trio.sleep(RETRY_MAX_S + 0.01)
+    await run_log(desk)
     (asked,) = peers.take()
     if outcome == "deleted":
         desk.delete("q")
