@@ -24,7 +24,8 @@
     strangers   sends a head of 60 KB with a wrong key, and a body without its last byte
     unread      sends requests for long files without a key, and reads no answer
     chunks      sends chunked bodies of one byte each, with a key, and never ends them
-    prefixes    lists topics with a prefix of 16 KB, a different one each time
+    prefixes    lists topics with a prefix of 16 KB, which takes 64 KB when it is decoded, a
+                different one each time
     leaving     sends requests without a key and closes its connection immediately
     visitors    requests the root without a key, repeatedly
     watchers    opens an event stream on which next to nothing comes, and reads it
@@ -165,8 +166,11 @@ def _constant(*parts: bytes) -> Callable[[Api, int], bytes]:
     return lambda _api, _number: said
 
 
+WIDE = "%F0%9F%98%80"  # a text that contains it takes four bytes for each character
+
+
 def _prefixes(_: Api, number: int) -> bytes:
-    return _authorized("GET", f"/v0/topics?prefix={number:06}{'x' * 16_000}", key=READER)
+    return _authorized("GET", f"/v0/topics?prefix={number:06}{WIDE}{'x' * 16_000}", key=READER)
 
 
 def _bodiless(path: str, *fields: str) -> bytes:

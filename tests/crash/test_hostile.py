@@ -171,9 +171,9 @@ def test_who_has_no_key_keeps_nobody_out(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["headed", "beginnings", "strangers", "chunks", "prefixes"])
 def test_what_clients_have_sent_in_part_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
-    """400 clients with up to 120 KB each; `tests.campaigns.hostile` has 16,384."""
-    cost = bother(tmp_path, kind, 400, 3.0, 400, max_held_bytes=8 * MIB)
-    assert cost.memory.rise["front 0"] < 24 * MIB, str(cost)
+    """800 clients with up to 120 KB each; `tests.campaigns.hostile` has 16,384."""
+    cost = bother(tmp_path, kind, 800, 6.0, 800, max_held_bytes=8 * MIB)
+    assert cost.memory.rise["front 0"] < 16 * MIB, str(cost)
     assert cost.trouble == [], str(cost)
 
 
