@@ -49,7 +49,7 @@ def acceptor_of(most: int, request_count: Callable[[], int]) -> Acceptor:
         lambda: b"",
         slots,
         request_count,
-        lambda: False,
+        lambda _keyless_only: False,
         key_of,
     )
 
@@ -130,7 +130,7 @@ async def test_no_more_are_accepted_than_have_room_while_others_wait(
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(40)]
     acceptor = acceptor_of(most, int)
 
-    def make_room() -> bool:
+    def make_room(_keyless_only: bool) -> bool:
         if taken:
             ended.append(taken.pop(0))
             acceptor.slots.release()

@@ -175,7 +175,7 @@ def test_who_has_unread_input_keeps_the_place_and_the_look_for_others_ends(
 ) -> None:
     connections, connection, client = pair
     client.send(b"GET") if how == "said" else client.close()
-    assert not connections.make_room()
+    assert not connections.make_room(keyless_only=False)
     assert ended(connection) == "open"
 
 
@@ -188,8 +188,24 @@ def test_a_client_that_has_shown_no_key_goes_in_spite_of_its_input_if_there_are_
     if has_key:
         connection.principal = Access.parse("key").authenticate(b"key") or ANYONE
     client.send(b"GET")
-    assert connections.make_room() is not has_key
+    assert connections.make_room(keyless_only=False) is not has_key
     assert ended(connection) == ("open" if has_key else "closed")
+
+
+@pytest.mark.parametrize(
+    ("keyed_server", "keyed_client", "is_closed"),
+    [(True, True, False), (True, False, True), (False, False, False)],
+)
+def test_many_waiting_clients_displace_only_a_client_that_has_shown_no_key(
+    pair: Pair, keyed_server: bool, keyed_client: bool, is_closed: bool
+) -> None:
+    connections, connection, _ = pair
+    connections.has_keys = keyed_server
+    if keyed_client:
+        connection.principal = Access.parse("key").authenticate(b"key") or ANYONE
+    assert connections.make_room(keyless_only=True) is is_closed
+    assert ended(connection) == ("closed" if is_closed else "open")
+    assert connections.make_room(keyless_only=False) is not is_closed
 
 
 def ports_of(run: Running) -> set[int]:

@@ -134,8 +134,9 @@ def connections_max(shards: int) -> int:
 
 class Acceptor:
     """Accepts the clients of one listener. ``request_count``: requests since the start.
-    ``lines``: see `Refusals`. ``make_room``: see `Connections.make_room`. ``key_of`` returns the
-    key in the first input of a client, or None.
+    ``lines``: see `Refusals`. ``make_room``: see `Connections.make_room`; many waiting clients do
+    not displace a client with a key. ``key_of`` returns the key in the first input of a client, or
+    None.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Acceptor:
         lines: Callable[[], bytes],
         slots: Slots,
         request_count: Callable[[], int],
-        make_room: Callable[[], bool],
+        make_room: Callable[[bool], bool],
         key_of: Callable[[bytes], bytes | None],
     ) -> None:
         self.slots, self._make_room, self._key_of = slots, make_room, key_of
@@ -319,7 +320,7 @@ class Acceptor:
             return False
         except OSError as failure:
             if failure.errno in OUT_OF_FILES and not again:
-                self._make_room()
+                self._make_room(False)
                 for _ in range(TASK_END_PASSES):  # the poller also notices clients that have left
                     await trio.lowlevel.checkpoint()
                 return await self._accept(listener, again=True)
@@ -356,7 +357,7 @@ class Acceptor:
         elif len(waiting) >= WAITING_MAX:
             self._refuse(waiting.popleft(), self.slots.failure())
             self.slots.release()
-        elif self._make_room():
+        elif self._make_room(self._count >= TAKEN_PER_TURN_MIN):
             for _ in range(TASK_END_PASSES):
                 if not self.slots.is_full:
                     break

@@ -382,14 +382,18 @@ class Connections:
         if self.draining and not self._leaving:
             self._empty.set()
 
-    def make_room(self) -> bool:
+    def make_room(self, keyless_only: bool) -> bool:
         """Close the connection that has been quiet for longest. Return whether there was one.
 
-        If a task serves the connection, it is closed as soon as that task runs.
+        ``keyless_only``: only a connection that has shown no key, on a server with keys. If a task
+        serves the connection, it is closed as soon as that task runs.
         """
         self._asked += 1
         found = self._longest_quiet()
         if found is None:
+            return False
+        if keyless_only and not (self.has_keys and found.principal is ANYONE):
+            self._quiet.append((found.quiet_since, found))
             return False
         found.end_idle()
         self._displaced += 1
