@@ -6,12 +6,15 @@ import gc
 import tracemalloc
 
 from tests.engine.shard_support import Desk, advance, expire, fill
+from topics.engine.changes import put_topic
 from topics.engine.changes.append import Append
 from topics.engine.now import Now
 from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, WEIGHTS, Queues
 from topics.engine.topic import Topic
 from topics.engine.topic_table import SORTED_RATIO
+from topics.formats.api.decoding import decode_config
 from topics.formats.api.topic_config import TopicConfig
+from topics.formats.json_text import json_bytes
 
 
 def test_a_read_does_not_count_where_a_priority_is_set_or_none_is_wanted(desk: Desk) -> None:
@@ -32,6 +35,20 @@ def test_a_key_under_way_belongs_to_its_topic_alone() -> None:
     second.note_pending_key("k", "b")
     assert first.pending_keys == {"k": "a"}
     assert Topic(3, "t", 1, TopicConfig()).pending_keys == {}
+
+
+def test_a_dry_run_without_new_limits_counts_no_record_that_only_its_age_removes(
+    desk: Desk,
+) -> None:
+    desk.put("a", ttl_ms=10)
+    desk.append("a", 1, 2, 3)
+    desk.commit()
+    desk.later(1000)
+    planned = [
+        put_topic.plan(desk.engine.table, "a", decode_config(json_bytes(patch)), desk.now).dropped
+        for patch in ({}, {"ttl_ms": 10}, {"ttl_ms": 9})
+    ]
+    assert planned == [0, 0, 3]
 
 
 def test_an_idle_topic_takes_less_than_a_kilobyte() -> None:

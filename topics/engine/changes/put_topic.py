@@ -109,6 +109,8 @@ def plan(
             table.topic_cap.take()
             table.topic_cap.give_back()
         return Plan(config, None, 0)
+    if _limits(config) == _limits(topic.config):
+        return Plan(config, topic.epoch, 0)  # old records expire with or without the PUT
     return Plan(config, topic.epoch, count_beyond(topic, config, now.ts, table.store))
 
 
