@@ -46,6 +46,8 @@ def _shard(backup: Call, folder: Path, shard: int, shards: int) -> Iterator[Call
         reader.open_log(writable=False)
         reader.read(Now(0, 0))
         for name, topic in sorted(reader.engine.topics.items()):
+            # As a start does: the checkpoint alone has the head of a topic without records.
+            topic.head_seq = max(topic.head_seq, reader.topics.restored_head(topic))
             for body, answer in _pages(topic, reader.engine.store):
                 yield Call(
                     *(backup.began, RESTORED, backup.at, "POST", f"/v0/topics/{name}/diff", body),
