@@ -1227,7 +1227,7 @@ class Judge:
         return found
 
     def check_backups(self) -> None:
-        """Check that a restored backup has what was acknowledged before it was requested.
+        """Check that a restored backup has every record acknowledged before its request.
 
         It has no record in two topics, because it was cut while no move was in flight.
         """

@@ -81,7 +81,7 @@ def named(base: str, shard: int, shards: int) -> str:
 
 
 class Work:
-    """Some clients and what they share. ``calls``: about how many a run of the whole span has.
+    """Some clients and what they share. ``calls``: about how many a run of the full span has.
     ``token``: the key of the moment; it may change at any time. ``takes_backups`` adds a
     client that takes backups. ``set_late`` sets the share of messages that are delivered late.
     """

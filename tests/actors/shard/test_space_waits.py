@@ -26,7 +26,7 @@ def backup(desk: Desk) -> Pin:
 
 
 async def freed(desk: Desk) -> None:
-    """The sealing task deletes the files, and the shard goes on."""
+    """The sealing task deletes the files, and the shard continues."""
     await wait_all_tasks_blocked()
     desk.loop.services.sealing._tell_freed()
     await wait_all_tasks_blocked()
@@ -139,7 +139,7 @@ async def test_an_append_to_a_log_that_is_short_of_space_breaks_the_pin(desk: De
 
 
 async def looked_for_space(desk: Desk, *, found: bool) -> None:
-    """As `freed`, while the log is short of space: it looks for some in a thread."""
+    """As `freed`, while the log is short of space: it searches for some in a thread."""
     desk.log.short_of_room = True
 
     def find_room() -> bool:

@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -203,6 +204,24 @@ async def test_if_many_wait_and_no_slot_is_free_the_oldest_is_refused_for_a_new_
     refused = clients[TAKEN_PER_TURN_MIN:][:5]
     assert all(client.recv(4096).startswith(b"HTTP/1.1 429 ") for client in refused)
     for client in clients:
+        client.close()
+
+
+async def test_few_clients_without_a_key_do_not_protect_many_clients_of_one_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accepting, "WAITING_MAX", 4)
+    acceptor = acceptor_of(5, int)
+    (keyless, other), *keyed = [socket.socketpair() for _ in range(5)]
+    acceptor._waiting.append(keyless)
+    acceptor._known[b"key"] = deque(ours for ours, _ in keyed)
+    for _ in range(5):
+        acceptor.slots.acquire()
+    assert await acceptor._free_slot()
+    assert keyed[0][1].recv(4096).startswith(b"HTTP/1.1 429 ")
+    assert (list(acceptor._waiting), len(acceptor._known[b"key"])) == ([keyless], 3)
+    acceptor.close()
+    for client in (other, *(client for _, client in keyed)):
         client.close()
 
 

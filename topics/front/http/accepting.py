@@ -350,7 +350,9 @@ class Acceptor:
 
     async def _free_slot(self) -> bool:
         """End another client for a new one. Return whether a slot is free."""
-        waiting = self._waiting or max(self._known.values(), key=len, default=self._waiting)
+        waiting = self._waiting
+        if len(waiting) < WAITING_MAX:
+            waiting = max(self._known.values(), key=len, default=waiting)
         if self._half_closed:
             self._half_closed.popleft().close()
             self.slots.release()

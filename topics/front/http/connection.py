@@ -60,8 +60,8 @@ NEVER = math.inf
 INT = struct.Struct("i")
 SHED_PER_PASS = 16
 WITH_INPUT_MAX = 8  # connections with input that are skipped to find one without
-LOOKS_PER_CALL = 256  # of `make_room`, on average: 0.03 ms
-QUIET_FOUND_MAX = 256  # by one look at all connections, which takes a millisecond for each 10,000
+CHECKED_PER_CALL = 256  # connections that a call of `make_room` checks on average: 0.03 ms
+QUIET_FOUND_MAX = 256  # by one search of all connections, which takes a millisecond for each 10,000
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
 
 
@@ -354,7 +354,7 @@ class Connections:
         self.request_count = 0  # since the start
         self._open: set[Connection] = set()
         self._quiet: list[tuple[float, Connection]] = []  # since when, the longest last
-        self._asked = self._look_from = 0  # calls of `make_room`; when to look again
+        self._calls = self._search_from = 0  # of `make_room`; the call that searches again
         self._displaced = 0  # since the last sweep
         self._leaving: set[Connection] = set()  # the part of `_open` that the drain waits for
         self._empty = trio.Event()
@@ -388,7 +388,7 @@ class Connections:
         ``keyless_only``: only a connection that has shown no key, on a server with keys. If a task
         serves the connection, it is closed as soon as that task runs.
         """
-        self._asked += 1
+        self._calls += 1
         found = self._longest_quiet()
         if found is None:
             return False
@@ -422,9 +422,9 @@ class Connections:
 
     def _look_for_quiet(self) -> bool:
         """Find those that go next; whether there are any."""
-        if self._asked < self._look_from:
+        if self._calls < self._search_from:
             return False
-        self._look_from = self._asked + len(self._open) // LOOKS_PER_CALL
+        self._search_from = self._calls + len(self._open) // CHECKED_PER_CALL
         quiet = [one for one in self._open if one.quiet_since < NEVER and not one.is_ended]
         found = nsmallest(QUIET_FOUND_MAX, quiet, key=_precedence)
         self._quiet = [(one.quiet_since, one) for one in reversed(found)]
@@ -440,7 +440,7 @@ class Connections:
 
     def sweep(self, now: float) -> None:
         """End connections past their deadline."""
-        self.now, self._quiet, self._look_from = now, [], 0
+        self.now, self._quiet, self._search_from = now, [], 0
         if self._displaced:
             LOG.warning("quiet connections closed for others: %d", self._displaced)
             self._displaced = 0
