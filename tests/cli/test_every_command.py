@@ -187,9 +187,16 @@ class Stranger(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class QuietServer(ThreadingHTTPServer):
+    """Writes no traceback to stderr, which the tests read, if a client resets its connection."""
+
+    def handle_error(self, *_: object) -> None:
+        """See the base class."""
+
+
 @pytest.fixture(scope="module")
 def stranger() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+    server = QuietServer(("127.0.0.1", 0), Stranger)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
