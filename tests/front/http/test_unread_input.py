@@ -240,6 +240,24 @@ async def test_a_pass_of_the_loop_serves_a_bounded_number_of_clients_without_a_k
         assert answered == [UNKNOWN_PER_PASS, 2 * UNKNOWN_PER_PASS, len(unknown)]
 
 
+async def test_clients_that_ask_again_at_once_keep_no_new_client_waiting() -> None:
+    health = request("GET", "/v0/health")
+    async with running(keys="key") as run, scenes(run) as make:
+        fast = [make() for _ in range(2 * UNKNOWN_PER_PASS)]
+        for scene in fast:
+            scene.client.sendall(health)
+        fast[0].turn()
+        new = make()
+        new.client.sendall(health)
+        for _ in range(3):
+            for scene in fast:
+                if is_readable(scene.client.fileno(), 0):
+                    scene.client.recv(4096)
+                    scene.client.sendall(health)
+            new.turn()
+        assert is_readable(new.client.fileno(), 0)
+
+
 async def test_without_keys_a_pass_of_the_loop_serves_everybody() -> None:
     async with running() as run, scenes(run) as make:
         everybody = [make() for _ in range(UNKNOWN_PER_PASS + 1)]

@@ -75,7 +75,7 @@ class FastLane(RequestTasks):
             else:
                 self._note_hang_up(events)
             return
-        if connection.principal is ANYONE and not self._poller.serves_unknown():
+        if connection.principal is ANYONE and not self._poller.serves_unknown(self):
             return
         try:
             data = connection.sock.recv(RECV_BYTES)

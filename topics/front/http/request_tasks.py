@@ -87,8 +87,8 @@ class Poller:
         self._nursery, self._connections = nursery, connections
         self._loop = EventLoop.of_this_run()
         self._is_over = False
-        self._pass_began = 0.0  # start of the current pass of the loop ...
-        self._unknown_count = 0  # ... and the number of clients without a key served in it
+        self._pass_began = 0.0  # start of the current pass of the loop
+        self._next_ticket = self._served_until = 0  # of clients without a key
 
     def watch(self, lane: RequestTasks, events: int) -> None:
         """Call its `ready` when one of the ``events`` of epoll happens, or the client is gone, from
@@ -102,18 +102,26 @@ class Poller:
             self._loop.change(lane.fd, events)
         lane.watched = events
 
-    def serves_unknown(self) -> bool:
-        """Return whether this pass of the loop may still serve a client that has shown no key.
+    def serves_unknown(self, lane: RequestTasks) -> bool:
+        """Return whether this pass of the loop serves a client that has shown no key.
 
         The limit applies only if the server has keys. The input of further clients stays in their
-        sockets, and the next pass begins with these clients.
+        sockets. A client gets a ticket when it has input, and each pass serves the next tickets.
+        The order of epoll would not be fair: a client that is served and has input again by the
+        next pass keeps its position before all clients that were not served.
         """
         if not self._connections.has_keys:
             return True
         if self._pass_began != self._loop.lag.pass_began:
-            self._pass_began, self._unknown_count = self._loop.lag.pass_began, 0
-        self._unknown_count += 1
-        return self._unknown_count <= UNKNOWN_PER_PASS
+            self._pass_began = self._loop.lag.pass_began
+            self._served_until = min(self._served_until, self._next_ticket) + UNKNOWN_PER_PASS
+        if lane.ticket is None:
+            lane.ticket = self._next_ticket
+            self._next_ticket += 1
+        if lane.ticket >= self._served_until:
+            return False
+        lane.ticket = None
+        return True
 
     def leave(self, lane: RequestTasks) -> None:
         """Stop calling its `ready`."""
@@ -159,6 +167,7 @@ class RequestTasks(ABC):
         "connection",
         "exchange",
         "fd",
+        "ticket",
         "watched",
     )
 
@@ -166,6 +175,7 @@ class RequestTasks(ABC):
         self.connection, self._lanes, self._poller = connection, lanes, poller
         self.fd = connection.fd
         self.watched: int | None = None
+        self.ticket: int | None = None  # see `Poller.serves_unknown`
         self.exchange = Exchange(connection, lanes.exchanges)
         self._state = State.SERVING
         self._is_serving = False
