@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.campaigns.clients import BROKEN, Actor, end
 from tests.campaigns.killer import Summary, damage, deaths_by_themselves, program
@@ -125,8 +125,9 @@ class Worker(Actor):
 class Redriver(Actor):
     """Moves dead letters back to the queue, and appends letters that name no source.
 
-    A kill may leave a letter in both topics until the redrive is repeated. So a redrive is repeated
-    until it has refused no letter but those without a source; ``complete`` counts these results.
+    A kill may leave a letter in both topics until the redrive is repeated. So a redrive of the
+    letters with a source, which have tags, is repeated with the same limit until it has refused
+    none; ``complete`` counts these results.
     """
 
     def __init__(self, server: Server, seed: int) -> None:
@@ -135,18 +136,28 @@ class Redriver(Actor):
 
     def turn(self) -> None:
         self.ending.wait(self.dice.uniform(0, 0.1))
-        if not self._limit and self._strays < STRAYS_MAX:
+        if not self._limit:
+            self._append_strays()
+            self._limit = self.dice.randint(1, 30)
+            self._redrive({})
+        if not self._redrive({"match": ["tag", "Glob", "t*"]}):
+            self._limit = 0
+            self.complete += 1
+
+    def _append_strays(self) -> None:
+        if self._strays < STRAYS_MAX:
             first, self._strays = self._strays + 1, self._strays + STRAYS
             numbers = range(first, self._strays + 1)  # negative ones belong to no job
             self.line.ask(
                 "POST", "/v0/topics/dead", {"records": [{"data": [-number]} for number in numbers]}
             )
-        self._limit = self._limit or self.dice.randint(1, 30)
-        done = self.line.ask("POST", "/v0/topics/dead/redrive", {"limit": self._limit}).json()
+
+    def _redrive(self, match: dict[str, Any]) -> int:
+        """The number of letters that were refused."""
+        asked = {"limit": self._limit, **match}
+        done = self.line.ask("POST", "/v0/topics/dead/redrive", asked).json()
         self.counts["redriven"] += done["moved"]
-        if done["skipped"] <= self._strays:
-            self._limit = 0
-            self.complete += 1
+        return int(done["skipped"])
 
 
 class Deleter(Actor):
