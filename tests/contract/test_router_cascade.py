@@ -104,18 +104,6 @@ def test_an_empty_topic_goes_with_its_routers(api: Api, ends: Ends) -> None:
     gone(api, name)
 
 
-def test_a_topic_is_not_empty_when_copies_are_on_their_way(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    name = route(api, source, dest)
-    ok(api.append(source, "a"))
-    answer = api.delete(dest, if_empty="true")
-    if answer.status == 200:
-        gone(api, name)
-    else:
-        refused(answer, 409, "topic_not_empty")
-        arrived(api, dest, "a")
-
-
 def test_a_topic_made_again_is_not_fed(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)

@@ -24,7 +24,7 @@ from tests.support.copies import (
 )
 from tests.support.queues import until
 from tests.support.routers import put
-from tests.support.sse import CAUGHT_UP, seqs, watch
+from tests.support.sse import seqs
 
 Ends = tuple[str, str]
 
@@ -243,21 +243,6 @@ def test_a_streamed_append_is_copied(api: Api, ends: Ends, guarantee: str) -> No
     ok(api.append(source, *large[:5], *range(3000)))
     found = arrived(api, dest, *large, "after", *large[:5], *range(3000))
     assert seqs(found) == [*range(1, len(found) + 1)]
-
-
-# --- readers that wait
-
-
-def test_a_long_poll_and_a_watch_of_the_dest_see_copies_come(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    route(api, source, dest)
-    with Api(api.address) as other, watch(api, [dest]) as stream:
-        stream.event(CAUGHT_UP)
-        for number in range(20):
-            ok(other.append(source, number))
-            page = ok(api.diff(dest, from_seq=number, wait_ms=10_000))
-            assert (data(page["records"]), page["head_seq"]) == ([number], number + 1)
-            assert data(stream.records(1)) == [number]
 
 
 # --- deletes

@@ -66,18 +66,6 @@ def test_a_copy_has_no_delay(api: Api, ends: Ends) -> None:
     assert origin.counters() == counters(delayed=1)
 
 
-def test_a_claim_that_waits_gets_a_copy(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    queue = Queue.create(api, dest)
-    route(api, source, dest)
-    with Api(api.address) as other:
-        for number in range(5):
-            ok(other.append(source, number))
-            (job,) = queue.claim("w", wait_ms=10_000)
-            assert job["data"] == number
-            queue.ack([job])
-
-
 # --- caps and ages of the dest
 
 

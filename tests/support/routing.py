@@ -135,13 +135,6 @@ class RoutedShards(Shards):
         )
         assert not isinstance(found, TopicsError), found
 
-    async def diff(self, topic: str) -> list[Any]:
-        """The data of a topic's first records, as a client gets them."""
-        params = calls.TopicParams(topic, 1)
-        found = await self.call(calls.DIFF, params, b'{"limit":1000}', shard=self.shard_of(topic))
-        assert not isinstance(found, TopicsError), found
-        return [record["data"] for record in found["records"]]
-
     # What is there
 
     def topic(self, name: str) -> Topic:

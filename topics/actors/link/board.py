@@ -47,7 +47,6 @@ LIMITS: Final = 8
 PROCESS_WORDS: Final = LIMITS_AT + LIMITS
 HEADS_WORDS: Final = SLOTS * SLOT_WORDS
 assert PROCESS_WORDS == 259 * LINE_WORDS
-SOURCES_WORDS: Final = 512
 assert HEADS_WORDS == 16 * LINE_WORDS
 
 
@@ -200,8 +199,7 @@ class Board:
         self._sessions_at = LINE_WORDS
         self._processes_at = self._sessions_at + _whole_lines(pairs)
         self._heads_at = self._processes_at + count * PROCESS_WORDS
-        self._sources_at = self._heads_at + shards * HEADS_WORDS
-        length = self._sources_at + shards * SOURCES_WORDS
+        length = self._heads_at + shards * HEADS_WORDS
         self.words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
         for pair in range(pairs):
             # 1, because rings are born with 0: nothing flows before both sides have started.
@@ -233,14 +231,6 @@ class Board:
         """What ``shard`` tells of pages that were read ahead (`topics.actors.link.heads`)."""
         at = self._heads_at + shard * HEADS_WORDS
         return self.words[at : at + HEADS_WORDS]
-
-    def source(self, shard: int, topic_id: int) -> memoryview:
-        """A view of one word, which grows whenever a source of routers in ``shard`` has got
-        something, before anybody learns of that; and when the shard starts.
-        """
-        word = topic_id // self.shards % SOURCES_WORDS  # ids of a shard are so far apart
-        at = self._sources_at + shard * SOURCES_WORDS + word
-        return self.words[at : at + 1]
 
     def process(self, process: ProcessId) -> FrontWords | ShardWords:
         """What a process shows of itself."""

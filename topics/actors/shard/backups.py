@@ -7,8 +7,8 @@
     end     whether the pin has held all the time; it ends
 
 A pin ends with the backup, with the link session of its front, and breaks when the shard needs the
-room. A hold ends by itself after `HOLD_MAX_S`, before a reader gives up its wait for a router; a
-cut counts only if the hold of each shard has lasted until all have cut, which `files` finds out.
+room. A hold ends by itself after `HOLD_MAX_S`; a cut counts only if the hold of each shard has
+lasted until all have cut, which `files` finds out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CutCall: TypeAlias = InboundMessage[BackupParams, BackupCut]
 FilesCall: TypeAlias = InboundMessage[BackupParams, BackupFiles]
 EndCall: TypeAlias = InboundMessage[BackupParams, NoResult]
 
-HOLD_MAX_S: Final = 0.8  # below `barriers.BARRIER_S`
+HOLD_MAX_S: Final = 0.8  # the longest delay of routers and dead letters by a backup
 
 
 @dataclass(eq=False, slots=True)

@@ -85,7 +85,6 @@ class ShardContext:
         self.note_changed: Callable[[Topic], object] = lambda _: None
         # Whether routers name the topic, as far as the shard knows.
         self.routers_of: Callable[[str], bool] = lambda _: False
-        self.source_word: Callable[[int, int], memoryview]  # `Board.source`
         self.peers: Peers
         self.nursery: trio.Nursery
         self.end_turn: Callable[[], None]

@@ -26,9 +26,8 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.session import InboundMessage, Reply
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.held_topics import Handler, Request, Retries
+from topics.actors.shard.held_topics import Retries
 from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.changes import delete_records, delete_topic
 from topics.engine.changes.delete_records import DeleteRecords, Rest
@@ -59,27 +58,16 @@ RecordsCall: TypeAlias = InboundMessage[TopicParams, NoResult]
 class Deletes(Service):
     """Handles `topic.delete` and `topic.delete_records`."""
 
-    def __init__(self, context: ShardContext, retries: Retries, barriers: Barriers) -> None:
+    def __init__(self, context: ShardContext, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._retries, self._barriers = retries, barriers
+        self._retries = retries
         self._slices = trio.Lock()
         self._has_first_slice = False  # of a large delete, under way outside of the lock
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        router.serve(TOPIC_DELETE, self._delete_if_empty)
-        router.serve(DELETE_RECORDS, partial(self._handle_level, self._delete_records))
-
-    def _handle_level(self, handler: Handler, request: Request) -> None:
-        """Handle it when the routers that feed the topic have caught up (§6)."""
-        if not self._barriers.defer_if_behind((request.params.topic,), handler, request):
-            handler(request)
-
-    def _delete_if_empty(self, request: DeleteCall) -> None:
-        if request.params.if_empty:
-            self._handle_level(self._delete, request)
-        else:
-            self._delete(request)
+        router.serve(TOPIC_DELETE, self._delete)
+        router.serve(DELETE_RECORDS, self._delete_records)
 
     def _delete(
         self, request: DeleteCall, *, routers: Sequence[str] = (), again: bool = False
@@ -174,7 +162,7 @@ class Deletes(Service):
 
         self._commits.submit(change, settle)
 
-    async def _delete_when_idle(self, topic: Topic, request: Request) -> None:
+    async def _delete_when_idle(self, topic: Topic, request: RecordsCall) -> None:
         await self._commits.wait_idle(topic)
         self._context.give_back(topic.name, (self._delete_records, request))
 

@@ -15,7 +15,6 @@ from typing import Any
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.page import Page
 from topics.engine.reading import read
@@ -37,13 +36,13 @@ from topics.formats.wire.calls import (
 class FeedReads(Service):
     """Handles `feed.read` and `topic.heads`."""
 
-    def __init__(self, context: ShardContext, barriers: Barriers) -> None:
-        self._context, self._barriers = context, barriers
+    def __init__(self, context: ShardContext) -> None:
+        self._context = context
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
         router.serve(FEED_READ, self._read)
-        router.serve(TOPIC_HEADS, self._heads_of)
+        router.serve(TOPIC_HEADS, self._heads)
 
     def _read(self, request: InboundMessage[FeedReadParams, FeedReadResult]) -> None:
         params, context = request.params, self._context
@@ -54,10 +53,6 @@ class FeedReads(Service):
         page = read(topic, view, context.store, head_seq=head_seq)
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
         context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
-
-    def _heads_of(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:
-        if not self._barriers.defer_if_behind(request.params.topics, self._heads, request):
-            self._heads(request)
 
     def _heads(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:
         known = self._context.engine.topics

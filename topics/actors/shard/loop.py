@@ -51,7 +51,7 @@ class ShardLoop:
         self.context = context = ShardContext(shard, limits, board.shard(index))
         context.send, context.end_turn = self._send, self.end_turn
         context.commits.on_commit = self._committed
-        context.commits.on_loss, context.source_word = self._lost, board.source
+        context.commits.on_loss = self._lost
         self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, context.inbox
         context.peers = Peers(board.shards, self.deadlines.wake)
         self.router = MessageRouter(

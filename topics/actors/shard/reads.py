@@ -15,7 +15,6 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.long_polls import DiffCall, LongPolls, reply_page
-from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.page import Page
 from topics.engine.reading import read
@@ -30,11 +29,8 @@ AHEAD_BYTES_MAX = 1 << 20  # of pages that are read ahead in one go
 class Reads(Service):
     """Answers diffs. ``heads``: of topics that are read ahead."""
 
-    def __init__(
-        self, context: ShardContext, polls: LongPolls, heads: HeadWriter, barriers: Barriers
-    ) -> None:
+    def __init__(self, context: ShardContext, polls: LongPolls, heads: HeadWriter) -> None:
         self._context, self._polls, self._heads = context, polls, heads
-        self._barriers = barriers
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -42,10 +38,6 @@ class Reads(Service):
         router.serve(DIFF_AHEAD, self._diff_ahead)
 
     def _diff(self, request: DiffCall) -> None:
-        if not self._barriers.defer_if_behind((request.params.topic,), self._read, request):
-            self._read(request)
-
-    def _read(self, request: DiffCall) -> None:
         topic, asked, page = self._first_page(request, request.params.topic)
         if page.unfinished or (asked.wait_ms and not page.worth_answering):
             self._polls.add(request, topic, asked, page)

@@ -25,7 +25,6 @@ from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.queues.redrive import Redrives
 from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
-from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.routing.forwards import Forwards
 from topics.actors.shard.routing.owner import Routers
 from topics.actors.shard.routing.registry import Registry
@@ -51,17 +50,16 @@ class ShardServices:
         self.peers, self.room = context.peers, context.room
         self.workers = workers = Workers(context)
         self.registry = registry = Registry(context, workers)
-        self.barriers = barriers = Barriers(context, registry, workers)
         self.sealing = Sealing(shard, context.commits)
         self.streamed_appends = StreamedAppends(context, self.sealing.make_room)
         self.appends = Appends(context, self.streamed_appends, SpaceWaits(context, self.sealing))
-        self.topics = TopicCalls(context, barriers)
-        self.deletes = Deletes(context, retries, barriers)
+        self.topics = TopicCalls(context)
+        self.deletes = Deletes(context, retries)
         # Each is told by the other: of dead jobs, and of those that are claimable again.
         self.job_dispatch = dispatch = JobDispatch(
             context, lambda topic: self.dead_letters.wake(topic)
         )
-        self.claims = Claims(context, dispatch, barriers)
+        self.claims = Claims(context, dispatch)
         self.job_calls = JobCalls(context, dispatch, retries)
         self.work_streams = WorkStreams(context, dispatch)
         self.dead_letters = DeadLetters(context, dispatch.note_claimable)
@@ -69,9 +67,9 @@ class ShardServices:
         self.routers = Routers(context)
         self.forwards = Forwards(context, registry)
         self.long_polls = LongPolls(context)
-        self.reads = Reads(context, self.long_polls, HeadWriter(heads), barriers)
+        self.reads = Reads(context, self.long_polls, HeadWriter(heads))
         self.feeds = Feeds(context)
-        self.feed_reads = FeedReads(context, barriers)
+        self.feed_reads = FeedReads(context)
         self.expiry = Expiry(context)
         self.quotas = Quotas(context, ledger, self.expiry)
         self.backups = Backups(context, shard, self.sealing)

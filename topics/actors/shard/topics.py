@@ -10,7 +10,6 @@ from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.queues.lease_logging import LeaseLogging
 from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.changes import put_topic
 from topics.engine.now import Now
@@ -38,9 +37,9 @@ RESULTS = tuple(PutResult(created) for created in (False, True))
 class TopicCalls(Service):
     """Handles `topic.put`, `topic.get` and `topic.list`."""
 
-    def __init__(self, context: ShardContext, barriers: Barriers) -> None:
+    def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._barriers, self._leases = barriers, LeaseLogging(context)
+        self._leases = LeaseLogging(context)
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -114,10 +113,6 @@ class TopicCalls(Service):
         reply_json(request, RESULTS[False], body + ignored, params.at)
 
     def _get(self, request: InboundMessage[TopicGetParams, NoResult]) -> None:
-        if not self._barriers.defer_if_behind((request.params.topic,), self._describe, request):
-            self._describe(request)
-
-    def _describe(self, request: InboundMessage[TopicGetParams, NoResult]) -> None:
         params = request.params
         topic = self._context.fresh_topic(params.topic)
         if params.touch:

@@ -27,7 +27,6 @@ module spells a subject or builds params.
     rpc/router.sync           to shard   RouterSyncParams     -           RouterSyncResult  -
     rpc/router.stats          to shard   RouterStatsParams    -           RouterStats       -
     rpc/router.forward        to shard   ForwardParams        copied      ForwardResult     -
-    rpc/router.catch_up       to shard   CatchUpParams        -           NoResult          -
     rpc/metrics.read          to shard   MetricsParams        -           MetricsResult     -
     rpc/backup.begin          to shard   BackupParams         -           BackupBegun       -
     rpc/backup.hold           to shard   BackupParams         -           NoResult          -
@@ -474,8 +473,6 @@ class ForwardParams(NamedTuple):
     runs: bytes  # `formats.disk.copies` runs; LSN 0: of the attachment
     seqs: Sequence[int]  # of each run: seq in the source of its first record
     targets: Sequence[Sequence[Any]]  # the fields of `ForwardTarget`
-    head_seq: int = 0  # of the source, while its word on the board says ``word``
-    word: int = 0  # 0: the source is itself a dest
 
 
 class ForwardStatus(IntEnum):
@@ -494,16 +491,6 @@ class ForwardResult(NamedTuple):
     """
 
     outcomes: Sequence[tuple[int, int, int, int]]
-
-
-class CatchUpParams(NamedTuple):
-    """Answer when these routers have reached the head that their source has now, or cannot.
-
-    ``passed``: routers that wait for this answer themselves.
-    """
-
-    routers: Sequence[int]
-    passed: Sequence[int]
 
 
 # Metrics
@@ -697,7 +684,6 @@ ROUTER_ENDPOINT: Final = Call("router.endpoint", EndpointParams, EndpointResult)
 ROUTER_SYNC: Final = Call("router.sync", RouterSyncParams, RouterSyncResult)
 ROUTER_STATS: Final = Call("router.stats", RouterStatsParams, RouterStats)
 FORWARD: Final = Call("router.forward", ForwardParams, ForwardResult)
-CATCH_UP: Final = Call("router.catch_up", CatchUpParams, NoResult)
 METRICS_READ: Final = Call("metrics.read", MetricsParams, MetricsResult)
 BACKUP_BEGIN: Final = Call("backup.begin", BackupParams, BackupBegun)
 BACKUP_HOLD: Final = Call("backup.hold", BackupParams, NoResult)

@@ -36,7 +36,7 @@ def worker(shard: int = 0, **fields: Any) -> Worker:
 
 @pytest.fixture
 def source() -> Source:
-    return Source(Topic(1, "a", 5, TopicConfig()), memoryview(bytearray(8)).cast("Q"))
+    return Source(Topic(1, "a", 5, TopicConfig()))
 
 
 def test_what_its_row_says_becomes_match_drops_and_stamp() -> None:
@@ -75,35 +75,14 @@ def test_workers_that_stand_at_one_place_and_copy_alike_go_together(source: Sour
     assert not source.ready
 
 
-def test_those_who_wait_are_told_when_the_router_is_there(source: Source) -> None:
-    router, told = worker(), list[str]()
-    source.add(router)
-    router.when_settled(12, lambda: told.append("at 12"))
-    assert not told, "where it stands is not known"
-    router.state = WorkerState.FLYING
-    router.stands_at(11, 1)
-    router.tell_settled()
-    router.when_settled(11, lambda: told.append("at 11"))
-    assert not told, "a forward is under way"
-    source.rest(router)
-    assert told == ["at 11"]
-    router.passed(12)
-    router.tell_settled()
-    assert told == ["at 11", "at 12"]
-
-
-@pytest.mark.parametrize("cause", ["retry", "removed"])
-def test_nobody_waits_for_a_router_that_cannot_go_on(source: Source, cause: str) -> None:
-    router, told = worker(), list[int]()
-    source.add(router)
-    router.when_settled(99, lambda: told.append(1))
-    if cause == "retry":
-        router.state = WorkerState.RETRYING
-    else:
-        router.is_removed = True
-    router.tell_settled()
-    router.when_settled(99, lambda: told.append(2))
-    assert told == [1, 2]
+def test_the_total_of_a_removed_router_is_reported_once() -> None:
+    router, reported = worker(), list[int]()
+    router.end_removal()
+    router.on_removed = reported.append
+    router.stands_at(12, 2)
+    router.end_removal()
+    router.end_removal()
+    assert (reported, router.state) == ([2], WorkerState.IDLE)
 
 
 def test_hops_are_kept_until_every_router_has_passed_them(source: Source) -> None:

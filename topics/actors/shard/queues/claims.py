@@ -26,7 +26,6 @@ from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.queues.wait_list import Claimer
 from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
@@ -102,9 +101,9 @@ class PolledClaim(Claimer):
 class Claims(Service):
     """Handles `queue.claim`."""
 
-    def __init__(self, context: ShardContext, dispatch: JobDispatch, barriers: Barriers) -> None:
+    def __init__(self, context: ShardContext, dispatch: JobDispatch) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._dispatch, self._barriers = dispatch, barriers
+        self._dispatch = dispatch
         self._polls: dict[tuple[LinkSession, int], PolledClaim] = {}
         # Claims that wait for their queue, the oldest first: they are not in its wait list yet.
         self._deferred: dict[tuple[LinkSession, int], ClaimCall] = {}
@@ -124,19 +123,13 @@ class Claims(Service):
         self._context.deadlines.wake()  # no turn is under way
 
     def _claim(self, request: ClaimCall) -> None:
-        if self._barriers.defer_if_behind((request.params.topic,), self._join, request):
-            self._note_deferred((request.session, request.cid), request)
-        else:
-            self._join(request)
-
-    def _join(self, request: ClaimCall) -> None:
         context, params = self._context, request.params
         if self._deferred:
             self._deferred.pop((request.session, request.cid), None)
         context.check_writable()
         if params.topic in context.held.waiting:
-            context.held.defer_if_held(params.topic, self._join, request)
-            self._note_deferred((request.session, request.cid), request)
+            context.held.defer_if_held(params.topic, self._claim, request)
+            self._note_deferred(request)
             return
         asked = decode_claim(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
@@ -152,13 +145,13 @@ class Claims(Service):
         if not is_served:
             self._dispatch.join(poll, is_patient=asked.wait_ms > 0)
 
-    def _note_deferred(self, key: tuple[LinkSession, int], request: ClaimCall) -> None:
+    def _note_deferred(self, request: ClaimCall) -> None:
         while self._deferred:  # those that have timed out, the oldest first
             oldest = next(iter(self._deferred))
             if self._deferred[oldest].is_open:
                 break
             del self._deferred[oldest]
-        self._deferred[key] = request
+        self._deferred[request.session, request.cid] = request
 
     # What becomes of a claim
 

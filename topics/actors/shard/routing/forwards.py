@@ -91,7 +91,6 @@ class Forwards(Service):
     def _forward(self, request: ForwardCall) -> None:
         self._context.check_writable(grows=True)
         params, answers = request.params, _Answers(request)
-        self._registry.note_head(params)
         takers: dict[int, Taker] = {}  # by the index of the target
         for index, target in enumerate(answers.targets):
             taker = self._taker(target, params, partial(answers.settle, index))

@@ -9,7 +9,7 @@ It outlives the owner: while that is away, everything goes on as it was told las
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -24,7 +24,7 @@ from topics.actors.shard.routing.worker import WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
 from topics.engine.changes import put_topic
-from topics.engine.routing.derivations import derivation_of, forget_derivations
+from topics.engine.routing.derivations import forget_derivations
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.wire.calls import (
@@ -34,7 +34,6 @@ from topics.formats.wire.calls import (
     ROUTER_SYNC,
     EndpointParams,
     EndpointResult,
-    ForwardParams,
     RouterRow,
     RouterStats,
     RouterStatsParams,
@@ -49,7 +48,6 @@ SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
 LOOK_S: Final = 0.005  # how often they look for its end
-HEADS_MAX: Final = 4096  # of sources elsewhere
 
 
 class Registry(Service):
@@ -60,11 +58,9 @@ class Registry(Service):
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
         # Those that feed a topic of this shard.
-        self.by_dest = workers.fed = dict[str, dict[int, RouterRow]]()
-        self._heads: dict[str, tuple[int, int, int]] = {}  # of sources elsewhere, see `has_reached`
+        self.by_dest: dict[str, dict[int, RouterRow]] = {}
         context.routers_of = self.has_routers
         self.is_told = False
-        self._when_told: list[Callable[[], object]] = []
         self._lost_feeders: set[str] = set()  # dests of routers that the last message took away
 
     def register(self, router: MessageRouter) -> None:
@@ -72,10 +68,6 @@ class Registry(Service):
         router.serve(ROUTER_SYNC, self._sync)
         router.serve(ROUTER_STATS, self._stats)
         router.serve(ROUTER_ENDPOINT, self._endpoint)
-
-    def when_told(self, call: Callable[[], object]) -> None:
-        """Call once the owner has told of all routers."""
-        self._when_told.append(call)
 
     # Which there are
 
@@ -92,27 +84,6 @@ class Registry(Service):
     def may_feed(self, topic: str, router: int) -> bool:
         """Whether the router feeds a topic of this shard, or nobody has told of those that do."""
         return not self.is_told or router in self.by_dest.get(topic, ())
-
-    # How far those come from elsewhere
-
-    def note_head(self, params: ForwardParams) -> None:
-        """The shard of a source has told where its head was, and what its word on the board."""
-        if params.word:
-            self._heads.pop(params.source, None)
-            self._heads[params.source] = params.source_id, params.head_seq, params.word
-            if len(self._heads) > HEADS_MAX:
-                del self._heads[next(iter(self._heads))]
-
-    def has_reached(self, dest: Topic, row: RouterRow) -> bool:
-        """Whether the router is known to have copied all that its source has."""
-        source_id, head_seq, word = self._heads.get(row.source, (0, 0, 0))
-        if (
-            source_id != row.source_id
-            or derivation_of(dest, row.id, row.start_seq).cursor < head_seq
-        ):
-            return False
-        shard = self._context.peers.shard_of(row.source)
-        return bool(self._context.source_word(shard, source_id)[0] == word)
 
     def _is_here(self, topic: str) -> bool:
         return self._context.peers.shard_of(topic) == self._context.wal.shard
@@ -147,7 +118,7 @@ class Registry(Service):
             self._workers.remove(router, partial(stopped, router))
         if params.is_all:
             self._forget_derivations(self._engine.topics)
-            self._tell()
+            self.is_told = True
         else:
             self._forget_derivations(lost_feeders)
         if not is_waiting:
@@ -164,12 +135,6 @@ class Registry(Service):
             if topic is not None and topic.derivations is not None:
                 forget_derivations(topic, self.by_dest.get(name, ()))
 
-    def _tell(self) -> None:
-        self.is_told = True
-        calls, self._when_told = self._when_told, []
-        for call in calls:
-            call()
-
     def _set(self, row: RouterRow) -> bool:
         """A router is new, or changed; False when an end of it is missing here."""
         source, dest = self._end(row.source, row.source_id), self._end(row.dest, row.dest_id)
@@ -180,7 +145,6 @@ class Registry(Service):
         self._rows[row.id] = row
         if dest is not None:
             self.by_dest.setdefault(row.dest, {})[row.id] = row
-            self._workers.note_fed(dest)
         if source is not None:
             self._by_source.setdefault(row.source, {})[row.id] = row
             self._workers.set(row, source)

@@ -54,7 +54,7 @@ class Worker:
 
     __slots__ = (
         *("row", "shard", "match", "drops", "cursor", "seen", "total", "is_known", "is_removed"),
-        *("state", "retry", "retry_s", "need", "must_log", "waiters"),
+        *("state", "retry", "retry_s", "need", "must_log", "on_removed"),
     )
 
     def __init__(self, row: RouterRow, shard: int) -> None:
@@ -66,7 +66,7 @@ class Worker:
         self.retry_s = 0.0
         self.need = 0  # bytes for which a full dest had no room: asked for before more is sent
         self.must_log = False  # the dest's log must hear of ``seen``
-        self.waiters: list[tuple[int, Callable[[], object]]] = []
+        self.on_removed: Callable[[int], object] | None = None  # called with ``total``
         self.configure(row, shard)
 
     def configure(self, row: RouterRow, shard: int) -> None:
@@ -109,34 +109,21 @@ class Worker:
         """Nothing up to ``seq`` is wanted."""
         self.seen = seq
 
-    # Those who wait for it
-
-    def when_settled(self, seq: int, call: Callable[[], object]) -> None:
-        """Call once everything up to ``seq`` is done, or cannot be done now: at once, if so."""
-        self.waiters.append((seq, call))
-        self.tell_settled()
-
-    def tell_settled(self) -> None:
-        """Call those who have waited long enough."""
-        if not self.waiters:
-            return
-        is_stuck = self.is_removed or self.state is WorkerState.RETRYING
-        is_quiet = self.is_known and self.state is not WorkerState.FLYING
-        due = [call for seq, call in self.waiters if is_stuck or (is_quiet and self.seen >= seq)]
-        self.waiters = [waiter for waiter in self.waiters if waiter[1] not in due]
-        for call in due:
-            call()
+    def end_removal(self) -> None:
+        """Report the total of a removed router: none of its forwards is in flight."""
+        self.state = WorkerState.IDLE
+        if self.on_removed is not None:
+            call, self.on_removed = self.on_removed, None
+            call(self.total)
 
 
 class Source:
-    """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness.
-    ``word``: see `Board.source`.
-    """
+    """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness."""
 
-    __slots__ = ("has_news", "hops", "hops_from", "idle", "ready", "topic", "word", "workers")
+    __slots__ = ("has_news", "hops", "hops_from", "idle", "ready", "topic", "workers")
 
-    def __init__(self, topic: Topic, word: memoryview) -> None:
-        self.topic, self.word, self.hops = topic, word, Hops()
+    def __init__(self, topic: Topic) -> None:
+        self.topic, self.hops = topic, Hops()
         self.hops_from = U64_MAX  # hops of copies above it are known
         self.workers: dict[int, Worker] = {}
         self.idle: dict[Worker, None] = {}
@@ -172,7 +159,6 @@ class Source:
         """It has nothing to do."""
         worker.state = WorkerState.IDLE
         self.idle[worker] = None
-        worker.tell_settled()
 
     def take_news(self) -> None:
         """Idle routers look at what is new."""

@@ -6,9 +6,11 @@
 
 Nothing happens on the path of a write: a commit only marks its source. A turn that forwards takes
 about a millisecond; more follows in the next. While clients write, rounds have pauses between them,
-which leave most of the loop to the clients, unless a reader of a dest waits, or the rounds of late
-were few. Routers that stand at one place and copy alike share a batch and messages. A router has
-one forward under way; what comes meanwhile goes with the next.
+which leave most of the loop to the clients, unless rounds were few of late. Routers that stand at
+one place and copy alike share a batch and messages. A router has one forward under way; what comes
+meanwhile goes with the next.
+
+No request about a dest waits for a router: forwarding is asynchronous (§6, `decisions/0027`).
 
 What the dest cannot take stays where it is: the router asks for room, without the records, less and
 less often.
@@ -19,13 +21,12 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
 import trio
 
-from topics.actors.link.board import SOURCES_WORDS
 from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
@@ -87,9 +88,6 @@ class Workers(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._shard = context, context.engine.table.shard
-        for word in range(SOURCES_WORDS):  # those that an earlier process told are over
-            context.source_word(self._shard, word * context.peers.shards)[0] += 1
-        self.fed: Container[str] = ()  # topics that are dests of routers themselves
         self._sources: dict[int, Source] = {}  # by topic id
         self._by_router: dict[int, tuple[Source, Worker]] = {}
         self._due: dict[int, None] = {}  # sources, by topic id
@@ -126,8 +124,7 @@ class Workers(Service):
 
     def _source(self, topic: Topic) -> Source:
         topic.follow(self._source_changed)
-        word = self._context.source_word(self._shard, topic.id)
-        return self._sources.setdefault(topic.id, Source(topic, word))
+        return self._sources.setdefault(topic.id, Source(topic))
 
     def _learn_hops(self, source: Source, cursor: int) -> None:
         """A router begins behind ``cursor``: learn the hops of the source's own copies from there
@@ -159,11 +156,10 @@ class Workers(Service):
             source.topic.unfollow(self._source_changed)
         if worker.retry is not None:
             worker.retry.cancel()
-        worker.tell_settled()
         if not worker.is_known and worker.state is not WorkerState.FLYING:
             self._ask(source, [worker], Batch(worker.cursor, 0))
         if worker.state is WorkerState.FLYING:
-            worker.waiters.append((0, lambda: then(worker.total)))
+            worker.on_removed = then
         else:
             then(worker.total)
 
@@ -191,19 +187,12 @@ class Workers(Service):
         now_ts = self._context.now.ts
         return router, worker.total, *lag(source.topic, self._context.store, worker.seen, now_ts)
 
-    def note_fed(self, topic: Topic) -> None:
-        """A topic is the dest of another router now: who reads what it feeds must ask."""
-        source = self._sources.get(topic.id)
-        if source is not None:
-            source.word[0] += 1
-
     # When there is something to do
 
     def _source_changed(self, change: Change) -> None:
         """A source has something new."""
         source = self._sources[change.topic.id]
         if isinstance(change, Append | Advance):
-            source.word[0] += 1
             _note_hops(source, change)
             self._wake(source)
         elif isinstance(change, DeleteTopic):
@@ -231,12 +220,6 @@ class Workers(Service):
             is_free = self._context.append_count == self._appends_seen
             at = -math.inf if is_free or self._free_at <= trio.current_time() else self._free_at
             self._next = self._context.deadlines.call_at(at, self._work)
-
-    def hurry(self) -> None:
-        """A reader waits: go on at once."""
-        if self._next is not None:
-            self._next.cancel()
-            self._next = self._context.deadlines.call_at(-math.inf, self._work)
 
     def _work(self) -> None:
         self._next, self._appends_seen = None, self._context.append_count
@@ -390,8 +373,6 @@ class Workers(Service):
             runs=batch.packed(first.drops, is_stamped=row.exactly_once),
             seqs=batch.seqs,
             targets=[worker.target for worker in workers],
-            head_seq=source.topic.head_seq,
-            word=0 if source.topic.name in self.fed else source.word[0],
         )
         then = partial(self._answered, source, first.shard, workers)
         self._context.peers.ask(first.shard, FORWARD, params, batch.body, then)
@@ -413,7 +394,7 @@ class Workers(Service):
             round_s = now - self._round_began
             pause_s = min(max(PAUSE_RATIO * round_s, PAUSE_MIN_S), PAUSE_MAX_S)
             unused_from = max(self._free_at, self._round_began - CREDIT_MAX_S)
-            # Rounds that readers have hurried make no pause longer.
+            # Rounds without a pause before them, because no client wrote, make no pause longer.
             self._free_at = min(unused_from + round_s, now) + pause_s
         self._due.update(self._crowded)
         self._crowded.clear()
@@ -441,8 +422,7 @@ class Workers(Service):
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
             worker.stands_at(cursor, total)
         if worker.is_removed:
-            worker.state = WorkerState.IDLE
-            worker.tell_settled()
+            worker.end_removal()
             return
         if status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
             if has_moved:
@@ -452,7 +432,6 @@ class Workers(Service):
         worker.retry_s = 0.0
         if worker.seen < source.topic.head_seq:
             source.make_ready(worker)
-            worker.tell_settled()  # those who wait for less than the head of now
         else:
             source.rest(worker)
 
@@ -461,13 +440,12 @@ class Workers(Service):
         now = trio.current_time()
         for worker in workers:
             if worker.is_removed:
-                worker.tell_settled()
+                worker.end_removal()
                 continue
             worker.state = WorkerState.RETRYING
             worker.retry_s = min(max(2 * worker.retry_s, RETRY_MIN_S), RETRY_MAX_S)
             call = partial(self._go_on, source, (worker,))
             worker.retry = self._context.deadlines.call_at(now + worker.retry_s, call)
-            worker.tell_settled()
 
     def _go_on(self, source: Source, workers: Iterable[Worker]) -> None:
         for worker in workers:
