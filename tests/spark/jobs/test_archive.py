@@ -220,11 +220,7 @@ def test_folders_of_others_are_refused_before_anything_is_written(
     ]:
         with pytest.raises(JobError, match=told):
             archive(spark, how)
-    (tmp_path / "old" / "_state").mkdir(parents=True)
-    with pytest.raises(JobError, match="of an earlier version's layout"):
-        archive(spark, job(live, "mine", tmp_path / "old"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "old"]
-    assert [path.name for path in (tmp_path / "old").iterdir()] == ["_state"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file"]
 
 
 def test_records_that_were_evicted_unread_fail_the_job_unless_allowed(

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 FORMATS = ("delta", "parquet")
 BATCH_RECORDS = 1_000_000
 CHECKPOINT = "_checkpoint"
-FORMER = "_state"  # in the folders of the layout that earlier versions wrote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +191,6 @@ def begin(spark: SparkSession, uri: str, job: ArchiveJob) -> None:
     """
     folder, checkpoint = Folder(spark, uri), Folder(spark, f"{uri}/{CHECKPOINT}")
     names = folder.names()
-    if FORMER in names:
-        raise JobError(
-            f"{uri}: the archive is of an earlier version's layout, which cannot be continued;"
-            " archive into a new folder"
-        )
     has_begun = names not in ([], [CHECKPOINT]) or checkpoint.names("offsets")
     if has_begun and checkpoint.read(JOB) is None:
         raise JobError(

@@ -4,7 +4,7 @@
                     first offset that is read, an end is the first that is not (as Kafka's are)
     checkpoint      {"SERVER": {"TOPIC": [41, 7, 0, 50, 1700000000000]}}, the fields of `Position`;
                     seq is the last that was read, so the next range is (41, ...] as ``from_seq``
-                    is (§3). Earlier versions wrote {"seq": 41, "epoch": 7, ...} for a topic.
+                    is (§3)
 
 The inner key of an option is the server's number among the names (`Servers.index`), which is the
 column ``partition``. A checkpoint has the server's name: numbers change when a server is added.
@@ -116,14 +116,6 @@ def decode(value: Mapping[str, Any]) -> Offsets:
     try:
         return msgspec.convert(value, Offsets)
     except msgspec.ValidationError:
-        pass  # as an earlier version wrote it
-    try:
-        named = msgspec.convert(value, dict[str, dict[str, dict[str, Number]]])
-        return {
-            server: {topic: Position(**at) for topic, at in topics.items()}
-            for server, topics in named.items()
-        }
-    except (msgspec.ValidationError, TypeError):
         raise BadOffset(
             f"the checkpoint holds an offset of another source: {str(value)[:200]}; use another"
             " checkpointLocation"
