@@ -124,11 +124,6 @@ def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
     assert f"TOPICS_{variable}" in mistakes({f"TOPICS_{variable}": "0"})
 
 
-def test_more_than_one_front_is_refused_with_the_reason() -> None:
-    (problem,) = mistakes({"TOPICS_FRONTS": "2"}).values()
-    assert problem == "TOPICS_FRONTS='2': must be 1: one process speaks HTTP"
-
-
 @pytest.mark.parametrize(
     "variable",
     [

@@ -32,7 +32,6 @@ GIB = 1024 * MIB
 INLINE_BYTES = 256 * KIB
 ARENA_BYTES = 256 * MIB
 
-FRONTS = "TOPICS_FRONTS"  # of earlier versions, always 1
 API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
 CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server has no use for them
 # The largest byte budget of one read (§7.2); an answer also holds at least one record.
@@ -180,8 +179,6 @@ class Settings:
             except ValueError as error:
                 problems.append(Problem(variable_of(name), text, str(error)))
         settings = cls(**_derived(cls(**given)) | given)
-        if (text := environ.get(FRONTS, "1")).strip() != "1":
-            problems.append(Problem(FRONTS, text, "must be 1: one process speaks HTTP"))
         problems += _disagreements(settings, {problem.variable for problem in problems})
         if problems:
             raise ConfigError(problems, settings)
@@ -221,7 +218,7 @@ def usable_cores() -> int:
 def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
     """Each name that starts with ``TOPICS_`` and is no setting, with the nearest name of one."""
     known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
-    ours = {*known, *CLIENT_VARIABLES, FRONTS}
+    ours = {*known, *CLIENT_VARIABLES}
     unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in ours)
     return [
         (name, next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None))
