@@ -133,7 +133,7 @@ def test_a_shard_starts_on_a_full_disk_reads_and_deletes(disk: Path) -> None:
 
 
 def without_reserves(data: Path) -> None:
-    """As a directory looks that an earlier version has left."""
+    """Remove the reserves, which a restored directory does not have either."""
     for path in (*data.rglob("*.reserve"), *data.rglob("*.spare")):
         path.unlink()
 

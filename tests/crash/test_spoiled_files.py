@@ -1,4 +1,4 @@
-"""Files of the future and damaged checkpoints: refused, untouched, in one line."""
+"""Files of another version and damaged files: refused, untouched, in one line."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage.test_forged_archives import archive as archived
 from tests.support.api import Api, ok
 from tests.support.data_directory import topics
 from tests.support.hurt import flip
-from tests.support.log import Client
 from tests.support.server import Server
+from topics.formats.disk.versions import BLOB, CHECKPOINT, LOG, META, SEGMENT, VERSIONS
 from topics.storage import checkpoints
-from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, encode_meta
-from topics.storage.disk import Damaged
-from topics.storage.verify import verify_blob
+from topics.storage.segments.file import segment_path
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20
@@ -68,58 +67,53 @@ def kinds_of(path: Path) -> dict[str, list[Path]]:
     return kinds
 
 
-def start(path: Path) -> None:
-    """What the start of a server reads."""
-    DataDirectory(path, shards=1).close()
-    Client(path).kill()
+KINDS = {"meta": META, ".wal": LOG, ".ckpt": CHECKPOINT, ".seg": SEGMENT, ".blob": BLOB}
 
 
-@pytest.mark.parametrize("kind", ["meta", ".wal", ".ckpt", ".blob", ".seg"])
-def test_a_file_of_a_version_to_come_is_refused(killed: Path, tmp_path: Path, kind: str) -> None:
-    files = kinds_of(killed).get(kind, [])
-    if kind == ".seg":  # one that no checkpoint names would only be removed
-        named = {
-            number
-            for found in checkpoints.whole(killed / "checkpoint" / "00")
-            for number in found.segments
-        }
-        files = [file for file in files if int(file.stem, 16) in named]
-    if not files:
-        pytest.skip(f"there is no {kind} file yet")
-    copy = Path(shutil.copytree(killed, tmp_path / "copy"))
-    newest = copy / files[-1].relative_to(killed)
-    data = bytearray(newest.read_bytes())
-    struct.pack_into("<I", data, 8, 99)  # every format: magic of 8 bytes, then the version
-    newest.write_bytes(encode_meta(1, version=99) if kind == "meta" else data)
-    if kind == ".blob":
-        # Segments may hold its records by now: then nobody needs the file, and only `verify` looks
-        # at it.
-        (finding,) = verify_blob(newest)
-        assert "version" in finding.reason
-        return
-    with pytest.raises((Damaged, DataDirectoryDamaged)) as refusal:
-        start(copy)
-    if kind != ".wal":
-        assert "version" in str(refusal.value)
-    assert newest.read_bytes()[8:12] == struct.pack("<I", 99), (
-        "what is not understood stays as it is"
-    )
-
-
-def test_a_server_says_in_one_line_that_a_directory_is_too_new(
-    killed: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_command_refuses_a_file_of_another_version_in_one_line(
+    killed: Path, tmp_path: Path, kind: str
 ) -> None:
-    copy = Path(shutil.copytree(killed, tmp_path / "copy"))
-    (copy / "meta").write_bytes(encode_meta(1, version=99))
-    server = Server(copy)
-    server.spawn()
-    try:
-        assert server.wait_exit(30) not in (0, -9)
-    finally:
-        server.kill()
-    assert "version is 99" in server.logged
-    assert str(copy) in server.logged
-    assert "Traceback" not in server.logged
+    path = Path(shutil.copytree(killed, tmp_path / "copy"))
+    newest = kinds_of(path)[kind][-1]
+    if kind == ".seg":  # a start reads only the segments that its checkpoint names
+        found, *_ = checkpoints.whole(path / "checkpoint" / "00")
+        newest = segment_path(newest.parent, found.segments[-1])
+    data = bytearray(newest.read_bytes())
+    struct.pack_into("<I", data, 8, 99)
+    newest.write_bytes(data)
+    reason = f"has format version 99; this program reads version {VERSIONS[KINDS[kind]]}"
+    archive = tmp_path / "all.tar"
+    archive.write_bytes(archive_of(path))
+    target = tmp_path / "restored"
+    for command, name in (
+        (("verify", str(path)), newest),
+        (("repair", str(path)), newest),
+        (("restore", str(archive), str(target)), newest.relative_to(path)),
+    ):
+        done = topics(*command)
+        (line,) = [line for line in (done.stdout + done.stderr).splitlines() if reason in line]
+        assert str(name) in line
+        assert done.returncode == REFUSED
+        assert "Traceback" not in done.stderr
+    assert not target.exists()
+    if kind != ".blob":  # if a segment has the records of the blob, a start does not read it
+        server = Server(path)
+        server.spawn()
+        try:
+            assert server.wait_exit(30) == REFUSED, server.log_tail
+        finally:
+            server.kill()
+        (line,) = [line for line in server.logged.splitlines() if reason in line]
+        assert str(newest) in line
+        assert "Traceback" not in server.logged
+    assert newest.read_bytes() == data
+
+
+def archive_of(path: Path) -> bytes:
+    """A backup that has the files as they are."""
+    files = [file for kind, found in kinds_of(path).items() if kind in KINDS for file in found]
+    return archived({str(file.relative_to(path)): file.read_bytes() for file in files})
 
 
 def refused_start(server: Server, hurt: Path) -> None:

@@ -63,7 +63,7 @@ class Queues(QueueMoves):
             rows: dict[int, Any] = {}
             made["rows"][topic.id] = rows, self.models[topic.id].dead_lettered
             yield topic
-            kept["queue"]["parts"] += self._parts(topic, rows)
+            made["jobs"] += [(topic.id, part) for part in self._parts(topic, rows)]
             yield topic
 
     def _parts(self, topic: Topic, rows: dict[int, Any]) -> list[dict[str, Any]]:

@@ -100,7 +100,8 @@ class ShardMachine(RuleBasedStateMachine):
     def begin_checkpoint(self) -> None:
         world = self.world
         extents = set(world.extents) - world.released
-        made: dict[str, Any] = {"replay_from": world.sealed, "extents": extents, "topics": []}
+        made: dict[str, Any] = {"replay_from": world.sealed, "extents": extents}
+        made |= {"topics": [], "jobs": []}
         made["steps"] = self.keep_topics(made)
         self.checkpointing = made
 

@@ -83,10 +83,6 @@ def test_burnt_seqs_and_their_floor_come_back(desk: Desk) -> None:
     trim_to(topic, SeqRange(4, 6))
     again = restored(desk)[1]
     assert (again.trimmed, again.trim_floor) == (topic.trimmed, topic.trim_floor) == (((4, 6),), 3)
-    early = {name: value for name, value in kept(desk).items() if name != "trimmed"}
-    early["floors"] = early["floors"][:4]
-    older = restore_topic(Replay(Desk().engine.table), early)
-    assert (older.trimmed, older.trim_floor) == ((), 1), "a checkpoint from before there were any"
 
 
 def test_ids_epochs_and_reserved_ts_of_a_shard_only_rise(desk: Desk) -> None:

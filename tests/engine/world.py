@@ -22,7 +22,7 @@ from topics.engine.record_index import IndexEntry
 from topics.engine.replacing import replace_entries
 from topics.engine.replay import Replay
 from topics.engine.shard import ShardEngine
-from topics.engine.snapshot import restore_extent, restore_shard, restore_topic
+from topics.engine.snapshot import restore_extent, restore_jobs, restore_shard, restore_topic
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
 from topics.formats.disk.copies import decode_forward
@@ -312,6 +312,8 @@ class World:
             )
             for kept in checkpoint["topics"]:
                 restore_topic(replay, cbor2.loads(cbor2.dumps(kept)))
+            for topic_id, part in checkpoint["jobs"]:
+                restore_jobs(replay, topic_id, cbor2.loads(cbor2.dumps(part)))
             for locator in sorted(
                 checkpoint["extents"], key=lambda locator: self.extents[locator].entry.first_seq
             ):

@@ -58,6 +58,7 @@ from topics.engine.queue.leases import LeaseTable
 from topics.engine.routing import picking
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
+from topics.formats.api.limits import KEY_MAX_CHARS
 from topics.formats.disk.frames import FrameKind
 from topics.formats.ranges import SeqRange
 from topics.front.live import topic_streams
@@ -108,7 +109,7 @@ def nothing(*_: object, **__: object) -> None:
 @plant
 def moves_without_their_source() -> None:
     def copy_key(what: str, source: str, epoch: int, seq: int) -> str:
-        return moved_keys.earlier_copy_key(what, epoch, seq)
+        return f"${what}:{epoch}:{seq}".ljust(KEY_MAX_CHARS + 1, ".")
 
     replace(moved_keys, "copy_key", copy_key)
 

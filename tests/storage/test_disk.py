@@ -26,7 +26,7 @@ SIZE = 64 << 10
 
 
 MAKERS: list[Callable[[Path], object]] = [
-    lambda folder: WalFile(folder, FileHeader(0, 0, 0), SIZE).create(),
+    lambda folder: WalFile(folder, FileHeader(0, 0, 0, SIZE), SIZE).create(),
     lambda folder: prepare(folder, "a", SIZE),
     lambda folder: BlobStore(folder).begin(1, 1, SIZE),
     lambda folder: checkpoints.keep_room(folder),

@@ -27,9 +27,7 @@ from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import encode
 from topics.storage.disk import Damaged, make_directory
-from topics.storage.folders import Folders
 from topics.storage.frame_reader import CACHE_BYTES, FrameReader
-from topics.storage.linked import LinkedPayloads
 
 RECORDS: list[Record] = [("n", "t", b'"%b"' % (b"x" * 1000), None), (None, None, b"2", b"{}")]
 VIEW = view_of_request(request(RECORDS))
@@ -44,11 +42,10 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         make_directory(folder / "wal")
         self.wal = Log(folder / "wal", sync_ms=60_000, file_bytes=1 << 20)
-        self.linked = LinkedPayloads(Folders.under(folder, 0))
         self.copies = self.reader(CACHE_BYTES)
 
     def reader(self, cache_bytes: int) -> FrameReader:
-        return FrameReader(self.wal.blobs, self.linked, cache_bytes)
+        return FrameReader(self.wal.blobs, cache_bytes)
 
     def write(self, frame: Frame) -> int:
         """Its LSN."""

@@ -22,7 +22,7 @@ STRAY = (
     *("checkpoint/00/old.ckpt", "checkpoint/00/0000000000000001-copy.ckpt"),
     *("segment/00/notes.txt", "segment/00/copy.seg", "segment/00/0000000001.seg.bak"),
     *("wal/00/x-copy.wal", "wal/00/x.spare-copy", "wal/00/x-copy.spare", "wal/00/old.new"),
-    *("blob/00/x.blob", "blob/00/01-02.blob", "blob/00/old.new", "linked/00/x.wal"),
+    *("blob/00/x.blob", "blob/00/01-02.blob", "blob/00/old.new"),
     *("wal/notes", "notes"),
 )
 FOLDERS = (".snapshot", "wal/00/.snapshot", "segment/00/.snapshot", "segment/00/000000ffff.seg")

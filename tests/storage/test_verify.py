@@ -131,14 +131,12 @@ def test_a_segment_that_a_checkpoint_names_must_be_there(data: Path) -> None:
     assert findings(data) == ["00000000ab.seg: segment named by the checkpoint is missing"]
 
 
-def test_a_checkpoint_that_is_cut_or_of_an_unknown_version_is_found(data: Path) -> None:
+def test_a_checkpoint_that_is_cut_is_found(data: Path) -> None:
     (path,) = (data / "checkpoint" / "00").glob("*.ckpt")
     whole = path.read_bytes()
     assert [*verify_checkpoint(path)] == []
     path.write_bytes(whole[:-1])
     assert [finding.reason for finding in verify_checkpoint(path)] == ["is not a whole checkpoint"]
-    path.write_bytes(whole[:8] + b"\x63" + whole[9:])
-    assert [finding.offset for finding in verify_checkpoint(path)] == [8]
 
 
 def test_only_the_checkpoints_that_are_kept_are_asked_about_other_files(data: Path) -> None:
@@ -179,7 +177,7 @@ def test_an_extent_whose_room_was_about_to_be_given_back_is_whole(
 ) -> None:
     segment = add(store, 1, MIXED)
     whole = segment.path.read_bytes()
-    pages = segment.header.pages([*segment.entries()][2])
+    pages = [*segment.entries()][2].pages
     store.punch([in_extent(1, 2)])
     punched = segment.path.read_bytes()
     with segment.path.open("r+b") as file:

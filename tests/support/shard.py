@@ -27,8 +27,6 @@ from topics.formats.wire.calls import AppendOutcome, outcome_in
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.envelope import Failure, Success, decode
 from topics.formats.wire.message import Message
-from topics.storage.folders import Folders
-from topics.storage.linked import LinkedPayloads
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
@@ -158,7 +156,6 @@ class Desk:
                 segments=segments,
                 kept=[],
                 absorbed=[],
-                linked=LinkedPayloads(Folders.under(folder, 0)),
                 unwritten_frames=[],
             )
             # Else a test that stands still for a second has an append wait for a reservation.

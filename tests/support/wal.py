@@ -23,9 +23,7 @@ from topics.formats.disk.frames import (
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import make_directory
-from topics.storage.folders import Folders
 from topics.storage.frame_reader import FrameReader
-from topics.storage.linked import LinkedPayloads
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import Wal
@@ -73,7 +71,7 @@ class Log(Wal):
             [*files],
             lsn,
             blobs=blobs,
-            frames=FrameReader(blobs, LinkedPayloads(Folders.under(folder.parent, shard))),
+            frames=FrameReader(blobs),
             file_bytes=file_bytes,
             sync_ms=sync_ms,
         )

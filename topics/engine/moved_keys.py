@@ -42,11 +42,6 @@ def copy_key(what: str, source: str, epoch: int, seq: int) -> str:
     return f"${what}:{source}:{epoch}:{seq}".ljust(KEY_MAX_CHARS + 1, ".")
 
 
-def earlier_copy_key(what: str, epoch: int, seq: int) -> str:
-    """The key that earlier versions gave to such a copy."""
-    return f"${what}:{epoch}:{seq}".ljust(KEY_MAX_CHARS + 1, ".")
-
-
 def is_copy_key(key: str) -> bool:
     """Whether it is a key of a copy, not of a client."""
     return len(key) > KEY_MAX_CHARS

@@ -1,8 +1,7 @@
 """Snapshot: what a checkpoint keeps of a shard and of each topic, and how it comes back.
 
 Everything is plain values (bytes: ``formats/disk/checkpoint.py``). The names of the keys are on
-disk: they never change. The jobs of a queue are under ``queue``, which is missing for logs, and
-where there were no leases yet.
+disk: they never change. Only queues have ``queue``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from topics.engine.routing.graph import Router
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.checkpoint import KEY_ROW
-from topics.formats.disk.frame_bodies import floors_from
+from topics.formats.disk.frame_bodies import Floors
 from topics.formats.ranges import seq_ranges
 
 TOPICS_PER_STEP = 64
@@ -99,8 +98,8 @@ def topics_to_keep(table: TopicTable) -> Iterator[Topic]:
 def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     """What a checkpoint keeps of a topic: what is committed.
 
-    Every frame of the topic below ``lsn`` is committed, and none from there on. What belongs to the
-    jobs of a queue is added part by part (`jobs_to_keep`).
+    Every frame of the topic below ``lsn`` is committed, and none from there on. The jobs of a queue
+    follow part by part (`jobs_to_keep`).
     """
     kept = {
         "id": topic.id,
@@ -121,14 +120,14 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
         "keys_from": topic.keys_from_seq,
     }
     if topic.jobs is not None:
-        kept["queue"] = {"dead_lettered": topic.jobs.dead_lettered, "parts": []}
+        kept["queue"] = {"dead_lettered": topic.jobs.dead_lettered}
     if topic.derivations is not None:
         kept["derivations"] = [(router, *at) for router, at in topic.derivations.items()]
     return kept
 
 
 def jobs_to_keep(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
-    """Parts of ``queue``, after `snapshot_topic`; the topic may change between two steps.
+    """Parts of the jobs, after `snapshot_topic`; the topic may change between two steps.
 
     Changes of leases are effective before they are committed, so a part may know of frames beyond
     the LSN of the topic: see `Ledger`. They are undone only together with the checkpoint.
@@ -189,7 +188,7 @@ def restore_shard(table: TopicTable, kept: dict[str, Any]) -> None:
     """Take over what `snapshot_shard` gave."""
     table.last_id = max(table.last_id, kept["last_id"])
     table.last_epoch = max(table.last_epoch, kept["last_epoch"])
-    table.reserved_ts = kept.get("reserved_ts", 0)
+    table.reserved_ts = kept["reserved_ts"]
     for packed in kept.get("routers", ()):
         table.routers.put(Router.unpack(packed))
     table.routers.last_id = max(table.routers.last_id, kept.get("last_router_id", 0))
@@ -202,29 +201,23 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     config = replay.config(kept["config"])
     topic = Topic(kept["id"], kept["name"], kept["epoch"], config, kept["reserved"])
     topic.start_seq = kept["start"]
-    topic.raise_floors(floors_from(kept["floors"]))
+    topic.raise_floors(Floors(*kept["floors"]))
     topic.losses = seq_ranges(kept["losses"])
-    topic.damaged = seq_ranges(kept.get("damaged", ()))
-    topic.trimmed = seq_ranges(kept.get("trimmed", ()))
+    topic.damaged = seq_ranges(kept["damaged"])
+    topic.trimmed = seq_ranges(kept["trimmed"])
     topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
     if topic.last_write_ts == topic.last_ts:  # of most topics: one number less in memory
         topic.last_write_ts = topic.last_ts
     topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
-    _restore_jobs(topic, kept.get("queue"))
+    open_ledger(topic)
+    ledger = ledger_of(topic)
+    if ledger is not None:
+        ledger.dead_lettered = kept["queue"]["dead_lettered"]
     for router, cursor, total in kept.get("derivations", ()):
         note_derivation(topic, router, Derivation(cursor, total))
     replay.note_restored(topic, kept["head"], kept["position"])
     replay.table.add(topic)
     return topic
-
-
-def _restore_jobs(topic: Topic, kept: dict[str, Any] | None) -> None:
-    open_ledger(topic)
-    ledger = ledger_of(topic)
-    if ledger is not None and kept is not None:  # a queue had no jobs before there were leases
-        ledger.dead_lettered = kept["dead_lettered"]
-        for part in kept["parts"]:  # only in a checkpoint that is one piece
-            ledger.unpack(part)
 
 
 def restore_jobs(replay: Replay, topic_id: int, part: Mapping[str, Any]) -> None:

@@ -20,8 +20,6 @@ from typing import Any, BinaryIO, NamedTuple
 from topics.formats.disk.checkpoint import (
     HEADER_BYTES,
     PIECE_HEADER_BYTES,
-    VERSION_AT,
-    WHOLE_VERSION,
     Header,
     Item,
     PieceBuilder,
@@ -29,11 +27,10 @@ from topics.formats.disk.checkpoint import (
     check_piece,
     decode_header,
     is_sealed,
-    is_whole_body,
-    items_of_body,
     items_of_piece,
     piece_length,
 )
+from topics.formats.disk.versions import VERSION_AT
 from topics.storage.disk import FULL, Damaged, check_room, make_directory, sync_directory, write_all
 from topics.storage.mapped_file import FILE_ERRORS
 from topics.storage.names import CHECKPOINT, own_files
@@ -270,8 +267,6 @@ def is_whole(path: Path, beat: Beat = _nothing) -> bool:
             raise Damaged(path, VERSION_AT, str(error)) from error
         if header is None or os.fstat(file.fileno()).st_size != HEADER_BYTES + header.body_len:
             return False
-        if header.version == WHOLE_VERSION:
-            return is_whole_body(header, head, file.read())
         crc: int | None = 0
         for _, found in _pieces(file, header):
             crc = found
@@ -284,9 +279,6 @@ def _items(path: Path) -> Iterator[Item]:
     with path.open("rb") as file:
         header = decode_header(file.read(HEADER_BYTES))
         assert header is not None, "the file was checked"
-        if header.version == WHOLE_VERSION:
-            yield from items_of_body(file.read())
-            return
         for body, crc in _pieces(file, header):
             if crc is None:
                 raise Damaged(path, file.tell(), "the checkpoint changed while it was read")

@@ -33,9 +33,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from topics.formats.disk import versions
 from topics.storage.disk import make_directory, sync_directory
 from topics.storage.folders import (
-    LINKED,
     PARTS,
     DirectoryLost,
     Folders,
@@ -48,10 +48,8 @@ from topics.storage.folders import (
 META = struct.Struct("<8sIIII")
 assert META.size == 24
 
-MAGIC = b"topicsdd"
-VERSION = 1
 _CRC_AT = 20
-FOLDERS = frozenset({*PARTS, LINKED})  # the folders next to meta
+FOLDERS = frozenset(PARTS)  # the folders next to meta
 # Errors of flock(2) on a file system that cannot lock this kind of file.
 _NO_LOCKS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 MOVED = "the data directory, or a folder in it, was moved, replaced or removed"
@@ -159,16 +157,13 @@ class DataDirectory:
     def _folders(self, path: Path, shard: int) -> Folders:
         name = f"{shard:02d}"
         own = wal, checkpoint, blob, segment = [self._folder(part, name) for part in PARTS]
-        linked = self._root / LINKED / name
-        if linked.is_dir():
-            linked = self._folder(LINKED, name)
         expected = [
             _Expected(str(path / part / name), found, MOVED)
             for part, folder in zip(PARTS, own, strict=True)
             if (found := identity_at(folder)) is not None
         ]
         check = _OwnCheck([*self._expected, *expected])
-        return Folders(shard, self._root, wal, checkpoint, blob, segment, linked, check)
+        return Folders(shard, self._root, wal, checkpoint, blob, segment, check)
 
     def _folder(self, part: str, name: str) -> Path:
         """Open a folder and keep it open; create it if it is missing.
@@ -242,25 +237,23 @@ def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int
         yield shards
 
 
-def encode_meta(shards: int, version: int = VERSION) -> bytes:
+def encode_meta(shards: int) -> bytes:
     """The bytes of ``meta``."""
-    head = META.pack(MAGIC, version, shards, 0, 0)[:_CRC_AT]
+    head = META.pack(versions.META, versions.VERSIONS[versions.META], shards, 0, 0)[:_CRC_AT]
     return head + struct.pack("<I", crc32c(head))
 
 
 def decode_meta(data: bytes) -> int:
     """The shard count. ``ValueError`` says why the bytes cannot be trusted, with the offset."""
+    if reason := versions.other_version(data):
+        raise ValueError(f"offset {versions.VERSION_AT}: {reason}")
     if len(data) != META.size:
         raise ValueError(f"it has {len(data)} bytes instead of {META.size}")
-    magic, version, shards, _reserved, checksum = META.unpack(data)
-    if magic != MAGIC:
+    magic, _, shards, _reserved, checksum = META.unpack(data)
+    if magic != versions.META:
         raise ValueError("offset 0: it is not a file of this program")
     if checksum != crc32c(data[:_CRC_AT]):
         raise ValueError(f"offset {_CRC_AT}: its checksum is wrong")
-    if version != VERSION:
-        raise ValueError(
-            f"offset 8: its format version is {version}, this program knows only {VERSION}"
-        )
     return int(shards)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from topics.engine.store import Unreadable
 from topics.formats.buffers import Buffer
+from topics.formats.disk.versions import HEAD, VERSION_AT, other_version
 from topics.storage.folders import shown
 
 IOV_MAX = 1024  # pieces that one pwritev takes
@@ -42,6 +43,15 @@ class Damaged(Unreadable):
     def __init__(self, path: Path, offset: int, reason: str) -> None:
         super().__init__(shown(f"{path}, offset {offset}: {reason}"))
         self.path, self.offset, self.reason = path, offset, reason
+
+
+def check_version(path: Path) -> None:
+    """Raise `Damaged` if the file has a format version that this program does not read."""
+    head = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # a repair handles such a file
+        head = file.read(HEAD.size)
+    if reason := other_version(head):
+        raise Damaged(path, VERSION_AT, reason)
 
 
 def boot_id() -> str:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 PARTS: Final = ("wal", "checkpoint", "blob", "segment")
-LINKED: Final = "linked"  # only used by version 0.1
 HELD: Final = "/proc/self/fd"
 _HELD_PATH: Final = re.compile(rf"{HELD}/\d+")
 _DELETED: Final = " (deleted)"  # the kernel appends this to the path of a deleted folder
@@ -56,21 +55,18 @@ class Folders:
     checkpoint: Path
     blob: Path
     segment: Path
-    linked: Path
     check: Check = unchecked
 
     @classmethod
     def under(cls, data_dir: Path, shard: int) -> Folders:
         """Return the folders of a shard as ordinary paths."""
         name = f"{shard:02d}"
-        wal, checkpoint, blob, segment, linked = (
-            data_dir / part / name for part in (*PARTS, LINKED)
-        )
-        return cls(shard, data_dir, wal, checkpoint, blob, segment, linked)
+        wal, checkpoint, blob, segment = (data_dir / part / name for part in PARTS)
+        return cls(shard, data_dir, wal, checkpoint, blob, segment)
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """The folders that every shard has. ``linked`` exists only in old data directories."""
+        """The four folders of the shard."""
         return self.wal, self.checkpoint, self.blob, self.segment
 
     @property

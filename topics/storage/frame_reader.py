@@ -12,7 +12,6 @@ import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from topics.formats.disk import linked_copies
 from topics.formats.disk.copies import (
     BadCopies,
     Copier,
@@ -38,25 +37,19 @@ from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.rendering import EncodedRecords
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
-from topics.storage.linked import LinkedPayloads
 from topics.storage.wal.blobs import BlobStore, BlobView
 from topics.storage.wal.file import BODY_BYTES, WalFile
 
 CACHE_BYTES = 16 << 20
-_EXTERNAL, _ROUTER = int(RecordFlags.EXTERNAL), int(FrameKind.ROUTER)
+_EXTERNAL = int(RecordFlags.EXTERNAL)
 _KEPT_BYTES = 512  # what a rendering takes besides its body, about
 
 
 class FrameReader:
-    """Reads what a locator of the log locates; keeps the newest renderings, 16 MiB at most.
+    """Reads what a locator of the log locates; keeps the newest renderings, 16 MiB at most."""
 
-    ``linked``: the payloads of ROUTER frames, which version 0.1 has written.
-    """
-
-    def __init__(
-        self, blobs: BlobStore, linked: LinkedPayloads, cache_bytes: int = CACHE_BYTES
-    ) -> None:
-        self._blobs, self._linked, self._cache_bytes = blobs, linked, cache_bytes
+    def __init__(self, blobs: BlobStore, cache_bytes: int = CACHE_BYTES) -> None:
+        self._blobs, self._cache_bytes = blobs, cache_bytes
         self._kept: OrderedDict[int, RecordsView] = OrderedDict()  # by LSN, the last used last
         self.kept_bytes = 0  # what the renderings take
         # Of the frame that was read last: dests with equal stamps share it.
@@ -71,13 +64,11 @@ class FrameReader:
         view, offset = file.data or file.view(), FILE_HEADER_BYTES + locator - file.base
         if not file.asked_from <= offset < file.asked_to:
             file.ask(offset)
-        magic, lsn, topic_id, first_seq, body_len, count, ext_len, kind, flags = (
+        magic, lsn, topic_id, first_seq, body_len, count, ext_len, _, flags = (
             APPEND_FIELDS.unpack_from(view, offset)
         )
         if lsn != locator or magic != FRAME_MAGIC:  # as in a file that was cut, and written on
             raise Damaged(file.path, offset, "the frame is not there any more")
-        if kind == _ROUTER:
-            return self._copies(file, locator)
         if flags & _EXTERNAL:
             held = self._blobs.file(topic_id, first_seq)
             return BlobView(flags, count, ext_len, held, self._blobs.on_damage)
@@ -87,13 +78,13 @@ class FrameReader:
         return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
     def _copies(self, file: WalFile, lsn: int) -> RecordsView:
-        """The copies of the row at ``lsn``, or of a ROUTER frame. Raises `Damaged`."""
+        """The copies of the row at ``lsn``. Raises `Damaged`."""
         view = self._kept.get(lsn)
         if view is not None:
             self._kept.move_to_end(lsn)
             return view
         try:
-            encoded = self._rendered(file, lsn) if is_row(lsn) else self._linked_copies(file, lsn)
+            encoded = self._rendered(file, lsn)
         except (BadCopies, struct.error) as error:
             raise Damaged(file.path, file.offset(lsn), str(error)) from error
         view = view_of(encoded)
@@ -170,14 +161,6 @@ class FrameReader:
         if header.flags & _EXTERNAL and not self._blobs.is_added(header.topic_id, header.first_seq):
             self._blobs.add(header.topic_id, header.first_seq, lsn)  # in a directory at rest
         return self.records(file, lsn)
-
-    def _linked_copies(self, file: WalFile, lsn: int) -> EncodedRecords:
-        header, body = frame_in(file, lsn)
-        held = linked_copies.decode(header, body)
-        pieces = [(self._linked.payload(shard, run.lsn), run) for shard, run in held.rows]
-        encoded = Copier(pieces, held.stamps).render(header.first_seq, header.ts_ms)
-        _check(encoded, header, held.size)
-        return encoded
 
 
 def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cbor2
 
-from topics.formats.disk import blob, checkpoint, linked_copies, segment, wal
+from topics.formats.disk import blob, segment, versions, wal
 from topics.formats.disk.copies import BadCopies, decode_forward
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.frame_bodies import (
@@ -25,7 +25,8 @@ from topics.formats.disk.frame_bodies import (
 )
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.segment import BadSegment, ExtentEntry, SegmentHeader
+from topics.formats.disk.segment import BadSegment, ExtentEntry
+from topics.formats.disk.versions import HEAD, VERSION_AT, other_version
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import Damaged
@@ -33,10 +34,9 @@ from topics.storage.mapped_file import MappedFile
 from topics.storage.verify import frames, is_punched
 from topics.storage.wal.file import RESERVE, SPARE
 
-MAGIC_BYTES = 8
 BODY_CHARS_MAX = 10_000
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
-_WITH_RECORDS = frozenset({FrameKind.APPEND, FrameKind.PAYLOAD, FrameKind.ROUTER})
+_WITH_RECORDS = frozenset({FrameKind.APPEND})
 _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
     FrameKind.DELETE: lambda _, body: [*decode_runs(body)],
     FrameKind.TOPIC: lambda _, body: decode_topic(body),
@@ -46,7 +46,6 @@ _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
     FrameKind.ROUTERS_GONE: lambda _, body: decode_router_ids(body),
     FrameKind.LOST: decode_losses,
     FrameKind.FORWARD: lambda frame, body: decode_forward(frame, body)._replace(payload=None),
-    FrameKind.ROUTER: linked_copies.decode,
 }
 
 
@@ -60,15 +59,19 @@ def describe(path: Path) -> Iterator[str]:
     Raises ForeignFile or OSError.
     """
     with path.open("rb") as file:
-        magic = file.read(MAGIC_BYTES)
+        head = file.read(HEAD.size)
+    magic = head[:VERSION_AT]
     known = _KINDS.get(magic)
     if not any(magic) and path.suffix in (SPARE, RESERVE):
         yield f"{path.stat().st_size} bytes of room, not in use"
         return
     if known is None:
         raise ForeignFile(
-            f"{path} is no file of a data directory, or its first {MAGIC_BYTES} bytes are damaged"
+            f"{path} is no file of a data directory, or its first {VERSION_AT} bytes are damaged"
         )
+    if reason := other_version(head):
+        yield f"offset {VERSION_AT}: {reason}"
+        return
     yield from known(path)
 
 
@@ -87,17 +90,17 @@ def describe_segment(path: Path) -> Iterator[str]:
         return
     yield f"{trailer.entry_count} extents, {trailer.record_count} records"
     for index, entry in enumerate(segment.decode_directory(directory)):
-        yield f"extent {index} at {entry.offset}: {_extent(header, entry, data)}"
+        yield f"extent {index} at {entry.offset}: {_extent(entry, data)}"
 
 
-def _extent(header: SegmentHeader, entry: ExtentEntry, data: memoryview) -> str:
+def _extent(entry: ExtentEntry, data: memoryview) -> str:
     deleted = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
     text = (
         f"topic {entry.topic_id},{_seqs(entry.first_seq, entry.record_count)} {deleted} deleted, "
         f"{entry.blob_bytes} bytes, {_time(entry.first_ts)} to {_time(entry.last_ts)}, "
         f"{_flags(entry.flags)}"
     )
-    if is_punched(header, entry, data):
+    if is_punched(entry, data):
         return f"{text}; its room was given back"
     try:
         view = ExtentView(entry, data)
@@ -178,11 +181,11 @@ def describe_meta(path: Path) -> Iterator[str]:
 
 
 _KINDS: dict[bytes, Callable[[Path], Iterator[str]]] = {
-    segment.MAGIC: describe_segment,
-    wal.FILE_MAGIC: describe_log,
-    checkpoint.MAGIC: describe_checkpoint,
-    blob.MAGIC: describe_blob,
-    data_dir.MAGIC: describe_meta,
+    versions.SEGMENT: describe_segment,
+    versions.LOG: describe_log,
+    versions.CHECKPOINT: describe_checkpoint,
+    versions.BLOB: describe_blob,
+    versions.META: describe_meta,
 }
 
 

@@ -10,7 +10,6 @@
                 next.reserve                              space for the next checkpoint
     segment     NUMBER.seg, NUMBER.tmp                    a segment; one that is being created
     blob        TOPIC-SEQ.blob, TOPIC-SEQ.new             a blob; one that is being created
-    linked      SHARD-LSN.wal, SHARD-LSN.blob             files of version 0.1
     all         NAME.damaged, NAME.N.damaged              a damaged file, kept for the operator
 
 Foreign files occur because operators copy files, and because file systems add folders of their own
@@ -38,15 +37,12 @@ SEGMENT: Final = re.compile(r"[0-9a-f]{10}\.seg")
 NEW_SEGMENT: Final = re.compile(r"[0-9a-f]{10}\.tmp")
 BLOB: Final = re.compile(r"(0|[1-9a-f][0-9a-f]*)-(0|[1-9a-f][0-9a-f]*)\.blob")
 NEW_BLOB: Final = re.compile(r"(0|[1-9a-f][0-9a-f]*)-(0|[1-9a-f][0-9a-f]*)\.new")
-LINKED_LOG: Final = re.compile(r"([0-9]{2,})-([0-9a-f]{16})\.wal")
-LINKED_BLOB: Final = re.compile(r"([0-9]{2,})-([0-9a-f]{16})\.blob")
 
 _OWN: Final = {
     "wal": (LOG, NEW_LOG, SPARE, LOG_RESERVE),
     "checkpoint": (CHECKPOINT, NEW_CHECKPOINT, NEXT_RESERVE),
     "segment": (SEGMENT, NEW_SEGMENT),
     "blob": (BLOB, NEW_BLOB),
-    "linked": (LINKED_LOG, LINKED_BLOB),
 }
 _DAMAGED: Final = re.compile(r"(.*?)(?:\.[0-9]+)?\.damaged")
 _TOP: Final = frozenset({"LOCK", "meta", "meta.new", "lost+found", *_OWN})

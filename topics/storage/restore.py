@@ -38,7 +38,7 @@ from topics.formats.disk.frame_bodies import router_set_frame
 from topics.formats.disk.segment import BadSegment, decode_ends
 from topics.storage import checkpoints
 from topics.storage.data_dir import decode_meta
-from topics.storage.disk import MARGIN_BYTES, sync_directory, write_all
+from topics.storage.disk import MARGIN_BYTES, Damaged, check_version, sync_directory, write_all
 from topics.storage.names import CHECKPOINT, LOG, LOG_RESERVE, NEXT_RESERVE, SPARE, own_files
 from topics.storage.recovery.steps import Shard, recover
 from topics.storage.segments.file import SUFFIX as SEGMENT
@@ -239,6 +239,11 @@ def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
 
 def _complete(folder: Path, manifest: Manifest) -> None:
     """Make a data directory of what was copied. Raises `NotABackup` and OSError."""
+    for member in manifest.members:
+        try:
+            check_version(folder / member.path)
+        except Damaged as error:
+            raise NotABackup(f"{member.path}, offset {error.offset}: {error.reason}") from error
     try:
         shards = decode_meta((folder / "meta").read_bytes())
     except (FileNotFoundError, ValueError) as error:

@@ -18,18 +18,16 @@ from typing import NamedTuple
 
 from topics.engine.now import Now
 from topics.formats.buffers import Buffer
-from topics.formats.disk import linked_copies
 from topics.formats.disk.blob import BadBlob
-from topics.formats.disk.copies import BadCopies
 from topics.formats.disk.extent_build import check_extent
 from topics.formats.disk.extent_view import ExtentView
-from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, scan_frames
+from topics.formats.disk.frames import FrameHeader, scan_frames
 from topics.formats.disk.segment import (
+    EXTENT_ALIGNMENT,
     HEADER_USED_BYTES,
     PAGE_BYTES,
     BadSegment,
     ExtentEntry,
-    SegmentHeader,
     Trailer,
     decode_directory,
     decode_ends,
@@ -39,8 +37,6 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FileHeader, de
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
-from topics.storage.folders import Folders
-from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
 from topics.storage.names import BLOB, CHECKPOINT, SEGMENT, Foreign, foreign, own_files
 from topics.storage.recovery.steps import ShardReader, without_collector
@@ -84,11 +80,11 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
     with contextlib.suppress(Damaged):
         # A crash may leave one checkpoint more: files that it needs may be gone.
         standing = checkpoints.whole(checkpoint)[: checkpoints.KEEP]
-    logs, linked = log_paths(wal, shard), LinkedPayloads(Folders.under(data_dir, shard))
+    logs = log_paths(wal, shard)
     needed = min((each.replay_from for each in standing), default=0)
     hurt: set[Path] = set()
     for paths, verify in (
-        (logs, partial(verify_log, linked=linked if linked.is_there else None, needed=needed)),
+        (logs, partial(verify_log, needed=needed)),
         (own_files(checkpoint, CHECKPOINT), verify_checkpoint),
         (own_files(segment, SEGMENT), partial(verify_segment, shard=shard)),
         (own_files(blobs, BLOB), verify_blob),
@@ -126,12 +122,8 @@ def _refusal(data_dir: Path, shard: int, shards: int, age: int) -> Damaged | Non
     return None
 
 
-def verify_log(
-    path: Path, linked: LinkedPayloads | None = None, needed: int = 0
-) -> Iterator[Finding]:
-    """A log file, for itself. No start needs frames below ``needed``. ``linked``: what copies of
-    version 0.1 are read from.
-    """
+def verify_log(path: Path, needed: int = 0) -> Iterator[Finding]:
+    """A log file, for itself. No start needs frames below ``needed``."""
     data, unreadable = read_file(path)
     yield from unreadable
     try:
@@ -142,16 +134,6 @@ def verify_log(
     end = header.base
     for frame in frames(data, header):
         end = frame.end
-        if linked is not None and frame.kind == FrameKind.ROUTER and frame.lsn >= needed:
-            at = FILE_HEADER_BYTES + frame.lsn - header.base
-            try:
-                body = data[at + FRAME_HEADER_BYTES :][: frame.body_len]
-                for shard, run in linked_copies.decode(frame, body).rows:
-                    linked.payload(shard, run.lsn)
-            except BadCopies as error:
-                yield Finding(path, at, str(error))
-            except Damaged as damage:
-                yield Finding(damage.path, damage.offset, damage.reason)
     later = synced_beyond(data, header.base, header.seed, end)
     if later is not None and end >= needed:
         reason = f"damaged frame; the frame at offset {later} says that it had been synced"
@@ -192,19 +174,17 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
     ).name != path.name:
         yield Finding(path, 12, f"belongs to shard {header.shard}, number {header.number}")
     entries = [*decode_directory(directory)]
-    misplaced = [*_misplaced(data, header, trailer, entries)]
-    found = misplaced or chain.from_iterable(
-        _extent_findings(data, header, entry) for entry in entries
-    )
+    misplaced = [*_misplaced(data, trailer, entries)]
+    found = misplaced or chain.from_iterable(_extent_findings(data, entry) for entry in entries)
     yield from (Finding(path, offset, reason) for offset, reason in found)
 
 
 def _misplaced(
-    data: memoryview, header: SegmentHeader, trailer: Trailer, entries: list[ExtentEntry]
+    data: memoryview, trailer: Trailer, entries: list[ExtentEntry]
 ) -> Iterator[tuple[int, str]]:
     """Parts that do not follow on one another, with nothing but zeros between them."""
     at, flags_at = HEADER_USED_BYTES, trailer.flags_at
-    for begin, end, alignment in _parts(header, trailer, entries):
+    for begin, end, alignment in _parts(trailer, entries):
         if begin != at + padding(at, alignment):
             yield begin, "a part does not begin where the one before it ends"
         elif not is_zero(data[at:begin]):
@@ -218,44 +198,40 @@ def _misplaced(
         yield trailer.flags_at, "there are not as many delete flags as records"
 
 
-def _parts(
-    header: SegmentHeader, trailer: Trailer, entries: list[ExtentEntry]
-) -> Iterator[tuple[int, int, int]]:
+def _parts(trailer: Trailer, entries: list[ExtentEntry]) -> Iterator[tuple[int, int, int]]:
     """Begin, end and alignment of all parts behind the header, in the order of the file."""
     alignment = PAGE_BYTES
     for entry in entries:
         yield entry.offset, entry.offset + entry.blob_bytes, alignment
         yield entry.tables_at, entry.offset + entry.length, 8
-        alignment = header.extent_alignment
+        alignment = EXTENT_ALIGNMENT
     yield trailer.flags_at, trailer.flags_at + trailer.record_count, PAGE_BYTES
     yield trailer.directory_at, trailer.file_length, PAGE_BYTES
 
 
-def _extent_findings(
-    data: memoryview, header: SegmentHeader, entry: ExtentEntry
-) -> Iterator[tuple[int, str]]:
+def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int, str]]:
     flags = data[entry.flags_at : entry.flags_at + entry.record_count]
     strange = ((at, flag) for at, flag in enumerate(flags, entry.flags_at) if flag > 1)
     for at, flag in islice(strange, STRANGE_FLAGS_MAX):
         yield at, f"delete flag {flag}, taken for 0"
-    if is_punched(header, entry, data):
+    if is_punched(entry, data):
         return
     try:
         view = ExtentView(entry, data)
     except BadSegment as error:
         yield error.offset, error.reason
         return
-    if header.version > 1 and entry.keys_len != view.keys_len:
+    if entry.keys_len != view.keys_len:
         yield entry.offset, "the directory has another length of the keys than the tables"
     yield from check_extent(view)
 
 
-def is_punched(header: SegmentHeader, entry: ExtentEntry, data: memoryview) -> bool:
+def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
     """Whether the extent's room was given back, after all its records were deleted. A power loss
     meanwhile leaves some of it for the next start to give back.
     """
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
-    pages, end = header.pages(entry), entry.offset + entry.length
+    pages, end = entry.pages, entry.offset + entry.length
     return flags.count(1) == len(flags) and any(
         is_zero(data[at : min(at + SECTOR_BYTES, pages.stop, end)])
         for at in range(pages.start, min(pages.stop, end), SECTOR_BYTES)

@@ -22,7 +22,7 @@ from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, Ledger, keeps_leases
 from topics.engine.queue.replay import begin, follow_config, ledger_of, note_delays, open_ledger
 from topics.engine.replay import Misfit, Replay
-from topics.engine.snapshot import jobs_to_keep, restore_topic, snapshot_topic
+from topics.engine.snapshot import jobs_to_keep, restore_jobs, restore_topic, snapshot_topic
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import (
@@ -184,7 +184,7 @@ def free(ledger: Ledger) -> list[int]:
 
 
 def test_a_part_has_the_columns_of_its_table() -> None:
-    rows = table(module.__doc__ or "", "A part;")
+    rows = table(module.__doc__ or "", "A part:")
     part = after(claimed(1, 2), released(3)._replace(error="why"), dying(4)).pack()
     assert [row["key"] for row in rows] == [*part]
     sizes = {"u8": 1, "u32": 4, "u64": 8, "i64": 8}
@@ -326,14 +326,16 @@ def test_jobs_without_a_live_record_are_not_known_any_more(desk: Desk) -> None:
 
 def kept(topic: Topic, desk: Desk) -> Any:
     """The topic as a checkpoint has it: CBOR."""
-    found = snapshot_topic(topic, POSITION)
-    found["queue"]["parts"] += jobs_to_keep(topic, desk.now)
+    found = [snapshot_topic(topic, POSITION), *jobs_to_keep(topic, desk.now)]
     return cbor2.loads(cbor2.dumps(found))
 
 
 def restored(value: Any) -> Ledger:
-    again = Desk()
-    ledger = ledger_of(restore_topic(Replay(again.engine.table), value))
+    (kept_topic, *parts), replay = value, Replay(Desk().engine.table)
+    topic = restore_topic(replay, kept_topic)
+    for part in parts:
+        restore_jobs(replay, topic.id, part)
+    ledger = ledger_of(topic)
     assert ledger is not None
     return ledger
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import crc32c
 from hypothesis import strategies as st
 
 from tests.formats.disk.record_support import RECORDS, TEXTS, request, view_of
@@ -13,18 +12,12 @@ from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
-    HEADER_BYTES,
     TRAILER_BYTES,
     ExtentEntry,
     SegmentHeader,
     Trailer,
     decode_directory,
-    decode_header,
     decode_trailer,
-    encode_entry,
-    encode_header,
-    encode_trailer,
-    padding,
 )
 from topics.formats.disk.segment_build import EXTENT_BYTES, EXTENT_RECORDS, Source, build
 
@@ -82,31 +75,6 @@ def build_bytes(
 ) -> bytes:
     pieces = build(HEADER, sources, extent_bytes=extent_bytes, extent_records=extent_records)
     return b"".join(pieces)
-
-
-def version_1(data: bytes) -> bytes:
-    """A segment as version 1 has it: extents at whole pages, and a directory that says nothing of
-    keys.
-    """
-    trailer, entries = opened(data)
-    header = decode_header(data[:HEADER_BYTES])._replace(version=1)
-    parts, at = [encode_header(header)], HEADER_BYTES
-    for index, entry in enumerate(entries):
-        extent = data[entry.offset : entry.offset + entry.length]
-        entries[index] = entry._replace(offset=at, keys_len=0)
-        parts.append(extent + bytes(padding(len(extent))))
-        at += len(parts[-1])
-    moved = at - trailer.flags_at
-    entries = [entry._replace(flags_at=entry.flags_at + moved) for entry in entries]
-    directory = b"".join(map(encode_entry, entries))
-    end = trailer._replace(
-        directory_at=trailer.directory_at + moved,
-        flags_at=at,
-        file_length=trailer.file_length + moved,
-        directory_crc=crc32c.crc32c(directory),
-    )
-    flags = data[trailer.flags_at : trailer.directory_at]
-    return b"".join((*parts, flags, directory, encode_trailer(end)))
 
 
 def opened(data: bytes) -> tuple[Trailer, list[ExtentEntry]]:

@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(at: int) -> None:
     hurt[at] ^= 0x10
     with pytest.raises(BadBlob) as bad:
         check(memoryview(hurt), 7, 9)
-    assert bad.value.offset in (0, 16, HEADER_BYTES)
+    assert bad.value.offset in (0, 8, 16, HEADER_BYTES)
 
 
 @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, len(WHOLE) - 1])

@@ -124,13 +124,11 @@ def test_numbers_of_kinds_never_change() -> None:
         "DELETE": 2,
         "TOPIC": 3,
         "LEASE": 4,
-        "ROUTER": 5,
         "START": 6,
         "TOPIC_DELETED": 7,
         "SEQS_RESERVED": 8,
         "FLOOR": 9,
         "TS_RESERVED": 10,
-        "PAYLOAD": 11,
         "ROUTER_SET": 12,
         "ROUTERS_GONE": 13,
         "LOST": 14,
@@ -236,7 +234,7 @@ def test_a_frame_of_another_lsn_or_another_file_is_none() -> None:
     data = encoded(LOG[0], lsn=64)
     assert check(data, 64) is not Stop.BAD
     assert check(data, 72) is Stop.BAD
-    assert check(data, 64, seed=FileHeader(3, 0, HEADER.salt + 1).seed) is Stop.BAD
+    assert check(data, 64, seed=FileHeader(3, 0, HEADER.salt + 1, 0).seed) is Stop.BAD
 
 
 def test_a_body_length_is_never_believed() -> None:

@@ -83,13 +83,6 @@ def test_header_entry_and_trailer_to_the_byte() -> None:
     assert decode_trailer(end, trailer.file_length) == trailer
 
 
-def test_another_version_is_refused_and_named() -> None:
-    head = bytearray(WHOLE[:HEADER_BYTES])
-    head[8] = 3
-    with pytest.raises(BadSegment, match="format version 3; this program reads versions 1 to 2"):
-        decode_header(head)
-
-
 @pytest.mark.parametrize("at", [*range(44)])
 def test_a_flipped_bit_of_the_header_is_noticed(at: int) -> None:
     head = bytearray(WHOLE[:HEADER_BYTES])

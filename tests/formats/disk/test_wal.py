@@ -39,11 +39,6 @@ def test_a_file_header_is_the_documented_bytes() -> None:
     assert decode_file_header(data) == HEADER
 
 
-def test_a_file_header_of_version_1_is_read_and_tells_no_size() -> None:
-    data = bytes.fromhex("545057414c303031010000000300000088776655443322110807060504030201ed748f37")
-    assert decode_file_header(data.ljust(FILE_HEADER_BYTES, b"\0")) == HEADER._replace(size=0)
-
-
 def test_the_checksums_are_the_documented_ones() -> None:
     header = encode_file_header(HEADER)
     assert int.from_bytes(header[40:44], "little") == slow_crc32c(header[:40])
@@ -63,15 +58,6 @@ def test_any_flipped_bit_of_a_file_header_is_noticed() -> None:
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(BadHeader):
             decode_file_header(bad)
-
-
-def test_another_version_is_refused_with_both_numbers() -> None:
-    data = bytearray(encode_file_header(HEADER))
-    data[8] = 9
-    with pytest.raises(
-        BadHeader, match="has format version 9; this program reads versions up to 2"
-    ):
-        decode_file_header(data)
 
 
 @given(st.binary(max_size=64))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import make_whole
 from tests.support.jobs import (
     DYING,
     FREE,
@@ -44,15 +43,13 @@ def queue(path: Path, **config: object) -> Client:
     return client
 
 
-def again(client: Client, ms: int = 0, *, stop: bool = False, version: int = 3) -> Client:
-    """The next process, so many ms later. ``version``: of the checkpoint of a stop."""
+def again(client: Client, ms: int = 0, *, stop: bool = False) -> Client:
+    """The next process, so many ms later."""
     path, now = client.wal.folder.parent.parent, later(client, ms)
     if stop:
         client.stop()
     else:
         client.kill()
-    if version == 2:
-        make_whole(max((path / "checkpoint" / "00").glob("*.ckpt")))
     return Client(path, now=now)
 
 
@@ -180,12 +177,8 @@ def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
 
 
-@pytest.mark.parametrize(
-    ("stop", "version"), [(False, 3), (True, 3), (True, 2)], ids=["kill", "stop", "older"]
-)
-def test_jobs_in_every_state_come_back_as_they_were(
-    tmp_path: Path, stop: bool, version: int
-) -> None:
+@pytest.mark.parametrize("stop", [False, True], ids=["kill", "stop"])
+def test_jobs_in_every_state_come_back_as_they_were(tmp_path: Path, stop: bool) -> None:
     client = busy(tmp_path)
     before = all_known(client)
     states = {row.state for row in before["q"].rows.values()}
@@ -193,7 +186,7 @@ def test_jobs_in_every_state_come_back_as_they_were(
     assert before["q"].delays
     assert before["q"].dead_lettered == 1
     for _ in range(2):  # a restart twice is a restart once
-        client = again(client, stop=stop, version=version)
+        client = again(client, stop=stop)
         assert all_known(client) == before
     client.kill()
 

@@ -5,6 +5,7 @@ the rest stands.
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,9 +37,11 @@ from tests.support.log import START, Client, append_streamed, log_files
 from tests.support.recovery import frames_of
 from topics.formats.disk.copies import Run
 from topics.formats.disk.frames import FrameKind
+from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 from topics.storage.recovery.mending import CannotRepair
 from topics.storage.recovery.repair import ShardRepair
+from topics.storage.segments.file import segment_path
 
 pytestmark = pytest.mark.slow
 
@@ -179,12 +182,25 @@ def test_whatever_is_hurt_a_repair_that_succeeds_loses_nothing_silently(
         shutil.rmtree(tmp_path / "started")
 
 
-def test_a_checkpoint_of_another_version_is_no_damage_to_repair(tmp_path: Path) -> None:
-    small(tmp_path)
-    (checkpoint,) = kinds(tmp_path)["checkpoint .ckpt"]
-    flip(checkpoint, 8, 6)
-    with pytest.raises(CannotRepair, match="offset 8: has format version"):
-        ShardRepair(tmp_path, 0, 1, START).plan()
+@pytest.mark.parametrize("kind", ["wal .wal", "segment .seg", "checkpoint .ckpt", "blob .blob"])
+def test_a_file_of_another_version_is_refused_and_is_no_damage_to_repair(
+    scene: Scene, tmp_path: Path, kind: str
+) -> None:
+    path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+    file = kinds(path)[kind][-1]
+    if kind == "segment .seg":  # a start reads only the segments that its checkpoint names
+        newest, *_ = checkpoints.whole(path / "checkpoint" / "00")
+        file = segment_path(file.parent, newest.segments[-1])
+    flip(file, 8, 6)
+    changed = tree(path)
+    reason = rf"{file.name}, offset \d+: .*has format version [67]\d; this program reads version"
+    with pytest.raises(Damaged, match=reason):
+        opened(path)
+    with pytest.raises(CannotRepair, match=reason):
+        ShardRepair(path, 0, 1, START).plan()
+    (finding,) = findings(path)
+    assert re.search(reason, str(finding))
+    assert tree(path) == changed
 
 
 def test_without_a_whole_checkpoint_a_repair_refuses(scene: Scene, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.disk.segment_support import plain, version_1
+from tests.formats.disk.segment_support import plain
 from tests.storage.segments.segments_support import add, reopened
 from topics.engine.locators import in_extent
-from topics.formats.disk.segment import HEADER_BYTES, PAGE_BYTES, TRAILER_BYTES
+from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES
 from topics.storage import disk
 from topics.storage.disk import Damaged
 from topics.storage.segments.file import Segment, segment_path
@@ -40,17 +40,6 @@ def test_a_file_with_more_bytes_is_refused(store: SegmentStore) -> None:
         segment.path.write_bytes(whole + tail)
         with pytest.raises(Damaged):
             reopened(store)
-
-
-def test_another_version_is_refused_and_named(store: SegmentStore) -> None:
-    segment = add(store, 1)
-    whole = bytearray(segment.path.read_bytes())
-    whole[8] = 9
-    segment.path.write_bytes(whole)
-    with pytest.raises(
-        Damaged, match="offset 8: segment has format version 9; this program reads versions 1 to 2"
-    ):
-        reopened(store)
 
 
 @pytest.mark.parametrize(("shard", "number"), [(4, 1), (3, 2)])
@@ -132,21 +121,6 @@ def test_small_extents_take_no_page_each(store: SegmentStore) -> None:
     store.punch([in_extent(1, extent) for extent in range(400)])  # no page is all of one
     assert reopened(store).records(in_extent(1, 499)).slice(0, 1)
     assert [*verify_segment(segment.path)] == []
-
-
-def test_an_extent_of_version_1_gives_all_its_pages_back(store: SegmentStore) -> None:
-    path = add(store, 1, [(topic, 1, [plain(1)]) for topic in range(1, 9)]).path
-    path.write_bytes(version_1(path.read_bytes()))
-    held = reopened(store)
-    assert [*verify_segment(path)] == []
-    assert held.segments[1].header.version == 1
-    assert len(held.segments[1].unpunched({*range(4)})) == 4
-    before = path.stat().st_blocks
-    held.punch([in_extent(1, extent) for extent in range(4)])
-    assert path.stat().st_blocks == before - 4 * PAGE_BYTES // 512
-    assert [*verify_segment(path)] == []
-    assert held.records(in_extent(1, 4)).slice(0, 1)
-    assert held.segments[1].unpunched({*range(4, 8)}) == []
 
 
 @pytest.mark.parametrize(("code", "raises"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])

@@ -72,7 +72,7 @@ def test_only_the_first_file_that_was_a_spare_waits_for_its_name(
     disk = ForgetfulDisk(monkeypatch)
     for base in (0, 4096, 8192):
         spare = prepare(tmp_path, f"{base:016x}.fresh", SIZE)
-        WalFile(tmp_path, FileHeader(0, base, 7), SIZE).create(spare)
+        WalFile(tmp_path, FileHeader(0, base, 7, SIZE), SIZE).create(spare)
     disk.power_loss(tmp_path, tmp_path / "left")
     found = wal_file.log_paths(tmp_path / "left", 0)
     assert [WalFile.open(path, 0).base for path in found] == [0, 4096, 8192]
@@ -98,7 +98,7 @@ def test_a_size_beyond_what_the_process_may_write_is_no_room(tmp_path: Path) -> 
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, hard))
     try:
         with pytest.raises(NoRoom):
-            WalFile(tmp_path, FileHeader(0, 0, 0), SIZE + 1).create()
+            WalFile(tmp_path, FileHeader(0, 0, 0, SIZE), SIZE + 1).create()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
@@ -129,15 +129,15 @@ def test_a_file_that_is_opened_for_reading_alone_cannot_be_written(file: WalFile
         ("0000000000001000.wal", bytes(SIZE), "is not a log file"),
         (
             "0000000000002000.wal",
-            encode_file_header(FileHeader(3, 0x1000, 7)),
+            encode_file_header(FileHeader(3, 0x1000, 7, SIZE)),
             "belongs to shard 3, LSN 0x1000",
         ),
         (
             "0000000000001000.wal",
-            encode_file_header(FileHeader(4, 0x1000, 7)),
+            encode_file_header(FileHeader(4, 0x1000, 7, SIZE)),
             "belongs to shard 4, LSN 0x1000",
         ),
-        ("other.wal", encode_file_header(FileHeader(3, 0x1000, 7)), "belongs to shard 3"),
+        ("other.wal", encode_file_header(FileHeader(3, 0x1000, 7, SIZE)), "belongs to shard 3"),
     ],
 )
 def test_a_file_that_is_not_what_its_name_says_is_damage(

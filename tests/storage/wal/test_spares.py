@@ -23,7 +23,7 @@ SIZE = 64 << 10
 
 
 def log_file(folder: Path, base: int, size: int = SIZE) -> WalFile:
-    file = WalFile(folder, FileHeader(0, base, base), size)
+    file = WalFile(folder, FileHeader(0, base, base, size), size)
     file.create()
     return file
 
@@ -101,7 +101,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 def half_full(stock: SpareFiles, base: int) -> None:
     """As much has been written in a file of the log with this base."""
-    file = WalFile(stock.folder, FileHeader(0, base, base), stock.file_bytes)
+    file = WalFile(stock.folder, FileHeader(0, base, base, stock.file_bytes), stock.file_bytes)
     assert not stock.is_next_due(file, file.base)
     if stock.is_next_due(file, file.base + file.size // 2):
         stock.ordered_behind = base
@@ -123,7 +123,7 @@ def test_files_grow_behind_one_another_up_to_the_bound_and_the_reserve_first(
     half_full(stock, 1)
     twice = {".reserve": 2 * SIZE, ".spare": 2 * SIZE}
     assert (stock.file_bytes, sizes(tmp_path)) == (2 * SIZE, twice)
-    asked_before = WalFile(tmp_path, FileHeader(0, 2, 2), SIZE)
+    asked_before = WalFile(tmp_path, FileHeader(0, 2, 2, SIZE), SIZE)
     stock.begin_file(asked_before, may_use_reserve=False)
     assert asked_before.path.stat().st_size == 2 * SIZE, "a larger file serves as well"
     assert WalFile.open(asked_before.path, 0).size == 2 * SIZE
@@ -170,35 +170,3 @@ def test_only_what_frees_room_and_what_tells_of_a_start_may_have_the_reserve() -
         FrameKind.START,
         FrameKind.ROUTERS_GONE,
     } == MAKE_ROOM
-
-
-@pytest.mark.parametrize("kept", [0, 1], ids=["as the reserve", "as a spare"])
-def test_a_file_that_is_linked_while_it_is_given_up_is_not_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
-) -> None:
-    """Another process finds it by its name, and links it just before it loses that."""
-    folder = tmp_path / "wal"
-    folder.mkdir()
-    stock = SpareFiles(folder, 0, SIZE)
-    stock.add([log_file(folder, base) for base in range(kept)])
-    file, real = log_file(folder, 7), Path.replace
-
-    def replace(self: Path, target: Path) -> Path:
-        (tmp_path / "linked").hardlink_to(self)
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    stock.add([file])
-    assert (stock.has_reserve, len(stock)) == (kept > 0, 0)
-    assert names(folder) == ["log.reserve"] * kept
-    assert (tmp_path / "linked").stat().st_nlink == 1
-
-
-def test_a_spare_that_was_linked_before_a_crash_is_not_used_again(tmp_path: Path) -> None:
-    folder = tmp_path / "wal"
-    folder.mkdir()
-    SpareFiles(folder, 0, SIZE).add([log_file(folder, base) for base in range(2)])
-    for name in names(folder):
-        (tmp_path / name).hardlink_to(folder / name)
-    again = SpareFiles(folder, 0, SIZE)
-    assert (again.has_reserve, len(again), names(folder)) == (False, 0, [])

@@ -140,8 +140,6 @@ class Backups(Service):
         """What the pinned checkpoint names."""
         kept, segments = pin.kept, self._shard.segments
         assert pin.checkpoint is not None, "it was written"
-        if self._shard.linked.needed_to > kept.replay_from:
-            raise NotReady("copies of version 0.1 are still moved into segments")
         found = [segments.segments[number] for number in sorted(kept.segments)]
         flags = [
             File(

@@ -26,7 +26,6 @@ from topics.engine.routing.derivations import Derivation, derivation_of, note_de
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.errors import NotReady, Throttled
-from topics.formats.disk import linked_copies
 from topics.formats.disk.copies import (
     Copier,
     ForwardBody,
@@ -236,26 +235,6 @@ def replay(
         elif row.first_seq:
             size = copies_size(header.record_count, held.tail_bytes, row.first_seq, header.ts_ms)
             append.replay(replay, copy, size, generation, checkpointed)
-
-
-def replay_linked(
-    replay: Replay,
-    header: FrameHeader,
-    body: memoryview,
-    checkpointed: bool,
-    generation: int = 0,
-) -> None:
-    """A ROUTER frame of version 0.1. Raises `Misfit` and `BadCopies`."""
-    topic = replay.topic_of(header, checkpointed)
-    if topic is None:
-        return
-    held = linked_copies.decode(header, body)
-    if header.lsn >= replay.news_from(topic):
-        note_derivation(topic, held.router, Derivation(held.cursor, held.total))
-    if held.trimmed:
-        replay_trim(replay, header, topic, held.trimmed, checkpointed)
-    elif header.record_count:
-        append.replay(replay, header, held.size, generation, checkpointed)
 
 
 def replay_trim(

@@ -473,7 +473,7 @@ class Jobs:
             self._begin_row(seq, row, now)
         # Of those that were dying only the last batch may be in the target.
         for seq in [*islice(reversed(self.dead), BATCH_JOBS)][::-1]:
-            if self.doomed[seq] in ("", dead_letter):
+            if self.doomed[seq] == dead_letter:
                 del self.dead[seq]
                 self.dying[seq] = None
 

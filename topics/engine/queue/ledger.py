@@ -19,14 +19,9 @@ are effective before their frames are written. It comes to the same end, for eac
 - Rows and delays of jobs whose record has gone meanwhile are dropped at the end of the replay
   (`topics.engine.queue.replay`).
 
-Packed, it is plain values for CBOR; integers little-endian:
-
-    key            value  meaning
-    dead_lettered  int    as above
-    parts          array  of maps, each with some of the jobs
-
-A part; the columns of rows have an item for each row, in the same order, and so have both columns
-of delays:
+A checkpoint holds ``dead_lettered`` with the topic, and the jobs in parts of plain values. The
+columns of rows have an item for each row, in the same order, and so have both columns of delays.
+Integers are little-endian. A part:
 
     key         items  meaning
     seq         u64    of the rows
@@ -69,7 +64,7 @@ class JobState(IntEnum):
 class JobRow(NamedTuple):
     """One job. ``until_ts`` (wall ms): its deadline, or from when on it is claimable. ``number`` of
     its lease and ``node``: 0 and empty while nobody holds it. ``node`` of a dying one: the topic
-    that it goes to, empty where an earlier version wrote the frame.
+    that it goes to.
     """
 
     state: JobState

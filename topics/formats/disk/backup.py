@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from topics.formats.disk.versions import unknown
+
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 FLAGS: Final = "flags"
@@ -63,6 +65,10 @@ class _Sealed(msgspec.Struct):
     sha256: str
 
 
+class _Version(msgspec.Struct):
+    format: int
+
+
 class BadManifest(Exception):
     """It is not as it was written, or of another version."""
 
@@ -80,11 +86,12 @@ def unsealed(data: bytes) -> Manifest:
         held = msgspec.json.decode(data, type=_Sealed)
         if hashlib.sha256(held.manifest).hexdigest() != held.sha256:
             raise BadManifest("the manifest was altered")
+        version = msgspec.json.decode(held.manifest, type=_Version).format
+        if version != FORMAT:
+            raise BadManifest(f"the manifest {unknown(version, FORMAT)}")
         found = msgspec.json.decode(held.manifest, type=Manifest)
     except msgspec.MsgspecError as error:
         raise BadManifest(f"the manifest is none of this program: {error}") from error
-    if found.format != FORMAT:
-        raise BadManifest(f"the backup has format {found.format}; this program reads {FORMAT}")
     return found
 
 

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 
 import crc32c
 
-MAGIC = b"TPBLOB01"
-VERSION = 1
+from topics.formats.disk.versions import BLOB, VERSION_AT, VERSIONS, other_version
+
 HEADER_BYTES = 64
 _HEAD = struct.Struct("<8sII")
 _REST = struct.Struct("<QQQ24x")
@@ -46,7 +46,7 @@ def body_crc(topic_id: int, first_seq: int, body_len: int) -> int:
 
 def encode_header(topic_id: int, first_seq: int, body_len: int, crc: int) -> bytes:
     """The 64 bytes at the start; ``crc`` as of `body_crc`, with the body added."""
-    return _HEAD.pack(MAGIC, VERSION, crc) + _REST.pack(topic_id, first_seq, body_len)
+    return _HEAD.pack(BLOB, VERSIONS[BLOB], crc) + _REST.pack(topic_id, first_seq, body_len)
 
 
 def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int) -> tuple[int, int]:
@@ -56,9 +56,11 @@ def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int)
     """
     if len(header) < HEADER_BYTES:
         raise BadBlob("shorter than its header")
-    magic, version, crc = _HEAD.unpack_from(header)
-    if magic != MAGIC or version != VERSION:
-        raise BadBlob(f"is not a blob of format version {VERSION}")
+    magic, _, crc = _HEAD.unpack_from(header)
+    if magic != BLOB:
+        raise BadBlob("is not a blob file")
+    if reason := other_version(header):
+        raise BadBlob(reason, VERSION_AT)
     held_topic, held_seq, body_len = _REST.unpack_from(header, _HEAD.size)
     if (held_topic, held_seq) != (topic_id, first_seq) or file_length != HEADER_BYTES + body_len:
         raise BadBlob("belongs to another write, or is cut", _HEAD.size)

@@ -35,30 +35,20 @@ strings, each as the body of a ROUTER_SET frame). Then come, for each topic:
 
 In a topic ``config`` is an index into the configs of its piece, as most topics share theirs, and
 keys with a value of `USUAL` are left out.
-
-Version 3 has no ``moved``, and in place of ``digests`` a list ``keys`` of key, first seq, count and
-time. Version 2 has the CRC of bytes 16 to the end, and as its body the items as CBOR maps, one
-after the other: topics with their config and all keys, the parts of jobs in ``queue``.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
-from io import BytesIO
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import cbor2
 import crc32c
 import msgspec
 
 from topics.formats.buffers import Buffer
+from topics.formats.disk.versions import CHECKPOINT, VERSIONS, other_version
 
-MAGIC = b"TPCKPT01"
-VERSION = 4
-WHOLE_VERSION = 2  # the body is one piece
-VERSIONS = range(WHOLE_VERSION, VERSION + 1)
-VERSION_AT = len(MAGIC)  # its offset
 PIECE_BYTES = 128 << 10  # a piece ends with the item that makes it so long
 _HEAD = struct.Struct("<8sII")
 _BODY_HEAD = struct.Struct("<QQB7xQ")
@@ -94,9 +84,8 @@ class UnknownVersion(Exception):
 
 
 class Header(NamedTuple):
-    """``crc`` stands for the whole file; in version 2 ``body_len`` is that of the only piece."""
+    """``crc`` stands for the whole file."""
 
-    version: int
     crc: int
     lsn: int
     replay_from: int
@@ -151,7 +140,7 @@ class PieceBuilder:
     def header(self, lsn: int, replay_from: int, *, clean: bool) -> bytes:
         """The file's header, once all pieces are made."""
         rest = _BODY_HEAD.pack(lsn, replay_from, clean, self.body_bytes)
-        return _HEAD.pack(MAGIC, VERSION, crc32c.crc32c(rest, self.crc)) + rest
+        return _HEAD.pack(CHECKPOINT, VERSIONS[CHECKPOINT], crc32c.crc32c(rest, self.crc)) + rest
 
 
 # Reading
@@ -161,15 +150,13 @@ def decode_header(data: bytes) -> Header | None:
     """Of the first `HEADER_BYTES`; None when they are none. Raises `UnknownVersion`."""
     if len(data) < HEADER_BYTES:
         return None
-    magic, version, crc = _HEAD.unpack_from(data)
-    if magic != MAGIC:
+    magic, _, crc = _HEAD.unpack_from(data)
+    if magic != CHECKPOINT:
         return None
-    if version not in VERSIONS:
-        raise UnknownVersion(
-            f"has format version {version}; this program reads versions up to {VERSION}"
-        )
+    if reason := other_version(data):
+        raise UnknownVersion(reason)
     lsn, replay_from, clean, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
-    return Header(version, crc, lsn, replay_from, bool(clean), body_len)
+    return Header(crc, lsn, replay_from, bool(clean), body_len)
 
 
 def piece_length(head: bytes) -> int:
@@ -191,12 +178,6 @@ def is_sealed(header: Header, head: bytes, crc: int) -> bool:
     return header.crc == crc32c.crc32c(head[_HEAD.size :], crc)
 
 
-def is_whole_body(header: Header, head: bytes, body: Buffer) -> bool:
-    """Whether the header, with these bytes, was written for this body of version 2."""
-    crc = crc32c.crc32c(body, crc32c.crc32c(head[_HEAD.size :]))
-    return len(body) == header.body_len and crc == header.crc
-
-
 def _piece_crc(body: Buffer, crc: int) -> int:
     return crc32c.crc32c(body, crc32c.crc32c(_LENGTH.pack(len(body)), crc))
 
@@ -210,11 +191,3 @@ def items_of_piece(body: Buffer) -> Iterator[Item]:
             yield {**USUAL, **item}
         else:
             yield item
-
-
-def items_of_body(body: bytes) -> Iterator[Item]:
-    """The items of a body of version 2 that was checked."""
-    stream = BytesIO(body)
-    while stream.tell() < len(body):
-        item: Mapping[str, Any] = cbor2.load(stream)
-        yield dict(item)

@@ -15,7 +15,6 @@
     14      LOST           topic_id first_seq record_count ext_len              rows, zeros
     15      FORWARD        ts_ms record_count ext_len flags                     rows, runs, records
 
-Numbers 5 and 11 (ROUTER, PAYLOAD) are read from logs of version 0.1 alone (``linked_copies.py``).
 Every other header field is 0. Only an APPEND frame may have bit EXTERNAL of `RecordFlags`: writers
 of the log look for it in frames of any kind. Integers are little-endian; maps and arrays are CBOR,
 and ``ext_len`` is their length.
@@ -42,21 +41,20 @@ memory had a `$ts` above ``ts_ms + TS_AHEAD_MS`` by then. Body:
     epoch      int     the incarnation of the topic
     config     map     `TopicConfig`, by its field names
     head       int     last seq that was given
-    last_ts    int     last `$ts` that was given; 0 where missing
-    start      int     first seq that no cause has removed; 1 where missing
-    floors     array   as the body of FLOOR; all 1 where missing
-    losses     array   (first, last) of each range of seqs lost at a restart; empty where missing
-    damaged    array   (first, last) of each range of seqs lost to damage; empty where missing
-    trimmed    array   (first, last) of each range of seqs burnt for a router; empty where missing
-    keys_from  int     idempotency keys of earlier seqs are forgotten; 0 where missing
+    last_ts    int     last `$ts` that was given
+    start      int     first seq that no cause has removed
+    floors     array   as the body of FLOOR
+    losses     array   (first, last) of each range of seqs lost at a restart
+    damaged    array   (first, last) of each range of seqs lost to damage
+    trimmed    array   (first, last) of each range of seqs burnt for a router
+    keys_from  int     idempotency keys of earlier seqs are forgotten
 
 LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is the op:
 
     op  name      keys of ext  what happened
     1   CLAIMED   n u          leased to node "n" until "u", also by an extension
     2   RELEASED  u e          claimable from "u" on; "e", where there is one: the error of a nack
-    3   DYING     n            no more deliveries; the move to the dead-letter topic "n" begins;
-                               without "n" an earlier version, whose keys of copies lack the name
+    3   DYING     n            no more deliveries; the move to the dead-letter topic "n" begins
 
 "u" is in milliseconds since 1970. Body of a LEASE frame:
 
@@ -83,8 +81,8 @@ Body, for each cause the seq below which it has removed records, or burnt seqs:
     0      cap     caps of the topic
     1      ttl     age
     2      loss    restarts
-    3      damage  damaged bytes; 1 where missing
-    4      trim    losses of the source of a router; 1 where missing
+    3      damage  damaged bytes
+    4      trim    losses of the source of a router
 
 TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
 
@@ -121,7 +119,7 @@ behind its head. The body says more of the kind, in ``ext_len`` bytes; zeros fil
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple
@@ -303,20 +301,20 @@ def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -
 
 
 def decode_topic(body: Buffer) -> TopicBody:
-    """Body of a TOPIC frame, also of one that was written before all of its keys existed."""
+    """Body of a TOPIC frame."""
     held: dict[str, Any] = cbor2.loads(bytes(body))
     return TopicBody(
         name=held["name"],
         epoch=held["epoch"],
         config=held["config"],
         head_seq=held["head"],
-        last_ts=held.get("last_ts", 0),
-        start_seq=held.get("start", 1),
-        floors=floors_from(held.get("floors", ())),
-        losses=seq_ranges(held.get("losses", ())),
-        damaged=seq_ranges(held.get("damaged", ())),
-        trimmed=seq_ranges(held.get("trimmed", ())),
-        keys_from_seq=held.get("keys_from", 0),
+        last_ts=held["last_ts"],
+        start_seq=held["start"],
+        floors=Floors(*held["floors"]),
+        losses=seq_ranges(held["losses"]),
+        damaged=seq_ranges(held["damaged"]),
+        trimmed=seq_ranges(held["trimmed"]),
+        keys_from_seq=held["keys_from"],
     )
 
 
@@ -349,12 +347,7 @@ def floor_frame(topic_id: int, start_seq: int, floors: Floors) -> Frame:
 
 def decode_floors(body: Buffer) -> Floors:
     """Body of a FLOOR frame."""
-    return floors_from(cbor2.loads(bytes(body)))
-
-
-def floors_from(values: Iterable[int]) -> Floors:
-    """The floors of an array on disk: those that it lacks are 1."""
-    return Floors(*(*values, 1, 1, 1, 1, 1)[:5])
+    return Floors(*cbor2.loads(bytes(body)))
 
 
 def ts_reserved_frame(ts_ms: int) -> Frame:

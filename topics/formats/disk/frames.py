@@ -50,19 +50,17 @@ _PADS = [bytes(-length % ALIGNMENT) for length in range(ALIGNMENT)]
 
 
 class FrameKind(IntEnum):
-    """What a frame says. Written to disk: never renumber, only add."""
+    """What a frame says. Written to disk: never renumber, only add; 5 and 11 are not used."""
 
     APPEND = 1
     DELETE = 2
     TOPIC = 3
     LEASE = 4
-    ROUTER = 5  # until version 0.1 (linked_copies.py)
     START = 6
     TOPIC_DELETED = 7
     SEQS_RESERVED = 8
     FLOOR = 9
     TS_RESERVED = 10
-    PAYLOAD = 11  # likewise
     ROUTER_SET = 12
     ROUTERS_GONE = 13
     LOST = 14

@@ -53,9 +53,6 @@ Entry of the directory, one for each extent:
     72      4     flags         RecordFlags: NODES, TAGS, METAS, ONE_NODE as in records.py
     76      4     keys_len      of the tables
 
-Version 1, which is still read: each extent begins at a multiple of 4096, and ``keys_len`` of the
-directory is zero whatever the tables have.
-
 Extent: the blob (rendered records as in ``records.py``, each followed by a comma), zeros up to a
 multiple of 8, the tables. Their head:
 
@@ -99,12 +96,11 @@ from typing import NamedTuple
 import crc32c
 
 from topics.formats.buffers import Buffer
+from topics.formats.disk.versions import SEGMENT, VERSION_AT, VERSIONS, other_version
 
-MAGIC = b"TPSEG001"
 END_MAGIC = b"TPSEGEND"
-VERSION = 2
 PAGE_BYTES = 4096  # of a file system; room is given back by whole ones
-_EXTENT_ALIGNMENTS = {1: PAGE_BYTES, VERSION: 8}
+EXTENT_ALIGNMENT = 8
 HEADER_BYTES = 4096
 TRAILER_BYTES = 64
 ENTRY_BYTES = 80
@@ -123,7 +119,7 @@ assert _TABLES_HEAD.size == TABLES_HEAD_BYTES
 
 
 class BadSegment(Exception):
-    """The bytes are not a segment of a known version, or not the ones that were written."""
+    """The bytes are not a segment of this version, or not the ones that were written."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"offset {offset}: {reason}")
@@ -137,21 +133,6 @@ class SegmentHeader(NamedTuple):
     number: int
     base: int
     end: int
-    version: int = VERSION
-
-    @property
-    def extent_alignment(self) -> int:
-        """Each extent begins at a multiple of so many bytes."""
-        return _EXTENT_ALIGNMENTS[self.version]
-
-    def pages(self, entry: ExtentEntry) -> range:
-        """Offsets of the whole pages that hold nothing but this extent."""
-        end = entry.offset + entry.length + padding(entry.length, self.extent_alignment)
-        return range(entry.offset + padding(entry.offset), end - end % PAGE_BYTES)
-
-    def may_have_keys(self, entry: ExtentEntry) -> bool:
-        """Whether its tables must be read to know."""
-        return self.version == 1 or entry.keys_len > 0
 
 
 class Trailer(NamedTuple):
@@ -187,6 +168,12 @@ class ExtentEntry(NamedTuple):
         """Offset of the tables in the file."""
         return self.offset + self.length - self.tables_len
 
+    @property
+    def pages(self) -> range:
+        """Offsets of the whole pages that hold nothing but this extent."""
+        end = self.offset + self.length + padding(self.length, EXTENT_ALIGNMENT)
+        return range(self.offset + padding(self.offset), end - end % PAGE_BYTES)
+
 
 class TablesHead(NamedTuple):
     """Head of an extent's tables."""
@@ -216,7 +203,7 @@ def padding(length: int, alignment: int = PAGE_BYTES) -> int:
 
 def encode_header(header: SegmentHeader) -> bytes:
     """The 4096 bytes at the start."""
-    head = _HEADER.pack(MAGIC, header.version, *header[:-1])
+    head = _HEADER.pack(SEGMENT, VERSIONS[SEGMENT], *header)
     return (head + _CRC.pack(crc32c.crc32c(head))).ljust(HEADER_BYTES, b"\0")
 
 
@@ -224,16 +211,14 @@ def decode_header(data: Buffer) -> SegmentHeader:
     """Raises `BadSegment`."""
     if len(data) < HEADER_BYTES:
         raise BadSegment(0, "shorter than its header")
-    magic, version, shard, number, base, end = _HEADER.unpack_from(data)
-    if magic != MAGIC:
+    magic, _, *fields = _HEADER.unpack_from(data)
+    if magic != SEGMENT:
         raise BadSegment(0, "is not a segment file")
-    if version not in _EXTENT_ALIGNMENTS:
-        raise BadSegment(
-            8, f"has format version {version}; this program reads versions 1 to {VERSION}"
-        )
+    if reason := other_version(data):
+        raise BadSegment(VERSION_AT, reason)
     if _CRC.unpack_from(data, _HEADER.size)[0] != crc32c.crc32c(bytes(data[: _HEADER.size])):
         raise BadSegment(_HEADER.size, "has a damaged header")
-    return SegmentHeader(shard, number, base, end, version)
+    return SegmentHeader(*fields)
 
 
 def encode_trailer(trailer: Trailer) -> bytes:

@@ -17,6 +17,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_build import ExtentBuilder, Piece, Pieces
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
+    EXTENT_ALIGNMENT,
     HEADER_BYTES,
     TRAILER_BYTES,
     ExtentEntry,
@@ -76,7 +77,7 @@ def build(
             extent = ExtentBuilder(seq, extent_bytes, extent_records)
             entry = yield from _extent(extent, pieces, source.topic_id, at)
             entries.append(entry)
-            pad = padding(entry.length, header.extent_alignment)
+            pad = padding(entry.length, EXTENT_ALIGNMENT)
             yield bytes(pad)
             at += entry.length + pad
             seq += entry.record_count

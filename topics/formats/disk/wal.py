@@ -14,8 +14,7 @@ before it ends, so that a missing file is noticed. File header, 4096 bytes:
     40      4     crc32c   of bytes 0..40
     44      4052  zero
 
-The salt keeps bytes of an earlier life of the file from passing for frames. Version 1 has no size,
-and its checksum is at 32, of bytes 0..32.
+The salt keeps bytes of an earlier life of the file from passing for frames.
 """
 
 from __future__ import annotations
@@ -26,23 +25,21 @@ from typing import NamedTuple
 import crc32c
 
 from topics.formats.buffers import Buffer
+from topics.formats.disk.versions import LOG, VERSIONS, other_version
 
-FILE_MAGIC = b"TPWAL001"
-FILE_VERSION = 2
 FILE_HEADER_BYTES = 4096
 _LAYOUT = struct.Struct("<8sIIQQQ")
-_LAYOUTS = {1: struct.Struct("<8sIIQQ"), 2: _LAYOUT}
 _CRC = struct.Struct("<I")
 _SEED_BYTES = struct.Struct("<Q")
 
 
 class FileHeader(NamedTuple):
-    """Header of a log file. ``size`` is 0 in a file of version 1, which does not say."""
+    """Header of a log file."""
 
     shard: int
     base: int
     salt: int
-    size: int = 0
+    size: int
 
     @property
     def seed(self) -> int:
@@ -51,12 +48,12 @@ class FileHeader(NamedTuple):
 
 
 class BadHeader(Exception):
-    """The first 4096 bytes are not the header of a log file that this version reads."""
+    """The first 4096 bytes are not the header of a log file that this program reads."""
 
 
 def encode_file_header(header: FileHeader) -> bytes:
     """The 4096 bytes at the start of a log file."""
-    head = _LAYOUT.pack(FILE_MAGIC, FILE_VERSION, *header)
+    head = _LAYOUT.pack(LOG, VERSIONS[LOG], *header)
     return (head + _CRC.pack(crc32c.crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
 
 
@@ -64,15 +61,12 @@ def decode_file_header(data: Buffer) -> FileHeader:
     """Raises `BadHeader` with the reason."""
     if len(data) < FILE_HEADER_BYTES:
         raise BadHeader("shorter than its header")
-    magic, version = _LAYOUT.unpack_from(data)[:2]
-    if magic != FILE_MAGIC:
+    magic, _, *fields = _LAYOUT.unpack_from(data)
+    if magic != LOG:
         raise BadHeader("is not a log file")
-    if version not in _LAYOUTS:
-        raise BadHeader(
-            f"has format version {version}; this program reads versions up to {FILE_VERSION}"
-        )
-    layout = _LAYOUTS[version]
-    (crc,) = _CRC.unpack_from(data, layout.size)
-    if crc != crc32c.crc32c(bytes(data[: layout.size])):
+    if reason := other_version(data):
+        raise BadHeader(reason)
+    (crc,) = _CRC.unpack_from(data, _LAYOUT.size)
+    if crc != crc32c.crc32c(bytes(data[: _LAYOUT.size])):
         raise BadHeader("has a damaged header")
-    return FileHeader(*layout.unpack_from(data)[2:])
+    return FileHeader(*fields)

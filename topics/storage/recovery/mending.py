@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from topics.formats.disk import linked_copies
 from topics.formats.disk.copies import BadCopies, decode_forward
 from topics.formats.disk.frame_bodies import (
     decode_idempotency_key,
@@ -124,7 +123,6 @@ EFFECTS = {
     FrameKind.TOPIC: "its settings are as they were before; if it made the topic, that is gone",
     FrameKind.TOPIC_DELETED: "the topic is back, unless one of its name was made later",
     FrameKind.LEASE: "jobs that it leased are free",
-    FrameKind.ROUTER: "its router may copy again",
     FrameKind.FORWARD: "its routers may copy again",
     FrameKind.ROUTER_SET: "a router is as it was before",
     FrameKind.ROUTERS_GONE: "routers that it removed are back",
@@ -459,9 +457,6 @@ def _given(file: WalFile, header: FrameHeader) -> list[Lost]:
         if header.kind == FrameKind.FORWARD:
             held = decode_forward(header, body)
             rows = [(row.topic_id, row.first_seq, seqs or held.burnt) for row in held.rows]
-        elif header.kind == FrameKind.ROUTER:
-            burnt = linked_copies.decode(header, body).trimmed
-            rows = [(header.topic_id, header.first_seq, seqs or burnt)]
         elif header.kind == FrameKind.APPEND:
             rows = [(header.topic_id, header.first_seq, seqs)]
         elif header.kind == FrameKind.LOST:

@@ -33,7 +33,15 @@ from topics.formats.disk.wal import (
     encode_file_header,
 )
 from topics.storage import checkpoints
-from topics.storage.disk import DAMAGED, Damaged, FileAside, keep_aside, sync_directory, write_all
+from topics.storage.disk import (
+    DAMAGED,
+    Damaged,
+    FileAside,
+    check_version,
+    keep_aside,
+    sync_directory,
+    write_all,
+)
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
 from topics.storage.names import CHECKPOINT, own_files
 from topics.storage.recovery.mending import (
@@ -67,7 +75,11 @@ class ShardRepair(RepairPlan):
     def plan(self) -> None:
         """Find all that is to be done; no file changes. Raises `CannotRepair`."""
         folder = self._data_dir / "checkpoint" / f"{self.shard:02d}"
+        logs = log_paths(self._data_dir / "wal" / f"{self.shard:02d}", self.shard)
+        blobs = blob_paths(self._data_dir / "blob" / f"{self.shard:02d}")
         try:
+            for path in (*logs, *blobs):  # a file of another version is not damaged
+                check_version(path)
             whole = {each.path for each in checkpoints.whole(folder)}
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
@@ -81,7 +93,7 @@ class ShardRepair(RepairPlan):
             pass
         if len(whole) > 1:
             self._plan_older(sorted(whole)[-2])
-        for path in blob_paths(self._data_dir / "blob" / f"{self.shard:02d}"):
+        for path in blobs:
             if path not in self.aside:
                 try:
                     check_blob(path)  # also if only a backup needs it

@@ -29,7 +29,6 @@ from topics.formats.disk.records import RecordFlags, blob_bytes
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged, will_need
-from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import STEP_BYTES
 from topics.storage.recovery.restore import Keys
 from topics.storage.recovery.tail import HurtLog, LogEnd, check_nothing_promised, rest_behind
@@ -40,7 +39,6 @@ from topics.storage.wal.file import WalFile
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 # Looked up once, not for each of millions of frames.
 _APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)
-_COPIES = frozenset({FrameKind.FORWARD, FrameKind.ROUTER, FrameKind.PAYLOAD})
 
 
 class LogReplay:
@@ -55,11 +53,10 @@ class LogReplay:
         self,
         replay: Replay,
         blobs: BlobStore,
-        linked: LinkedPayloads,
         checkpoint: Checkpoint | None,
         progress: StartProgress,
     ) -> None:
-        self._replay, self._blobs, self._linked, self._progress = replay, blobs, linked, progress
+        self._replay, self._blobs, self._progress = replay, blobs, progress
         self.boot = checkpoint.boot if checkpoint else ""
         # By the checkpoint: the log was synced up to here; replay begins at this LSN.
         self._promised_lsn, self._from_lsn = (
@@ -150,7 +147,7 @@ class LogReplay:
             self.keys.pop(header.topic_id, None)
         elif kind == FrameKind.START:
             self.boot = decode_start(body)
-        elif kind in _COPIES:
+        elif kind == FrameKind.FORWARD:
             self._replay_copies(header, body, view, known, base)
             return
         replay_frame(self._replay, header, body, known)
@@ -163,18 +160,13 @@ class LogReplay:
         checkpointed: bool,
         generation: int,
     ) -> None:
-        """A frame with copies, or with the payload of some. Raises `Misfit`."""
+        """A FORWARD frame. Raises `Misfit`."""
         try:
-            if header.kind == FrameKind.FORWARD:
-                held = decode_forward(header, body)
-                for run in held.runs:
-                    if run.lsn:
-                        self._check_named(run.lsn, header, view, generation)
-                forward.replay(self._replay, header, held, checkpointed, generation)
-                return
-            self._linked.needed_to = header.end
-            if header.kind == FrameKind.ROUTER:
-                forward.replay_linked(self._replay, header, body, checkpointed, generation)
+            held = decode_forward(header, body)
+            for run in held.runs:
+                if run.lsn:
+                    self._check_named(run.lsn, header, view, generation)
+            forward.replay(self._replay, header, held, checkpointed, generation)
         except BadCopies as error:
             raise Misfit(str(error)) from error
 

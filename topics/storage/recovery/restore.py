@@ -119,14 +119,13 @@ def restore_topics(
         find_deletes_ahead(ahead, replay, checkpoint.replay_from, files, progress)
     keyed: list[KeyedExtent] = []
     for number in checkpoint.segments:
-        header = segments.segments[number].header
         for number_of_extent, entry in progress.over(segments.entries(number), EXTENTS_PER_BEAT):
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
                 runs = ahead.of(entry.topic_id, entry.first_seq, entry.record_count)
                 store.take_back(locator, entry, runs)
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
-                if header.may_have_keys(entry):
+                if entry.keys_len:
                     keyed.append(KeyedExtent(entry.topic_id, locator, entry.last_ts))
     return Restored(keyed, keys)
 
@@ -137,8 +136,6 @@ def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
     for item in items:
         if "digests" in item:
             keys.setdefault(item["id"], []).extend(KEY_ROW.iter_unpack(item["digests"]))
-        elif "keys" in item:  # of an earlier version
-            keys.setdefault(item["id"], []).extend(map(tuple, item["keys"]))
         elif "moved" in item:
             restore_moved(replay, item["id"], item["moved"])
         elif "jobs" in item:

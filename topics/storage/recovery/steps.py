@@ -40,7 +40,6 @@ from topics.storage.checkpoints import Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.folders import Folders
 from topics.storage.frame_reader import FrameReader
-from topics.storage.linked import LinkedPayloads
 from topics.storage.names import own_files
 from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.restore import restore_keys, restore_topics
@@ -63,7 +62,6 @@ class Shard:
     folders: Folders
     kept: list[Kept]  # checkpoints that stand, the older first
     absorbed: list[Path]  # blobs whose records a segment holds
-    linked: LinkedPayloads
     boot: str  # names this run of the machine
     cut_bytes: int  # of a torn tail
     # Of this start: the log had no room for them, and takes no other frame before them.
@@ -116,12 +114,9 @@ class ShardReader:
         self.blobs = BlobStore(folders.blob)
         self.blobs.beat = progress.beat
         self.engine = ShardEngine(shard, shards)
-        self.linked = LinkedPayloads(folders)
-        if self.linked.is_there:  # frames that only the older checkpoint needs may name them
-            self.linked.needed_to = checkpoint.replay_from if checkpoint else 0
-        self.frames = FrameReader(self.blobs, self.linked)
+        self.frames = FrameReader(self.blobs)
         self.topics = Replay(self.engine.table)
-        self.replay = LogReplay(self.topics, self.blobs, self.linked, checkpoint, progress)
+        self.replay = LogReplay(self.topics, self.blobs, checkpoint, progress)
 
     def open_log(self, *, writable: bool) -> None:
         """Afterwards every file of the log is open. Raises `Damaged`."""
@@ -222,14 +217,12 @@ def recover(
         sync_ms=wal_sync_ms,
         check=folders.check,
     )
-    if reader.linked.needed_to:
-        wal.end_file()
     frames.append(start_frame(boot, now.ts))
     unwritten = begin_log(wal, folders.checkpoint, frames, progress)
     progress.tell(1.0)
     return Shard(
         *(engine, wal, segments, folders, kept, absorbed),
-        *(reader.linked, boot, cut_bytes, unwritten),
+        *(boot, cut_bytes, unwritten),
     )
 
 

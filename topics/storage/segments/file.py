@@ -136,7 +136,7 @@ class Segment:
             return [
                 extent
                 for extent, entry in enumerate(self.entries())
-                if extent not in used and not _is_hole(file.fileno(), self.header.pages(entry))
+                if extent not in used and not _is_hole(file.fileno(), entry.pages)
             ]
 
     def punch(self, fd: int, extents: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class Segment:
         holes: list[range] = []
         for extent in extents:
             entry = self.entry(fd, extent)
-            if pages := self.header.pages(entry):
+            if pages := entry.pages:
                 write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
                 self.has_deleted[extent] = 1
                 self.checked[extent] = 0

@@ -90,8 +90,7 @@ class SpareFiles:
 
     def _fits(self, path: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            found = path.stat()
-            return found.st_size == self.file_bytes and found.st_nlink == 1
+            return path.stat().st_size == self.file_bytes
         return False
 
     def __len__(self) -> int:
@@ -222,12 +221,7 @@ class SpareFiles:
                 # It has its name already from an attempt that failed afterwards.
                 with contextlib.suppress(FileNotFoundError):
                     file.path.replace(target)
-                if self._fits(target):
-                    kept.append(target)
-                else:
-                    # Another shard has linked it meanwhile. It cannot any more: nobody looks for
-                    # this name.
-                    target.unlink(missing_ok=True)
+                kept.append(target)
             # Or a power loss brings a file back under its old name, with the header of its next
             # life.
             sync_directory(self.folder)

@@ -30,15 +30,14 @@ from topics.actors.shard.context import clock
 from topics.actors.shard.queues import copies, dead_letters
 from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
 from topics.engine.changes import lease_jobs
-from topics.engine.moved_keys import copy_key, earlier_copy_key
+from topics.engine.moved_keys import copy_key
 from topics.engine.now import Now
 from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.removal import cut_to
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicFull, TopicNotFound
-from topics.formats.disk.frame_bodies import LeaseRows, lease_frame
-from topics.formats.disk.frames import Frame, FrameKind
+from topics.formats.disk.frames import FrameKind
 
 FULL = TopicFull("full")
 
@@ -602,30 +601,10 @@ async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(de
     await run_log(desk)
 
 
-def as_the_version_before(patched: pytest.MonkeyPatch) -> None:
-    """Keys do not name the queue, nor do frames name the target."""
-
-    def frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
-        return lease_frame(topic_id, ts_ms, rows._replace(node=""))
-
-    def key(what: str, _: str, epoch: int, seq: int) -> str:
-        return earlier_copy_key(what, epoch, seq)
-
-    doom = lease_jobs.LeaseChange.doom
-    patched.setattr(lease_jobs, "lease_frame", frame)
-    patched.setattr(lease_jobs.DyingJobs, "doom", lambda change, _: doom(change, ""))
-    patched.setattr(dead_letters, "copy_key", key)
-
-
 @pytest.mark.parametrize("cut", ["_copy", "_bury"])
 @pytest.mark.parametrize("is_stopped", [False, True])
-@pytest.mark.parametrize(
-    ("window_ms", "down_days", "is_upgrade"),
-    [
-        *((window_ms, days, False) for window_ms in (120_000, 0) for days in (0, 10)),
-        *((120_000, days, True) for days in (0, 10)),  # which kept no key in a window of 0
-    ],
-)
+@pytest.mark.parametrize("window_ms", [120_000, 0])
+@pytest.mark.parametrize("down_days", [0, 10])
 async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
     tmp_path: Path,
     nursery: trio.Nursery,
@@ -633,30 +612,26 @@ async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
     window_ms: int,
     down_days: int,
     is_stopped: bool,
-    is_upgrade: bool,
 ) -> None:
     """The frame that tells of it is there; the copies are, or are not. One is acked meanwhile."""
-    with pytest.MonkeyPatch.context() as patched:
-        if is_upgrade:
-            as_the_version_before(patched)
-        first = OnDisk(tmp_path, nursery, now=clock())
-        first.put("q", type="queue", max_deliveries=1, dead_letter="dead")
-        first.put("dead", idempotency_window_ms=window_ms)
-        await first.settled()
-        first.append("q", "x", "y")
-        await first.settled()
-        reached: list[object] = []
-        setattr(first.loop.services.dead_letters, cut, lambda *found: reached.append(found))
-        exhaust(first, first.engine.queue("q"))
-        wake(first, first.engine.queue("q"))
-        while not reached:
-            await trio.lowlevel.checkpoint()
-        await first.settled()
-        first.delete_records("dead", before_seq=2)
-        await first.settled()
-        await first.end()
-        if is_stopped:
-            first.loop.services.sealing.write_last()
+    first = OnDisk(tmp_path, nursery, now=clock())
+    first.put("q", type="queue", max_deliveries=1, dead_letter="dead")
+    first.put("dead", idempotency_window_ms=window_ms)
+    await first.settled()
+    first.append("q", "x", "y")
+    await first.settled()
+    reached: list[object] = []
+    setattr(first.loop.services.dead_letters, cut, lambda *found: reached.append(found))
+    exhaust(first, first.engine.queue("q"))
+    wake(first, first.engine.queue("q"))
+    while not reached:
+        await trio.lowlevel.checkpoint()
+    await first.settled()
+    first.delete_records("dead", before_seq=2)
+    await first.settled()
+    await first.end()
+    if is_stopped:
+        first.loop.services.sealing.write_last()
 
     now = clock()
     second = OnDisk(tmp_path, nursery, now=Now(now.ts + down_days * 86_400_000, now.ms))

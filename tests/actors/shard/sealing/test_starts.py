@@ -8,17 +8,13 @@ from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     copy,
     delete,
-    eager_merges,
-    files,
     fill,
     findings,
     free_all,
     sealed,
     seen,
     spoil,
-    survives_a_kill,
 )
-from tests.formats.disk.segment_support import version_1
 from tests.support.log import append_streamed
 from topics.formats.api.diff_body import TagMatch
 from topics.storage import checkpoints
@@ -99,28 +95,6 @@ def test_a_start_reads_no_extent_without_keys_that_live(client: Sealer) -> None:
     again = client.again()
     assert len(again.shard.segments.maps) == 0
     again.kill()
-
-
-def test_segments_of_version_1_are_read_and_merged_into_newer_ones(
-    client: Sealer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(client, "a", "b", rounds=20)
-    client.seal()
-    before = seen(client)
-    client.kill()
-    for path in files(client.path, "segment"):
-        path.write_bytes(version_1(path.read_bytes()))
-    client = client.again()
-    assert seen(client) == before
-    assert client.append("a", 1, key="a0")[1]
-    eager_merges(monkeypatch)
-    for _ in range(3):
-        fill(client, "b", rounds=12)
-        client.seal()
-    free_all(client)
-    assert client.sealing.rewriting.merged
-    assert all(segment.header.version == 2 for segment in client.shard.segments.segments.values())
-    survives_a_kill(client, seen(client))
 
 
 def test_a_reused_key_stands_for_the_later_write(client: Sealer) -> None:

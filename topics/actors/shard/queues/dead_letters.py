@@ -33,7 +33,7 @@ from topics.actors.shard.service import Service
 from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.changes.put_topic import PutTopic
-from topics.engine.moved_keys import BATCH_JOBS, copy_key, earlier_copy_key
+from topics.engine.moved_keys import BATCH_JOBS, copy_key
 from topics.engine.queue import claims
 from topics.engine.queue.claims import Taken, jobs_of
 from topics.engine.topic import Topic
@@ -246,11 +246,7 @@ class DeadLetters(Service):
         deliveries = jobs_of(topic).deliveries(seq) or config.max_deliveries
         error = jobs_of(topic).errors.get(seq)
         parts = parts._replace(meta=stamped(parts.meta, topic.name, deliveries, seq, error))
-        if jobs_of(topic).doomed.get(seq) == "":
-            # An earlier version has begun to move it: it goes on under the key of that version.
-            key = earlier_copy_key("dead_letter", topic.epoch, seq)
-        else:
-            key = copy_key("dead_letter", topic.name, topic.epoch, seq)
+        key = copy_key("dead_letter", topic.name, topic.epoch, seq)
         return Copy(seq, append_request(parts, key, None if config.auto_create else False))
 
     def _copied(self, move: Move, sent: Sent) -> None:

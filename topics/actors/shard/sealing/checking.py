@@ -17,14 +17,12 @@ from itertools import islice
 from topics.actors.shard.sealing.sources import LogFile
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
-from topics.formats.disk import linked_copies
 from topics.formats.disk.blob import BadBlob, checking
-from topics.formats.disk.copies import BadCopies, is_row
+from topics.formats.disk.copies import is_row
 from topics.formats.disk.frames import FrameHeader, FrameKind, check_frame, scan_frames
 from topics.formats.disk.records import RecordFlags
 from topics.storage.disk import Damaged
 from topics.storage.frame_reader import forward_at, frame_in, frame_lsn
-from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import MappedFile
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
@@ -37,18 +35,15 @@ _EXTERNAL = int(RecordFlags.EXTERNAL)
 
 class SealingCheck:
     """Checks a log file as far as it is ``sealed``. Afterwards ``damage`` has all damage, and
-    ``writes`` the writes that it hit. ``linked``: the payloads of ROUTER frames.
+    ``writes`` the writes that it hit.
     """
 
-    def __init__(
-        self, file: WalFile, sealed: LogFile, blobs: BlobStore, linked: LinkedPayloads
-    ) -> None:
-        self._file, self._sealed, self._blobs, self._linked = file, sealed, blobs, linked
+    def __init__(self, file: WalFile, sealed: LogFile, blobs: BlobStore) -> None:
+        self._file, self._sealed, self._blobs = file, sealed, blobs
         self._reached = file.base  # all frames before it are whole
         self._whole: dict[int, FrameHeader | None] = {}  # frames behind it that were looked at
         self._external: list[FrameHeader] = []  # frames whose records stand in a blob
         self._forwards: list[FrameHeader] = []  # frames that may name one of these
-        self._router: list[FrameHeader] = []
         self._bad_blobs: set[int] = set()  # LSNs of their frames
         self.damage: list[Damaged] = []
         self.writes: list[tuple[Topic, IndexEntry]] = []
@@ -66,7 +61,6 @@ class SealingCheck:
             yield from self._check_blob(header)
         if self._bad_blobs:
             yield from map(self._check_forward, self._forwards)
-        yield from map(self._check_linked, self._router)
 
     def _scan(self) -> Iterator[None]:
         """Find the LSN up to which all frames are whole."""
@@ -94,8 +88,6 @@ class SealingCheck:
         if header.kind == FrameKind.FORWARD:
             if self._external:  # a frame that is named stands before
                 self._forwards.append(header)
-        elif header.kind == FrameKind.ROUTER:
-            self._router.append(header)
         elif header.flags & _EXTERNAL:
             self._external.append(header)
 
@@ -162,21 +154,6 @@ class SealingCheck:
             return
         for row in held.rows:
             self._lose(row.topic_id, row.first_seq, header.lsn + row.back)
-
-    def _check_linked(self, header: FrameHeader) -> None:
-        """Check the payloads that a ROUTER frame names, in whatever log they stand."""
-        try:
-            _, body = frame_in(self._file, header.lsn)
-            for shard, run in linked_copies.decode(header, body).rows:
-                self._linked.payload(shard, run.lsn)
-        except Damaged as damage:
-            self.damage.append(damage)
-        except BadCopies as error:
-            offset = self._file.offset(header.lsn)
-            self.damage.append(Damaged(self._file.path, offset, str(error)))
-        else:
-            return
-        self._lose(header.topic_id, header.first_seq, header.lsn)
 
     def _lose(self, topic_id: int, first_seq: int, locator: int) -> None:
         """The write is damaged, if one of its records lives."""

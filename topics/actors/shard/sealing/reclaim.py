@@ -63,7 +63,7 @@ class Reclaim:
     """
 
     def __init__(self, shard: Shard) -> None:
-        self._wal, self._segments, self._linked = shard.wal, shard.segments, shard.linked
+        self._wal, self._segments = shard.wal, shard.segments
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
         self.sealed = 0  # log files since the start of the process
         self._standing = deque(shard.kept, maxlen=checkpoints.KEEP)
@@ -188,11 +188,6 @@ class Reclaim:
         if len(self._standing) < checkpoints.KEEP:
             return
         older = self._standing[0]
-        if self._linked.needed_to:
-            if older.replay_from < self._linked.needed_to:
-                return  # copies of version 0.1 are read from files that are sealed already
-            await trio.to_thread.run_sync(self._linked.remove)
-            self._linked.needed_to = 0
         await self._unlink_segments(older.segments | self._standing[-1].segments)
         while len(self._freed) >= checkpoints.KEEP:
             await self._give_back(self._freed[0])

@@ -75,7 +75,7 @@ class Sealing(Service):
 
     def __init__(self, shard: Shard, commits: GroupCommit) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
-        self.commits, self.store, self._linked = commits, commits.store, shard.linked
+        self.commits, self.store = commits, commits.store
         self.reclaim = Reclaim(shard)
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
         self.rewriting = Rewriting(shard, commits, self.reclaim, self._pause)
@@ -323,7 +323,7 @@ class Sealing(Service):
 
         So damaged bytes never get a new checksum.
         """
-        check = SealingCheck(self.wal.file(sealed.base), sealed, self.wal.blobs, self._linked)
+        check = SealingCheck(self.wal.file(sealed.base), sealed, self.wal.blobs)
         step_began = time.monotonic()
         for _ in check.steps():
             await self._pause(step_began)
