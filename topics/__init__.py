@@ -6,7 +6,7 @@ The floors, from the ground up; imports go down only (tests/test_floors.py):
     engine                    the rules: seqs, cursors, idempotency; no clock, no file, no task
     storage                   files, fsync, recovery
     actors                    rings between processes, mailboxes, the shard loop
-    front                     HTTP: the two lanes, routes, error answers
+    front                     HTTP: data plane and admin plane, streams
 """
 
 __version__ = "0.1.0"

@@ -13,7 +13,7 @@ With BEFORE, another checkout, both take turns. In milliseconds after the exec:
     listening    a connection is accepted by the kernel
     ready        GET /v0/ready has answered 200
     append       the first append, of class fsync, is acknowledged
-    cold         GET /v0/topics, sent after that append, is answered: the cold lane is loaded
+    cold         GET /v0/topics, sent after that append, is answered: the admin plane is loaded
 
 ``p99`` and ``most`` are of the appends that follow one another during the next second, in ms.
 ``recovered`` is the longest recovery of a shard in seconds, ``CPU`` what all processes have used

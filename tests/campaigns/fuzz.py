@@ -1,4 +1,4 @@
-"""Fuzzing: malformed and mutated bytes for both lanes and the WebSocket, while a probe measures.
+"""Fuzzing: malformed and mutated bytes for both planes and the WebSocket, while a probe measures.
 
 Runs as a program: ``python -m tests.campaigns.fuzz --seconds 600 --seed 1``. The seed decides what
 each worker sends and in which order. Between the fuzzed connections each worker makes requests of
@@ -24,14 +24,14 @@ from typing import Any
 
 from tests.campaigns import fuzz_crew
 from tests.campaigns.fuzz_crew import SHOWN_BYTES, answers_of, check_envelope, messages_of, spoken
-from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, LANES, Case, case
+from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, PLANES, Case, case
 from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
 from tests.campaigns.killer import Summary, program
 from tests.support.api import Answer, Api, Wire, listed, ok, request
 from tests.support.server import Server
 from tests.support.ws import Socket
 
-WORKERS = 6  # two for each lane
+WORKERS = 6  # two for each plane
 STEADY_EVERY = 4  # cases; then a request that must be answered as ever
 AIM_MS = 20.0  # 99 of 100 probes, above those of another server
 Stored = dict[str, int]
@@ -43,11 +43,11 @@ class Steady:
     and diffs, the control plane, or publishes on a WebSocket.
     """
 
-    def __init__(self, address: tuple[str, int], lane: str, number: int) -> None:
-        self.topic, self.records = f"steady.{lane}.{number}", list[Any]()
+    def __init__(self, address: tuple[str, int], plane: str, number: int) -> None:
+        self.topic, self.records = f"steady.{plane}.{number}", list[Any]()
         self._path = f"/v0/topics/{self.topic}"
-        self._line: Socket | Wire = Socket(address) if lane == "socket" else Wire(address)
-        self.ask = {"fast": self._append, "cold": self._put, "socket": self._publish}[lane]
+        self._line: Socket | Wire = Socket(address) if plane == "socket" else Wire(address)
+        self.ask = {"data": self._append, "admin": self._put, "socket": self._publish}[plane]
 
     def _record(self, source: random.Random) -> dict[str, Any]:
         return {"number": len(self.records), "filler": "é" * source.choice((0, 10, 3000))}
@@ -117,16 +117,16 @@ class Findings(fuzz_crew.Findings):
 
 
 class Worker(fuzz_crew.Worker[Findings]):
-    """Cases of one lane."""
+    """Cases of one plane."""
 
     def __init__(self, address: tuple[str, int], seed: int, number: int) -> None:
         source = random.Random(f"{seed}-{number}")
         super().__init__(address, f"worker {number}", source, Findings())
-        self._number, self._lane = number, LANES[number % len(LANES)]
-        self._steady = Steady(address, self._lane, number)
+        self._number, self._plane = number, PLANES[number % len(PLANES)]
+        self._steady = Steady(address, self._plane, number)
 
     def one(self) -> None:
-        sent = case(self.source, self._lane, self._number)
+        sent = case(self.source, self._plane, self._number)
         try:
             self._judge(sent, spoken(self.address, sent.pieces(), self.source))
         except FAILURES as error:
@@ -146,7 +146,7 @@ class Worker(fuzz_crew.Worker[Findings]):
         acks = 0
         for answer in answers_of(heard):
             status = answer.status
-            self.findings.outcomes[f"{self._lane} {sent.kind} {status}"] += 1
+            self.findings.outcomes[f"{self._plane} {sent.kind} {status}"] += 1
             assert status != 500, answer
             if status == 101:
                 acks = self._judge_frames(sent, answer)

@@ -21,7 +21,7 @@ from tests.support.api import request
 from tests.support.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, frame_bytes, handshake
 
 BROKEN, MUTATED = "broken", "mutated"
-LANES = ("fast", "cold", "socket")
+PLANES = ("data", "admin", "socket")
 JSON_CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
 RECORDS = (
     b'{"records":[{"data":{"a":[1,2.50,"\xc3\xa9\\u00e9"]},"tag":"t","meta":{"m":null}},'
@@ -50,15 +50,17 @@ class Case:
         ]
 
 
-def case(source: random.Random, lane: str, worker: int) -> Case:
+def case(source: random.Random, plane: str, worker: int) -> Case:
     """The next case of a worker."""
     kind, publishes = source.choice((BROKEN, MUTATED)), 0
-    if lane == "socket":
+    if plane == "socket":
         name, wire, publishes = _socket_case(source, worker, kind)
     elif kind == BROKEN:
-        name, wire = _broken(source, lane, worker)
+        name, wire = _broken(source, plane, worker)
     else:
-        whole = source.choice(_fast_requests(worker) if lane == "fast" else _cold_requests(worker))
+        whole = source.choice(
+            _data_requests(worker) if plane == "data" else _admin_requests(worker)
+        )
         name, wire = "request", mutated(source, whole)
     most = min(max(len(wire) - 1, 0), source.choice((0, 0, 1, 3, 40)))
     cuts = sorted(source.sample(range(1, max(len(wire), 1)), most))
@@ -68,10 +70,10 @@ def case(source: random.Random, lane: str, worker: int) -> Case:
 # HTTP: malformed beyond doubt
 
 
-def _broken(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
+def _broken(source: random.Random, plane: str, worker: int) -> tuple[str, bytes]:
     method, path, body = (
         ("POST", f"/v0/topics/never.{worker}", RECORDS)
-        if lane == "fast"
+        if plane == "data"
         else ("PUT", f"/v0/routers/never.{worker}", ROUTER)
     )
     whole = request(method, path, body)
@@ -167,7 +169,7 @@ def _hurt(source: random.Random, packed: bytes) -> bytes:
 # HTTP: well-formed, and then somewhat less so
 
 
-def _fast_requests(worker: int) -> list[bytes]:
+def _data_requests(worker: int) -> list[bytes]:
     path = f"/v0/topics/maybe.fast.{worker}"
     packed = gzip.compress(RECORDS, mtime=0)
     first, rest = RECORDS[:20], RECORDS[20:]
@@ -185,8 +187,8 @@ def _fast_requests(worker: int) -> list[bytes]:
     ]
 
 
-def _cold_requests(worker: int) -> list[bytes]:
-    path = f"/v0/topics/maybe.cold.{worker}"
+def _admin_requests(worker: int) -> list[bytes]:
+    path = f"/v0/topics/maybe.admin.{worker}"
     return [
         request("PUT", path, CONFIG),
         request("PUT", path, None, *JSON_CHUNKED)
@@ -194,11 +196,13 @@ def _cold_requests(worker: int) -> list[bytes]:
         request("PUT", path, gzip.compress(CONFIG, mtime=0), "Content-Encoding: gzip"),
         request("GET", f"{path}?touch=false"),
         request("GET", "/v0/topics?prefix=maybe&page_size=3&touch=false"),
-        request("GET", "/v0/routers?source=maybe.cold.0&page_size=3"),
+        request("PUT", f"/v0/routers/never.{worker}", ROUTER),
+        request("GET", "/v0/routers?source=maybe.admin.0&page_size=3"),
+        request("GET", f"/v0/topics/maybe.fast.{worker}/leases?page_size=2"),
         request("POST", f"{path}/redrive", b'{"max":3}'),
         request("GET", "http://localhost/v0/ready", None, "Upgrade: h2c", "HTTP2-Settings: AAMA"),
         request(
-            "POST", "/v0/watch", b'{"topics":{"maybe.cold.0":{"from_seq":0}},"heartbeat_ms":5000}'
+            "POST", "/v0/watch", b'{"topics":{"maybe.admin.0":{"from_seq":0}},"heartbeat_ms":5000}'
         ),
         request("GET", "/v0/watch/0123456789abcdef"),
         request("DELETE", f"/v0/topics/absent-from-here.{worker}?if_empty=true"),

@@ -21,13 +21,13 @@ from httplint import HttpRequestLinter, HttpResponseLinter, levels
 from tests.contract import refusal_rows
 from tests.specs.described import NARROWED
 from tests.support.api import SLACK_S, Api, Wire, reached, request
-from tests.support.front import LANES, running
-from tests.support.server import ColdServer, Server, kill_one
+from tests.support.front import running
+from tests.support.server import Server, kill_one
 from tests.support.sse import Unchunk
 from tests.support.ws import KEY
 from topics.front.errors import STATUS
 from topics.front.route import Route
-from topics.front.routes.table import ROUTES, match
+from topics.front.table import ROUTES, match
 
 pytestmark = pytest.mark.slow
 
@@ -193,9 +193,9 @@ def parsed(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     return first, [(name, value) for name, value in pairs]
 
 
-def conversation(kind: type[Server], folder: Path) -> Iterator[Said]:
+def conversation(folder: Path) -> Iterator[Said]:
     """All that is asked; at last a shard ends, and the server."""
-    with kind(folder, shards=1, drain_ms=1000, **SETTINGS) as server:
+    with Server(folder, shards=1, drain_ms=1000, **SETTINGS) as server:
         for way in WAYS:
             wid = ""
             for ask in ASKED:
@@ -220,14 +220,15 @@ def conversation(kind: type[Server], folder: Path) -> Iterator[Said]:
         server.wait_stopped()
 
 
+def head_of(said: Said) -> list[tuple[bytes, bytes]]:
+    """The fields in their order."""
+    return [(name, b"" if name in OWN else value) for name, value in said.fields]
+
+
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Said]]:
-    """By lane."""
-    folder = tmp_path_factory.mktemp("manners")
-    return {
-        "hot": [*conversation(Server, folder / "hot")],
-        "cold": [*conversation(ColdServer, folder / "cold")],
-    }
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+    """All that the server has answered."""
+    return [*conversation(tmp_path_factory.mktemp("manners"))]
 
 
 def notes(said: Said) -> list[str]:
@@ -252,39 +253,22 @@ def notes(said: Said) -> list[str]:
     ]
 
 
-LANE = pytest.mark.parametrize("lane", ["hot", "cold"])
+def test_a_linter_has_nothing_against_any_answer(said: list[Said]) -> None:
+    assert [note for each in said for note in notes(each)] == []
 
 
-@LANE
-def test_a_linter_has_nothing_against_any_answer(said: dict[str, list[Said]], lane: str) -> None:
-    assert [note for each in said[lane] for note in notes(each)] == []
-
-
-@LANE
-def test_every_route_and_every_code_has_answered(said: dict[str, list[Said]], lane: str) -> None:
-    done = {(each.ask.method, each.ask.target) for each in said[lane] if each.status < 300}
+def test_every_route_and_every_code_has_answered(said: list[Said]) -> None:
+    done = {(each.ask.method, each.ask.target) for each in said if each.status < 300}
     assert {(method, target_of(route)) for route in ROUTES for method in route.methods} <= done
-    codes = {each.code for each in said[lane] if each.status >= 400 and each.body}
+    codes = {each.code for each in said if each.status >= 400 and each.body}
     assert codes == {kind.code for kind in STATUS} - {"internal"}
-    for each in said[lane]:
+    for each in said:
         for code, ask in REFUSED.items():
             assert each.ask != ask or each.code == code, each
 
 
-def test_both_lanes_write_the_same_heads(said: dict[str, list[Said]]) -> None:
-    for hot, cold in zip(said["hot"], said["cold"], strict=True):
-        assert (cold.ask, cold.line) == (hot.ask, hot.line)
-        assert head_of(cold) == head_of(hot), hot
-
-
-def head_of(said: Said) -> list[tuple[bytes, bytes]]:
-    """The fields in their order."""
-    return [(name, b"" if name in OWN else value) for name, value in said.fields]
-
-
-@LANE
-def test_every_answer_is_dated_and_for_no_cache(said: dict[str, list[Said]], lane: str) -> None:
-    for each in said[lane]:
+def test_every_answer_is_dated_and_for_no_cache(said: list[Said]) -> None:
+    for each in said:
         (date,) = each.values(b"date")
         at = parsedate_to_datetime(date.decode()).timestamp()
         assert each.at - SLACK_S < at <= each.at, each
@@ -293,22 +277,20 @@ def test_every_answer_is_dated_and_for_no_cache(said: dict[str, list[Said]], lan
         assert control.split(b", ")[0] == (b"no-cache" if is_kept else b"no-store"), each
 
 
-@LANE
-def test_what_was_made_is_where_its_answer_says(said: dict[str, list[Said]], lane: str) -> None:
-    made = {each.ask.target for each in said[lane] if each.status == 201}
+def test_what_was_made_is_where_its_answer_says(said: list[Said]) -> None:
+    made = {each.ask.target for each in said if each.status == 201}
     assert made >= {"/v0/topics/queue", "/v0/topics/log", "/v0/routers/log", "/v0/routers/a-%3Eb"}
-    for each in said[lane]:
+    for each in said:
         told = [each.ask.target.encode()] if each.status == 201 else []
         assert each.values(b"location") == told, each
 
 
-@LANE
-def test_head_says_what_get_says(said: dict[str, list[Said]], lane: str) -> None:
+def test_head_says_what_get_says(said: list[Said]) -> None:
     """Of a stream it says what the path allows."""
     streams = {target_of(route).partition("?")[0] for route in ROUTES if route.streams}
     for start in (0, len(ASKED)):
         gets: dict[Any, Said] = {}
-        for each in said[lane][start : start + len(ASKED)]:
+        for each in said[start : start + len(ASKED)]:
             if each.ask.method == "GET":
                 gets[each.ask] = each
             elif each.ask.method == "HEAD":
@@ -322,12 +304,11 @@ def test_head_says_what_get_says(said: dict[str, list[Said]], lane: str) -> None
                     assert (each.line, head_of(each)) == (get.line, head_of(get)), each
 
 
-@LANES
-async def test_a_linter_has_nothing_against_an_answer_to_a_bug(fast: bool) -> None:
+async def test_a_linter_has_nothing_against_an_answer_to_a_bug() -> None:
     """``internal``: no request makes a real server say it."""
     ask = Ask("GET", "/v0/topics/bug")
     wire = ask.wire((), "")
-    async with running(fast=fast) as run:
+    async with running() as run:
         client = await run.connect()
         await client.say(wire)
         with trio.fail_after(SLACK_S):

@@ -27,10 +27,10 @@ from tests.contract.access_matrix import (
     assignments,
 )
 from tests.support.api import Api, Wire, ok, refused, request
-from tests.support.server import ColdServer, Server
+from tests.support.server import Server
 from tests.support.sse import session
 from tests.support.ws import KEY, Socket, handshake, shake
-from topics.front.routes.table import ROUTES
+from topics.front.table import ROUTES
 
 ROWS = (*HTTP, *STREAMS)
 EVENTS = "Accept: text/event-stream"
@@ -84,13 +84,10 @@ def prepare(server: Server) -> None:
             ok(api.call(row.method, path, body.encode()), 201)
 
 
-@pytest.fixture(scope="module", params=["fast", pytest.param("cold", marks=pytest.mark.slow)])
-def guarded(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    kind = Server if request.param == "fast" else ColdServer
-    path = tmp_path_factory.mktemp(f"matrix-{request.param}") / "data"
-    with kind(path, api_keys=ENTRIES, shards=2) as server:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = tmp_path_factory.mktemp("matrix") / "data"
+    with Server(path, api_keys=ENTRIES, shards=2) as server:
         prepare(server)
         yield server
 

@@ -56,7 +56,7 @@ def status_of(server: Server, path: str) -> int:
         connection.close()
 
 
-def test_a_request_of_the_cold_lane_is_answered_from_the_first_moment_on(tmp_path: Path) -> None:
+def test_a_request_of_the_admin_plane_is_answered_from_the_first_moment_on(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", shards=1)
     log = server.spawn()
     try:

@@ -1,5 +1,5 @@
 """Every refusal of a request that is wrong by itself (§0.3, §0.5, §0.6), of all routes, through
-both lanes and by WebSocket. `refusal_rows` has the rows; none of them changes anything.
+both planes and by WebSocket. `refusal_rows` has the rows; none of them changes anything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.api import Answer, Api, listed, ok, refused
 from tests.support.queues import HOUR_MS, Queue
 from tests.support.routers import names as routers
 from tests.support.routers import put as put_router
-from tests.support.server import ColdServer, Server
+from tests.support.server import Server
 from tests.support.sse import session, turned_away
 from tests.support.ws import BINARY, Socket, alive, failed
 
@@ -55,12 +55,9 @@ CORRUPT = {
 }
 
 
-@pytest.fixture(scope="module", params=["fast", pytest.param("cold", marks=pytest.mark.slow)])
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    kind = Server if request.param == "fast" else ColdServer
-    with kind(tmp_path_factory.mktemp("refusals") / "data", shards=2) as server:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("refusals") / "data", shards=2) as server:
         with Api(server.address) as api:
             records = [{"data": number, "tag": "a"} for number in range(2)]
             ok(api.append("log", records=records), 201)

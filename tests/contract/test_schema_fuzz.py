@@ -13,7 +13,7 @@ import pytest
 from tests.campaigns.schema_fuzz import fuzz, fuzzed_server
 from tests.campaigns.schema_mutations import bytes_of, spoil, text_of
 from tests.campaigns.schemas import ROWS, asked, command
-from topics.front.routes.table import ROUTES, match
+from topics.front.table import ROUTES, match
 
 FEW = 8  # on a machine that does much else, not all may be refused for what was spoiled
 

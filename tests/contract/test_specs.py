@@ -10,7 +10,7 @@ import pytest
 from tests.support.api import Api, Wire, ok, refused, request
 from tests.support.server import Server
 from topics import __version__
-from topics.front.routes.specs import ASYNCAPI, FOLDER, OPENAPI
+from topics.front.data.specs import ASYNCAPI, FOLDER, OPENAPI
 
 PATHS = pytest.mark.parametrize("path", [OPENAPI, ASYNCAPI])
 

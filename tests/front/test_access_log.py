@@ -9,7 +9,7 @@ import pytest
 
 from topics.engine.access import Access
 from topics.front.access_log import AccessLog, Finished, Level, Subject
-from topics.front.routes.table import ROUTES
+from topics.front.table import ROUTES
 
 BY_NAME = {route.name: route for route in ROUTES}
 AUDITED = {route.name for route in ROUTES if route.is_audited}

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.support.fake_shards import FakeShards
-from tests.support.front import LANES, running
+from tests.support.front import running
 from tests.support.raw_client import request
 from topics.config import Settings
 from topics.front.body_limits import SHORT_BODY_BYTES, short_body_max
@@ -17,15 +17,12 @@ from topics.front.body_limits import SHORT_BODY_BYTES, short_body_max
 SHORT = ["POST /v0/topics/a/diff", "POST /v0/topics/a/delete", "PUT /v0/topics/a", "POST /v0/watch"]
 
 
-@LANES
 @pytest.mark.parametrize("line", SHORT)
-async def test_bodies_that_are_decoded_in_one_turn_have_their_own_bound(
-    fast: bool, line: str
-) -> None:
+async def test_bodies_that_are_decoded_in_one_turn_have_their_own_bound(line: str) -> None:
     method, path = line.split()
     body = b'{"node":[' + b'"",' * 100_000 + b'""]}'
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-    async with running(fast=fast, shards=FakeShards(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         for wire in (
             request(method, path, body),
             request(method, path, gzip.compress(body), content_encoding="gzip"),

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.support.fake_shards import FakeReply, FakeShards
-from tests.support.front import LANES, running
+from tests.support.front import running
 from topics.errors import NotReady
 from topics.front.answers import Answer
 from topics.front.dispatch import compressed
@@ -47,9 +47,8 @@ async def test_an_answer_whose_connection_ends_before_its_task_gives_its_memory_
     assert (held, shards.replies_out, told) == (1, 0, ["unsent"])
 
 
-@LANES
-async def test_only_long_answers_are_compressed_and_only_on_request(fast: bool) -> None:
-    async with running(fast=fast, shards=FakeShards(topics={"a": []}, answer_bytes=200_000)) as run:
+async def test_only_long_answers_are_compressed_and_only_on_request() -> None:
+    async with running(shards=FakeShards(topics={"a": []}, answer_bytes=200_000)) as run:
         client = await run.connect()
         for accept, expected in (
             ("gzip, br", "gzip"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.front import LANES, RECORD, Running, running
+from tests.support.front import RECORD, Running, running
 from tests.support.raw_client import Answered, request
 from topics.config import Settings
 from topics.formats.api.request_heads import HeadFields
@@ -27,7 +27,7 @@ def wanted(origin: str) -> dict[str, str]:
 
 
 async def answers(run: Running, **headers: str) -> list[Answered]:
-    """Answers of both lanes: successes, refusals by the guard and by an operation."""
+    """Answers of both planes: successes, refusals by the guard and by an operation."""
     client = await run.connect()
     auth = {"authorization": "Bearer k", **headers}
     return [
@@ -47,9 +47,8 @@ async def answers(run: Running, **headers: str) -> list[Answered]:
 STATUSES = [201, 200, 404, 200, 404, 200, 426, 404, 401, 405]
 
 
-@LANES
-async def test_every_answer_to_a_listed_origin_may_be_read_by_its_pages(fast: bool) -> None:
-    async with running(fast=fast, keys="k", settings=LISTED) as run:
+async def test_every_answer_to_a_listed_origin_may_be_read_by_its_pages() -> None:
+    async with running(keys="k", settings=LISTED) as run:
         found = await answers(run, origin=APP)
         assert [answer.status for answer in found] == STATUSES
         for answer in found:
@@ -58,10 +57,9 @@ async def test_every_answer_to_a_listed_origin_may_be_read_by_its_pages(fast: bo
             assert "access-control-allow-credentials" not in answer.headers
 
 
-@LANES
 @pytest.mark.parametrize("origin", [OTHER, "null", f"{APP}:444", f"{APP}.other", "", APP + "/"])
-async def test_no_answer_to_another_origin_may(fast: bool, origin: str) -> None:
-    async with running(fast=fast, keys="k", settings=LISTED) as run:
+async def test_no_answer_to_another_origin_may(origin: str) -> None:
+    async with running(keys="k", settings=LISTED) as run:
         found = await answers(run, origin=origin)
         writes = [403] * 3 if origin else STATUSES[:3]  # a request without an Origin is a program's
         assert [answer.status for answer in found[:6]] == [*writes, *STATUSES[3:6]]
@@ -70,9 +68,8 @@ async def test_no_answer_to_another_origin_may(fast: bool, origin: str) -> None:
             assert answer.headers["vary"] == "Origin", "a cache must not mix them up"
 
 
-@LANES
-async def test_a_star_lets_pages_of_any_origin_read(fast: bool) -> None:
-    async with running(fast=fast, keys="k", settings=ANY) as run:
+async def test_a_star_lets_pages_of_any_origin_read() -> None:
+    async with running(keys="k", settings=ANY) as run:
         for headers in ({"origin": OTHER}, {"origin": "null"}, {}):
             for answer in await answers(run, **headers):
                 assert cors_of(answer) == wanted("*"), "a cache may give it to a page"

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.front import APPEND, LANES, RECORD, running
+from tests.support.front import APPEND, RECORD, running
 from topics.front.answers import Answer
-from topics.front.routes.table import ROUTES
+from topics.front.dispatch import Then
+from topics.front.table import ROUTES
 
 
 @pytest.mark.slow
-@LANES
 async def test_an_unexpected_error_ends_its_connection_and_no_other(
-    fast: bool, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+    caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    async with running(fast=fast) as run:
+    async with running() as run:
         broken = await run.connect()
 
         def explode(*_: object) -> None:
@@ -32,26 +32,22 @@ async def test_an_unexpected_error_ends_its_connection_and_no_other(
     assert "in the machinery" in caplog.text
 
 
-@LANES
-async def test_a_bug_is_logged_with_its_traceback(
-    fast: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(fast=fast) as run:
+async def test_a_bug_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as run:
         client = await run.connect()
         assert (await client.ask("POST", "/v0/topics/bug", RECORD)).code == "internal"
     assert "a secret of the inside" in caplog.text
     assert "Traceback" in caplog.text
 
 
-@LANES
-async def test_an_answer_keeps_its_media_type_also_under_gzip(fast: bool) -> None:
-    async def metrics(_request: object, _body: object, _at: int) -> Answer:
-        return Answer(200, b"up 1\n" * 1000, media_type=b"text/plain; version=0.0.4")
+async def test_an_answer_keeps_its_media_type_also_under_gzip() -> None:
+    def page(_request: object, _body: object, _at: int, then: Then) -> None:
+        then(Answer(200, b"up 1\n" * 1000, media_type=b"text/plain; version=0.0.4"))
 
-    async with running(fast=fast) as run:
-        run.server.dispatcher.operations = dict.fromkeys(ROUTES, metrics)
+    async with running() as run:
+        run.server.dispatcher.operations = dict.fromkeys(ROUTES, page)
         client = await run.connect()
         for codings in ("", "gzip"):
-            answer = await client.ask("GET", "/v0/metrics", accept_encoding=codings)
+            answer = await client.ask("GET", "/v0/health", accept_encoding=codings)
             assert answer.headers["content-type"] == "text/plain; version=0.0.4"
             assert answer.headers.get("content-encoding", "") == codings

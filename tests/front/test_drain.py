@@ -8,16 +8,15 @@ import trio.testing
 
 from tests.support.driven import scenes
 from tests.support.fake_shards import FakeShards
-from tests.support.front import APPEND, LANES, running
+from tests.support.front import APPEND, running
 from tests.support.raw_client import request
 from topics.config import Settings
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> None:
+async def test_a_long_poll_that_outlives_the_drain_is_told_so() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, shards=shards, settings=Settings(drain_ms=300)) as run:
+    async with running(shards=shards, settings=Settings(drain_ms=300)) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
         await run.until(lambda: shards.waiting == 1)

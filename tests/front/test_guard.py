@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.support.front import LANES, RECORD, running
+from tests.support.front import RECORD, running
 from topics.engine.access import Access
 from topics.errors import Forbidden, InvalidRequest
 from topics.formats.api.request_heads import parse_head
 from topics.front.authorization import key_of
+from topics.front.data.records import RETURN_SEQS
 from topics.front.request import Request
-from topics.front.routes.records import RETURN_SEQS
 
 
 # What the rows of `tests.contract.refusal_rows` cannot ask for.
-@LANES
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status", "code"),
     [
@@ -31,9 +30,9 @@ from topics.front.routes.records import RETURN_SEQS
     ],
 )
 async def test_every_refusal_has_its_status_and_code_and_the_connection_goes_on(
-    fast: bool, method: str, path: str, body: bytes, headers: dict[str, str], status: int, code: str
+    method: str, path: str, body: bytes, headers: dict[str, str], status: int, code: str
 ) -> None:
-    async with running(fast=fast) as run:
+    async with running() as run:
         client = await run.connect()
         answer = await client.ask(method, path, body, **headers)
         assert (answer.status, answer.code) == (status, code)

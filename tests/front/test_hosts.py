@@ -16,7 +16,7 @@ from topics.errors import Forbidden
 from topics.formats.api.request_heads import HeadFields
 from topics.front import hosts
 from topics.front.route import Route
-from topics.front.routes.table import ROUTES
+from topics.front.table import ROUTES
 
 OURS = [
     *("localhost", "LOCALHOST:4000", "topics.localhost", "127.0.0.1", "127.0.0.1:4000"),

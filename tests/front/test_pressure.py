@@ -1,10 +1,10 @@
-"""What clients of a front under pressure are told, over both lanes, and when they open streams."""
+"""What clients of a front under pressure are told, and when they open streams."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.front import HANDSHAKE, LANES, RECORD, running
+from tests.support.front import HANDSHAKE, RECORD, running
 from tests.support.live_desk import refuse_next
 from topics.engine.priority import BANDS
 from topics.front.pressure import pressure
@@ -17,9 +17,8 @@ def _no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pressure, "REFUSAL_HOLD_S", 0.0)
 
 
-@LANES
-async def test_a_refused_append_is_429_with_a_time_and_the_next_one_goes_on(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_a_refused_append_is_429_with_a_time_and_the_next_one_goes_on() -> None:
+    async with running() as run:
         client = await run.connect()
         refuse_next(run.server.pressure)
         answer = await client.ask("POST", "/v0/topics/a", RECORD)
@@ -32,9 +31,8 @@ async def test_a_refused_append_is_429_with_a_time_and_the_next_one_goes_on(fast
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 201
 
 
-@LANES
-async def test_a_long_refused_body_is_given_back(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_a_long_refused_body_is_given_back() -> None:
+    async with running() as run:
         client = await run.connect()
         refuse_next(run.server.pressure)
         body = b'{"records":[{"data":"%b"}]}' % (b"x" * 8000)  # in shared memory
@@ -42,17 +40,15 @@ async def test_a_long_refused_body_is_given_back(fast: bool) -> None:
         assert run.shards.blocks_out == 0
 
 
-@LANES
-async def test_who_opts_out_is_let_in(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_who_opts_out_is_let_in() -> None:
+    async with running() as run:
         client = await run.connect()
         refuse_next(run.server.pressure)
         assert (await client.ask("POST", "/v0/topics/a", FORCED)).status == 201
 
 
-@LANES
-async def test_reads_and_other_changes_are_not_refused(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_reads_and_other_changes_are_not_refused() -> None:
+    async with running() as run:
         client = await run.connect()
         await client.ask("POST", "/v0/topics/a", RECORD)
         refuse_next(run.server.pressure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.front import LANES, running
+from tests.support.front import running
 from topics.errors import InvalidRequest
 from topics.front.queries import (
     PARAMETERS_MAX,
@@ -58,15 +58,14 @@ def test_a_token_is_found_wherever_it_stands(query: bytes, token: bytes | None) 
 TOO_MUCH = ["a&" * PARAMETERS_MAX, "a" * (QUERY_MAX_BYTES + 1)]
 
 
-@LANES
 @pytest.mark.parametrize("query", TOO_MUCH, ids=["parameters", "bytes"])
 @pytest.mark.parametrize(
     "path", ["/v0/topics/a", "/v0/topics", "/v0/watch/w", "/v0/ws", "/v0/health"]
 )
 async def test_a_client_without_a_key_does_not_hear_that_its_query_is_too_long(
-    fast: bool, query: str, path: str
+    query: str, path: str
 ) -> None:
-    async with running(fast=fast, keys="sesame") as run:
+    async with running(keys="sesame") as run:
         client = await run.connect()
         if path != "/v0/health":
             assert (await client.ask("GET", f"{path}?{query}")).code == "unauthorized"

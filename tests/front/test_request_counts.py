@@ -8,7 +8,7 @@ from topics.actors.link.counters import LATENCY_BOUNDS_US, CounterWords
 from topics.actors.link.process_id import FRONT
 from topics.formats.api.metrics_text import Family, Histogram, Value
 from topics.formats.api.route_names import ROUTE_INDEXES
-from topics.front.http.exchange import RequestCounts
+from topics.front.http.request_counts import RequestCounts
 
 APPEND, DIFF = ROUTE_INDEXES["append"], ROUTE_INDEXES["diff"]
 

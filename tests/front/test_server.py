@@ -6,16 +6,15 @@ import pytest
 import trio
 
 from tests.support.fake_shards import FakeShards
-from tests.support.front import APPEND, LANES, RECORD, running
+from tests.support.front import APPEND, RECORD, running
 from tests.support.raw_client import request
 from topics.config import Settings
 
 
 @pytest.mark.slow
-@LANES
-async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) -> None:
+async def test_the_drain_lets_requests_finish_and_closes_the_rest() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, shards=shards) as run:
+    async with running(shards=shards) as run:
         idle, busy, halfway = [await run.connect() for _ in range(3)]
         assert (await idle.ask("GET", "/v0/health")).status == 200
         await busy.say(request("POST", "/v0/topics/slow/diff", b"{}"))
@@ -40,15 +39,12 @@ async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) ->
 
 
 @pytest.mark.slow
-@LANES
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/v0/topics/a"), ("PUT", "/v0/topics/a"), ("GET", "/v0/ready")]
 )
-async def test_a_client_that_connects_during_the_drain_is_told_so(
-    fast: bool, method: str, path: str
-) -> None:
+async def test_a_client_that_connects_during_the_drain_is_told_so(method: str, path: str) -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, shards=shards) as run:
+    async with running(shards=shards) as run:
         busy = await run.connect()
         await busy.say(request("POST", "/v0/topics/slow", RECORD))
         await run.until(lambda: shards.waiting == 1)
@@ -70,10 +66,9 @@ async def test_a_client_that_connects_during_the_drain_is_told_so(
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_request_that_does_not_end_is_cut_after_the_drain_time(fast: bool) -> None:
+async def test_a_request_that_does_not_end_is_cut_after_the_drain_time() -> None:
     shards = FakeShards(topics={"slow": [], "a": []}, gate=trio.Event(), answer_bytes=20_000_000)
-    async with running(fast=fast, shards=shards, settings=Settings(drain_ms=100)) as run:
+    async with running(shards=shards, settings=Settings(drain_ms=100)) as run:
         waiting, deaf = [await run.connect() for _ in range(2)]
         await waiting.say(request("POST", "/v0/topics/slow/diff", b"{}"))
         await deaf.say(request("POST", "/v0/topics/a/diff", b"{}"))

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.fake_shards import FakeShards
-from tests.support.front import LANES, RECORD, running
+from tests.support.front import RECORD, running
 from topics.front.answers import Answer
 from topics.front.server_timing import server_timing
 
@@ -42,11 +42,10 @@ def test_an_answer_without_that_member_has_its_total_alone(body: bytes) -> None:
     assert re.fullmatch(rb"total;dur=[0-9]+\.[0-9]{3}", field(body))
 
 
-@LANES
 @pytest.mark.parametrize("gzip", ["", "gzip"])
-async def test_the_field_is_what_the_answer_says(fast: bool, gzip: str) -> None:
+async def test_the_field_is_what_the_answer_says(gzip: str) -> None:
     shards = FakeShards(topics={"a": [{"data": "x" * 2000}]})
-    async with running(fast=fast, shards=shards) as run:
+    async with running(shards=shards) as run:
         client = await run.connect()
         for method, path, body in (
             ("POST", "/v0/topics/a?server_timing=true", RECORD),

@@ -261,13 +261,13 @@ def test_no_process_of_a_server_imports_what_is_for_people(tmp_path: Path) -> No
     with server, Api(server.address) as api:
         ok(api.append("orders", [1]), 201)
         ok(api.put("jobs", {"type": "queue"}), 201)
-        ok(api.call("GET", "/v0/topics/jobs/leases"))  # by the cold lane
+        ok(api.call("GET", "/v0/topics/jobs/leases"))  # by the admin plane
         (tmp_path / "asked").touch()
         os.kill(server.pid, signal.SIGUSR1)
         front, shard = (server.roles()[role] for role in ("front 0", "shard 0"))
         processes = {
             "topics.process.supervisor": server.pid,
-            "topics.front.http.cold_lane": front,
+            "topics.front.admin.application": front,
             "topics.process.shard_writer": shard,
         }
         for own, pid in processes.items():

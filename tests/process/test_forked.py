@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.api import Api, ok
-from tests.support.server import ColdServer, Server, kill_one
+from tests.support.server import Server, kill_one
 from tests.support.zygote import Forked, Zygote
 
 pytestmark = pytest.mark.slow
@@ -24,11 +24,8 @@ def zygote(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("zygote")
-@pytest.mark.parametrize("kind", [Server, ColdServer])
-def test_a_forked_server_leads_its_session_serves_and_ends(
-    tmp_path: Path, kind: type[Server]
-) -> None:
-    with kind(tmp_path / "data", shards=1) as server:
+def test_a_forked_server_leads_its_session_serves_and_ends(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
         assert isinstance(server.process, Forked)
         assert len(server.pids()) == 1 + len(server.wait_roles(2))
         with Api(server.address) as api:

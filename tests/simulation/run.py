@@ -23,7 +23,7 @@ _NOW: Final = outside.install(0)  # before anything takes the functions of `time
 import structlog  # noqa: E402
 import trio  # noqa: E402
 
-import topics.front.http.cold_lane  # noqa: E402, F401 - nothing is imported while a world runs
+import topics.front.admin.application  # noqa: E402, F401 - nothing is imported while a world runs
 from tests.campaigns.killer import damage  # noqa: E402
 from tests.simulation.fates import Fates  # noqa: E402
 from tests.simulation.history import Call, Entry, Happened  # noqa: E402

@@ -280,7 +280,7 @@ class Poll:
 
 @asynccontextmanager
 async def reading(pieces: Iterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Replace the function of `topics.front.routes.backup_stream`: threads read the chunks."""
+    """Replace the function of `topics.front.data.backup_stream`: threads read the chunks."""
 
     async def found() -> AsyncIterator[bytes]:
         while (piece := await run_sync(next, pieces, None)) is not None:

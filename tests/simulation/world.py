@@ -34,7 +34,7 @@ from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.front import server
-from topics.front.routes import backup_stream
+from topics.front.data import backup_stream
 from topics.process import family, front, shard_writer, supervisor
 from topics.process.family import Links, Shared, Workers
 from topics.process.keys import KeyFile, KeyReload, KeySources

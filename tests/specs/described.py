@@ -41,7 +41,7 @@ from tests.specs.shapes import (
     by_name,
 )
 from topics.client import values
-from topics.front.routes.paging import PAGE_SIZE_MAX
+from topics.front.admin.paging import PAGE_SIZE_MAX
 
 LEFT_OUT: Final = ("/console",)  # files for a browser
 

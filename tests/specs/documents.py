@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tests.specs.asyncapi import asyncapi
 from tests.specs.openapi import openapi
-from topics.front.routes.specs import FOLDER
+from topics.front.data.specs import FOLDER
 
 DOCUMENTS: Final[dict[Path, Callable[[], Any]]] = {
     FOLDER / "openapi.json": openapi,

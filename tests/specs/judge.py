@@ -15,8 +15,8 @@ from jsonschema_rs import Draft202012Validator, ValidationError
 
 from tests.support.api import Answer
 from topics.errors import MethodNotAllowed, NotFound
-from topics.front.routes import table
-from topics.front.routes.specs import FOLDER
+from topics.front import table
+from topics.front.data.specs import FOLDER
 
 Json = dict[str, Any]
 OPENAPI: Final[Json] = json.loads((FOLDER / "openapi.json").read_bytes())

@@ -14,10 +14,10 @@ from topics import __version__
 from topics.engine.access import Scope
 from topics.formats.api.watch import WatchBody
 from topics.formats.names import NAME_MAX
-from topics.front import queries
+from topics.front import queries, table
+from topics.front.admin import paging
 from topics.front.errors import STATUS
 from topics.front.route import BodyRule, Route
-from topics.front.routes import paging, table
 from topics.front.server_timing import ASKED
 
 Json = dict[str, Any]

@@ -16,7 +16,7 @@ from tests.specs import described
 from tests.specs.documents import DOCUMENTS, text_of
 from tests.specs.judge import ASYNCAPI, OPENAPI, Specifications
 from tests.support.api import Answer
-from topics.front.routes.table import ROUTES
+from topics.front.table import ROUTES
 
 # The schema of the standard: the npm package @asyncapi/specs 6.11.1 (Apache-2.0), without spaces.
 ASYNCAPI_SCHEMA = Path(__file__).parent / "data/asyncapi-3.1.0.json.xz"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.api import Api, create
 from tests.support.server import Server
-from topics.front.routes.specs import OPENAPI
+from topics.front.data.specs import OPENAPI
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "fuzz-key"

@@ -11,8 +11,8 @@ import trio
 from tests.support.front import Running
 from topics.actors.link.event_loop import EventLoop
 from topics.front.http.connection import Connection
-from topics.front.http.fast_lane import FastLane
-from topics.front.http.request_tasks import Poller
+from topics.front.http.http1_protocol import Http1Protocol
+from topics.front.http.poller import Poller
 
 
 class Scene:
@@ -31,7 +31,7 @@ class Scene:
         """As the acceptor does."""
         self._run.server.slots.connections.acquire()
         self.connections.add(self.connection)
-        FastLane(self.connection, self._run.server.lanes, self.poller).begin()
+        Http1Protocol(self.connection, self._run.server.parts, self.poller).begin()
 
     def say(self, data: bytes) -> None:
         """The client sends, and the loop sees it."""

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 
@@ -20,7 +19,6 @@ from topics.front.access_log import Write
 from topics.front.http.connection import Timings
 from topics.front.server import Server
 
-LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 RECORD = b'{"records":[{"data":1}]}'
 APPEND = request("POST", "/v0/topics/a", RECORD)
 KEYS = "boss,reader:read,writer:write:t.,admin:admin+delete"
@@ -113,7 +111,6 @@ Start = Callable[..., Awaitable[Running]]
 async def running(
     *,
     keys: str = "",
-    fast: bool = True,
     settings: Settings | None = None,
     shards: FakeShards | None = None,
     timings: Timings | None = None,
@@ -130,7 +127,6 @@ async def running(
         settings,
         given,
         shards,
-        use_fast_lane=fast,
         timings=timings or Timings(tick_s=0.2),
         probe_auth=probe_auth,
         write_request=write_request,

@@ -316,12 +316,6 @@ class Server:
         self.wait_ready()
 
 
-class ColdServer(Server):
-    """A server that answers every request through its cold lane (`tests.support.cold_lane`)."""
-
-    module = "tests.support.cold_lane"
-
-
 class HastyServer(Server):
     """A server whose long waits take seconds (`tests.support.hasty`)."""
 

@@ -28,7 +28,12 @@ from setproctitle import setproctitle
 SAID_MAX = 1 << 20
 WITHIN_S = 60.0  # it has loaded everything
 LOADED = (
-    *("topics.cli", "topics.process.serve", "topics.process.front", "topics.front.http.cold_lane"),
+    *(
+        "topics.cli",
+        "topics.process.serve",
+        "topics.process.front",
+        "topics.front.admin.application",
+    ),
     "topics.process.shard_writer",
 )
 

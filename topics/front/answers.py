@@ -1,4 +1,4 @@
-"""Finished answers: a status, a media type and bytes that both lanes send as they are."""
+"""Finished answers: a status, a media type and the bytes that are sent as they are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Authorisation (§0.2): who a request is from, what its key may do, which names may be names.
 
-HTTP requests of both lanes pass them in the guard, WebSocket commands when they arrive. Names that
+HTTP requests of both planes pass them in the guard, WebSocket commands when they arrive. Names that
 stand in bodies are checked where the body is decoded, by the same `formats.names.covered`.
 """
 

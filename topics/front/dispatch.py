@@ -1,14 +1,14 @@
-"""Dispatch: run the operation of an admitted request and turn every failure into an answer. Both
-lanes answer requests here and nowhere else.
+"""Dispatch: run the operation of an admitted request and turn every failure into an answer.
 
-An operation of the hot lane is a plain function: it asks a shard and goes on in a callback.
+An operation of the data plane is a plain function: it asks a shard and goes on in a callback.
 
     operation(context, request, body, at, then)  ``then`` is called with the answer or the failure
                                                  once, perhaps before it returns. Returns what is
                                                  asked, if it may be abandoned, or a coroutine that
                                                  leads to the answer instead of ``then``
 
-All others are coroutines: ``await operation(context, request, body, at)`` is the answer.
+Requests of the admin plane are answered by coroutines (`topics.front.admin`). `Dispatcher.awaited`
+finishes their answers, too.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ Operation: TypeAlias = Callable[..., Any]
 
 
 class Dispatcher:
-    """The operations of all routes."""
+    """The operations of the data plane, and the answers of both planes."""
 
     def __init__(
         self, operations: Mapping[Route, Operation], readiness: Callable[[], Readiness]
@@ -94,15 +94,10 @@ class Dispatcher:
         self.operations, self._readiness = operations, readiness
 
     async def run(self, request: Request, body: Body, at: int) -> Answer:
-        """Answer an admitted request, in a task; takes over ``body``. ``at``: monotonic ns when the
-        front had the whole request.
+        """Answer a request of the data plane, in a task; takes over ``body``. ``at``: monotonic ns
+        when the front had the whole request.
         """
-        operation = self.operations[request.route]
-        call = (
-            answer_of(partial(operation, request, body, at))
-            if request.route.is_plain
-            else operation(request, body, at)
-        )
+        call = answer_of(partial(self.operations[request.route], request, body, at))
         del body  # free it: the shard has it, and the answer may take a long time
         return await self.awaited(request, call, at)
 
@@ -118,14 +113,18 @@ class Dispatcher:
 
     def finished(self, request: Request, result: Answer | TopicsError, at: int) -> Answer:
         """What is sent, but for its compression: with Server-Timing, or what has failed."""
-        if isinstance(result, Internal) and result.message != UNEXPECTED:
-            # Not LOG.exception: the traceback is in the log of the shard.
-            LOG.error("unexpected shard error: route %s: %s", request.route.name, result.message)
-            result = Internal(UNEXPECTED)
-        answer = self.failed(result, at) if isinstance(result, TopicsError) else result
+        answer = self.refused(request, result, at) if isinstance(result, TopicsError) else result
         if request.is_timed:
             answer.headers += server_timing(answer, at)
         return answer
+
+    def refused(self, request: Request, failure: TopicsError, at: int) -> Answer:
+        """The answer to what an operation has raised. An error of a shard is logged."""
+        if isinstance(failure, Internal) and failure.message != UNEXPECTED:
+            # Not LOG.exception: the traceback is in the log of the shard.
+            LOG.error("unexpected shard error: route %s: %s", request.route.name, failure.message)
+            failure = Internal(UNEXPECTED)
+        return self.failed(failure, at)
 
     async def compressed(self, request: Request, answer: Answer, at: int) -> Answer:
         """The answer as the client takes it."""

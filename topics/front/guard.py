@@ -1,4 +1,4 @@
-"""Admission: every request of both lanes passes these checks, in this order.
+"""Admission: every request of both planes passes these checks, in this order.
 
     order     check                              failure                        module
     0         the host's name                    403 forbidden                  hosts

@@ -1,6 +1,7 @@
 """Routes: one row of the HTTP surface each, without the operation that answers it.
 
-The modules of `topics.front.routes` declare the rows; the guard and both lanes read them.
+The modules of `topics.front.data` and `topics.front.admin.rows` declare the rows. The package that
+declares a row answers it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,6 @@ from topics.front.queries import Parameter
 
 TOPIC, WID, ROUTER = ":topic", ":wid", ":router"
 NAMES = (TOPIC, WID, ROUTER)  # what a segment of a path may stand for
-
-
-class Lane(Enum):
-    """Who answers: the connection itself, or Hypercorn and Quart."""
-
-    HOT = "hot"
-    COLD = "cold"
 
 
 class BodyRule(Enum):
@@ -41,7 +35,6 @@ class Route:
     name: str
     scope: Scope | None  # None: any key, and no key at all if `is_open`
     _: KW_ONLY
-    lane: Lane = Lane.COLD
     body: BodyRule = BodyRule.NONE
     parameters: tuple[Parameter[Any], ...] = ()  # of the query, checked in this order
     long_body: bool = False  # decoded piece by piece, so its only bound is TOPICS_MAX_BODY_BYTES
@@ -53,7 +46,6 @@ class Route:
     negotiates: bool = False  # the operation reads fields of the head, as Accept
     answers_in_drain: bool = False  # as long as the server has connections
     is_audited: bool = False  # it may change topics, routers or records that are there
-    is_plain: bool = False  # the operation is a plain function (`topics.front.dispatch`)
     is_chunked: bool = False  # the answer's end is told by the framing of HTTP/1.1 alone
 
     @property
@@ -80,11 +72,6 @@ class Route:
         """
         if length == 0 and self.body is BodyRule.REQUIRED:
             raise InvalidRequest("a JSON body is required")
-
-
-def plain(method: str, path: str, name: str, scope: Scope | None, **more: Any) -> Route:
-    """A row of the hot lane whose operation is a plain function."""
-    return Route(method, path, name, scope, lane=Lane.HOT, is_plain=True, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
 
-    listener --> Acceptor --> Poller --> a FastLane for each connection --> Guard --> Dispatcher
-                                                             shards (Shards) <-- routes <-'
+    listener --> Acceptor --> an Http1Protocol for each connection --> Guard --> Dispatcher
+                                         data plane: operations --> shards <--.       |
+                                         admin plane: Quart views ------------'-------'
 
 Drain: new requests are refused; in-flight requests finish; long polls end after `POLL_GRACE_S`;
 connections that remain are cut; clients that connected meanwhile have a moment for their answers.
@@ -25,24 +26,25 @@ from topics.engine.access import Access
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.access_log import AccessLog, Write
 from topics.front.authorization import key_of
+from topics.front.data.context import RouteContext
 from topics.front.dispatch import Dispatcher
 from topics.front.guard import Guard
 from topics.front.held_memory import HeldMemory
 from topics.front.http.accepting import Acceptor, connections_max
+from topics.front.http.admin_plane import AdminPlane, Application
 from topics.front.http.body_reader import BodyReader
-from topics.front.http.cold_loader import ColdLoader, Stack
 from topics.front.http.connection import Connection, Connections, Timings
-from topics.front.http.exchange import Exchanges, RequestCounts, RequestIds
-from topics.front.http.fast_lane import FastLane
+from topics.front.http.exchange import HttpParts
 from topics.front.http.head_reader import HeadReader
-from topics.front.http.request_tasks import Lanes, Poller
+from topics.front.http.http1_protocol import Http1Protocol
+from topics.front.http.poller import Poller
+from topics.front.http.request_counts import RequestCounts, RequestIds
 from topics.front.keys import Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.pressure.pressure import Pressure
 from topics.front.proxies import TrustedProxies
-from topics.front.routes.context import RouteContext
-from topics.front.routes.table import ROUTES, match, operations_for
+from topics.front.table import match, operations_for
 
 LOG = logging.getLogger("topics.front")
 
@@ -62,7 +64,6 @@ class Server:
         shards: Shards,
         *,
         probe_auth: bool = False,
-        use_fast_lane: bool = True,
         timings: Timings | None = None,
         write_request: Write | None = None,
         board: Board | None = None,
@@ -89,14 +90,10 @@ class Server:
             probe_auth=probe_auth,
         )
         self.request_counts = RequestCounts()
-        log = None
-        if settings.access_log != "off" and write_request is not None:
-            log = AccessLog(settings.access_log, write_request)
-        proxies = TrustedProxies(settings.trusted_proxies)
-        self.exchanges = Exchanges(self.guard, RequestIds(), self.request_counts, log, proxies)
+        self._ids = RequestIds()
         self.acceptor = Acceptor(
             self._responses,
-            self.exchanges.lines_of_unread,
+            self._lines_of_unread,
             self.slots.connections,
             lambda: self.connections.request_count,
             self.connections.make_room,
@@ -113,29 +110,40 @@ class Server:
             Board(shards.count) if board is None else board,
         )
         self.dispatcher = Dispatcher(operations_for(context), shards.readiness)
-        self._cold = ColdLoader(self._load_cold)
-        self.lanes = self._make_lanes(settings, shards, use_fast_lane=use_fast_lane)
+        self._admin = AdminPlane(self._load_admin)
+        self.parts = self._make_parts(settings, shards, write_request)
         self._tick(0.0)
 
-    def _make_lanes(self, settings: Settings, shards: Shards, *, use_fast_lane: bool) -> Lanes:
-        inline_bytes = settings.inline_bytes
-        return Lanes(
+    def _make_parts(
+        self, settings: Settings, shards: Shards, write_request: Write | None
+    ) -> HttpParts:
+        inline_bytes, log = settings.inline_bytes, None
+        if settings.access_log != "off" and write_request is not None:
+            log = AccessLog(settings.access_log, write_request)
+        return HttpParts(
             guard=self.guard,
-            heads=HeadReader(self.guard, inline_bytes=inline_bytes, use_fast_lane=use_fast_lane),
+            heads=HeadReader(self.guard, self.dispatcher.operations, inline_bytes=inline_bytes),
             bodies=BodyReader(shards, self.guard, inline_bytes=inline_bytes),
             dispatcher=self.dispatcher,
+            admin=self._admin,
             connections=self.connections,
-            cold=self._cold,
             responses=self._responses,
-            exchanges=self.exchanges,
+            ids=self._ids,
+            counts=self.request_counts,
+            log=log,
+            proxies=TrustedProxies(settings.trusted_proxies),
             left=self.slots.connections.release,
         )
 
-    def _load_cold(self) -> Stack:
-        """Runs in a thread. Imports here: the fast lane serves before there is a cold one."""
-        from topics.front.http.cold_lane import make_stack
+    def _lines_of_unread(self) -> bytes:
+        """The fields of an answer to a client of which nothing was read."""
+        return self._ids.line() + self.guard.cors.lines_of_unread
 
-        return make_stack(self.dispatcher, ROUTES)
+    def _load_admin(self) -> Application:
+        """Runs in a thread. Imports here: the data plane serves before there is an admin plane."""
+        from topics.front.admin.application import make_application
+
+        return make_application(self.dispatcher, self._context)
 
     def measured(self) -> Mapping[str, int | Sequence[int]]:
         """What the front counts, by the names of the metrics."""
@@ -154,8 +162,8 @@ class Server:
         """Serve until ``stop`` is set and all connections have ended, or most of ``drain_ms`` has
         passed.
         """
-        async with trio.open_nursery() as cold:
-            cold.start_soon(self._cold.run)
+        async with trio.open_nursery() as admin:
+            admin.start_soon(self._admin.run)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.connections.run, self._tick)
                 nursery.start_soon(self.connections.shed)
@@ -166,7 +174,7 @@ class Server:
                 nursery.start_soon(poller.run)
                 await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()
-            self._cold.end()
+            self._admin.end()
 
     async def _look_for_keys(self) -> None:
         while True:
@@ -177,7 +185,7 @@ class Server:
     def _replace_keys(self, access: Access) -> None:
         """Go by these keys, and end what they do not allow any more. Nothing waits in between."""
         self.keys.access = access
-        self.lanes.heads.forget()
+        self.parts.heads.forget()
         self.guard.drain.end_refused(self.guard.renewed)
         self.live.end_refused()
         self._context.watches.end_refused()
@@ -202,7 +210,7 @@ class Server:
         def take(sock: socket.socket, said: bytes) -> None:
             connection = Connection(sock, self.connections, said)
             self.connections.add(connection)
-            FastLane(connection, self.lanes, poller).begin()
+            Http1Protocol(connection, self.parts, poller).begin()
 
         await self.acceptor.run(listener, take)
 

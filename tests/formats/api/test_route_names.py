@@ -14,7 +14,7 @@ from topics.formats.api.route_names import (
     STATUSES,
 )
 from topics.front.errors import STATUS
-from topics.front.routes.table import ROUTES
+from topics.front.table import ROUTES
 
 
 def test_every_route_of_the_table_has_a_number() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from topics.errors import TopicsError
 from topics.formats.api.request_heads import HEAD_MAX_BYTES, cut_topic_name, parse_head
 from topics.formats.names import valid_topic_name
-from topics.front.routes.table import match
+from topics.front.table import match
 
 FIELDS = b"Host: localhost\r\nContent-Length: 2\r\n\r\n"
 

@@ -10,16 +10,15 @@ import socket
 import pytest
 
 from tests.support.fake_shards import FakeShards
-from tests.support.front import APPEND, LANES, RECORD, running
+from tests.support.front import APPEND, RECORD, running
 from tests.support.raw_client import request
 from topics.config import Settings
 from topics.errors import Throttled
 
 
 @pytest.mark.slow
-@LANES
-async def test_the_client_is_told_to_continue(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_the_client_is_told_to_continue() -> None:
+    async with running() as run:
         client = await run.connect()
         head, _, body = request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(
             b"\r\n\r\n"
@@ -47,10 +46,9 @@ async def test_expect_continue_of_a_refused_request_never_asks_for_the_body() ->
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_refusal_is_read_although_the_client_goes_on_sending(fast: bool) -> None:
+async def test_a_refusal_is_read_although_the_client_goes_on_sending() -> None:
     settings = Settings(inline_bytes=4096, max_body_bytes=100_000)
-    async with running(fast=fast, settings=settings) as run:
+    async with running(settings=settings) as run:
         client = await run.connect()
         await client.say(
             b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\n"
@@ -80,9 +78,8 @@ async def test_a_block_is_given_back_when_the_client_leaves_within_a_body() -> N
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_body_that_is_told_to_give_up_is_answered(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_a_body_that_is_told_to_give_up_is_answered() -> None:
+    async with running() as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
         await run.until(lambda: run.shards.blocks_out == 1)
@@ -95,13 +92,11 @@ async def test_a_body_that_is_told_to_give_up_is_answered(fast: bool) -> None:
 
 
 @pytest.mark.slow
-@LANES
 @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 70_000, 120_000])
 async def test_bytes_behind_a_body_of_any_length_are_the_next_request(
-    fast: bool,
     length: int,
 ) -> None:
-    async with running(fast=fast) as run:
+    async with running() as run:
         client = await run.connect()
         body = b'{"records":[{"data":1}]}'
         body = b"" if length < len(body) else body + b" " * (length - len(body))
@@ -113,10 +108,9 @@ async def test_bytes_behind_a_body_of_any_length_are_the_next_request(
         assert lengths == [len(body), len(RECORD), len(body or RECORD), len(RECORD)]
 
 
-@LANES
 @pytest.mark.parametrize("size", [100, 4096, 4097, 300_000])
 @pytest.mark.parametrize("how", ["plain", "chunked", "gzip", "gzip members", "chunked gzip"])
-async def test_bodies_of_any_size_and_coding_arrive_whole(fast: bool, size: int, how: str) -> None:
+async def test_bodies_of_any_size_and_coding_arrive_whole(size: int, how: str) -> None:
     noise = random.Random(size).randbytes(size).hex()[:size]
     wire = body = json.dumps({"records": [{"data": noise}]}).encode()
     fields = {"content_encoding": "gzip"} if "gzip" in how else {}
@@ -128,17 +122,16 @@ async def test_bodies_of_any_size_and_coding_arrive_whole(fast: bool, size: int,
         pieces = [wire[at : at + 7001] for at in range(0, len(wire), 7001)]
         wire = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
         wire += b"0\r\ntrailer: yes\r\n\r\n"
-    async with running(fast=fast) as run:
+    async with running() as run:
         client = await run.connect()
         assert (await client.ask("POST", "/v0/topics/a", wire, **fields)).status == 201
         assert run.shards.topics["a"] == [{"data": noise}]
         assert (await client.ask("GET", "/v0/health")).status == 200
 
 
-@LANES
-async def test_the_limit_holds_on_the_wire_and_after_inflation(fast: bool) -> None:
+async def test_the_limit_holds_on_the_wire_and_after_inflation() -> None:
     settings = Settings(inline_bytes=1024, max_body_bytes=100_000)
-    async with running(fast=fast, settings=settings) as run:
+    async with running(settings=settings) as run:
         exact = b'{"records":[{"data":"' + b"x" * (100_000 - 25) + b'"}]}'
         assert len(exact) == 100_000
         client = await run.connect()
@@ -159,9 +152,8 @@ async def test_the_limit_holds_on_the_wire_and_after_inflation(fast: bool) -> No
         assert len(run.shards.calls) == 1
 
 
-@LANES
-async def test_without_shared_memory_a_large_body_is_throttled(fast: bool) -> None:
-    async with running(fast=fast, shards=FakeShards(full=True)) as run:
+async def test_without_shared_memory_a_large_body_is_throttled() -> None:
+    async with running(shards=FakeShards(full=True)) as run:
         client = await run.connect()
         answer = await client.ask("POST", "/v0/topics/a", b'{"records":[]}' + b" " * 5000)
         assert (answer.status, answer.code) == (429, "throttled")

@@ -15,7 +15,7 @@ import trio.testing
 
 from tests.actors.shard_client.test_reservations import Front
 from tests.support.fake_shards import FakeShards
-from tests.support.front import LANES, RECORD, running
+from tests.support.front import RECORD, running
 from topics.actors.link.arena import ArenaBlock
 from topics.config import Settings
 from topics.errors import NotReady, PayloadTooLarge, Throttled
@@ -166,10 +166,9 @@ async def fail_when_the_shard_goes(
 # Gzip: every bound holds on the wire and after inflation, and a long body leaves turns
 
 
-@LANES
-async def test_a_gzip_bomb_and_a_cut_gzip_are_refused(fast: bool) -> None:
+async def test_a_gzip_bomb_and_a_cut_gzip_are_refused() -> None:
     settings = Settings(inline_bytes=1024, max_body_bytes=4_000_000)
-    async with running(fast=fast, settings=settings) as run:
+    async with running(settings=settings) as run:
         for body, code in (
             (gzip.compress(b" " * 4_000_001), "payload_too_large"),
             (gzip.compress(RECORD)[:-3], "invalid_request"),

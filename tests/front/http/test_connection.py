@@ -11,16 +11,15 @@ import trio
 from trio.testing import MockClock
 
 from tests.support.fake_shards import FakeShards
-from tests.support.front import APPEND, LANES, RECORD, running
+from tests.support.front import APPEND, RECORD, running
 from tests.support.raw_client import request
 from topics.config import Settings
 from topics.front.http.connection import Connection, Connections, Timings
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_a_half_closed_client_still_gets_its_answers() -> None:
+    async with running() as run:
         client = await run.connect()
         await client.say(APPEND + request("GET", "/v0/health") + request("GET", "/"))
         await client.stream.send_eof()
@@ -29,10 +28,9 @@ async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
 
 
 @pytest.mark.slow
-@LANES
-async def test_input_behind_the_last_request_does_not_take_its_answer_back(fast: bool) -> None:
+async def test_input_behind_the_last_request_does_not_take_its_answer_back() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
-    async with running(fast=fast, shards=shards) as run:
+    async with running(shards=shards) as run:
         client = await run.connect()
         diff = request("POST", "/v0/topics/a/diff", b"{}", connection="close")
         await client.say(diff + APPEND * 1000)
@@ -42,10 +40,9 @@ async def test_input_behind_the_last_request_does_not_take_its_answer_back(fast:
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_fast_body_that_stalls_has_the_grace_and_no_more(fast: bool) -> None:
+async def test_a_fast_body_that_stalls_has_the_grace_and_no_more() -> None:
     settings = Settings(inline_bytes=4096, max_body_bytes=64 * 1024 * 1024)
-    async with running(fast=fast, settings=settings) as run:
+    async with running(settings=settings) as run:
         client = await run.connect()
         body = b'{"records":[]}' + b" " * (40 * 64 * 1024)
         await client.say(request("POST", "/v0/topics/a", body)[:-1])
@@ -90,10 +87,9 @@ async def test_an_append_is_not_taken_back_when_its_client_hangs_up() -> None:
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_slow_reader_gets_everything(fast: bool) -> None:
+async def test_a_slow_reader_gets_everything() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=8_000_000)
-    async with running(fast=fast, shards=shards) as run:
+    async with running(shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a/diff", b"{}") + request("GET", "/v0/health"))
         assert len((await client.hear()).json()["filler"]) == 8_000_000

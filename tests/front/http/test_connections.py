@@ -14,7 +14,7 @@ import trio
 
 from tests.support.driven import scenes
 from tests.support.fake_shards import FakeShards
-from tests.support.front import APPEND, LANES, RECORD, Running, bearer, running
+from tests.support.front import APPEND, RECORD, Running, bearer, running
 from tests.support.raw_client import RawClient, request
 from topics.engine.access import ANYONE, Access
 from topics.front.http.connection import Connection, Connections, Timings
@@ -59,10 +59,9 @@ async def test_a_silent_client_is_closed_at_its_deadline(said: bytes, patience: 
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_long_poll_ends_when_its_client_hangs_up(fast: bool) -> None:
+async def test_a_long_poll_ends_when_its_client_hangs_up() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, shards=shards) as run:
+    async with running(shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
         await run.until(lambda: shards.waiting == 1)
@@ -72,10 +71,9 @@ async def test_a_long_poll_ends_when_its_client_hangs_up(fast: bool) -> None:
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_client_that_does_not_read_is_cut_off(fast: bool) -> None:
+async def test_a_client_that_does_not_read_is_cut_off() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
-    async with running(fast=fast, shards=shards) as run:
+    async with running(shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
         await run.until(

@@ -12,12 +12,13 @@ import pytest
 import trio
 
 from tests.support.fake_shards import FakeShards
-from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
+from tests.support.front import HANDSHAKE, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
 from topics.config import Settings
 from topics.formats.api.route_names import ROUTE_NAMES, STATUS_NAMES
 from topics.formats.setting_values import Network, Networks
-from topics.front.http.exchange import RequestIds, peer_of
+from topics.front.http.exchange import peer_of
+from topics.front.http.request_counts import RequestIds
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Lines = list[Mapping[str, Any]]
@@ -52,9 +53,8 @@ ASKED = [
 ]
 
 
-@LANES
-async def test_every_answer_has_the_clients_ids_or_one_that_was_made(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_every_answer_has_the_clients_ids_or_one_that_was_made() -> None:
+    async with running() as run:
         client = await run.connect()
         made = []
         for method, path, body in ASKED:
@@ -93,7 +93,7 @@ async def test_heads_that_differ_in_trace_fields_alone_are_remembered_as_one() -
                 if fields_of_one:
                     assert answer.headers["x-request-id"] == f"id-{number}"
                 assert answer.headers.get("traceparent") == fields_of_one.get("traceparent")
-        assert len(run.server.lanes.heads.remembered) == 1
+        assert len(run.server.parts.heads.remembered) == 1
 
 
 async def test_pipelined_requests_keep_their_own_ids() -> None:
@@ -140,11 +140,8 @@ def counted(run: Running) -> dict[tuple[str, str], int]:
     return {names: count for names, count in zip(every, numbers, strict=True) if count}
 
 
-@LANES
-async def test_each_request_is_counted_and_has_a_line_with_what_went_over_the_wire(
-    fast: bool,
-) -> None:
-    async with logged(fast=fast) as (run, lines):
+async def test_each_request_is_counted_and_has_a_line_with_what_went_over_the_wire() -> None:
+    async with logged() as (run, lines):
         client = await run.connect()
         sent = 0
         for method, path, body in ASKED:
@@ -319,9 +316,8 @@ async def test_a_preflight_has_a_line() -> None:
         assert [(line["method"], line["status"]) for line in lines] == [("OPTIONS", 204)]
 
 
-@LANES
-async def test_behind_a_trusted_proxy_each_line_has_the_client_of_its_request(fast: bool) -> None:
-    async with logged(trusted_proxies=Networks().parse("127.0.0.1"), fast=fast) as (run, lines):
+async def test_behind_a_trusted_proxy_each_line_has_the_client_of_its_request() -> None:
+    async with logged(trusted_proxies=Networks().parse("127.0.0.1")) as (run, lines):
         client = await run.connect()
         seen = []
         for address in ("192.0.2.1", "192.0.2.2", "192.0.2.1", "nonsense", ""):
@@ -335,7 +331,7 @@ async def test_behind_a_trusted_proxy_each_line_has_the_client_of_its_request(fa
         assert seen[:6] == ["192.0.2.1"] * 2 + ["192.0.2.2"] * 2 + ["192.0.2.1"] * 2
         assert seen[6:] == [own] * 4
         # One decision for all clients: no address is part of what is remembered.
-        assert len(run.server.lanes.heads.remembered) == (1 if fast else 0)
+        assert len(run.server.parts.heads.remembered) == 1
 
 
 @pytest.mark.parametrize("proxies", ["", "10.0.0.0/8"])

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.fake_shards import FakeShards
-from tests.support.front import HANDSHAKE, LANES, RECORD, Running, bearer, running
+from tests.support.front import HANDSHAKE, RECORD, Running, bearer, running
 from tests.support.raw_client import request
 from topics.formats.api.request_heads import Head, HeadFields
 from topics.front.request import Request
 from topics.front.route import NAMES, Route
-from topics.front.routes.table import ROUTES
+from topics.front.table import ROUTES
 
 
 async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency_key() -> None:
@@ -29,7 +29,7 @@ async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency
                 201,
             )
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 401
-        heads = run.server.lanes.heads
+        heads = run.server.parts.heads
         for memory in (heads.remembered, heads.of_topics):
             assert len(memory) == 1
             assert "sesame" not in repr(memory.entries)
@@ -74,7 +74,7 @@ async def test_a_long_head_is_kept_neither_for_the_next_one_nor_by_a_stream(
 ) -> None:
     """There may be thousands of both."""
     async with running() as run:
-        guard, admitted = run.server.lanes.guard, list[Request]()
+        guard, admitted = run.server.parts.guard, list[Request]()
         admit = guard.admit
 
         def note(head: Head) -> Request:
@@ -87,7 +87,7 @@ async def test_a_long_head_is_kept_neither_for_the_next_one_nor_by_a_stream(
         long = {f"x_{number}": "x" * 9000 for number in range(6)}
         await client.say(request("GET", path, b"", **fields, **long))
         assert (await client.hear(method="HEAD")).status in (200, 101)
-        assert len(run.server.lanes.heads.remembered) == 0
+        assert len(run.server.parts.heads.remembered) == 0
         [asked] = admitted
         assert asked.head is not None
         if path == "/v0/ws":
@@ -95,9 +95,8 @@ async def test_a_long_head_is_kept_neither_for_the_next_one_nor_by_a_stream(
             assert len(asked.head) == 0
 
 
-@LANES
-async def test_an_empty_line_in_pieces_before_a_request_means_nothing(fast: bool) -> None:
-    async with running(fast=fast) as run:
+async def test_an_empty_line_in_pieces_before_a_request_means_nothing() -> None:
+    async with running() as run:
         client = await run.connect()
         for piece in (
             b"\r",
@@ -129,13 +128,12 @@ def path_of(route: Route, name: str) -> str:
 
 
 @pytest.mark.slow
-@LANES
 @pytest.mark.parametrize("key", ["", "sesame"], ids=["open", "keys"])
 async def test_what_is_not_ascii_is_answered_on_every_route(
-    fast: bool, key: str, caplog: pytest.LogCaptureFixture
+    key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     routes = [route for route in ROUTES if not route.is_public or route.path == "/console"]
-    async with running(fast=fast, keys=key, shards=FakeShards(topics={"a": []})) as run:
+    async with running(keys=key, shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         for route, auth in product(routes, [{}, {"authorization": bearer(key)}] if key else [{}]):
             odd = [path_of(route, text) for text in ODD]
@@ -167,7 +165,7 @@ async def test_a_head_that_is_known_without_its_topic_is_about_its_own_topic() -
             "b": [{"data": 1}],
             "c": [{"data": 3}],
         }
-        heads = run.server.lanes.heads
+        heads = run.server.parts.heads
         assert (len(heads.remembered), len(heads.of_topics)) == (3, 1)
 
 
@@ -177,7 +175,7 @@ async def test_a_head_that_is_known_without_its_topic_keeps_its_trace_fields() -
         for topic in ("a", "b"):
             answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", x_request_id=topic)
             assert (answer.status, answer.headers["x-request-id"]) == (201, topic)
-        assert len(run.server.lanes.heads.of_topics) == 1
+        assert len(run.server.parts.heads.of_topics) == 1
 
 
 async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() -> None:
@@ -214,7 +212,7 @@ async def test_a_remembered_head_holds_no_long_text() -> None:
             assert answer.status in (200, 400, 404)
         for path in ("/v0/watch/" + "x" * 8000, "/v0/topics/" + "x" * 8000):
             assert (await client.ask("GET", path)).status in (400, 404)
-        heads = run.server.lanes.heads
+        heads = run.server.parts.heads
         for head in (*heads.remembered.entries.values(), *heads.of_topics.entries.values()):
             request = head.request
             texts_of = [*request.query._values.values(), request.topic, request.wid]

@@ -17,8 +17,8 @@ from tests.support.ws import TEXT, frame_bytes
 from topics.config import Settings
 from topics.formats.api.request_heads import HeadFields
 from topics.front.http.connection import NEVER, Timings
-from topics.front.http.fast_lane import FastLane
-from topics.front.http.request_tasks import UNKNOWN_PER_PASS, State
+from topics.front.http.http1_protocol import Http1Protocol, State
+from topics.front.http.poller import UNKNOWN_PER_PASS
 from topics.front.limits import Cap
 
 LONG = 60_000
@@ -93,7 +93,7 @@ async def test_who_has_no_key_and_reads_no_answer_keeps_nobody_out() -> None:
 
         def is_stuck() -> bool:
             [connection] = run.server.connections
-            lane = cast("FastLane", connection.lane)
+            lane = cast("Http1Protocol", connection.owner)
             return lane._state is State.IN_TASK and connection.deadline < NEVER
 
         await run.until(is_stuck)
@@ -227,7 +227,7 @@ async def test_a_pass_of_the_loop_serves_a_bounded_number_of_clients_without_a_k
     health, listing = request("GET", "/v0/health"), request("GET", "/v0/health", **KEY)
     async with running(keys="key") as run, scenes(run) as make:
         known = make()
-        known.say(request("GET", "/v0/topics", b"", **KEY))
+        known.say(request("GET", "/v0/topics/a", b"", **KEY))
         unknown = [make() for _ in range(2 * UNKNOWN_PER_PASS + 1)]
         for scene in unknown:
             scene.client.sendall(health)

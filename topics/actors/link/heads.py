@@ -1,5 +1,5 @@
 """Head slots: shared words by which a front knows whether a page that was read ahead is still the
-answer (`front/routes/read_ahead.py`).
+answer (`front/data/read_ahead.py`).
 
 A shard has `SLOTS` slots of two words on the board. It lends one to each topic that is read ahead,
 and takes the one back that it lent first. Only the shard stores in them:

@@ -3,7 +3,7 @@
 declared length                    straight from the socket into a `BodySink`
 chunked, gzipped or both           framing --> (GzipSink) --> BodySink
 
-Bodies of routes that do not use one are not read here (`topics.front.http.fast_lane`).
+Bodies of routes that do not use one are not read here (`topics.front.http.http1_protocol`).
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Timings:
 
 
 class Owner(Protocol):
-    """Who serves a connection: `topics.front.http.fast_lane.FastLane`. ``watched``: the events that
-    its socket is watched for, None while it is not.
+    """Who serves a connection: `topics.front.http.http1_protocol.Http1Protocol`. ``watched``: the
+    events that its socket is watched for, None while it is not.
     """
 
     watched: int | None
@@ -111,8 +111,8 @@ class Connection(RequestStream):
         self.fd = sock.fileno()
         self.connections = connections
         self.timings = connections.timings
-        self.lane: Owner | None = None
-        self.is_ended = False  # cut, or closed while idle: its lane is told so
+        self.owner: Owner | None = None
+        self.is_ended = False  # cut, or closed while idle: its owner is told so
         self.deadline = NEVER
         self.idle = not said
         self.is_late = False  # the client connected during the drain
@@ -139,9 +139,9 @@ class Connection(RequestStream):
         """A call begins that must end if the client hangs up."""
         self.waits = True
         self.compact()  # drop the head and the body, which have been used
-        lane = self.lane
-        if lane is not None and (lane.watched is None or not lane.watched & HALF_CLOSED):
-            lane.watch_hang_up()
+        owner = self.owner
+        if owner is not None and (owner.watched is None or not owner.watched & HALF_CLOSED):
+            owner.watch_hang_up()
 
     def probe(self) -> None:
         """Send another byte of the answer to come: a client that is gone resets the connection."""
@@ -287,17 +287,17 @@ class Connection(RequestStream):
 
     def _end(self) -> None:
         self.closing = self.is_ended = True
-        if self.lane is not None:
-            self.lane.end()
+        if self.owner is not None:
+            self.owner.end()
 
     def close(self) -> None:
         """Close the socket; nobody watches it any more. Unread input is given back."""
         self.clear()
         if self.is_counted:
             self.count_unread()
-        lane, self.lane = self.lane, None  # no circle: memory is given back at once
-        if lane is not None:
-            lane.leave()
+        owner, self.owner = self.owner, None  # no circle: memory is given back at once
+        if owner is not None:
+            owner.leave()
         self.sock.close()
 
     @property

@@ -1,162 +1,281 @@
-"""Exchange: one request and its answer on one connection, from its head to the last byte sent.
+"""Exchange: one request of a connection and its answer, from the head to the last byte sent.
 
-    begin --> fields (the answer is chosen) --> end
-       '----------- the client is gone ----------^
+    begin --> admit --> answer: send_now, send, send_rest, send_stream --> end
+       '-------------------- the client is gone ---------------------------^
 
-Every answer has the header fields of its exchange: the request id, the traceparent, those of CORS.
-What came of it is counted, and goes into the access log. A connection has one `Exchange`, which is
-used again for each request: without the log it costs a request no memory. Both lanes, refusals and
-streams send through it, which middleware of Quart would not see. A line of the log is written at
-the end alone: a request that hangs is seen in the metrics.
+A connection has one `Exchange`, which is used again for each request: without the access log it
+costs a request no memory. Every answer has the header fields of its exchange: the request id, the
+traceparent, those of CORS. What came of it is counted, and goes into the access log. Answers of
+both planes, refusals and streams are sent here, which middleware of Quart would not see. A line of
+the log is written at the end alone: a request that hangs is seen in the metrics.
 """
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Final
 
-from topics.actors.link.counters import LATENCY_BOUNDS_US
-from topics.formats.api.request_heads import TraceFields
-from topics.formats.api.route_names import (
-    OTHER_ROUTE,
-    OTHER_STATUS,
-    ROUTE_NAMES,
-    STATUS_INDEXES,
-    STATUSES,
-)
+from topics.engine.access import ANYONE, Scope
+from topics.formats.api.request_heads import Headers, TraceFields
+from topics.formats.api.response_heads import CHUNKED, ResponseHeads, chunk_of
+from topics.formats.api.route_names import OTHER_ROUTE
 from topics.front.access_log import AccessLog, Finished, Subject
+from topics.front.answers import Answer
+from topics.front.dispatch import Dispatcher
 from topics.front.guard import Guard
-from topics.front.http.connection import Connection
-from topics.front.http.head_reader import AdmittedHead, AnyHead
+from topics.front.http.admin_plane import AdminPlane
+from topics.front.http.body_reader import BodyReader
+from topics.front.http.connection import Connection, Connections
+from topics.front.http.head_reader import AdmittedHead, AnyHead, HeadReader
+from topics.front.http.request_counts import RequestCounts, RequestIds
 from topics.front.proxies import TrustedProxies
+from topics.front.request import Request
 
-RECEIVED: Final = len(STATUSES)
-SENT: Final = RECEIVED + 1
-SECONDS: Final = SENT + 1
-BUCKETS: Final = SECONDS + 1
-_WIDTH: Final = BUCKETS + len(LATENCY_BOUNDS_US) + 1
-_BOUNDS_S: Final = [bound / 1e6 for bound in LATENCY_BOUNDS_US]
-RANDOM_BYTES = 6  # of a process: its ids are unlike those of others
-
-
-class RequestIds:
-    """Request ids of this process: a random prefix and a number."""
-
-    def __init__(self) -> None:
-        self.prefix = secrets.token_hex(RANDOM_BYTES).encode("ascii") + b"-"
-        self.numbers = count(1)
-
-    def line(self) -> bytes:
-        """A field line with the next id."""
-        return b"x-request-id: %b%x\r\n" % (self.prefix, next(self.numbers))
-
-
-class RequestCounts:
-    """What a front counts of its requests since it started; `values`, for the board. The time is
-    that of the whole request: waits of long polls and the life of a stream count, too.
-
-    One row for each route, so that a request costs one look-up:
-
-        0 ...            requests with each status, in the order of `STATUSES`
-        RECEIVED, SENT   bytes of requests and answers, heads included
-        SECONDS          the sum of the times, a float
-        BUCKETS ...      requests up to each of `LATENCY_BOUNDS_US`, and those above
-    """
-
-    __slots__ = ("_rows",)
-
-    def __init__(self) -> None:
-        self._rows: list[list[float]] = [[0] * _WIDTH for _ in ROUTE_NAMES]
-
-    def count(
-        self, route_index: int, status: int, seconds: float, bytes_in: int, bytes_out: int
-    ) -> None:
-        """Count one request that is over.
-
-        ``route_index`` is from `ROUTE_INDEXES`; ``status`` 0: no answer was sent.
-        """
-        row = self._rows[route_index]
-        row[STATUS_INDEXES.get(status, OTHER_STATUS)] += 1
-        row[RECEIVED] += bytes_in
-        row[SENT] += bytes_out
-        row[SECONDS] += seconds
-        row[BUCKETS + bisect_left(_BOUNDS_S, seconds)] += 1
-
-    def values(self) -> Mapping[str, Sequence[int]]:
-        """The words of each metric, as `CounterWords.store` takes them."""
-        rows = self._rows
-        return {
-            "topics_http_requests_total": [int(n) for row in rows for n in row[: len(STATUSES)]],
-            "topics_http_received_bytes_total": [int(row[RECEIVED]) for row in rows],
-            "topics_http_sent_bytes_total": [int(row[SENT]) for row in rows],
-            "topics_http_request_duration_us": [n for row in rows for n in _histogram(row)],
-        }
-
-
-def _histogram(row: Sequence[float]) -> list[int]:
-    buckets = [int(number) for number in row[BUCKETS:]]
-    return [*buckets, int(row[SECONDS] * 1e6), sum(buckets)]
+COPY_MAX_BYTES = 32 * 1024  # of an answer that is appended to its head; above, nothing is copied
+SWITCHING_PROTOCOLS = 101
+NO_CONTENT = 204
+EMPTY = (NO_CONTENT, 304)  # have no body, nor its length
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanges:
-    """What the exchanges of a front share."""
+class HttpParts:
+    """What all connections of a front share. ``left``: a connection has ended."""
 
     guard: Guard
+    heads: HeadReader
+    bodies: BodyReader
+    dispatcher: Dispatcher
+    admin: AdminPlane
+    connections: Connections
+    responses: ResponseHeads
     ids: RequestIds
     counts: RequestCounts
     log: AccessLog | None
     proxies: TrustedProxies
-
-    def lines_of_unread(self) -> bytes:
-        """The fields of an answer to a client of which nothing was read."""
-        return self.ids.line() + self.guard.cors.lines_of_unread
+    left: Callable[[], None]
 
 
 class Exchange:
-    """The request of one connection that is being answered. ``is_open``: its ``head`` has come, at
-    first at ``at`` (monotonic ns), and it is not over. Whoever finds all of it there sets ``at``.
+    """The request of one connection that is being answered.
+
+    ``is_open``: its ``head`` has come, at first at ``at`` (monotonic ns), and it is not over.
+    Whoever finds all of the request there sets ``at``. ``request`` has the rights that its key has
+    now. ``has_answered``: at least a part of the answer was sent.
     """
 
     __slots__ = (
         "_connection",
+        "_is_entered",
+        "_is_head",
         "_lines",
         "_numbers",
+        "_parts",
         "_peer",
         "_prefix",
-        "_shared",
         "_status",
         "at",
+        "has_answered",
         "head",
         "is_open",
+        "request",
     )
 
-    def __init__(self, connection: Connection, shared: Exchanges) -> None:
-        self._connection, self._shared = connection, shared
-        self._prefix, self._numbers = shared.ids.prefix, shared.ids.numbers
+    def __init__(self, connection: Connection, parts: HttpParts) -> None:
+        self._connection, self._parts = connection, parts
+        self._prefix, self._numbers = parts.ids.prefix, parts.ids.numbers
         self.head: AnyHead | None = None
-        self.is_open = False
+        self.request: Request | None = None
+        self.is_open = self.has_answered = False
+        self._is_head = False  # a HEAD: its answer has no body
+        self._is_entered = False  # `Guard.enter` has let the request in
         self._lines = b""
         self._status = 0
-        self._peer = "" if shared.log is None else peer_of(connection.sock)
+        self._peer = "" if parts.log is None else peer_of(connection.sock)
         self.at = 0
+
+    # Requests
+
+    def begin(self, head: AnyHead) -> None:
+        """A whole head has come."""
+        self.head, self.is_open, self.at = head, True, time.monotonic_ns()
+        self._is_head = head.method == "HEAD"
 
     def begin_unread(self) -> None:
         """What has come is not HTTP, or could not be read; nothing unless there is no request."""
         if not self.is_open:
             self.head, self.is_open, self.at = None, True, time.monotonic_ns()
 
-    def fields(self, status: int) -> bytes:
+    def admit(self, request: Request) -> None:
+        """Let an admitted request in, as `end` lets it out. Raises `TopicsError`."""
+        self.request, guard = request, self._parts.guard
+        has_key = request.principal is not ANYONE
+        if has_key or guard.drain.is_draining:
+            guard.enter(request)
+            self._is_entered = has_key  # requests without a key are not counted
+
+    def renew(self) -> Request:
+        """Give the request the current rights of its key, right before the operation.
+
+        Raises `TopicsError` if the key was removed, or no longer covers the request.
+        """
+        assert self.request is not None, "a request is under way"
+        if self.request.principal is not ANYONE:
+            self.request = self._parts.guard.renewed(self.request)
+        return self.request
+
+    def end(self, *, whole: bool = True) -> None:
+        """The answer was sent, or its client is gone. Safe to call twice."""
+        if self._is_entered:
+            self.let_out()
+        if not self.is_open:
+            return
+        self.is_open = False
+        connection = self._connection
+        bytes_in = connection.received_bytes - len(connection.buffer) + connection.pos
+        duration_ns = time.monotonic_ns() - self.at
+        seconds = duration_ns / 1e9
+        route = OTHER_ROUTE if self.head is None else self.head.route_index
+        self._parts.counts.count(route, self._status, seconds, bytes_in, connection.sent_bytes)
+        if self._parts.log is not None:
+            ms = duration_ns // 1000 / 1000
+            self._log(self._parts.log, bytes_in, ms, cut=not whole)
+        self.head = self.request = None  # of a refused request it holds the token
+        self.has_answered = self._is_head = False
+        self._lines, self._status = b"", 0
+        connection.received_bytes -= bytes_in
+        connection.sent_bytes = 0
+        connection.trace = None
+
+    def let_out(self) -> None:
+        """The request does not count for its key any more."""
+        if self._is_entered:
+            assert isinstance(self.head, AdmittedHead), "a request was let in"
+            self._is_entered = False
+            self._parts.guard.leave(self.head.request)
+
+    # Answers
+
+    def send_now(self, answer: Answer, *, close: bool) -> tuple[Sequence[memoryview], int]:
+        """Send what the socket takes. Return what is left, and the length of all.
+
+        Raise `OSError`.
+        """
+        try:
+            parts = self._rendered(answer, close)
+            return self._connection.send_now(*parts), sum(map(len, parts))
+        except BaseException:
+            answer.unsent()
+            answer.done()
+            raise
+
+    async def send(self, answer: Answer, *, close: bool) -> None:
+        """Send an answer, in a task. Raises OSError."""
+        connection = self._connection
+        try:
+            if answer.on_unsent is not None:
+                await connection.check_client()
+            answer.on_lost(connection.cut)
+            await connection.send(*self._rendered(answer, close))
+        except BaseException:
+            answer.unsent()
+            raise
+        finally:
+            answer.done()
+
+    async def send_rest(self, answer: Answer, unsent: Sequence[memoryview], length: int) -> None:
+        """Send what `send_now` has left, in a task. Raises OSError."""
+        try:
+            answer.on_lost(self._connection.cut)
+            await self._connection.send_rest(unsent, length)
+        except BaseException:
+            answer.unsent()
+            raise
+        finally:
+            answer.done()
+
+    async def send_stream(self, answer: Answer) -> None:
+        """Let a stream use the connection until either side ends the stream.
+
+        The limits and deadlines of requests do not apply to a stream. Its body is chunked. With
+        HTTP/1.0, the body ends when the connection is closed.
+        """
+        connection, stream, head = self._connection, answer.stream, self.head
+        assert stream is not None, "only a stream comes here"
+        assert isinstance(head, AdmittedHead), "a request is under way"
+        self.let_out()
+        self.has_answered = connection.closing = True
+        connection.idle = False
+        if head.request.head is not None:
+            head.request.head.forget()
+        is_upgrade = answer.status == SWITCHING_PROTOCOLS
+        # The bytes after the head of a handshake belong to the WebSocket. This frame must not keep
+        # a reference to them.
+        rest = connection.buffer[connection.pos :] if is_upgrade else b""
+        connection.clear()
+        connection.count_unread()
+        connection.buffer, rest = rest, b""
+        lines = self._fields(answer.status)
+        try:
+            headers, body, close = answer.headers, bytes(answer.body), False
+            if not is_upgrade:
+                connection.is_chunked, close = head.is_1_1, not head.is_1_1
+            if connection.is_chunked:
+                headers, body = (*headers, CHUNKED), chunk_of(body)
+            elif close:
+                headers = _without_connection(headers)
+            responses = self._parts.responses
+            begun = responses.render_bare(answer.status, headers, lines=lines, close=close)
+            await connection.send(begun + body)
+        except BaseException:
+            answer.unsent()
+            raise
+        await stream(connection)
+
+    def within_limits(self, answer: Answer) -> Answer:
+        """The long answer of a request that has changed nothing; a refusal if it might have to be
+        held, and there is no memory for that.
+        """
+        request = self.request
+        assert request is not None, "a request is under way"
+        if len(answer.body) <= COPY_MAX_BYTES or request.route.scope is not Scope.READ:
+            return answer
+        held = self._parts.connections.held
+        failure = held.refusal(request.principal.digest, len(answer.body))
+        if failure is None:
+            return answer
+        answer.unsent()
+        answer.done()
+        return self._parts.dispatcher.failed(failure)
+
+    def _rendered(self, answer: Answer, close: bool) -> tuple[bytes | memoryview, ...]:
+        self.has_answered = True
+        parts, connection, request = self._parts, self._connection, self.request
+        if request is not None and request.head is not None:
+            request.head.forget()  # free it now: the client may read the answer slowly
+        if close or connection.unread_body or parts.connections.draining:
+            connection.closing = close = True
+        body, status, lines = answer.body, answer.status, self._fields(answer.status)
+        if status in EMPTY:
+            return (parts.responses.render_bare(status, answer.headers, lines=lines, close=close),)
+        head = parts.responses.render(
+            status,
+            len(body),
+            answer.headers,
+            lines=lines,
+            media_type=answer.media_type,
+            close=close,
+        )
+        if self._is_head:
+            return (head,)
+        return (head, body) if len(body) > COPY_MAX_BYTES else (head + body,)
+
+    def _fields(self, status: int) -> bytes:
         """An answer with this status is chosen: its field lines."""
         self._status = status
         head, trace = self.head, self._connection.trace
-        cors = self._shared.guard.cors.lines_of_unread if head is None else head.cors
+        cors = self._parts.guard.cors.lines_of_unread if head is None else head.cors
         if trace is None:
             lines = b"x-request-id: %b%x\r\n%b" % (self._prefix, next(self._numbers), cors)
         else:
@@ -170,38 +289,21 @@ class Exchange:
         more = b"" if traceparent is None else b"traceparent: %b\r\n" % traceparent
         return b"x-request-id: %b\r\n%b" % (request_id, more)
 
-    def end(self, *, whole: bool = True) -> None:
-        """The answer was sent, or its client is gone. Safe to call twice."""
-        if not self.is_open:
-            return
-        self.is_open = False
-        connection = self._connection
-        bytes_in = connection.received_bytes - len(connection.buffer) + connection.pos
-        duration_ns = time.monotonic_ns() - self.at
-        seconds = duration_ns / 1e9
-        route = OTHER_ROUTE if self.head is None else self.head.route_index
-        self._shared.counts.count(route, self._status, seconds, bytes_in, connection.sent_bytes)
-        if self._shared.log is not None:
-            ms = duration_ns // 1000 / 1000
-            self._tell(self._shared.log, bytes_in, ms, cut=not whole)
-        self.head = None  # of a refused request it holds the token
-        self._lines, self._status = b"", 0
-        connection.received_bytes -= bytes_in
-        connection.sent_bytes = 0
+    # The access log
 
-    def _tell(self, log: AccessLog, bytes_in: int, ms: float, *, cut: bool) -> None:
+    def _log(self, log: AccessLog, bytes_in: int, ms: float, *, cut: bool) -> None:
         subject = self._subject()
         if not log.wants(subject.route, self._status):
             return
         connection, trace = self._connection, self._connection.trace
         if not self._lines:  # there was no answer
-            self.fields(0)
+            self._fields(0)
         request_id, _, _ = self._lines.removeprefix(b"x-request-id: ").partition(b"\r\n")
         traceparent, peer = b"", self._peer
         if trace is not None:
             traceparent = trace.traceparent or b""
             if trace.forwarded is not None:
-                peer = self._shared.proxies.client_of(peer, trace.forwarded)
+                peer = self._parts.proxies.client_of(peer, trace.forwarded)
         finished = Finished(
             request_id=request_id.decode("ascii"),
             trace=traceparent.decode("ascii"),
@@ -223,7 +325,11 @@ class Exchange:
             return Subject(
                 request.method, request.route, request.topic, request.router, request.principal
             )
-        return self._shared.guard.subject_of(head.head)
+        return self._parts.guard.subject_of(head.head)
+
+
+def _without_connection(headers: Headers) -> Headers:
+    return tuple(header for header in headers if header[0] != b"connection")
 
 
 def peer_of(sock: socket.socket) -> str:

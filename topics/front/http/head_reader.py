@@ -16,6 +16,7 @@ remembered without it, too (``decisions/0045``). The bytes hold a token and must
 
 from __future__ import annotations
 
+from collections.abc import Container
 from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
@@ -34,7 +35,7 @@ from topics.formats.api.request_heads import (
 from topics.formats.api.route_names import OTHER_ROUTE, ROUTE_INDEXES
 from topics.front.guard import Guard
 from topics.front.request import Request
-from topics.front.route import BodyRule, Lane, Route
+from topics.front.route import BodyRule, Route
 
 YOUNG_MAX: Final = 4096  # entries of a generation
 
@@ -95,11 +96,12 @@ class JudgedHead(msgspec.Struct, frozen=True, eq=False):
 
 class AdmittedHead(JudgedHead, frozen=True, eq=False):
     """A head that the guard admitted, and the form of its body. ``uses_body``: the route reads the
-    body. ``plain``: the body is neither chunked, gzipped nor long.
+    body. ``plain``: the body is neither chunked, gzipped nor long. ``is_admin``: the admin plane
+    answers it.
     """
 
     request: Request
-    is_hot: bool
+    is_admin: bool
     uses_body: bool
     length: int | None
     plain: bool
@@ -128,10 +130,10 @@ AnyHead = AdmittedHead | RefusedHead | PreflightHead
 class HeadReader:
     """Decides about the heads of all connections of a front."""
 
-    def __init__(self, guard: Guard, *, inline_bytes: int, use_fast_lane: bool) -> None:
-        self._guard = guard
+    def __init__(self, guard: Guard, operations: Container[Route], *, inline_bytes: int) -> None:
+        """``operations``: the rows of the data plane."""
+        self._guard, self._operations = guard, operations
         self._inline_bytes = inline_bytes
-        self._use_fast_lane = use_fast_lane
         self.remembered: HeadMemory[AdmittedHead] = HeadMemory()
         self.of_topics: HeadMemory[AdmittedHead] = HeadMemory()  # each stands for those of all
 
@@ -186,7 +188,7 @@ class HeadReader:
         admitted = self._admitted(head, lines, request)
         # A key belongs to one request: its head does not come again. What keeps its fields is as
         # long as they are.
-        if admitted.is_hot and request.head is None and request.key is None:
+        if not admitted.is_admin and request.head is None and request.key is None:
             self.remembered.put(digest, admitted)
             if nameless is not None:
                 self.of_topics.put(nameless, admitted)
@@ -200,7 +202,7 @@ class HeadReader:
             cors,
             _index_of(route),
             request,
-            is_hot=route.streams or (route.lane is Lane.HOT and self._use_fast_lane),
+            is_admin=route not in self._operations,
             uses_body=route.body is not BodyRule.NONE,
             length=head.length,
             plain=is_short and not request.gzip_in,

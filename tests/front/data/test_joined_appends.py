@@ -1,0 +1,188 @@
+"""Appends of one turn to one topic are one message, and each has its own answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.support.fake_shards import FakeShards
+from topics.engine.access import ANYONE, Principal, Scope
+from topics.errors import TopicsError
+from topics.formats.wire.calls import AppendParams
+from topics.front.answers import Answer
+from topics.front.data.records import (
+    APPEND_ROUTE,
+    JOINED_FIRST,
+    JOINED_MAX,
+    JOINED_MAX_BYTES,
+    Appends,
+)
+from topics.front.pressure.pressure import Pressure
+from topics.front.queries import parse_query
+from topics.front.request import Request
+
+ROUTE = APPEND_ROUTE
+
+
+class Desk:
+    """Appends to fake shards; ``heard`` has the answers in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.shards = FakeShards(topics={"a": []})
+        self.appends = Appends(self.shards, Pressure(1, lambda _: 0.0))
+        self.heard: list[tuple[str, Any]] = []
+
+    def request(self, topic: str, **fields: Any) -> Request:
+        request = Request(
+            *("POST", ROUTE, topic, "", "", self.shards.shard_of(topic), ANYONE),
+            *(parse_query(ROUTE.parameters, b""), None, False, False, None, None),
+        )
+        return replace(request, **fields)
+
+    def append(
+        self,
+        name: str,
+        topic: str = "a",
+        body: bytes | None = None,
+        then: Callable[[], None] | None = None,
+        *,
+        with_seqs: bool = True,
+        **fields: Any,
+    ) -> None:
+        def hear(answer: Answer | TopicsError) -> None:
+            if isinstance(answer, Answer):
+                self.heard.append((name, answer.status))
+                answer.done()
+            else:
+                self.heard.append((name, answer.code))
+            if then is not None:
+                then()
+
+        body = b'{"records":[{"data":"%b"}]}' % name.encode() if body is None else body
+        query = parse_query(ROUTE.parameters, b"" if with_seqs else b"return_seqs=false")
+        request = self.request(topic, query=query, **fields)
+        assert self.appends.append(request, body, len(self.heard) + 1, hear) is None
+
+    @property
+    def sent(self) -> list[int]:
+        """How many requests each message had."""
+        counts = []
+        for method, params, _ in self.shards.calls:
+            assert method == "append"
+            counts.append(len(params.lengths or (0,)))
+        return counts
+
+
+def test_one_message_and_an_answer_for_each_in_their_order() -> None:
+    desk = Desk()
+    with desk.shards.batch:
+        for name in "xyz":
+            desk.append(name)
+        desk.append("new", "b")
+        assert desk.shards.calls == []
+    (_, params, body), (_, alone, _) = desk.shards.calls
+    assert [body[-5:-4], params.key, params.at, params.ats] == [b"z", None, 1, [1, 1, 1]]
+    assert params.lengths == [len(body) // 3] * 3
+    assert alone == AppendParams("b", None, True, None, 1, may_configure=alone.may_configure)
+    assert desk.heard == [("x", 200), ("y", 200), ("z", 200), ("new", 201)]
+    assert len(desk.shards.topics["a"]) == 3
+    assert desk.shards.replies_out == 0
+
+
+def test_each_has_its_own_failure() -> None:
+    desk = Desk()
+    with desk.shards.batch:
+        desk.append("x", "b", b"{")
+        desk.append("y", "b")
+        desk.append("z", "b", b"]")
+    assert desk.heard == [("x", "invalid_request"), ("y", 201), ("z", "invalid_request")]
+
+
+def test_all_have_the_failure_of_their_shard() -> None:
+    desk = Desk()
+    desk.shards.ready = False
+    with desk.shards.batch:
+        desk.append("x")
+        desk.append("y")
+    assert desk.heard == [("x", "not_ready"), ("y", "not_ready")]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": "k"},
+        {"with_seqs": False},
+        {"topic": "c"},
+        {"principal": Principal(b"d", Scope.WRITE, ("a",))},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_only_equal_requests_join(other: dict[str, Any]) -> None:
+    desk = Desk()
+    with desk.shards.batch:
+        desk.append("x")
+        desk.append("y", **other)
+        desk.append("z")
+    assert sorted(desk.sent) == [1, 2]
+    assert len(desk.heard) == 3
+
+
+def test_outside_of_a_turn_each_goes_at_once() -> None:
+    desk = Desk()
+    desk.append("x")
+    desk.append("y")
+    assert desk.sent == [1, 1]
+
+
+def test_a_full_group_goes_within_the_turn() -> None:
+    desk = Desk()
+    long = b'{"records":[{"data":"%b"}]}' % (b"x" * JOINED_MAX_BYTES)
+    with desk.shards.batch:
+        for number in range(JOINED_FIRST):
+            desk.append(str(number))
+        assert desk.sent == [JOINED_FIRST]
+        for number in range(JOINED_MAX):
+            desk.append(str(number))
+        assert desk.sent == [JOINED_FIRST, JOINED_MAX]
+        desk.append("one more")
+        desk.append("long", body=long)
+        assert desk.sent == [JOINED_FIRST, JOINED_MAX, 2]
+    assert len(desk.heard) == JOINED_FIRST + JOINED_MAX + 2
+
+
+def test_what_follows_an_answer_joins() -> None:
+    desk = Desk()
+    with desk.shards.batch:
+        for name in "xyz":
+            desk.append(name, then=lambda: desk.append("next"))
+    assert desk.sent == [3, 3]
+    assert desk.heard[3:] == [("next", 200)] * 3
+
+
+def test_an_unexpected_error_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(desk.shards, "call", broken)
+    with desk.shards.batch:
+        desk.append("x")
+        desk.append("y")
+    assert desk.heard == [("x", "internal"), ("y", "internal")]
+
+
+def test_what_fails_behind_one_answer_takes_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    with desk.shards.batch:
+        desk.append("x", then=broken)
+        desk.append("y")
+    assert desk.heard == [("x", 200), ("y", 200)]
+    assert "unexpected server error: append" in caplog.text

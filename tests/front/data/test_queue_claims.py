@@ -1,0 +1,83 @@
+"""Claims that wait: jobs go to a client that is there, or back."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+
+import pytest
+
+from tests.front.data.queues_support import granted, hang_up
+from tests.support.fake_shards import FakeShards
+from tests.support.front import running
+from tests.support.raw_client import request
+from topics.formats.wire import calls
+from topics.front.http.connection import Connection
+
+CLAIM = b'{"node":"n","wait_ms":30000}'
+POLL = request("POST", "/v0/topics/slow/claim", CLAIM)
+UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams("slow", 7, [1, 2]), b"")
+
+
+@pytest.mark.parametrize("path", ["claim", "diff"])
+@pytest.mark.parametrize("how", ["closed", "reset"])
+@pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
+async def test_a_call_that_waits_ends_when_its_client_hangs_up(
+    slow: FakeShards, path: str, how: str, behind: bytes
+) -> None:
+    """At once: no sweep has to come."""
+    async with running(shards=slow) as run:
+        client = await run.connect()
+        await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
+        await run.until(lambda: slow.waiting == 1)
+        await hang_up(client, how)
+        await run.until(lambda: slow.cancelled == 1)
+        await run.until(lambda: len(run.server.connections) == 0)
+        assert UNCLAIMED not in slow.calls, "the shard hears that the call is cancelled"
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+async def test_jobs_for_a_client_that_has_hung_up_are_given_back(
+    slow: FakeShards, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front has not seen it when the answer comes."""
+    monkeypatch.setattr(Connection, "begin_waiting", lambda self: None)
+    async with running(shards=slow) as run:
+        client = await run.connect()
+        await client.say(POLL)
+        await run.until(lambda: slow.waiting == 1)
+        with granted(slow):
+            await hang_up(client, how)
+        await run.until(lambda: UNCLAIMED in slow.calls)
+        await run.until(lambda: len(run.server.connections) == 0)
+
+
+async def cut_later(connection: Connection) -> None:
+    connection.cut()
+
+
+async def test_jobs_that_cannot_be_sent_are_given_back(
+    slow: FakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client goes between the last look at its socket and the write."""
+    async with running(shards=slow) as run:
+        client = await run.connect()
+        await client.say(POLL)
+        await run.until(lambda: slow.waiting == 1)
+        [connection] = run.server.connections
+        monkeypatch.setattr(connection, "check_client", partial(cut_later, connection))
+        connection.sock.shutdown(socket.SHUT_WR)
+        with granted(slow):
+            pass
+        await run.until(lambda: UNCLAIMED in slow.calls)
+
+
+async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
+        client = await run.connect()
+        await run.until(lambda: len(run.server.connections) == 1)
+        [connection] = run.server.connections
+        monkeypatch.setattr(connection, "check_client", lambda: pytest.fail("looked"))
+        assert (await client.ask("POST", "/v0/topics/a/claim", CLAIM)).status == 200

@@ -1,0 +1,42 @@
+"""Streams of work: how they open, what refuses them, and that the shard hears of every end."""
+
+from __future__ import annotations
+
+import socket
+
+from tests.front.data.queues_support import granted, hang_up
+from tests.support.fake_shards import FakeShards
+from tests.support.front import running
+from tests.support.raw_client import request
+from topics.formats.wire import calls
+
+WORK_CLOSE = ("work.close", calls.WorkCloseParams(1, 0), b"")
+
+
+async def test_a_shard_hears_of_a_worker_that_went_while_the_stream_was_opened(
+    slow: FakeShards,
+) -> None:
+    async with running(shards=slow) as run:
+        client = await run.connect()
+        await client.say(request("GET", "/v0/topics/slow/work?node=n"))
+        await run.until(lambda: slow.waiting == 1)
+        await hang_up(client, "reset")
+        with granted(slow):
+            pass
+        await run.until(lambda: WORK_CLOSE in slow.calls)
+        assert run.server.slots.streams.used == 0
+
+
+async def test_a_shard_hears_of_a_stream_whose_head_could_not_be_sent(
+    slow: FakeShards,
+) -> None:
+    async with running(shards=slow) as run:
+        client = await run.connect()
+        await client.say(request("GET", "/v0/topics/slow/work?node=n"))
+        await run.until(lambda: slow.waiting == 1)
+        [connection] = run.server.connections
+        connection.sock.shutdown(socket.SHUT_WR)
+        with granted(slow):
+            pass
+        await run.until(lambda: WORK_CLOSE in slow.calls)
+        assert run.server.slots.streams.used == 0

@@ -1,0 +1,296 @@
+"""Reading ahead: when the next request is guessed, and when a guess is kept, used and dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from topics.actors.link.heads import HeadMark
+from topics.errors import NotReady, TopicsError
+from topics.formats.api.answers import difference, difference_end
+from topics.formats.wire.calls import DIFF, DiffAheadResult, DiffResult
+from topics.formats.wire.contract import Call, P, R
+from topics.front.answers import Answer
+from topics.front.data import read_ahead
+from topics.front.data.read_ahead import (
+    GUESSES_MAX,
+    RUN_PAGES_MAX,
+    RUNS_MAX,
+    STALE_NS,
+    Guess,
+    Guesses,
+    PageKey,
+    ReadAhead,
+    Run,
+)
+from topics.front.drain import Drain
+from topics.front.request import Request
+
+
+class Reply:
+    def __init__(self, result: DiffResult | DiffAheadResult, body: bytes) -> None:
+        self.result, self.body, self.released = result, memoryview(body), False
+
+    def release(self) -> None:
+        assert not self.released
+        self.released = True
+
+
+class Shard:
+    """One topic of ``head`` numbers. What is read ahead is answered at once, or by `answer`."""
+
+    def __init__(self, head: int = 100) -> None:
+        self.top, self.version = head, 1
+        self.asked: list[int] = []  # cursors of ordinary diffs
+        self.runs: list[tuple[int, int]] = []  # cursors and pages of those ahead
+        self.waiting: list[Callable[[], None]] = []
+        self.holds = False
+        self.gone = False
+        self.replies: list[Reply] = []
+
+    def call(
+        self,
+        shard: int,
+        call: Call[P, R],
+        params: Any,
+        body: bytes,
+        then: Callable[[Any], None],
+    ) -> None:
+        asked = msgspec.json.decode(body)
+        if call is DIFF:
+            self.asked.append(asked["from_seq"])
+            page, following = self._page(asked["from_seq"], asked["limit"])
+            end = difference_end(**self._end(following))
+            result = DiffResult(following if following < self.top else None)
+            then(self._reply(result, difference("t", page, end)))
+            return
+        self.runs.append((asked["from_seq"], params.page_count))
+        answer = self._ahead(asked["from_seq"], asked["limit"], params.page_count)
+        if self.holds:
+            self.waiting.append(lambda: then(answer))
+        else:
+            then(answer)
+
+    def head(self, shard: int, mark: HeadMark) -> int | None:
+        return self.top if mark.version == self.version else None
+
+    def _ahead(self, cursor: int, limit: int, pages: int) -> Reply | TopicsError:
+        if self.gone:
+            return NotReady("the shard is down")
+        found: list[tuple[int, int, int]] = []
+        bodies: list[bytes] = []
+        while len(found) < pages and cursor + limit < self.top:
+            page, cursor = self._page(cursor, limit)
+            bodies.append(difference("t", page))
+            found.append((len(bodies[-1]), cursor, len(page)))
+        result = DiffAheadResult(found, (0, self.version), 1, 7) if found else DiffAheadResult()
+        return self._reply(result, b"".join(bodies))
+
+    def _page(self, cursor: int, limit: int) -> tuple[list[bytes], int]:
+        numbers = range(cursor + 1, min(cursor + limit, self.top) + 1)
+        return [b'{"$seq":%d}' % number for number in numbers], cursor + len(numbers)
+
+    def _end(self, following: int) -> dict[str, Any]:
+        return {
+            "next_from_seq": following,
+            "head_seq": self.top,
+            "earliest_seq": 1,
+            "epoch": 7,
+            "tombstone": None,
+            "scanned": 0,
+            "total_ms": 0.0,
+        }
+
+    def _reply(self, result: DiffResult | DiffAheadResult, body: bytes) -> Reply:
+        self.replies.append(Reply(result, body))
+        return self.replies[-1]
+
+
+class Reader:
+    def __init__(self, ahead: ReadAhead, limit: int = 10, topic: str = "t") -> None:
+        self.ahead, self.limit, self.cursor = ahead, limit, 0
+        self.request = cast("Request", type("Asked", (), {"topic": topic, "shard": 0})())
+
+    def body(self) -> bytes:
+        return b'{"from_seq":%d,"limit":%d}' % (self.cursor, self.limit)
+
+    def page(self) -> dict[str, Any]:
+        """The next page; nothing when it has to be waited for."""
+        pages: list[dict[str, Any]] = []
+        self.ahead.diff(
+            self.request,
+            self.body(),
+            time.monotonic_ns(),
+            lambda answer: pages.append(self._heard(answer)),
+        )
+        return pages[0] if pages else {}
+
+    def _heard(self, answer: Answer | TopicsError) -> dict[str, Any]:
+        assert isinstance(answer, Answer)
+        page: dict[str, Any] = msgspec.json.decode(answer.body)
+        answer.done()
+        expected = range(self.cursor + 1, page["next_from_seq"] + 1)
+        assert [record["$seq"] for record in page["records"]] == list(expected)
+        self.cursor = page["next_from_seq"]
+        return page
+
+
+def released(shard: Shard) -> bool:
+    return all(reply.released for reply in shard.replies)
+
+
+def test_a_reader_that_reads_on_is_answered_without_the_shard() -> None:
+    shard = Shard(1000)
+    reader = Reader(ReadAhead(cast("Any", shard), Drain()))
+    while not (reader.page())["caught_up"]:
+        pass
+    assert shard.asked[:2] == [0, 10]
+    assert shard.asked[2:] == [990], "the page that ends at the head is the shard's to answer"
+    assert [pages for _, pages in shard.runs[:6]] == [1, 2, 4, 8, RUN_PAGES_MAX, RUN_PAGES_MAX]
+    assert released(shard)
+
+
+def test_one_page_is_not_reading_on() -> None:
+    shard = Shard()
+    ahead = ReadAhead(cast("Any", shard), Drain())
+    for cursor in (0, 50, 20, 70, 0):
+        reader = Reader(ahead)
+        reader.cursor = cursor
+        reader.page()
+    assert shard.runs == []
+
+
+def test_a_page_has_the_current_head_and_a_stale_page_is_dropped() -> None:
+    shard = Shard(1000)
+    reader = Reader(ReadAhead(cast("Any", shard), Drain()))
+    for _ in range(4):
+        reader.page()
+    shard.top = 1500
+    page = reader.page()
+    assert (page["head_seq"], page["lag"]) == (1500, 1450)
+    asked = len(shard.asked)
+    shard.version += 1
+    reader.page()
+    reader.page()
+    assert len(shard.asked) == asked + 2, "no stale page is used"
+    assert released(shard)
+
+
+def test_a_faster_reader_waits_for_the_page_that_was_asked_for() -> None:
+    shard = Shard()
+    reader = Reader(ReadAhead(cast("Any", shard), Drain()))
+    reader.page()
+    shard.holds = True
+    reader.page()
+    assert (reader.page(), reader.cursor) == ({}, 20)
+    shard.waiting.pop()()
+    assert (reader.cursor, shard.asked) == (30, [0, 10])
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
+    shard = Shard(35)
+    shard.gone = gone
+    reader = Reader(ReadAhead(cast("Any", shard), Drain()), limit=15)
+    while not (reader.page())["caught_up"]:
+        pass
+    assert shard.asked == [0, 15, 30]
+    assert released(shard)
+
+
+def test_guesses_and_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Shard(100_000)
+    ahead = ReadAhead(cast("Any", shard), Drain())
+    for limit in range(1, GUESSES_MAX + 100):
+        Reader(ahead, limit).page()
+    assert len(ahead._guesses._guesses) == GUESSES_MAX
+    readers = [Reader(ahead, limit) for limit in range(1000, 1000 + RUNS_MAX + 4)]
+    for reader in readers:
+        reader.page()
+        reader.page()
+    assert len(ahead._guesses._runs) == RUNS_MAX == len(shard.runs)
+    monkeypatch.setattr(read_ahead, "STALE_NS", 0)
+    late = Reader(ahead, 2000)
+    for _ in range(3):
+        late.page()
+    assert len(ahead._guesses._runs) == RUNS_MAX
+    assert shard.asked[-2:] == [0, 2000], "the stale run gave way"
+    assert sum(guess.run is not None for guess in ahead._guesses._guesses.values()) == sum(
+        len(run.keys) for run in ahead._guesses._runs
+    )
+
+
+# Guesses
+
+
+def test_requests_without_exactly_one_cursor_are_not_guessed() -> None:
+    assert PageKey("t", b'{"limit":5}').following(9) is None
+    assert PageKey("t", b'{"from_seq":1,"from_seq":2}').following(9) is None
+    assert PageKey("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}').following(9) == PageKey(
+        "t", b'{"node":"\\"from_seq\\":5","from_seq" : 9}'
+    )
+
+
+def keys(count: int) -> list[PageKey]:
+    return [PageKey("t", b"%d" % number) for number in range(count)]
+
+
+def run_of(guesses: Guesses, *pages: PageKey) -> Run:
+    """A run that was asked for, with these pages."""
+    run = Run(len(pages))
+    for key in pages:
+        guesses.add(key, Guess(run))
+    return run
+
+
+def test_the_oldest_guess_goes_when_there_are_too_many() -> None:
+    guesses = Guesses()
+    for key in keys(GUESSES_MAX + 1):
+        guesses.add(key, Guess())
+    oldest, second, *_ = keys(2)
+    assert oldest not in guesses
+    assert second in guesses
+
+
+def test_a_guess_is_taken_once_and_knows_whether_a_shard_was_asked() -> None:
+    guesses = Guesses()
+    unasked, asked = keys(2)
+    guesses.add(unasked, Guess())
+    run = run_of(guesses, asked)
+    assert (guesses.is_asked(unasked), guesses.is_asked(asked)) == (False, True)
+    guess = guesses.take(asked)
+    assert guess is not None
+    assert guess.run is run
+    assert guesses.take(asked) is None
+    assert not guesses.is_asked(asked)
+
+
+def test_a_run_makes_room_when_all_its_pages_are_taken() -> None:
+    guesses = Guesses()
+    first, second, *others = keys(RUNS_MAX + 1)
+    run_of(guesses, first, second)
+    for key in others:
+        run_of(guesses, key)
+    assert not guesses.make_room()
+    guesses.take(first)
+    assert not guesses.make_room(), "a page of it is left"
+    guesses.take(second)
+    assert guesses.make_room()
+
+
+def test_only_a_stale_run_is_dropped_to_make_room_with_all_its_pages() -> None:
+    guesses = Guesses()
+    first, second, *others = keys(RUNS_MAX + 1)
+    run = run_of(guesses, first, second)
+    for key in others:
+        run_of(guesses, key)
+    assert not guesses.make_room()
+    run.asked_ns -= STALE_NS
+    assert guesses.make_room()
+    assert first not in guesses
+    assert second not in guesses
+    assert all(key in guesses for key in others)

@@ -1,0 +1,161 @@
+"""The admin plane is loaded with its first request, and answers all that came before that."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from tests.front.admin.test_application import call_of
+from topics.front.answers import Answer
+from topics.front.http.admin_plane import SWITCH_S, AdminCall, AdminPlane
+
+LOADED_LATER = ("quart", "quart_trio", "hypercorn", "werkzeug", "flask", "h11", "h2", "jinja2")
+
+
+class Echo:
+    """An application that answers with the router."""
+
+    def __init__(self) -> None:
+        self.serves = trio.Event()
+        self.has_ended = False
+
+    async def ask(self, call: AdminCall) -> Answer:
+        assert self.serves.is_set()
+        return Answer(200, call.request.router.encode())
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        self.serves.set()
+        yield
+        self.has_ended = True
+
+
+async def ask(plane: AdminPlane, call: AdminCall) -> Answer:
+    """As a connection does it."""
+    await plane.loaded()
+    return await plane.ask(call)
+
+
+@contextmanager
+def gate() -> Iterator[threading.Event]:
+    """An event that a thread waits for; set in any case."""
+    event = threading.Event()
+    try:
+        yield event
+    finally:
+        event.set()
+
+
+def test_a_front_is_imported_without_the_admin_plane() -> None:
+    listed = f"[name for name in {LOADED_LATER} if name in sys.modules]"
+    code = f"import sys, topics.process.front; print({listed})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert found.stdout.strip() == "[]"
+
+
+async def test_requests_that_come_early_wait_and_are_answered() -> None:
+    echo, answers = Echo(), list[bytes]()
+    with gate() as opened:
+
+        def load() -> Echo:
+            assert opened.wait(10)
+            return echo
+
+        plane = AdminPlane(load)
+
+        async def ask_for(name: bytes) -> None:
+            answer = await ask(plane, call_of(b"/v0/routers/%b" % name, b""))
+            answers.append(bytes(answer.body))
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(plane.run)
+                async with trio.open_nursery() as asking:
+                    asking.start_soon(ask_for, b"a")
+                    asking.start_soon(ask_for, b"b")
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert answers == []
+                    opened.set()
+                await ask_for(b"c")
+                assert sorted(answers) == [b"a", b"b", b"c"]
+                plane.end()
+    assert echo.has_ended
+
+
+async def test_it_is_loaded_in_a_thread_and_only_when_somebody_asks_for_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    threads, echo = list[int](), Echo()
+
+    def load() -> Echo:
+        threads.append(threading.get_ident())
+        return echo
+
+    plane = AdminPlane(load)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(plane.run)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(3600.0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not threads
+        await ask(plane, call_of(b"/v0/routers/a", b""))
+        plane.end()
+    assert threads != [threading.get_ident()]
+
+
+async def test_a_front_that_ends_waits_for_no_import() -> None:
+    with gate() as opened:
+        has_begun = threading.Event()
+
+        def load() -> Echo:
+            has_begun.set()
+            assert opened.wait(10)
+            return Echo()
+
+        plane = AdminPlane(load)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(plane.run)
+                async with trio.open_nursery() as asking:
+                    asking.start_soon(plane.loaded)
+                    await trio.to_thread.run_sync(has_begun.wait)
+                    asking.cancel_scope.cancel()
+                plane.end()
+
+
+async def test_an_admin_plane_that_cannot_be_loaded_ends_the_front() -> None:
+    def load() -> Echo:
+        raise ImportError("no quart")
+
+    plane = AdminPlane(load)
+    failure = pytest.RaisesExc(ImportError, match="no quart")
+    with pytest.RaisesGroup(failure, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(plane.run)
+            await ask(plane, call_of(b"/v0/routers/a", b""))
+
+
+async def test_while_it_loads_the_interpreter_is_given_up_often() -> None:
+    before, during = sys.getswitchinterval(), list[tuple[float, bool]]()
+
+    def load() -> Echo:
+        during.append((sys.getswitchinterval(), gc.isenabled()))
+        return Echo()
+
+    plane = AdminPlane(load)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(plane.run)
+        await ask(plane, call_of(b"/v0/routers/a", b""))
+        plane.end()
+    assert [found for found, _ in during] == [pytest.approx(SWITCH_S, abs=1e-6)]
+    assert [collects for _, collects in during] == [False]
+    assert gc.isenabled()
+    assert sys.getswitchinterval() == before

@@ -1,0 +1,221 @@
+"""Metrics (§8.3): the text that Prometheus reads, or the same values as JSON.
+
+GET   /v0/metrics, /metrics    Accept: application/json
+
+What processes have counted stands on the board, what they are in the words and settings of the
+server: neither needs a shard, so a page is answered whatever their state, and while the server
+drains. Rows of single topics and routers come from the shards, which are asked all at once. One
+that has not answered within `READ_MAX_S`, or is down, is left out, and the page says so:
+``topics_topic_metrics_truncated`` is 1 whenever a topic may be missing. A shard looks at all its
+names for one answer, so a few pages are read at once: in a crowd of requests many have no rows.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final
+
+import msgspec
+import trio
+from quart import Response
+
+from topics import __version__
+from topics.actors.link import counters
+from topics.actors.link.board import FrontState, ShardState
+from topics.actors.link.counters import COUNTER, GAUGE
+from topics.errors import TopicsError
+from topics.formats.api.metrics_text import (
+    MEDIA_TYPE,
+    Column,
+    Family,
+    Series,
+    json_pieces,
+    text_pieces,
+)
+from topics.formats.wire.calls import (
+    METRICS_READ,
+    MetricsParams,
+    MetricsResult,
+)
+from topics.front.admin import rows
+from topics.front.admin.views import View, admitted, context, response
+from topics.front.answers import Answer, elapsed_ms
+from topics.front.data.context import RouteContext
+from topics.front.media import prefers_json
+from topics.front.request import listed
+from topics.front.route import Route
+
+STEP_NS: Final = 1_000_000  # then others have their turn
+READ_MAX_S: Final = 1.0
+CAPS: Final = (
+    *("max_topics", "max_routers", "max_total_bytes", "max_watch_sessions"),
+    *("max_sse_connections", "max_sse_connections_per_key", "max_inflight_per_key"),
+)
+# The fields of a row behind its name, in their order.
+TOPICS: Final = {
+    "head_seq": ("topic_head_seq", GAUGE, "Highest assigned seq per topic."),
+    "earliest_seq": ("topic_earliest_seq", GAUGE, "Lowest seq that readers can get."),
+    "records": ("topic_records_live", GAUGE, "Records that readers can get."),
+    "bytes": ("topic_bytes_live", GAUGE, "Bytes of these records, as caps count them."),
+    "queue_ready": ("topic_queue_ready", GAUGE, "Jobs that can be claimed now."),
+    "queue_in_flight": ("topic_queue_in_flight", GAUGE, "Jobs that are leased."),
+    "queue_delayed": ("topic_queue_delayed", GAUGE, "Jobs whose time has not come."),
+    "queue_dead_lettered": (
+        *("queue_dead_lettered_total", COUNTER),
+        "Jobs of a queue that its dead-letter topic has got.",
+    ),
+}
+ROUTERS: Final = {
+    "lag_records": ("router_lag_records", GAUGE, "Records that it has yet to forward."),
+    "lag_ms": ("router_lag_ms", GAUGE, "Age of the oldest of these records."),
+    "forwarded_total": ("router_forwarded_total", COUNTER, "Records that it has forwarded."),
+}
+
+
+async def metrics() -> Response:
+    """Everything that the key may see: aggregates of all, and rows within its prefixes.
+
+    Raise `Unauthorized`.
+    """
+    call, parts = admitted(), context()
+    request = call.request
+    assert request.head is not None, "the route negotiates"
+    prefixes, most = listed(request.principal.prefixes), parts.settings.metrics_topics
+    found = await _ask_all(parts, MetricsParams(prefixes, most, most)) if most else []
+    parts.live.keys.check(request.principal)  # it may have changed while this waited
+    families = chain(
+        server_families(parts), counters.families(parts.board), row_families(parts, found)
+    )
+    if prefers_json(request.head.joined(b"accept")):
+        tail = msgspec.json.encode({"performance": {"server_total_ms": elapsed_ms(call.at)}})[1:]
+        return response(Answer(200, await _joined(json_pieces(families, tail))))
+    return response(Answer(200, await _joined(text_pieces(families)), media_type=MEDIA_TYPE))
+
+
+async def _joined(pieces: Iterator[bytes]) -> bytes:
+    """All pieces, made a millisecond at a time."""
+    made, until = [], time.monotonic_ns() + STEP_NS
+    for piece in pieces:
+        made.append(piece)
+        if time.monotonic_ns() >= until:
+            await trio.lowlevel.checkpoint()
+            until = time.monotonic_ns() + STEP_NS
+    return b"".join(made)
+
+
+# Of the whole server
+
+
+def server_families(context: RouteContext) -> Iterator[Family]:
+    """What the board, the limits and the settings say."""
+    board, slots, readiness = context.board, context.live.slots, context.shards.readiness()
+    is_ready = readiness.ready and not (readiness.draining or context.drain.is_draining)
+    versions = (("version", __version__), ("python", platform.python_version()))
+    shards = [board.shard(index) for index in range(board.shards)]
+    spawns = [(str(process), board.process(process).spawns) for process in board.processes]
+    one, label = _one, _labelled
+    # fmt: off
+    families = (
+        ("topics_ready", "1 while /v0/ready answers 200.", one(int(is_ready))),
+        ("topics_recovery_progress", "Share of the logs that is replayed, 0 to 1.",
+         one(round(readiness.progress, 6))),
+        ("topics_uptime_ms", "Since the start of the server.",
+         one(time.monotonic_ns() // 1_000_000 - board.started_monotonic_ms)),
+        ("topics_sse_connections", "Event streams and WebSockets that are open.",
+         one(slots.streams.used)),
+        ("topics_watch_sessions", "Watch sessions.", one(slots.watch_sessions.used)),
+        ("topics_keys_reload_failed_total",
+         "How often a file of keys was refused, and the keys before it were kept.",
+         one(board.keys_reload_failed)),
+        ("topics_build_info", "1, with the versions of the program and of Python.",
+         [(versions, 1)]),
+        ("topics_limit_max", "The caps, by the name that a 429 tells; 0: no cap.",
+         label("limit", [*((name, getattr(context.settings, name)) for name in CAPS),
+                         *filter(None, [slots.connections.in_all])])),
+        ("topics_process_restarts_total", "How often a process was started again.",
+         label("process", ((name, max(0, count - 1)) for name, count in spawns))),
+        ("topics_front_state", _states_text(FrontState), label("front", [(0, board.front.state)])),
+        ("topics_shard_state", _states_text(ShardState),
+         label("shard", enumerate(shard.state for shard in shards))),
+        ("topics_shard_delay_ms", "How long a message that comes now will wait.",
+         label("shard", enumerate(shard.delay_ms for shard in shards))),
+        ("topics_shard_disk_silent_ms",
+         "How long writes have waited for the disk without any progress.",
+         label("shard", enumerate(shard.disk_silent_ms for shard in shards))),
+    )
+    # fmt: on
+    for name, text, series in families:
+        yield Family(name, COUNTER if name.endswith("_total") else GAUGE, text, series)
+
+
+def _one(value: float) -> list[Series]:
+    return [((), value)]
+
+
+def _labelled(label: str, values: Iterable[tuple[object, int]]) -> list[Series]:
+    return [(((label, str(name)),), int(value)) for name, value in values]
+
+
+def _states_text(states: type[FrontState] | type[ShardState]) -> str:
+    return ", ".join(f"{state.value}: {state.name.lower()}" for state in states) + "."
+
+
+# Of single topics and routers
+
+
+async def _ask_all(context: RouteContext, params: MetricsParams) -> list[MetricsResult]:
+    """The results of those shards that answer in time."""
+    found: list[MetricsResult] = []
+
+    async def ask(shard: int) -> None:
+        try:
+            reply = await context.shards.answer(shard, METRICS_READ, params)
+        except TopicsError:  # it is down, and the others count
+            return
+        found.append(reply.result)
+        reply.release()
+
+    with trio.move_on_after(READ_MAX_S):
+        async with context.metric_reads, trio.open_nursery() as nursery:
+            for shard in range(context.shards.count):
+                nursery.start_soon(ask, shard)
+    return found
+
+
+def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[Family]:
+    """The rows that the shards have told of, a bounded number, the first by name."""
+    is_cut = len(found) < context.shards.count
+    most = context.settings.metrics_topics
+    yield from _families("topic", TOPICS, [one[:2] for one in found], most, is_cut=is_cut)
+    yield from _families("router", ROUTERS, [one[2:] for one in found], most, is_cut=is_cut)
+
+
+def _families(
+    label: str,
+    columns: Mapping[str, tuple[str, Any, str]],
+    parts: Sequence[tuple[Sequence[Sequence[Any]], bool]],
+    most: int,
+    *,
+    is_cut: bool,
+) -> Iterator[Family]:
+    """A family for each column of the rows of all shards, and whether rows are missing. A field
+    that is None has no series.
+    """
+    rows = sorted(chain.from_iterable(rows for rows, _ in parts), key=itemgetter(0))
+    is_cut = is_cut or len(rows) > most or any(truncated for _, truncated in parts)
+    names, *values = zip(*rows[:most], strict=True) if rows else [()] * (1 + len(columns))
+    first = Column(label, names, ())
+    for (name, kind, text), column in zip(columns.values(), values, strict=True):
+        yield Family(f"topics_{name}", kind, text, first.beside(column))
+    text = (
+        f"1: some {label}s have no row, because of TOPICS_METRICS_TOPICS or of a shard that does"
+        " not answer."
+    )
+    yield Family(f"topics_{label}_metrics_truncated", GAUGE, text, _one(int(is_cut)))
+
+
+VIEWS: dict[Route, View] = {rows.METRICS: metrics, rows.METRICS_AT_ROOT: metrics}

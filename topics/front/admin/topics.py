@@ -1,0 +1,36 @@
+"""Topics (§1.3): the list.
+
+GET      /v0/topics           ?prefix ?page_size ?cursor ?touch
+"""
+
+from __future__ import annotations
+
+from quart import Response
+
+from topics.formats.wire import calls
+from topics.front.admin import paging, rows
+from topics.front.admin.views import View, admitted, ask_all, response
+from topics.front.request import listed
+from topics.front.route import Route
+
+
+async def list_topics() -> Response:
+    """A page of topics by name.
+
+    Each shard lists its own topics, one more than the page, which tells whether another follows.
+    """
+    call = admitted()
+    query, size = call.request.query, call.request.query[paging.SIZE]
+    params = calls.TopicListParams(
+        prefix=query[rows.PREFIX],
+        after=query[rows.NAME_CURSOR],
+        limit=size + 1,
+        touch=query[rows.TOUCH],
+        prefixes=listed(call.request.principal.prefixes),
+    )
+    found = await ask_all(calls.TOPIC_LIST, params, paging.named_items)
+    items = sorted(item for items in found for item in items)
+    return response(paging.answer("topics", items, size, call.at))
+
+
+VIEWS: dict[Route, View] = {rows.TOPIC_LIST: list_topics}

@@ -1,0 +1,104 @@
+"""What the views of all resources share: the admitted request, calls to shards, and responses.
+
+The data plane has read and admitted the request (`topics.front.http.admin_plane`). Views use what
+it found, and do not read the head or the body again. Their failures are answered by the error
+handlers of `topics.front.admin.application`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeVar
+
+import trio
+from quart import Response, request
+
+from topics.actors.rpc.session import Reply
+from topics.errors import TopicsError
+from topics.formats.api.request_heads import Headers
+from topics.formats.wire.contract import Call, P, R
+from topics.front.answers import Answer
+from topics.front.data.context import RouteContext
+from topics.front.http.admin_plane import AdminCall
+
+CALL, CONTEXT = "topics.call", "topics.context"  # in the ASGI scope's state
+CONTENT_TYPE = "content-type"
+
+T = TypeVar("T")
+
+View: TypeAlias = Callable[..., Awaitable[Response]]
+
+
+def admitted() -> AdminCall:
+    """The request that this view answers."""
+    call: AdminCall = request.scope["state"][CALL]
+    return call
+
+
+def context() -> RouteContext:
+    """The parts of this front."""
+    found: RouteContext = request.scope["state"][CONTEXT]
+    return found
+
+
+def response(answer: Answer) -> Response:
+    """The response with this answer, whose shared memory is given back."""
+    try:
+        made = Response(bytes(answer.body), answer.status)
+    finally:
+        answer.done()
+    made.headers[CONTENT_TYPE] = answer.media_type.decode("ascii")
+    for name, value in answer.headers:
+        made.headers.add(name.decode("ascii"), value.decode("ascii"))
+    return made
+
+
+async def ask(call: Call[P, R], params: P, *, has_body: bool = False) -> Reply[R]:
+    """Ask the shard of the request's topic, or the one that owns the routers.
+
+    ``has_body``: the request's body goes with the call. Raise `TopicsError`.
+    """
+    asked = admitted()
+    body = asked.take_body() if has_body else b""
+    return await context().shards.answer(asked.request.shard, call, params, body)
+
+
+async def ask_all(call: Call[P, R], params: P, take: Callable[[Reply[R]], T]) -> list[T]:
+    """Ask all shards at once. Return what ``take`` copies of each reply, by shard.
+
+    Raise the first `TopicsError`.
+    """
+    shards, taken, failures = context().shards, dict[int, T](), list[TopicsError]()
+
+    async def ask_one(shard: int) -> None:
+        try:
+            taken[shard] = copied(await shards.answer(shard, call, params), take)
+        except TopicsError as failure:
+            failures.append(failure)
+            asking.cancel_scope.cancel()
+
+    async with trio.open_nursery() as asking:
+        for shard in range(shards.count):
+            asking.start_soon(ask_one, shard)
+    if failures:
+        raise failures[0]
+    return [taken[shard] for shard in sorted(taken)]
+
+
+def copied(reply: Reply[R], take: Callable[[Reply[R]], T]) -> T:
+    """What ``take`` copies of a reply, whose shared memory is given back."""
+    try:
+        return take(reply)
+    finally:
+        reply.release()
+
+
+def answer_of(made: Response, body: memoryview) -> Answer:
+    """The answer that the data plane sends: the fields of the response, and its body as sent."""
+    headers: Headers = tuple(
+        (name.lower().encode("ascii"), value.encode("ascii"))
+        for name, value in made.headers.items()
+        if name.lower() not in (CONTENT_TYPE, "content-length")
+    )
+    media_type = made.headers[CONTENT_TYPE].encode("ascii")
+    return Answer(made.status_code, body, headers=headers, media_type=media_type)

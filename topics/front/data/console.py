@@ -1,0 +1,67 @@
+"""The console: a page for people, whose files a browser gets here. They ask `/v0` for all data,
+with the key of who uses them.
+
+GET   /console, /console/FILE    If-None-Match
+
+The files hold no data, so they need no key, also with TOPICS_PROBE_AUTH: a browser has none before
+its page is there. TOPICS_CONSOLE=off: there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import topics
+from topics.errors import NotFound
+from topics.formats.api.request_heads import Headers
+from topics.front.data.context import RouteContext
+from topics.front.data.files import File, row
+from topics.front.dispatch import Operation, Then
+from topics.front.request import Body, Request
+from topics.front.route import Route
+
+TOPICS: Final = Path(topics.__file__).parent
+MEDIA_TYPES: Final = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+# No script but these files, nothing from elsewhere, and no text that becomes a script: lit-html has
+# the one policy by which HTML is made, of its own templates.
+POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    b" img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    b" require-trusted-types-for 'script'; trusted-types lit-html"
+)
+HEADERS: Final[Headers] = (
+    (b"content-security-policy", POLICY),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+def _if_on(
+    operation: Operation, context: RouteContext, request: Request, body: Body, at: int, then: Then
+) -> None:
+    """The file. Raises `NotFound`."""
+    if not context.settings.console:
+        raise NotFound("no such path")
+    operation(context, request, body, at, then)
+
+
+def _rows() -> Iterator[tuple[Route, Operation]]:
+    paths = {f"/console/{path.name}": path for path in (TOPICS / "front/console").iterdir()}
+    paths["/console/topics.js"] = TOPICS / "client/topics.js"
+    paths["/console"] = paths.pop("/console/index.html")
+    for path, source in paths.items():
+        if source.suffix in MEDIA_TYPES:
+            file = File.read(source, MEDIA_TYPES[source.suffix], HEADERS)
+            route, operation = row(path, "console", file, is_public=True)
+            yield route, partial(_if_on, operation)
+
+
+ROUTES: Final = dict(_rows())

@@ -1,0 +1,70 @@
+"""Files of the package that are served as they stand, each on a path of its own: no path of a
+client reaches the file system.
+
+    GET, If-None-Match: the ETag that the client has --> 304, or 200 with the file
+
+The ETag is that of the content. The compressed bytes have another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from topics.formats.api.request_heads import Headers, list_members
+from topics.front.answers import Answer
+from topics.front.data.context import RouteContext
+from topics.front.dispatch import COMPRESS_MIN_BYTES, Operation, Then
+from topics.front.request import Body, Request
+from topics.front.route import Route
+
+VARY: Final = (b"vary", b"accept-encoding")  # gzip adds it, too
+
+
+class File(NamedTuple):
+    """What is served of a file. ``headers``: field lines beside the ETag."""
+
+    content: bytes
+    digest: bytes
+    media_type: bytes
+    headers: Headers
+
+    @classmethod
+    def read(cls, path: Path, media_type: bytes, headers: Headers = ()) -> File:
+        """Read it. Raises `OSError`."""
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()[:32].encode("ascii")
+        return cls(content, digest, media_type, ((b"cache-control", b"no-cache"), *headers))
+
+
+def serve(
+    file: File, _context: RouteContext, request: Request, _body: Body, _at: int, then: Then
+) -> None:
+    """The file, or 304 for a client that has it."""
+    assert request.head is not None, "the route negotiates"
+    is_packed = request.gzip_out and len(file.content) >= COMPRESS_MIN_BYTES
+    etag = b'"%b%b"' % (file.digest, b"-gzip" if is_packed else b"")
+    known = {tag.removeprefix(b"w/") for tag in list_members(request.head.joined(b"if-none-match"))}
+    headers = ((b"etag", etag), *file.headers)
+    if known & {etag, b"*"}:
+        then(Answer(304, headers=(*headers, VARY), media_type=file.media_type))
+    else:
+        more = headers if is_packed else (*headers, VARY)
+        then(Answer(200, file.content, headers=more, media_type=file.media_type))
+
+
+def row(path: str, name: str, file: File, *, is_public: bool = False) -> tuple[Route, Operation]:
+    """The row of the route table. ``is_public``: for anybody, also with TOPICS_PROBE_AUTH."""
+    route = Route(
+        "GET",
+        path,
+        name,
+        None,
+        is_open=True,
+        is_public=is_public,
+        negotiates=True,
+        answers_in_drain=True,
+    )
+    return route, partial(serve, file)

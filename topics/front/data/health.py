@@ -1,0 +1,73 @@
+"""Health, readiness (§8) and the root. No key is needed, unless TOPICS_PROBE_AUTH is set.
+
+GET   /v0/health, /healthz    §8.1
+GET   /v0/ready, /readyz      §8.2
+GET   /, /v0                  name, version, links, where the documentation is
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from topics import __version__
+from topics.actors.shard_client.readiness import unready
+from topics.front.answers import json_answer
+from topics.front.data.context import RouteContext
+from topics.front.data.specs import ASYNCAPI, OPENAPI
+from topics.front.dispatch import Operation, Then
+from topics.front.drain import shutting_down
+from topics.front.request import Body, Request
+from topics.front.route import Route
+
+
+def health(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
+    """§8.1. 200 as long as this process can answer."""
+    uptime_ms = (time.monotonic_ns() - context.started_ns) // 1_000_000
+    then(json_answer({"status": "ok", "version": __version__, "uptime_ms": uptime_ms}, at))
+
+
+def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
+    """§8.2. A shard that serves readers only is named; the server is ready."""
+    readiness = context.shards.readiness()
+    if readiness.draining or context.drain.is_draining:
+        raise shutting_down()
+    if not readiness.ready:
+        raise unready(readiness)
+    answer = {"status": "ready", "wal_replay_complete": True, "topics": readiness.topics}
+    if readiness.limited:
+        answer["shards"] = [{"shard": shard, "state": state} for shard, state in readiness.limited]
+    then(json_answer(answer, at))
+
+
+LINKS: Final = {
+    "health": "/v0/health",
+    "ready": "/v0/ready",
+    "metrics": "/v0/metrics",
+    "openapi": OPENAPI,
+    "asyncapi": ASYNCAPI,
+}
+DOCS: Final = "README.md and topics/docs/*.md of the distribution topics-engine"
+
+
+def root(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
+    """The server's name, its version, links, and where its pages for people are."""
+    links = LINKS | {"console": "/console"} if context.settings.console else LINKS
+    answer = {"name": "topics", "version": __version__, "links": links, "docs": DOCS}
+    found = json_answer(answer, at)
+    found.headers = ((b"link", b'<%b>; rel="service-desc"' % OPENAPI.encode()),)
+    then(found)
+
+
+def _probe(path: str, name: str) -> Route:
+    return Route("GET", path, name, None, is_open=True, answers_in_drain=True)
+
+
+ROUTES: dict[Route, Operation] = {
+    _probe("/v0/health", "health"): health,
+    _probe("/healthz", "health"): health,
+    _probe("/v0/ready", "ready"): ready,
+    _probe("/readyz", "ready"): ready,
+    _probe("/", "root"): root,
+    _probe("/v0", "root"): root,
+}

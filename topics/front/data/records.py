@@ -1,0 +1,230 @@
+"""Records of a topic: append (§2) and delete (§5). `topics.front.data.read_ahead` has the diff.
+
+POST   /v0/topics/:topic          ?return_seqs    §2
+POST   /v0/topics/:topic/delete                   §5
+
+What clients append to one topic within a turn of the front is one message:
+
+    append --within a turn--> group of its topic --end of the turn, or full--> message --> shard
+                              one answer --> the answer to each request, in their order
+
+Requests join whose bodies are in memory and short, without a key, of clients with one API key. The
+shard decides each request for itself. A request that is alone in its turn is the message that it
+would be anyway.
+
+A turn is an open batch (`topics.actors.shard_client.shards`): a pass of the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from topics.actors.rpc.replies import failures_of
+from topics.actors.rpc.session import Reply
+from topics.actors.shard_client.shards import Shards
+from topics.engine.access import Principal, Scope
+from topics.engine.priority import NEW_BAND
+from topics.errors import Internal, TopicsError
+from topics.formats.wire.calls import (
+    APPEND,
+    DELETE_RECORDS,
+    AppendOutcome,
+    AppendParams,
+    AppendResult,
+    TopicParams,
+    band_in,
+    outcome_in,
+)
+from topics.front.answers import Answer, location, shard_answer
+from topics.front.data.context import RouteContext
+from topics.front.dispatch import Begun, Operation, Then
+from topics.front.pressure.pressure import Pressure, hold_back
+from topics.front.queries import EMPTY, Parameter, boolean
+from topics.front.request import Body, Request
+from topics.front.route import BodyRule, Route
+
+LOG = logging.getLogger("topics.front")
+
+JOINED_FIRST = 8  # requests of a turn's first message: the shard begins while the front reads on
+JOINED_MAX = 32  # of those that follow
+JOINED_MAX_BYTES = 16 * 1024  # of their bodies, or one request
+
+Key: TypeAlias = tuple[str, bool, Principal]
+
+CREATED, FAILED = AppendOutcome.CREATED, AppendOutcome.FAILED
+DECODED = [(outcome_in(byte), band_in(byte)) for byte in range(256)]
+RETURN_SEQS = Parameter("return_seqs", boolean, default=True)
+
+
+class Group(msgspec.Struct, eq=False):
+    """Requests that travel together. ``request``: the first of them. ``length``: of the bodies."""
+
+    request: Request
+    with_seqs: bool
+    bodies: list[Body]
+    ats: list[int]
+    thens: list[Then]
+    length: int
+    parked_ms: float
+
+
+class Appends:
+    """All appends of a front."""
+
+    def __init__(self, shards: Shards, pressure: Pressure) -> None:
+        self._shards, self._batch = shards, shards.batch
+        self._pressure, self._bands = pressure, pressure.bands
+        pressure.turns.batch = shards.batch
+        self._groups: dict[Key, Group] = {}
+        self._begun: set[Key] = set()  # sent within this turn
+
+    def append(self, request: Request, body: Body, at: int, then: Then) -> Begun:
+        """§2. The shard decodes the body. `Throttled` under pressure."""
+        pressure = self._pressure
+        if not pressure.is_calm:
+            refusal = pressure.refusal_of(request, body)
+            if refusal is not None:
+                return hold_back(refusal)
+        # While all topics are in one band, none goes before others.
+        if self._bands.known or pressure.turns.waiting:
+            band = self._bands.of(request.topic)
+            if not pressure.turns.may_go(band):
+                pressure.turns.park(band, partial(self._join, request, body, at, then))
+                return None
+        self._join(request, body, at, then)
+        return None
+
+    def _join(
+        self, request: Request, body: Body, at: int, then: Then, parked_ms: float = 0.0
+    ) -> None:
+        """Send it with others of its topic, if it may travel with them. ``parked_ms``: for how long
+        it waited for its turn; a group tells that of its first.
+        """
+        query = request.query
+        with_seqs = query is EMPTY or query[RETURN_SEQS]
+        if not self._batch.is_open or type(body) is not bytes or request.key is not None:
+            self._send(Group(request, with_seqs, [body], [at], [then], 0, parked_ms))
+            return
+        key = request.topic, with_seqs, request.principal
+        group = self._groups.get(key)
+        if group is None:
+            group = Group(request, with_seqs, [body], [at], [then], len(body), parked_ms)
+            self._groups[key] = group
+            self._batch.at_end = self._end_turn
+        else:
+            group.bodies.append(body)
+            group.ats.append(at)
+            group.thens.append(then)
+            group.length += len(body)
+        most = JOINED_MAX if key in self._begun else JOINED_FIRST
+        if group.length > JOINED_MAX_BYTES or len(group.thens) == most:
+            del self._groups[key]
+            self._begun.add(key)
+            self._send(group, early=True)
+
+    def _end_turn(self) -> None:
+        self._batch.at_end = None
+        self._begun.clear()
+        while self._groups:  # who is refused at once may append again
+            groups, self._groups = self._groups, {}
+            for group in groups.values():
+                self._send(group)
+
+    def _send(self, group: Group, *, early: bool = False) -> None:
+        request, bodies, ats = group.request, group.bodies, group.ats
+        principal, shard, is_one = request.principal, request.shard, len(bodies) == 1
+        params = AppendParams(
+            request.topic,
+            request.key,
+            group.with_seqs,
+            None if principal.prefixes is None else [*principal.prefixes],
+            ats[0],
+            None if is_one else [len(body) for body in bodies],  # type: ignore[arg-type]
+            group.parked_ms,
+            principal.is_admin,
+            None if is_one else ats,
+        )
+        body = bodies[0] if is_one else b"".join(bodies)  # type: ignore[arg-type]
+        answered = partial(self._answered_one if is_one else self._answered, group)
+        try:
+            self._shards.call(shard, APPEND, params, body, answered, early=early)
+        except Exception:
+            LOG.exception("unexpected server error: append")
+            answered(Internal("internal error"))
+
+    def _answered_one(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
+        then = group.thens[0]
+        if isinstance(reply, TopicsError):
+            then(reply)
+            return
+        outcome, band = DECODED[reply.result.outcomes[0]]
+        topic = group.request.topic
+        if self._bands.known.get(topic, NEW_BAND) != band:
+            self._bands.learn(topic, band)
+        if outcome == FAILED:
+            reply.release()
+            then(failures_of(reply.result)[0])
+        else:
+            made = location("topics", topic) if outcome == CREATED else ()
+            then(shard_answer(reply, made=made))
+
+    def _answered(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
+        """Answer each request of a group."""
+        if isinstance(reply, TopicsError):
+            answers: list[Answer | TopicsError] = [reply] * len(group.thens)
+        else:
+            answers = self._answers(group.request.topic, reply)
+        for then, answer in zip(group.thens, answers, strict=True):
+            try:
+                then(answer)
+            except Exception:  # of one connection: the others have their answers
+                LOG.exception("unexpected server error: append")
+
+    def _answers(self, topic: str, reply: Reply[AppendResult]) -> list[Answer | TopicsError]:
+        result, bodies = reply.result, bytes(reply.body)
+        reply.release()
+        assert result.lengths is not None, "a group has several requests"
+        self._bands.learn(topic, band_in(result.outcomes[-1]))
+        failures = iter(failures_of(result) if result.failures else ())
+        answers: list[Answer | TopicsError] = []
+        end = 0
+        for byte, length in zip(result.outcomes, result.lengths, strict=True):
+            outcome, _ = DECODED[byte]
+            if outcome == FAILED:
+                answers.append(next(failures))
+            else:
+                start, end = end, end + length
+                made = location("topics", topic) if outcome == CREATED else ()
+                answers.append(Answer(201 if made else 200, bodies[start:end], headers=made))
+        return answers
+
+
+def delete(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
+    """§5."""
+    params = TopicParams(request.topic, at)
+    return context.ask(request, DELETE_RECORDS, params, body, then)
+
+
+APPEND_ROUTE = Route(
+    "POST",
+    "/v0/topics/:topic",
+    "append",
+    Scope.WRITE,
+    body=BodyRule.REQUIRED,
+    parameters=(RETURN_SEQS,),
+    long_body=True,
+)
+ROUTES: dict[Route, Operation] = {
+    Route(
+        "POST",
+        "/v0/topics/:topic/delete",
+        "topic.delete_records",
+        Scope.DELETE,
+        body=BodyRule.REQUIRED,
+        is_audited=True,
+    ): delete,
+}

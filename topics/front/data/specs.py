@@ -1,0 +1,24 @@
+"""Specifications: the documents that programs read of this API, as they stand beside the pages for
+people. `tests.specs` makes them from the route table and the structs that validate.
+
+GET   /v0/openapi.json     OpenAPI 3.1: all of HTTP
+GET   /v0/asyncapi.json    AsyncAPI 3.1: the events of streams, the messages of a WebSocket
+
+No key is needed, unless TOPICS_PROBE_AUTH is set: no data stands in them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import topics
+from topics.front.data.files import File, row
+
+FOLDER: Final = Path(topics.__file__).parent / "docs"
+OPENAPI, ASYNCAPI = "/v0/openapi.json", "/v0/asyncapi.json"
+
+ROUTES: Final = dict(
+    row(path, "spec", File.read(FOLDER / path.rpartition("/")[2], b"application/json"))
+    for path in (OPENAPI, ASYNCAPI)
+)

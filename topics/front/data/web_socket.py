@@ -1,0 +1,71 @@
+"""WebSocket (§7): the handshake that turns a connection into a socket for publish and subscribe.
+
+    GET   /v0/ws    Upgrade: websocket    every command on the socket is authorised on its own
+
+The socket itself is `topics.front.live`.
+"""
+
+from __future__ import annotations
+
+from topics.errors import InvalidRequest, UpgradeRequired
+from topics.formats.api.request_heads import Headers, HeadFields, list_members
+from topics.formats.api.websocket_frames import VERSION, accept_key, is_key
+from topics.front.answers import Answer
+from topics.front.data.context import RouteContext
+from topics.front.dispatch import Then
+from topics.front.http.connection import Connection
+from topics.front.live.web_socket import WebSocket
+from topics.front.request import Body, Request
+from topics.front.route import Route
+
+
+def upgrade(fields: HeadFields) -> Headers:
+    """The headers of the answer that makes a connection a WebSocket. Raises `InvalidRequest`,
+    `UpgradeRequired`.
+    """
+    protocols = list_members(fields.joined(b"upgrade"))
+    options = list_members(fields.joined(b"connection"))
+    if b"websocket" not in protocols or b"upgrade" not in options:
+        raise UpgradeRequired("this path speaks WebSocket")
+    if fields.values(b"sec-websocket-version") != [VERSION]:
+        raise UpgradeRequired("WebSocket version 13 is spoken here")
+    keys = fields.values(b"sec-websocket-key")
+    if len(keys) != 1 or not is_key(keys[0]):
+        raise InvalidRequest("Sec-WebSocket-Key must be 16 bytes in base64")
+    if fields.values(b"transfer-encoding") or {*fields.values(b"content-length")} - {b"0"}:
+        raise InvalidRequest("the handshake of a WebSocket has no body")  # would be read as frames
+    return (
+        (b"upgrade", b"websocket"),
+        (b"connection", b"Upgrade"),
+        (b"sec-websocket-accept", accept_key(keys[0])),
+    )
+
+
+def open_socket(context: RouteContext, request: Request, _body: Body, _at: int, then: Then) -> None:
+    """The handshake. Raises `UpgradeRequired`, `Throttled`."""
+    assert request.head is not None, "a request for a stream keeps its head"
+    headers = upgrade(request.head)
+    context.live.check_room(request.principal)
+    context.pressure.check_stream(request.principal.digest, "ws", [], None)
+    let_go = context.live.hold_slot(request.principal)
+
+    async def run(connection: Connection) -> None:
+        let_go()
+        principal, settings, limits = request.principal, context.settings, context.limits
+        await WebSocket(context.live, connection, principal, settings, limits).run()
+
+    answer = Answer(101, headers=headers, stream=run)
+    answer.on_unsent = let_go
+    then(answer)
+
+
+ROUTES = {
+    Route(
+        "GET",
+        "/v0/ws",
+        "ws",
+        None,
+        streams=True,
+        is_audited=True,
+    ): open_socket,
+}

@@ -1,0 +1,643 @@
+"""HTTP/1.1: reads the requests of one connection, and answers them in their order.
+
+                 .--------------------- answered <-------------------.
+                 v                                                    |
+    READING --> SERVING --> head --> body --> operation --> CALLING --+--> sent
+       ^           |                            '--------> IN_TASK ---'
+       '- no input-'
+
+    head   head_reader    body   request_stream, body_reader    operation   dispatch
+
+What a request usually needs is a plain function: a short body, an operation that asks a shard, an
+answer that the socket takes at once. All else is a task:
+
+    body       long, chunked, or not there after `SHORT_MAX_BYTES`     body_reader
+    admin      the admin plane answers                                  admin_plane
+    stream     until either side ends it
+    answer     compressed, or longer than what the socket takes at once
+
+A task that ends goes on with `serve`. The last answer of a connection with unread input is followed
+by LINGERING.
+
+A client that hangs up while its connection ``waits`` is noticed in every state. At the end of the
+connection (OVER) a call under way is abandoned and a task cancelled. Nothing but a cancellation
+escapes.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from enum import Enum, auto
+from types import CoroutineType
+from typing import Any
+
+import trio
+
+from topics.actors.rpc.session import discard
+from topics.engine.access import ANYONE
+from topics.errors import Internal, InvalidRequest, TopicsError
+from topics.front.answers import Answer
+from topics.front.dispatch import COMPRESS_MIN_BYTES
+from topics.front.errors import error_answer
+from topics.front.http.admin_plane import AdminCall
+from topics.front.http.connection import GONE, HALF_CLOSED, NEVER, RECV_BYTES, Connection
+from topics.front.http.exchange import COPY_MAX_BYTES, NO_CONTENT, Exchange, HttpParts
+from topics.front.http.head_reader import AdmittedHead, PreflightHead, RefusedHead
+from topics.front.http.poller import Poller
+from topics.front.request import Request
+
+LOG = logging.getLogger("topics.front")
+
+REQUESTS_PER_TURN = 8  # of one connection, if they came together; one takes 0.1 ms
+SHORT_MAX_BYTES = RECV_BYTES  # of a body that is waited for without a task
+SKIP_MAX_BYTES = 64 * 1024  # of an unused body that is read; else the connection closes
+INPUT = select.EPOLLIN | HALF_CLOSED
+CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
+
+
+class State(Enum):
+    """What the connection waits for."""
+
+    READING = auto()  # input: the poller watches the socket
+    SERVING = auto()  # nothing: it is being served
+    CALLING = auto()  # a shard
+    IN_TASK = auto()
+    LINGERING = auto()  # for the end of the input, after the last answer
+    OVER = auto()
+
+
+class Http1Protocol:
+    """One connection. ``watched`` and ``ticket`` belong to the poller."""
+
+    __slots__ = (
+        "__weakref__",
+        "_call",
+        "_head",
+        "_is_serving",
+        "_parts",
+        "_poller",
+        "_result",
+        "_scope",
+        "_state",
+        "_unused_bytes",
+        "connection",
+        "exchange",
+        "fd",
+        "ticket",
+        "watched",
+    )
+
+    def __init__(self, connection: Connection, parts: HttpParts, poller: Poller) -> None:
+        self.connection, self._parts, self._poller = connection, parts, poller
+        self.fd = connection.fd
+        self.watched: int | None = None
+        self.ticket: int | None = None
+        self.exchange = Exchange(connection, parts)
+        self._state = State.SERVING
+        self._is_serving = False
+        self._scope: trio.CancelScope | None = None  # of its task
+        # Of the current request
+        self._head: AdmittedHead | None = None
+        self._call: Any = None  # what is asked of a shard, if it may be abandoned
+        self._result: Answer | TopicsError | None = None  # came before the operation returned
+        self._unused_bytes = 0  # of the last request's body, not received yet
+        connection.owner = self
+
+    # What happens
+
+    def begin(self) -> None:
+        """The client was accepted."""
+        self._parts.connections.request_count += 1
+        self.serve()
+
+    def ready(self, events: int) -> None:
+        """The socket has input, or the client has hung up. What would be reported again and again
+        is not watched for any more.
+        """
+        connection = self.connection
+        if self._state is not State.READING:
+            if self._state is State.LINGERING:
+                self._drop_input()
+            else:
+                self._note_hang_up(events)
+            return
+        if connection.principal is ANYONE and not self._poller.serves_unknown(self):
+            return
+        try:
+            data = connection.sock.recv(RECV_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._over()
+            return
+        connection.received_bytes += len(data)
+        connection.receive(data)
+        if self._head is not None or self._unused_bytes:  # the data is part of a body
+            connection.earned(len(data))
+        self.serve()
+
+    def _note_hang_up(self, events: int) -> None:
+        connection = self.connection
+        if not connection.waits:
+            self._poller.leave(self)
+        elif events & GONE:
+            self._poller.leave(self)
+            connection.cut()
+        elif events & HALF_CLOSED:
+            self._watch(0)
+            connection.probe()
+        else:
+            self._watch(HALF_CLOSED)
+
+    def watch_hang_up(self) -> None:
+        """See `topics.front.http.connection.Owner`."""
+        self._watch(HALF_CLOSED)
+
+    def end(self) -> None:
+        """See `topics.front.http.connection.Owner`."""
+        if self._state is State.IN_TASK:
+            if self._scope is not None:
+                self._scope.cancel()
+        elif not self._is_serving:
+            self._over()
+
+    def leave(self) -> None:
+        """The socket is about to be closed: the next one may get its descriptor at once."""
+        if self.watched is not None:
+            self._poller.leave(self)
+
+    def _watch(self, events: int) -> None:
+        try:
+            self._poller.watch(self, events)
+        except OSError:  # no memory for it
+            self.connection.end_idle()
+
+    # Requests
+
+    def serve(self) -> None:
+        """Answer requests until one has to wait, or there is none."""
+        self._state, self._is_serving = State.SERVING, True
+        connection = self.connection
+        try:
+            for _ in range(REQUESTS_PER_TURN):
+                if connection.closing:
+                    self._end_after_answer()
+                    break
+                if not self._next():
+                    break
+            else:
+                self._start(trio.lowlevel.checkpoint)  # others first
+        except CLIENT_GONE:
+            self._over()
+        except Exception:
+            self._apologize()
+        finally:
+            self._is_serving = False
+        self._rest()
+
+    def _rest(self) -> None:
+        """Wait for input or close, because no further request can be served now."""
+        connection = self.connection
+        if connection.is_ended and self._state is not State.IN_TASK:
+            self._over()
+        elif connection.buffer or connection.part is not None or connection.is_counted:
+            connection.count_unread()
+
+    def _next(self) -> bool:
+        """Answer the next request; False when that has to wait."""
+        if self._head is not None:
+            return self._with_body(self._head)
+        if self._unused_bytes and not self._pass_over():
+            return False
+        connection = self.connection
+        try:
+            raw = connection.next_head()
+            if raw is None:
+                self._wait_for_head()
+                return False
+            connection.idle, connection.deadline = False, NEVER
+            found, connection.trace = self._parts.heads.decide(raw)
+        except InvalidRequest as failure:
+            self.exchange.begin_unread()
+            connection.unread_body = True
+            return self._send(error_answer(failure), close=True)
+        self.exchange.begin(found)
+        if isinstance(found, AdmittedHead):
+            return self._enter(found)
+        return self._answer_unadmitted(found)
+
+    def _enter(self, head: AdmittedHead) -> bool:
+        """Begin a request whose head was admitted."""
+        request, connection = head.request, self.connection
+        if request.principal is not ANYONE or not request.route.is_open:
+            connection.quiet_since, connection.principal = NEVER, request.principal
+        try:
+            self.exchange.admit(request)
+        except TopicsError as failure:
+            answer = self._parts.dispatcher.failed(failure)
+            return self._refuse(answer, head.length, head.close, head.expects_continue)
+        self._head = head
+        if head.uses_body:
+            return self._with_body(head)
+        if head.length != 0:
+            self._leave_unused(head.length, head.expects_continue)
+        return self._answer(head, b"")
+
+    def _with_body(self, head: AdmittedHead) -> bool:
+        """Serve a request whose route uses the body."""
+        if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
+            body = self.connection.take(length) if length else b""
+            if body is None:
+                return self._wait_for_body(head)
+            return self._answer(head, body)
+        self._start(self._read_and_answer, head)
+        return False
+
+    def _wait_for_head(self) -> None:
+        connection = self.connection
+        connections = connection.connections
+        if connection.part is not None or connection.pos < len(connection.buffer):
+            if connection.idle or connection.deadline == NEVER:
+                connection.deadline = connections.now + connection.timings.head_s
+            connection.idle = False
+        elif connections.draining and not connection.is_late and not connection.has_input:
+            self._over()
+            return
+        else:
+            connection.buffer, connection.pos = b"", 0  # it holds a token
+            timings = connection.timings
+            patience_s = timings.late_s if connection.is_late else timings.idle_s
+            connection.idle, connection.deadline = True, connection.quiet_since + patience_s
+        self._state = State.READING
+        if self.watched != INPUT:
+            self._watch(INPUT)
+
+    def _wait_for_body(self, head: AdmittedHead) -> bool:
+        connection = self.connection
+        if connection.deadline == NEVER:  # from here on it is waited for
+            if head.expects_continue:
+                self._start(self._read_and_answer, head)
+                return False
+            connection.begin_body()
+        self._read()
+        return False
+
+    def _read(self) -> None:
+        self._state = State.READING
+        if self.watched != INPUT:
+            self._watch(INPUT)
+
+    # Answers of the data plane
+
+    def _answer(self, head: AdmittedHead, body: bytes) -> bool:
+        """A request with its body, which is short."""
+        connection, exchange = self.connection, self.exchange
+        if connection.deadline != NEVER:  # the connection has waited for the body
+            connection.deadline, exchange.at = NEVER, time.monotonic_ns()
+        if head.is_admin:
+            self._start(self._ask_admin, head, body)
+            return False
+        try:
+            request = exchange.renew()
+        except TopicsError as failure:
+            return self._send(self._parts.dispatcher.failed(failure), close=head.close)
+        self._state = State.CALLING
+        if request.route.waits:
+            connection.begin_waiting()
+        dispatcher = self._parts.dispatcher
+        try:
+            operation = dispatcher.operations[request.route]
+            call = operation(request, body, exchange.at, self._answered)
+        except TopicsError as refusal:
+            self._result = refusal
+        except Exception:
+            self._result = dispatcher.unexpected(request)
+        result, self._result = self._result, None
+        if result is not None:
+            self._state, connection.waits = State.SERVING, False
+            return self._finish(head, request, result)
+        if type(call) is CoroutineType:
+            self._start(self._await_answer, head, call)
+        else:
+            self._call = call
+        return False
+
+    def _answered(self, result: Answer | TopicsError) -> None:
+        """The operation is over, perhaps before it returned."""
+        if self._is_serving:
+            self._result = result
+            return
+        head, request = self._head, self.exchange.request
+        if self._state is not State.CALLING or head is None or request is None:
+            if isinstance(result, Answer):  # the connection is over
+                result.unsent()
+                result.done()
+            return
+        self._call, self.connection.waits = None, False
+        self._state, self._is_serving = State.SERVING, True
+        try:
+            is_sent = self._finish(head, request, result)
+        except CLIENT_GONE:
+            self._over()
+        except Exception:
+            self._apologize()
+        else:
+            connection = self.connection
+            if is_sent:
+                if (
+                    connection.closing
+                    or self._unused_bytes
+                    or connection.pos < len(connection.buffer)
+                ):
+                    self.serve()
+                else:
+                    self._wait_for_head()
+        finally:
+            self._is_serving = False
+        self._rest()
+
+    def _finish(self, head: AdmittedHead, request: Request, result: Answer | TopicsError) -> bool:
+        """Send the answer of a plain operation; whether it was sent."""
+        dispatcher = self._parts.dispatcher
+        if request.is_timed or request.gzip_out or not isinstance(result, Answer):
+            answer = dispatcher.finished(request, result, self.exchange.at)
+            is_long = len(answer.body) >= COMPRESS_MIN_BYTES
+            if request.gzip_out and is_long and answer.stream is None:
+                self._start(self._compress_and_send, head, answer)
+                return False
+        else:
+            answer = result
+        if answer.stream is not None:
+            self._start(self._begin_stream, head, answer)
+            return False
+        if len(answer.body) > COPY_MAX_BYTES:
+            answer = self.exchange.within_limits(answer)
+        return self._send(answer, close=head.close)
+
+    # Requests that run nothing
+
+    def _answer_unadmitted(self, found: RefusedHead | PreflightHead) -> bool:
+        head = found.head
+        if isinstance(found, RefusedHead):
+            answer = self._parts.dispatcher.failed(found.failure)
+        else:
+            answer = Answer(NO_CONTENT, headers=found.allowed)
+        return self._refuse(answer, head.length, head.close, head.expects_continue)
+
+    def _refuse(
+        self, answer: Answer, length: int | None, close: bool, expects_continue: bool
+    ) -> bool:
+        """Answer without using the body."""
+        self._leave_unused(length, expects_continue)
+        return self._send(answer, close=close)
+
+    def _leave_unused(self, length: int | None, expects_continue: bool) -> None:
+        """Decide what happens to the unused body of this request.
+
+        A short body is skipped after the answer. Otherwise the connection is closed.
+        """
+        connection = self.connection
+        if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
+            connection.unread_body = True
+        else:
+            self._unused_bytes = connection.skip(length)
+
+    def _pass_over(self) -> bool:
+        """Drop received bytes of an unused body after the answer. Return whether it is complete."""
+        connection = self.connection
+        self._unused_bytes = left = connection.skip(self._unused_bytes)
+        if left:
+            if connection.deadline == NEVER:
+                connection.begin_body()
+            # The answer was sent, so the connection may be closed at any time.
+            connection.idle = True
+            self._read()
+        return not left
+
+    # Sending
+
+    def _send(self, answer: Answer, *, close: bool) -> bool:
+        """Send an answer; whether the socket has taken it."""
+        if answer.on_unsent is not None and not self.connection.is_there:
+            self._start(self._deliver, answer, close)
+            return False
+        unsent, length = self.exchange.send_now(answer, close=close)
+        if unsent:
+            self._start(self._send_rest, answer, unsent, length)
+            return False
+        if answer.reply is not None:
+            answer.done()
+        self._sent()
+        return True
+
+    def _sent(self) -> None:
+        """The current request is over."""
+        self.exchange.end()
+        connection, connections = self.connection, self._parts.connections
+        self._head = None
+        connections.request_count += 1
+        connection.quiet_since = connections.now
+
+    def _apologize(self) -> None:
+        """After an unexpected error, which is being handled."""
+        LOG.exception("unexpected server error: connection")
+        if self.exchange.has_answered:
+            self._over()
+            return
+        try:
+            if self._send(self._apology(), close=True):
+                self._linger()
+        except CLIENT_GONE:
+            self._over()
+
+    def _apology(self) -> Answer:
+        self.exchange.begin_unread()
+        self.connection.unread_body = True
+        return error_answer(Internal("internal error"))
+
+    # The end
+
+    def _end_after_answer(self) -> None:
+        connection = self.connection
+        if self._unused_bytes:
+            connection.unread_body = True
+        if connection.must_linger:
+            self._linger()
+        else:
+            self._over()
+
+    def _linger(self) -> None:
+        """Read and drop input, because the last answer was sent. Raise `OSError`."""
+        self._state = State.LINGERING
+        self.connection.linger()
+        self._watch(INPUT)
+
+    def _drop_input(self) -> None:
+        try:
+            is_open = self.connection.drop_input()
+        except OSError:
+            is_open = False
+        if not is_open:
+            self._over()
+
+    def _over(self) -> None:
+        """The connection is over. Safe to call twice."""
+        if self._state is State.OVER:
+            return
+        self._state = State.OVER
+        call, self._call = self._call, None
+        if call is not None:
+            call.abandon()
+        self.exchange.let_out()
+        self.connection.close()
+        self.exchange.end(whole=False)
+        self._parts.connections.remove(self.connection)
+        self._parts.left()
+
+    # Tasks
+
+    def _start(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Go on in a task."""
+        self._state = State.IN_TASK
+        if not self._poller.start(self._run, function, *args):
+            self._state = State.SERVING
+            for arg in args:
+                if isinstance(arg, Answer):
+                    arg.unsent()
+                    arg.done()
+                elif isinstance(arg, Coroutine):
+                    arg.close()
+            self._over()
+
+    async def _run(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        try:
+            with trio.CancelScope() as self._scope:
+                if self.connection.is_ended:
+                    self._scope.cancel()
+                running = function(*args)
+                del args  # they may include a body, and the task may last as long as a stream
+                await self._attempt(running)
+        except BaseException:
+            self._over()
+            raise
+        self._scope = None
+        if self.connection.is_ended:
+            self._over()
+        elif self._state is not State.OVER:
+            self.serve()
+
+    async def _attempt(self, running: Awaitable[None]) -> None:
+        try:
+            await running
+        except* CLIENT_GONE:
+            self._over()
+        except* Exception:
+            LOG.exception("unexpected server error: connection")
+            if self.exchange.has_answered:
+                self._over()
+            else:
+                await self._apologize_in_task()
+
+    async def _apologize_in_task(self) -> None:
+        try:
+            await self._deliver(self._apology(), close=True)
+        except CLIENT_GONE:
+            self._over()
+
+    async def _read_and_answer(self, head: AdmittedHead) -> None:
+        """Serve a request whose body has not arrived or is long."""
+        try:
+            # No variable of this frame refers to the body, because the frame lasts as long as the
+            # request.
+            answering = (self._ask_admin if head.is_admin else self._ask_data)(
+                head, await self._parts.bodies.read(self.connection, head)
+            )
+        except TopicsError as failure:
+            self.connection.unread_body = True
+            await self._deliver(self._parts.dispatcher.failed(failure), close=True)
+        else:
+            self.exchange.at = time.monotonic_ns()
+            await answering
+
+    async def _ask_data(self, head: AdmittedHead, body: Any) -> None:
+        """The data plane answers, in a task."""
+        exchange, dispatcher = self.exchange, self._parts.dispatcher
+        try:
+            request = exchange.renew()
+        except TopicsError as failure:
+            discard(body)
+            await self._deliver(dispatcher.failed(failure), head.close)
+            return
+        if request.route.waits:
+            self.connection.begin_waiting()
+        running = dispatcher.run(request, body, exchange.at)
+        del body  # an operation may wait for a long time after it has sent the body
+        answer = await running
+        self.connection.waits = False
+        await self._deliver(exchange.within_limits(answer), head.close)
+
+    async def _ask_admin(self, head: AdmittedHead, body: Any) -> None:
+        """The admin plane answers."""
+        exchange, dispatcher, admin = self.exchange, self._parts.dispatcher, self._parts.admin
+        exchange.at = at = time.monotonic_ns()
+        call = AdminCall(head.request, body, at)
+        del body
+        try:
+            await admin.loaded()
+            call.request = exchange.renew()
+        except TopicsError as failure:
+            call.drop_body()
+            await self._deliver(dispatcher.failed(failure), head.close)
+            return
+        except BaseException:
+            call.drop_body()
+            raise
+        answer = await dispatcher.awaited(call.request, admin.ask(call), at)
+        await self._deliver(exchange.within_limits(answer), head.close)
+
+    async def _await_answer(self, head: AdmittedHead, call: Coroutine[Any, Any, Answer]) -> None:
+        """An operation of the data plane that needs time, as one that opens a stream."""
+        exchange = self.exchange
+        try:
+            request = exchange.renew()  # the key may have gone before this task ran
+        except TopicsError as failure:
+            call.close()
+            await self._deliver(self._parts.dispatcher.failed(failure), head.close)
+            return
+        answer = await self._parts.dispatcher.awaited(request, call, exchange.at)
+        self.connection.waits = False
+        if answer.stream is not None:
+            await self._begin_stream(head, answer)
+        else:
+            await self._deliver(exchange.within_limits(answer), head.close)
+
+    async def _begin_stream(self, head: AdmittedHead, answer: Answer) -> None:
+        """A stream has the connection from now on, unless its key has gone."""
+        try:
+            self.exchange.renew()
+        except TopicsError as failure:
+            answer.unsent()
+            await self._deliver(self._parts.dispatcher.failed(failure), head.close)
+        else:
+            await self.exchange.send_stream(answer)
+            self.exchange.end()
+
+    async def _compress_and_send(self, head: AdmittedHead, answer: Answer) -> None:
+        exchange, request = self.exchange, self.exchange.request
+        assert request is not None, "a request is under way"
+        packed = await self._parts.dispatcher.compressed(request, answer, exchange.at)
+        await self._deliver(exchange.within_limits(packed), head.close)
+
+    async def _deliver(self, answer: Answer, close: bool) -> None:
+        """As `_send`, in a task."""
+        await self.exchange.send(answer, close=close)
+        self._sent()
+
+    async def _send_rest(self, answer: Answer, unsent: Any, length: int) -> None:
+        await self.exchange.send_rest(answer, unsent, length)
+        self._sent()

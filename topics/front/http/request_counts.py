@@ -1,0 +1,79 @@
+"""Request counts: ids of requests, and what a front counts of them for the metrics."""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Final
+
+from topics.actors.link.counters import LATENCY_BOUNDS_US
+from topics.formats.api.route_names import OTHER_STATUS, ROUTE_NAMES, STATUS_INDEXES, STATUSES
+
+RECEIVED: Final = len(STATUSES)
+SENT: Final = RECEIVED + 1
+SECONDS: Final = SENT + 1
+BUCKETS: Final = SECONDS + 1
+_WIDTH: Final = BUCKETS + len(LATENCY_BOUNDS_US) + 1
+_BOUNDS_S: Final = [bound / 1e6 for bound in LATENCY_BOUNDS_US]
+RANDOM_BYTES = 6  # of a process: its ids are unlike those of others
+
+
+class RequestIds:
+    """Request ids of this process: a random prefix and a number."""
+
+    def __init__(self) -> None:
+        self.prefix = secrets.token_hex(RANDOM_BYTES).encode("ascii") + b"-"
+        self.numbers = count(1)
+
+    def line(self) -> bytes:
+        """A field line with the next id."""
+        return b"x-request-id: %b%x\r\n" % (self.prefix, next(self.numbers))
+
+
+class RequestCounts:
+    """What a front counts of its requests since it started; `values`, for the board. The time is
+    that of the whole request: waits of long polls and the life of a stream count, too.
+
+    One row for each route, so that a request costs one look-up:
+
+        0 ...            requests with each status, in the order of `STATUSES`
+        RECEIVED, SENT   bytes of requests and answers, heads included
+        SECONDS          the sum of the times, a float
+        BUCKETS ...      requests up to each of `LATENCY_BOUNDS_US`, and those above
+    """
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows: list[list[float]] = [[0] * _WIDTH for _ in ROUTE_NAMES]
+
+    def count(
+        self, route_index: int, status: int, seconds: float, bytes_in: int, bytes_out: int
+    ) -> None:
+        """Count one request that is over.
+
+        ``route_index`` is from `ROUTE_INDEXES`; ``status`` 0: no answer was sent.
+        """
+        row = self._rows[route_index]
+        row[STATUS_INDEXES.get(status, OTHER_STATUS)] += 1
+        row[RECEIVED] += bytes_in
+        row[SENT] += bytes_out
+        row[SECONDS] += seconds
+        row[BUCKETS + bisect_left(_BOUNDS_S, seconds)] += 1
+
+    def values(self) -> Mapping[str, Sequence[int]]:
+        """The words of each metric, as `CounterWords.store` takes them."""
+        rows = self._rows
+        return {
+            "topics_http_requests_total": [int(n) for row in rows for n in row[: len(STATUSES)]],
+            "topics_http_received_bytes_total": [int(row[RECEIVED]) for row in rows],
+            "topics_http_sent_bytes_total": [int(row[SENT]) for row in rows],
+            "topics_http_request_duration_us": [n for row in rows for n in _histogram(row)],
+        }
+
+
+def _histogram(row: Sequence[float]) -> list[int]:
+    buckets = [int(number) for number in row[BUCKETS:]]
+    return [*buckets, int(row[SECONDS] * 1e6), sum(buckets)]

@@ -1,1 +1,0 @@
-"""Routes: one module per resource with its rows and operations; `table` assembles them."""

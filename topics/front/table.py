@@ -1,0 +1,104 @@
+"""The route table: all rows of the HTTP surface, and the one matcher for them.
+
+A new resource of the data plane is a module with `ROUTES` and one line in `OPERATIONS`. Appends and
+diffs have objects of their own, which are called without a context in between. A new resource of
+the admin plane has its rows in `topics.front.admin.rows`, and a module with `VIEWS`.
+
+A path is split at ``/`` after percent-decoding, so an encoded slash separates segments like a plain
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from urllib.parse import unquote_to_bytes
+
+from topics.errors import MethodNotAllowed, NotFound
+from topics.formats.api.request_heads import origin_form
+from topics.front.admin import rows
+from topics.front.data import (
+    backup,
+    console,
+    health,
+    queues,
+    read_ahead,
+    records,
+    specs,
+    topics,
+    watch,
+    web_socket,
+)
+from topics.front.data.context import RouteContext
+from topics.front.dispatch import Operation
+from topics.front.route import NAMES, Route, RouteMatch
+
+Segments = tuple[str, ...]
+
+OPERATIONS: Mapping[Route, Operation] = {
+    **records.ROUTES,
+    **queues.ROUTES,
+    **topics.ROUTES,
+    **watch.ROUTES,
+    **web_socket.ROUTES,
+    **health.ROUTES,
+    **console.ROUTES,
+    **specs.ROUTES,
+    **backup.ROUTES,
+}
+ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS, *rows.ROWS)
+
+
+def operations_for(context: RouteContext) -> dict[Route, Operation]:
+    """The operation of each row of the data plane, bound to a front."""
+    return {
+        records.APPEND_ROUTE: records.Appends(context.shards, context.pressure).append,
+        read_ahead.DIFF_ROUTE: read_ahead.ReadAhead(context.shards, context.drain).diff,
+        **{route: partial(operation, context) for route, operation in OPERATIONS.items()},
+    }
+
+
+def _segments(path: str) -> Segments:
+    return tuple(path.split("/")[1:])
+
+
+PATH_MAX_BYTES = 8 * 1024  # many times the longest valid path
+PATHS = {_segments(route.path) for route in ROUTES}
+ROUTES_AT: dict[Segments, dict[str, Route]] = {
+    path: {m: r for r in ROUTES if _segments(r.path) == path for m in r.methods} for path in PATHS
+}
+NAMED_PATHS = [path for path in PATHS if not set(NAMES).isdisjoint(path)]
+
+
+def match(method: str, target: bytes) -> RouteMatch:
+    """Find the row. Raises `NotFound`, or `MethodNotAllowed` with ``detail.allow``."""
+    path, _, query = origin_form(target).partition(b"?")
+    if len(path) > PATH_MAX_BYTES:
+        raise NotFound("no such path")
+    text = _decoded(path)
+    pattern, name = _find(_segments(text)) if text.startswith("/") else (None, None)
+    if pattern is None:
+        raise NotFound("no such path")
+    methods = ROUTES_AT[pattern]
+    route = methods.get(method)
+    if route is None:
+        raise MethodNotAllowed(f"{method[:32]} is not a method of this path", allow=sorted(methods))
+    topic, wid, router = (name if part in pattern else None for part in NAMES)
+    return RouteMatch(route, topic, wid, router, query)
+
+
+def _decoded(path: bytes) -> str:
+    if b"%" in path:
+        return unquote_to_bytes(path).decode("utf-8", "replace")
+    return path.decode("latin-1")
+
+
+def _find(segments: Segments) -> tuple[Segments | None, str | None]:
+    if segments in PATHS and segments not in NAMED_PATHS:
+        return segments, None
+    for pattern in NAMED_PATHS:
+        if len(pattern) == len(segments):
+            at = next(index for index, segment in enumerate(pattern) if segment in NAMES)
+            if segments[:at] == pattern[:at] and segments[at + 1 :] == pattern[at + 1 :]:
+                return pattern, segments[at]
+    return None, None
