@@ -17,7 +17,7 @@ TOPICS = Path(calls.__file__).parent.parent.parent
 METHODS = {row.method for row in TABLE}
 # The prefixes themselves belong to the envelope. Routes of HTTP have names like those of calls.
 PREFIX_OWNER = "formats/wire/envelope.py"
-ROUTE_NAMES = ("front/data/", "formats/api/route_names.py")
+ROUTE_NAMES = ("front/data/", "front/admin/rows.py", "formats/api/route_names.py")
 
 
 def test_the_table_in_the_docstring_is_the_code() -> None:
