@@ -57,7 +57,8 @@ class Appends(Service):
 
     def _append(self, request: AppendCall) -> None:
         context, params, space = self._context, request.params, self._space
-        if space.is_active or (space.may_help and context.wal.short_of_room):
+        may_wait = space.may_help
+        if space.is_active or (may_wait and context.wal.short_of_room):
             space.defer(partial(handle_late, self._append, request))
             return
         context.check_writable(grows=True)
@@ -69,7 +70,7 @@ class Appends(Service):
             return
         topic = self._engine.topics.get(params.topic)
         batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
-        if space.may_help:
+        if may_wait:
             batch.retry_lost(self._defer_lost)
         if params.lengths is None:
             self._decide_one(batch)
