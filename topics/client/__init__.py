@@ -1,11 +1,15 @@
 """The client of a topics server.
 
-    sync.py         Topics, Topic, Queue, Watch, Cursor
+    aio/            the client for asyncio and trio
+    sync/           the client for threads: Topics, Topic, Queue, Watch, Cursor, Worker, Job;
+                    generated from aio/ by tests/client/unasync.py
+    tasks.py        what the client for asyncio and trio does by tasks
+    threads.py      what the client for threads does by threads and signals
     producer.py     many single appends as few requests
-    worker.py       jobs of a queue, with their leases kept
     calls.py        the API as values: requests, how answers are read, when to try again
     watching.py     event streams, without I/O
-    http.py         requests by httpcore2, streams by httpx2
+    jobs.py         held jobs, without I/O
+    http.py         header fields, timeouts, certificates, failures of both clients
     values.py       records, tombstones, states
     errors.py       TopicsError, and a class for each thing that a caller can do about it
     settings.py     which server and which key
@@ -26,7 +30,7 @@ from topics.client.errors import (
     Unavailable,
 )
 from topics.client.producer import Producer
-from topics.client.sync import Cursor, Queue, Topic, Topics, Watch
+from topics.client.sync import Cursor, Job, Queue, Topic, Topics, Watch, Worker
 from topics.client.values import (
     CaughtUp,
     Deleted,
@@ -40,7 +44,6 @@ from topics.client.values import (
     TopicState,
 )
 from topics.client.watching import TAIL
-from topics.client.worker import Job, Worker
 
 __all__ = [
     "TAIL",

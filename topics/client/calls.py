@@ -1,5 +1,5 @@
 """Calls: the API as values. Each function says which request to send and how to read its answer;
-who sends it is another matter (sync.py, aio.py).
+who sends it is another matter (aio/pool.py).
 """
 
 from __future__ import annotations
@@ -7,9 +7,9 @@ from __future__ import annotations
 import difflib
 import random
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from math import inf
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -69,24 +69,6 @@ class Call(NamedTuple, Generic[T]):
     def read_by(self, parse: Callable[[bytes], P]) -> Call[P]:
         """The same request with another way to read its answer."""
         return Call(self.method, self.path, parse, *self[3:])
-
-
-class Caller(ABC):
-    """What sends calls: a client whose methods wait."""
-
-    node: str | None
-
-    @abstractmethod
-    def call(self, call: Call[T]) -> T:
-        """Send it, again if that helps. Raises `TopicsError`."""
-
-    @abstractmethod
-    def copy(self, *, timeout: float, retry: Retry) -> Caller:
-        """The same server by connections of its own."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close all connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +290,11 @@ def delete_records(
 def match_of(tag: str) -> list[str]:
     """This tag, or tags that begin with what stands before a ``*``."""
     return ["tag", "Glob" if tag.endswith("*") else "Eq", tag]
+
+
+def ms_of(when: datetime | float) -> int:
+    """A time as records have it."""
+    return int(1000 * (when.timestamp() if isinstance(when, datetime) else when))
 
 
 class Search:

@@ -1,5 +1,5 @@
-"""HTTP on the wire. Plain requests go by httpcore2, streams by httpx2 above it, which
-takes 0.3 ms of CPU more for each request, and is imported when a stream is opened.
+"""HTTP on the wire, for both clients. Plain requests go by httpcore2, streams by httpx2 above it,
+which takes 0.3 ms of CPU more for each request, and is imported when a stream is opened.
 
 A connection that the server has closed meanwhile is not used again. No redirect is followed, and no
 proxy of the environment is used.
@@ -9,71 +9,19 @@ from __future__ import annotations
 
 import ssl
 from base64 import b64encode
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import httpcore2
 
-from topics.client.calls import Call
 from topics.client.errors import ConnectionLost
 from topics.client.settings import Target
 from topics.client.watching import HEARTBEAT_S
-
-T = TypeVar("T")
 
 CONNECT_S: Final = 10.0
 KEPT_S: Final = 60.0  # an idle connection; the server closes it after 75 s
 KEPT_MAX: Final = 16
 FAILURES: Final = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
-
-
-class Pool(httpcore2.SyncBackend):
-    """Connections to one server, for several threads. ``connections``: how often it was connected
-    to; each start of a server needs another connection.
-    """
-
-    def __init__(self, target: Target, connect_s: float) -> None:
-        self._target, self._connect_s, self.connections = target, connect_s, 0
-        url = urlsplit(target.url)
-        host = (url.hostname or "").encode("idna")
-        self._url = partial(httpcore2.URL, scheme=url.scheme, host=host, port=url.port)
-        # httpcore2 would leave the brackets of an IPv6 address out.
-        named = url.netloc.rpartition("@")[2].encode("idna").decode()
-        self._headers = [("Host", named), *headers_of(target).items()]
-        self._pool = httpcore2.ConnectionPool(
-            ssl_context=certificates(target),
-            max_connections=None,
-            max_keepalive_connections=KEPT_MAX,
-            keepalive_expiry=KEPT_S,
-            network_backend=self,
-        )
-
-    def connect_tcp(self, *address: Any, **options: Any) -> httpcore2.NetworkStream:
-        """Connect, and count it."""
-        self.connections += 1
-        return super().connect_tcp(*address, **options)
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._pool.close()
-
-    def send(self, call: Call[T], timeout: float) -> T:
-        """Send it once. Raises `TopicsError`."""
-        wait_s = timeout + call.wait_s
-        bounds = {"connect": self._connect_s, "read": wait_s, "write": wait_s}
-        try:
-            answer = self._pool.request(
-                call.method,
-                self._url(target=call.path),
-                headers=[*self._headers, *call.headers.items()],
-                content=call.content,
-                extensions={"timeout": bounds},
-            )
-        except FAILURES as error:
-            raise lost(error, self._target) from error
-        headers = {name.lower().decode(): text.decode("latin-1") for name, text in answer.headers}
-        return call.result(answer.status, headers, answer.content)
 
 
 def headers_of(target: Target) -> dict[str, str]:

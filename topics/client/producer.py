@@ -12,12 +12,14 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
 from topics.client import calls
-from topics.client.calls import Caller
+
+if TYPE_CHECKING:
+    from topics.client.sync.pool import Caller
 
 
 class _Waiting(NamedTuple):

@@ -17,5 +17,5 @@ def stub() -> Iterator[StubServer]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The client's pauses, noted and not slept."""
     noted: list[float] = []
-    monkeypatch.setattr("topics.client.sync.sleep", noted.append)
+    monkeypatch.setattr("topics.client.sync.client.sleep", noted.append)
     return noted

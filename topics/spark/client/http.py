@@ -156,7 +156,7 @@ class TopicsClient:
 
     @property
     def connections(self) -> int:
-        """How often the server was connected to (`topics.client.http.Pool`)."""
+        """How often the server was connected to (`topics.client.sync.pool.Pool`)."""
         return self._client.pool.connections
 
     def state(self, topic: str) -> dict[str, Any] | None:

@@ -1,4 +1,5 @@
-"""The client: a server, its topics and queues.
+# Generated from topics/client/aio/client.py by tests/client/unasync.py. Change that one.
+"""The client for threads: a server, its topics and queues.
 
     with Topics() as client:
         orders = client.topic("orders")
@@ -14,7 +15,6 @@ reached. Objects may be used by several threads.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
@@ -24,11 +24,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from topics.client import calls, values
-from topics.client.calls import Call, Caller, Retry, Tries
+from topics.client.calls import Call, Retry, Tries
 from topics.client.errors import NotFound, TopicsError, error_of
-from topics.client.http import CONNECT_S, Pool, http_options, lost, stream_timeouts
-from topics.client.producer import Producer
+from topics.client.http import CONNECT_S, http_options, lost, stream_timeouts
 from topics.client.settings import resolve
+from topics.client.sync.pool import Pool
+from topics.client.sync.worker import Worker
+from topics.client.threads import Producing, shielded
 from topics.client.watching import (
     CURSOR_CONFIG,
     CURSOR_PREFIX,
@@ -39,7 +41,6 @@ from topics.client.watching import (
     Watching,
     ended,
 )
-from topics.client.worker import Worker
 
 if TYPE_CHECKING:
     import httpx2
@@ -47,12 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def ms_of(when: datetime | float) -> int:
-    """A time as records have it."""
-    return int(1000 * (when.timestamp() if isinstance(when, datetime) else when))
-
-
-class Topics(Caller):
+class Topics:
     """A server. ``node`` is this program's identity: its own records are not shown to it.
     ``timeout`` is that of one request, ``connect_timeout`` that of a connection, in s; without
     ``key``, it is that of the environment, unless it is empty. ``on_pause(failure, pause_s)`` is
@@ -107,7 +103,8 @@ class Topics(Caller):
             try:
                 return self.once(call)
             except TopicsError as failure:
-                self.pause(tries.pause_after(failure, is_repeatable=call.is_repeatable), failure)
+                pause_s = tries.pause_after(failure, is_repeatable=call.is_repeatable)
+                self.pause(pause_s, failure)
 
     def once(self, call: Call[T]) -> T:
         """Send it once. Raises `TopicsError`."""
@@ -177,8 +174,10 @@ class Topics(Caller):
                 return
 
 
-class Topic:
+class Topic(Producing):
     """A topic of a server, by its name."""
+
+    client: Topics
 
     def __init__(self, client: Topics, name: str) -> None:
         self.client, self.name = client, name
@@ -188,13 +187,13 @@ class Topic:
         self.client.call(calls.put_topic(self.name, config))
         return self.state()
 
-    def plan(self, **config: Any) -> values.TopicPut:
-        """Return what `put` would do with this config, without changing anything."""
-        return self.client.call(calls.put_topic(self.name, config, dry_run=True))
-
     def state(self) -> values.TopicState:
         """Where it stands."""
         return self.client.call(calls.get_topic(self.name))
+
+    def plan(self, **config: Any) -> values.TopicPut:
+        """Return what `put` would do with this config, without changing anything."""
+        return self.client.call(calls.put_topic(self.name, config, dry_run=True))
 
     def drop(self, *, if_empty: bool = False) -> bool:
         """Remove the topic with all its records. Whether it was there."""
@@ -227,7 +226,7 @@ class Topic:
 
     def since(self, when: datetime | float) -> int:
         """The seq behind which all records are from this time (a datetime, or s since 1970) on."""
-        search = calls.Search(self.name, self.state(), ms_of(when))
+        search = calls.Search(self.name, self.state(), calls.ms_of(when))
         while not search.is_done:
             search.take(self.client.call(search.call()))
         return search.low
@@ -237,26 +236,6 @@ class Topic:
         with what stands before a ``*``.
         """
         return self.client.call(calls.delete_records(self.name, before=before, tag=tag))
-
-    def producer(
-        self,
-        *,
-        linger: float = 0.02,
-        max_records: int = 1000,
-        max_bytes: int = 1 << 20,
-        max_unacked: int = 8 << 20,
-        name: str | None = None,
-    ) -> Producer:
-        """Many single appends as few requests (`Producer`)."""
-        return Producer(
-            self.client,
-            self.name,
-            linger=linger,
-            max_records=max_records,
-            max_bytes=max_bytes,
-            max_unacked=max_unacked,
-            name=name or uuid.uuid4().hex,
-        )
 
 
 class Queue(Topic):
@@ -291,13 +270,15 @@ class Queue(Topic):
 
     def ack(self, node: str, *jobs: values.JobRecord) -> list[int]:
         """The jobs are done. Seqs of those that this node does not hold any more."""
-        return self.client.call(calls.settle(self.name, "ack", node, jobs)).skipped
+        settled = self.client.call(calls.settle(self.name, "ack", node, jobs))
+        return settled.skipped
 
     def nack(
         self, node: str, *jobs: values.JobRecord, delay: float = 0.0, error: str | None = None
     ) -> list[int]:
         """The jobs come again, ``delay`` s later. Seqs as `ack` gives them."""
-        return self.client.call(calls.nack(self.name, node, jobs, delay, error)).skipped
+        settled = self.client.call(calls.nack(self.name, node, jobs, delay, error))
+        return settled.skipped
 
     def leases(self, node: str | None = None) -> Iterator[values.Lease]:
         """Who holds which job."""
@@ -399,7 +380,8 @@ class Cursor(Progress):
         self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None
     ) -> None:
         self.leave(kind)
-        self.save()
+        with shielded():
+            self.save()
 
     def save(self) -> None:
         """Write it down, if it has moved."""

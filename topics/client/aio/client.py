@@ -1,12 +1,15 @@
-"""The client for asyncio and trio: the names of sync.py, to be awaited.
+"""The client for asyncio and trio: a server, its topics and queues.
 
     async with AsyncTopics() as client:
-        await client.topic("orders").append({"sku": "A1"})
+        orders = client.topic("orders")
+        await orders.append({"sku": "A1"})
         async for event in client.watch("orders"):
-            ...
+            match event:
+                case Record(data=data): ...
+                case Tombstone(): ...        # records were lost; the watch goes on
 
-A worker extends its leases in a task of the caller's loop, so a handler that computes for longer
-than a third of its lease belongs into a thread.
+Each call is tried until `Retry.deadline` while the server is busy, stops, starts or cannot be
+reached. Objects may be used by several tasks.
 """
 
 from __future__ import annotations
@@ -14,20 +17,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime
-from time import monotonic
+from functools import cached_property
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import anyio
-import anyio.abc
-import httpx2
+from anyio import sleep
 
 from topics.client import calls, values
+from topics.client.aio.pool import AsyncPool
+from topics.client.aio.worker import AsyncWorker
 from topics.client.calls import Call, Retry, Tries
 from topics.client.errors import NotFound, TopicsError, error_of
-from topics.client.http import CONNECT_S, http_options, lost, stream_timeouts, timeouts
+from topics.client.http import CONNECT_S, http_options, lost, stream_timeouts
 from topics.client.settings import resolve
-from topics.client.sync import ms_of
+from topics.client.tasks import AsyncProducing, shielded
 from topics.client.watching import (
     CURSOR_CONFIG,
     CURSOR_PREFIX,
@@ -38,21 +41,19 @@ from topics.client.watching import (
     Watching,
     ended,
 )
-from topics.client.worker import (
-    EXTEND_AGAIN_S,
-    EXTEND_PART,
-    LOG,
-    HeldJob,
-    extended,
-    extension,
-    worker_name,
-)
+
+if TYPE_CHECKING:
+    import httpx2
 
 T = TypeVar("T")
 
 
 class AsyncTopics:
-    """A server, as `Topics`."""
+    """A server. ``node`` is this program's identity: its own records are not shown to it.
+    ``timeout`` is that of one request, ``connect_timeout`` that of a connection, in s; without
+    ``key``, it is that of the environment, unless it is empty. ``on_pause(failure, pause_s)`` is
+    called before a request is tried again. No proxy of the environment is used.
+    """
 
     def __init__(
         self,
@@ -62,12 +63,13 @@ class AsyncTopics:
         context: str | None = None,
         node: str | None = None,
         timeout: float = 30.0,
+        connect_timeout: float = CONNECT_S,
         retry: Retry = Retry(),  # noqa: B008 - frozen
         on_pause: Callable[[TopicsError, float], None] | None = None,
     ) -> None:
         self.target, self.node, self.timeout = resolve(url, key, context), node, timeout
         self.retry, self._on_pause = retry, on_pause
-        self.http = httpx2.AsyncClient(**http_options(self.target, timeout))
+        self.pool = AsyncPool(self.target, min(timeout, connect_timeout))
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,9 +77,24 @@ class AsyncTopics:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @cached_property
+    def http(self) -> httpx2.AsyncClient:
+        """The connections of streams."""
+        import httpx2
+
+        return httpx2.AsyncClient(**http_options(self.target, self.timeout))
+
     async def close(self) -> None:
         """Close all connections."""
-        await self.http.aclose()
+        await self.pool.close()
+        if "http" in vars(self):
+            await self.http.aclose()
+
+    def copy(self, *, timeout: float, retry: Retry) -> AsyncTopics:
+        """The same server by connections of its own."""
+        return AsyncTopics(
+            self.target.url, key=self.target.key, node=self.node, timeout=timeout, retry=retry
+        )
 
     async def call(self, call: Call[T]) -> T:
         """Send it, again if that helps. Raises `TopicsError`."""
@@ -91,20 +108,13 @@ class AsyncTopics:
 
     async def once(self, call: Call[T]) -> T:
         """Send it once. Raises `TopicsError`."""
-        wait = timeouts(self.timeout + call.wait_s, min(self.timeout, CONNECT_S))
-        try:
-            answer = await self.http.request(
-                call.method, call.path, content=call.content, headers=call.headers, timeout=wait
-            )
-        except httpx2.RequestError as error:
-            raise lost(error, self.target) from error
-        return call.result(answer.status_code, answer.headers, answer.content)
+        return await self.pool.send(call, self.timeout)
 
     async def pause(self, pause_s: float, failure: TopicsError) -> None:
         """Wait before the next try."""
         if self._on_pause is not None:
             self._on_pause(failure, pause_s)
-        await anyio.sleep(pause_s)
+        await sleep(pause_s)
 
     def topic(self, name: str) -> AsyncTopic:
         """A topic, which need not be there yet."""
@@ -145,7 +155,9 @@ class AsyncTopics:
         cursor: AsyncCursor | None = None,
         node: str | None = None,
     ) -> AsyncWatch:
-        """As `Topics.watch`."""
+        """What is in these topics, and what comes, as one stream: from the beginning, behind a seq
+        or from `TAIL` on, or from where ``cursor`` stands.
+        """
         known = {} if cursor is None else cursor.positions
         return AsyncWatch(self, Watching(topics, node or self.node, known), cursor)
 
@@ -165,8 +177,10 @@ class AsyncTopics:
                 return
 
 
-class AsyncTopic:
-    """A topic of a server, as `Topic`."""
+class AsyncTopic(AsyncProducing):
+    """A topic of a server, by its name."""
+
+    client: AsyncTopics
 
     def __init__(self, client: AsyncTopics, name: str) -> None:
         self.client, self.name = client, name
@@ -181,7 +195,7 @@ class AsyncTopic:
         return await self.client.call(calls.get_topic(self.name))
 
     async def plan(self, **config: Any) -> values.TopicPut:
-        """See `Topic.plan`."""
+        """Return what `put` would do with this config, without changing anything."""
         return await self.client.call(calls.put_topic(self.name, config, dry_run=True))
 
     async def drop(self, *, if_empty: bool = False) -> bool:
@@ -196,33 +210,40 @@ class AsyncTopic:
         node: str | None = None,
         **options: Any,
     ) -> values.Receipt:
-        """As `Topic.append`."""
+        """Append payloads, or whole ``records`` (§2) with tags and meta, as one write. With a key
+        it happens once, however often it is tried; without one it is not sent again once it may
+        have arrived. ``options``: the other fields of the body, as ``create`` or ``config``.
+        """
         body = {"records": calls.records_of(data, records), **options}
         return await self.client.call(calls.append(self.name, body, key, node or self.client.node))
 
     async def read(
         self, after: int = 0, *, limit: int | None = None, follow: bool = False
     ) -> AsyncIterator[values.Event]:
-        """As `Topic.read`."""
+        """Records behind a seq, and tombstones where some were lost. ``follow``: also those that
+        come, with a `CaughtUp` whenever there are no more; then it ends with ``limit`` records.
+        """
         reading = calls.Reading(self.name, after, limit, self.client.node, follow=follow)
         while not reading.is_done:
             for event in reading.take(await self.client.call(reading.call())):
                 yield event
 
     async def since(self, when: datetime | float) -> int:
-        """As `Topic.since`."""
-        search = calls.Search(self.name, await self.state(), ms_of(when))
+        """The seq behind which all records are from this time (a datetime, or s since 1970) on."""
+        search = calls.Search(self.name, await self.state(), calls.ms_of(when))
         while not search.is_done:
             search.take(await self.client.call(search.call()))
         return search.low
 
     async def delete(self, *, before: int | None = None, tag: str | None = None) -> values.Deleted:
-        """As `Topic.delete`."""
+        """Delete records for good (§5): those before a seq, those with a tag, or tags that begin
+        with what stands before a ``*``.
+        """
         return await self.client.call(calls.delete_records(self.name, before=before, tag=tag))
 
 
 class AsyncQueue(AsyncTopic):
-    """A queue of a server, as `Queue`."""
+    """A queue of a server, by its name. `put` makes one."""
 
     async def put(self, **config: Any) -> values.TopicState:
         """As `AsyncTopic.put`; the type is queue."""
@@ -241,35 +262,41 @@ class AsyncQueue(AsyncTopic):
         drain: bool = False,
     ) -> AsyncWorker:
         """Work on its jobs (`AsyncWorker`)."""
-        return AsyncWorker(self, concurrency=concurrency, lease_s=lease, node=node, drain=drain)
+        return AsyncWorker(
+            self.client, self.name, concurrency=concurrency, lease_s=lease, node=node, drain=drain
+        )
 
     async def claim(
         self, node: str, most: int = 1, *, lease: float | None = None, wait: float = 0.0
     ) -> list[values.JobRecord]:
-        """As `Queue.claim`."""
+        """Lease jobs to ``node`` (§10.2); ``wait`` s for the first, at most 30."""
         return await self.client.call(calls.claim(self.name, node, most, lease, wait))
 
     async def ack(self, node: str, *jobs: values.JobRecord) -> list[int]:
-        """As `Queue.ack`."""
-        return (await self.client.call(calls.settle(self.name, "ack", node, jobs))).skipped
+        """The jobs are done. Seqs of those that this node does not hold any more."""
+        settled = await self.client.call(calls.settle(self.name, "ack", node, jobs))
+        return settled.skipped
 
     async def nack(
         self, node: str, *jobs: values.JobRecord, delay: float = 0.0, error: str | None = None
     ) -> list[int]:
-        """As `Queue.nack`."""
-        return (await self.client.call(calls.nack(self.name, node, jobs, delay, error))).skipped
+        """The jobs come again, ``delay`` s later. Seqs as `ack` gives them."""
+        settled = await self.client.call(calls.nack(self.name, node, jobs, delay, error))
+        return settled.skipped
 
     def leases(self, node: str | None = None) -> AsyncIterator[values.Lease]:
         """Who holds which job."""
         return self.client.pages(lambda cursor: calls.list_leases(self.name, cursor, node))
 
     async def redrive(self, **options: Any) -> values.Redriven:
-        """As `Queue.redrive`."""
+        """Move dead letters of this topic back to their queue: ``to`` another topic, those with a
+        ``tag``, ``before`` a seq, at most ``limit``.
+        """
         return await self.client.call(calls.redrive(self.name, **options))
 
 
 class AsyncWatch:
-    """A stream of events, as an asynchronous iterator."""
+    """A stream of events, as an iterator; it ends by `close`, or with its ``async with``."""
 
     def __init__(self, client: AsyncTopics, watching: Watching, cursor: AsyncCursor | None) -> None:
         self._client, self.watching, self._cursor = client, watching, cursor
@@ -313,6 +340,8 @@ class AsyncWatch:
             await self._client.pause(tries.pause_after(failure), failure)
 
     async def _stream(self, tries: Tries) -> AsyncGenerator[Shown]:
+        import httpx2
+
         path, headers = self.watching.request()
         http, target = self._client.http, self._client.target
         try:
@@ -331,7 +360,15 @@ class AsyncWatch:
 
 
 class AsyncCursor(Progress):
-    """Where a reader stands in its topics, as `Cursor`."""
+    """Where a reader stands in its topics, kept by the server in the topic ``cursor:NAME``.
+
+        async with client.cursor("billing") as cursor:
+            async for event in client.watch("orders", cursor=cursor):
+                ...
+
+    What the loop has asked the next event after counts as read. It is saved every second, and at
+    the end; an exception leaves the event that raised it to the next run.
+    """
 
     def __init__(self, client: AsyncTopics, name: str) -> None:
         super().__init__()
@@ -348,7 +385,7 @@ class AsyncCursor(Progress):
         self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None
     ) -> None:
         self.leave(kind)
-        with anyio.CancelScope(shield=True):
+        with shielded():
             await self.save()
 
     async def save(self) -> None:
@@ -356,138 +393,3 @@ class AsyncCursor(Progress):
         if not self.is_saved:
             await self._client.call(calls.append(self._name, self.record()))
             self.saved()
-
-
-class AsyncJob(HeldJob):
-    """A job that this worker holds, as `Job`."""
-
-    def __init__(self, worker: AsyncWorker, record: values.JobRecord, until: float) -> None:
-        super().__init__(record, until)
-        self._worker = worker
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> bool:
-        if self.is_settled:
-            return False
-        if error is None:
-            await self.ack()
-        elif isinstance(error, Exception):
-            await self._settle("nack", self.failed(error))
-            return True
-        else:  # cancelled: the job is not to blame
-            with anyio.CancelScope(shield=True):
-                await self.nack(delay=0.0)
-        return False
-
-    async def ack(self) -> bool:
-        """It is done. False: its lease was lost, and it may be done again."""
-        return await self._settle("ack", {})
-
-    async def nack(self, *, error: str | None = None, delay: float | None = None) -> bool:
-        """It comes again, after 1, 2, 4 ... s if ``delay`` does not say it."""
-        return await self._settle("nack", self.nack_fields(error, delay))
-
-    async def _settle(self, what: str, fields: dict[str, Any]) -> bool:
-        self.is_settled = True
-        return await self._worker.settle(self, what, fields)
-
-
-class AsyncWorker:
-    """Claims jobs, at most ``concurrency`` at once, and keeps their leases, as `Worker`; signals
-    are the caller's.
-    """
-
-    def __init__(
-        self, queue: AsyncQueue, *, concurrency: int, lease_s: float, node: str | None, drain: bool
-    ) -> None:
-        self._queue, self._concurrency, self._lease_s = queue, concurrency, lease_s
-        self.node, self._drain = node or worker_name(), drain
-        self._held: dict[str, AsyncJob] = {}  # by lease
-        self._ready: list[AsyncJob] = []  # claimed, and not given out yet
-        self._claiming = anyio.Lock()
-        self._tasks: anyio.abc.TaskGroup
-        self._is_stopped = False
-        self._waiting: anyio.CancelScope | None = None
-
-    async def __aenter__(self) -> Self:
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._keep)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        self.stop()
-        with anyio.CancelScope(shield=True):
-            jobs, self._ready = self._ready, []
-            if jobs:
-                await self._queue.nack(self.node, *(job.record for job in jobs))
-        self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, trace)
-
-    def stop(self) -> None:
-        """Claim nothing more: loops end behind the job that they handle."""
-        self._is_stopped = True
-        if self._waiting is not None:
-            self._waiting.cancel()
-
-    async def __aiter__(self) -> AsyncIterator[AsyncJob]:
-        while (job := await self._next()) is not None:
-            yield job
-
-    async def _next(self) -> AsyncJob | None:
-        async with self._claiming:
-            while not self._ready:
-                if self._is_stopped or not await self._claim():
-                    return None
-            return None if self._is_stopped else self._ready.pop(0)
-
-    async def _claim(self) -> bool:
-        """Ask for jobs. False: there are no more."""
-        most = max(self._concurrency - len(self._held), 1)
-        wait_s = 0.0 if self._drain else calls.WAIT_S
-        jobs: list[values.JobRecord] = []
-        with anyio.CancelScope() as self._waiting:
-            jobs = await self._queue.claim(self.node, most, lease=self._lease_s, wait=wait_s)
-        self._waiting = None
-        for record in jobs:
-            job = AsyncJob(self, record, monotonic() + self._lease_s)
-            self._held[record.lease_id] = job
-            self._ready.append(job)
-        return bool(jobs) or not self._drain
-
-    async def settle(self, job: AsyncJob, what: str, fields: dict[str, Any]) -> bool:
-        """Ack or nack a job, unless it is lost."""
-        self._held.pop(job.record.lease_id, None)
-        if job.lost:
-            return False
-        call = calls.settle(self._queue.name, what, self.node, (job.record,), **fields)
-        return not (await self._queue.client.call(call)).skipped
-
-    async def _keep(self) -> None:
-        """The task that extends leases."""
-        pause_s = extend_s = self._lease_s / EXTEND_PART
-        while True:
-            await anyio.sleep(pause_s)
-            pause_s = extend_s
-            held, began = [*self._held.values()], monotonic()
-            if held:
-                call = extension(self._queue.name, self.node, held, self._lease_s)
-                try:
-                    skipped = (await self._queue.client.once(call)).skipped
-                except TopicsError as failure:
-                    LOG.warning("leases of %s not extended: %s", self._queue.name, failure)
-                    pause_s = min(EXTEND_AGAIN_S, extend_s)
-                else:
-                    extended(held, skipped, began + self._lease_s)
