@@ -68,8 +68,8 @@ def test_send_waits_while_too_much_is_unacked(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    send = Producer._send
-    monkeypatch.setattr(Producer, "_send", lambda *args: go.wait(30) and send(*args))
+    append = Producer._append
+    monkeypatch.setattr(Producer, "_append", lambda *args: go.wait(30) and append(*args))
     with client.topic(name).producer(max_unacked=2000, linger=0) as producer:
         first = [producer.send("x" * 900), producer.send("x" * 900)]
         sender = threading.Thread(target=producer.send, args=("x" * 900,))

@@ -25,6 +25,7 @@ from msgspec import Raw
 from topics.cli import units
 from topics.cli.shell import Failed, Shell
 from topics.client import Invalid, NotFound, Refused, Topics, Unavailable, calls
+from topics.client.chunks import Chunk, Chunker
 from topics.errors import ExitCode
 
 T = TypeVar("T")
@@ -138,9 +139,8 @@ class Loader:
         self._shell, self._client, self._topic = shell, client, topic
         self._prefix, self._config = prefix, config
         self._digest = hashlib.blake2b(digest_size=16)
-        self._chunk: list[Raw] = []
-        self._places: list[str] = []
-        self._size = self._count = 0
+        self._chunker = Chunker[tuple[str, bytes]](CHUNK_RECORDS, CHUNK_BYTES)
+        self._count = 0
         self._is_open = prefix is None
         self.appended = self.deduped = self.first_seq = self.last_seq = 0
 
@@ -148,34 +148,31 @@ class Loader:
         """Append a record (§2) in its turn; ``place`` is where it comes from. It is known again by
         ``origin``, or by itself.
         """
-        if self._chunk and self._size + len(record) > CHUNK_BYTES:
-            self.flush()
-        self._digest.update((origin or record) + b"\n")
-        self._chunk.append(Raw(record))
-        self._places.append(place)
-        self._size += len(record)
-        if len(self._chunk) == CHUNK_RECORDS:
-            self.flush()
+        for chunk in self._chunker.add(record, (place, origin or record)):
+            self._append(chunk)
 
     def flush(self) -> None:
         """Append what waits. Raises `TopicsError`."""
-        if not self._chunk:
-            return
+        for chunk in self._chunker.flush():
+            self._append(chunk)
+
+    def _append(self, chunk: Chunk[tuple[str, bytes]]) -> None:
         self.open()
+        self._count += chunk.count
         key = calls.AUTO
         if self._prefix is not None:
-            count = self._count + len(self._chunk)
-            key = f"{self._prefix}{self._digest.hexdigest()}:{count}"
-        call = calls.append(self._topic, {"records": self._chunk}, key)
+            for _, origin in chunk.marks:
+                self._digest.update(origin + b"\n")
+            key = f"{self._prefix}{self._digest.hexdigest()}:{self._count}"
+        call = calls.append(self._topic, {"records": Raw(chunk.records)}, key)
         try:
             receipt = self._client.call(call)
         except Invalid as error:
             if "index" not in error.detail:
                 raise
-            raise bad_input(self._places[error.detail["index"]], error.message) from None
+            place, _ = chunk.marks[error.detail["index"]]
+            raise bad_input(place, error.message) from None
         self._shell.back()
-        self._count += len(self._chunk)
-        self._chunk, self._places, self._size = [], [], 0
         if receipt.created:
             self._shell.say(f"made the topic {self._topic}")
         if receipt.deduped:

@@ -5,6 +5,7 @@
                     generated from aio/ by tests/client/unasync.py
     tasks.py        what the client for asyncio and trio does by tasks
     threads.py      what the client for threads does by threads and signals
+    chunks.py       many records as appends of a bounded size, and their keys
     producer.py     many single appends as few requests
     calls.py        the API as values: requests, how answers are read, when to try again
     watching.py     event streams, without I/O

@@ -1,29 +1,29 @@
 """Producer: single appends that are sent as few requests.
 
-    send --> waiting --linger s, or a full batch--> one append --> the future of each
+    send --> a chunk --linger s, or it is complete--> one append --> the future of each
                '-- more than max_unacked bytes: `send` waits
 
-One request is under way at a time, so records keep the order of their sends. Each batch has the key
+One request is under way at a time, so records keep the order of their sends. Each chunk has the key
 ``NAME:NUMBER`` for all its tries: a name must be new in each run of a program.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from concurrent.futures import Future
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
 from topics.client import calls
+from topics.client.chunks import Chunk, Chunker
 
 if TYPE_CHECKING:
     from topics.client.sync.pool import Caller
 
 
-class _Waiting(NamedTuple):
-    record: msgspec.Raw
+class _Sent(NamedTuple):
     size: int
     future: Future[int]
 
@@ -43,11 +43,9 @@ class Producer:
         name: str,
     ) -> None:
         self._client, self._topic, self._name, self._linger = client, topic, name, linger
-        self._max_records, self._max_bytes = max_records, max_bytes
-        self._max_unacked = max_unacked
-        self._waiting: list[_Waiting] = []
-        self._unacked = 0  # bytes
-        self._batches = 0
+        self._max_unacked, self._unacked = max_unacked, 0  # bytes
+        self._chunker = Chunker[_Sent](max_records, max_bytes)
+        self._complete: deque[Chunk[_Sent]] = deque()
         self._is_closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"producer {topic}")
@@ -64,20 +62,19 @@ class Producer:
         """Append a payload; ``fields``: ``tag``, ``meta`` and others of a record (§2). The future
         is the record's seq, or the `TopicsError` of its batch. Waits while too much is unacked.
         """
-        record = msgspec.Raw(msgspec.json.encode({"data": data, **fields}))
-        future: Future[int] = Future()
-        size = len(bytes(record))
+        record = msgspec.json.encode({"data": data, **fields})
+        sent = _Sent(len(record), Future())
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or not self._unacked or self._fits(size))
+            self._changed.wait_for(lambda: self._is_closed or self._fits(sent.size))
             if self._is_closed:
                 raise ValueError("the producer is closed")
-            self._unacked += size
-            self._waiting.append(_Waiting(record, size, future))
+            self._unacked += sent.size
+            self._complete.extend(self._chunker.add(record, sent))
             self._changed.notify_all()
-        return future
+        return sent.future
 
     def _fits(self, size: int) -> bool:
-        return self._unacked + size <= self._max_unacked
+        return not self._unacked or self._unacked + size <= self._max_unacked
 
     def flush(self) -> None:
         """Wait until all that was sent before is acknowledged, or has failed."""
@@ -92,44 +89,33 @@ class Producer:
         self._thread.join()
 
     def _run(self) -> None:
-        while batch := self._next_batch():
-            self._send(batch)
+        while chunk := self._next_chunk():
+            self._append(chunk)
             with self._changed:
-                self._unacked -= sum(each.size for each in batch)
+                self._unacked -= sum(sent.size for sent in chunk.marks)
                 self._changed.notify_all()
 
-    def _next_batch(self) -> list[_Waiting]:
-        """What goes next; nothing when all is sent after `close`."""
+    def _next_chunk(self) -> Chunk[_Sent] | None:
+        """What goes next; None when all is sent after `close`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            until = monotonic() + self._linger
-            while not (self._is_closed or self._is_full()) and (left := until - monotonic()) > 0:
-                self._changed.wait(left)
-            count, size = 0, 0
-            for each in self._waiting[: self._max_records]:
-                if count and size + each.size > self._max_bytes:
-                    break
-                count, size = count + 1, size + each.size
-            batch, self._waiting = self._waiting[:count], self._waiting[count:]
-            return batch
+            self._changed.wait_for(lambda: self._unacked or self._is_closed)
+            self._changed.wait_for(self._is_due, self._linger)
+            if not self._complete:
+                self._complete.extend(self._chunker.flush())
+            return self._complete.popleft() if self._complete else None
 
-    def _is_full(self) -> bool:
-        held = sum(each.size for each in self._waiting[: self._max_records])
-        return (
-            len(self._waiting) >= self._max_records
-            or held >= self._max_bytes
-            or self._unacked >= self._max_unacked
-        )
+    def _is_due(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return bool(self._complete) or self._is_closed or self._unacked >= self._max_unacked
 
-    def _send(self, batch: list[_Waiting]) -> None:
-        self._batches += 1
-        body = {"records": [each.record for each in batch]}
-        key = f"{self._name}:{self._batches}"
+    def _append(self, chunk: Chunk[_Sent]) -> None:
+        body = {"records": msgspec.Raw(chunk.records)}
+        key = f"{self._name}:{chunk.number + 1}"
         try:
             receipt = self._client.call(calls.append(self._topic, body, key, self._client.node))
         except BaseException as error:
-            for each in batch:
-                each.future.set_exception(error)
+            for sent in chunk.marks:
+                sent.future.set_exception(error)
         else:
-            for seq, each in enumerate(batch, receipt.first_seq):
-                each.future.set_result(seq)
+            for seq, sent in enumerate(chunk.marks, receipt.first_seq):
+                sent.future.set_result(seq)

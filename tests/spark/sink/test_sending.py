@@ -68,6 +68,21 @@ def test_rows_of_many_topics_keep_their_order_and_a_numbering_for_each(stub: Stu
     assert figures.warnings == []
 
 
+def test_a_request_names_the_node_and_makes_no_topic(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.make("t", idempotency_window_ms=10**8)
+    bodies, append = [], TopicsClient.append
+
+    def noted(self: TopicsClient, topic: str, body: bytes, count: int, key: str) -> Any:
+        bodies.append(body)
+        return append(self, topic, body, count, key)
+
+    monkeypatch.setattr(TopicsClient, "append", noted)
+    Sender(options(stub, topic="t", node='w"1'), TO_ONE, "s", 0).send([rows(2, ["t"])])
+    assert bodies == [b'{"create":false,"node":"w\\"1","records":[{"data":0},{"data":1}]}']
+
+
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
 def test_an_input_that_ends_early_between_two_batches_leaves_no_odd_chunk(
     stub: StubServer, names: list[str]

@@ -3,8 +3,6 @@
 http.py       the requests of sources, sinks and jobs: patience, raw records, counts
 ranges.py     the records between two seqs, and what of them is lost
 servers.py    several servers as one: which of them has a topic
-chunks.py     cuts a stream of encoded records into request bodies, by count and bytes alone
-keys.py       the idempotency key of a chunk, the same in every attempt
 errors.py     RequestError: what the server said and what to do about it
 """
 

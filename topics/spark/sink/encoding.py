@@ -1,6 +1,6 @@
 """Encoding: Arrow batches of rows to JSON records, by the batch.
 
-A row becomes a record and a comma, as topics/spark/client/chunks.py takes them:
+A row becomes a record and a comma, as topics/client/chunks.py takes them:
 
     {"data":VALUE,"tag":"KEY","node":"NODE","meta":HEADERS},
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from topics.spark.client.chunks import Chunk, Chunker
-from topics.spark.client.keys import chunk_key
+from topics.client.chunks import Chunk, Chunker, chunk_key
 from topics.spark.client.servers import Server
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.encoding import BadRow, encode, string_block, topics_of
@@ -159,7 +159,13 @@ class _Outlet:
         self._topic = topic
         self._server = sender.clients.server_of(topic)
         self._client = sender.clients.of(self._server)
-        self._chunker = Chunker(options.batch_records, options.batch_bytes, options.node)
+        self._chunker = Chunker[None](options.batch_records, options.batch_bytes)
+        # create:false: the topic was made before the job with the window that the keys need. A
+        # topic that is deleted meanwhile must fail the job, not come back with the default window
+        # of two minutes.
+        node = options.node
+        origin = b"" if node is None else b'"node":' + msgspec.json.encode(node) + b","
+        self._head = b'{"create":false,' + origin + b'"records":'
         self.sent = Sent()
 
     def append(self, records: pa.Array) -> None:
@@ -167,18 +173,17 @@ class _Outlet:
         for chunk in self._chunker.cut(*string_block(records)):
             self._sender.post(partial(self._send, chunk))
 
-    def _send(self, chunk: Chunk) -> None:
-        sender, sent = self._sender, self.sent
-        key = chunk_key(
-            sender.scope, self._topic, sender.partition, chunk.number, chunk.count, chunk.body
-        )
+    def _send(self, chunk: Chunk[None]) -> None:
+        sender, sent, count = self._sender, self.sent, chunk.count
+        body = b"".join((self._head, chunk.records, b"}"))
+        key = chunk_key(sender.scope, self._topic, sender.partition, chunk.number, count, body)
         with errors_of(self._server):
-            receipt = self._client.append(self._topic, chunk.body, chunk.count, key)
+            receipt = self._client.append(self._topic, body, count, key)
         head = sender.heads.get(self._topic)
         was_there = receipt.deduped if head is None else receipt.first_seq <= head
         sent.requests += 1
-        sent.records += chunk.count
-        sent.repeated += chunk.count if was_there else 0
+        sent.records += count
+        sent.repeated += count if was_there else 0
 
 
 def by_topic(topics: pa.Array, records: pa.Array) -> Iterator[tuple[str, pa.Array]]:
