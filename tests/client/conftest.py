@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.client.both import in_task
 from tests.support.server import Server
 from topics.client import Topics
 
@@ -33,16 +32,6 @@ def url(server: Server) -> str:
 def client(url: str) -> Iterator[Topics]:
     with Topics(url) as client:
         yield client
-
-
-@pytest.fixture(params=["threads", "asyncio", "trio"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Topics]]:
-    """What makes clients: `Topics`, or the other client behind the same methods."""
-    if request.param == "threads":
-        yield Topics
-        return
-    with in_task(request.param) as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,18 +1,137 @@
-"""What the client for asyncio and trio does when a task is cancelled."""
+"""The client for asyncio and trio: its coroutines, and what its tasks do on a cancellation.
+
+Its rules are tested with the client for threads, which is generated from it.
+"""
 
 from __future__ import annotations
 
 import anyio
 import pytest
 
-from topics.client import Record
-from topics.client.aio import AsyncTopics
+from topics.client import CaughtUp, NotFound, Record
+from topics.client.aio import AsyncQueue, AsyncTopics, AsyncWorker
+from topics.client.calls import AsyncCaller
 
 pytestmark = [
     pytest.mark.parametrize("backend", ["asyncio", "trio"]),
     # The library, and the one below, leave their generators to the collector when a stream is left.
     pytest.mark.filterwarnings("ignore:Async generator 'http(x|core)2:ResourceWarning"),
 ]
+
+
+async def queue_of(client: AsyncTopics, name: str, *jobs: object) -> AsyncQueue:
+    queue = client.queue(name)
+    await queue.put()
+    await queue.append(*jobs)
+    return queue
+
+
+async def counts(queue: AsyncQueue) -> tuple[int, int]:
+    found = (await queue.state()).queue
+    assert found is not None
+    return found.ready, found.in_flight
+
+
+def test_topics_watches_and_cursors(url: str, name: str, backend: str) -> None:
+    async def run() -> None:
+        async with AsyncTopics(url, node="me") as client:
+            topic = client.topic(name)
+            with pytest.raises(NotFound):
+                await topic.state()
+            assert (await topic.put(cap_records=9)).config["cap_records"] == 9
+            assert (await topic.plan(cap_records=1)).dropped == 0
+            await topic.append(1, 2, node="you")
+            await topic.append("mine")
+            assert [event.topic async for event in topic.read(limit=1)] == [name]
+            assert name in [info.name async for info in client.topics(name)]
+            assert await topic.since(0) == 0
+            seen = []
+            async with client.cursor(name) as cursor, client.watch(name, cursor=cursor) as watch:
+                async for event in watch:
+                    if isinstance(event, CaughtUp):
+                        break
+                    assert isinstance(event, Record)
+                    seen.append(event.data)
+            assert seen == [1, 2]
+            await topic.append(3, node="you")
+            async with client.cursor(name) as cursor, client.watch(name, cursor=cursor) as watch:
+                event = await anext(watch)
+                assert isinstance(event, Record)
+                assert event.data == 3
+            await client.put_router(f"{name}>r", name, f"{name}.copy")
+            assert (await client.router(f"{name}>r")).source == name
+            assert [router.name async for router in client.routers(source=name)] == [f"{name}>r"]
+            assert await client.drop_router(f"{name}>r")
+            assert (await topic.delete(before=3)).deleted == 2
+            assert await topic.drop()
+
+    anyio.run(run, backend=backend)
+
+
+def test_queues_and_workers(
+    url: str, name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.client.aio.worker.EXTEND_PART", 6000.0)  # every 10 ms
+    extend = AsyncWorker._extend
+
+    async def run() -> None:
+        extended = anyio.Event()
+
+        async def noted(worker: AsyncWorker, own: AsyncCaller) -> bool:
+            is_extended = await extend(worker, own)
+            if is_extended and worker._held:
+                extended.set()
+            return is_extended
+
+        monkeypatch.setattr(AsyncWorker, "_extend", noted)
+        async with AsyncTopics(url) as client:
+            queue = await queue_of(client, name, "extended", "bad", "by hand")
+            async with queue.worker(concurrency=3, lease=60.0, drain=True) as worker:
+                async for job in worker:
+                    async with job:
+                        if job.data == "extended":
+                            with anyio.fail_after(60):
+                                await extended.wait()
+                        if job.data == "bad":
+                            raise ValueError("no good")
+                        assert await job.ack()
+            (again,) = await queue.claim("me", wait=10)
+            assert (again.data, again.last_error) == ("bad", "ValueError: no good")
+            assert await queue.nack("me", again) == []
+            assert await queue.ack("me", again) == [again.seq]  # its lease has ended
+
+    anyio.run(run, backend=backend)
+
+
+def test_stop_ends_a_claim_that_waits(url: str, name: str, backend: str) -> None:
+    async def run() -> None:
+        async with AsyncTopics(url) as client:
+            queue = await queue_of(client, name)
+            async with anyio.create_task_group() as tasks, queue.worker() as worker:
+
+                async def stop() -> None:
+                    await anyio.wait_all_tasks_blocked()
+                    worker.stop()
+
+                tasks.start_soon(stop)
+                with anyio.fail_after(20):  # a claim waits for 25 s
+                    assert [job async for job in worker] == []
+
+    anyio.run(run, backend=backend)
+
+
+def test_an_exception_of_the_loop_is_not_put_into_a_group(
+    url: str, name: str, backend: str
+) -> None:
+    async def run() -> None:
+        async with AsyncTopics(url) as client:
+            queue = await queue_of(client, name, 1, 2)
+            with pytest.raises(KeyError):
+                async with queue.worker(concurrency=2, lease=60.0) as worker:
+                    raise KeyError((await anext(worker)).data)
+            assert await counts(queue) == (1, 1)  # the other job was released
+
+    anyio.run(run, backend=backend)
 
 
 def test_a_cancelled_loop_saves_its_cursor(url: str, name: str, backend: str) -> None:
@@ -31,38 +150,16 @@ def test_a_cancelled_loop_saves_its_cursor(url: str, name: str, backend: str) ->
     anyio.run(run, backend=backend)
 
 
-def test_a_cancelled_worker_gives_its_jobs_back(url: str, name: str, backend: str) -> None:
+def test_a_cancelled_worker_releases_its_jobs(url: str, name: str, backend: str) -> None:
     async def run() -> None:
         async with AsyncTopics(url) as client:
-            queue = client.queue(name)
-            await queue.put()
-            await queue.append(1, 2)
+            queue = await queue_of(client, name, 1, 2)
             with anyio.CancelScope() as scope:
                 async with queue.worker(concurrency=2, lease=60.0) as worker:
                     async for job in worker:
                         async with job:
                             scope.cancel()
                             await anyio.sleep_forever()
-            counts = (await queue.state()).queue
-            assert counts is not None
-            assert (counts.ready, counts.in_flight) == (2, 0)
-
-    anyio.run(run, backend=backend)
-
-
-def test_stop_ends_a_claim_that_waits(url: str, name: str, backend: str) -> None:
-    async def run() -> None:
-        async with AsyncTopics(url) as client:
-            queue = client.queue(name)
-            await queue.put()
-            async with anyio.create_task_group() as tasks, queue.worker() as worker:
-
-                async def stop() -> None:
-                    await anyio.wait_all_tasks_blocked()
-                    worker.stop()
-
-                tasks.start_soon(stop)
-                with anyio.fail_after(20):  # a claim waits for 25 s
-                    assert [job async for job in worker] == []
+            assert await counts(queue) == (2, 0)
 
     anyio.run(run, backend=backend)

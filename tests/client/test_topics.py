@@ -1,9 +1,9 @@
-"""Both clients against a server: topics, watches, cursors."""
+"""The client for threads against a server: topics, watches, cursors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
@@ -31,15 +31,7 @@ from topics.client import (
     calls,
 )
 
-Connect = Callable[..., Topics]
-# The library, and the one below, leave their generators to the collector when a stream is left.
-pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'http(x|core)2:ResourceWarning")
-
-
-@pytest.fixture
-def client(connect: Connect, url: str) -> Iterator[Topics]:
-    with connect(url) as client:
-        yield client
+ONCE = Retry(deadline=0.0)
 
 
 def data(events: Iterator[Event] | list[Event]) -> list[object]:
@@ -82,8 +74,8 @@ def test_a_key_is_for_all_tries(client: Topics, name: str) -> None:
     assert topic.state().head_seq == 3
 
 
-def test_a_program_does_not_hear_itself(connect: Connect, url: str, name: str) -> None:
-    with connect(url, node="me") as me, connect(url, node="you") as you:
+def test_a_program_does_not_hear_itself(url: str, name: str) -> None:
+    with Topics(url, node="me") as me, Topics(url, node="you") as you:
         me.topic(name).append("mine")
         you.topic(name).append("yours")
         assert data(me.topic(name).read()) == ["yours"]
@@ -130,9 +122,7 @@ def test_since_finds_the_seq_before_a_time(client: Topics, name: str) -> None:
     assert topic.since(time.time() + 60) == 12
 
 
-def test_refusals_are_exceptions_of_their_kind(
-    connect: Connect, client: Topics, name: str, tmp_path: Path
-) -> None:
+def test_refusals_are_exceptions_of_their_kind(client: Topics, name: str, tmp_path: Path) -> None:
     with pytest.raises(NotFound) as missing:
         client.topic(name).state()
     assert (missing.value.code, missing.value.status) == ("topic_not_found", 404)
@@ -147,15 +137,15 @@ def test_refusals_are_exceptions_of_their_kind(
         client.queue(name).claim("me")
     with Server(tmp_path / "data", api_keys="k") as server:
         for key in (None, "wrong"):
-            with connect(url_of(server), key=key) as other, pytest.raises(Refused):
+            with Topics(url_of(server), key=key) as other, pytest.raises(Refused):
                 next(other.topics())
-        with connect(url_of(server), key="k") as other:
+        with Topics(url_of(server), key="k") as other:
             assert [*other.topics()] == []
 
 
-def test_nobody_there_is_told_at_the_deadline(connect: Connect) -> None:
+def test_nobody_there_is_told_at_the_deadline() -> None:
     pauses = []
-    with connect(
+    with Topics(
         "http://127.0.0.1:1",
         retry=Retry(deadline=0.3),
         on_pause=lambda failure, pause_s: pauses.append((failure, pause_s)),
@@ -254,16 +244,14 @@ def test_a_cursor_is_saved_while_the_loop_runs(
 
 
 def test_a_stream_that_is_silent_has_ended(
-    connect: Connect, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+    client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy may hold a connection whose other end has gone."""
     monkeypatch.setattr("topics.client.http.HEARTBEAT_S", 0.1)  # the server's is longer
+    client.topic(name).append(1)
     pauses: list[TopicsError] = []
-    with (
-        connect(url, on_pause=lambda failure, _pause_s: pauses.append(failure)) as client,
-        client.watch(name) as watch,
-    ):
-        client.topic(name).append(1)
+    monkeypatch.setattr(client, "pause", lambda _pause_s, failure: pauses.append(failure))
+    with client.watch(name) as watch:
         assert data(until_caught_up(iter(watch))) == [1]
         seen: list[Event] = []
         while len(pauses) < 2:

@@ -1,4 +1,4 @@
-"""Both clients against a server: workers; and what is for threads: producers, SIGTERM."""
+"""The client for threads against a server: producers and workers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 
 import pytest
 
 from tests.support.program import Program
-from topics.client import Conflict, Invalid, Record, Topics, Worker
+from topics.client import Conflict, Invalid, Job, Record, Topics, Worker
+from topics.client.calls import Caller
 from topics.client.producer import Producer
-from topics.client.sync.pool import Caller
 from topics.client.values import QueueCounts
-
-Connect = Callable[..., Topics]
-THREADS = pytest.mark.parametrize("connect", ["threads"], indirect=True)
-
-
-@pytest.fixture
-def client(connect: Connect, url: str) -> Iterator[Topics]:
-    with connect(url) as client:
-        yield client
 
 
 def counts(client: Topics, name: str) -> QueueCounts:
@@ -34,7 +24,6 @@ def counts(client: Topics, name: str) -> QueueCounts:
     return queue
 
 
-@THREADS
 def test_sends_keep_their_order_and_become_few_requests(client: Topics, name: str) -> None:
     with client.topic(name).producer(name="p") as producer:
         futures = [producer.send(number, tag=f"t{number}") for number in range(3000)]
@@ -48,7 +37,6 @@ def test_sends_keep_their_order_and_become_few_requests(client: Topics, name: st
     assert client.topic(name).append("again", key="p:3").deduped
 
 
-@THREADS
 def test_a_failure_is_that_of_its_batch(client: Topics, name: str) -> None:
     topic = client.topic(name)
     topic.put(cap_records=2, discard="reject")
@@ -63,7 +51,6 @@ def test_a_failure_is_that_of_its_batch(client: Topics, name: str) -> None:
         producer.send(1)
 
 
-@THREADS
 def test_send_waits_while_too_much_is_unacked(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +116,6 @@ def test_a_job_that_takes_three_leases_of_pure_cpu_runs_once(client: Topics, nam
     assert (state.count, counts(client, name).in_flight) == (0, 0)
 
 
-@THREADS
 @pytest.mark.slow
 def test_an_extension_that_fails_is_tried_again_soon(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
@@ -149,15 +135,6 @@ def test_an_extension_that_fails_is_tried_again_soon(
     assert tries[1] - tries[0] < 2.5  # far less than a third of a lease
 
 
-def test_an_exception_of_the_loop_comes_out_as_it_is(client: Topics, name: str) -> None:
-    queue = client.queue(name)
-    queue.put()
-    queue.append(1, 2)
-    with pytest.raises(KeyError), queue.worker(concurrency=2, lease=60.0) as worker:
-        raise KeyError(next(iter(worker)).data)
-    assert counts(client, name).ready == 1  # the other one was given back
-
-
 def test_a_lost_job_is_not_acked(client: Topics, name: str) -> None:
     """Its lease has ended while the program stood still, and another worker has it."""
     queue = client.queue(name)
@@ -170,7 +147,7 @@ def test_a_lost_job_is_not_acked(client: Topics, name: str) -> None:
         queue.nack(worker.node, job.record)
         (stolen,) = queue.claim("thief")
         assert not job.ack()
-        job.until = 0.0
+        job = Job(worker, job.record, 0.0)
         assert job.lost
         assert not job.ack()
         assert queue.ack("thief", stolen) == []
@@ -188,7 +165,6 @@ def test_jobs_that_were_not_begun_are_given_back(client: Topics, name: str) -> N
     assert counts(client, name) == QueueCounts(ready=4, in_flight=0, dead_lettered=0)
 
 
-@THREADS
 def test_threads_share_a_worker(client: Topics, name: str) -> None:
     queue = client.queue(name)
     queue.put()
@@ -212,7 +188,6 @@ def test_threads_share_a_worker(client: Topics, name: str) -> None:
     assert sorted(done) == [*range(40)]
 
 
-@THREADS
 def test_a_sigterm_while_it_stops_waits_for_nothing(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +215,6 @@ print("ended", flush=True)
 """
 
 
-@THREADS
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [0, 3])
 def test_sigterm_ends_a_worker_behind_its_job(

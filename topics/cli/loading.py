@@ -1,16 +1,13 @@
 """Loading: many records into one topic, as appends of a bounded size that are known again.
 
-    records --> CHUNK_RECORDS or CHUNK_BYTES of them --> one append, its key PREFIX DIGEST:COUNT
-
-The digest is that of all records up to the end of the chunk: equal input makes equal keys. So a
-second run finds its records there, and a run after an interruption goes on behind them. A chunk is
-sent when it is full, or at the end of the input, but not at an error: a line that is mended must
-not move the bounds of the chunks before it.
+Equal input makes equal chunks and keys (`topics.client.chunks`). So a second run finds its records
+there, and a run after an interruption continues after them. A chunk is sent when it is full or at
+the end of the input, but not after an error, because a corrected line must not move the bounds of
+the chunks before it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import select
 import sys
@@ -25,7 +22,7 @@ from msgspec import Raw
 from topics.cli import units
 from topics.cli.shell import Failed, Shell
 from topics.client import Invalid, NotFound, Refused, Topics, Unavailable, calls
-from topics.client.chunks import Chunk, Chunker
+from topics.client.chunks import Chunk, Chunker, ContentKeys
 from topics.errors import ExitCode
 
 T = TypeVar("T")
@@ -136,11 +133,9 @@ class Loader:
         *,
         config: Mapping[str, Any] = {},
     ) -> None:
-        self._shell, self._client, self._topic = shell, client, topic
-        self._prefix, self._config = prefix, config
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._shell, self._client, self._topic, self._config = shell, client, topic, config
         self._chunker = Chunker[tuple[str, bytes]](CHUNK_RECORDS, CHUNK_BYTES)
-        self._count = 0
+        self._keys = None if prefix is None else ContentKeys(prefix)
         self._is_open = prefix is None
         self.appended = self.deduped = self.first_seq = self.last_seq = 0
 
@@ -158,12 +153,9 @@ class Loader:
 
     def _append(self, chunk: Chunk[tuple[str, bytes]]) -> None:
         self.open()
-        self._count += chunk.count
         key = calls.AUTO
-        if self._prefix is not None:
-            for _, origin in chunk.marks:
-                self._digest.update(origin + b"\n")
-            key = f"{self._prefix}{self._digest.hexdigest()}:{self._count}"
+        if self._keys is not None:
+            key = self._keys.key(origin for _, origin in chunk.marks)
         call = calls.append(self._topic, {"records": Raw(chunk.records)}, key)
         try:
             receipt = self._client.call(call)
@@ -218,7 +210,7 @@ class Loader:
         if self.deduped:
             said += f", {counted(self.deduped)} there already"
         if kind is not None:
-            said += ", then stopped" + ("" if self._prefix is None else "; run it again to go on")
+            said += ", then stopped" + ("" if self._keys is None else "; run it again to go on")
         self._shell.say(said)
         if self._shell.is_json and kind is None:
             counts = ("appended", "deduped", "first_seq", "last_seq")

@@ -3,14 +3,14 @@
     aio/            the client for asyncio and trio
     sync/           the client for threads: Topics, Topic, Queue, Watch, Cursor, Worker, Job;
                     generated from aio/ by tests/client/unasync.py
-    tasks.py        what the client for asyncio and trio does by tasks
-    threads.py      what the client for threads does by threads and signals
-    chunks.py       many records as appends of a bounded size, and their keys
+    tasks.py        the parts of both that are not generated: tasks of asyncio and trio,
+    threads.py      threads and signals
+    chunks.py       divides many records into appends of a bounded size, and makes their keys
     producer.py     many single appends as few requests
     calls.py        the API as values: requests, how answers are read, when to try again
     watching.py     event streams, without I/O
-    jobs.py         held jobs, without I/O
-    http.py         header fields, timeouts, certificates, failures of both clients
+    jobs.py         a job that a worker holds, without I/O
+    http.py         header fields, timeouts, certificates, failures
     values.py       records, tombstones, states
     errors.py       TopicsError, and a class for each thing that a caller can do about it
     settings.py     which server and which key

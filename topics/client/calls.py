@@ -1,5 +1,5 @@
 """Calls: the API as values. Each function says which request to send and how to read its answer;
-who sends it is another matter (aio/pool.py).
+aio/pool.py sends it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ import difflib
 import random
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
 from time import monotonic
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -86,6 +87,30 @@ class Retry:
     most: float = 5.0
     tries: float = inf
     connects: float = inf
+
+
+class Caller(Protocol):
+    """A client for threads as its workers and producers use it."""
+
+    node: str | None
+
+    def call(self, call: Call[T]) -> T:
+        """Send a call, again if that helps. Raises `TopicsError`."""
+
+    def copy(self, *, timeout: float, retry: Retry) -> AbstractContextManager[Caller, None]:
+        """Return a client of the same server with its own connections."""
+
+
+class AsyncCaller(Protocol):
+    """A client for asyncio and trio as its workers use it."""
+
+    async def call(self, call: Call[T]) -> T:
+        """See `Caller.call`."""
+
+    def copy(
+        self, *, timeout: float, retry: Retry
+    ) -> AbstractAsyncContextManager[AsyncCaller, None]:
+        """See `Caller.copy`."""
 
 
 class Tries:
@@ -293,7 +318,7 @@ def match_of(tag: str) -> list[str]:
 
 
 def ms_of(when: datetime | float) -> int:
-    """A time as records have it."""
+    """Return a time in ms since 1970."""
     return int(1000 * (when.timestamp() if isinstance(when, datetime) else when))
 
 

@@ -1,24 +1,24 @@
-"""Chunks: many records as appends of a bounded size, each with an idempotency key.
+"""Chunks: divides many records into appends of a bounded size, each with an idempotency key.
 
     single records --> `Chunker.add` -.
                                       +--> Chunk: number, count, records as a JSON array
     Arrow columns ---> `Chunker.cut` -'
 
-A chunk ends at ``max_records`` or before ``max_bytes`` would be exceeded, so its bounds depend on
-the records and the two limits alone. A record above ``max_bytes`` is a chunk by itself: the server
-decides, and its refusal concerns no other record.
+A chunk ends at ``max_records`` or before ``max_bytes`` would be exceeded, so its bounds depend only
+on the records and these limits. A record above ``max_bytes`` is a chunk by itself, so that the
+server can refuse it without refusing another record.
 
-Keys (§0.8) must be equal for equal work. What work is equal depends on the loader:
+A chunk has the same idempotency key (§0.8) whenever the same work is done again:
 
-    a sink of Spark   `chunk_key`: the write, the partition, the topic, the number and the bytes
-    a file            the content of all records up to the end of the chunk (`topics.cli.loading`)
-    a producer        the name of the run and the number of the chunk
+    `run_key`       producers: the name of the run and the number of the chunk
+    `ContentKeys`   files: the content of all records up to the end of the chunk
+    `chunk_key`     Spark's sink: the write, partition, topic, number and bytes of the chunk
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, TypeVar
@@ -28,8 +28,8 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Generic[M]):
-    """The records of one append (§2). ``number`` counts from 0, ``records`` is a JSON array of
-    ``count`` records, and ``marks`` has what `Chunker.add` got with each.
+    """The records of one append (§2). ``number`` counts from 0. ``records`` is a JSON array of
+    ``count`` records. ``marks`` has the marks that `Chunker.add` was called with.
     """
 
     number: int
@@ -43,12 +43,12 @@ class Chunker(Generic[M]):
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
         self._max_records, self._max_bytes, self._number = max_records, max_bytes, 0
-        self._records: list[bytes] = []  # of the chunk that is not complete
+        self._records: list[bytes] = []  # of the incomplete chunk
         self._marks: list[M] = []
         self._size = 0
 
     def add(self, record: bytes, mark: M) -> Iterator[Chunk[M]]:
-        """Add a record and yield the chunks that are complete. Exhaust the iterator."""
+        """Add a record and yield the completed chunks. The caller must exhaust the iterator."""
         if self._records and self._size + len(record) > self._max_bytes:
             yield from self.flush()
         self._records.append(record)
@@ -58,7 +58,7 @@ class Chunker(Generic[M]):
             yield from self.flush()
 
     def flush(self) -> Iterator[Chunk[M]]:
-        """Yield the chunk that is not complete, if it has records."""
+        """Yield the incomplete chunk if it has records."""
         if not self._records:
             return
         records, marks = self._records, self._marks
@@ -66,9 +66,9 @@ class Chunker(Generic[M]):
         yield self._chunk(len(records), b",".join(records), marks)
 
     def cut(self, offsets: Sequence[int], data: memoryview) -> Iterator[Chunk[M]]:
-        """Divide the records of an Arrow string column, each of which has a comma at its end and
-        counts with it. Record ``i`` is ``data[offsets[i]:offsets[i + 1]]``, so a chunk is one
-        slice. The end of the column ends a chunk.
+        """Divide the records of an Arrow string column. Record ``i`` is
+        ``data[offsets[i]:offsets[i + 1]]`` and ends with a comma, which counts as one of its bytes.
+        So a chunk is one slice. The last chunk ends with the column.
         """
         first, end = 0, len(offsets) - 1
         while first < end:
@@ -83,16 +83,36 @@ class Chunker(Generic[M]):
         return Chunk(self._number - 1, count, b"".join((b"[", records, b"]")), marks)
 
 
-def chunk_key(scope: str, topic: str, partition: int, number: int, count: int, body: bytes) -> str:
-    """The key of chunk ``number`` of ``partition``: ASCII, 46 characters. ``body`` is the whole
-    request body, so another ``node`` is another write.
+def run_key(name: str, chunk: Chunk[M]) -> str:
+    """Return the key of a chunk in a run of this name."""
+    return f"{name}:{chunk.number + 1}"
 
-    The bytes are part of the key because an attempt may see other rows (a nondeterministic query).
-    These are appended again, which a reader can notice. A key without the bytes would drop them,
-    which no reader can notice.
+
+class ContentKeys:
+    """Makes the keys ``PREFIX DIGEST:COUNT``: the digest and the count of all records up to the end
+    of a chunk.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix, self._digest, self._count = prefix, blake2b(digest_size=16), 0
+
+    def key(self, records: Iterable[bytes]) -> str:
+        """Return the key of the next chunk."""
+        for record in records:
+            self._digest.update(record + b"\n")
+            self._count += 1
+        return f"{self._prefix}{self._digest.hexdigest()}:{self._count}"
+
+
+def chunk_key(scope: str, topic: str, partition: int, number: int, count: int, body: bytes) -> str:
+    """Return the key of chunk ``number`` of ``partition``: ASCII, 46 characters. ``body`` is the
+    complete request body, so another ``node`` is another write.
+
+    The bytes are part of the key because another attempt may see other rows (a nondeterministic
+    query). These are appended again, which a reader can notice. A key without the bytes would drop
+    them, which no reader can notice.
     """
     content = blake2b(body, digest_size=20).hexdigest()
-    # repr() quotes the two free texts, so no scope can be written that looks like another scope
-    # with other numbers.
+    # repr() quotes the scope and the topic, so they cannot imitate other scopes or numbers.
     named = repr((scope, topic, partition, number, count, content))
     return "spark-" + blake2b(named.encode(), digest_size=20).hexdigest()

@@ -1,16 +1,15 @@
-"""Jobs that a worker holds, and the calls that keep them. It sends nothing."""
+"""A job that a worker holds, without I/O."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from collections.abc import Iterable
 from time import monotonic
 from typing import Any, Final
 
 from topics.client import calls
-from topics.client.values import JobRecord, Settled
+from topics.client.values import JobRecord
 
 LOG = logging.getLogger("topics.client")
 
@@ -62,20 +61,3 @@ def worker_name() -> str:
 
 def _cut(text: str) -> str:
     return text.encode("utf-8", "replace")[:ERROR_MAX_BYTES].decode("utf-8", "ignore")
-
-
-def extension(
-    queue: str, node: str, held: Iterable[HeldJob], lease_s: float
-) -> calls.Call[Settled]:
-    """The call that extends the leases of all jobs that are held."""
-    records = [job.record for job in held]
-    return calls.settle(queue, "extend", node, records, lease_ms=int(1000 * lease_s))
-
-
-def extended(held: Iterable[HeldJob], skipped: list[int], until: float) -> None:
-    """What came of it."""
-    for job in held:
-        if job.record.seq in skipped:
-            job.lose()
-        else:
-            job.until = until

@@ -12,15 +12,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from topics.client import calls
-from topics.client.chunks import Chunk, Chunker
-
-if TYPE_CHECKING:
-    from topics.client.sync.pool import Caller
+from topics.client.calls import Caller
+from topics.client.chunks import Chunk, Chunker, run_key
 
 
 class _Sent(NamedTuple):
@@ -110,7 +108,7 @@ class Producer:
 
     def _append(self, chunk: Chunk[_Sent]) -> None:
         body = {"records": msgspec.Raw(chunk.records)}
-        key = f"{self._name}:{chunk.number + 1}"
+        key = run_key(self._name, chunk)
         try:
             receipt = self._client.call(calls.append(self._topic, body, key, self._client.node))
         except BaseException as error:

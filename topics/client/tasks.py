@@ -1,5 +1,6 @@
-"""What the client for asyncio and trio does by tasks; `topics.client.threads` has the same names
-without ``Async``.
+"""The parts of the client for asyncio and trio that use tasks.
+
+`topics.client.threads` has the same names without the prefix ``Async``.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ T = TypeVar("T")
 
 
 def shielded() -> CancelScope:
-    """A block whose requests are sent even if the task is cancelled."""
+    """Return a context whose requests are sent even if the task is cancelled."""
     return CancelScope(shield=True)
 
 
 class AsyncProducing:
-    """Adds nothing: a `Producer` is a thread."""
+    """The base class of `AsyncTopic`. It has no producer, because a `Producer` is a thread."""
 
 
 class AsyncBackground:
-    """A worker's background task, and the end of its claims. Signals are the caller's.
+    """The base class of `AsyncWorker`: its background task and its stop. It handles no signals.
 
     The task runs in the caller's loop, so a handler that computes for longer than a third of a
-    lease belongs into a thread.
+    lease must do that in a thread.
     """
 
     def __init__(self, _name: str) -> None:
@@ -38,7 +39,7 @@ class AsyncBackground:
         self._waiting: CancelScope | None = None
 
     def stop(self) -> None:
-        """Claim nothing more: loops end behind the job that they handle."""
+        """Claim no more jobs. Loops end after their current job."""
         self._is_stopped = True
         if self._waiting is not None:
             self._waiting.cancel()
@@ -51,16 +52,16 @@ class AsyncBackground:
 
     async def _end(self) -> None:
         self._tasks.cancel_scope.cancel()
-        # Without the exception of the caller's block, which would come out of it in a group.
+        # The exception of the caller's block is not passed in: the group would wrap it.
         await self._tasks.__aexit__(None, None, None)
 
     async def _ends_within(self, wait_s: float) -> bool:
-        """Wait. `_end` cancels the task."""
+        """Wait; `_end` cancels the task."""
         await anyio.sleep(wait_s)
         return False
 
     async def _unless_stopped(self, call: Callable[[], Coroutine[Any, Any, list[T]]]) -> list[T]:
-        """The result of ``call``; empty if `stop` is called before it has one."""
+        """Return the result of ``call``, or nothing if the worker is stopped first."""
         found: list[T] = []
         with CancelScope() as self._waiting:
             found = await call()

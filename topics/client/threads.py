@@ -1,5 +1,6 @@
-"""What the client for threads does by threads and signals; `topics.client.tasks` has the same names
-with ``Async``.
+"""The parts of the client for threads that use threads and signals, and are not generated.
+
+`topics.client.tasks` has the same names with the prefix ``Async``.
 """
 
 from __future__ import annotations
@@ -11,19 +12,17 @@ from collections.abc import Callable
 from contextlib import nullcontext as shielded
 from threading import Lock
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from topics.client.calls import Caller
 from topics.client.producer import Producer
-
-if TYPE_CHECKING:
-    from topics.client.sync.pool import Caller
 
 __all__ = ["Background", "Lock", "Producing", "shielded"]
 T = TypeVar("T")
 
 
 class Producing:
-    """Adds `producer` to a topic."""
+    """The base class of `Topic`."""
 
     client: Caller
     name: str
@@ -50,14 +49,12 @@ class Producing:
 
 
 class _Ended(BaseException):
-    """SIGTERM came while the worker waited for jobs."""
+    """SIGTERM arrived while the worker waited for jobs."""
 
 
 class Background:
-    """A worker's background thread, and the end of its claims. SIGTERM ends a worker of the main
-    thread behind the job that is being handled.
-
-    A handler may take as long as it needs.
+    """The base class of `Worker`: its background thread and its stop. In the main thread, SIGTERM
+    stops the worker after the current job.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,13 +66,13 @@ class Background:
         self._before: Any = None
 
     def stop(self) -> None:
-        """Claim nothing more: loops end behind the job that they handle."""
+        """Claim no more jobs. Loops end after their current job."""
         with self._stopping:
             self._is_stopped = True
             self._stopping.notify_all()
 
     def is_stopped(self, wait_s: float = 0.0) -> bool:
-        """Whether nothing more is claimed, now or ``wait_s`` s from now."""
+        """Wait up to ``wait_s`` s and return whether the worker is stopped."""
         with self._stopping:
             return self._stopping.wait_for(lambda: self._is_stopped, wait_s)
 
@@ -98,14 +95,14 @@ class Background:
             signal.signal(signal.SIGTERM, self._before)
 
     def _ends_within(self, wait_s: float) -> bool:
-        """Wait. Whether `_end` was called."""
+        """Wait, and return whether `_end` was called."""
         return self._done.wait(wait_s)
 
     def _unless_stopped(self, call: Callable[[], list[T]]) -> list[T]:
-        """The result of ``call``; empty if `stop` is called before, or SIGTERM comes meanwhile."""
+        """Return the result of ``call``, or nothing if the worker is stopped first."""
         try:
             self._is_waiting = threading.current_thread() is threading.main_thread()
-            if self._is_stopped:  # since the last check, and nothing would end the wait
+            if self._is_stopped:  # SIGTERM may have arrived just before, and would not end the wait
                 return []
             return call()
         except _Ended:

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpcore2
 
-from topics.client.calls import Call, Retry
+from topics.client.calls import Call
 from topics.client.http import FAILURES, KEPT_MAX, KEPT_S, certificates, headers_of, lost
 from topics.client.settings import Target
 
 T = TypeVar("T")
 
 
-class AsyncCaller(Protocol):
-    """A client as workers and producers use it."""
-
-    node: str | None
-
-    async def call(self, call: Call[T]) -> T:
-        """Send it, again if that helps. Raises `TopicsError`."""
-
-    def copy(
-        self, *, timeout: float, retry: Retry
-    ) -> AbstractAsyncContextManager[AsyncCaller, None]:
-        """The same server by connections of its own."""
-
-
 class AsyncPool(httpcore2.AnyIOBackend):
-    """Connections to one server. ``connections``: how often it was connected to; each start of a
-    server needs another connection.
+    """Connections to one server. ``connections`` counts those that were ever opened, also because
+    the server was restarted.
     """
 
     def __init__(self, target: Target, connect_s: float) -> None:
@@ -52,7 +37,7 @@ class AsyncPool(httpcore2.AnyIOBackend):
         )
 
     async def connect_tcp(self, *address: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-        """Connect, and count it."""
+        """Connect and count the connection."""
         self.connections += 1
         return await super().connect_tcp(*address, **options)
 
@@ -61,7 +46,7 @@ class AsyncPool(httpcore2.AnyIOBackend):
         await self._pool.aclose()
 
     async def send(self, call: Call[T], answer_s: float) -> T:
-        """Send it once. Raises `TopicsError`."""
+        """Send a call once and return its result. Raises `TopicsError`."""
         wait_s = answer_s + call.wait_s
         bounds = {"connect": self._connect_s, "read": wait_s, "write": wait_s}
         try:

@@ -7,11 +7,11 @@
 
     claimed --> held --with job: no exception--> acked
                  |          '--an exception----> nacked, with its text and a delay that grows
-                 |--the worker ends-----------> given back at once
-                 '--its lease is lost---------> nothing: somebody else may have it
+                 |--the worker ends-----------> released immediately
+                 '--its lease is lost---------> not settled: another worker may hold it
 
-The leases of all jobs that are held are extended in the background, by connections of their own, at
-a third of their time (`topics.client.tasks`). Several tasks may iterate over one worker.
+A background task of the worker (`topics.client.tasks`) extends all leases when a third of their
+time has passed. It has its own connections. Several tasks may iterate over one worker.
 """
 
 from __future__ import annotations
@@ -23,18 +23,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from topics.client import calls
-from topics.client.aio.pool import AsyncCaller
-from topics.client.calls import Retry
+from topics.client.calls import AsyncCaller, Retry
 from topics.client.errors import TopicsError
-from topics.client.jobs import (
-    EXTEND_AGAIN_S,
-    EXTEND_PART,
-    LOG,
-    HeldJob,
-    extended,
-    extension,
-    worker_name,
-)
+from topics.client.jobs import EXTEND_AGAIN_S, EXTEND_PART, LOG, HeldJob, worker_name
 from topics.client.tasks import AsyncBackground, AsyncLock, shielded
 from topics.client.values import JobRecord
 
@@ -64,7 +55,7 @@ class AsyncJob(HeldJob):
         elif isinstance(error, Exception):
             await self._settle("nack", self.failed(error))
             return True
-        else:  # Ctrl-C, or a cancellation: the job is not to blame
+        else:  # Ctrl-C or a cancellation is not a failure of the job
             with shielded():
                 await self.nack(delay=0.0)
         return False
@@ -135,7 +126,7 @@ class AsyncWorker(AsyncBackground):
             return None if self._is_stopped else self._ready.pop(0)
 
     async def _claim(self) -> bool:
-        """Ask for jobs. False: there are no more."""
+        """Claim jobs. Return whether more may come."""
         most = max(self._concurrency - len(self._held), 1)
         wait_s = 0.0 if self._drain else calls.WAIT_S
         call = calls.claim(self._queue, self.node, most, self._lease_s, wait_s)
@@ -159,7 +150,7 @@ class AsyncWorker(AsyncBackground):
         return not settled.skipped
 
     async def _give_back(self) -> None:
-        """Jobs that nobody has begun go to others at once."""
+        """Release the jobs that no loop has taken."""
         with self._lock:
             jobs = [job for job in self._ready if job.record.lease_id in self._held]
             self._ready.clear()
@@ -177,15 +168,22 @@ class AsyncWorker(AsyncBackground):
                 pause_s = extend_s if await self._extend(own) else min(EXTEND_AGAIN_S, extend_s)
 
     async def _extend(self, own: AsyncCaller) -> bool:
+        """Extend the leases of all held jobs. Return whether the server has replied."""
         with self._lock:
             held = [*self._held.values()]
         if not held:
             return True
         began = monotonic()
+        records, lease_ms = [job.record for job in held], int(1000 * self._lease_s)
+        call = calls.settle(self._queue, "extend", self.node, records, lease_ms=lease_ms)
         try:
-            settled = await own.call(extension(self._queue, self.node, held, self._lease_s))
+            settled = await own.call(call)
         except TopicsError as failure:
             LOG.warning("leases of %s not extended: %s", self._queue, failure)
             return False
-        extended(held, settled.skipped, began + self._lease_s)
+        for job in held:
+            if job.record.seq in settled.skipped:
+                job.lose()
+            else:
+                job.until = began + self._lease_s
         return True
