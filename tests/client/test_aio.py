@@ -106,7 +106,8 @@ def test_queues_and_workers(
 def test_stop_ends_a_claim_that_waits(url: str, name: str, backend: str) -> None:
     async def run() -> None:
         async with AsyncTopics(url) as client:
-            queue = await queue_of(client, name)
+            queue = client.queue(name)
+            await queue.put()
             async with anyio.create_task_group() as tasks, queue.worker() as worker:
 
                 async def stop() -> None:
