@@ -119,7 +119,7 @@ def test_what_the_sink_raises_is_raised(spark: SparkSession, live: Live, tmp_pat
 
 def test_what_a_query_does_is_counted_once_and_idle_reports_hide_no_batch() -> None:
     def offset(seq: int) -> str:
-        return "null" if seq < 0 else json.dumps({"a": {"t": {"seq": seq, "epoch": 1}}})
+        return "null" if seq < 0 else json.dumps({"a": {"t": [seq, 1]}})
 
     def report(batch: int, *, idle: bool = False) -> dict[str, object]:
         return {
