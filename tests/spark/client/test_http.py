@@ -43,38 +43,6 @@ def test_an_append_sends_key_and_type_and_asks_for_no_seqs(stub: StubServer) -> 
     assert "secret" not in repr(replace(target(stub), api_key="secret"))
 
 
-def test_requests_share_one_connection(stub: StubServer) -> None:
-    stub.make("t")
-    with TopicsClient(target(stub)) as client:
-        for number in range(3):
-            client.append("t", BODY, 2, f"k{number}")
-        assert client.connections == 1
-    assert len(stub.peers) == 3
-    assert len(set(stub.peers)) == 1
-
-
-def test_retry_after_is_obeyed(stub: StubServer, pauses: list[float]) -> None:
-    stub.make("t")
-    stub.faults.extend([THROTTLED, replace(THROTTLED, retry_after="7")])
-    with TopicsClient(target(stub)) as client:
-        assert client.append("t", BODY, 2, "k").head_seq == 2
-        assert (client.requests, client.retries) == (1, 2)
-    assert pauses == [3, 7]
-    assert stub.statuses("POST") == [429, 429, 200]
-
-
-def test_a_short_retry_after_that_comes_again_is_waited_for_longer(
-    stub: StubServer, pauses: list[float]
-) -> None:
-    stub.make("t")
-    stub.faults.extend([replace(THROTTLED, status=503, retry_after="1")] * 5)
-    with TopicsClient(target(stub)) as client:
-        client.append("t", BODY, 2, "k")
-    assert pauses[0] == 1
-    assert all(1 <= pause <= 2 for pause in pauses)
-    assert pauses[2:] != [1, 1, 1]
-
-
 def test_a_tag_that_is_too_long_is_told_with_its_record(stub: StubServer) -> None:
     stub.make("t")
     told = {"field": "tag", "max": 256}
@@ -91,17 +59,6 @@ def test_an_endless_retry_after_is_not_waited_for(stub: StubServer, pauses: list
     with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match="throttled"):
         client.append("t", BODY, 2, "k")
     assert pauses == []
-
-
-def test_without_retry_after_the_pause_doubles_up_to_a_cap(
-    stub: StubServer, pauses: list[float]
-) -> None:
-    stub.make("t")
-    stub.faults.extend([NOT_READY] * 5)
-    with TopicsClient(target(stub)) as client:
-        client.append("t", BODY, 2, "k")
-    for pause, most in zip(pauses, (0.5, 1.0, 2.0, 2.0, 2.0), strict=True):
-        assert most / 2 <= pause <= most
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, NOT_READY], ids=["429", "503"])
@@ -165,15 +122,6 @@ def test_other_refusals_fail_at_once_in_one_line(
     assert str(failure.value) == f'topic "t": {status} {code}: refused with {code} ({ADVICE[code]})'
     assert stub.statuses("POST") == [status]
     assert pauses == []
-
-
-def test_a_topic_that_is_gone_is_not_made_again(stub: StubServer) -> None:
-    with (
-        TopicsClient(target(stub)) as client,
-        pytest.raises(RequestError, match="404 topic_not_found"),
-    ):
-        client.append("t", BODY, 2, "k")
-    assert stub.topics == {}
 
 
 def test_an_answer_for_other_records_is_refused(stub: StubServer) -> None:

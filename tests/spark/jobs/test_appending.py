@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
-from tests.spark.killed_server import kill_and_restart, waits_half_way
-from tests.spark.reading import read_back
-from tests.support.server import Server
 from topics.spark import records
 from topics.spark.errors import JobError
 from topics.spark.jobs.appending import Appended, append, open_dest
@@ -28,7 +22,6 @@ if TYPE_CHECKING:
 
 # Not repeated by the client: the task fails and Spark runs it again.
 CRASH = Fault(status=500, code="internal")
-WAIT_S = 60.0
 
 
 def opened(url: str, **more: str) -> SinkOptions:
@@ -122,43 +115,6 @@ def test_a_refusal_is_one_line_with_code_advice_and_what_stays(
     assert "\n" not in text
     # Nothing is sent after a refusal, in none of Spark's four attempts.
     assert stub.statuses("POST")[1:] == [200, 422, 422, 422, 422]
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("durability", ["disk", "fsync"])
-def test_a_job_outlives_a_kill_of_the_server_and_every_row_stands_once(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
-) -> None:
-    killed = tmp_path / "killed"
-    # Rows pass between the stages of a task in small blocks, so that a stage that waits has let go
-    # of what came before.
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
-    with Server(tmp_path / "data", shards=2) as server:
-        server.env["TOPICS_PORT"] = str(server.port)  # the same address after a restart
-        url = f"http://{server.host}:{server.port}"
-        options = opened(url, durability=durability, batchRecords="100", numRetries="60")
-
-        def has_begun() -> None:
-            deadline = time.monotonic() + WAIT_S
-            while not read_back(url, "t"):
-                assert time.monotonic() < deadline, "the job never began"
-                time.sleep(0.005)
-
-        # Two partitions of 40 blocks. The server dies while the first half is being appended, the
-        # second meets it dead, then back.
-        halted = map_arrow(spark.range(0, 40_000, 1, 2), waits_half_way(killed), "id long")
-        try:
-            with ThreadPoolExecutor(1) as pool:
-                killer = pool.submit(kill_and_restart, server, killed, has_begun)
-                done = append(records(halted), options, "batch:j")
-                killer.result()
-        finally:
-            spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
-        found = sorted(record["data"]["id"] for record in read_back(url, "t"))
-    assert found == list(range(40_000))
-    assert (done.records, done.appended, done.agrees) == (40_000, 40_000, True)
-    assert done.retries > 0
 
 
 class Terminal(io.StringIO):

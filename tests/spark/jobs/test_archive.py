@@ -92,21 +92,6 @@ def test_what_is_new_is_archived_once_and_read_by_duckdb_and_polars(
     ]
 
 
-def test_a_pattern_archives_all_that_match_and_what_comes_later(
-    spark: SparkSession, live: Live, tmp_path: Path
-) -> None:
-    live.make("p:a", 20)
-    live.make("p:b", 10)
-    live.make("q:a", 5)
-    pattern = job(live, "p:.*", tmp_path, is_pattern=True)
-    assert archive(spark, pattern).agrees
-    live.make("p:c", 7)
-    second = archive(spark, pattern)
-    assert (second.rows, second.total, second.agrees) == (7, 37, True), second.text()
-    counts = pl.read_delta(str(tmp_path)).group_by("topic").len().sort("topic").rows()
-    assert counts == [("p:a", 20), ("p:b", 10), ("p:c", 7)]
-
-
 def test_files_of_sparks_own_sink_hold_each_record_once(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:

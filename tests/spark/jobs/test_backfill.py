@@ -108,19 +108,6 @@ def test_the_same_job_again_appends_nothing_and_another_one_does(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_of_a_file_that_has_grown_the_requests_that_differ_are_appended(
-    unstopped: SparkSession, stub: StubServer, fifty_rows: Path
-) -> None:
-    line = ["backfill", str(fifty_rows), "t", "--url", stub.url, "--quiet", "--batch-records", "20"]
-    assert main(line) == 0
-    with fifty_rows.open("a") as file:
-        file.write('{"id": 50}\n')
-    assert main(line) == 0
-    assert ids(stub) == [*range(50), *range(40, 51)]
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
 def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
     unstopped: SparkSession,
     stub: StubServer,
@@ -212,8 +199,6 @@ def test_parquet_is_sent_with_times_in_utc(
     [
         ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv holds a broken record: '1,2,3'"),
         ("a.jsonl", b'{"id": 1}\n{"id": 2\n', "value is not JSON: '{\"id\": 2'"),
-        ("b.jsonl", b'{"id": "\xff"}\n', "value is not UTF-8"),
-        ("a.json", b'{"id": "\\ud800"}\n', "half of a surrogate pair"),
     ],
 )
 def test_a_broken_line_ends_the_job_and_is_told(

@@ -29,12 +29,6 @@ BY_COLUMN = Columns(value=0, key=None, topic=1, headers=None, node=None)
 TO_ONE = Columns(value=0, key=None, topic=None, headers=None, node=None)
 
 
-@pytest.fixture
-def stub() -> Iterator[StubServer]:
-    with StubServer() as server:
-        yield server
-
-
 def options(stub: StubServer, **more: str) -> SinkOptions:
     return SinkOptions.parse({"servers": stub.url, "numRetries": "2", **more})
 
@@ -168,13 +162,6 @@ def test_another_write_or_partition_is_another_key(
     Sender(options(stub), BY_COLUMN, "s", 0).send([rows(5, ["t"])])
     Sender(options(stub), BY_COLUMN, scope, partition).send([rows(5, ["t"])])
     assert len(values(stub, "t")) == 10
-
-
-def test_a_busy_server_is_asked_again(stub: StubServer) -> None:
-    stub.make("t", idempotency_window_ms=10**8)
-    stub.faults.extend([Fault(status=429, code="throttled", retry_after="0")] * 2)
-    figures = Sender(options(stub, topic="t"), TO_ONE, "s", 0).send([rows(5, ["t"])])
-    assert (figures.retries, len(values(stub, "t"))) == (2, 5)
 
 
 def test_a_bad_row_is_told_with_topic_partition_and_value(stub: StubServer) -> None:

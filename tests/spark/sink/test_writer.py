@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,6 @@ from topics.spark.source.connection import BadOption, Connection, ServerError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -172,15 +169,6 @@ def test_a_stream_tells_its_warnings_once_and_what_stays_of_a_failed_batch(
 # With Spark, against the real server.
 
 
-def run(stream: DataStreamWriter) -> None:
-    """Run the stream over all that is there. Raises what the query fails with."""
-    query = stream.trigger(availableNow=True).start()
-    try:
-        query.awaitTermination(60)
-    finally:
-        query.stop()
-
-
 def write(df: DataFrame, url: str, **more: str) -> None:
     df.write.format("topics").mode("append").options(**{"servers": url, **more}).save()
 
@@ -212,14 +200,6 @@ def test_rows_of_all_columns_come_back_as_they_were_written(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_binary_values_and_texts_are_written(sink: SparkSession, server: Server, url: str) -> None:
-    df = sink.range(0, 10, 1, 1).selectExpr("cast(concat('line \"', id) as binary) as value")
-    write(df, url, topic="t", valueFormat="text")
-    assert [record["data"] for record in read_back(url, "t")] == [f'line "{n}' for n in range(10)]
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
 def test_errors_of_a_write_are_one_line_in_spark_too(
     sink: SparkSession, server: Server, url: str
 ) -> None:
@@ -233,37 +213,3 @@ def test_errors_of_a_write_are_one_line_in_spark_too(
             write(frame, url, topic="t", **wanted)
         assert told in last_line(failure.value)
     assert read_back(url, "t") == []
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", ["complete", "update"])
-def test_a_stream_is_appended_in_mode_append_only(
-    sink: SparkSession, server: Server, url: str, tmp_path: Path, mode: str
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "rows.txt").write_text("1\n")
-    counted = sink.readStream.text(str(tmp_path / "in")).groupBy("value").count()
-    build = counted.writeStream.format("topics").outputMode(mode)
-    build = build.options(servers=url, topic="t", checkpointLocation=str(tmp_path / "point"))
-    with pytest.raises(Exception) as failure:
-        run(build)
-    assert "append" in last_line(failure.value) or "Update" in last_line(failure.value)
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_a_batch_of_a_stream_is_written_in_foreach_batch_under_a_job_id(
-    sink: SparkSession, server: Server, url: str, tmp_path: Path
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "rows.txt").write_text("".join(f"{n}\n" for n in range(5)))
-
-    def twice(df: DataFrame, batch: int) -> None:
-        for _ in range(2):
-            write(df, url, topic="t", jobId=f"q:{batch}")
-
-    stream = sink.readStream.text(str(tmp_path / "in")).writeStream.foreachBatch(twice)
-    stream = stream.option("checkpointLocation", str(tmp_path / "point"))
-    run(stream)
-    assert sorted(json.dumps(record["data"]) for record in read_back(url, "t")) == list("01234")

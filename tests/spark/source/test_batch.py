@@ -11,7 +11,6 @@ import pytest
 from tests.spark.source.live import Live
 from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns, schema_of
-from topics.spark.source.connection import ServerError
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost, Range
 from topics.spark.source.reading import RangePartition
@@ -57,16 +56,6 @@ def test_a_read_is_fixed_when_it_is_planned(live: Live) -> None:
 def test_an_empty_topic_has_no_partition(live: Live) -> None:
     live.make("batch.empty")
     assert ranges(reader(live, subscribe="batch.empty")) == []
-
-
-def test_offsets_are_inclusive_at_the_start_and_exclusive_at_the_end(live: Live) -> None:
-    live.make("batch.bounds", 50)
-    given = {
-        "startingOffsets": '{"batch.bounds": 10}',
-        "endingOffsets": '{"batch.bounds":{"0":20}}',
-    }
-    made = reader(live, subscribe="batch.bounds", **given)
-    assert offsets(made, made.partitions()) == list(range(10, 20))
 
 
 def test_the_earliest_record_is_no_loss_and_an_earlier_offset_is(live: Live) -> None:
@@ -134,12 +123,3 @@ def test_the_same_topic_on_two_servers_is_read_on_both(live: Live, mortal: Live)
     made = reader(live, servers=f"a={live.url},b={mortal.url}", subscribePattern="batch.two")
     assert [(found.server, found.last) for found in parts_of(made)] == [("a", 3), ("b", 2)]
     assert offsets(made, made.partitions()) == [1, 2, 3, 1, 2]
-
-
-def test_a_missing_topic_and_a_dead_server_are_told_at_planning(live: Live) -> None:
-    with pytest.raises(ServerError, match=r'topic "batch.absent": topic_not_found'):
-        reader(live, subscribe="batch.absent").partitions()
-    began = time.monotonic()
-    with pytest.raises(ServerError, match=r"unreachable.*is the server running"):
-        reader(live, servers="http://127.0.0.1:9", subscribe="a").partitions()
-    assert time.monotonic() - began < 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from topics.spark.source.lag import TopicLag, lags
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 WAIT_S = 60
@@ -92,33 +90,6 @@ def test_from_json_reads_back_what_records_wrote(registered: SparkSession, live:
     assert found.a != found.a
 
 
-def test_a_view_in_sql_reads_topics(registered: SparkSession, live: Live) -> None:
-    live.make("spark.sql", 10)
-    registered.sql(
-        "CREATE OR REPLACE TEMPORARY VIEW records USING topics OPTIONS"
-        f" (servers '{live.url}', subscribe 'spark.sql', minPartitions '3')"
-    )
-    (row,) = registered.sql("SELECT count(*) AS n, max(offset) AS last FROM records").collect()
-    assert (row.n, row.last) == (10, 10)
-
-
-def test_a_dataframe_stays_as_it_was_first_read(registered: SparkSession, live: Live) -> None:
-    from pyspark.sql import functions as f
-
-    live.make("spark.fixed", 10)
-    df = load(registered, live, subscribe="spark.fixed", columns="offset")
-    assert df.count() == 10
-    live.append("spark.fixed", [11])
-    assert df.count() == 10
-    assert df.join(df.selectExpr("offset AS other"), f.expr("offset = 1")).count() == 10
-    assert load(registered, live, subscribe="spark.fixed").count() == 11
-
-
-def test_an_empty_topic_has_no_rows(registered: SparkSession, live: Live) -> None:
-    live.make("spark.empty")
-    assert load(registered, live, subscribe="spark.empty").collect() == []
-
-
 def test_mistakes_end_with_a_line_that_says_all(
     registered: SparkSession, live: Live, tmp_path: Path
 ) -> None:
@@ -173,14 +144,6 @@ def written(spark: SparkSession, checkpoint: Path) -> list[int]:
     return sorted(row.offset for row in spark.read.parquet(out).collect())
 
 
-def wait_for(done: Any, query: StreamingQuery) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert query.exception() is None, query.exception()
-        assert time.monotonic() < deadline, query.lastProgress
-        time.sleep(0.05)
-
-
 def test_available_now_reads_in_limited_batches_and_goes_on_later(
     registered: SparkSession, live: Live, tmp_path: Path
 ) -> None:
@@ -198,103 +161,3 @@ def test_available_now_reads_in_limited_batches_and_goes_on_later(
     with streaming(registered, live, "now", checkpoint, **limits) as writer:
         assert writer.trigger(availableNow=True).start().awaitTermination(WAIT_S)
     assert written(registered, checkpoint) == list(range(1, 111))
-
-
-def test_a_batch_that_was_not_committed_is_read_again_as_it_was(
-    registered: SparkSession, live: Live, tmp_path: Path
-) -> None:
-    live.make("spark.replay", 10)
-    seen: dict[int, list[list[int]]] = {}
-
-    def note(df: DataFrame, batch: int) -> None:
-        seen.setdefault(batch, []).append(sorted(row.offset for row in df.collect()))
-
-    def run() -> None:
-        df = registered.readStream.format("topics").options(
-            servers=f"one={live.url}", subscribe="spark.replay", startingOffsets="earliest"
-        )
-        writer = df.load().writeStream.foreachBatch(note).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(tmp_path / "replay")).start()
-        try:
-            assert query.awaitTermination(WAIT_S)
-        finally:
-            query.stop()
-
-    run()
-    (tmp_path / "replay/commits/0").unlink()
-    (tmp_path / "replay/commits/.0.crc").unlink(missing_ok=True)
-    live.append("spark.replay", [11, 12])
-    run()
-    assert seen == {0: [list(range(1, 11))] * 2, 1: [[11, 12]]}
-
-
-def test_a_query_outlives_a_kill_of_the_server(
-    registered: SparkSession, mortal: Live, tmp_path: Path
-) -> None:
-    mortal.make("spark.kill", 100)
-    checkpoint = tmp_path / "kill"
-    options = {"subscribe": "spark.kill", "maxOffsetsPerTrigger": "60", "columns": "topic,offset"}
-    with streaming(registered, mortal, "kill", checkpoint, **options) as writer:
-        query = writer.trigger(processingTime="100 milliseconds").start()
-        wait_for(lambda: query.lastProgress is not None, query)
-        mortal.server.kill()
-        again = threading.Timer(1.5, mortal.server.start)
-        again.start()
-        again.join()
-        mortal.append("spark.kill", range(101, 151))
-        wait_for(lambda: _read_to(query) == 150, query)
-    assert written(registered, checkpoint) == list(range(1, 151))
-
-
-def _read_to(query: StreamingQuery) -> int:
-    return max((lag.seq for lag in lags(query.lastProgress)), default=0)
-
-
-def test_a_pattern_finds_new_topics_while_one_of_two_servers_is_down(
-    registered: SparkSession, live: Live, mortal: Live, tmp_path: Path
-) -> None:
-    servers = f"a={live.url},b={mortal.url}"
-    live.make("spark.two.a", 5)
-    mortal.make("spark.two.b", 5)
-    checkpoint = tmp_path / "two"
-    pattern = {"servers": servers, "subscribePattern": r"spark\.two\..*"}
-    with streaming(registered, live, "two", checkpoint, **pattern) as writer:
-        query = writer.start()
-        wait_for(lambda: len(lags(query.lastProgress)) == 2, query)
-        mortal.server.kill()
-        live.make("spark.two.new", 3)
-        wait_for(lambda: len(lags(query.lastProgress)) == 3 and _behind(query) == 0, query)
-        mortal.server.start()
-        mortal.append("spark.two.b", [6])
-        wait_for(lambda: _seqs(query).get("spark.two.b") == 6, query)
-    assert written(registered, checkpoint) == sorted([*range(1, 6), *range(1, 7), 1, 2, 3])
-
-
-def _seqs(query: StreamingQuery) -> dict[str, int]:
-    return {lag.topic: lag.seq for lag in lags(query.lastProgress)}
-
-
-def _behind(query: StreamingQuery) -> int:
-    return sum(lag.records for lag in lags(query.lastProgress))
-
-
-def test_a_loss_ends_a_query_with_a_line_that_says_all(
-    registered: SparkSession, live: Live, tmp_path: Path
-) -> None:
-    live.make("spark.loss", 10, cap_records=4)
-    given = {"subscribe": "spark.loss", "startingOffsets": '{"spark.loss": 3}'}
-    with streaming(registered, live, "loss", tmp_path / "loss", **given) as writer:
-        query = writer.trigger(availableNow=True).start()
-        with pytest.raises(Exception, match="DataLost") as caught:
-            query.awaitTermination(WAIT_S)
-    assert 'topic "spark.loss" on server one: offsets 3 to 6 are gone' in str(caught.value)
-
-
-def test_a_write_goes_to_the_sink(registered: SparkSession, live: Live) -> None:
-    live.make("spark.copied", 5)
-    df = load(registered, live, subscribe="spark.copied")
-    writer = df.write.format("topics").options(servers=live.url, topic="spark.copy")
-    writer.mode("append").save()
-    copied = load(registered, live, subscribe="spark.copy")
-    values = sorted(row.value for row in df.collect())
-    assert sorted(row.value for row in copied.collect()) == values

@@ -79,16 +79,6 @@ def test_tasks_are_the_ranges_in_order_and_as_many_and_as_small_as_asked(
     assert len(sizes) == max(-(-len(seqs) // largest), min(fewest, len(seqs)))
 
 
-def test_many_small_ranges_are_one_task_and_a_large_one_is_several() -> None:
-    small = [Range("s", f"t{number}", 0, 40, 7) for number in range(1000)]
-    assert pack(small, 500_000, 1) == [tuple(small)]
-    assert pack([Range("s", "t", 10, 1010, 7)], 500, 1) == [
-        (Range("s", "t", 10, 510, 7),),
-        (Range("s", "t", 510, 1010, 7),),
-    ]
-    assert pack([Range("s", "t", 5, 5, 7)], 10, 4) == []
-
-
 @given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 500))
 def test_a_limit_is_shared_and_nobody_starves(lags: list[int], limit: int) -> None:
     taken = shares(lags, limit)

@@ -13,7 +13,7 @@ from tests.spark.source.live import Live
 from topics.spark.client.http import TopicsClient
 from topics.spark.source import reading
 from topics.spark.source.columns import Columns, schema_of
-from topics.spark.source.connection import Connection, ServerError
+from topics.spark.source.connection import Connection
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost, Range
 from topics.spark.source.reading import RangePartition, read_partition
@@ -144,9 +144,3 @@ def test_a_topic_that_is_deleted_after_the_plan_is_lost(live: Live, go_on: bool)
     else:
         with pytest.raises(DataLost, match=r"was deleted.*offsets from 1 are gone.*failOnDataLoss"):
             read(options(live, topic), wanted)
-
-
-def test_a_refusal_names_the_server(locked: Live) -> None:
-    given = options(locked, "spark.locked", apiKey="another-key")
-    with pytest.raises(ServerError, match=r'server one \(http.*"spark.locked": 401 unauthorized'):
-        read(given, Range("one", "spark.locked", 0, 3, 1))

@@ -14,8 +14,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from tests.spark.source.live import Live
 from topics.spark.source.columns import Columns, schema_of
-from topics.spark.source.connection import ServerError
-from topics.spark.source.offsets import BadOffset
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost
 from topics.spark.source.reading import RangePartition
@@ -107,27 +105,6 @@ def test_a_stream_begins_where_it_is_told(live: Live, starting: str, read: list[
         assert running.seqs() == read
 
 
-def test_nothing_new_is_the_same_offset_and_a_short_pause(live: Live) -> None:
-    live.make("stream.idle", 2)
-    with query(live, subscribe="stream.idle") as running:
-        running.batch()
-        assert running.plan() == running.at
-        assert running.pauses == [0.05]
-
-
-def test_a_limit_is_shared_by_lag_and_nobody_starves(live: Live) -> None:
-    live.make("stream.l.big", 90)
-    live.make("stream.l.small", 9)
-    live.make("stream.l.tiny", 1)
-    limits = {"maxOffsetsPerTrigger": "20"}
-    with query(live, subscribePattern=r"stream\.l\..*", **limits) as running:
-        assert running.reader.getDefaultReadLimit() == ReadMaxRows(20)
-        topics = [topic for _, topic, _ in running.batch()]
-        assert [topics.count(f"stream.l.{name}") for name in ("big", "small", "tiny")] == [17, 2, 1]
-        rest = running.batch(ALL)
-        assert len(rest) == 80
-
-
 def test_a_small_batch_waits_for_more_or_for_its_time(live: Live) -> None:
     live.make("stream.min", 3)
     given = {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "10s"}
@@ -194,14 +171,6 @@ def test_what_was_evicted_fails_the_query_or_is_counted(live: Live) -> None:
         assert going_on.at["one"]["stream.loss"][2] == 6
 
 
-def test_deleted_records_are_no_loss(live: Live) -> None:
-    live.make("stream.deleted", 6)
-    with query(live, subscribe="stream.deleted") as running:
-        live.remove("stream.deleted", 5)
-        assert running.seqs() == [5, 6]
-        assert running.at["one"]["stream.deleted"][2] == 0
-
-
 def test_a_topic_that_was_made_again_is_noticed(
     live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,28 +207,6 @@ def test_the_ends_of_topics_are_reported_for_progress(live: Live) -> None:
         assert running.at["one"]["stream.report"][0] == 4
 
 
-def test_a_topic_that_is_absent_or_a_dead_server_is_told_at_the_start(live: Live) -> None:
-    with (
-        pytest.raises(ServerError, match=r'topic "stream.absent": topic_not_found'),
-        query(live, subscribe="stream.absent"),
-    ):
-        pass
-    with (
-        pytest.raises(ServerError, match="unreachable"),
-        query(live, subscribe="a", servers="http://127.0.0.1:9"),
-    ):
-        pass
-
-
-def test_an_offset_beyond_the_end_is_refused_at_the_start(live: Live) -> None:
-    live.make("stream.beyond", 2)
-    given = {"subscribe": "stream.beyond", "startingOffsets": '{"stream.beyond": 9}'}
-    with pytest.raises(DataLost, match="which ends at 3"), query(live, **given):
-        pass
-    with query(live, **given, failOnDataLoss="false") as running:
-        assert running.seqs() == []
-
-
 def test_a_server_that_lost_its_name_is_noticed(
     live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,15 +224,6 @@ def test_a_server_that_lost_its_name_is_noticed(
         assert running.batch() == []
         assert running.seqs() == [1, 2, 3]
     assert capfd.readouterr().err.count('offsets of server "one"') == 1
-
-
-def test_a_checkpoint_of_another_source_is_refused(live: Live) -> None:
-    live.make("stream.foreign")
-    with (
-        query(live, {"logOffset": 3}, subscribe="stream.foreign") as running,
-        pytest.raises(BadOffset, match="use another checkpointLocation"),
-    ):
-        running.plan()
 
 
 def test_one_server_is_down_and_the_other_goes_on(

@@ -28,21 +28,6 @@ def survey(live: Live, **options: str) -> Iterator[Survey]:
         yield made
 
 
-def test_a_head_is_what_a_topic_holds(live: Live) -> None:
-    live.make("survey.head", 10, cap_records=4)
-    with survey(live, subscribe="survey.head") as asked:
-        found = asked.heads(Patience.FULL)["one"]["survey.head"]
-    assert (found.earliest, found.head) == (7, 10)
-    assert found.epoch > 0
-
-
-def test_a_pattern_finds_whole_names(live: Live) -> None:
-    for name in ("survey.p.a", "survey.p.b", "survey.p.b.c", "other.survey.p.a"):
-        live.make(name)
-    with survey(live, subscribePattern=r"survey\.p\.[ab]") as asked:
-        assert sorted(asked.heads(Patience.FULL)["one"]) == ["survey.p.a", "survey.p.b"]
-
-
 def test_a_pattern_costs_one_request_and_sees_a_topic_that_was_made_again(live: Live) -> None:
     live.make("survey.m.a", 3)
     live.make("survey.m.b", 3)
@@ -170,15 +155,6 @@ def test_a_read_by_name_asks_all_servers_first(live: Live) -> None:
         pytest.raises(ServerError, match=rf"server b \({NOWHERE}\): .*unreachable"),
     ):
         asked.heads(Patience.PLANNING)
-
-
-@pytest.mark.parametrize(("patience", "seconds"), [(Patience.QUICK, 8), (Patience.PLANNING, 12)])
-def test_a_dead_server_is_told_in_seconds(live: Live, patience: Patience, seconds: float) -> None:
-    with survey(live, servers=NOWHERE, subscribe="t") as asked:
-        began = time.monotonic()
-        with pytest.raises(ServerError, match=rf'{NOWHERE}: topic "t": no answer unreachable'):
-            asked.heads(patience)
-        assert time.monotonic() - began < seconds
 
 
 def test_losses_right_behind_a_position_are_told(live: Live) -> None:
