@@ -133,6 +133,12 @@ def seqs(page: dict[str, Any]) -> list[int]:
     return found
 
 
+def gap_of(page: dict[str, Any]) -> tuple[str, int, int] | None:
+    """Reason and ends of the tombstone."""
+    gap = page["tombstone"]
+    return gap and (gap["reason"], gap["gap_from"], gap["gap_to"])
+
+
 def contiguous(pages: list[dict[str, Any]], start: int) -> int:
     """Check that there is no hole; where they end."""
     for page in pages:

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.support.feeds import BROKEN, FULL, Front, seqs
+from tests.support.feeds import BROKEN, FULL, Front, gap_of, seqs
 from topics.engine.now import Now
-from topics.formats.wire.calls import (
-    FEED_CLOSE,
-    FEED_TAKEN,
-)
+from topics.formats.wire.calls import FEED_CLOSE, FEED_TAKEN
 from topics.formats.wire.contract import Event
 from topics.storage.disk import Damaged
 
@@ -33,14 +30,9 @@ async def test_what_a_cap_took_from_a_lagging_feed_is_a_tombstone_of_its_next_pa
     front.taken()
     front.turn()
     (page,) = front.events()
-    assert page["tombstone"] == {
-        "gap_from": 3,
-        "gap_to": 6,
-        "reason": "cap",
-        "missed_estimate": 4,
-        "earliest_seq": 7,
-        "head_seq": 8,
-    }
+    assert gap_of(page) == ("cap", 3, 6)
+    fields = ("missed_estimate", "earliest_seq", "head_seq")
+    assert [page["tombstone"][name] for name in fields] == [4, 7, 8]
     assert (page["from_seq"], page["to_seq"], seqs(page)) == (2, 8, [7, 8])
 
 
@@ -63,12 +55,7 @@ async def test_age_is_looked_at_before_a_page_is_made(
     front.taken()
     front.turn()
     (page,) = front.events()
-    assert (
-        page["tombstone"]["gap_from"],
-        page["tombstone"]["gap_to"],
-        page["tombstone"]["reason"],
-    ) == (3, 4, "ttl")
-    assert seqs(page) == [5]
+    assert (gap_of(page), seqs(page)) == (("ttl", 3, 4), [5])
 
 
 # Ends
@@ -153,15 +140,9 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
     front.written()
     front.wire.take()
     front.session.close()
-    store = front.loop.services.feeds
-    assert (
-        len(store),
-        store._table._by_topic,
-        store._table._by_session,
-        store._due,
-        store._unsynced,
-        store._changed,
-    ) == (0, {}, {}, {}, {}, {})
+    feeds = front.loop.services.feeds
+    assert not any((feeds._table._by_topic, feeds._table._by_session))
+    assert not any((feeds._due, feeds._unsynced, feeds._changed))
     front.session = front.loop.open_session("front-0", front.wire)
     front.open("a", 1)
     front.append("a", 2)
@@ -206,15 +187,8 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
     front.taken()
     front.written()
     pages = [event for event in front.events() if event["event"] == "feed.page"]
-    gaps = [
-        gap and (gap["reason"], gap["gap_from"], gap["gap_to"])
-        for gap in (page["tombstone"] for page in pages)
-    ]
-    assert [(page["from_seq"], page["to_seq"], page["count"]) for page in pages] == [
-        (0, 1, 1),
-        (1, 3, 1),
-    ]
-    assert gaps == [None, ("damaged", 2, 2)]
+    told = [(page["from_seq"], page["to_seq"], page["count"], gap_of(page)) for page in pages]
+    assert told == [(0, 1, 1, None), (1, 3, 1, ("damaged", 2, 2))]
     assert len(front.loop.services.feeds) == 1
 
 

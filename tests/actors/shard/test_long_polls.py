@@ -17,6 +17,7 @@ from topics.engine.changes import append
 from topics.engine.changes.append import Append
 from topics.formats.api.append_body import decode_append
 from topics.formats.json_text import json_bytes
+from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 
@@ -68,24 +69,30 @@ async def test_a_commit_right_after_the_first_look_wakes_the_reader(desk: Desk) 
     assert sorted(desk.answers()) == [(poll, 200), (append, 200)]
 
 
-async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+DAMAGED = Damaged(Path("1.seg"), 4096, "records are damaged")
+FAILED = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize("failure", [DAMAGED, FAILED])
+async def test_a_long_poll_whose_records_cannot_be_read_is_told_and_the_shard_goes_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     desk.make("a")
     poll = desk.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
 
-    def damaged(*_: object) -> NoReturn:
-        raise Damaged(Path("1.seg"), 4096, "records are damaged")
+    def fail(*_: object) -> NoReturn:
+        raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr("topics.actors.shard.long_polls.read", damaged)
+        patch.setattr("topics.actors.shard.long_polls.read", fail)
         append = desk.append("a", 1)
         desk.synced()
         await wait_all_tasks_blocked()
-    assert desk.answers() == [(append, 200), (poll, "internal")]
-    again = desk.diff("a")
-    assert desk.answers() == [(again, 200)]
+    told = desk.answers()
+    assert [number for number, _ in told] == [append, poll]
+    assert told[1][1] == ("internal" if failure is DAMAGED else ErrorCode.APPLICATION)
+    assert desk.seqs("a") == [1]
 
 
 @pytest.mark.parametrize("wait_ms", [0, 1])
@@ -183,41 +190,16 @@ async def test_records_that_go_with_their_topic_are_not_passed_over(desk: Desk) 
     assert (page["records"], page["next_from_seq"], page["head_seq"]) == ([], 1, 1)
 
 
-async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
+@pytest.mark.parametrize("is_in_one_batch", [True, False])
+async def test_a_reader_that_has_gone_waits_no_more(desk: Desk, is_in_one_batch: bool) -> None:
     desk.make("a")
     poll = desk.diff("a", wait_ms=30_000)
-    await wait_all_tasks_blocked()
-    desk.cancel(poll)
-    await wait_all_tasks_blocked()
-    assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.loop.services.long_polls._polls == {}
-
-
-async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
-    desk.make("a")
-    poll = desk.diff("a", wait_ms=30_000)
-    desk.cancel(poll)
-    await wait_all_tasks_blocked()
-    assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.loop.services.long_polls._polls == {}
-
-
-async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_and_nobody_else(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    desk.make("a", ttl_ms=1000)
-    poll = desk.diff("a", wait_ms=30_000)
-    await wait_all_tasks_blocked()
-    number = desk.append("a", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.engine, "expire", fail)
-        desk.synced()
+    if not is_in_one_batch:
         await wait_all_tasks_blocked()
-    assert [answered for answered, _ in desk.answers()] == [number, poll]
-    assert desk.seqs("a") == [1]
+    desk.cancel(poll)
+    await wait_all_tasks_blocked()
+    assert [number for number, _ in desk.answers()] == [poll]
+    assert desk.loop.services.long_polls._polls == {}
 
 
 async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:

@@ -25,15 +25,6 @@ async def two(front: Desk) -> tuple[Client, Client]:
     return first, second
 
 
-async def goes_on(front: Desk, broken: Client, whole: Client) -> None:
-    """The one has been told and has ended; the other is shown what comes."""
-    assert broken.stream.ended
-    assert b'event: error\ndata: {"code":500,"error":"internal error"}' in broken.hear()
-    assert not whole.stream.ended
-    await front.page(0, 1)
-    assert b'"$seq":1' in whole.hear()
-
-
 LONG = b'{"$seq":1,"data":"%b"}' % (b"x" * 40 * SEND_BYTES)
 
 

@@ -21,11 +21,13 @@ def reader_is_live(client: Client) -> bool:
 async def test_a_feed_opens_with_its_first_reader_and_closes_with_its_last(front: Desk) -> None:
     first, second = await two(front)
     assert front.shards.asked == [], "the second reader has the feed of the first"
+    await front.page(0, 1)
+    front.shards.told.clear()
     first.stream.end()
     assert front.shards.told == []
     second.stream.end()
     assert front.shards.told == [("feed.close", {"feed": 1})]
-    assert front.live.feeds.by_number == {}
+    assert (front.live.feeds.by_number, front.live.feeds.kept.size) == ({}, 0)
 
 
 async def test_every_live_reader_is_shown_a_page_and_the_shard_hears_of_it_once(
@@ -80,6 +82,18 @@ async def test_readers_of_a_shard_that_goes_subscribe_again(front: Desk) -> None
     assert reader_is_live(second)
     await front.page(0, 1, feed=1)
     assert first.hear() == b"", "a page of a dropped feed is nobody's"
+
+
+@pytest.mark.parametrize("error", [None, "internal"])
+async def test_readers_of_a_feed_that_ends_are_told_of_the_deletion_or_subscribe_again(
+    front: Desk, error: str | None
+) -> None:
+    client, _ = await two(front)
+    front.event(0, "feed.ended", {"feed": 1, "head_seq": 0, "error": error}, b"")
+    await wait_all_tasks_blocked()
+    assert (b"event: topic-deleted" in client.hear()) is (error is None)
+    assert ("t" in client.stream.readers) is (error is not None)
+    assert [asked.method for asked in front.shards.asked] == ["feed.open"] * (error is not None)
 
 
 async def test_a_feed_is_open_as_soon_as_its_answer_is_there(front: Desk) -> None:
@@ -179,19 +193,6 @@ async def test_a_paced_stream_is_told_so_once_in_ten_seconds(
         for client in clients:
             client.stream.readers["t"].seq = 0
     assert clients[0].stream.ended is False
-
-
-async def test_a_page_tells_a_bounded_number_of_streams(
-    pressed: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("topics.front.live.feeds.TOLD_MAX", 1)
-    clients = await two(pressed)
-    press(pressed.pressure, pace=1.0)
-    told = []
-    for seq in range(3):
-        await paced_page(pressed, seq, seq + 1)
-        told.append(sum(client.hear().count(TOLD) for client in clients))
-    assert told == [1, 1, 0]
 
 
 async def test_a_feed_that_has_closed_takes_nothing_late(

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 import trio
+from trio.testing import MockClock
 
-from tests.support.live_desk import Client, Desk
+from tests.support.live_desk import Client, Desk, desk
 from topics.actors.link.beat import BEAT_S
 
-pytestmark = pytest.mark.usefixtures("autojump_clock", "_clock")
 STEP_S = 0.05
-
-
-@pytest.fixture
-def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
 
 
 async def next_heartbeat(client: Client) -> float:
@@ -30,8 +25,17 @@ async def next_heartbeat(client: Client) -> float:
 @pytest.mark.parametrize("heartbeat_s", [1.0, 1.2])
 @pytest.mark.parametrize("offset_s", [0.0, 0.1, 0.25, 0.49])
 async def test_a_heartbeat_comes_at_most_an_interval_after_the_last_byte(
-    front: Desk, heartbeat_s: float, offset_s: float
+    heartbeat_s: float,
+    offset_s: float,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
+    async with desk() as front:
+        await heartbeats_are_in_time(front, heartbeat_s, offset_s)
+
+
+async def heartbeats_are_in_time(front: Desk, heartbeat_s: float, offset_s: float) -> None:
     client = await front.client()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     stream = client.stream

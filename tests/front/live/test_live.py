@@ -6,10 +6,9 @@ import logging
 
 import pytest
 import trio
-import trio.testing
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.front.live.streams_support import BUG, broken, goes_on, two
+from tests.front.live.streams_support import BUG, broken, two
 from tests.support.live_desk import Desk, desk, make_heartbeat_due, page, records
 from topics.actors.link.beat import BEAT_S
 from topics.front.live.streams import StreamKind
@@ -25,35 +24,34 @@ async def test_streams_are_counted_by_kind(front: Desk) -> None:
     assert front.live.stream_counts == [0, 0, 0]
 
 
-async def test_a_tick_that_fails_ends_its_stream_only(
-    autojump_clock: trio.testing.MockClock,
+@pytest.mark.parametrize("fails", ["heartbeat", "a deferred call", "page_event"])
+async def test_an_unexpected_error_ends_one_stream(
+    fails: str,
+    autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with desk() as front:
         first, second = await two(front)
-        monkeypatch.setattr(first.stream, "heartbeat", broken)
-        for client in (first, second):
-            make_heartbeat_due(client.stream)
-        await trio.sleep(BEAT_S * 1.5)
-        assert second.hear() == b": hb\n\n"
-        await goes_on(front, first, second)
+        if fails == "a deferred call":
+            done: list[int] = []
+            front.live.defer(second.stream, lambda: done.append(1))
+            front.live.defer(first.stream, broken)
+            front.live.defer(second.stream, lambda: done.append(2))
+            await wait_all_tasks_blocked()
+            assert done == [1, 2]
+        else:
+            monkeypatch.setattr(first.stream, fails, broken)
+        if fails == "heartbeat":
+            for client in (first, second):
+                make_heartbeat_due(client.stream)
+            await trio.sleep(BEAT_S * 1.5)
+            assert second.hear() == b": hb\n\n"
+        await front.page(0, 1)
+        assert b'"$seq":1' in second.hear()
+        assert (first.stream.ended, second.stream.ended) == (True, False)
+        assert b'event: error\ndata: {"code":500,"error":"internal error"}' in first.hear()
     assert [(record.message, record.levelno) for record in caplog.records] == [(BUG, logging.ERROR)]
-
-
-async def test_a_deferred_call_that_fails_ends_its_stream_only(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    done: list[int] = []
-    async with desk() as front:
-        first, second = await two(front)
-        front.live.defer(second.stream, lambda: done.append(1))
-        front.live.defer(first.stream, broken)
-        front.live.defer(second.stream, lambda: done.append(2))
-        await wait_all_tasks_blocked()
-        assert done == [1, 2]
-        await goes_on(front, first, second)
-    assert [record.message for record in caplog.records] == [BUG]
 
 
 async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
@@ -61,19 +59,6 @@ async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> 
     client = await front.client()
     assert b'"code":503' in client.hear()
     assert (client.stream.ended, front.live.streams) == (True, set())
-
-
-async def test_a_page_that_cannot_be_shown_ends_one_stream(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with desk() as front:
-        first, second = await two(front)
-        monkeypatch.setattr(first.stream, "page_event", broken)
-        await front.page(0, 1)
-        assert b'"$seq":1' in second.hear()
-        assert first.stream.ended
-        assert b'"code":500' in first.hear()
-    assert [record.message for record in caplog.records] == [BUG]
 
 
 async def test_a_stream_that_fails_while_it_catches_up_ends_alone(

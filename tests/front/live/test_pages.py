@@ -2,99 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import Desk, desk, page
+from tests.support.live_desk import page
+from topics.formats.wire.calls import FeedReadResult
 from topics.front.live import pages
+from topics.front.live.pages import FeedPage, FeedPages, KeptPages
 
 KEPT_MAX_BYTES = 1000
 
 
 @pytest.fixture
-async def front(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> KeptPages:
     monkeypatch.setattr(pages, "KEPT_MAX_BYTES", KEPT_MAX_BYTES)
     monkeypatch.setattr(pages, "PAGE_OVERHEAD_BYTES", 0)
-    async with desk() as made:
-        yield made
+    return KeptPages()
 
 
-async def follow(front: Desk, topics: int) -> None:
-    """A reader of each topic: so many feeds, numbered from 1."""
-    for number in range(topics):
-        await front.client(topic=f"t{number}")
-        await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+def keep(kept: KeptPages, feed: FeedPages, from_seq: int, size: int = 300) -> None:
+    """Keep a page of one record."""
+    told = FeedReadResult(**page(from_seq, from_seq + 1), epoch=1)
+    kept.keep(feed, FeedPage("t", told, b"x" * size))
 
 
-async def come(front: Desk, feed: int, from_seq: int, size: int) -> None:
-    """A page of so many bytes."""
-    front.event(
-        0,
-        "feed.page",
-        {"feed": feed, **page(from_seq, from_seq + 1)},
-        b'"%b"' % (b"x" * (size - 2)),
-    )
-    await wait_all_tasks_blocked()
-
-
-def kept(front: Desk) -> dict[int, list[int]]:
+def kept_seqs(kept: KeptPages, *feeds: FeedPages) -> list[list[int]]:
     """Where the pages of each feed begin."""
-    feeds = front.live.feeds.by_number.values()
-    assert (
-        sum(len(page.body) for feed in feeds for page in feed.kept.pages)
-        == front.live.feeds.kept.size
-        <= KEPT_MAX_BYTES
-    )
-    return {
-        feed.number: [page.follows_seq for page in feed.kept.pages]
-        for feed in feeds
-        if feed.kept.pages
-    }
+    sizes = [page.size for feed in feeds for page in feed.pages]
+    assert sum(sizes) == kept.size <= KEPT_MAX_BYTES
+    return [[page.follows_seq for page in feed.pages] for feed in feeds]
 
 
-async def test_all_feeds_share_one_bound_of_kept_bytes(front: Desk) -> None:
-    await follow(front, 20)
-    for feed in range(1, 21):
-        await come(front, feed, 0, 300)
-        kept(front)
-    assert kept(front) == {18: [0], 19: [0], 20: [0]}
+def test_all_feeds_share_one_bound_of_kept_bytes(kept: KeptPages) -> None:
+    feeds = [FeedPages() for _ in range(20)]
+    for feed in feeds:
+        keep(kept, feed, 0)
+        kept_seqs(kept, *feeds)
+    assert kept_seqs(kept, *feeds) == [*[[]] * 17, *[[0]] * 3]
 
 
-async def test_pages_of_a_busy_feed_evict_those_of_idle_feeds_first(
-    front: Desk,
-) -> None:
-    await follow(front, 2)
-    await come(front, 1, 0, 300)
+def test_pages_of_a_busy_feed_evict_those_of_idle_feeds_first(kept: KeptPages) -> None:
+    idle, busy = FeedPages(), FeedPages()
+    keep(kept, idle, 0)
     for seq in range(3):
-        await come(front, 2, seq, 300)
-    assert kept(front) == {2: [0, 1, 2]}
-    await come(front, 2, 3, 300)
-    await come(front, 2, 4, 300)
-    assert kept(front) == {2: [2, 3, 4]}
+        keep(kept, busy, seq)
+    assert kept_seqs(kept, idle, busy) == [[], [0, 1, 2]]
+    keep(kept, busy, 3)
+    keep(kept, busy, 4)
+    assert kept_seqs(kept, idle, busy) == [[], [2, 3, 4]]
 
 
-async def test_a_page_above_the_bound_is_not_kept(front: Desk) -> None:
-    await follow(front, 2)
-    await come(front, 1, 0, 300)
-    await come(front, 2, 0, KEPT_MAX_BYTES + 1)
-    assert kept(front) == {}
-    await come(front, 1, 1, 300)
-    assert kept(front) == {1: [1]}
+def test_a_page_above_the_bound_is_not_kept(kept: KeptPages) -> None:
+    first, second = FeedPages(), FeedPages()
+    keep(kept, first, 0)
+    keep(kept, second, 0, KEPT_MAX_BYTES + 1)
+    assert kept_seqs(kept, first, second) == [[], []]
+    keep(kept, first, 1)
+    assert kept_seqs(kept, first, second) == [[1], []]
 
 
-async def test_a_closed_feed_keeps_nothing(front: Desk) -> None:
-    await follow(front, 3)
-    await come(front, 1, 0, 500)
-    front.clients[0].stream.end()
-    await come(front, 2, 0, 500)
-    await come(front, 3, 0, 500)
-    assert kept(front) == {2: [0], 3: [0]}
+def test_a_feed_that_has_ended_keeps_nothing(kept: KeptPages) -> None:
+    first, second = FeedPages(), FeedPages()
+    keep(kept, first, 0)
+    keep(kept, second, 0)
+    kept.forget(first)
+    assert kept_seqs(kept, first, second) == [[], [0]]
 
 
-async def test_the_pages_of_one_feed_are_bounded_by_number(front: Desk) -> None:
-    await follow(front, 1)
+def test_the_pages_of_one_feed_are_bounded_by_number(kept: KeptPages) -> None:
+    feed = FeedPages()
     for seq in range(2 * pages.KEPT_MAX_PAGES):
-        await come(front, 1, seq, 2)
-    assert kept(front) == {1: [*range(pages.KEPT_MAX_PAGES, 2 * pages.KEPT_MAX_PAGES)]}
+        keep(kept, feed, seq, 2)
+    assert kept_seqs(kept, feed) == [[*range(pages.KEPT_MAX_PAGES, 2 * pages.KEPT_MAX_PAGES)]]

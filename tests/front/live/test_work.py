@@ -12,7 +12,6 @@ import trio
 import trio.testing
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.front.live.streams_support import BUG, broken
 from tests.support.live_desk import (
     SEND_BYTES,
     Desk,
@@ -30,7 +29,6 @@ from topics.front.held_memory import STALL_MAX_S
 from topics.front.limits import make_slots
 from topics.front.live.work_stream import WorkStream
 from topics.front.live.work_subscriptions import WorkSubscription, WorkSubscriptions
-from topics.front.pressure.governor import COALESCE_S
 
 OPENING = b"retry: 2000\n\n: hb\n\n"
 
@@ -159,24 +157,17 @@ async def test_a_heartbeat_comes_only_when_nothing_else_was_sent(
     assert front.shards.told == [TAKEN]
 
 
-@pytest.mark.parametrize("half", [True, False])
-async def test_the_leases_of_a_client_that_hangs_up_are_released(front: Desk, half: bool) -> None:
+@pytest.mark.parametrize("way", ["closes", "closes its side", "resets"])
+async def test_the_leases_of_a_client_that_goes_are_released(front: Desk, way: str) -> None:
     client = await worker(front)
-    client.hang_up(half=half)
+    if way == "resets":
+        client.stream.sock.shutdown(2)  # the next write fails
+        await jobs(front, 1)
+    else:
+        client.hang_up(half=way == "closes its side")
     await wait_all_tasks_blocked(0.01)
     assert front.shards.told == [CLOSED]
-    assert (client.stream.ended, front.live.streams, front.live.slots.streams.used) == (
-        True,
-        set(),
-        0,
-    )
-
-
-async def test_the_leases_of_a_client_that_resets_are_released(front: Desk) -> None:
-    client = await worker(front)
-    client.stream.sock.shutdown(2)  # as after a reset: the next write fails
-    await jobs(front, 1)
-    assert front.shards.told == [CLOSED]
+    assert (client.stream.ended, front.live.streams, slots_used(front)) == (True, set(), 0)
 
 
 async def test_a_client_that_stalls_is_told_so_and_loses_its_leases(
@@ -207,30 +198,6 @@ async def test_the_drain_ends_a_stream_and_releases_its_leases(front: Desk) -> N
     await wait_all_tasks_blocked()
     assert b'"code":503,"error":"the server is shutting down"' in client.hear()
     assert front.shards.told == [CLOSED]
-
-
-async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
-    subscription = await opened(front)
-    await jobs(front, 1)
-    front.live.drain()
-    client = Worker(front, subscription)
-    await wait_all_tasks_blocked()
-    assert client.hear().startswith(b'event: error\ndata: {"code":503')
-    assert (front.shards.told, front.live.slots.streams.used) == ([CLOSED], 0)
-
-
-async def test_an_unexpected_error_ends_one_stream(
-    front: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = await worker(front)
-    second = await worker(front)
-    monkeypatch.setattr(first.stream, "show", broken)
-    await jobs(front, 1)
-    assert b'"code":500' in first.hear()
-    await jobs(front, 2, work=2)
-    assert second.hear() == event(2)
-    assert front.shards.told == [CLOSED, ("work.taken", {"work": 2})]
-    assert [record.message for record in caplog.records] == [BUG]
 
 
 # Subscriptions
@@ -266,14 +233,6 @@ async def test_a_client_that_vanishes_while_the_shard_is_asked_is_told_to_the_sh
     assert slots_used(front) == 0
     await jobs(front, 1)
     assert front.shards.told == [CLOSED]
-
-
-async def test_a_subscription_is_closed_once(front: Desk) -> None:
-    subscription = await opened(front)
-    for _ in range(2):
-        front.live.work.close(subscription)
-    front.live.work.taken(subscription)
-    assert (front.shards.told, slots_used(front)) == ([CLOSED], 0)
 
 
 async def test_jobs_that_come_before_the_client_is_ready_are_kept(front: Desk) -> None:
@@ -348,17 +307,6 @@ async def test_under_pressure_the_next_jobs_come_late_and_the_client_is_told(
     assert front.shards.told == [("work.taken", {"work": 1})]
     await jobs(front, 2)
     assert client.hear() == event(2), "it was told"
-
-
-async def test_coalesced_jobs_are_taken_a_little_later_and_nobody_is_told(
-    front: Desk, autojump_clock: MockClock
-) -> None:
-    client = await worker(front)
-    press(front.pressure)
-    await jobs(front, 1)
-    assert (client.hear(), front.shards.told) == (event(1), [])
-    await trio.sleep(COALESCE_S + 0.001)
-    assert front.shards.told == [("work.taken", {"work": 1})]
 
 
 async def test_a_client_that_has_gone_takes_nothing_late(

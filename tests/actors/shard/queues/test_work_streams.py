@@ -37,24 +37,6 @@ async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
     assert page["jobs"][0]["lease_id"].startswith("lease_")
 
 
-async def test_a_stream_gets_jobs_as_they_come(workers: QueueDesk) -> None:
-    workers.queue()
-    workers.open(5)
-    assert workers.pages() == []
-    workers.jobs(1)
-    assert workers.pages() == [(1, [1])]
-
-
-async def test_jobs_that_are_sent_are_a_read(workers: QueueDesk) -> None:
-    workers.queue()
-    workers.open(5)
-    queue = workers.engine.topic("q")
-    queue.last_read_ms = None
-    workers.jobs(1)
-    assert workers.pages() == [(1, [1])]
-    assert 490 <= queue.effective_priority(workers.loop.context.now.ms) <= 500
-
-
 async def test_one_page_is_under_way_at_a_time(workers: QueueDesk) -> None:
     workers.queue()
     workers.open(5)
@@ -98,22 +80,6 @@ async def test_a_full_stream_is_refilled_when_a_lease_ends(
     assert workers.pages() == [(1, [1])]
 
 
-async def test_a_full_stream_is_refilled_when_its_job_is_too_old(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(ttl_ms=2000, jobs=1)
-    workers.open(1)
-    workers.pages()
-    workers.taken()
-    await trio.sleep(0.5)
-    workers.jobs(1)
-    assert workers.pages() == []
-    await trio.sleep(1.5)
-    assert workers.pages() == []
-    await trio.sleep(0.02)
-    assert workers.pages() == [(1, [2])]
-
-
 async def test_what_is_acked_before_the_page_is_taken_makes_no_second_page(
     workers: QueueDesk,
 ) -> None:
@@ -140,23 +106,6 @@ async def test_a_page_has_about_a_mib_and_a_job_at_least(workers: QueueDesk) -> 
     assert sent[-1] <= 2
 
 
-async def test_the_lease_of_a_stream_that_names_none_follows_the_config(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(lease_ms=1000)
-    workers.open(2)
-    workers.jobs(1)
-    workers.turn()
-    (page,) = [told for told in workers.told() if "event" in told]
-    workers.taken()
-    workers.put("q", lease_ms=5000)
-    workers.synced()
-    workers.jobs(1)
-    workers.turn()
-    (next_page,) = [told for told in workers.told() if "event" in told]
-    assert next_page["jobs"][0]["deadline"] - page["jobs"][0]["deadline"] == 4000
-
-
 # Beside others
 
 
@@ -179,25 +128,6 @@ async def test_streams_and_claims_take_turns_in_one_line(workers: QueueDesk) -> 
     workers.told()
     workers.append("q", 4)
     assert workers.pages() == [(2, [4])], "it had room first"
-
-
-async def test_streams_with_room_belong_to_a_cohort(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(claim_jitter_ms=100)
-    workers.open(10)
-    await trio.sleep(0.2)
-    workers.told()
-    workers.jobs(4)
-    claim = workers.claim(max=10)
-    workers.turn()
-    await trio.sleep(0.15)
-    told = [each for each in workers.told() if "event" in each or "claimed" in each]
-    assert [each.get("seqs") or [job["$seq"] for job in each["claimed"]] for each in told] == [
-        [1, 3],
-        [2, 4],
-    ]
-    assert told[1]["cid"] == claim
 
 
 # Ends
