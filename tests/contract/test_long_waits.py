@@ -1,4 +1,4 @@
-"""What takes 15 to 30 seconds (§3, §7.2, §10.2, §10.8), on a server that does it sooner."""
+"""What takes 15 to 30 seconds (§3, §7.2, §10.2), on a server that does it sooner."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api import SLACK_S, Api, ok
-from tests.support.hasty import HEARTBEAT_S, WAIT_MAX_S
+from tests.support.hasty import WAIT_MAX_S
 from tests.support.metrics import scrape
-from tests.support.queues import Queue, Work, claiming, jobs_of, until
+from tests.support.queues import Queue, claiming, jobs_of, until
 from tests.support.server import HastyServer, Server
 from tests.support.sse import RECORD, Stream, session
-from topics.actors.link.beat import BEAT_S
 
 pytestmark = pytest.mark.slow
 
@@ -68,22 +67,3 @@ def test_a_reader_that_stalls_is_ended_and_may_resume(api: Api, topic: str) -> N
     with Stream(api.address, url, last_event_id=last_id) as stream:
         seen += [data[0] for data in stream.told([topic]).data()]
     assert seen == list(range(BLOCKS))
-
-
-def test_a_work_stream_beats_unless_a_job_went_out(api: Api, topic: str) -> None:
-    queue, busy = Queue.create(api, topic), Queue.create(api, f"{topic}.busy")
-    begun = time.monotonic()
-    with Work(queue) as idle, Work(busy) as stream:
-        while beats(idle) < 2:
-            busy.push("x")
-            busy.ack(stream.jobs(1))
-        assert time.monotonic() - begun >= HEARTBEAT_S - BEAT_S  # at the last tick before
-        assert beats(stream) == 1, "one at open"
-
-
-def beats(stream: Work) -> int:
-    """How many heartbeats came until now."""
-    stream.quiet(0.1)
-    found = [comment for block in stream.blocks for comment in block.comments]
-    assert {*found} <= {"hb"}
-    return len(found)

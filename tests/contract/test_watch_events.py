@@ -1,16 +1,18 @@
-"""The events of a watch stream (§7.2): fields, limits, payloads, filters, classes, loss."""
+"""What a watch stream says (§7.2): events, heartbeats, loss, several topics, and resuming."""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from tests.support.api import Api, create, data, ok
+from tests.support.api import SLACK_S, Api, create, data, ok
 from tests.support.sse import (
     CAUGHT_UP,
+    DELETED,
+    ERROR,
     RECORD,
     TOMBSTONE,
     Stream,
@@ -20,55 +22,50 @@ from tests.support.sse import (
     stone,
     watch,
 )
+from topics.actors.link.beat import BEAT_S
 
 
-def test_an_empty_topic_is_caught_up_at_0(api: Api, topic: str) -> None:
+def test_events_have_exactly_these_fields(api: Api, topic: str) -> None:
+    """A live record has the same event as an old one."""
     create(api, topic)
+    write = {"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 2}}
     with watch(api, [topic]) as stream:
         event = stream.event(CAUGHT_UP)
-        assert event.json() == {"topic": topic, "head_seq": 0}
-        assert event.cursor == {topic: 0}
+        assert (event.json(), event.cursor) == ({"topic": topic, "head_seq": 0}, {topic: 0})
         stream.quiet(0.1)
-
-
-def test_a_record_event_has_exactly_these_fields(api: Api, topic: str) -> None:
-    create(api, topic)
-    ok(
-        api.append(
-            topic,
-            records=[{"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 2}}, {"data": None}],
-        )
-    )
-    ts = [record["$ts"] for record in api.read(topic)]
+        ok(api.append(topic, records=[write, {"data": None}]))
+        live = stream.event(RECORD)
+    first, second = [record["$ts"] for record in api.read(topic)]
     with watch(api, [topic]) as stream:
         event = stream.event(RECORD)
         assert event.json() == {
             "topic": topic,
             "records": [
-                {"$seq": 1, "$ts": ts[0], "$node": "n", "data": {"a": 1}, "meta": {"m": 2}},
-                {"$seq": 2, "$ts": ts[1], "data": None},
+                {"$seq": 1, "$ts": first, "$node": "n", "data": {"a": 1}, "meta": {"m": 2}},
+                {"$seq": 2, "$ts": second, "data": None},
             ],
             "from_seq": 0,
             "to_seq": 2,
             "head_seq": 2,
         }
-        assert event.cursor == {topic: 2}
+        assert (event.cursor, live.data, live.id) == ({topic: 2}, event.data, event.id)
         after = stream.event(CAUGHT_UP)
         assert (after.json(), after.cursor) == ({"topic": topic, "head_seq": 2}, {topic: 2})
 
 
-def test_a_live_record_has_the_same_event(api: Api, topic: str) -> None:
-    create(api, topic, "old")
-    with watch(api, {topic: {"tail": True}}) as stream:
-        assert stream.event(CAUGHT_UP).json() == {"topic": topic, "head_seq": 1}
-        ok(api.append(topic, records=[{"data": 5, "tag": "t", "meta": {"m": 1}}]))
-        event = stream.event(RECORD)
-        body = event.json()
-        assert body.pop("records") == [
-            {"$seq": 2, "$ts": api.read(topic)[1]["$ts"], "data": 5, "meta": {"m": 1}}
-        ]
-        assert body == {"topic": topic, "from_seq": 1, "to_seq": 2, "head_seq": 2}
-        assert event.cursor == {topic: 2}
+@pytest.mark.slow
+def test_an_idle_stream_sends_one_heartbeat_in_each_interval(api: Api, topic: str) -> None:
+    """0 is clamped to the shortest interval, a second."""
+    create(api, topic)
+    with watch(api, [topic], heartbeat_ms=0) as stream:
+        stream.event(CAUGHT_UP)
+        before = time.monotonic()  # the last data goes out after this
+        ok(api.append(topic, "x"))
+        stream.records(1)
+        for number in (1, 2):
+            assert stream.block(timeout_s=1 + SLACK_S).lines == (b": hb",)
+            # Each is sent at the last tick before the interval ends.
+            assert time.monotonic() - before >= number - BEAT_S - 0.1
 
 
 def test_line_ends_in_a_payload_do_not_end_an_event(api: Api, topic: str) -> None:
@@ -91,103 +88,20 @@ def test_line_ends_in_a_payload_do_not_end_an_event(api: Api, topic: str) -> Non
         assert pair[0]["meta"] == {"data:": "x"}
 
 
-@pytest.mark.parametrize(
-    ("node", "seen"),
-    [
-        ("a", [1, 2, 3, 4]),
-        ("b", [0, 2, 3, 4]),
-        (["a"], [1, 2, 3, 4]),
-        (["a", "b"], [2, 3, 4]),
-        ([], [0, 1, 2, 3, 4]),
-        ("nobody", [0, 1, 2, 3, 4]),
-    ],
-)
-def test_a_node_is_not_told_what_it_wrote(api: Api, topic: str, node: Any, seen: list[int]) -> None:
-    create(api, topic)
-    records = [
-        {"data": at, **({"node": name} if name else {})}
-        for at, name in enumerate(["a", "b", None, "A", "ab"])
-    ]
-    ok(api.append(topic, records=records))
-    with watch(api, [topic], node=node) as stream:
-        assert stream.told([topic]).data() == seen
-        ok(api.append(topic, records=records))
-        assert data(stream.records(len(seen))) == seen
-
-
-def test_records_that_are_all_filtered_end_in_caught_up(api: Api, topic: str) -> None:
-    create(api, topic)
-    ok(api.append(topic, 1, 2, 3, node="me"))
-    url = session(api, [topic], node="me")["stream_url"]
-    with Stream(api.address, url) as stream:
-        event = stream.event(CAUGHT_UP)
-        assert (event.json(), event.cursor) == ({"topic": topic, "head_seq": 3}, {topic: 3})
-        for _ in range(5):
-            ok(api.append(topic, "mine", node="me"))
-        ok(api.append(topic, "yours", node="you"))
-        (record,) = stream.records(1)
-        assert (record["$seq"], record["data"]) == (9, "yours")
-        assert stream.blocks[-1].event in (RECORD, CAUGHT_UP)
-        assert stream.blocks[-1].cursor == {topic: 9}
+# --- loss
 
 
 def test_a_start_below_the_floor_is_told_at_connect(api: Api, topic: str) -> None:
     create(api, topic, *range(10), cap_records=4)
-    body = session(api, [topic])
-    assert body["topics"][topic]["earliest_seq"] == 7
-    with Stream(api.address, body["stream_url"]) as stream:
+    with watch(api, [topic]) as stream:
         event = stream.event(TOMBSTONE)
-        assert stone(event.json(), "from_seq_too_old") == (1, 6)
-        assert (event.json()["topic"], event.json()["earliest_seq"], event.json()["head_seq"]) == (
-            topic,
-            7,
-            10,
-        )
+        body = event.json()
+        assert stone(body, "from_seq_too_old") == (1, 6)
+        assert (body["topic"], body["earliest_seq"], body["head_seq"]) == (topic, 7, 10)
         assert event.cursor == {topic: 6}
         told = stream.told([topic])
     assert (seqs(told.records), told.tombstones) == ([7, 8, 9, 10], [])
     assert told.of(RECORD)[0]["from_seq"] == 6
-
-
-def test_what_a_cap_takes_while_the_reader_is_away_is_told_once(api: Api, topic: str) -> None:
-    create(api, topic, 1, 2, 3, cap_records=5)
-    url = session(api, [topic])["stream_url"]
-    with Stream(api.address, url) as stream:
-        told = stream.told([topic])
-        assert told.data() == [1, 2, 3]
-    for number in range(4, 21):
-        ok(api.append(topic, number))
-    with Stream(api.address, url, last_event_id=told.last_id) as stream:
-        told = stream.told([topic])
-        assert [stone(body, "from_seq_too_old") for body in told.tombstones] == [(4, 15)]
-        assert told.events[0].event == TOMBSTONE
-        assert told.data() == [16, 17, 18, 19, 20]
-    with Stream(api.address, url) as stream:
-        told = stream.told([topic])
-        assert (told.tombstones, told.records) == ([], [])
-
-
-def test_a_resume_after_a_tombstone_is_correct(api: Api, topic: str) -> None:
-    create(api, topic, *range(1, 11), cap_records=4)
-    url = session(api, [topic])["stream_url"]
-    with Stream(api.address, url) as stream:
-        event = stream.told([topic]).events[0]
-        assert event.event == TOMBSTONE
-    with Stream(api.address, url, last_event_id=event.id) as stream:
-        told = stream.told([topic])
-        assert (told.tombstones, told.data()) == ([], [7, 8, 9, 10])
-
-
-def test_a_rewind_below_the_floor_is_a_loss(api: Api, topic: str) -> None:
-    create(api, topic, *range(1, 11), cap_records=10)
-    url = session(api, [topic])["stream_url"]
-    with Stream(api.address, url) as stream:
-        stream.told([topic])
-    ok(api.append(topic, 11, 12, 13))
-    with Stream(api.address, url, last_event_id=encoded({topic: 1})) as stream:
-        told = stream.told([topic])
-    assert [stone(body, "from_seq_too_old") for body in told.tombstones] == [(2, 3)]
-    assert told.data() == list(range(4, 14))
 
 
 def test_one_write_larger_than_the_cap_leaves_a_gap_in_a_live_stream(api: Api, topic: str) -> None:
@@ -195,42 +109,128 @@ def test_one_write_larger_than_the_cap_leaves_a_gap_in_a_live_stream(api: Api, t
     with watch(api, [topic]) as stream:
         stream.told([topic])
         ok(api.append(topic, *range(1, 7)))
-        body = stream.event(TOMBSTONE).json()
-        assert stone(body, "cap") == (1, 4)
+        assert stone(stream.event(TOMBSTONE).json(), "cap") == (1, 4)
         assert data(stream.records(2)) == [5, 6]
 
 
-def test_evicting_what_a_reader_has_seen_is_no_loss(api: Api, topic: str) -> None:
-    create(api, topic, cap_records=1)
-    with watch(api, [topic]) as stream:
-        stream.told([topic])
-        for number in range(20):
-            ok(api.append(topic, number))
-            assert data(stream.records(1)) == [number]
+def recreated(stream: Stream, topic: str, head: int) -> None:
+    """The tombstone of a recreated topic, then everything that the topic holds."""
+    told = stream.told([topic])
+    assert [stone(body, "recreated") for body in told.tombstones] == [(1, head)]
+    assert told.events[0].event == TOMBSTONE
+    assert seqs(told.records) == list(range(1, head + 1))
+
+
+def test_another_epoch_or_a_start_above_the_head_means_that_the_topic_was_recreated(
+    api: Api, topic: str
+) -> None:
+    old = create(api, topic, 1, 2, 3)
+    ok(api.delete(topic))
+    new = create(api, topic, 4, 5, 6, 7)
+    for start in ({"from_seq": 2, "epoch": old}, {"from_seq": 50}):
+        with watch(api, {topic: start}) as stream:
+            recreated(stream, topic, 4)
+    with watch(api, {topic: {"from_seq": 2, "epoch": new}}) as stream:
+        told = stream.told([topic])
+        assert (told.tombstones, told.data()) == ([], [6, 7])
+
+
+def test_a_client_that_missed_the_recreation_of_a_topic_is_told_again(api: Api, topic: str) -> None:
+    """The tombstone and the records after it went out, and never came: its id is that of the old
+    topic.
+    """
+    create(api, topic, 1, 2, 3)
+    url = session(api, [topic])["stream_url"]
+    with Stream(api.address, url) as stream:
+        last_id = stream.told([topic]).last_id
+        stream.leave()
+    ok(api.delete(topic))
+    create(api, topic, *range(8))
+    for _ in range(2):
+        with Stream(api.address, url, last_event_id=last_id) as stream:
+            recreated(stream, topic, 8)
+            newest = stream.blocks[-1].id or ""
+    with Stream(api.address, url, last_event_id=newest) as stream:
+        told = stream.told([topic])
+        assert (told.tombstones, told.records) == ([], [])
+
+
+# --- several topics
 
 
 @pytest.mark.slow
-def test_what_expires_after_it_was_seen_is_no_loss(api: Api, topic: str) -> None:
-    create(api, topic)
-    with watch(api, [topic]) as stream:
-        stream.told([topic])
-        ok(api.append(topic, 1))
-        assert data(stream.records(1)) == [1]
-        time.sleep(0.2)
-        ok(api.put(topic, {"ttl_ms": 100}))
-        assert api.state(topic)["count"] == 0
-        ok(api.put(topic, {"ttl_ms": 0}))
-        ok(api.append(topic, 2))
-        assert data(stream.records(1)) == [2]
-
-
-def test_a_topic_whose_records_are_all_deleted_is_caught_up_at_its_head(
-    api: Api, topic: str
+def test_a_stream_of_256_topics_shows_each_and_resumes(
+    api: Api, new_name: Callable[[], str]
 ) -> None:
-    create(api, topic, 1, 2, 3)
-    ok(api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 4}))
-    with watch(api, [topic]) as stream:
-        event = stream.event(CAUGHT_UP)
-        assert (event.json(), event.cursor) == ({"topic": topic, "head_seq": 3}, {topic: 3})
-        ok(api.append(topic, 4))
-        assert data(stream.records(1)) == [4]
+    names = [new_name() for _ in range(256)]
+    for name in names:
+        create(api, name)
+    url = session(api, {name: {"tail": True} for name in names})["stream_url"]
+    with Stream(api.address, url) as stream:
+        told = stream.told(names)
+        assert sorted(body["topic"] for body in told.of(CAUGHT_UP)) == sorted(names)
+        last_id, seen = "", 0
+        for name in names:
+            ok(api.append(name, name))
+        while len(told.records) < len(names):
+            told.take(event := stream.event(RECORD, CAUGHT_UP))
+            if len(told.records) <= len(names) / 2:
+                last_id, seen = event.id or "", len(told.records)
+    assert {name: told.data(name) for name in names} == {name: [name] for name in names}
+    assert len(last_id) < 8 * 1024  # it comes back in a header
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        assert sorted(stream.told(names).data()) == sorted(told.data()[seen:])
+
+
+def test_a_deleted_topic_ends_for_itself_only_and_is_told_again_to_a_stream_that_resumes(
+    api: Api, new_name: Callable[[], str]
+) -> None:
+    gone, stays = new_name(), new_name()
+    create(api, gone, 1, 2)
+    create(api, stays)
+    url = session(api, [gone, stays])["stream_url"]
+    with Stream(api.address, url) as stream:
+        stream.told([gone, stays])
+        ok(api.delete(gone))
+        event = stream.event(DELETED)
+        assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
+        ok(api.append(gone, "another topic"), 201)
+        ok(api.append(stays, "x"))
+        assert data(stream.records(1)) == ["x"]
+        stream.quiet(0.05)
+    with Stream(api.address, url, last_event_id=stream.blocks[-1].id) as stream:
+        event = stream.event(DELETED)
+        assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
+        assert event.cursor == {gone: 2, stays: 1}
+        ok(api.append(stays, "y"))
+        assert data(stream.records(1)) == ["y"]
+
+
+def test_last_event_id_counts_for_each_topic_by_itself(
+    api: Api, new_name: Callable[[], str]
+) -> None:
+    """It leads below the start of the session and never forward. Other topics are ignored."""
+    left, right, _ = names = [new_name() for _ in range(3)]
+    for name in names:
+        create(api, name, *range(6))
+    url = session(api, {name: {"from_seq": 3} for name in names})["stream_url"]
+    last_id = encoded({left: 5, right: 1, "nobody-watches-this": 0})
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        told = stream.told(names)
+    assert [told.data(name) for name in names] == [[3, 4, 5], [1, 2, 3, 4, 5], [3, 4, 5]]
+
+
+def test_a_second_get_takes_the_session_over(api: Api, topic: str) -> None:
+    create(api, topic, 1)
+    url = session(api, [topic])["stream_url"]
+    with Stream(api.address, url) as first:
+        first.told([topic])
+        with Stream(api.address, url) as second:
+            last = first.event(ERROR)
+            assert (type(last.json()["code"]), type(last.json()["error"])) == (int, str)
+            assert last.id is None
+            assert last.retry == "2147483647", "an EventSource must not come back at once"
+            with pytest.raises(EOFError):
+                first.block()
+            ok(api.append(topic, 2))
+            assert data(second.records(1)) == [2]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 
 import pytest
 
-from tests.support.api import Api, create, data, ok, refused, request
+from tests.support.api import Api, create, request
 from tests.support.server import Server
 from tests.support.ws import (
     CLOSE,
@@ -22,8 +21,6 @@ from tests.support.ws import (
     accept_of,
     alive,
     command,
-    failed,
-    frame_bytes,
     handshake,
     shake,
     subscribe,
@@ -35,15 +32,11 @@ def test_a_handshake_is_answered_as_the_rfc_says(server: Server) -> None:
     assert answer.status == 101
     assert answer.headers["upgrade"].lower() == "websocket"
     assert answer.headers["connection"].lower() == "upgrade"
-    assert (
-        answer.headers["sec-websocket-accept"] == accept_of(KEY) == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
-    )
-    assert not {
-        "content-length",
-        "transfer-encoding",
-        "sec-websocket-extensions",
-        "sec-websocket-protocol",
-    } & set(answer.headers)
+    assert answer.headers["sec-websocket-accept"] == accept_of(KEY)
+    assert accept_of(KEY) == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+    unwanted = {"content-length", "transfer-encoding"}
+    unwanted |= {"sec-websocket-extensions", "sec-websocket-protocol"}
+    assert not unwanted & set(answer.headers)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +57,7 @@ def test_header_names_and_tokens_have_no_case(server: Server, lines: list[str]) 
     assert "x-unheard-of" not in answer.headers.get("sec-websocket-extensions", "")
 
 
-@pytest.mark.parametrize("version", ["8", "12", "14", "abc", None])
+@pytest.mark.parametrize("version", ["8", "14", "abc", None])
 def test_another_version_is_refused(server: Server, version: str | None) -> None:
     answer = shake(server, handshake(KEY, version=version))
     assert answer.status in (400, 426)
@@ -72,10 +65,7 @@ def test_another_version_is_refused(server: Server, version: str | None) -> None
         assert answer.headers["sec-websocket-version"] == "13"
 
 
-@pytest.mark.parametrize(
-    "key",
-    [None, "", "short", "dGhlIHNhbXBsZSBub25jZQ", "!" * 24, "dGhlIHNhbXBsZSBub25jZSBsb25nZXI="],
-)
+@pytest.mark.parametrize("key", [None, "short", "!" * 24])
 def test_a_key_that_is_no_16_bytes_is_refused(server: Server, key: str | None) -> None:
     assert shake(server, handshake(key)).status == 400
 
@@ -86,38 +76,12 @@ def test_a_plain_get_is_refused(api: Api) -> None:
     assert (answer.status, *fields) == (426, "Upgrade", "websocket")
 
 
-def test_http_1_0_knows_no_upgrade(server: Server) -> None:
-    answer = shake(server, handshake().replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n"))
-    assert refused(answer, 426, "upgrade_required")
-
-
-def test_a_refused_handshake_leaves_the_server_well(server: Server, api: Api) -> None:
-    for _ in range(20):
-        shake(server, handshake(None))
-    with Socket(server.address) as socket:
-        alive(socket)
-
-
-def test_a_ping_command_is_answered(socket: Socket) -> None:
-    assert socket.ask("ping", "ping-1")["op"] == "pong"
-
-
-@pytest.mark.parametrize("payload", [b"", b"hello", bytes(125)], ids=len)
-def test_a_ping_frame_is_answered_with_its_payload(socket: Socket, payload: bytes) -> None:
-    socket.frame(PING, payload)
-    assert socket.receive() == WebSocketFrame(PONG, payload)
-
-
-def test_a_pong_that_nobody_asked_for_is_ignored(socket: Socket) -> None:
-    socket.frame(PONG, b"x")
-    alive(socket)
-
-
 def test_a_message_may_come_in_pieces(socket: Socket) -> None:
     text = json.dumps(command("ping", "pieces-é"), ensure_ascii=False).encode()
     cut = text.index("é".encode()) + 1  # inside a character
     socket.frame(TEXT, text[:5], fin=False)
     socket.frame(PING, b"between")
+    socket.frame(PONG, b"nobody asked for it")
     socket.frame(CONTINUATION, text[5:cut], fin=False)
     socket.frame(CONTINUATION, b"", fin=False)
     socket.frame(CONTINUATION, text[cut:])
@@ -125,37 +89,18 @@ def test_a_message_may_come_in_pieces(socket: Socket) -> None:
     assert socket.message("pong")["request_id"] == "pieces-é"
 
 
-def test_frames_may_come_byte_by_byte_or_many_at_once(socket: Socket) -> None:
-    pings = b"".join(ping_bytes(number) for number in range(30))
-    for at in range(200):
-        socket.send(pings[at : at + 1])
-    socket.send(pings[200:])
-    assert [socket.message()["request_id"] for _ in range(30)] == [
-        str(number) for number in range(30)
-    ]
-
-
-def ping_bytes(number: int) -> bytes:
-    return frame_bytes(TEXT, json.dumps(command("ping", str(number))).encode(), mask=os.urandom(4))
-
-
-@pytest.mark.parametrize("size", [125, 126, 127, 65_535, 65_536, 65_537, 300_000])
+@pytest.mark.parametrize("size", [125, 126, 65_535, 65_536, 300_000])
 def test_every_length_of_frame_goes_both_ways(
     socket: Socket, api: Api, topic: str, size: int
 ) -> None:
     create(api, topic)
     subscribe(socket, topic)
     text = json.dumps(command("publish", "p", topic=topic, records=[{"data": ""}]))
-    socket.text(
-        text.replace('"data": ""', f'"data": "{"x" * (size - len(text))}"')
-        if size > len(text)
-        else text
-    )
+    data = "x" * max(size - len(text), 0)
+    socket.text(text.replace('"data": ""', f'"data": "{data}"'))
     seen = socket.until("ack", request_id="p")
-    records = [
-        record for message in seen for record in message.get("records", [])
-    ] or socket.records(1)
-    assert len(records[0]["data"]) == max(size - len(text), 0)
+    records = [record for message in seen for record in message.get("records", [])]
+    assert [record["data"] for record in records or socket.records(1)] == [data]
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 3000, None])
@@ -167,23 +112,19 @@ def test_a_close_is_answered_with_a_close(socket: Socket, code: int | None) -> N
     assert socket.rest() == b""
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\x81\x02{}",
-        b"\x83\x80abcd",
-        b"\x8b\x80abcd",
-        b"\xc1\x80abcd",
-        b"\x09\x80abcd",
-        b"\x89\xfe\x00\x80abcd" + bytes(128),
-        b"\x80\x80abcd",
-        b"\x88\x81abcd" + b"x",
-    ],
-    ids=[
-        *("unmasked", "opcode 3", "opcode 11", "reserved bit", "ping in pieces", "ping of 128"),
-        *("nothing to continue", "close of 1 byte"),
-    ],
-)
+BROKEN = {
+    "unmasked": b"\x81\x02{}",
+    "opcode 3": b"\x83\x80abcd",
+    "opcode 11": b"\x8b\x80abcd",
+    "reserved bit": b"\xc1\x80abcd",
+    "ping in pieces": b"\x09\x80abcd",
+    "ping of 128": b"\x89\xfe\x00\x80abcd" + bytes(128),
+    "nothing to continue": b"\x80\x80abcd",
+    "close of 1 byte": b"\x88\x81abcdx",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 def test_a_client_that_breaks_the_protocol_is_closed(server: Server, content: bytes) -> None:
     with Socket(server.address) as socket:
         socket.send(content)
@@ -203,24 +144,6 @@ def test_text_that_is_not_utf_8_is_not_taken(server: Server, api: Api, topic: st
             else json.loads(frame.payload)["op"] == "error"
         )
     assert api.read(topic) == []
-
-
-def test_a_client_that_vanishes_leaves_the_others(server: Server, api: Api, topic: str) -> None:
-    create(api, topic)
-    with Socket(server.address) as stays:
-        subscribe(stays, topic)
-        for _ in range(10):
-            with Socket(server.address) as leaves:
-                subscribe(leaves, topic)
-                leaves.reset()
-        ok(api.append(topic, "x"))
-        assert data(stays.records(1)) == ["x"]
-
-
-def test_a_full_topic_refuses_a_publish(socket: Socket, api: Api, topic: str) -> None:
-    create(api, topic, 1, cap_records=1, discard="reject")
-    failed(socket.ask("publish", "p", topic=topic, records=[{"data": 2}]), "p", "topic_full")
-    alive(socket)
 
 
 def test_a_command_needs_no_request_id(socket: Socket, api: Api, topic: str) -> None:

@@ -1,7 +1,5 @@
-"""What clients of event streams that this project did not write must be able to do: read a canned
-stream, read a backlog and what comes live, come back by themselves.
-
-The canned stream shows that a client is driven rightly, so that a failure tells whose it is.
+"""What clients of event streams that this project did not write must be able to do: read a backlog
+and what comes live, come back by themselves, work on a queue.
 """
 
 from __future__ import annotations
@@ -9,7 +7,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 
 from tests.support.api import Api, ok
@@ -17,7 +14,7 @@ from tests.support.queues import JOB, Job, Queue, tokens
 from tests.support.relay import Relay
 from tests.support.sse import CAUGHT_UP, ERROR, RECORD
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0  # a program may take long to start on a loaded machine
 KEY = "live-key"
 Event = dict[str, str]  # event, id, data
 Address = tuple[str, int]
@@ -33,14 +30,6 @@ def records(events: list[Event]) -> list[Any]:
     ]
 
 
-class Source(Protocol):
-    """A client with a stream open. ``wait`` gives all events since the start, once ``enough`` says
-    that they are.
-    """
-
-    def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]: ...
-
-
 CANNED = (
     b"retry: 2000\n\n: hb\n\n"
     b'id: eyJ0IjoyfQ\nevent: record\ndata: {"topic":"t","records":[{"$seq":1,"data":"\xc3\xa9"},\n'
@@ -49,42 +38,12 @@ CANNED = (
 )
 
 
-class CannedHandler(BaseHTTPRequestHandler):
-    """Any page, and one stream, which stays open until the server goes."""
+class Source(Protocol):
+    """A client with a stream open. ``wait`` gives all events since the start, once ``enough`` says
+    that they are.
+    """
 
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        stream = self.path.startswith("/v0/watch/")
-        guarded = (
-            self.path.endswith("/guarded") and self.headers.get("Authorization") != f"Bearer {KEY}"
-        )
-        self.send_response(401 if guarded else 200)
-        self.send_header(
-            "Content-Type", "text/event-stream; charset=utf-8" if stream else "application/json"
-        )
-        if not stream or guarded:
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-            return
-        self.close_connection = True
-        self.end_headers()
-        self.wfile.write(CANNED)
-        self.wfile.flush()
-        self.server.over.wait(TIMEOUT_S)  # type: ignore[attr-defined]
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Tests print nothing."""
-
-
-def reads_the_canned_stream(source: Source) -> None:
-    events = source.wait(lambda events: len(events) == 2)
-    assert [(event["event"], event["id"]) for event in events] == [
-        (RECORD, "eyJ0IjoyfQ"),
-        (CAUGHT_UP, "eyJ0IjozfQ"),
-    ]
-    assert records(events) == ["é", 2]
+    def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]: ...
 
 
 def reads_a_backlog_and_what_comes_live(source: Source, api: Api, topic: str) -> None:

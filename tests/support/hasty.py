@@ -9,19 +9,17 @@ from types import ModuleType
 
 from topics.actors.link import pulse
 from topics.cli import main
-from topics.formats.api import limits, watch
+from topics.formats.api import limits
 from topics.front import held_memory
 
 WAIT_MAX_S = 2.0
 STALL_MAX_S = 3.0
-HEARTBEAT_S = 5.0
 DISK_STALLED_S = 4.0
 
 # What is promised, and what this server does.
 TIMES: list[tuple[ModuleType, str, float, float]] = [
     (limits, "WAIT_MS_MAX", 30_000, int(WAIT_MAX_S * 1000)),
     (held_memory, "STALL_MAX_S", 30, STALL_MAX_S),
-    (watch, "HEARTBEAT_MS", 15_000, int(HEARTBEAT_S * 1000)),
     (pulse, "DISK_STALLED_S", 10, DISK_STALLED_S),
 ]
 

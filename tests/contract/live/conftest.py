@@ -4,33 +4,16 @@ machine is skipped.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 
 import pytest
 
 from tests.support.api import Api, ok
-from tests.support.event_sources import (
-    KEY,
-    Address,
-    CannedHandler,
-)
+from tests.support.event_sources import KEY
 from tests.support.queues import Queue
 from tests.support.relay import Relay
 from tests.support.server import Server
 from tests.support.sse import session
-
-
-@pytest.fixture(scope="module")
-def canned() -> Iterator[Address]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), CannedHandler)
-    server.over = threading.Event()  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield "127.0.0.1", server.server_address[1]
-    server.over.set()  # type: ignore[attr-defined]
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture

@@ -15,78 +15,18 @@ from tests.support.api import Api, Wire, ok
 from tests.support.event_sources import (
     KEY,
     TIMEOUT_S,
-    Address,
     Event,
     at,
-    comes_back_by_itself,
     reads_a_backlog_and_what_comes_live,
-    reads_the_canned_stream,
     records,
     works_on_a_queue,
 )
 from tests.support.queues import Queue, work_path
-from tests.support.relay import Relay
 from tests.support.server import Server
 from tests.support.sse import session
 from topics.client import Topics
 
 RESTART_S = 60.0
-
-SETUP = """
-globalThis.seen = [];
-globalThis.collect = (event, id, data) => { seen.push({ event, id, data }); };
-globalThis.listen = (url) => {
-  globalThis.source = new EventSource(url);
-  const names = ["message", "record", "tombstone", "caught-up", "topic-deleted", "job", "error"];
-  for (const name of names)
-    source.addEventListener(name, (event) => {
-      if (event.data !== undefined) collect(name, event.lastEventId, event.data);
-    });
-};
-globalThis.stream = async (url, bearer) => {
-  const headers = { Accept: "text/event-stream", Authorization: `Bearer ${bearer}` };
-  const answer = await fetch(url, { headers });
-  if (answer.status !== 200) throw new Error(`status ${answer.status}`);
-  let text = "";
-  for await (const piece of answer.body.pipeThrough(new TextDecoderStream())) {
-    text += piece;
-    const blocks = text.split("\\n\\n");
-    text = blocks.pop();
-    for (const block of blocks) {
-      const lines = block.split("\\n");
-      const field = (name) =>
-        lines.filter((line) => line.startsWith(`${name}: `))
-          .map((line) => line.slice(name.length + 2));
-      const data = field("data");
-      if (data.length) collect(field("event")[0], field("id")[0], data.join("\\n"));
-    }
-  }
-};
-globalThis.more = (known) => new Promise((resolve) => {
-  const end = Date.now() + 15000;
-  const look = () => seen.length > known || Date.now() > end ? resolve(seen) : setTimeout(look, 5);
-  look();
-});
-null
-"""
-
-
-class PageSource:
-    """Events that a page has collected. ``start`` is the call that opens the stream."""
-
-    def __init__(self, browser: chromium.Chromium, address: Address, start: str) -> None:
-        self._browser = browser
-        browser.open(at(address, "/v0/health"))
-        browser.evaluate(SETUP)
-        browser.evaluate(f"{start}, null")
-
-    def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]:
-        events: list[Event] = self._browser.evaluate("seen")
-        while not enough(events):
-            known = len(events)
-            events = self._browser.evaluate(f"more({known})")
-            assert len(events) > known, f"no more events come after {events}"
-        return events
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +39,7 @@ TAB = """
 (() => {
   const kept = ((globalThis.tabs ??= {})[NAME] = []);
   const source = new EventSource(URL);
-  for (const name of ["record", "caught-up", "error"])
+  for (const name of ["record", "caught-up", "job", "error"])
     source.addEventListener(name, (event) => {
       if (event.data !== undefined)
         kept.push({ event: name, id: event.lastEventId, data: event.data });
@@ -109,7 +49,7 @@ TAB = """
 
 
 class Tab:
-    """A stream of its own in the page that is open; several may share the page."""
+    """An EventSource in the page that is open."""
 
     def __init__(self, browser: chromium.Chromium, name: str, url: str) -> None:
         self._browser, self._name = browser, name
@@ -126,72 +66,10 @@ class Tab:
             time.sleep(0.01)
 
 
-def listening(url: str) -> str:
-    return f"listen({json.dumps(url)})"
-
-
-def streaming(url: str, key: str) -> str:
-    return f"void stream({json.dumps(url)}, {json.dumps(key)})"
-
-
 @pytest.mark.slow
-def test_chromium_reads_a_canned_stream(browser: chromium.Chromium, canned: Address) -> None:
-    reads_the_canned_stream(PageSource(browser, canned, listening("/v0/watch/w")))
-    reads_the_canned_stream(PageSource(browser, canned, streaming("/v0/watch/guarded", KEY)))
-
-
-@pytest.mark.slow
-def test_chromium_watches(
-    browser: chromium.Chromium, server: Server, api: Api, topic: str, url: str
-) -> None:
-    reads_a_backlog_and_what_comes_live(
-        PageSource(browser, server.address, listening(url)), api, topic
-    )
-
-
-@pytest.mark.slow
-def test_chromium_comes_back_by_itself(
-    browser: chromium.Chromium, api: Api, topic: str, url: str, relay: Relay
-) -> None:
-    comes_back_by_itself(PageSource(browser, relay.address, listening(url)), api, topic, relay)
-
-
-@pytest.mark.slow
-def test_chromium_watches_with_a_key_in_the_header(
-    browser: chromium.Chromium, guarded: Server, guarded_api: Api, topic: str
-) -> None:
-    ok(guarded_api.append(topic, "old"), 201)
-    url = session(guarded_api, [topic])["stream_url"]
-    reads_a_backlog_and_what_comes_live(
-        PageSource(browser, guarded.address, streaming(url, KEY)), guarded_api, topic
-    )
-
-
-@pytest.mark.slow
-def test_chromium_watches_with_a_key_in_the_query(
-    browser: chromium.Chromium, guarded: Server, guarded_api: Api, topic: str
-) -> None:
-    ok(guarded_api.append(topic, "old"), 201)
-    url = session(guarded_api, [topic])["stream_url"]
-    source = PageSource(browser, guarded.address, listening(f"{url}?token={KEY}"))
-    reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
-
-
-@pytest.mark.slow
-def test_chromium_makes_its_own_session(
-    browser: chromium.Chromium, server: Server, api: Api, topic: str
-) -> None:
-    ok(api.append(topic, "old"), 201)
-    body = json.dumps({"topics": {topic: {}}})
-    headers = '{ "Content-Type": "application/json" }'
-    post = f'{{ method: "POST", headers: {headers}, body: {json.dumps(body)} }}'
-    start = (
-        f'fetch("/v0/watch", {post}).then((answer) => answer.json())'
-        ".then((made) => listen(made.stream_url))"
-    )
-    reads_a_backlog_and_what_comes_live(
-        PageSource(browser, server.address, f"void {start}"), api, topic
-    )
+def test_chromium_watches(browser: chromium.Chromium, api: Api, topic: str, url: str) -> None:
+    browser.open(at(api.address, "/v0/health"))
+    reads_a_backlog_and_what_comes_live(Tab(browser, "watch", url), api, topic)
 
 
 @pytest.fixture
@@ -245,37 +123,12 @@ def test_a_page_of_a_listed_origin_writes_reads_and_watches(
 
 
 @pytest.mark.slow
-def test_a_page_of_another_origin_does_none_of_that(
-    browser: chromium.Chromium, server: Server, listing: Server, topic: str, api: Api
-) -> None:
-    """It is a page of ``listing``, which ``server`` does not list, and which it does not list
-    itself under another name.
-    """
-    ok(api.put(topic), 201)
-    for page, target in (
-        (at(listing.address, "/v0/health"), server.address),
-        (at(server.address, "/v0/health").replace("127.0.0.1", "localhost"), listing.address),
-    ):
-        browser.open(page)
-        script = ACROSS.replace("URL", json.dumps(at(target, f"/v0/topics/{topic}")))
-        assert browser.evaluate(script.replace("KEY", KEY)) == {"failed": "TypeError"}
-    assert api.state(topic)["head_seq"] == 0
-
-
-@pytest.mark.slow
-def test_chromium_works_on_a_queue(browser: chromium.Chromium, queue: Queue) -> None:
-    works_on_a_queue(
-        PageSource(browser, queue.api.address, listening(work_path(queue.name, node="w", max=2))),
-        queue,
-    )
-
-
-@pytest.mark.slow
 def test_chromium_works_with_a_key_in_the_query(
     browser: chromium.Chromium, guarded_queue: Queue
 ) -> None:
+    browser.open(at(guarded_queue.api.address, "/v0/health"))
     url = work_path(guarded_queue.name, node="w", max=2, token=KEY)
-    works_on_a_queue(PageSource(browser, guarded_queue.api.address, listening(url)), guarded_queue)
+    works_on_a_queue(Tab(browser, "work", url), guarded_queue)
 
 
 FOLLOW = """

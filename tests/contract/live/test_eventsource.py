@@ -15,21 +15,15 @@ import pytest
 
 from tests.support.api import Api, ok
 from tests.support.event_sources import (
-    KEY,
     TIMEOUT_S,
-    Address,
     Event,
     at,
     comes_back_by_itself,
     leaves_the_session_to_another,
-    reads_a_backlog_and_what_comes_live,
-    reads_the_canned_stream,
     works_again_after_a_cut,
-    works_on_a_queue,
 )
 from tests.support.queues import Queue, work_path
 from tests.support.relay import Relay
-from tests.support.server import Server
 from tests.support.sse import CAUGHT_UP, session
 
 FOLDER = Path(__file__).parent
@@ -79,21 +73,6 @@ class NodeSource:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bearer", [[], [KEY]], ids=["open", "guarded"])
-def test_eventsource_reads_a_canned_stream(canned: Address, bearer: list[str]) -> None:
-    with NodeSource(
-        at(canned, "/v0/watch/guarded" if bearer else "/v0/watch/w"), *bearer
-    ) as source:
-        reads_the_canned_stream(source)
-
-
-@pytest.mark.slow
-def test_eventsource_watches(server: Server, api: Api, topic: str, url: str) -> None:
-    with NodeSource(at(server.address, url)) as source:
-        reads_a_backlog_and_what_comes_live(source, api, topic)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("others", [0, 63], ids=["map", "number"])
 def test_eventsource_comes_back_by_itself(
     api: Api, topic: str, url: str, relay: Relay, others: int
@@ -109,15 +88,6 @@ def test_eventsource_comes_back_by_itself(
 
 
 @pytest.mark.slow
-def test_eventsource_watches_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
-    ok(guarded_api.append(topic, "old"), 201)
-    with NodeSource(
-        at(guarded.address, session(guarded_api, [topic])["stream_url"]), KEY
-    ) as source:
-        reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
-
-
-@pytest.mark.slow
 def test_two_eventsources_on_one_session_do_not_throw_each_other_off(
     api: Api, topic: str, url: str
 ) -> None:
@@ -128,25 +98,8 @@ def test_two_eventsources_on_one_session_do_not_throw_each_other_off(
 
 
 @pytest.mark.slow
-def test_eventsource_works_on_a_queue(queue: Queue) -> None:
-    path = work_path(queue.name, node="w", max=2)
-    with NodeSource(at(queue.api.address, path)) as source:
-        works_on_a_queue(source, queue)
-
-
-@pytest.mark.slow
 def test_eventsource_gets_its_jobs_again_when_it_comes_back(queue: Queue, relay: Relay) -> None:
     path = work_path(queue.name, node="w", max=2, lease_ms=3_600_000)
     with NodeSource(at(relay.address, path)) as source:
         works_again_after_a_cut(source, queue, relay)
     assert relay.connections == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["header", "query"])
-def test_eventsource_works_with_a_key(guarded_queue: Queue, way: str) -> None:
-    key = {"token": KEY} if way == "query" else {}
-    path = work_path(guarded_queue.name, node="w", max=2, **key)
-    bearer = [] if key else [KEY]
-    with NodeSource(at(guarded_queue.api.address, path), *bearer) as source:
-        works_on_a_queue(source, guarded_queue)

@@ -10,15 +10,11 @@ import pytest
 
 from tests.support.api import Api, ok
 from tests.support.event_sources import (
-    KEY,
     TIMEOUT_S,
-    Address,
     Event,
     at,
     reads_a_backlog_and_what_comes_live,
-    reads_the_canned_stream,
     records,
-    works_on_a_queue,
 )
 from tests.support.queues import Queue, work_path
 from tests.support.server import Server
@@ -61,27 +57,13 @@ class HttpxSource:
         return self.events
 
 
-def test_httpx_reads_a_canned_stream(canned: Address) -> None:
-    with HttpxSource(at(canned, "/v0/watch/w")) as source:
-        reads_the_canned_stream(source)
-
-
 def test_httpx_watches(server: Server, api: Api, topic: str, url: str) -> None:
     with HttpxSource(at(server.address, url)) as source:
         reads_a_backlog_and_what_comes_live(source, api, topic)
         assert source.source.response.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
-def test_httpx_resumes_from_the_last_id(server: Server, api: Api, topic: str, url: str) -> None:
-    with HttpxSource(at(server.address, url)) as source:
-        first = source.wait(lambda events: len(events) == 1)[0]
-        ok(api.append(topic, "a", "b"))
-        source.wait(lambda events: len(records(events)) == 3)
-    with HttpxSource(at(server.address, url), **{"Last-Event-ID": first["id"]}) as source:
-        assert records(source.wait(lambda events: len(records(events)) >= 2)) == ["a", "b"]
-
-
-def test_httpx_resumes_from_the_last_id_of_topics_with_long_names(
+def test_httpx_resumes_from_the_last_id_of_64_topics_with_long_names(
     server: Server, api: Api, topic: str
 ) -> None:
     names = [f"{topic}.{number}.".ljust(255, "n") for number in range(64)]
@@ -99,28 +81,6 @@ def test_httpx_resumes_from_the_last_id_of_topics_with_long_names(
         assert {"a", "b", "c"} <= {
             *records(source.wait(lambda events: {"a", "b", "c"} <= {*records(events)}))
         }
-
-
-def test_httpx_watches_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
-    ok(guarded_api.append(topic, "old"), 201)
-    url = session(guarded_api, [topic])["stream_url"]
-    with HttpxSource(at(guarded.address, url), Authorization=f"Bearer {KEY}") as source:
-        reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
-
-
-def test_httpx_works_on_a_queue(queue: Queue) -> None:
-    path = work_path(queue.name, node="w", max=2)
-    with HttpxSource(at(queue.api.address, path)) as source:
-        works_on_a_queue(source, queue)
-        assert source.retries == [2000]
-    queue.becomes()
-
-
-def test_httpx_works_with_a_key(guarded_queue: Queue) -> None:
-    path = work_path(guarded_queue.name, node="w", max=2)
-    url = at(guarded_queue.api.address, path)
-    with HttpxSource(url, Authorization=f"Bearer {KEY}") as source:
-        works_on_a_queue(source, guarded_queue)
 
 
 def test_httpx_that_is_closed_gives_its_jobs_back(queue: Queue) -> None:

@@ -4,12 +4,9 @@ none of its own, and every write terminates.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,7 +22,6 @@ NODES = ("n1", "n2", "n3")
 WRITES = 5
 HOPS = 8  # copies that a mirror makes of a record
 Mirror = tuple[str, str]
-Wait = Callable[[int], list[Any]]
 
 
 @pytest.fixture(params=[(0, 1), (1, 1)], ids=["two shards", "one shard"])
@@ -36,35 +32,6 @@ def mirror(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[Mir
     yield one, other
     for name in (one, other):
         ok(api.delete(name))
-
-
-@contextmanager
-def event_stream(address: Address, mirror: Mirror, node: str) -> Iterator[Wait]:
-    """Data that a node gets from both topics, once it is so many records; by httpx-sse."""
-    with Api(address) as api:
-        url = session(api, mirror, node=node)["stream_url"]
-    with HttpxSource(at(address, url)) as source:
-        yield lambda count: records(source.wait(lambda events: len(records(events)) >= count))
-
-
-@contextmanager
-def web_socket(address: Address, mirror: Mirror, node: str) -> Iterator[Wait]:
-    """The same by websockets."""
-    client = pytest.importorskip("websockets.sync.client", reason="the dev extra has it")
-    found: list[Any] = []
-    with client.connect(at(address, "/v0/ws", "ws"), proxy=None, max_size=None) as socket:
-        for name in mirror:
-            command = {"op": "subscribe", "topic": name, "from_seq": 0, "node": node}
-            socket.send(json.dumps(command))
-
-        def wait(count: int) -> list[Any]:
-            while len(found) < count:
-                message = json.loads(socket.recv(timeout=TIMEOUT_S))
-                assert message["op"] in ("subscribed", "record", "caught_up"), message
-                found.extend(record["data"] for record in message.get("records", []))
-            return found
-
-        yield wait
 
 
 def write(address: Address, mirror: Mirror, node: str) -> None:
@@ -86,20 +53,22 @@ def at_rest(api: Api, *names: str) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("listen", [event_stream, web_socket])
 def test_each_node_gets_the_records_of_the_others_and_every_write_terminates(
-    api: Api,
-    mirror: Mirror,
-    listen: Callable[[Address, Mirror, str], AbstractContextManager[Wait]],
+    api: Api, mirror: Mirror
 ) -> None:
     found: dict[str, Counter[str]] = {}
     open_all = threading.Barrier(len(NODES))
 
+    count = WRITES * (len(NODES) - 1) * (1 + HOPS)
+
     def live(node: str) -> None:
-        with listen(api.address, mirror, node) as wait:
+        with Api(api.address) as own:
+            url = session(own, mirror, node=node)["stream_url"]
+        with HttpxSource(at(api.address, url)) as source:
             open_all.wait(TIMEOUT_S)
             write(api.address, mirror, node)
-            found[node] = Counter(wait(WRITES * (len(NODES) - 1) * (1 + HOPS)))
+            events = source.wait(lambda events: len(records(events)) >= count)
+            found[node] = Counter(records(events))
 
     nodes = [threading.Thread(target=live, args=(node,)) for node in NODES]
     for thread in nodes:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.api import Api, ok
 from tests.support.event_sources import (
-    KEY,
     TIMEOUT_S,
     Event,
     at,
@@ -61,22 +60,10 @@ class RequestsSource:
         return self.events
 
 
-def test_sseclient_watches(server: Server, api: Api, topic: str, url: str) -> None:
-    with RequestsSource(at(server.address, url)) as source:
-        reads_a_backlog_and_what_comes_live(source, api, topic)
-
-
 def test_sseclient_watches_topics_in_one_request(server: Server, api: Api, topic: str) -> None:
     ok(api.append(topic, "old"), 201)
     with RequestsSource(at(server.address, f"/v0/watch?topic={topic}")) as source:
         reads_a_backlog_and_what_comes_live(source, api, topic)
-
-
-def test_sseclient_watches_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
-    ok(guarded_api.append(topic, "old"), 201)
-    url = at(guarded.address, f"/v0/watch?topic={topic}")
-    with RequestsSource(url, Authorization=f"Bearer {KEY}") as source:
-        reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
 
 
 def test_sseclient_works_on_a_queue(queue: Queue) -> None:
