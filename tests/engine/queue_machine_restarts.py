@@ -58,6 +58,8 @@ class Queues(QueueMoves):
     def keep_topics(self, made: dict[str, Any]) -> Iterator[Topic]:
         made["rows"] = {}
         for topic in topics_to_keep(self.world.engine.table):
+            if topic.floor_due:
+                self.untold.add(topic.id)
             kept = snapshot_topic(topic, self.world.settled_position(topic))
             made["topics"].append(kept)
             rows: dict[int, Any] = {}
