@@ -1147,6 +1147,7 @@ class Judge:
     def check_moves(self) -> None:
         """A dead letter is there once, and its job is nowhere else."""
         for topic in self.model.topics.values():
+            may_have_copies = self.may_lose_copies(topic) or self.is_in_circle(topic)
             for incarnation in topic.epochs.values():
                 moved: dict[tuple[str, int], Known] = {}
                 for known in incarnation.records.values():
@@ -1163,12 +1164,22 @@ class Judge:
                     if topic.name not in queue.may("dead_letter"):
                         continue  # a copy of a dead letter
                     other = moved.setdefault((name, seq), known)
-                    if other is not known and not self.may_lose_copies(topic):
+                    if other is not known and not may_have_copies:
                         sentence = f"job {seq} of {name} is a dead letter at {other.seq}"
                         sentence += f" and {known.seq}"
                         self.tell("once", topic.name, sentence, other.entry, known.entry)
                     (source,) = queue.epochs.values()
                     self.check_dead(topic, queue, source, known, seq)
+
+    def is_in_circle(self, topic: Topic) -> bool:
+        """Return whether copies that routers make of the topic's records may return to it."""
+        dests = {
+            one.dest
+            for writes in self.model.routers.values()
+            for one in writes
+            if one.source == topic.name
+        }
+        return topic.name in reachable(self.ways, dests)
 
     def check_dead(
         self, topic: Topic, queue: Topic, source: Incarnation, dead: Known, seq: int
