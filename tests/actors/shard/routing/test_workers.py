@@ -407,6 +407,26 @@ async def test_records_deleted_between_attempts_are_not_forwarded(routed: Routed
     assert (await routed.get("a>b"))["forwarded_total"] == 2
 
 
+async def test_a_retry_copies_no_record_that_was_deleted_or_evicted_in_the_meantime(
+    routed: RoutedShards,
+) -> None:
+    await routed.make("a", cap_records=3)
+    await routed.route("a>b", "c>d")
+    await routed.settle()
+    for one, other in ((0, 2), (1, 0)):
+        routed.disconnect(one, other)
+    sent = len(routed.sent())
+    await routed.write("a", datas(1, 2, 3))
+    await routed.write("c", [*datas(1), *datas(2, tag="gone"), *datas(3)])
+    await routed.until(lambda: len(routed.sent()) >= sent + 2)
+    await routed.write("a", datas(4))
+    await routed.delete_records("c", match=["tag", "Eq", "gone"])
+    for one, other in ((0, 2), (1, 0)):
+        routed.connect(one, other)
+    await routed.settle()
+    assert (routed.datas("b"), routed.datas("d")) == ([2, 3, 4], [1, 3])
+
+
 async def test_a_cycle_ends_after_eight_hops_also_after_a_restart(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.route("b>a", allow_cycle=True)
