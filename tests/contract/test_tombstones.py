@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,51 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.contract.retained import agrees, erased, floors, gap, page_of, put, seqs
+from tests.contract.retained import erased, floors, gap, page_of, put, seqs
 from tests.support.api import Api, ok, refused
-from tests.support.model import Kept, TopicModel
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 
 # --- tombstones and deletes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_random_appends_deletes_and_caps_leave_what_the_model_says(
-    api: Api, topic: str, seed: int
-) -> None:
-    source = random.Random(seed)
-    ok(api.put(topic), 201)
-    model = TopicModel()
-    for _ in range(30):
-        step = source.random()
-        if step < 0.5:
-            records = [
-                Kept([model.head_seq, number], source.choice((None, "a", "ab", "b")))
-                for number in range(source.randint(1, 5))
-            ]
-            sent = [
-                {"data": kept.data} | ({"tag": kept.tag} if kept.tag else {}) for kept in records
-            ]
-            ok(api.append(topic, records=sent))
-            model.append(records)
-        elif step < 0.75:
-            body: dict[str, Any] = {}
-            if source.random() < 0.6:
-                body["match"] = source.choice(
-                    ["a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "ab"], ["tag", "Glob", "*"]]
-                )
-            if not body or source.random() < 0.5:
-                body["before_seq"] = source.randint(0, model.head_seq + 2)
-            assert erased(api, topic, **body) == model.delete(**body), f"{body} of {model}"
-        else:
-            cap = source.choice((0, 1, 4, 8, 12))
-            put(api, topic, cap_records=cap)
-            model.set_cap(cap)
-        agrees(api, topic, model, {0, source.randint(0, model.head_seq), model.head_seq})
-    agrees(api, topic, model)
 
 
 def test_there_is_one_tombstone_and_the_pages_go_on_behind_it(api: Api, topic: str) -> None:
