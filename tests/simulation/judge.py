@@ -1452,7 +1452,12 @@ class Judge:
         filters = {str(one.config.get("filter")) for one in writes if one.config}
         if not is_kept or len(filters) != 1 or not writes[0].config:
             return
-        if self.comes_from(dest.name) == [source.name]:
+        ways_in = [
+            other
+            for other, those in self.model.routers.items()
+            if any(one.dest == dest.name for one in those)
+        ]
+        if self.comes_from(dest.name) == [source.name] and ways_in == [name]:
             self.check_filter(name, writes[0].config.get("filter"), source, dest)
         acked = any(one.what == "ack" for one in dest.settles)
         moves_on = dest.redrives or dest.ever("dead_letter") or acked
