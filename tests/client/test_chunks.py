@@ -13,7 +13,7 @@ from topics.formats.api.limits import KEY_MAX_CHARS
 
 
 def block(records: list[bytes]) -> tuple[list[int], memoryview]:
-    """Records as Arrow would lay them out, behind some bytes that belong to nobody."""
+    """Records in Arrow's layout, between bytes of other columns."""
     return list(accumulate(map(len, records), initial=7)), memoryview(
         b"garbage" + b"".join(records) + b"garbage"
     )
@@ -61,7 +61,7 @@ def test_single_records_keep_their_marks_and_a_full_chunk_does_not_wait() -> Non
     assert [*chunker.add(b"12345", "a")] == []
     assert [*chunker.add(b"12345", "b")] == [Chunk(0, 2, b"[12345,12345]", ["a", "b"])]
     assert [*chunker.add(b"1", "c")] == []
-    large = [*chunker.add(b"12345678901", "d")]  # by itself, behind what was there
+    large = [*chunker.add(b"12345678901", "d")]  # alone, after the chunk before it
     assert large == [Chunk(1, 1, b"[1]", ["c"]), Chunk(2, 1, b"[12345678901]", ["d"])]
     assert [*chunker.flush()] == []
 

@@ -35,7 +35,7 @@ def url_of(kind: str, api: Api, topic: str, fields: dict[str, Any]) -> str:
 def reading(
     kind: str, api: Api, topic: str, *, receive_bytes: int | None = None, **fields: Any
 ) -> Iterator[tuple[list[Any], Socket | Stream]]:
-    """A reader that has caught up: the bodies of its records so far, and what goes on."""
+    """Yield the bodies of the records up to the head, and the open socket or stream."""
     if kind == "socket":
         with Socket(api.address, receive_bytes=receive_bytes) as socket:
             socket.ask("subscribe", "s", topic=topic, **fields)

@@ -1,4 +1,4 @@
-"""What takes 15 to 30 seconds (§3, §7.2, §10.2), on a server that does it sooner."""
+"""Waits of 15 to 30 seconds (§3, §7.2, §10.2), on a server with shorter limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watch stream says (§7.2): events, heartbeats, loss, several topics, and resuming."""
+"""Events of a watch stream (§7.2): heartbeats, loss, several topics, and resuming."""
 
 from __future__ import annotations
 

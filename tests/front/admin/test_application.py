@@ -1,4 +1,4 @@
-"""The admin plane: what Hypercorn sees of a request, who frees its body, what is answered."""
+"""The admin plane: the request that Hypercorn receives, the release of its body, the response."""
 
 from __future__ import annotations
 

@@ -634,7 +634,7 @@ class Http1Protocol:
         await self._deliver(exchange.within_limits(packed), head.close)
 
     async def _deliver(self, answer: Answer, close: bool) -> None:
-        """As `_send`, in a task."""
+        """Send an answer and wait until the socket has taken it."""
         await self.exchange.send(answer, close=close)
         self._sent()
 
