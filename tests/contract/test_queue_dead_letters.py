@@ -123,82 +123,12 @@ def test_config_changes_count_from_now_on(api: Api, topic: str) -> None:
 # --- what cannot go
 
 
-@pytest.mark.slow
-def test_a_job_stays_while_the_dead_letter_topic_is_full(pair: tuple[Queue, str]) -> None:
-    queue, dead = pair
-    ok(queue.api.append(dead, "old", config={"cap_records": 1, "discard": "reject"}), 201)
-    queue.push("poison")
-    queue.spend(1, 2)
-    queue.push("good")
-    assert data(queue.claim(lease_ms=HOUR_MS)) == ["good"]
-    for _ in range(3):
-        assert queue.claim() == [], "never delivered a third time"
-    assert queue.live() == [1, 2]
-    assert queue.counters()["dead_lettered"] == 0
-    assert [record["data"] for record in queue.api.read(dead)] == ["old"]
-    ok(queue.api.call("POST", f"/v0/topics/{dead}/delete", {"before_seq": 2}))
-    until(lambda: queue.counters()["dead_lettered"], lambda found: found == 1)
-    assert [record["data"] for record in queue.api.read(dead)] == ["poison"]
-    assert queue.counters() == counters(in_flight=1, dead_lettered=1)
-
-
-@pytest.mark.slow
-def test_a_part_of_the_jobs_fits_and_the_others_stay(pair: tuple[Queue, str]) -> None:
-    queue, dead = pair
-    ok(queue.api.put(dead, {"cap_records": 2, "discard": "reject"}), 201)
-    queue.push(*range(5))
-    queue.spend(5, 2)
-    until(lambda: queue.claim() or queue.counters()["dead_lettered"], lambda found: found == 2)
-    assert len(queue.live()) == 3
-    ok(queue.api.put(dead, {"cap_records": 5}))
-    queue.bury(3)
-    assert sorted(data(queue.api.read(dead))) == [0, 1, 2, 3, 4]
-    assert sorted(record["meta"][SRC_SEQ] for record in queue.api.read(dead)) == [1, 2, 3, 4, 5]
-
-
-def test_jobs_without_a_place_are_delivered_again_when_the_topic_is_taken_away(
-    api: Api, topic: str
-) -> None:
-    dead = f"{topic}.dead"
-    ok(api.append(dead, "old", config={"cap_records": 1, "discard": "reject"}), 201)
-    queue = Queue.create(api, topic, "a", max_deliveries=2, dead_letter=dead)
-    queue.spend(1, 2)
-    assert queue.claim() == []
-    queue.configure(dead_letter=None)
-    assert [job["deliveries"] for job in queue.claim_all(1)] == [3]
-
-
 FROM, DELIVERIES, SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
 # --- what arrives
 
 RECORD: dict[str, Any] = {"data": {"url": "x"}, "tag": "job-1", "meta": {"trace": "z9"}}
 MARKS = (FROM, DELIVERIES, SRC_SEQ)
-
-
-@pytest.mark.slow
-def test_a_copy_tells_where_it_comes_from(pair: tuple[Queue, str]) -> None:
-    queue, dead = pair
-    ok(queue.api.append(queue.name, records=[{"data": 1}, RECORD]))
-    queue.ack(queue.claim())
-    queue.spend(1, 2)
-    queue.bury(1)
-    (copy,) = queue.api.read(dead, include_tags=True)
-    assert (copy["data"], copy["$tag"]) == (RECORD["data"], "job-1")
-    assert copy["meta"] == {"trace": "z9", FROM: queue.name, DELIVERIES: 2, SRC_SEQ: 2}
-    assert type(copy["meta"][DELIVERIES]) is type(copy["meta"][SRC_SEQ]) is int
-
-
-@pytest.mark.slow
-def test_a_job_without_meta_or_tag_gets_the_marks_alone(pair: tuple[Queue, str]) -> None:
-    queue, dead = pair
-    queue.push(None)
-    queue.spend(1, 2)
-    queue.bury(1)
-    (copy,) = queue.api.read(dead, include_tags=True)
-    assert copy["meta"] == {FROM: queue.name, DELIVERIES: 2, SRC_SEQ: 1}
-    assert copy["data"] is None
-    assert "$tag" not in copy
 
 
 ODD = b'{"n":1.10,"big":1E400,"e":"\\u00e9\\/","raw":"\xc3\xa9", "list" : [ 1 , 2 ] }'
@@ -218,34 +148,6 @@ def test_data_and_meta_of_a_copy_keep_their_bytes(pair: tuple[Queue, str]) -> No
     (copy,) = raw_records(queue.api.diff(dead))
     assert bytes(copy.data) == ODD
     assert bytes(msgspec.json.decode(copy.meta, type=OddMeta).odd) == ODD
-
-
-@pytest.mark.slow
-def test_a_job_whose_meta_is_at_its_limits_is_moved_all_the_same(api: Api, topic: str) -> None:
-    queue = Queue.create(api, topic, max_deliveries=1, dead_letter=f"{topic}.dead")
-    full = {f"k{number:02}": "x" * 240 for number in range(64)}
-    full["k63"] += "x" * (16 * 1024 - len(json.dumps(full, separators=(",", ":"))))
-    raw = json.dumps({"records": [{"data": 1, "meta": full}]}, separators=(",", ":")).encode()
-    ok(api.call("POST", f"/v0/topics/{topic}", raw))
-    queue.spend(1, 1)
-    queue.bury(1)
-    (copy,) = api.read(f"{topic}.dead")
-    assert copy["meta"] == full | {FROM: topic, DELIVERIES: 1, SRC_SEQ: 1}
-
-
-@pytest.mark.slow
-def test_a_copy_may_be_dead_lettered_again(api: Api, topic: str) -> None:
-    names = [topic, f"{topic}.b", f"{topic}.c"]
-    first = Queue.create(api, names[0], "x", max_deliveries=1, dead_letter=names[1])
-    second = Queue.create(api, names[1], max_deliveries=2, dead_letter=names[2])
-    first.spend(1, 1)
-    first.bury(1)
-    second.spend(1, 2)
-    second.bury(1)
-    answer = api.diff(names[2])
-    (copy,) = ok(answer)["records"]
-    assert copy["meta"] == {FROM: names[1], DELIVERIES: 2, SRC_SEQ: 1}
-    assert all(answer.body.count(mark.encode()) == 1 for mark in MARKS), "no key stands twice"
 
 
 # --- where it arrives
@@ -275,25 +177,6 @@ def test_the_dead_letter_topic_is_made_with_defaults_when_it_is_absent(
     queue.bury(1)
     config = queue.api.state(dead)["config"]
     assert (config["type"], config["durability"], config["cap_records"]) == ("log", "disk", 0)
-
-
-@pytest.mark.slow
-def test_the_dead_letter_topic_is_not_made_where_auto_create_is_off(api: Api, topic: str) -> None:
-    queue = Queue.create(
-        api, topic, "a", max_deliveries=1, dead_letter=f"{topic}.dead", auto_create=False
-    )
-    queue.spend(1, 1)
-    assert queue.claim() == []
-    assert queue.claim() == []
-    assert queue.live() == [1], "what cannot be moved stays"
-    assert api.get(f"{topic}.dead").status == 404
-    ok(api.put(f"{topic}.dead"), 201)
-
-    def moved() -> int:  # the server looks again by itself, too
-        assert queue.claim() == []
-        return int(queue.counters()["dead_lettered"])
-
-    assert until(moved) == 1
 
 
 @pytest.mark.slow

@@ -106,23 +106,6 @@ MATCHES: list[tuple[Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("match", "moved"), MATCHES, ids=str)
-def test_a_match_chooses_by_tag(api: Api, topic: str, match: Any, moved: list[str]) -> None:
-    letters = Letters(api, topic, f"{topic}.dead")
-    letters.fill(*TAGGED, {"data": "untagged"})
-    body = letters.dead.redrive(match=match)
-    assert (body["moved"], body["remaining"]) == (len(moved), 0), "remaining counts what matches"
-    assert data(letters.queue.claim("w", 9)) == moved
-    assert len(letters.left()) == 6 - len(moved)
-
-
-def test_limit_bounds_a_call_and_remaining_tells_the_rest(letters: Letters) -> None:
-    letters.fill(*plain(*range(5)))
-    found = [letters.dead.redrive(limit=2) for _ in range(3)]
-    assert [(body["moved"], body["remaining"]) for body in found] == [(2, 3), (2, 1), (1, 0)]
-    assert sorted(data(letters.queue.claim("w", 9))) == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.slow
 def test_limit_is_1000_by_default_and_clamped_to_10000(api: Api, topic: str) -> None:
     """Forged letters are as good as others."""
@@ -137,18 +120,6 @@ def test_limit_is_1000_by_default_and_clamped_to_10000(api: Api, topic: str) -> 
     body = dead.redrive(limit=50_000)
     assert (body["moved"], body["remaining"]) == (10_000, 1000)
     assert queue.counters()["ready"] == 11_000
-
-
-def test_leased_jobs_are_not_moved(letters: Letters) -> None:
-    api, name = letters.queue.api, letters.dead.name
-    dead = Queue.create(api, name)
-    letters.fill(*plain("held", "free"))
-    held = dead.claim("mender", lease_ms=HOUR_MS)
-    body = dead.redrive()
-    assert (body["moved"], body["remaining"], body["skipped"]) == (1, 1, 0)
-    assert dead.counters() == counters(in_flight=1)
-    assert dead.ack(held, "mender")["acked"] == 1
-    assert data(letters.queue.claim("w", 5)) == ["free"]
 
 
 def test_a_letter_that_was_moved_is_not_claimable_where_it_was(letters: Letters) -> None:
@@ -171,24 +142,6 @@ def test_to_names_another_target(letters: Letters, api: Api) -> None:
     assert letters.queue.counters() == counters(dead_lettered=2)
 
 
-def test_a_target_may_be_a_log(letters: Letters, api: Api) -> None:
-    letters.fill(*plain("a"))
-    name = f"{letters.queue.name}.log"
-    ok(api.put(name), 201)
-    assert letters.dead.redrive(to=name)["moved"] == 1
-    (record,) = api.read(name)
-    assert record["data"] == "a"
-    assert "meta" not in record
-
-
-def test_to_moves_records_that_never_were_dead_letters(queue: Queue, api: Api) -> None:
-    target = Queue.create(api, f"{queue.name}.to")
-    queue.push("a", "b")
-    assert queue.redrive(to=target.name)["moved"] == 2
-    assert data(target.claim("w", 5)) == ["a", "b"]
-    assert queue.counters() == counters()
-
-
 def test_the_path_is_no_target(letters: Letters) -> None:
     letters.fill(*plain("a"))
     name = letters.dead.name
@@ -197,34 +150,6 @@ def test_the_path_is_no_target(letters: Letters) -> None:
 
 
 # --- what is skipped
-
-
-def test_records_without_a_source_are_skipped_while_others_go_on(letters: Letters) -> None:
-    api = letters.queue.api
-    ok(api.append(letters.dead.name, "stray"), 201)
-    letters.fill(*plain("a"))
-    ok(api.append(letters.dead.name, records=[{"data": "odd", "meta": {FROM: 5}}]))
-    body = letters.dead.redrive()
-    assert (body["moved"], body["remaining"], body["skipped"]) == (1, 0, 2)
-    assert body["reason"] == "no_source"
-    assert letters.left() == ["stray", "odd"]
-    assert data(letters.queue.claim("w", 5)) == ["a"]
-
-
-def test_records_whose_target_is_missing_are_skipped_while_others_go_on(
-    api: Api, topic: str
-) -> None:
-    dead = f"{topic}.dead"
-    gone, there = Letters(api, f"{topic}.gone", dead), Letters(api, f"{topic}.there", dead)
-    gone.fill(*plain(1))
-    there.fill(*plain(2))
-    gone.fill(*plain(3))
-    ok(api.delete(gone.queue.name))
-    body = there.dead.redrive()
-    assert (body["moved"], body["remaining"], body["skipped"]) == (1, 0, 2)
-    assert body["reason"] == "topic_not_found"
-    assert there.left() == [1, 3]
-    assert api.get(gone.queue.name).status == 404, "a redrive makes no topic"
 
 
 def test_records_whose_target_is_full_are_skipped_while_others_go_on(api: Api, topic: str) -> None:
@@ -241,13 +166,6 @@ def test_records_whose_target_is_full_are_skipped_while_others_go_on(api: Api, t
     body = free.dead.redrive()
     assert (body["moved"], body["skipped"]) == (1, 1)
     assert full.queue.counters() == counters(ready=1, dead_lettered=2)
-
-
-def test_an_absent_target_by_name_skips_everything(letters: Letters) -> None:
-    letters.fill(*plain("a"))
-    body = letters.dead.redrive(to=f"{letters.queue.name}.absent")
-    assert (body["moved"], body["skipped"], body["reason"]) == (0, 1, "topic_not_found")
-    assert letters.left() == ["a"]
 
 
 # --- a crash in between

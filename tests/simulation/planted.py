@@ -31,19 +31,19 @@ import contextlib
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from types import ModuleType
 from typing import Any, Final
 
+import trio
 from msgspec import structs
 
 from topics.actors.shard.group_commit import NO_IO, GroupCommit
-from topics.actors.shard.queues import copies
-from topics.actors.shard.queues.copies import Sent
+from topics.actors.shard.queues import mover
 from topics.actors.shard.queues.lease_logging import LeaseLogging
-from topics.actors.shard.queues.redrive import Redrives
-from topics.actors.shard.queues.transfer import Transfer
+from topics.actors.shard.queues.redrive import Redrives, Transfer
 from topics.actors.shard.routing import forwards
 from topics.engine import moved_keys, reading, removal, retention
 from topics.engine.changes import delete_records, forward, lease_jobs, put_topic
@@ -58,6 +58,7 @@ from topics.engine.queue.leases import LeaseTable
 from topics.engine.routing import picking
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
+from topics.errors import TopicsError
 from topics.formats.api.limits import KEY_MAX_CHARS
 from topics.formats.disk.frames import FrameKind
 from topics.formats.ranges import SeqRange
@@ -126,12 +127,12 @@ def moves_without_keys() -> None:
 
 @plant
 def moves_that_take_a_refusal_for_a_success() -> None:
-    real = copies.send
+    async def append(*args: Any) -> dict[int, TopicsError]:
+        await real(*args)
+        return {}
 
-    def send(peers: Any, target: str, those: Any, then: Callable[[Sent], object]) -> None:
-        real(peers, target, those, lambda sent: then(Sent([*sent.appended, *sent.refused], {})))
-
-    replace(copies, "send", send)
+    real = mover._append
+    mover._append = append
 
 
 @plant
@@ -149,44 +150,50 @@ def moves_that_are_not_logged() -> None:
 
 @plant
 def redrives_that_end_before_their_copies() -> None:
-    """A record that is skipped while a window is chosen counts as the end of the window."""
+    """If records were skipped while a window was chosen, its end is not awaited, and it is the
+    last one.
+    """
 
-    real_leave, real_choose, real_wait = Transfer._leave, Transfer.choose, Transfer.wait_settled
-    settled: dict[Transfer, None] = {}
+    async def move_window(real: Callable[..., Any], self: Redrives, transfer: Transfer) -> None:
+        skipped, real_choose = transfer.skipped, transfer.choose
+        early = trio.Event()
 
-    def leave(self: Transfer, seqs: Any) -> None:
-        real_leave(self, seqs)
-        if not self.in_flight:
-            settled[self] = None
+        def choose(now: Any) -> Any:
+            found = real_choose(now)
+            if transfer.skipped > skipped:
+                transfer.is_stopped = True
+                early.set()
+            return found
 
-    def choose(self: Transfer, now: Any) -> Any:
-        settled.pop(self, None)
-        if self.in_flight:
-            self.is_stopped = True
-            return {}
-        return real_choose(self, now)
+        async def run() -> None:
+            await real(self, transfer)
+            early.set()
 
-    async def wait_settled(self: Transfer) -> None:
-        if self not in settled:
-            await real_wait(self)
+        transfer.choose = choose
+        self._context.start(run)
+        await early.wait()
 
-    Transfer._leave, Transfer.choose, Transfer.wait_settled = leave, choose, wait_settled
+    wrap(Redrives, "_move_window", move_window)
 
 
 @plant
 def backups_during_redrives() -> None:
     """A redrive releases its hold while copies are in flight."""
 
-    async def move_window(real: Callable[..., Any], self: Redrives, transfer: Transfer) -> None:
-        async def wait_settled() -> None:
+    moves = Counter[Transfer]()
+
+    async def move(
+        real: Callable[..., Any], self: Redrives, transfer: Transfer, *args: Any
+    ) -> None:
+        if not moves[transfer]:
             self._context.moves.leave()
-            await Transfer.wait_settled(transfer)
+        moves[transfer] += 1
+        await real(self, transfer, *args)
+        moves[transfer] -= 1
+        if not moves[transfer]:
             self._context.moves.enter()
 
-        transfer.wait_settled = wait_settled
-        await real(self, transfer)
-
-    wrap(Redrives, "_move_window", move_window)
+    wrap(Redrives, "_move", move)
 
 
 # Recovery

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, TypeAlias
+
+import trio
 
 from topics.actors.rpc.replies import failure_of
 from topics.actors.rpc.session import LinkSession, RemoteError, Reply
@@ -111,6 +113,36 @@ class Peers(Service):
         failed, self._failed = self._failed, []
         for then, failure in failed:
             then(failure)
+
+
+class Asked(Generic[R]):
+    """One call to a shard, and what became of it."""
+
+    def __init__(self, shard: int) -> None:
+        self._answer: R | TopicsError = NotReady(f"shard {shard} does not answer", reason=PEER_AWAY)
+        self._came = trio.Event()
+
+    def then(self, answer: Reply[R] | TopicsError) -> None:
+        """Take the answer."""
+        if isinstance(answer, TopicsError):
+            self._answer = answer
+        else:
+            self._answer = answer.result
+            answer.release()
+        self._came.set()
+
+    async def wait(self) -> None:
+        """Wait for the answer."""
+        await self._came.wait()
+
+    @property
+    def result(self) -> R:
+        """What the shard says. Raises `TopicsError`; `NotReady` also when it has not answered: it
+        may do it yet.
+        """
+        if isinstance(self._answer, TopicsError):
+            raise self._answer
+        return self._answer
 
 
 class Loopback:

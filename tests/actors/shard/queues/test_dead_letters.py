@@ -27,7 +27,7 @@ from tests.support.moves import (
 )
 from tests.support.shard import Desk
 from topics.actors.shard.context import clock
-from topics.actors.shard.queues import copies, dead_letters
+from topics.actors.shard.queues import dead_letters, mover
 from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
 from topics.engine.changes import lease_jobs
 from topics.engine.moved_keys import copy_key
@@ -148,10 +148,10 @@ async def test_an_ephemeral_queue_has_nothing_to_tell_the_log(desk: Desk) -> Non
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "x", durability="ephemeral")
     before = len(kinds(desk))
-    exhaust(desk, queue)
-    wake(desk, queue)
+    await move(desk, queue)
     (asked,) = peers.take()
     asked.answer()
+    await run_log(desk)
     assert (moved(queue), len(kinds(desk))) == (1, before)
 
 
@@ -188,9 +188,7 @@ async def test_a_shard_that_does_not_answer_stops_the_moves_to_its_topics_only(
     targets = {"a": "dead1", "b": "dead1", "c": "dead2"}
     queues = {name: make_queue(desk, name, "x", dead_letter=to) for name, to in targets.items()}
     for queue in queues.values():
-        exhaust(desk, queue)
-        wake(desk, queue)
-    await run_log(desk)
+        await move(desk, queue)
     first, other = peers.take()
     assert (first.shard, other.shard) == (1, 2)
     first.answer()
@@ -232,6 +230,7 @@ async def test_a_job_that_is_refused_stays_and_is_tried_again_after_a_while(
         for wait_s in (RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S):
             (asked,) = peers.take()
             refuse(asked)
+            await wait_all_tasks_blocked()
             assert (dead_and_dying(queue), desk.seqs("q")) == (stays, [1])
             wake(desk, queue)
             await trio.sleep(wait_s - 0.01)
@@ -255,9 +254,7 @@ async def test_a_batch_whose_fate_is_unknown_is_tried_again_alone_and_first(
     peers = with_fake_peers(desk)
     queue, other = make_queue(desk, "q", *range(6)), make_queue(desk, "other", "x")
     for topic in (queue, other):
-        exhaust(desk, topic)
-        wake(desk, topic)
-    await run_log(desk)
+        await move(desk, topic)
     (asked,) = peers.take()
     asked.answer(None, FULL, NotReady("away"))
     await run_log(desk)
@@ -345,6 +342,7 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
     with monkeypatch.context() as patch:
         patch.setattr(claims, "dead", unreadable)
         await desk.loop.services.dead_letters.run()
+        await wait_all_tasks_blocked()
     moves.hold(lambda: held.append(True))
     await run_log(desk)
     assert (held, peers.take()) == ([], [])
@@ -532,49 +530,21 @@ async def test_a_queue_that_is_deleted_meanwhile_is_left_alone(
     assert again.epoch != queue.epoch
 
 
-@pytest.mark.parametrize("when", ["before the copy", "before the delete"])
-async def test_a_held_topic_is_not_changed(desk: Desk, when: str) -> None:
+async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
     peers, context = with_fake_peers(desk), desk.loop.context
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
-    if when == "before the copy":
-        context.held.take("q")
-        wake(desk, queue)
-        await run_log(desk)
-        assert not peers.asked
-        context.give_back("q")
-        await run_log(desk)
-        (asked,) = peers.take()
-        asked.answer()
-    else:
-        wake(desk, queue)
-        await run_log(desk)
-        context.held.take("q")
-        (asked,) = peers.take()
-        asked.answer()
-        await run_log(desk)
-        assert desk.seqs("q") == [1]
-        context.give_back("q")
-    await run_log(desk)
-    assert (desk.seqs("q"), moved(queue)) == ([], 1)
-
-
-# Copies of all kinds
-
-
-async def test_a_copy_that_was_made_before_is_not_made_again(desk: Desk) -> None:
-    """The log failed to delete the job, or a crash came between: the key tells."""
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    sent: list[copies.Sent] = []
-    record = claims.records_of(queue, desk.engine.store, [1])[0][1]
-    copy = desk.loop.services.dead_letters._copy_of(queue, 1, record)
-    copies.send(desk.loop.context.peers, "dead", [copy], sent.append)
-    await run_log(desk)
-    assert sent == [([1], {})]
+    context.held.take("q")
+    frames = len(kinds(desk))
     wake(desk, queue)
     await run_log(desk)
-    assert (datas(desk, "dead"), moved(queue)) == (["x"], 1)
+    assert (len(kinds(desk)), peers.asked) == (frames, [])
+    context.give_back("q")
+    await run_log(desk)
+    assert len(peers.asked) == 1
+
+
+# A restart
 
 
 async def test_what_a_restart_has_found_is_moved_at_the_start(
@@ -596,12 +566,13 @@ async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(de
     exhaust(desk, queue)
     desk.put("q", dead_letter=None)
     wake(desk, queue)
+    await wait_all_tasks_blocked()
     assert dead_and_dying(queue) == ([], [])
     assert claim(desk, queue) == [1]
     await run_log(desk)
 
 
-@pytest.mark.parametrize("cut", ["_copy", "_bury"])
+@pytest.mark.parametrize("cut", ["_append", "_delete"])
 @pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("window_ms", [120_000, 0])
 @pytest.mark.parametrize("down_days", [0, 10])
@@ -621,11 +592,18 @@ async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
     first.append("q", "x", "y")
     await first.settled()
     reached: list[object] = []
-    setattr(first.loop.services.dead_letters, cut, lambda *found: reached.append(found))
+
+    async def be_killed(*found: object) -> None:
+        reached.append(found)
+        await trio.sleep_forever()
+
+    patched = pytest.MonkeyPatch()
+    patched.setattr(mover, cut, be_killed)
     exhaust(first, first.engine.queue("q"))
     wake(first, first.engine.queue("q"))
     while not reached:
         await trio.lowlevel.checkpoint()
+    patched.undo()
     await first.settled()
     first.delete_records("dead", before_seq=2)
     await first.settled()
@@ -635,14 +613,14 @@ async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
 
     now = clock()
     second = OnDisk(tmp_path, nursery, now=Now(now.ts + down_days * 86_400_000, now.ms))
-    assert second.seqs("dead") == ([2] if cut == "_bury" else [])
+    assert second.seqs("dead") == ([2] if cut == "_delete" else [])
     queue = second.engine.queue("q")
     assert dead_and_dying(queue) == ([], [1, 2])
     await second.loop.services.dead_letters.run()
     while queue.count:
         await trio.lowlevel.checkpoint()
     await second.settled()
-    assert datas(second, "dead") == (["y"] if cut == "_bury" else ["x", "y"])
+    assert datas(second, "dead") == (["y"] if cut == "_delete" else ["x", "y"])
     assert moved(queue) == 2
     copy = records(second, "dead")[-1]
     assert copy["meta"]["$dead_letter_deliveries"] == 1

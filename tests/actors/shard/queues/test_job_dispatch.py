@@ -10,11 +10,13 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.moves import redrive, run_log, with_fake_peers
 from tests.support.queue_desk import QueueDesk, seqs_of
 from topics.actors.rpc.replies import APPLICATION_ERROR
 from topics.actors.shard.queues import job_dispatch
 from topics.engine.changes import lease_jobs
 from topics.engine.queue import claims
+from topics.errors import NotReady, TopicFull
 
 # In order
 
@@ -290,3 +292,59 @@ async def test_exhausted_jobs_are_told_of_and_do_not_use_up_a_claim(workers: Que
     claim = workers.claim()
     assert workers.claimed() == [(claim, [2])]
     assert told == ["q"]
+
+
+# Jobs that are moved
+
+
+async def spend(workers: QueueDesk) -> None:
+    """A queue whose only job was delivered as often as it may be."""
+    workers.queue(max_deliveries=1, dead_letter="dead")
+    workers.jobs(1)
+    workers.claim()
+    assert await claimed(workers) == [1]
+    workers.nack(1)
+    await run_log(workers)
+    assert [told["nacked"] for told in workers.told()] == [1]
+
+
+async def claimed(workers: QueueDesk) -> list[int]:
+    """Seqs of the jobs that the claims have got since the last call."""
+    await run_log(workers)
+    return [job["$seq"] for told in workers.told() for job in told.get("claimed", ())]
+
+
+async def test_a_pass_that_finds_an_exhausted_job_moves_it(workers: QueueDesk) -> None:
+    await spend(workers)
+    workers.claim()
+    assert await claimed(workers) == []
+    assert workers.engine.topic("dead").head_seq == 1
+    assert workers.engine.topic("q").count == 0
+
+
+async def test_a_claim_that_waits_gets_the_jobs_of_a_config_that_has_changed(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    peers = with_fake_peers(workers)
+    await spend(workers)
+    workers.claim(wait_ms=20_000)
+    assert await claimed(workers) == []
+    (asked,) = peers.take()
+    asked.answer(TopicFull("full"))
+    workers.put("q", dead_letter=None)
+    assert await claimed(workers) == [1]
+
+
+async def test_a_claim_that_waits_gets_the_jobs_that_could_not_be_redriven(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    peers = with_fake_peers(workers)
+    workers.queue()
+    workers.jobs(2)
+    redrive(workers, "q", to="a")
+    await run_log(workers)
+    workers.claim(max=5, wait_ms=20_000)
+    assert await claimed(workers) == []
+    (asked,) = peers.take()
+    asked.fail(NotReady("away"))
+    assert await claimed(workers) == [1, 2]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from tests.support.feeds import OnDisk
 from tests.support.moves import (
@@ -22,17 +22,15 @@ from tests.support.moves import (
 )
 from tests.support.shard import Desk
 from topics.actors.shard.context import clock
+from topics.actors.shard.queues import mover
 from topics.actors.shard.queues import redrive as redrives
-from topics.actors.shard.queues import transfer
 from topics.engine import selection
 from topics.engine.changes import delete_records, lease_jobs
-from topics.engine.moved_keys import copy_key
 from topics.engine.now import Now
 from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicFull, TopicNotFound, TopicsError
-from topics.formats.disk.frames import FrameKind
 
 FROM = "$dead_letter_from"
 
@@ -97,35 +95,6 @@ async def test_the_stamp_goes_and_all_else_stays(desk: Desk) -> None:
     assert "meta" not in second
 
 
-async def test_each_copy_has_a_key_and_makes_no_topic(desk: Desk) -> None:
-    peers, dead = with_fake_peers(desk), letters(desk, "a7", "a7")
-    redrive(desk, "dead")
-    await run_log(desk)
-    (asked,) = peers.take()
-    assert (asked.shard, asked.params.topic) == (7, "a7")
-    assert [request["idempotency_key"] for request in asked.requests] == [
-        copy_key("redrive", "dead", dead.epoch, seq) for seq in (1, 2)
-    ]
-    assert [request["create"] for request in asked.requests] == [False, False]
-
-
-async def test_it_is_deleted_when_the_target_has_it_and_counted_when_that_is_durable(
-    desk: Desk,
-) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, "a")
-    frames = len(desk.log.frames)
-    redrive(desk, "dead")
-    await run_log(desk)
-    assert len(desk.log.frames) == frames
-    (asked,) = peers.take()
-    asked.answer()
-    await wait_all_tasks_blocked()
-    assert [frame.kind for frame in [*desk.log.frames.values()][frames:]] == [FrameKind.DELETE]
-    assert desk.wire.sent == []
-    assert counts(await answer(desk)) == (1, 0, 0, None)
-
-
 # Which records
 
 
@@ -149,8 +118,8 @@ async def test_a_limit_a_bound_and_a_match_choose(desk: Desk) -> None:
 async def test_windows_follow_one_another_until_the_limit(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 4)
-    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    monkeypatch.setattr(redrives, "WINDOW_RECORDS", 4)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 2)
     peers = with_fake_peers(desk)
     letters(desk, *["a"] * 12)
     redrive(desk, "dead", limit=10)
@@ -165,8 +134,8 @@ async def test_windows_follow_one_another_until_the_limit(
 
 
 async def test_a_window_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "READ_RECORDS", 1)
-    monkeypatch.setattr(transfer, "COPIES_BYTES", 100)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 1)
+    monkeypatch.setattr(redrives, "COPIES_BYTES", 100)
     peers = with_fake_peers(desk)
     letters(desk, *["a"] * 4)
     redrive(desk, "dead")
@@ -249,8 +218,8 @@ async def test_the_reason_is_that_of_the_first_record_that_is_skipped(
 async def test_a_target_that_has_refused_is_not_asked_again(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 2)
-    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 2)
     peers = with_fake_peers(desk)
     letters(desk, "a1", "b2", "a1", "b2", "a1", "a1")
     redrive(desk, "dead")
@@ -269,8 +238,8 @@ async def test_when_the_only_target_refuses_all_others_are_skipped_too(
     desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a look at each record; leased jobs are not meant."""
-    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 2)
-    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 2)
     peers, looked = with_fake_peers(desk), list[int]()
     desk.make("dead", **({"type": "queue"} if is_queue else {}))
     dead = letters(desk, *[None] * 7)
@@ -294,6 +263,20 @@ async def test_when_the_only_target_refuses_all_others_are_skipped_too(
     assert looked == [1, 2]
 
 
+async def test_it_ends_when_it_has_come_by_too_many_that_cannot_be_moved(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More for each that it may move."""
+    monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 2)
+    monkeypatch.setattr(redrives, "SKIPPED_MIN", 3)
+    monkeypatch.setattr(redrives, "SKIPPED_PER_RECORD", 1)
+    letters(desk, *[None] * 9)
+    for limit, skipped in ((1, 4), (5, 6)):
+        redrive(desk, "dead", limit=limit)
+        assert counts(await answer(desk)) == (0, 9 - skipped, skipped, "no_source")
+
+
 async def test_jobs_that_are_refused_are_claimable_again_as_before(desk: Desk) -> None:
     told: list[Topic] = []
     desk.loop.services.redrives._note_claimable = told.append
@@ -302,18 +285,6 @@ async def test_jobs_that_are_refused_are_claimable_again_as_before(desk: Desk) -
     assert counts(await answer(desk)) == (0, 0, 2, "topic_not_found")
     assert told[0] is queue
     assert claim(desk, queue) == [1, 2]
-
-
-async def test_a_target_whose_shard_is_away_is_skipped(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, "a1", "b2")
-    redrive(desk, "dead")
-    await run_log(desk)
-    one, other = peers.take()
-    one.fail(NotReady("away"))
-    other.answer()
-    assert counts(await answer(desk)) == (1, 0, 1, "not_ready")
-    assert desk.seqs("dead") == [1]
 
 
 # Copies in flight while others are skipped
@@ -358,36 +329,13 @@ async def test_a_redrive_that_has_skipped_records_lasts_as_long_as_its_copies(
     assert (answered, counts(body)) == (other, (20, 0, 0, None))
 
 
-async def test_nothing_is_chosen_while_copies_are_in_flight(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A target that does not answer costs no processor."""
-    peers, chosen = with_fake_peers(desk), list[int]()
-    choose = transfer.Transfer.choose
-
-    def noted(self: transfer.Transfer, now: Now) -> Any:
-        chosen.append(len(self.in_flight))
-        return choose(self, now)
-
-    monkeypatch.setattr(transfer.Transfer, "choose", noted)
-    with_skipped(desk, "no source", skipped=20, movable=3)
-    redrive(desk, "dead", limit=5)
-    await run_log(desk)
-    await wait_all_tasks_blocked()  # which a loop that spins never lets happen
-    assert chosen == [0]
-    (asked,) = peers.take()
-    asked.answer()
-    assert counts(await answer(desk)) == (3, 0, 20, "no_source")
-    assert chosen == [0]
-
-
 @pytest.mark.parametrize("to", [None, "b2"])
 @pytest.mark.parametrize("refusal", [TopicFull("full"), TopicNotFound("b2"), NotReady("away")])
 async def test_a_target_that_refuses_from_the_second_window_on_ends_no_window_early(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, to: str | None, refusal: TopicsError
 ) -> None:
-    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 4)
-    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    monkeypatch.setattr(redrives, "WINDOW_RECORDS", 4)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 2)
     peers, moves = with_fake_peers(desk), desk.loop.context.moves
     letters(desk, *["b2", "a1"] * 6)
     redrive(desk, "dead", to=to)
@@ -486,10 +434,10 @@ class Slices(trio.abc.Instrument):
         self.count = self.most = self._now = 0
         trio.lowlevel.add_instrument(self)
         for name in ("search", "count_slice"):
-            monkeypatch.setattr(transfer.Transfer, name, self._counting(name))
+            monkeypatch.setattr(redrives.Transfer, name, self._counting(name))
 
     def _counting(self, name: str) -> Any:
-        real = getattr(transfer.Transfer, name)
+        real = getattr(redrives.Transfer, name)
 
         def counted(*args: Any) -> Any:
             self.count, self._now = self.count + 1, self._now + 1
@@ -594,8 +542,8 @@ async def test_one_that_waits_for_another_is_answered_in_time_too(
 async def test_a_topic_that_is_deleted_meanwhile_ends_it_with_what_was_moved(
     desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 2)
-    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 2)
     peers = with_fake_peers(desk)
     desk.make("dead", **({"type": "queue"} if is_queue else {}))
     letters(desk, "a", "a", "a")
@@ -622,20 +570,6 @@ async def test_records_that_go_meanwhile_are_not_counted(desk: Desk) -> None:
     assert counts(await answer(desk)) == (1, 1, 0, None)
 
 
-async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
-    peers, context = with_fake_peers(desk), desk.loop.context
-    letters(desk, "a")
-    redrive(desk, "dead")
-    await run_log(desk)
-    context.held.take("dead")
-    (asked,) = peers.take()
-    asked.answer()
-    await run_log(desk)
-    assert desk.seqs("dead") == [1]
-    context.give_back("dead")
-    assert counts(await answer(desk)) == (1, 0, 0, None)
-
-
 async def test_a_log_that_fails_leaves_the_records(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "x", "y")
@@ -646,17 +580,6 @@ async def test_a_log_that_fails_leaves_the_records(desk: Desk) -> None:
     desk.failed(OSError(5, "broken"))
     assert counts(await answer(desk)) == (0, 0, 2, "not_ready")
     assert claim(desk, queue) == [1, 2]
-
-
-async def test_a_log_that_has_failed_before_the_delete_leaves_the_records(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, "a")
-    redrive(desk, "dead")
-    await run_log(desk)
-    desk.failed(OSError(5, "broken"))
-    (asked,) = peers.take()
-    asked.answer()
-    assert counts(await answer(desk)) == (0, 0, 1, "not_ready")
 
 
 async def test_records_that_cannot_be_read_now_fail_it_and_stay(
@@ -703,13 +626,17 @@ async def test_a_crash_between_copy_and_delete_doubles_nothing(
     first.append("dead", records=[{"data": n, "meta": {FROM: "a"}} for n in range(3)])
     await first.settled()
 
+    async def be_killed(*_: object) -> None:
+        await trio.sleep_forever()
+
     # The process is killed before it can delete.
-    monkeypatch.setattr(first.loop.services.redrives, "_delete", lambda *_: None)
+    monkeypatch.setattr(mover, "_delete", be_killed)
     redrive(first, "dead")
     while "a" not in first.engine.topics or first.engine.topic("a").head_seq < 3:
         await trio.lowlevel.checkpoint()
     await first.settled()
     await first.end()
+    monkeypatch.undo()
 
     second = OnDisk(tmp_path, nursery, now=clock())
     assert (len(second.seqs("a")), len(second.seqs("dead"))) == (3, 3)
@@ -725,8 +652,8 @@ async def test_a_crash_between_copy_and_delete_doubles_nothing(
 async def test_a_shard_that_stops_moves_no_other_window(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 1)
-    monkeypatch.setattr(transfer, "READ_RECORDS", 1)
+    monkeypatch.setattr(redrives, "WINDOW_RECORDS", 1)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 1)
     peers = with_fake_peers(desk)
     letters(desk, "a", "a")
     redrive(desk, "dead")

@@ -1,49 +1,48 @@
 """Dead letters: exhausted jobs are moved to the dead-letter topic of their queue (§10.6).
 
-    DEAD --a LEASE frame, synced--> DYING --appended there--> --a DELETE frame--> gone
-      ^   '-- the log cannot ---.     ^ '-- refused --.         |
-      '-------------------------'-----|---------------'         |
-                                      '-- no answer, or the log cannot: the batch again
-                    tried again after a while, or claimable again by another config
+    DEAD --a LEASE frame, synced--> DYING --`mover.move`--> moved
+      ^   '-- the log cannot ---.     ^ '-- refused --.
+      '-------------------------'-----|---------------'
+                                      '-- unknown: the same batch again
+                 tried again after a while, or claimable again by another config
 
-Append first, delete second: after a crash in between the DYING rows tell which jobs are to be
-moved, and the key of each copy that it is there. One batch of a queue is under way at a time, until
-it is known of each job whether the target has it. Only then the next batch starts, so the target
-has to remember the keys of the last batch only (``decisions/0049``). A backup waits for that, too.
-A job that a cap, its age or a delete removes in the meantime is not counted as dead-lettered, but
-the target may have its copy.
+After a crash the DYING rows tell which jobs are to be moved. Each queue with dead jobs has a task,
+which moves one batch at a time until it is known of each job whether the target has it. Only then
+the next batch starts, so the target has to remember the keys of the last batch only
+(``decisions/0049``). A backup waits for that, too. A job that a cap, its age or a delete removes in
+the meantime is not counted as dead-lettered, but the target may have its copy.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 import trio
 
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.deadlines import Deadline, Deadlines
-from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, Sent, send
+from topics.actors.shard.queues import mover
+from topics.actors.shard.queues.mover import COPIES_BYTES, Copy
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.changes.put_topic import PutTopic
-from topics.engine.moved_keys import BATCH_JOBS, copy_key
+from topics.engine.moved_keys import BATCH_JOBS
 from topics.engine.queue import claims
 from topics.engine.queue.claims import Taken, jobs_of
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicsError
-from topics.formats.api.queue_answers import append_request, record_parts, stamped
+from topics.formats.api.queue_answers import record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
-from topics.storage.wal.progress import Progress
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled as long as nothing can be moved
-MOVES_MAX = 8  # to one shard at once
+# Batches in flight to one shard. Each holds up to 1 MiB of records. If a shard does not answer,
+# only the moves to its topics stop.
+MOVES_MAX: Final = 8
 
 log = structlog.get_logger()
 
@@ -52,263 +51,198 @@ Rule = tuple[str | None, int]
 
 
 @dataclass(eq=False, slots=True)
-class Move:
-    """A queue whose dead jobs are being moved, or wait for another attempt (``retry``).
+class Queue:
+    """A queue whose dead jobs are being moved by ``rule``.
 
-    ``rule`` is the rule of the batch in flight, and ``trouble`` the error code that stopped the
-    last one. ``target_shard`` is the shard for which the batch counts as in flight. With
-    ``is_unsettled``, the target may have copies of jobs that are still in the queue, so the move
-    counts in `Moves`.
+    ``changed`` ends the pause before the next attempt, and ``failure`` is the error code of the
+    last attempt. With ``is_unsettled``, the target may have copies of jobs that are still in the
+    queue, so the queue has an entry in `Moves`.
     """
 
     topic: Topic
     rule: Rule
     retry_s: float = 0.0
-    retry: Deadline | None = None
-    trouble: str = ""
-    target_shard: int | None = None
+    changed: trio.Event = field(default_factory=trio.Event)
+    failure: str = ""
     is_unsettled: bool = False
 
 
-class MoveLimit:
-    """Bounds how many moves to each shard are under way at once: one holds up to 1 MiB of records,
-    and a shard that does not answer stops the moves to its topics and no others.
-
-        enter --fewer than MOVES_MAX--> started --leave--> the first that waits, in a later turn
-          '--as many--> waits
-    """
-
-    def __init__(self, deadlines: Deadlines) -> None:
-        self._deadlines = deadlines
-        self._under_way: dict[int, int] = {}
-        self._waiting: dict[int, deque[Callable[[], object]]] = {}
-
-    def enter(self, shard: int, start: Callable[[], object]) -> None:
-        """Call ``start`` once there is room; whoever is started leaves when it is done."""
-        under_way = self._under_way.get(shard, 0)
-        if under_way == MOVES_MAX:
-            self._waiting.setdefault(shard, deque()).append(start)
-            return
-        self._under_way[shard] = under_way + 1
-        start()
-
-    def leave(self, shard: int) -> None:
-        """A move is over."""
-        waiting = self._waiting.get(shard)
-        if waiting:
-            self._deadlines.call_at(-math.inf, waiting.popleft())
-        else:
-            self._under_way[shard] -= 1
-
-
 class DeadLetters(Service):
-    """Moves the dead jobs of all queues of a shard. ``note_claimable`` is told of queues some of
-    whose dead jobs are claimable again.
+    """Moves the dead jobs of all queues of a shard.
+
+    ``note_claimable`` is called for queues some of whose dead jobs are claimable again.
     """
 
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
-        self._context, self._engine, self._commits = context, context.engine, context.commits
-        self._note_claimable, self._move_limit = note_claimable, MoveLimit(context.deadlines)
-        self._moves: dict[int, Move] = {}  # by topic id
+        self._context, self._engine = context, context.engine
+        self._note_claimable = note_claimable
+        self._queues: dict[int, Queue] = {}  # by topic id
+        # By shard. Queues get their turns in the order of their requests.
+        self._lanes = defaultdict[int, trio.CapacityLimiter](
+            lambda: trio.CapacityLimiter(MOVES_MAX)
+        )
 
     async def run(self) -> None:
-        """Go on with what a restart has found: first with batches that were under way."""
+        """Continue after a restart, first with batches that were in flight."""
         queues = [topic for topic in self._engine.topics.values() if topic.jobs is not None]
-        with self._context.turn():
-            for topic in sorted(queues, key=lambda topic: not jobs_of(topic).dying):
+        for topic in queues:
+            if jobs_of(topic).dying:
                 self.wake(topic)
+        await trio.lowlevel.checkpoint()  # their tasks are in the lanes now
+        for topic in queues:
+            self.wake(topic)
 
     def wake(self, topic: Topic) -> None:
-        """The queue may have dead jobs. Only inside of a turn."""
-        if topic.id not in self._moves and _is_moving(topic):
-            move = self._moves[topic.id] = Move(topic, _rule(topic.config))
-            if jobs_of(topic).dying:  # found by a restart
-                self._unsettle(move)
-            self._begin(move)
+        """Move the dead jobs of the queue, if there are any and no task does."""
+        if topic.id in self._queues or not _has_dead(topic):
+            return
+        queue = self._queues[topic.id] = Queue(topic, _rule(topic.config))
+        if jobs_of(topic).dying:  # found by a restart
+            queue.is_unsettled = True
+            self._context.moves.enter()
+        self._context.start(self._move_all, queue)
 
     def on_config(self, change: Change) -> None:
-        """Look at the dead jobs of a queue anew when its config has changed."""
-        topic, jobs = change.topic, change.topic.jobs
-        if jobs is None:
+        """Check the dead jobs of a queue again when its config has changed."""
+        topic = change.topic
+        if topic.jobs is None:
             return
-        move = self._moves.get(topic.id)
-        waiting = move if move is not None and move.retry is not None else None
         if isinstance(change, PutTopic):
-            is_outdated = waiting is not None and waiting.rule != _rule(topic.config)
-            self._revive(topic, with_batch=is_outdated)
-        if waiting is not None and (topic.deleted or not jobs.dying):
-            self._forget(waiting)
+            self._revive(topic)
+        if topic.id in self._queues:
+            self._queues[topic.id].changed.set()
 
-    def _forget(self, move: Move) -> None:
-        """The move is over, or begins anew later."""
-        if move.retry is not None:
-            move.retry.cancel()
-        self._make_way(move)
-        del self._moves[move.topic.id]
+    def _revive(self, topic: Topic, *, with_batch: bool = False) -> None:
+        """Make dead jobs claimable: the next pass checks them by the current rule.
 
-    def _unsettle(self, move: Move) -> None:
-        if not move.is_unsettled:
-            move.is_unsettled = True
-            self._context.moves.enter()
-
-    def _make_way(self, move: Move) -> None:
-        if move.is_unsettled:
-            move.is_unsettled = False
-            self._context.moves.leave()
-        if move.target_shard is not None:
-            self._move_limit.leave(move.target_shard)
-            move.target_shard = None
-
-    def _revive(self, topic: Topic, *, with_batch: bool) -> None:
-        """The next pass looks at the dead jobs again, and at those that are on their way under a
-        rule that counts no more.
+        ``with_batch`` includes jobs that were to be moved by a rule that is no longer valid.
         """
+        jobs = jobs_of(topic)
         if with_batch:
-            lease_jobs.keep_dead(topic, tuple(jobs_of(topic).dying))
-        if jobs_of(topic).dead:
-            jobs_of(topic).revive_dead()
+            lease_jobs.keep_dead(topic, tuple(jobs.dying))
+        if jobs.dead:
+            jobs.revive_dead()
             self._note_claimable(topic)
+
+    def _may_move(self, queue: Queue) -> bool:
+        rule = _rule(queue.topic.config)
+        is_valid = queue.rule == rule and all(rule) and not self._context.is_stopping
+        return is_valid and _has_dead(queue.topic)
+
+    async def _move_all(self, queue: Queue) -> None:
+        """Move batches until there are no dead jobs, or the config no longer moves them so."""
+        topic = queue.topic
+        while self._may_move(queue):
+            target = queue.rule[0]
+            assert target is not None, "the queue has a dead-letter topic"
+            async with self._lanes[self._context.peers.shard_of(target)]:
+                failure = await self._move_batch(queue, target)
+                while jobs_of(topic).dying and self._may_move(queue):
+                    await self._pause(queue, failure)
+                    failure = await self._move_batch(queue, target)
+            self._settle(queue)
+            await self._pause(queue, failure)
+        del self._queues[topic.id]
+        self._settle(queue)
+        if not topic.deleted and not self._context.is_stopping:
+            self._revive(topic, with_batch=True)
+
+    def _settle(self, queue: Queue) -> None:
+        if queue.is_unsettled:
+            queue.is_unsettled = False
+            self._context.moves.leave()
+
+    async def _pause(self, queue: Queue, failure: TopicsError | None) -> None:
+        """Wait before the next attempt if there was a failure, unless the config changes."""
+        if failure is None or not self._may_move(queue):
+            queue.failure = ""
+            return
+        if queue.failure != failure.code:
+            queue.failure = failure.code
+            log.warning(
+                "dead letters wait",
+                topic=queue.topic.name,
+                dead_letter=queue.rule[0],
+                reason=failure.message,
+            )
+        queue.retry_s = min(max(2 * queue.retry_s, RETRY_MIN_S), RETRY_MAX_S)
+        queue.changed = trio.Event()
+        with trio.move_on_after(queue.retry_s):
+            await queue.changed.wait()
 
     # One batch
 
-    def _begin(self, move: Move) -> None:
-        topic, move.retry = move.topic, None
-        if not _is_moving(topic) or self._context.is_stopping:
-            self._forget(move)
-        elif topic.config.dead_letter is None or not topic.config.max_deliveries:
-            self._forget(move)
-            self._revive(topic, with_batch=True)
-        elif move.target_shard is not None:
-            self._mark(move)
-        else:
-            move.rule = _rule(topic.config)
-            shard = self._context.peers.shard_of(topic.config.dead_letter)
-            self._move_limit.enter(shard, partial(self._enter, move, shard))
+    async def _move_batch(self, queue: Queue, target: str) -> TopicsError | None:
+        """Move some jobs: those of the batch in flight if there is one.
 
-    def _enter(self, move: Move, shard: int) -> None:
-        move.target_shard = shard
-        self._mark(move)
+        Return the first error if jobs could not be moved.
+        """
+        topic, context = queue.topic, self._context
+        await self._begin(queue)
+        if not self._may_move(queue):
+            return None
+        copies = await self._mark(topic)
+        if isinstance(copies, OSError):
+            return unwritable(copies)
+        if topic.deleted or not copies:
+            return None
+        moved = await mover.move(context, topic, target, copies, finish_jobs.bury)
+        if moved.seqs:
+            queue.retry_s = 0.0
+        with context.turn():
+            unknown = {seq for seq, why in moved.failures.items() if isinstance(why, NotReady)}
+            lease_jobs.keep_dead(topic, moved.failures.keys() - unknown)
+        return next(iter(moved.failures.values()), None)
 
-    def _mark(self, move: Move) -> None:
-        """Tell the log which jobs are moved now, unless it knows of a batch that is under way."""
-        topic, context = move.topic, self._context
-        if topic.deleted or move.rule != _rule(topic.config):
-            self._end(move)
-            return
-        if context.held.defer_call_if_held(topic.name, partial(self._mark, move)):
-            return
-        refusal = context.room.refusal(grows=False)
-        if refusal is not None:
-            self._end(move, unwritable(refusal))
-            return
-        context.freshen(topic)
-        try:
-            jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
-        except OSError as error:
-            self._end(move, unwritable(error))
-            return
-        change = lease_jobs.dying(topic, len(jobs), context.now)
-
-        def settle(result: Progress | OSError) -> None:
-            if isinstance(result, OSError):
-                self._end(move, unwritable(result))
-            else:
-                self._copy(move, jobs)
-
-        if change.frames:
-            self._commits.submit(change, settle)
-        else:
-            self._copy(move, jobs)
-
-    def _copy(self, move: Move, jobs: Sequence[Taken]) -> None:
-        """Append copies of the jobs that are still in the queue.
+    async def _begin(self, queue: Queue) -> None:
+        """Wait until the topic may change and moves may begin, and enter `Moves`.
 
         A hold waits for a batch whose result is unknown. So such a batch must not wait for the
         hold.
         """
-        moves = self._context.moves
-        if not move.is_unsettled and moves.defer_if_held(partial(self._copy, move, jobs)):
-            return
-        topic, target = move.topic, move.rule[0]
-        assert target is not None, "jobs are moved to a topic"
+        held, moves = self._context.held, self._context.moves
+        await held.wait_free(queue.topic.name)
+        if not queue.is_unsettled:
+            await moves.wait_free()
+            queue.is_unsettled = True
+            moves.enter()
+            await held.wait_free(queue.topic.name)
+
+    async def _mark(self, topic: Topic) -> list[Copy] | OSError:
+        """Log which jobs are moved now, unless the log contains that. Return copies of them."""
+        context = self._context
+        refusal = context.room.refusal(grows=False)
+        if refusal is not None:
+            return refusal
+        with context.turn():
+            context.freshen(topic)
+        try:
+            jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
+        except OSError as error:
+            return error
+        change = lease_jobs.dying(topic, len(jobs), context.now)
+        if change.frames:
+            result = await context.commits.submit_and_wait(change)
+            if isinstance(result, OSError):
+                return result
         dying = jobs_of(topic).dying
-        copies = [self._copy_of(topic, seq, record) for seq, record in jobs if seq in dying]
-        if topic.deleted or not copies:
-            self._end(move)
-        else:
-            self._unsettle(move)
-            send(self._context.peers, target, copies, partial(self._copied, move))
+        return [self._copy_of(topic, job) for job in jobs if job[0] in dying]
 
     @staticmethod
-    def _copy_of(topic: Topic, seq: int, record: bytes) -> Copy:
-        config, parts = topic.config, record_parts(record)
+    def _copy_of(topic: Topic, job: Taken) -> Copy:
+        (seq, record), jobs, config = job, jobs_of(topic), topic.config
         # A restart may know no count.
-        deliveries = jobs_of(topic).deliveries(seq) or config.max_deliveries
-        error = jobs_of(topic).errors.get(seq)
-        parts = parts._replace(meta=stamped(parts.meta, topic.name, deliveries, seq, error))
-        key = copy_key("dead_letter", topic.name, topic.epoch, seq)
-        return Copy(seq, append_request(parts, key, None if config.auto_create else False))
-
-    def _copied(self, move: Move, sent: Sent) -> None:
-        # After `NotReady` the target may have a copy: the job stays in the batch.
-        refused = [seq for seq, why in sent.refused.items() if not isinstance(why, NotReady)]
-        lease_jobs.keep_dead(move.topic, refused)
-        trouble = next(iter(sent.refused.values()), None)
-        if sent.appended:
-            self._bury(move, sent.appended, trouble)
-        else:
-            self._end(move, trouble)
-
-    def _bury(self, move: Move, seqs: Sequence[int], trouble: TopicsError | None) -> None:
-        """Delete the jobs that are there now. ``trouble``: why others are not."""
-        topic, context = move.topic, self._context
-        again = partial(self._bury, move, seqs, trouble)
-        if context.held.defer_call_if_held(topic.name, again):
-            return
-        refusal = context.room.refusal(grows=False)
-        if topic.deleted or refusal is not None:
-            self._end(move, unwritable(refusal) if refusal else None)
-            return
-
-        def settle(result: Progress | OSError) -> None:
-            if isinstance(result, OSError):
-                self._end(move, unwritable(result))
-                return
-            move.retry_s = 0.0
-            self._end(move, trouble)
-
-        self._commits.submit(finish_jobs.bury(topic, seqs, context.now), settle)
-
-    def _end(self, move: Move, trouble: TopicsError | None = None) -> None:
-        """Go on with the next batch, or after a while if there was trouble. A batch whose fate is
-        not known counts as under way: no other may push its keys out of the target.
-        """
-        topic, is_outdated = move.topic, move.rule != _rule(move.topic.config)
-        if is_outdated and not topic.deleted:
-            self._revive(topic, with_batch=True)
-        if is_outdated or topic.deleted or not jobs_of(topic).dying:
-            self._make_way(move)
-        if trouble is None or not _is_moving(topic):
-            move.trouble = ""
-            self._begin(move)
-            return
-        if move.trouble != trouble.code:
-            move.trouble = trouble.code
-            log.warning(
-                "dead letters wait",
-                topic=topic.name,
-                dead_letter=move.rule[0],
-                reason=trouble.message,
-            )
-        move.retry_s = min(max(2 * move.retry_s, RETRY_MIN_S), RETRY_MAX_S)
-        until = trio.current_time() + move.retry_s
-        move.retry = self._context.deadlines.call_at(until, partial(self._begin, move))
+        deliveries = jobs.deliveries(seq) or config.max_deliveries
+        parts = record_parts(record)
+        meta = stamped(parts.meta, topic.name, deliveries, seq, jobs.errors.get(seq))
+        create = None if config.auto_create else False
+        return mover.copy_of("dead_letter", topic, seq, parts._replace(meta=meta), create)
 
 
 def _rule(config: TopicConfig) -> Rule:
     return config.dead_letter, config.max_deliveries
 
 
-def _is_moving(topic: Topic) -> bool:
-    """Whether jobs of the queue are to be moved."""
+def _has_dead(topic: Topic) -> bool:
+    """Return whether jobs of the queue are to be moved."""
     return not topic.deleted and bool(jobs_of(topic).dead or jobs_of(topic).dying)

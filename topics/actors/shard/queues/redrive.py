@@ -1,56 +1,240 @@
 """Redrive: records of a dead-letter topic, or of any other, are moved back.
 
-A window of records at a time: one message to each of their targets, and a delete of what each has
-taken. Append first, delete second; the key of a copy keeps a redrive that is repeated after a crash
-from duplicating the record. One redrive of a topic runs at a time, and others wait for it. After
-`TIME_MAX_S` a redrive chooses no further records and returns the number of records moved so far.
-The window in flight is still finished.
-
-    search a slice --> wait until moves may begin --> choose --> send --> all settled --> search ...
-                                                        '-- nothing to send --> search ...
+    search a slice --> wait until moves may begin --> choose a window --> move it --> search ...
     over: count what remains, slice by slice --> answer
 
+Each record is in one state:
+
+    selected --> chosen: hidden from clients, in flight --> moved
+       |           '--> skipped: put back
+       |--> skipped: no target, or one that is forbidden or has refused another record
+       |--> passed over: leased, or already being moved
+       '--> counted for the result: not reached in time
+
+All targets of a window get their records at the same time. The keys of copies prevent duplicates if
+a redrive is repeated after a crash. One redrive of a topic runs at a time, and others wait for it.
 A redrive holds its lock and its entry in `Moves` from the first copy of a window until no copy is
-in flight.
+in flight. After `TIME_MAX_S` it chooses no further records and returns the number of records moved
+so far. The window in flight is still finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.queues.copies import Sent, send
-from topics.actors.shard.queues.transfer import RedriveCall, Transfer
-from topics.actors.shard.room import unwritable
+from topics.actors.shard.queues import mover
+from topics.actors.shard.queues.mover import COPIES_BYTES, Copy
 from topics.actors.shard.service import Service
+from topics.engine import selection
 from topics.engine.changes import finish_jobs
+from topics.engine.changes.delete_records import SLICE_RECORDS
+from topics.engine.moved_keys import WINDOW_RECORDS
+from topics.engine.now import Now
+from topics.engine.queue import claims
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
-from topics.errors import Forbidden, InvalidRequest
+from topics.errors import Forbidden, Internal, InvalidRequest, TopicsError
 from topics.formats.api import queue_answers
-from topics.formats.api.queue_bodies import decode_redrive
+from topics.formats.api.queue_answers import record_parts, source_of, unstamped
+from topics.formats.api.queue_bodies import Redrive, decode_redrive
 from topics.formats.names import covered
-from topics.formats.wire.calls import NO_RESULT, REDRIVE
-from topics.storage.wal.progress import Progress
+from topics.formats.wire.calls import NO_RESULT, REDRIVE, NoResult, RedriveParams
 
+RedriveCall: TypeAlias = InboundMessage[RedriveParams, NoResult]
 Result = TypeVar("Result")
 
 TIME_MAX_S: Final = 20.0
+READ_RECORDS: Final = 16  # read at once, before their bytes are counted
+# A redrive ends when it has come by so many records that cannot be moved.
+SKIPPED_MIN: Final = 10_000
+SKIPPED_PER_RECORD: Final = 1_000  # of its limit
+NO_SOURCE: Final = "no_source"
+
+
+class Skip(NamedTuple):
+    """A record that is not moved, and the code that says why."""
+
+    seq: int
+    code: str
+
+
+class Transfer:
+    """One redrive. ``in_flight``: the seqs of chosen records that are not yet moved or put back.
+
+    ``ended`` is set when no more records are chosen and none is in flight, ``error`` if records
+    could not be chosen.
+    """
+
+    def __init__(
+        self, request: RedriveCall, topic: Topic, asked: Redrive, engine: ShardEngine
+    ) -> None:
+        self.request, self.topic, self.asked = request, topic, asked
+        self.is_answered = self.is_stopped = False
+        self.ended = trio.Event()
+        self.error: Exception | None = None
+        self.moved = self.skipped = 0
+        self.reason: Skip | None = None  # the first record that was skipped
+        self.in_flight: set[int] = set()
+        self._counted = 0  # remaining records among the counted ones
+        self._engine = engine
+        self._selection = selection.select(topic, engine.store, asked.before_seq, asked.match)
+        self._passed_over: list[int] = []
+        self._refused: dict[str, str] = {}  # targets that take no more, each with the code
+
+    @property
+    def is_over(self) -> bool:
+        """No more is to be chosen."""
+        return (
+            self.is_answered
+            or self.is_stopped
+            or self.error is not None
+            or self.topic.deleted
+            or self.request.session.closed
+            or self.moved >= self.asked.limit
+            or self.skipped + len(self._passed_over)
+            >= max(SKIPPED_MIN, SKIPPED_PER_RECORD * self.asked.limit)
+        )
+
+    @property
+    def remaining(self) -> int:
+        """The number of records that still match, without skipped ones.
+
+        The number is complete when all records are counted.
+        """
+        if self.topic.deleted:
+            return 0
+        in_flight = sorted(self.in_flight)
+        return self._counted + selection.count_live(self.topic, self._engine.store, in_flight)
+
+    # Choosing
+
+    def search(self) -> None:
+        """Find the next slice of records, for `choose`."""
+        if not self.topic.deleted:
+            self._selection.search()
+
+    def choose(self, now: Now) -> dict[str, list[Copy]]:
+        """Choose the next window of records, and return copies for each target in order of seqs.
+
+        The records are in flight afterwards, and hidden from clients. No other records may be in
+        flight. An empty window does not mean that all records are chosen.
+        """
+        assert not self.in_flight, "one window is in flight at a time"
+        found: dict[str, list[Copy]] = {}
+        scanned, size, room = 0, 0, self.asked.limit - self.moved
+        while scanned < WINDOW_RECORDS and size < COPIES_BYTES and len(self.in_flight) < room:
+            seqs = self._selection.take(min(READ_RECORDS, room - len(self.in_flight)))
+            if not seqs:
+                break
+            scanned += len(seqs)
+            free = claims.set_aside(self.topic, seqs, now)
+            self._passed_over += sorted(set(seqs).difference(free))
+            self.in_flight.update(free)
+            try:
+                records = dict(claims.records_of(self.topic, self._engine.store, free))
+            except OSError:
+                self._put_back(tuple(self.in_flight), now)
+                raise
+            for seq in free:
+                self._choose_one(seq, records.get(seq), found, now)
+            size += sum(map(len, records.values()))
+        self.is_stopped = self.is_stopped or self._selection.is_exhausted
+        return found
+
+    # Counting, when no further records are chosen
+
+    def count_slice(self, now: Now) -> bool:
+        """Count a slice of the remaining records. Return False when all are counted."""
+        topic, store = self.topic, self._engine.store
+        if topic.deleted:
+            return False
+        if self._passed_over:
+            seqs, self._passed_over = (
+                self._passed_over[:SLICE_RECORDS],
+                self._passed_over[SLICE_RECORDS:],
+            )
+            self._counted += selection.count_live(topic, store, seqs)
+        elif self._selection.is_exhausted:
+            return False
+        elif self.asked.to not in self._refused:
+            self._counted += self._selection.count_slice()
+        elif topic.jobs is None:  # the only target refuses further records
+            self.skipped += self._selection.count_slice()
+        else:
+            self._selection.search()
+            seqs = self._selection.take()
+            busy = claims.count_busy(topic, seqs, now)
+            self._counted += busy
+            self.skipped += len(seqs) - busy
+        return True
+
+    def _choose_one(
+        self, seq: int, record: bytes | None, found: dict[str, list[Copy]], now: Now
+    ) -> None:
+        parts = None if record is None else record_parts(record)
+        if parts is None:
+            self.skip(seq, Internal.code, now)  # it cannot be read
+            return
+        target = source_of(parts.meta) if self.asked.to is None else self.asked.to
+        code = self._objection(target)
+        if code is not None or target is None:
+            self.skip(seq, code or NO_SOURCE, now)
+            return
+        parts = parts._replace(meta=unstamped(parts.meta))
+        copy = mover.copy_of("redrive", self.topic, seq, parts, create=False)
+        found.setdefault(target, []).append(copy)
+
+    def _objection(self, target: str | None) -> str | None:
+        """The code that says why nothing is moved to ``target``."""
+        if target is None or target == self.topic.name:
+            return NO_SOURCE
+        if not covered(target, self.request.params.prefixes):
+            return Forbidden.code
+        return self._refused.get(target)
+
+    # What becomes of a record that was chosen
+
+    def skip(self, seq: int, code: str, now: Now) -> None:
+        """Put it back: it stays, for the reason that ``code`` gives."""
+        self._put_back((seq,), now)
+        self.skipped += 1
+        skip = Skip(seq, code)
+        self.reason = skip if self.reason is None else min(self.reason, skip)
+
+    def refuse(self, target: str, refused: Mapping[int, TopicsError], now: Now) -> None:
+        """Skip records that could not be moved to ``target``. It gets no further records."""
+        for seq, failure in refused.items():
+            self._refused.setdefault(target, failure.code)
+            self.skip(seq, failure.code, now)
+        if self.asked.to in self._refused:
+            self.is_stopped = True
+
+    def finish(self, seqs: Sequence[int]) -> None:
+        """These are moved."""
+        self.moved += len(seqs)
+        self.in_flight.difference_update(seqs)
+
+    def _put_back(self, seqs: Sequence[int], now: Now) -> None:
+        claims.put_back(self.topic, seqs, now)
+        self.in_flight.difference_update(seqs)
 
 
 class Redrives(Service):
-    """Handles `queue.redrive`. ``note_claimable`` is told of queues whose jobs are claimable again,
-    because they could not be moved.
+    """Handles `queue.redrive`.
+
+    ``note_claimable`` is called for queues some of whose jobs may be claimable again, because they
+    could not be moved.
     """
 
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
-        self._context, self._engine, self._commits = context, context.engine, context.commits
-        self._note_claimable = note_claimable
+        self._context, self._note_claimable = context, note_claimable
         self._locks: dict[int, trio.Lock] = {}  # by topic id
         self._slices = trio.Lock()
 
@@ -69,11 +253,9 @@ class Redrives(Service):
         topic = context.fresh_topic(params.topic)
         request.outlast()
         request.release()
-        transfer = Transfer(request, topic, asked, self._engine)
-        until = trio.current_time() + TIME_MAX_S
-        answer = partial(context.start, self._answer, transfer)
-        transfer.deadline = context.deadlines.call_at(until, answer)
+        transfer = Transfer(request, topic, asked, context.engine)
         context.start(self._run, transfer)
+        context.start(self._answer, transfer)
 
     async def _run(self, transfer: Transfer) -> None:
         lock = self._locks.setdefault(transfer.topic.id, trio.Lock())
@@ -82,38 +264,39 @@ class Redrives(Service):
                 await self._move_window(transfer)
         if not lock.locked():
             self._locks.pop(transfer.topic.id, None)
-        await self._answer(transfer)
+        transfer.ended.set()
 
     def _may_choose(self, transfer: Transfer) -> bool:
-        return not (transfer.is_over or self._context.is_stopping)
+        is_writable = self._context.room.refusal(grows=False) is None
+        return is_writable and not (transfer.is_over or self._context.is_stopping)
 
     async def _move_window(self, transfer: Transfer) -> None:
-        """Move a window of records, and wait until each record is moved or put back.
-
-        A backup waits for that, too.
-        """
-        context = self._context
+        """Move a window of records. Each record is moved or put back when this returns."""
+        context, topic = self._context, transfer.topic
+        copies: dict[str, list[Copy]] = {}
         try:
             await self._take_turn(transfer.search)
             await context.moves.wait_free()
             if not self._may_choose(transfer):
                 return
-            context.begin_turn()
-            context.freshen(transfer.topic)
+            with context.turn():
+                context.freshen(topic)
             copies = transfer.choose(context.now)
         except Exception as error:
-            self._fail(transfer, error)
-            return
-        for target, those in copies.items():
-            send(context.peers, target, those, partial(self._sent, transfer, target))
-        self._tell_claimable(transfer)
-        if not transfer.in_flight:
-            context.end_turn()
-            return
-        context.moves.enter()
-        context.end_turn()
-        await transfer.wait_settled()
+            transfer.error = error
+        self._tell_claimable(topic)
+        context.moves.enter()  # a backup waits until no copy is in flight
+        async with trio.open_nursery() as nursery:
+            for target, those in copies.items():
+                nursery.start_soon(self._move, transfer, target, those)
         context.moves.leave()
+
+    async def _move(self, transfer: Transfer, target: str, copies: Sequence[Copy]) -> None:
+        topic = transfer.topic
+        moved = await mover.move(self._context, topic, target, copies, finish_jobs.remove)
+        transfer.finish(moved.seqs)
+        transfer.refuse(target, moved.failures, self._context.clock())
+        self._tell_claimable(topic)
 
     async def _take_turn(self, step: Callable[[], Result]) -> Result:
         """Run a step of a few milliseconds.
@@ -123,75 +306,22 @@ class Redrives(Service):
         async with self._slices:
             return step()
 
-    def _fail(self, transfer: Transfer, error: Exception) -> None:
-        """Nothing of this window was sent."""
-        with self._context.turn():
-            transfer.put_back_all(self._context.now)
-            self._tell_claimable(transfer)
-            transfer.is_stopped = True
-            if self._begin_answer(transfer):
-                answer_error(transfer.request, error)
-
-    # Each ends in a turn
-
-    def _sent(self, transfer: Transfer, target: str, sent: Sent) -> None:
-        transfer.refuse(target, sent.refused, self._context.now)
-        self._tell_claimable(transfer)
-        if sent.appended:
-            self._delete(transfer, sent.appended)
-
-    def _delete(self, transfer: Transfer, seqs: Sequence[int]) -> None:
-        """Delete records that their target has now."""
-        context, topic = self._context, transfer.topic
-        if topic.deleted:
-            transfer.finish(seqs)
-            return
-        if context.held.defer_call_if_held(topic.name, partial(self._delete, transfer, seqs)):
-            return
-        refusal = context.room.refusal(grows=False)
-        if refusal is not None:
-            self._keep(transfer, seqs, refusal)
-            return
-
-        def settle(result: Progress | OSError) -> None:
-            if isinstance(result, OSError):
-                self._keep(transfer, seqs, result)
-            else:
-                transfer.finish(seqs)
-
-        self._commits.submit(finish_jobs.remove(topic, seqs, context.now), settle)
-
-    def _keep(self, transfer: Transfer, seqs: Sequence[int], error: OSError) -> None:
-        """The log cannot tell that they are gone: they stay, though the target has them."""
-        transfer.is_stopped = True
-        for seq in seqs:
-            transfer.skip(seq, unwritable(error).code, self._context.now)
-        self._tell_claimable(transfer)
-
-    def _tell_claimable(self, transfer: Transfer) -> None:
-        if transfer.topic.jobs is not None and transfer.has_put_back:
-            transfer.has_put_back = False
-            self._note_claimable(transfer.topic)
-
-    @staticmethod
-    def _begin_answer(transfer: Transfer) -> bool:
-        """Whether it has not been answered yet."""
-        if transfer.is_answered:
-            return False
-        transfer.is_answered = True
-        assert transfer.deadline is not None, "a redrive has an end"
-        transfer.deadline.cancel()
-        return True
+    def _tell_claimable(self, topic: Topic) -> None:
+        if topic.jobs is not None:
+            self._note_claimable(topic)
 
     async def _answer(self, transfer: Transfer) -> None:
-        """Count the remaining records, and send the result.
+        """Wait for the end, count the remaining records, and send the result.
 
         Copies that are still in flight count as remaining until they are moved.
         """
-        if not self._begin_answer(transfer):
-            return
+        with trio.move_on_after(TIME_MAX_S):
+            await transfer.ended.wait()
+        transfer.is_answered = True
         session, clock = transfer.request.session, self._context.clock
         try:
+            if transfer.error is not None:
+                raise transfer.error
             while not session.closed:
                 if not await self._take_turn(lambda: transfer.count_slice(clock())):
                     break

@@ -8,17 +8,15 @@ order of their requests; what concerns a shard that does not answer holds up not
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Set
-from typing import Final, Generic, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 import trio
 
 from topics.actors.rpc.replies import answer_error
-from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Request
-from topics.actors.shard.peers import PEER_AWAY
-from topics.errors import NotReady, TopicsError
+from topics.actors.shard.peers import Asked
 from topics.formats.wire.contract import Call, P, R
 
 ASK_MAX_S: Final = 5.0  # a shard that takes longer counts as one that is away
@@ -88,36 +86,6 @@ class Mutations:
             return
         with self._context.turn():
             answer_error(request, error)
-
-
-class Asked(Generic[R]):
-    """One call to a shard, and what became of it."""
-
-    def __init__(self, shard: int) -> None:
-        self._answer: R | TopicsError = NotReady(f"shard {shard} does not answer", reason=PEER_AWAY)
-        self._came = trio.Event()
-
-    def then(self, answer: Reply[R] | TopicsError) -> None:
-        """Take the answer."""
-        if isinstance(answer, TopicsError):
-            self._answer = answer
-        else:
-            self._answer = answer.result
-            answer.release()
-        self._came.set()
-
-    async def wait(self) -> None:
-        """Wait for the answer."""
-        await self._came.wait()
-
-    @property
-    def result(self) -> R:
-        """What the shard says. Raises `TopicsError`; `NotReady` also when it has not answered: it
-        may do it yet.
-        """
-        if isinstance(self._answer, TopicsError):
-            raise self._answer
-        return self._answer
 
 
 async def ask(context: ShardContext, shard: int, call: Call[P, R], params: P) -> R:

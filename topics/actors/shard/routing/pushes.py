@@ -20,8 +20,7 @@ import trio
 
 from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.peers import PEER_AWAY
-from topics.actors.shard.routing.mutations import Asked
+from topics.actors.shard.peers import PEER_AWAY, Asked
 from topics.engine.routing.graph import Router
 from topics.errors import TopicsError
 from topics.formats.wire.calls import (

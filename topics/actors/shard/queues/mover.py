@@ -1,0 +1,119 @@
+"""Mover: moves records of a topic of this shard to another topic, of any shard.
+
+    copies --APPEND--> appended --DELETE frame--> moved
+       |                  '-- the log cannot delete it --> stays: the target has a copy
+       |-- refused --> stays
+       '-- no answer --> stays: the target may have a copy
+
+Append first, delete second, so that a crash between the two loses nothing. Each copy is an append
+of its own, with an idempotency key that names the source topic and the seq there
+(``engine/moved_keys.py``). If a copy is made again, the target knows it, and the record is deleted.
+
+Dead letters and redrives use the mover. They choose the records and reserve them, so that no client
+gets them in the meantime. They hold their entry in `Moves` until the result is known. They also
+decide what happens to records that stay. A source has one batch in flight at a time, because a
+target remembers only the newest keys of each source (``decisions/0049``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from topics.actors.rpc.replies import failures_of
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.peers import Asked
+from topics.actors.shard.room import unwritable
+from topics.engine.changes.finish_jobs import FinishJobs
+from topics.engine.moved_keys import copy_key
+from topics.engine.now import Now
+from topics.engine.topic import Topic
+from topics.errors import TopicsError
+from topics.formats.api.queue_answers import RecordParts, append_request
+from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
+
+COPIES_BYTES: Final = 1 << 20  # of records: no more are added to a batch that has so many
+
+Delete: TypeAlias = Callable[[Topic, Sequence[int], Now], FinishJobs]
+
+
+class Copy(NamedTuple):
+    """``seq``: of the record that is copied. ``request``: the body of the append."""
+
+    seq: int
+    request: bytes
+
+
+class Moved(NamedTuple):
+    """Seqs of records that were moved, and the errors of records that stay, by seq.
+
+    If the error is `NotReady`, the target may have a copy.
+    """
+
+    seqs: Sequence[int]
+    failures: dict[int, TopicsError]
+
+
+def copy_of(what: str, topic: Topic, seq: int, parts: RecordParts, create: bool | None) -> Copy:
+    """Return a copy of the record ``seq`` of ``topic``. ``what`` and ``create`` are the parameters
+    of `copy_key` and of the append.
+    """
+    key = copy_key(what, topic.name, topic.epoch, seq)
+    return Copy(seq, append_request(parts, key, create))
+
+
+async def move(
+    context: ShardContext, topic: Topic, target: str, copies: Sequence[Copy], delete: Delete
+) -> Moved:
+    """Append ``copies`` to the topic ``target`` in their order, and delete their records.
+
+    ``delete`` decides the change of ``topic`` that deletes the records.
+    """
+    failures = await _append(context, target, copies)
+    appended = [copy.seq for copy in copies if copy.seq not in failures]
+    error = await _delete(context, topic, appended, delete) if appended else None
+    if error is None:
+        return Moved(appended, failures)
+    return Moved((), failures | dict.fromkeys(appended, unwritable(error)))
+
+
+async def _append(
+    context: ShardContext, target: str, copies: Sequence[Copy]
+) -> dict[int, TopicsError]:
+    """Return the errors of the copies that are not known to be in the target, by seq."""
+    params = AppendParams(
+        target,
+        None,
+        with_seqs=False,
+        prefixes=None,
+        at=time.monotonic_ns(),
+        lengths=[len(copy.request) for copy in copies],
+    )
+    shard = context.peers.shard_of(target)
+    asked = Asked[AppendResult](shard)
+    with context.turn():
+        body = b"".join([copy.request for copy in copies])
+        context.peers.ask(shard, APPEND, params, body, asked.then)
+    await asked.wait()
+    try:
+        result = asked.result
+    except TopicsError as error:
+        return {copy.seq: error for copy in copies}
+    outcomes = zip(copies, map(outcome_in, result.outcomes), strict=True)
+    refused = [copy.seq for copy, outcome in outcomes if outcome == AppendOutcome.FAILED]
+    return dict(zip(refused, failures_of(result), strict=True))
+
+
+async def _delete(
+    context: ShardContext, topic: Topic, seqs: Sequence[int], delete: Delete
+) -> OSError | None:
+    """Delete records that the target has. Return the error if the log cannot store that."""
+    await context.held.wait_free(topic.name)
+    if topic.deleted:
+        return None
+    refusal = context.room.refusal(grows=False)
+    if refusal is not None:
+        return refusal
+    result = await context.commits.submit_and_wait(delete(topic, seqs, context.clock()))
+    return result if isinstance(result, OSError) else None
