@@ -16,7 +16,7 @@ FOUND = [
     ("forgotten delays", 2, 1200, "queues"),
     ("writes by path", 2, 1200, "a server has changed"),
     ("counts that end with a stop", 14, 3600, "queues"),
-    ("redrives that end before their copies", 9, 900, "redrives"),
+    ("redrives that end before their copies", 16, 900, "redrives"),
     ("backups during redrives", 290, 900, "backups"),
 ]
 

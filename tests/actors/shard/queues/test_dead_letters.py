@@ -530,6 +530,21 @@ async def test_a_queue_that_is_deleted_meanwhile_is_left_alone(
     assert again.epoch != queue.epoch
 
 
+async def test_no_frame_of_a_queue_follows_its_delete(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delete that the log has refused is tried again at the end of a turn."""
+    peers, retries = with_fake_peers(desk), desk.loop.services.retries
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    monkeypatch.setattr(retries, "on_due", lambda: desk.delete("q"))
+    retries.is_due = True
+    await run_log(desk)
+    assert kinds(desk)[-1] is FrameKind.TOPIC_DELETED
+    assert not peers.asked
+
+
 async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
     peers, context = with_fake_peers(desk), desk.loop.context
     queue = make_queue(desk, "q", "x")

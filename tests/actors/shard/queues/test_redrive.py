@@ -557,6 +557,20 @@ async def test_a_topic_that_is_deleted_meanwhile_ends_it_with_what_was_moved(
     assert counts(await answer(desk)) == (2, 0, 0, None)
 
 
+async def test_records_of_a_topic_that_is_deleted_before_they_are_chosen_are_not_copied(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delete that the log has refused is tried again at the end of a turn."""
+    peers, retries = with_fake_peers(desk), desk.loop.services.retries
+    letters(desk, "a")
+    redrive(desk, "dead")
+    monkeypatch.setattr(retries, "on_due", lambda: desk.delete("dead"))
+    retries.is_due = True
+    await run_log(desk)
+    assert "dead" not in desk.engine.topics
+    assert not peers.asked
+
+
 async def test_records_that_go_meanwhile_are_not_counted(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     letters(desk, "a1", "b2", "b2")

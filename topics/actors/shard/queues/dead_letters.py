@@ -35,7 +35,7 @@ from topics.engine.moved_keys import BATCH_JOBS
 from topics.engine.queue import claims
 from topics.engine.queue.claims import Taken, jobs_of
 from topics.engine.topic import Topic
-from topics.errors import NotReady, TopicsError
+from topics.errors import TopicsError
 from topics.formats.api.queue_answers import record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 
@@ -189,24 +189,23 @@ class DeadLetters(Service):
         moved = await mover.move(context, topic, target, copies, finish_jobs.bury)
         if moved.seqs:
             queue.retry_s = 0.0
-        with context.turn():
-            unknown = {seq for seq, why in moved.failures.items() if isinstance(why, NotReady)}
-            lease_jobs.keep_dead(topic, moved.failures.keys() - unknown)
+        lease_jobs.keep_dead(topic, moved.refused)
         return next(iter(moved.failures.values()), None)
 
     async def _begin(self, queue: Queue) -> None:
         """Wait until the topic may change and moves may begin, and enter `Moves`.
 
-        A hold waits for a batch whose result is unknown. So such a batch must not wait for the
-        hold.
+        A backup waits for a batch whose result is unknown. So such a batch must not wait for the
+        backup.
         """
-        held, moves = self._context.held, self._context.moves
-        await held.wait_free(queue.topic.name)
-        if not queue.is_unsettled:
+        held, moves, name = self._context.held, self._context.moves, queue.topic.name
+        await held.wait_free(name)
+        while moves.is_held and not queue.is_unsettled:
             await moves.wait_free()
+            await held.wait_free(name)
+        if not queue.is_unsettled:
             queue.is_unsettled = True
             moves.enter()
-            await held.wait_free(queue.topic.name)
 
     async def _mark(self, topic: Topic) -> list[Copy] | OSError:
         """Log which jobs are moved now, unless the log contains that. Return copies of them."""
@@ -216,6 +215,8 @@ class DeadLetters(Service):
             return refusal
         with context.turn():
             context.freshen(topic)
+        if topic.deleted:  # at the end of the turn: no frame may follow
+            return []
         try:
             jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
         except OSError as error:

@@ -1,18 +1,29 @@
 """Mover: moves records of a topic of this shard to another topic, of any shard.
 
-    copies --APPEND--> appended --DELETE frame--> moved
-       |                  '-- the log cannot delete it --> stays: the target has a copy
-       |-- refused --> stays
-       '-- no answer --> stays: the target may have a copy
+    chosen --copy appended--> copied --DELETE frame--> moved
+       |                         '-- the log cannot write the frame --> unknown
+       |-- the target refuses the copy --> refused
+       '-- no reply --> unknown
 
-Append first, delete second, so that a crash between the two loses nothing. Each copy is an append
-of its own, with an idempotency key that names the source topic and the seq there
-(``engine/moved_keys.py``). If a copy is made again, the target knows it, and the record is deleted.
+Append first, delete second, so that no failure loses a record. Refused and unknown records stay in
+their topic. The target has no copy of a refused record, and may have one of an unknown record. A
+second copy of a record has the same idempotency key as the first one (``engine/moved_keys.py``). So
+the target does not append it again, and the record is deleted.
 
-Dead letters and redrives use the mover. They choose the records and reserve them, so that no client
-gets them in the meantime. They hold their entry in `Moves` until the result is known. They also
-decide what happens to records that stay. A source has one batch in flight at a time, because a
-target remembers only the newest keys of each source (``decisions/0049``).
+                          dead letters                      redrives
+    chooses               a batch of exhausted jobs         a window for each target
+    reserves it by        a synced LEASE frame (DYING)      hiding the records, in memory only
+    refused               dead again, retried after a       claimable again, skipped and counted
+                          pause
+    unknown               still dying, the same batch is    as refused
+                          retried after a pause
+    a restart finds       the batch, and moves it first     records that are claimable; the client
+                                                            repeats the redrive
+
+Both choose a source's next batch or window when no copy of the last one is in flight, because a
+target remembers only the newest keys of each source (``decisions/0049``). Both have an entry in
+`Moves` while copies are in flight, and dead letters until no record of the batch is unknown. A
+backup waits for these entries.
 """
 
 from __future__ import annotations
@@ -29,7 +40,7 @@ from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.moved_keys import copy_key
 from topics.engine.now import Now
 from topics.engine.topic import Topic
-from topics.errors import TopicsError
+from topics.errors import NotReady, TopicsError
 from topics.formats.api.queue_answers import RecordParts, append_request
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
 
@@ -46,13 +57,15 @@ class Copy(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Seqs of records that were moved, and the errors of records that stay, by seq.
-
-    If the error is `NotReady`, the target may have a copy.
-    """
+    """Seqs of records that were moved, and the errors of records that stay, by seq."""
 
     seqs: Sequence[int]
     failures: dict[int, TopicsError]
+
+    @property
+    def refused(self) -> list[int]:
+        """Seqs of records of which the target has no copy."""
+        return [seq for seq, error in self.failures.items() if not isinstance(error, NotReady)]
 
 
 def copy_of(what: str, topic: Topic, seq: int, parts: RecordParts, create: bool | None) -> Copy:

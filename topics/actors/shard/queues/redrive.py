@@ -272,24 +272,28 @@ class Redrives(Service):
 
     async def _move_window(self, transfer: Transfer) -> None:
         """Move a window of records. Each record is moved or put back when this returns."""
-        context, topic = self._context, transfer.topic
-        copies: dict[str, list[Copy]] = {}
+        moves, copies = self._context.moves, dict[str, list[Copy]]()
         try:
             await self._take_turn(transfer.search)
-            await context.moves.wait_free()
-            if not self._may_choose(transfer):
-                return
-            with context.turn():
-                context.freshen(topic)
-            copies = transfer.choose(context.now)
+            await moves.wait_free()
+            copies = self._choose(transfer)
         except Exception as error:
             transfer.error = error
-        self._tell_claimable(topic)
-        context.moves.enter()  # a backup waits until no copy is in flight
-        async with trio.open_nursery() as nursery:
-            for target, those in copies.items():
-                nursery.start_soon(self._move, transfer, target, those)
-        context.moves.leave()
+        self._tell_claimable(transfer.topic)
+        if copies:
+            moves.enter()  # a backup waits until no copy is in flight
+            async with trio.open_nursery() as nursery:
+                for target, those in copies.items():
+                    nursery.start_soon(self._move, transfer, target, those)
+            moves.leave()
+
+    def _choose(self, transfer: Transfer) -> dict[str, list[Copy]]:
+        context = self._context
+        if self._may_choose(transfer):
+            with context.turn():
+                context.freshen(transfer.topic)
+        # The end of the turn may have deleted the topic.
+        return transfer.choose(context.now) if self._may_choose(transfer) else {}
 
     async def _move(self, transfer: Transfer, target: str, copies: Sequence[Copy]) -> None:
         topic = transfer.topic
