@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from tests.support.api import Api, ok, raw_records
+from tests.support.api import Api, ok
 from tests.support.queues import (
     HOUR_MS,
     SHORT_MS,
@@ -26,6 +25,8 @@ from tests.support.queues import (
     until,
 )
 from tests.support.server import Server
+
+FROM, DELIVERIES = "$dead_letter_from", "$dead_letter_deliveries"
 
 # --- when
 
@@ -120,36 +121,6 @@ def test_config_changes_count_from_now_on(api: Api, topic: str) -> None:
     assert copy["meta"][DELIVERIES] == 6
 
 
-# --- what cannot go
-
-
-FROM, DELIVERIES, SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
-
-# --- what arrives
-
-RECORD: dict[str, Any] = {"data": {"url": "x"}, "tag": "job-1", "meta": {"trace": "z9"}}
-MARKS = (FROM, DELIVERIES, SRC_SEQ)
-
-
-ODD = b'{"n":1.10,"big":1E400,"e":"\\u00e9\\/","raw":"\xc3\xa9", "list" : [ 1 , 2 ] }'
-
-
-class OddMeta(msgspec.Struct):
-    odd: msgspec.Raw
-
-
-@pytest.mark.slow
-def test_data_and_meta_of_a_copy_keep_their_bytes(pair: tuple[Queue, str]) -> None:
-    queue, dead = pair
-    body = b'{"records":[{"data":' + ODD + b',"meta":{"odd":' + ODD + b"}}]}"
-    ok(queue.api.call("POST", f"/v0/topics/{queue.name}", body))
-    queue.spend(1, 2)
-    queue.bury(1)
-    (copy,) = raw_records(queue.api.diff(dead))
-    assert bytes(copy.data) == ODD
-    assert bytes(msgspec.json.decode(copy.meta, type=OddMeta).odd) == ODD
-
-
 # --- where it arrives
 
 
@@ -177,17 +148,6 @@ def test_the_dead_letter_topic_is_made_with_defaults_when_it_is_absent(
     queue.bury(1)
     config = queue.api.state(dead)["config"]
     assert (config["type"], config["durability"], config["cap_records"]) == ("log", "disk", 0)
-
-
-@pytest.mark.slow
-def test_a_dead_letter_topic_that_is_gone_is_made_again(pair: tuple[Queue, str]) -> None:
-    queue, dead = pair
-    for number in range(2):
-        queue.push(number)
-        queue.spend(1, 2)
-        queue.bury(1)
-        assert [record["data"] for record in queue.api.read(dead)] == [number]
-        ok(queue.api.delete(dead))
 
 
 @pytest.mark.slow
