@@ -15,7 +15,7 @@ some. Each of these was found by one of the seeds 1 to 25, most of them within 1
     room that are acknowledged, caps that take one too many, writes by path, counts that end with a
     stop
 
-Found by seed 290: backups during redrives.
+Found by seed 160: backups during redrives.
 
 Not found by 12 to 24 such seeds: moves without keys, moves that take a refusal for a success, moves
 that are not logged, forgotten keys of segments, torn tails that stay, syncs that are tried again,
