@@ -1,14 +1,17 @@
-"""Streams of WebSocket frames for Hypothesis, well-formed and broken, and what the decoder makes of
-them.
+"""Streams of WebSocket frames for Hypothesis, well-formed and broken, and their events as
+`FrameReader` returns them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
+
 from hypothesis import strategies as st
+from websockets.frames import Close, Frame
 
 from tests.support.ws import frame_bytes
-from topics.formats.api.websocket_decoder import WebSocketDecoder
-from topics.formats.api.websocket_frames import Event
+from topics.formats.api.websocket_frames import FrameReader
 
 MAX_BYTES = 1 << 20
 
@@ -89,10 +92,17 @@ FRAMES = st.one_of(
 STREAMS = st.lists(FRAMES, max_size=8).map(b"".join)
 
 
-def parse(stream: bytes, max_message_bytes: int = MAX_BYTES) -> list[Event]:
-    return WebSocketDecoder(max_message_bytes).feed(stream)
+def events_of(
+    stream: bytes, cuts: Iterable[int] = (), max_message_bytes: int = MAX_BYTES
+) -> list[Frame | Close]:
+    """The frames of a stream that arrives cut at these offsets, and the failure that ends it."""
+    reader, found = FrameReader(max_message_bytes), list[Frame | Close]()
+    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    for start, end in pairwise(bounds):
+        found += reader.feed(stream[start:end])
+    return found if reader.failure is None else [*found, reader.failure]
 
 
-def byte_by_byte(stream: bytes, max_message_bytes: int = MAX_BYTES) -> list[Event]:
-    parser = WebSocketDecoder(max_message_bytes)
-    return [event for byte in stream for event in parser.feed(bytes([byte]))]
+def byte_by_byte(stream: bytes, max_message_bytes: int = MAX_BYTES) -> list[Frame | Close]:
+    """Likewise, if each byte arrives alone."""
+    return events_of(stream, range(len(stream)), max_message_bytes)

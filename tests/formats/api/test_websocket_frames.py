@@ -1,58 +1,254 @@
-"""The bytes of single WebSocket frames: the table, the examples of RFC 6455, lengths."""
+"""WebSocket frames: the examples of RFC 6455, every way to break a stream, and bounds of memory."""
 
 from __future__ import annotations
 
 import base64
+import random
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.frames import Close, Frame, Opcode
 from wsproto.utilities import generate_accept_token
 
-from tests.support.websocket_streams import KEY, UTF8, frame, parse
+from tests.support.websocket_streams import KEY, MAX_BYTES, STREAMS, byte_by_byte, events_of, frame
 from topics.formats.api import websocket_frames
 from topics.formats.api.websocket_frames import (
-    CODE_BYTES,
-    REASON_MAX_BYTES,
-    Binary,
-    Close,
-    CloseCode,
-    Failure,
+    CHECK_BYTES,
+    LONG_BYTES,
+    FrameReader,
     accept_key,
     close_frame,
-    is_close_code,
+    control_frame,
     is_key,
-    ping_frame,
-    pong_frame,
     text_frame,
+    utf8_steps,
 )
 
+TEXT, BINARY, CLOSE, PING, PONG = list(Opcode)[1:]
+TOO_BIG = "a message may have at most {} bytes"
 
-def test_the_table_in_the_docstring_is_how_a_frame_is_read() -> None:
+
+@pytest.mark.parametrize(
+    ("stream", "frames"),
+    [
+        ("8185 37fa213d 7f9f4d5158", [Frame(TEXT, b"Hello")]),
+        ("0183 37fa213d 7f9f4d 8082 00000000 6c6f", [Frame(TEXT, b"Hello")]),
+        ("8985 37fa213d 7f9f4d5158", [Frame(PING, b"Hello")]),
+        ("8a85 37fa213d 7f9f4d5158", [Frame(PONG, b"Hello")]),
+        ("8180 37fa213d", [Frame(TEXT, b"")]),
+        ("0180 37fa213d 0080 37fa213d 8080 37fa213d", [Frame(TEXT, b"")]),
+        ("8880 37fa213d", [Frame(CLOSE, b"")]),
+        ("8882 37fa213d 3412", [Frame(CLOSE, b"\x03\xe8")]),
+    ],
+)
+def test_the_examples_of_the_rfc_are_decoded(stream: str, frames: list[Frame]) -> None:
+    assert events_of(bytes.fromhex(stream)) == frames
+    assert byte_by_byte(bytes.fromhex(stream)) == frames
+
+
+BROKEN = [
+    (text_frame(b"Hello"), 1002, "masking"),
+    *((frame(first, b"x"), 1002, "reserved bits") for first in (0xC1, 0xA1, 0x91)),
+    *((frame(0x80 | code), 1002, "invalid opcode") for code in (3, 7, 11, 15)),
+    *((frame(code), 1002, "fragmented control frame") for code in (8, 9, 10)),
+    *((frame(0x80 | code, b"x" * 126), 1002, "too long") for code in (8, 9, 10)),
+    (frame(0x80, b"x"), 1002, "must not mix"),
+    (frame(0x81, b"x") + frame(0x00, b"x"), 1002, "must not mix"),
+    (frame(0x01, b"x") + frame(0x81, b"x"), 1002, "must not mix"),
+    (frame(0x02) + frame(0x89) + frame(0x02), 1002, "must not mix"),
+    (b"\x82\xff" + (1 << 63).to_bytes(8) + KEY, 1009, f"{MAX_BYTES} bytes"),
+    (b"\x82\xff" + (MAX_BYTES + 1).to_bytes(8), 1009, f"{MAX_BYTES} bytes"),  # by its header
+    (frame(0x02, b"x") + b"\x80\xff" + MAX_BYTES.to_bytes(8), 1009, f"{MAX_BYTES} bytes"),
+    (frame(0x88, b"\x03"), 1002, "too short"),
+    *(
+        (frame(0x88, code.to_bytes(2)), 1002, "status code")
+        for code in (0, 999, 1004, 1005, 1006, 1015, 1016, 2999, 5000, 65_535)
+    ),
+    *((frame(0x88, b"\x03\xe8" + cut), 1007, "reason") for cut in (b"\xff", b"\xc3")),
+]
+
+
+@pytest.mark.parametrize(("broken", "code", "reason"), BROKEN)
+def test_a_broken_stream_ends_with_a_close_code(broken: bytes, code: int, reason: str) -> None:
+    stream = frame(0x81, b"before") + broken
+    for events in (
+        events_of(stream + frame(0x81, b"after")),
+        byte_by_byte(stream + frame(0x81, b"after")),
+    ):
+        assert events[0] == Frame(TEXT, b"before")
+        failure = events[-1]
+        assert isinstance(failure, Close)
+        assert failure.code == code
+        assert reason in failure.reason
+        assert close_frame(failure.code, failure.reason)[4:].decode() == failure.reason, "it fits"
+
+
+@pytest.mark.parametrize("last", [frame(0x88), frame(0xFF)])
+def test_nothing_is_decoded_after_the_end(last: bytes) -> None:
+    reader = FrameReader(MAX_BYTES)
+    assert not reader.ended
+    assert len(reader.feed(last + frame(0x81, b"x"))) + (reader.failure is not None) == 1
+    assert reader.ended
+    assert reader.feed(frame(0x81, b"x")) == reader.feed(b"") == []
+    assert (reader.held_bytes, reader.is_amid, reader.has_more) == (0, False, False)
+
+
+def test_control_frames_come_between_the_fragments_they_interrupt() -> None:
+    stream = b"".join(
+        (
+            *(frame(0x01, b"\xe2"), frame(0x89, b"1"), frame(0x00, b"\x82"), frame(0x8A, b"2")),
+            *(frame(0x80, b"\xac"), frame(0x81, b"x"), frame(0x01, b"y"), frame(0x88)),
+        )
+    )
+    expected = [
+        *(Frame(PING, b"1"), Frame(PONG, b"2"), Frame(TEXT, "€".encode()), Frame(TEXT, b"x")),
+        Frame(CLOSE, b""),
+    ]
+    assert events_of(stream) == byte_by_byte(stream) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 125, 126, 1024, 65_536, 65_537])
+def test_a_message_of_the_longest_length_passes_and_one_byte_more_fails(size: int) -> None:
+    whole = Frame(TEXT, b"x" * size)
+    assert events_of(frame(0x81, b"x" * size), (), size) == [whole]
+    ping = frame(0x89, b"p" * 125)
+    stream = frame(0x01, b"x" * size) + ping + frame(0x80)
+    assert events_of(stream, (), size) == [Frame(PING, b"p" * 125), whole], "it is no message"
+    for stream in (frame(0x81, b"x" * (size + 1)), frame(0x01, b"x" * size) + frame(0x80, b"x")):
+        failure = [Close(1009, TOO_BIG.format(size))]
+        assert events_of(stream, (), size) == byte_by_byte(stream, size) == failure
+
+
+@pytest.mark.parametrize("length", [*range(9), 125, 126, LONG_BYTES - 1, LONG_BYTES, 200_001])
+def test_every_length_is_unmasked(length: int) -> None:
+    chance = random.Random(length)
+    payload, key = chance.randbytes(length), chance.randbytes(4)
+    stream = frame(0x82, payload, key) * 2 + frame(0x81, b"x", key)
+    expected = [Frame(BINARY, payload)] * 2 + [Frame(TEXT, b"x")]
+    assert events_of(stream) == events_of(stream, (1000, len(stream) - 3)) == expected
+
+
+@given(STREAMS, st.lists(st.integers(0, 4000)), st.sampled_from([MAX_BYTES, 1000, 30]))
+def test_the_events_are_the_same_wherever_the_stream_is_cut(
+    stream: bytes, cuts: list[int], max_bytes: int
+) -> None:
+    assert events_of(stream, cuts, max_bytes) == events_of(stream, (), max_bytes)
+    if len(stream) < 500:
+        assert byte_by_byte(stream, max_bytes) == events_of(stream, (), max_bytes)
+
+
+@given(STREAMS, st.binary(max_size=40))
+def test_more_bytes_do_not_change_the_events_before_them(stream: bytes, more: bytes) -> None:
+    events = events_of(stream)
+    assert events_of(stream + more)[: len(events)] == events
+
+
+@given(st.lists(st.binary(max_size=100), max_size=20), st.integers(0, 200))
+def test_any_bytes_give_an_answer(junk: list[bytes], max_bytes: int) -> None:
+    reader = FrameReader(max_bytes)
+    for data in junk:
+        for found in reader.feed(data):
+            assert found.opcode >= CLOSE or len(found.data) <= max_bytes
+    assert reader.held_bytes <= max_bytes + max(max_bytes, 125) + 14
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        *(frame(0x81, b"short"), frame(0x82, b"x" * 70_000), frame(0x89, b"a ping")),
+        frame(0x01, b"in ") + frame(0x89, b"?") + frame(0x80, b"two"),
+    ],
+)
+def test_an_incomplete_message_or_frame_is_known(whole: bytes) -> None:
+    for cut in (1, 2, 5, 6, 7, len(whole) // 2, len(whole) - 1):
+        reader = FrameReader(MAX_BYTES)
+        assert not reader.is_amid
+        reader.feed(frame(0x81, b"before") + whole[:cut])
+        assert reader.is_amid
+        reader.feed(whole[cut:])
+        assert (reader.is_amid, reader.held_bytes) == (False, 0)
+
+
+def test_memory_is_bounded_by_the_message_however_it_is_cut() -> None:
+    bound = 1 << 18
+    piece = frame(0x00, b"x" * 50)
+    reader = FrameReader(bound)
+    tracemalloc.start()
+    try:
+        reader.feed(frame(0x02, b"x" * 50))
+        reader.feed(b"\x00\xff" + (bound // 2).to_bytes(8) + KEY)
+        assert tracemalloc.get_traced_memory()[1] < bound / 16, (
+            "an announced length reserves nothing"
+        )
+        for _ in range(bound // 128):
+            reader.feed(bytes(64))
+            assert reader.held_bytes <= bound
+        for _ in range(bound // 100 + 1):
+            reader.feed(piece)
+            if reader.ended:
+                break
+        held, highest = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reader.failure == Close(1009, TOO_BIG.format(bound))
+    assert highest < bound * 2
+    assert held < bound / 16, "a stream that has ended holds nothing"
+
+
+def test_the_reader_stops_after_the_given_number_and_continues_there() -> None:
+    pieces = [frame(0x01, b"%d" % number) + frame(0x80, b"!") for number in range(50)]
+    pieces += [frame(0x81, b"%d!" % number) for number in range(50, 100)]
+    reader, found, calls, data = FrameReader(1000), list[Frame](), 0, b"".join(pieces)
+    while data or reader.has_more:
+        frames = reader.feed(data, 7)
+        assert len(frames) <= 7
+        found += frames
+        calls, data = calls + 1, b""
+    assert found == [Frame(TEXT, b"%d!" % number) for number in range(100)]
+    assert calls > 10
+    assert not reader.is_amid
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xe2\x82", b"\xed\xa0\x80"])
+def test_long_text_is_checked_in_steps_that_may_cut_a_character(bad: bytes) -> None:
+    text = b"x" * (CHECK_BYTES - 1) + "€".encode() * 10
+    assert len(list(utf8_steps(text))) == 2
+    for broken in (text + bad, bad + text):
+        with pytest.raises(UnicodeDecodeError):
+            list(utf8_steps(broken))
+
+
+# Frames of the server
+
+
+@pytest.mark.parametrize(("length", "x"), [(0, 0), (125, 0), (126, 2), (65_535, 2), (65_536, 8)])
+def test_the_table_in_the_docstring_is_how_a_text_frame_is_written(length: int, x: int) -> None:
     rows = re.findall(
         r"^    (\d(?: \+ x)?) {2,}(\w.*?) {2,}(\w+) {2,}",
         websocket_frames.__doc__ or "",
         re.MULTILINE,
     )
-    assert [name for _, _, name in rows] == ["first", "second", "extended", "key", "payload"]
-    sizes = {name: size for _, size, name in rows}
-    for length, x in ((125, 0), (126, 2), (65_536, 8)):
-        stream = frame(0x82, b"p" * length)
-        offsets = {name: eval(at, {"x": x}) for at, _, name in rows}
-        assert str(x) in sizes["extended"]
-        assert stream[offsets["first"]] == 0x82
-        assert stream[offsets["key"] : offsets["payload"]] == KEY
-        assert len(stream) == offsets["payload"] + length
-        assert parse(stream) == [Binary(b"p" * length)]
+    assert [name for _, _, name in rows] == ["first", "length", "extended", "payload"]
+    offsets = {name: eval(at, {"x": x}) for at, _, name in rows}
+    payload = b"p" * length
+    written = text_frame(payload[:10], payload[10:])
+    assert written[offsets["first"]] == 0x81
+    assert written[offsets["payload"] :] == payload
+    assert written == Frame(TEXT, payload).serialize(mask=False)
 
 
-def test_encoded_frames_are_those_of_the_rfc() -> None:
-    assert text_frame(b"Hello").hex() == "810548656c6c6f"
-    assert ping_frame(b"Hello").hex() == "890548656c6c6f"
-    assert pong_frame(b"Hello").hex() == "8a0548656c6c6f"
+def test_control_frames_are_those_of_the_rfc() -> None:
+    assert control_frame(PING, b"Hello").hex() == "890548656c6c6f"
+    assert control_frame(PONG, b"Hello").hex() == "8a0548656c6c6f"
     assert close_frame(1000, "bye").hex() == "880503e8627965"
-    assert close_frame(CloseCode.NO_STATUS, "never sent").hex() == "8800"
+
+
+def test_a_reason_is_cut_between_characters() -> None:
+    assert close_frame(1008, "x" * 200) == b"\x88\x7d\x03\xf0" + b"x" * 123
+    assert close_frame(1008, "x" * 122 + "é") == b"\x88\x7c\x03\xf0" + b"x" * 122
 
 
 # The keys of a WebSocket handshake
@@ -74,44 +270,3 @@ def test_the_handshake_answers_as_another_implementation_does(nonce: bytes) -> N
 )
 def test_a_key_that_is_not_16_bytes_of_base64_is_invalid(key: bytes) -> None:
     assert not is_key(key)
-
-
-# Closes
-
-
-def test_the_table_in_the_docstring_is_how_a_close_is_written() -> None:
-    rows = re.findall(
-        r"^    (\d+) +(\w+) +(\w+) ", websocket_frames.decode_close.__doc__ or "", re.MULTILINE
-    )
-    assert rows == [("0", str(CODE_BYTES), "code"), (str(CODE_BYTES), "rest", "reason")]
-    assert f"at most {REASON_MAX_BYTES} bytes" in (websocket_frames.decode_close.__doc__ or "")
-    payload = close_frame(1001, "bye")[2:]
-    assert (payload[:CODE_BYTES], payload[CODE_BYTES:]) == ((1001).to_bytes(2, "big"), b"bye")
-
-
-def test_a_reason_is_cut_between_characters() -> None:
-    assert close_frame(1008, "x" * 200) == b"\x88\x7d\x03\xf0" + b"x" * 123
-    assert close_frame(1008, "x" * 122 + "é") == b"\x88\x7c\x03\xf0" + b"x" * 122
-
-
-@pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 1016, 2999, 5000, 65_535])
-def test_a_close_code_that_must_not_be_sent_is_refused(code: int) -> None:
-    assert parse(frame(0x88, code.to_bytes(2))) == [
-        Failure(1002, f"close code {code} must not be sent")
-    ]
-    assert not is_close_code(code)
-    if code != CloseCode.NO_STATUS:
-        with pytest.raises(ValueError, match=str(code)):
-            close_frame(code)
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        *(1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014, 3000, 3999),
-        *(4000, 4999),
-    ],
-)
-def test_every_other_close_code_passes(code: int) -> None:
-    assert parse(frame(0x88, code.to_bytes(2) + UTF8.encode())) == [Close(code, UTF8)]
-    assert close_frame(code, UTF8) == bytes((0x88, 12)) + code.to_bytes(2) + UTF8.encode()

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import trio
+from websockets.frames import Frame, Opcode
 
 from tests.support.fake_shards import FakeReply
 from tests.support.front import Running, running
 from tests.support.raw_client import RawClient
-from tests.support.ws import BINARY, PING, TEXT, frame_bytes, handshake
+from tests.support.ws import BINARY, CONTINUATION, PING, TEXT, frame_bytes, handshake
 from tests.support.ws import KEY as KEY_FIELD
 from topics.config import Settings
 from topics.engine.access import ANYONE
-from topics.formats.api.limits import limits_of
-from topics.formats.api.websocket_frames import Text
+from topics.formats.api.limits import WEBSOCKET_MESSAGE_MAX_BYTES, limits_of
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import web_socket_publish
 from topics.front.live.streams import UNSENT_MAX_BYTES, Outbox
-from topics.front.live.web_socket import EVENTS_PER_TURN, WebSocket
+from topics.front.live.web_socket import FRAMES_PER_TURN, WebSocket
 from topics.front.live.web_socket_publish import Publishes
 
 APPENDED = AppendResult(bytes((AppendOutcome.APPENDED,)))
@@ -57,11 +57,11 @@ async def test_a_socket_with_many_messages_leaves_turns_to_others(
     writes: list[int] = []
     take, write = WebSocket._take, Outbox.write
 
-    async def counted_take(self: WebSocket, events: list[Any]) -> bool:
+    async def counted_take(self: WebSocket, frames: list[Frame]) -> bool:
         nonlocal takes
-        handled[turn] += len(events)
+        handled[turn] += len(frames)
         takes += 1
-        return await take(self, events)
+        return await take(self, frames)
 
     def counted_write(self: Outbox, data: bytes) -> None:
         writes.append(len(data))
@@ -76,7 +76,7 @@ async def test_a_socket_with_many_messages_leaves_turns_to_others(
             while sum(handled.values()) < count:
                 turn += 1
                 await trio.lowlevel.checkpoint()
-        assert max(handled.values()) <= 2 * EVENTS_PER_TURN, (
+        assert max(handled.values()) <= 2 * FRAMES_PER_TURN, (
             "tasks of a turn run in any order: two turns may touch"
         )
         assert len(writes) <= takes, "answers are joined"
@@ -84,20 +84,21 @@ async def test_a_socket_with_many_messages_leaves_turns_to_others(
 
 async def test_sockets_share_one_bound_and_are_told_why_they_end() -> None:
     async with running() as run:  # bodies of 1 MiB at most
+        unread = run.server.live.held.unread
+        unread.most = 5 << 19
         sockets = [await open_socket(run) for _ in range(4)]
         begun = frame_bytes(TEXT, b"x" * (1 << 20), mask=KEY)[:-1]
         for client in sockets:
             with trio.move_on_after(2):
                 await client.say(begun)
-        budget = run.server.live.messages
         await run.until(lambda: len(run.server.live.streams) == 2)
-        assert budget.unfinished <= budget.most
+        assert unread.size <= unread.most
         gone = [client for client in sockets if await says_goodbye(client)]
         assert len(gone) == 2
         for client in sockets:
             client.stream.socket.close()
         await run.until(lambda: not run.server.live.streams)
-        assert (budget.unfinished, budget.asked, budget._held) == (0, 0, {})
+        assert (unread.size, unread._kept) == (0, {})
 
 
 async def says_goodbye(client: RawClient) -> bool:
@@ -114,7 +115,7 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
     held: list[Any] = []
     async with running() as run:
         monkeypatch.setattr(run.shards, "call", lambda *asked: held.append(asked))
-        run.server.live.messages.most = 1000
+        run.server.live.publish_max_bytes = 500
         first, second = await open_socket(run), await open_socket(run)
         publish = frame_bytes(
             TEXT, b'{"op":"publish","topic":"a","records":[],"x":"%b"}' % (b"x" * 600), mask=KEY
@@ -162,10 +163,45 @@ async def test_a_long_publish_leaves_turns_to_others_while_it_is_decoded(
         nursery.start_soon(count_turns)
         await trio.lowlevel.checkpoint()
         before, message = turns, long_publish()
-        await socket._take([Text(message)])
+        await socket._take([Frame(Opcode.TEXT, message)])
         assert asked == [(False, len(message))]
         assert turns - before > 15, "one for about each MiB"
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+@pytest.mark.parametrize("is_fragmented", [False, True])
+async def test_text_that_is_not_utf_8_ends_the_socket(size: int, is_fragmented: bool) -> None:
+    async with running() as run:
+        client = await open_socket(run)
+        text = b"x" * size + b"\xff"
+        frames = [frame_bytes(TEXT, text, mask=KEY)]
+        if is_fragmented:
+            frames = [frame_bytes(TEXT, text[:-1], fin=False, mask=KEY)]
+            frames.append(frame_bytes(CONTINUATION, text[-1:], mask=KEY))
+        await client.say(b"".join((*frames, frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))))
+        heard = await client.stream.receive_some(4096)
+        assert heard[2:] == (1007).to_bytes(2) + b"a text message is not valid UTF-8"
+        await run.until(lambda: not run.server.live.streams)
+
+
+@pytest.mark.parametrize(
+    ("bodies_max_bytes", "most"), [(64 << 20, WEBSOCKET_MESSAGE_MAX_BYTES), (1 << 20, 1 << 20)]
+)
+async def test_a_message_above_its_bound_is_refused_by_its_header(
+    bodies_max_bytes: int, most: int
+) -> None:
+    settings = Settings(max_body_bytes=bodies_max_bytes, drain_ms=2000)
+    async with running(settings=settings) as run:
+        client = await open_socket(run)
+        await client.say(b"\x81\xff" + most.to_bytes(8) + KEY + b"x")  # it may continue
+        await client.say(b"")
+        (stream,) = run.server.live.streams
+        client = await open_socket(run)
+        await client.say(b"\x81\xff" + (most + 1).to_bytes(8))
+        heard = await client.stream.receive_some(4096)
+        assert heard[2:] == (1009).to_bytes(2) + b"a message may have at most %d bytes" % most
+        await run.until(lambda: run.server.live.streams == {stream})
 
 
 async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_read() -> None:

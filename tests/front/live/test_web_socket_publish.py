@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
+from websockets.frames import Frame, Opcode
 
 from tests.support.live_desk import Asked, Desk, Said, SocketClient, refuse_next
 from topics.config import Settings
 from topics.engine.priority import BANDS, TOP_BAND
 from topics.errors import NotReady, TopicFull, TopicsError
-from topics.formats.api.websocket_frames import Text
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import (
     AppendOutcome,
@@ -40,7 +40,7 @@ class Publisher(SocketClient):
 
     async def say(self, *messages: bytes) -> None:
         """They come in one read."""
-        assert await self.stream._take([Text(message) for message in messages])
+        assert await self.stream._take([Frame(Opcode.TEXT, message) for message in messages])
 
     def sent(self) -> list[list[bytes]]:
         """The bodies of each message to the shards."""
@@ -117,7 +117,7 @@ async def test_a_long_publish_without_shared_memory_is_refused_and_the_others_go
     await desk.say(publish("1"), publish("2", size=size), publish("3"))
     assert desk.sent() == [[publish("1")], [publish("3")]]
     assert await desk.heard() == [("error", "2")]
-    assert desk.live.messages.asked == len(publish("1")) + len(publish("3"))
+    assert desk.live.publish_bytes == len(publish("1")) + len(publish("3"))
 
 
 @pytest.mark.parametrize("end", ["the shard goes", "the client goes"])
@@ -145,7 +145,7 @@ async def test_a_long_publish_that_is_copied_in_steps_may_end_midway(
     assert block.is_free
     others = [publish("1"), publish("3")] if end == "the shard goes" else [publish("1")]
     assert desk.sent() == [[one] for one in others]
-    assert desk.live.messages.asked == sum(map(len, others))
+    assert desk.live.publish_bytes == sum(map(len, others))
     assert await desk.heard() == ([("error", "2")] if end == "the shard goes" else [])
 
 

@@ -16,6 +16,9 @@ default. The limits of lists and of texts that are kept or echoed, over HTTP and
     idempotency_key         append, publish             KEY_MAX_CHARS              invalid_request
     request_id              commands of a WebSocket     REQUEST_ID_MAX_BYTES       invalid_request
 
+A message of a WebSocket has at most WEBSOCKET_MESSAGE_MAX_BYTES and TOPICS_MAX_BODY_BYTES. The
+socket of a longer one is closed with the code 1009.
+
 Names of topics are checked by their pattern. A query has a limit as a whole
 (`topics.front.queries`).
 """
@@ -35,6 +38,7 @@ KEY_MAX_CHARS = 256  # §0.8
 META_MAX_KEYS = 64  # §2
 NODES_MAX = 64  # of one reader (§4.5)
 MATCH_MAX_BYTES = 65_535  # no tag on a disk is longer
+WEBSOCKET_MESSAGE_MAX_BYTES = 16 << 20  # unmasked by the library in one step of 3 ms
 REQUEST_ID_MAX_BYTES = 256  # as it was sent, quotes and escapes included
 DEFAULT_LIMIT = 256  # §3
 WAIT_MS_MAX = 30_000  # §3

@@ -1,242 +1,209 @@
-"""WebSocket frames, the byte layer of RFC 6455 as a server speaks it. Integers big-endian.
+"""WebSocket frames (RFC 6455), read and written by the library `websockets`.
+
+`FrameReader` turns a client's byte stream into messages and control frames. The library decodes,
+unmasks and checks single frames. The reader joins fragments and bounds messages; the caller checks
+the UTF-8 of text messages, because this takes long for a long one.
+
+A server's text frame is the only one that is written here, because the library copies the payload
+twice: a page of records may have 8 MiB.
 
     offset  size       field     meaning
-    0       1          first     0x80 FIN: last frame of its message; 0x70 RSV: zero; 0x0f Opcode
-    1       1          second    0x80 MASK: 1 from a client, 0 from a server; 0x7f: the length
-    2       0, 2 or 8  extended  the length when the short one is 126 (126 and more) or 127 (65536
-                                 and more, below 2**63)
-    2 + x   0 or 4     key       if MASK; byte i of the payload was XORed with byte i % 4 of it
-    6 + x   length     payload   x is the size of ``extended``; without a key it begins at 2 + x
+    0       1          first     0x81: FIN and TEXT
+    1       1          length    of the payload up to 125; 126 or 127: `extended` has it
+    2       0, 2 or 8  extended  the length as a big-endian integer
+    2 + x   length     payload   x is the size of ``extended``
 
-A message is one TEXT or BINARY frame and, until FIN, CONTINUATION frames. Control frames (CLOSE,
-PING, PONG) come between them; they have at most 125 bytes and FIN. No extension is ever negotiated,
-so no payload is compressed. This module knows single frames, what they say, and the handshake;
-`websocket_decoder` follows a stream.
+No extension is ever negotiated, so no payload is compressed.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import codecs
+import io
 import re
 import struct
-from enum import IntEnum
-from typing import Final, TypeAlias
+import sys
+from collections.abc import Generator, Iterator
+from typing import Final
 
-import msgspec
+from websockets.exceptions import PayloadTooBig, ProtocolError
+from websockets.frames import CTRL_OPCODES, Close, CloseCode, Frame, Opcode
+from websockets.streams import StreamReader
+from websockets.utils import accept_key as accept_key_of
 
-SHORT_MAX_BYTES: Final = 125  # of a payload without an extended length, and of a control frame
-
-# By the short length: ``extended``, and the least length that needs it.
-EXTENDED: Final = {126: (struct.Struct(">H"), 126), 127: (struct.Struct(">Q"), 1 << 16)}
-
-
-class Opcode(IntEnum):
-    """Low bits of the first byte (§5.2); 8 and above are control frames."""
-
-    CONTINUATION = 0
-    TEXT = 1
-    BINARY = 2
-    CLOSE = 8
-    PING = 9
-    PONG = 10
+CONTROL_MAX_BYTES: Final = 125  # of a control frame's payload
+REASON_MAX_BYTES: Final = CONTROL_MAX_BYTES - 2
+LONG_BYTES: Final = 64 * 1024
+CHECK_BYTES: Final = 1 << 20
 
 
-OPCODES: Final = frozenset(map(int, Opcode))
-
-
-def text_frame(payload: bytes) -> bytes:
-    """A text message in one frame. That ``payload`` is UTF-8 is the caller's promise."""
-    return _header(Opcode.TEXT, len(payload)) + payload
-
-
-def text_frame_of(*parts: bytes) -> bytes:
-    """A text message of parts in one frame; long ones are copied once."""
-    return b"".join((_header(Opcode.TEXT, sum(map(len, parts))), *parts))
-
-
-def ping_frame(payload: bytes = b"") -> bytes:
-    """Raises ValueError for more than 125 bytes."""
-    return control_frame(Opcode.PING, payload)
-
-
-def pong_frame(payload: bytes = b"") -> bytes:
-    """Raises ValueError for more than 125 bytes."""
-    return control_frame(Opcode.PONG, payload)
-
-
-def control_frame(opcode: Opcode, payload: bytes) -> bytes:
-    """Raises ValueError for more than 125 bytes."""
-    if len(payload) > SHORT_MAX_BYTES:
-        raise ValueError(f"control frame of {len(payload)} bytes: at most {SHORT_MAX_BYTES}")
-    return _header(opcode, len(payload)) + payload
-
-
-def _header(opcode: Opcode, length: int) -> bytes:
-    if length <= SHORT_MAX_BYTES:
-        return bytes((0x80 | opcode, length))
-    if length < 1 << 16:
-        return struct.pack(">BBH", 0x80 | opcode, 126, length)
-    return struct.pack(">BBQ", 0x80 | opcode, 127, length)
-
-
-def header_error(first: int, second: int, in_message: int) -> str:
-    """Why no frame of a client may begin with these bytes, within a message or between messages;
-    empty if one may.
-    """
-    opcode = first & 0x0F
-    if first & 0x70:
-        return "reserved bits are set, but no extension was agreed on"
-    if opcode not in OPCODES:
-        return f"unknown opcode {opcode}"
-    if not second & 0x80:
-        return "a frame from a client must be masked"
-    if opcode >= Opcode.CLOSE:
-        if not first & 0x80:
-            return "a control frame must not be fragmented"
-        if second & 0x7F > SHORT_MAX_BYTES:
-            return "a control frame may have at most 125 bytes"
-        return ""
-    if opcode and in_message:
-        return "a new message began within a fragmented one"
-    return "" if opcode or in_message else "a continuation without a message"
-
-
-# Masks. The key times ...0000000100000001 is the key repeated; what is longer than the payload is
-# shifted out at the right.
-XOR_MAX_BYTES: Final = 1024  # above it, translating every fourth byte is faster than one integer
-ONES: Final = [
-    int.from_bytes(b"\0\0\0\1" * words)
-    for words in range(XOR_MAX_BYTES // 4 + 1)
-    for _ in range(4 if words else 1)
-]
-CUT_BITS: Final = [-length % 4 * 8 for length in range(XOR_MAX_BYTES + 1)]
-_XOR_TABLES: Final = [bytes(byte ^ key for byte in range(256)) for key in range(256)]
-
-
-def unmask(masked: bytes, key: int) -> bytes:
-    """The payload; masking is its own inverse."""
-    length = len(masked)
-    if length <= XOR_MAX_BYTES:
-        return (int.from_bytes(masked) ^ key * ONES[length] >> CUT_BITS[length]).to_bytes(length)
-    plain = bytearray(masked)
-    for offset, byte in enumerate(key.to_bytes(4)):
-        plain[offset::4] = plain[offset::4].translate(_XOR_TABLES[byte])
-    return bytes(plain)
-
-
-# Messages and closes: what a client's stream of frames says
-
-CODE_BYTES: Final = 2
-REASON_MAX_BYTES: Final = SHORT_MAX_BYTES - CODE_BYTES
-
-
-class CloseCode(IntEnum):
-    """The codes that this server sends or must know (RFC 6455 §7.4.1)."""
-
-    NORMAL = 1000
-    GOING_AWAY = 1001
-    PROTOCOL_ERROR = 1002
-    NO_STATUS = 1005  # never in a frame: a CLOSE without a code
-    INVALID_DATA = 1007
-    POLICY_VIOLATION = 1008
-    TOO_BIG = 1009
-    INTERNAL_ERROR = 1011
-    TRY_AGAIN_LATER = 1013  # registered after the RFC
-
-
-class Text(msgspec.Struct, frozen=True, gc=False):
-    """A whole text message; ``payload`` is valid UTF-8."""
-
-    payload: bytes
-
-
-class Binary(msgspec.Struct, frozen=True, gc=False):
-    """A whole binary message."""
-
-    payload: bytes
-
-
-class Ping(msgspec.Struct, frozen=True, gc=False):
-    """To be answered with `pong_frame` of the same payload."""
-
-    payload: bytes
-
-
-class Pong(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a ping, or an unsolicited heartbeat."""
-
-    payload: bytes
-
-
-class Close(msgspec.Struct, frozen=True, gc=False):
-    """The client's last frame; ``code`` is NO_STATUS if it gave none. To be answered with
-    `close_frame` of the code.
+class _Stream(StreamReader):
+    """Received bytes. A long payload is not copied on its way to be unmasked: one of 16 MiB takes 3
+    ms instead of 7.
     """
 
-    code: int
-    reason: str
+    def read_exact(self, n: int) -> Generator[None, None, bytearray]:
+        """The next ``n`` bytes."""
+        while len(self.buffer) < n:
+            yield
+        if n < LONG_BYTES:
+            taken = self.buffer[:n]
+            del self.buffer[:n]
+        else:
+            taken = self.buffer
+            self.buffer = taken[n:]
+            del taken[n:]
+        return taken
 
 
-class Failure(msgspec.Struct, frozen=True, gc=False):
-    """The client broke the protocol or a bound. ``code`` and ``reason`` are for the `close_frame`
-    that ends the connection.
+class FrameReader:
+    """Whole messages (TEXT, BINARY) and control frames out of a client's byte stream.
+
+    Between two calls of `feed` it holds the bytes of one incomplete message, which are at most
+    ``max_message_bytes``, and of one frame's header; while `has_more`, also the bytes that `feed`
+    was given.
     """
 
-    code: int
-    reason: str
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max = max_message_bytes
+        self._stream = _Stream()
+        self._parser: Generator[None, None, Frame] | None = None  # of a frame that has begun
+        self._opcode: Opcode | None = None  # of a message whose last fragment is missing
+        self._message = io.BytesIO()  # its fragments; a list would cost many times tiny ones
+        self.has_more = False
+        """`feed` stopped at ``most``, perhaps with unread bytes."""
+        self.failure: Close | None = None
+        """How the client broke the protocol or the bound: code and reason of the CLOSE to send."""
+        self.ended = False
+        """There was a CLOSE or a failure. Later bytes are ignored."""
+
+    @property
+    def is_amid(self) -> bool:
+        """A message or a frame has begun and is not complete."""
+        return self._parser is not None or self._opcode is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of incomplete frames and messages."""
+        return self._message.tell() + len(self._stream.buffer)
+
+    def feed(self, data: bytes, most: int = sys.maxsize) -> list[Frame]:
+        """Return the messages and control frames that ``data`` completes, in order.
+
+        Any bytes are accepted. `has_more` is set if there may be more than ``most`` frames. The
+        next call continues there and needs no ``data``.
+        """
+        found: list[Frame] = []
+        self.has_more = False
+        if self.ended:
+            return found
+        if data:
+            self._stream.feed_data(data)
+        try:
+            for _ in range(most):
+                frame = self._next_frame()
+                if frame is None:
+                    return found
+                whole = self._joined(frame)
+                if whole is not None:
+                    found.append(whole)
+                    if whole.opcode is Opcode.CLOSE:
+                        self._end()
+                        return found
+            self.has_more = True
+        except PayloadTooBig:
+            self._fail(CloseCode.MESSAGE_TOO_BIG, f"a message may have at most {self._max} bytes")
+        except ProtocolError as error:
+            self._fail(CloseCode.PROTOCOL_ERROR, str(error))
+        except UnicodeDecodeError:
+            self._fail(CloseCode.INVALID_DATA, "the reason of a close frame is not valid UTF-8")
+        return found
+
+    def _next_frame(self) -> Frame | None:
+        """The next frame, or None if bytes are missing."""
+        if self._parser is None:
+            if not self._stream.buffer:
+                return None
+            # A control frame between two fragments may be longer than the rest of the message.
+            most = max(self._max - self._message.tell(), CONTROL_MAX_BYTES)
+            self._parser = Frame.parse(self._stream.read_exact, mask=True, max_size=most)
+        try:
+            next(self._parser)
+        except StopIteration as parsed:
+            self._parser = None
+            frame: Frame = parsed.value
+            return frame
+        return None
+
+    def _joined(self, frame: Frame) -> Frame | None:
+        """The control frame, or the message that this frame completes. Raises `ProtocolError`,
+        `PayloadTooBig`.
+        """
+        if frame.opcode in CTRL_OPCODES:
+            if frame.opcode is Opcode.CLOSE:
+                Close.parse(frame.data)
+            return frame
+        if (frame.opcode is Opcode.CONT) == (self._opcode is None):
+            raise ProtocolError("fragments and messages must not mix")
+        length = self._message.tell() + len(frame.data)
+        if length > self._max:
+            raise PayloadTooBig(length, self._max)
+        if frame.fin and self._opcode is None:
+            return frame
+        self._opcode = self._opcode or frame.opcode
+        self._message.write(frame.data)
+        if not frame.fin:
+            return None
+        whole = Frame(self._opcode, self._message.getvalue())
+        self._opcode, self._message = None, io.BytesIO()
+        return whole
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        self.failure = Close(code, reason)
+        self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._parser = self._opcode = None
+        self._stream, self._message = _Stream(), io.BytesIO()
 
 
-Event: TypeAlias = Text | Binary | Ping | Pong | Close | Failure
-
-
-def close_frame(code: int = CloseCode.NORMAL, reason: str = "") -> bytes:
-    """A reason is cut to the 123 bytes that fit. NO_STATUS gives a frame without a code, so any
-    `Close` can be answered with its code.
-
-    Raises ValueError for a code that must not be sent, and for a reason with lone surrogates.
+def utf8_steps(message: bytes) -> Iterator[None]:
+    """Check that a long text message is UTF-8, in steps of about a millisecond. Raises
+    UnicodeDecodeError.
     """
-    if code == CloseCode.NO_STATUS:
-        return control_frame(Opcode.CLOSE, b"")
-    if not is_close_code(code):
-        raise ValueError(f"close code {code} must not be sent")
-    cut = reason.encode()[:REASON_MAX_BYTES].decode(errors="ignore")  # whole characters
-    return control_frame(Opcode.CLOSE, code.to_bytes(CODE_BYTES) + cut.encode())
+    decoder, view = codecs.getincrementaldecoder("utf-8")(), memoryview(message)
+    for start in range(0, len(message), CHECK_BYTES):
+        decoder.decode(view[start : start + CHECK_BYTES], start + CHECK_BYTES >= len(message))
+        yield
 
 
-def is_close_code(code: int) -> bool:
-    """Whether a CLOSE frame may hold it: registered by now, or left to libraries and applications
-    (RFC 6455 §7.4).
-    """
-    return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
+def text_frame(*parts: bytes) -> bytes:
+    """A text message of a server in one frame. The caller ensures that ``parts`` are UTF-8."""
+    length = sum(map(len, parts))
+    if length <= CONTROL_MAX_BYTES:
+        header = bytes((0x81, length))
+    elif length < 1 << 16:
+        header = struct.pack(">BBH", 0x81, 126, length)
+    else:
+        header = struct.pack(">BBQ", 0x81, 127, length)
+    return b"".join((header, *parts))
 
 
-def decode_close(payload: bytes) -> Close | Failure:
-    """What the payload of a CLOSE frame says: nothing, or a table of two fields.
+def control_frame(opcode: Opcode, payload: bytes = b"") -> bytes:
+    """A PING, PONG or CLOSE of a server. Raises `ProtocolError` for more than 125 bytes."""
+    return Frame(opcode, payload).serialize(mask=False)
 
-    offset  size  field   meaning
-    0       2     code    big-endian; see `is_close_code`
-    2       rest  reason  UTF-8, at most 123 bytes
-    """
-    if not payload:
-        return Close(int(CloseCode.NO_STATUS), "")
-    if len(payload) < CODE_BYTES:
-        return Failure(int(CloseCode.PROTOCOL_ERROR), "a close frame of one byte")
-    code = int.from_bytes(payload[:CODE_BYTES])
-    if not is_close_code(code):
-        return Failure(int(CloseCode.PROTOCOL_ERROR), f"close code {code} must not be sent")
-    try:
-        return Close(code, payload[CODE_BYTES:].decode())
-    except UnicodeDecodeError:
-        return Failure(
-            int(CloseCode.INVALID_DATA), "the reason of a close frame is not valid UTF-8"
-        )
+
+def close_frame(code: int, reason: str = "") -> bytes:
+    """A CLOSE with a code, and with as many characters of the reason as fit."""
+    cut = reason.encode()[:REASON_MAX_BYTES].decode(errors="ignore")
+    return control_frame(Opcode.CLOSE, Close(code, cut).serialize())
 
 
 # The handshake
 
 VERSION: Final = b"13"
-_ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
 
 
@@ -247,4 +214,4 @@ def is_key(key: bytes) -> bool:
 
 def accept_key(key: bytes) -> bytes:
     """The Sec-WebSocket-Accept that answers a Sec-WebSocket-Key (§4.2.2)."""
-    return base64.b64encode(hashlib.sha1(key + _ACCEPT_SUFFIX, usedforsecurity=False).digest())
+    return accept_key_of(key.decode()).encode()

@@ -14,12 +14,9 @@ from topics.front.held_memory import HeldMemory
 from topics.front.keys import Keys
 from topics.front.limits import FrontSlots
 from topics.front.live.feeds import Feeds
-from topics.front.live.message_budget import MessageBudget
 from topics.front.live.streams import Streams
 from topics.front.live.work_subscriptions import WorkSubscriptions
 from topics.front.pressure.pressure import Pressure
-
-LARGEST_MESSAGES_MAX = 2  # held for all WebSockets together, counted in the longest allowed
 
 
 class Live(Streams):
@@ -38,7 +35,8 @@ class Live(Streams):
         self.shards, self.pressure = shards, pressure
         self.feeds = feeds = Feeds(shards, pressure, self.call_in, self.now)
         self.work = work = WorkSubscriptions(shards, slots.streams, pressure, self.call_in)
-        self.messages = MessageBudget(LARGEST_MESSAGES_MAX * settings.max_body_bytes)
+        self.publish_bytes = 0  # of all WebSockets, in flight
+        self.publish_max_bytes = settings.max_body_bytes
         self.opened, self.page, self.feed_ended = feeds.opened, feeds.page, feeds.feed_ended
         self.jobs, self.work_ended = work.jobs, work.work_ended
         shards.listen(self)

@@ -1,14 +1,15 @@
 """WebSocket (``/v0/ws``, §7.3): publish and subscribe as JSON messages on one connection.
 
-    receive --decoder--> events --text--> command --> publishes, subscriptions (in order)
+    receive --reader--> frames --text--> command --> publishes, subscriptions (in order)
        ^                            '---> pong, close
        '-- only while there is room: publishes are answered, and the client reads the answers
 
 The shards do what they do for HTTP, with the same bytes. In one turn of the loop a socket is heard
-for `EVENTS_PER_TURN`, however many have come, and answered in one write. Three things end a socket
+for `FRAMES_PER_TURN`, however many have come, and answered in one write. Three things end a socket
 that takes more than its share: a message that does not come to its end in the time that a body of
-HTTP has, a message that finds no memory (message_budget.py), and a client that reads nothing. A
-key that may not write has no use for long messages: one of them is too big, and ends the socket.
+HTTP has, unread input of all clients above its bound (held_memory.py), and a client that reads
+nothing. A key that may not write has no use for long messages: one of them is too big, and ends the
+socket.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 import trio
+from websockets.frames import Close, CloseCode, Frame, Opcode
 
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
 from topics.errors import InvalidRequest, TopicsError
-from topics.formats.api.limits import Limits
+from topics.formats.api.limits import WEBSOCKET_MESSAGE_MAX_BYTES, Limits
 from topics.formats.api.sliced import without_records
 from topics.formats.api.watch import HEARTBEAT_MS
 from topics.formats.api.websocket_commands import (
@@ -31,17 +33,11 @@ from topics.formats.api.websocket_commands import (
     decode_subscribe,
     request_id_of,
 )
-from topics.formats.api.websocket_decoder import WebSocketDecoder
 from topics.formats.api.websocket_frames import (
-    Binary,
-    Close,
-    CloseCode,
-    Event,
-    Failure,
-    Ping,
-    Text,
+    FrameReader,
     close_frame,
-    pong_frame,
+    control_frame,
+    utf8_steps,
 )
 from topics.front.authorization import authorize, check_topic_name
 from topics.front.body_limits import short_body_max, too_large
@@ -76,8 +72,9 @@ class MessageClock:
         self.due = NEVER
 
 
-EVENTS_PER_TURN = 64  # 1 ms of publishes or refusals; then others have a turn
-FLUSH_EVERY = 32  # events: the shard works on the first while the front decodes the rest
+FRAMES_PER_TURN = 64  # 1 ms of publishes or refusals; then others have a turn
+FLUSH_EVERY = 32  # frames: the shard works on the first while the front decodes the rest
+NO_ROOM = "there is no room for the rest of this message; try again later"
 
 
 class WebSocket(WebSocketStream):
@@ -101,7 +98,8 @@ class WebSocket(WebSocketStream):
         self._draining = False
         self._short_max_bytes = short_body_max(settings)
         may_write = principal.allows(Scope.WRITE)
-        self._message_max_bytes = settings.max_body_bytes if may_write else self._short_max_bytes
+        most = min(settings.max_body_bytes, WEBSOCKET_MESSAGE_MAX_BYTES)
+        self._message_max_bytes = most if may_write else self._short_max_bytes
 
     # Receiving
 
@@ -113,7 +111,7 @@ class WebSocket(WebSocketStream):
             with self.scope:
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
-                await self._serve(WebSocketDecoder(self._message_max_bytes), data)
+                await self._serve(FrameReader(self._message_max_bytes), data)
             if self.ended:  # what the client still sends must not keep it from hearing why
                 connection.unread_body = True
         finally:
@@ -121,29 +119,37 @@ class WebSocket(WebSocketStream):
             del self._publishes  # no circle, as in `Outbox.close`
             connection.sent_bytes += self.outbox.sent_bytes
 
-    async def _serve(self, decoder: WebSocketDecoder, data: bytes) -> None:
+    async def _serve(self, reader: FrameReader, data: bytes) -> None:
         # Commands that arrived before the end are not executed after it, because the key may have
         # been removed.
-        while not self.ended and await self._handle(decoder, data):
+        while not self.ended and await self._handle(reader, data):
             data = b""
-            if decoder.has_more:
+            if reader.has_more:
                 await self._wait_for_room()
                 await trio.lowlevel.checkpoint()
-            elif not (data := await self._receive(amid=decoder.is_amid)):
+            elif not (data := await self._receive(amid=reader.is_amid)):
                 break
 
-    async def _handle(self, decoder: WebSocketDecoder, data: bytes) -> bool:
-        """Handle the events that ``data`` completes. Return False to close the connection.
+    async def _handle(self, reader: FrameReader, data: bytes) -> bool:
+        """Handle the frames that ``data`` completes. Return False to close the connection.
 
         No message is kept after this returns, because the client may then be silent for days.
         """
-        events = decoder.feed(data, EVENTS_PER_TURN)
-        if not await self._take(events):
+        frames = reader.feed(data, FRAMES_PER_TURN)
+        failure = reader.failure
+        try:
+            if not await self._take(frames):
+                return False
+        except UnicodeDecodeError:
+            failure = Close(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
+        if failure is not None:
+            self.outbox.write(close_frame(failure.code, failure.reason))
+            self._connection.unread_body = True
             return False
-        if not decoder.is_amid or any(isinstance(event, Text | Binary) for event in events):
+        if not reader.is_amid or any(frame.opcode < Opcode.CLOSE for frame in frames):
             self._clock.restart()
-        if decoder.held_bytes or self._held_bytes:
-            self._hold(decoder.held_bytes)
+        if reader.held_bytes != self._held_bytes:
+            self._hold(reader.held_bytes)
         return True
 
     async def _receive(self, *, amid: bool) -> bytes:
@@ -172,7 +178,7 @@ class WebSocket(WebSocketStream):
     def _hold(self, length: int) -> None:
         """So many bytes of an incomplete message are held."""
         self._held_bytes = length
-        self.live.messages.hold(self, length)
+        self.live.held.unread.keep(self, self.principal.digest, length)
 
     def quiet_s(self) -> float:
         """Likewise, for the message that comes."""
@@ -198,40 +204,42 @@ class WebSocket(WebSocketStream):
 
     def end(self) -> None:
         """Hold no memory, too."""
-        self.live.messages.release(self)
+        self._hold(0)
         super().end()
 
-    # Events
+    def shed(self) -> None:
+        """Likewise, also because of an incomplete message."""
+        if self.outbox.holding is None:
+            self.attempt(self.fail, 429, NO_ROOM)
+        else:
+            super().shed()
 
-    async def _take(self, events: list[Event]) -> bool:
-        """Handle the received events; return False to close."""
+    # Frames
+
+    async def _take(self, frames: list[Frame]) -> bool:
+        """Handle the received frames; return False to close. Raises UnicodeDecodeError."""
         try:
-            for number, event in enumerate(events, 1):
-                if isinstance(event, Text):
-                    if (waiting := self._command(event.payload)) is not None:
+            for number, frame in enumerate(frames, 1):
+                if frame.opcode is Opcode.TEXT:
+                    if (waiting := self._command(bytes(frame.data))) is not None:
                         await waiting
                     if number % FLUSH_EVERY == 0:
                         self._publishes.flush()
-                elif not self._control(event):
+                elif not self._control(frame):
                     return False
         finally:
             self._publishes.flush()
             self._send_replies()
         return True
 
-    def _control(self, event: Event) -> bool:
-        """Answer an event that is no command; return False to close."""
-        if isinstance(event, Ping):
-            self._replies.append(pong_frame(event.payload))
-        elif isinstance(event, Binary):
+    def _control(self, frame: Frame) -> bool:
+        """Answer a frame that is no command; return False to close."""
+        if frame.opcode is Opcode.PING:
+            self._replies.append(control_frame(Opcode.PONG, bytes(frame.data)))
+        elif frame.opcode is Opcode.BINARY:
             self._replies.append(refusal(b"null", InvalidRequest("messages are JSON text")))
-        elif isinstance(event, Close):
-            code = event.code if event.code != CloseCode.NO_STATUS else CloseCode.NORMAL
-            self._replies.append(close_frame(code))
-            return False
-        elif isinstance(event, Failure):
-            self._replies.append(close_frame(event.code, event.reason))
-            self._connection.unread_body = True
+        elif frame.opcode is Opcode.CLOSE:
+            self._replies.append(control_frame(Opcode.CLOSE, bytes(frame.data)))
             return False
         return True
 
@@ -254,6 +262,7 @@ class WebSocket(WebSocketStream):
         """Do what a message asks for; what must wait is returned, to be awaited."""
         if len(message) > self._short_max_bytes:
             return self._long_command(message)
+        message.decode()  # raises if it is not UTF-8
         return self._decided(message, message)
 
     async def _long_command(self, message: bytes) -> None:
@@ -262,6 +271,8 @@ class WebSocket(WebSocketStream):
         """
         self._publishes.flush()
         self._send_replies()
+        for _ in utf8_steps(message):
+            await trio.lowlevel.checkpoint()
         for envelope in without_records(message):
             await trio.lowlevel.checkpoint()
             if envelope is not None and not self.ended:

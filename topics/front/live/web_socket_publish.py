@@ -101,7 +101,7 @@ class Publishes:
 
         Within the bound of all sockets every one of them may have one publish in flight.
         """
-        if self._unanswered_bytes and self._live.messages.is_asked_full:
+        if self._unanswered_bytes and self._live.publish_bytes >= self._live.publish_max_bytes:
             return True
         return self._unanswered >= UNANSWERED_MAX or self._unanswered_bytes >= UNANSWERED_MAX_BYTES
 
@@ -157,12 +157,12 @@ class Publishes:
         batch.length += length
         self._unanswered += 1
         self._unanswered_bytes += length
-        self._live.messages.asked += length
+        self._live.publish_bytes += length
 
     def _count_out(self, batch: PublishBatch) -> None:
         self._unanswered -= len(batch.request_ids)
         self._unanswered_bytes -= batch.length
-        self._live.messages.asked -= batch.length
+        self._live.publish_bytes -= batch.length
 
     def flush(self) -> None:
         """Send off what was published."""

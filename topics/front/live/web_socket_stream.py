@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from websockets.frames import CloseCode, Opcode
+
 from topics.errors import (
     Internal,
     InvalidRequest,
@@ -27,13 +29,7 @@ from topics.errors import (
     Unauthorized,
 )
 from topics.formats.api.watch import Start, WatchRequest
-from topics.formats.api.websocket_frames import (
-    CloseCode,
-    close_frame,
-    ping_frame,
-    text_frame,
-    text_frame_of,
-)
+from topics.formats.api.websocket_frames import close_frame, control_frame, text_frame
 from topics.formats.json_text import json_bytes
 from topics.front.live.pages import FeedPage
 from topics.front.live.sse import PACED
@@ -48,6 +44,7 @@ FAILURES = {
     500: (Internal.code, CloseCode.INTERNAL_ERROR),
     503: (ShuttingDown.code, CloseCode.GOING_AWAY),
 }
+PING = control_frame(Opcode.PING)
 
 
 def json_frame(document: dict[str, Any]) -> bytes:
@@ -79,7 +76,7 @@ class WebSocketStream(TopicStream):
         """``op: record``."""
         event = page.renderings.get(WebSocketStream)
         if event is None:
-            event = page.renderings[WebSocketStream] = text_frame_of(
+            event = page.renderings[WebSocketStream] = text_frame(
                 b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":['
                 % (page.topic.encode(), page.from_seq, page.to_seq, page.head_seq),
                 page.body,
@@ -118,7 +115,7 @@ class WebSocketStream(TopicStream):
 
     def heartbeat(self) -> bytes:
         """A ping."""
-        return ping_frame()
+        return PING
 
     async def subscribe(self, request_id: bytes, asked: WatchRequest, most: int) -> None:
         """Follow the topics as well, ``most`` of them on one socket. Raises `InvalidRequest`,
