@@ -103,7 +103,9 @@ class Settings:
     max_record_bytes: Annotated[int, Bound(1, GIB)] = 1 * MIB
     """Bytes of a record's data and meta."""
     max_body_bytes: Annotated[int, Bound(1, GIB)] = 64 * MIB
-    """Bytes of an append's body; other bodies have 128 KiB at most."""
+    """Bytes of an append's body, on a WebSocket at most 16 MiB; other bodies have 128 KiB at
+    most.
+    """
     max_meta_bytes: Annotated[int, Bound(1, GIB)] = 16 * KIB
     """Bytes of a record's meta."""
     # Lengths of tags and nodes are 16 bits wide on disk.
