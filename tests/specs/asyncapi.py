@@ -175,8 +175,11 @@ CHANNELS: Final[dict[str, tuple[str, str, Json, Json]]] = {
     ),
     "socket": (
         "/v0/ws",
-        "JSON text messages; the member `op` says which. A message of a client has at most 16 MiB,"
-        " and 128 KiB unless it is a publish. Longer ones close the socket with the code 1009.",
+        (
+            "JSON text messages; the member `op` says which. A message of a client has at most 16"
+            " MiB, and 128 KiB unless it is a publish. Longer ones close the socket with the code"
+            " 1009."
+        ),
         *(MESSAGES, COMMANDS),
     ),
 }
