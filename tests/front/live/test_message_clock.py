@@ -60,6 +60,16 @@ async def test_a_slow_but_steady_message_is_waited_for(front: Desk) -> None:
         assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
 
 
+async def test_each_message_has_a_time_of_its_own(front: Desk) -> None:
+    async with web_socket(front) as (stream, client):
+        for _ in range(20):
+            client.send(BEGUN)
+            await trio.sleep(PATIENCE.body_grace_s * 0.7)
+            client.send(b"!")
+            await trio.sleep(0.01)
+        assert not stream.ended
+
+
 async def test_a_message_that_is_not_read_because_a_shard_is_slow_is_not_late(
     front: Desk,
 ) -> None:
