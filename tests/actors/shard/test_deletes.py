@@ -16,7 +16,7 @@ from tests.engine.routing.test_graph import router
 from tests.support.shard import Desk
 from tests.support.shards import FakeRegistry, Shards
 from topics.engine.changes import delete_records
-from topics.errors import NotReady, TopicNotEmpty
+from topics.errors import NotReady
 from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import ROUTER_CASCADE, ROUTER_OWNER
@@ -260,18 +260,6 @@ async def routed(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Shards]
     await shards.close()
 
 
-async def test_a_topic_goes_with_its_routers(routed: Shards) -> None:
-    answer = await routed.delete_topic("c")
-    assert (answer["deleted"], answer["routers_removed"]) == (True, ["r"])
-    assert routed.names == []
-    assert (await routed.delete_topic("c"))["deleted"] is False
-
-
-async def test_a_key_sees_those_routers_that_its_prefixes_cover(routed: Shards) -> None:
-    await routed.put("s", "c", "f")
-    assert (await routed.delete_topic("c", prefixes=["c", "s"]))["routers_removed"] == ["s"]
-
-
 async def test_while_the_owner_of_the_routers_is_away_the_topic_stays(routed: Shards) -> None:
     routed.disconnect(ROUTER_OWNER, 2)
     await routed.append("b", 1)
@@ -280,12 +268,6 @@ async def test_while_the_owner_of_the_routers_is_away_the_topic_stays(routed: Sh
     assert (await routed.delete_topic("other"))["deleted"] is False
     routed.connect(ROUTER_OWNER, 2)
     assert (await routed.delete_topic("b"))["routers_removed"] == ["r"]
-
-
-async def test_a_topic_that_is_not_empty_keeps_its_routers(routed: Shards) -> None:
-    await routed.append("b", 1)
-    assert isinstance(await routed.delete_topic("b", if_empty=True), TopicNotEmpty)
-    assert routed.names == ["r"]
 
 
 async def test_what_comes_while_routers_are_removed_waits_for_the_delete(

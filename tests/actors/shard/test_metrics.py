@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
-from tests.support.queue_desk import QueueDesk
 from tests.support.shard import Desk
 from topics.actors.shard import metrics
 from topics.engine.now import Now
@@ -75,15 +73,6 @@ async def test_of_many_topics_exactly_the_first_are_shown(
     assert await names(desk, None, count) == (sorted(made)[:count], count < 200)
 
 
-async def test_only_names_that_the_key_may_see_are_shown_or_counted(desk: Desk) -> None:
-    for name in ("a1", "a2", "b1", "c1"):
-        desk.make(name)
-    assert await names(desk, ["a", "c"]) == (["a1", "a2", "c1"], False)
-    assert await names(desk, ["a"], 2) == (["a1", "a2"], False)
-    assert await names(desk, ["b", "a"], 1) == (["a1"], True)
-    assert await names(desk, ["x"], 0) == ([], False)
-
-
 async def test_a_row_tells_what_is_committed(desk: Desk) -> None:
     desk.make("a", cap_records=2)
     desk.append("a", 1, 2, 3)
@@ -132,17 +121,3 @@ async def test_a_topic_that_goes_between_two_steps_has_no_row(
 
     monkeypatch.setattr(desk.loop.context, "freshen", remove)
     assert await names(desk) == (["a"], False)
-
-
-async def test_a_queue_tells_the_states_of_its_jobs_as_of_now(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(jobs=4)
-    workers.append_raw("q", b'{"records":[{"data":1,"delay_ms":60000}]}')
-    workers.claim(max=2, lease_ms=5000)
-    workers.turn()
-    (row,) = (await read(workers)).topics
-    assert (row.records, row.queue_ready, row.queue_in_flight, row.queue_delayed) == (5, 2, 2, 1)
-    await trio.sleep(6)
-    (row,) = (await read(workers)).topics
-    assert (row.queue_ready, row.queue_in_flight, row.queue_delayed) == (4, 0, 1)
