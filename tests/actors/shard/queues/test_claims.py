@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.queue_desk import TS_0, QueueDesk, seqs_of
+from tests.support.queue_desk import QueueDesk, seqs_of
 from topics.formats.api.limits import CLAIM_BYTES_MAX
 from topics.storage.wal.file import NoRoom
 
@@ -18,48 +18,6 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 # Answers
-
-
-async def test_a_claim_gets_what_is_there_with_its_leases(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(jobs=3)
-    workers.claim(max=2, lease_ms=500)
-    workers.turn()
-    answer = workers.answer()
-    assert seqs_of(answer) == [1, 2]
-    assert (answer["topic"], answer["ready"], answer["seqs"]) == ("q", 1, [1, 2])
-    assert answer["performance"]["throttle_wait_ms"] == 0
-    first, second = answer["claimed"]
-    assert first["lease_id"] != second["lease_id"]
-    assert (first["deadline"], first["deliveries"], first["data"]) == (TS_0 + 500, 1, 1)
-
-
-async def test_the_lease_of_a_claim_that_names_none_is_that_of_the_queue(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(lease_ms=1234, jobs=1)
-    workers.claim()
-    workers.turn()
-    assert workers.answer()["claimed"][0]["deadline"] == TS_0 + 1234
-
-
-async def test_an_empty_queue_answers_at_once_a_claim_that_does_not_wait(
-    workers: QueueDesk,
-) -> None:
-    workers.queue()
-    claim = workers.claim(max=5)
-    assert workers.claimed() == [(claim, [])]
-
-
-async def test_only_queues_are_claimed_from(workers: QueueDesk) -> None:
-    workers.make("a", durability="ephemeral")
-    on_log, on_none, bad = workers.claim("a"), workers.claim("nowhere"), workers.claim(max=0)
-    assert workers.answers() == [
-        (on_log, "not_a_queue"),
-        (on_none, "topic_not_found"),
-        (bad, "invalid_request"),
-    ]
 
 
 async def test_an_answer_has_about_32_mib_of_jobs_at_most(
@@ -79,16 +37,6 @@ async def test_an_answer_has_about_32_mib_of_jobs_at_most(
 # Waiting
 
 
-async def test_a_claim_that_waits_gets_the_first_job_that_comes(workers: QueueDesk) -> None:
-    workers.queue()
-    claim = workers.claim(max=10, wait_ms=1000)
-    assert workers.claimed() == []
-    workers.jobs(1)
-    workers.turn()
-    answer = workers.told()[-1]
-    assert (answer["cid"], seqs_of(answer), answer["seqs"]) == (claim, [1], [1])
-
-
 async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
@@ -103,63 +51,6 @@ async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
     assert workers.services.claims._polls == {}
     workers.jobs(1)
     assert workers.claimed() == []
-
-
-@pytest.mark.parametrize("lease_ms", [700, 86_400_000])
-async def test_a_job_whose_lease_ends_goes_to_a_claim_that_waits(
-    workers: QueueDesk, autojump_clock: MockClock, lease_ms: int
-) -> None:
-    workers.queue(lease_ms=lease_ms, jobs=1)
-    workers.claim(lease_ms=700)
-    workers.claimed()
-    claim = workers.claim(wait_ms=30_000)
-    workers.turn()
-    await trio.sleep(0.7)
-    assert workers.claimed() == []
-    await trio.sleep(0.02)
-    assert workers.claimed() == [(claim, [1])]
-
-
-async def test_a_nacked_job_goes_to_a_claim_that_waits_when_its_delay_is_over(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(jobs=1)
-    workers.claim()
-    workers.claimed()
-    claim = workers.claim(wait_ms=30_000)
-    workers.turn()
-    workers.nack(1, delay_ms=2000)
-    workers.turn()
-    await trio.sleep(1.999)
-    assert workers.claimed() == []
-    await trio.sleep(0.02)
-    assert workers.claimed() == [(claim, [1])]
-
-
-async def test_a_delayed_job_goes_to_a_claim_that_waits_when_it_is_due(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue()
-    claim = workers.claim(wait_ms=30_000)
-    workers.turn()
-    workers.append_raw("q", b'{"records":[{"data":1,"delay_ms":5000}]}')
-    workers.turn()
-    await trio.sleep(4.999)
-    assert workers.claimed() == []
-    await trio.sleep(0.03)
-    assert workers.claimed() == [(claim, [1])]
-
-
-async def test_deleting_the_queue_ends_waits(workers: QueueDesk) -> None:
-    workers.queue()
-    claim = workers.claim(wait_ms=30_000)
-    workers.turn()
-    delete = workers.delete("q")
-    workers.turn()
-    assert workers.answers() == []
-    workers.synced()
-    assert workers.answers() == [(delete, 200), (claim, "topic_not_found")]
-    assert len(workers.services.job_dispatch) == 0
 
 
 async def test_a_deletion_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> None:

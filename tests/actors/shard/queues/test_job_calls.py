@@ -6,10 +6,8 @@ import errno
 import os
 
 import pytest
-import trio
-from trio.testing import MockClock
 
-from tests.support.queue_desk import TS_0, QueueDesk
+from tests.support.queue_desk import QueueDesk
 from topics.formats.disk.frames import FrameKind
 from topics.storage.wal.file import NoRoom
 
@@ -39,18 +37,6 @@ def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
 
 
 # Ack
-
-
-async def test_an_acked_job_is_gone_for_good(held: QueueDesk) -> None:
-    held.ack(1, 3)
-    held.turn()
-    answer = held.answer()
-    assert (answer["acked"], answer["skipped"]) == (1, [3])
-    assert (answer["ready"], answer["in_flight"]) == (1, 1)
-    held.ack(1)
-    held.turn()
-    assert held.answer()["skipped"] == [1]
-    assert held.seqs("q") == [2, 3]
 
 
 @pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
@@ -118,17 +104,6 @@ async def test_an_ack_that_is_on_its_way_counts_as_in_flight(workers: QueueDesk)
     }
 
 
-async def test_an_ack_that_the_log_lost_is_refused_and_its_job_still_held(
-    workers: QueueDesk,
-) -> None:
-    claim_of_disk(workers)
-    ack = workers.ack(1)
-    workers.failed(BROKEN)
-    assert workers.answers() == [(ack, "not_ready")]
-    workers.state()
-    assert workers.answer()["queue"]["in_flight"] == 2
-
-
 async def test_an_ack_without_room_beside_an_append_is_tried_once_more_alone(
     workers: QueueDesk,
 ) -> None:
@@ -142,42 +117,7 @@ async def test_an_ack_without_room_beside_an_append_is_tried_once_more_alone(
     assert (answer["cid"], answer["acked"]) == (ack, 1)
 
 
-async def test_a_token_of_another_lease_is_not_believed(workers: QueueDesk) -> None:
-    first, second = claim_of_disk(workers, durability="ephemeral")
-    workers.ack(1, 2, lease_ids=[first, first])
-    workers.turn()
-    answer = workers.answer()
-    assert (answer["acked"], answer["skipped"]) == (1, [2])
-    workers.nack(2, lease_ids=[second])
-    assert workers.answer()["nacked"] == 1
-
-
 # Nack and extend
-
-
-async def test_a_nacked_job_is_claimable_at_once(held: QueueDesk) -> None:
-    held.nack(2, 3)
-    answer = held.answer()
-    assert (answer["nacked"], answer["skipped"]) == (1, [3])
-    assert (answer["ready"], answer["in_flight"]) == (2, 1)
-    claim = held.claim(node="other", max=9)
-    assert held.claimed() == [(claim, [2, 3])]
-
-
-async def test_a_job_that_is_nacked_with_a_delay_is_not_ready(held: QueueDesk) -> None:
-    held.nack(2, delay_ms=500)
-    answer = held.answer()
-    assert (answer["ready"], answer["in_flight"]) == (1, 1)
-
-
-async def test_an_extended_lease_ends_later(held: QueueDesk, autojump_clock: MockClock) -> None:
-    held.extend(1, 3, lease_ms=90_000)
-    answer = held.answer()
-    assert (answer["extended"], answer["skipped"]) == (1, [3])
-    assert answer["deadlines"] == {"1": TS_0 + 90_000}
-    await trio.sleep(60)
-    claim = held.claim(max=9)
-    assert held.claimed() == [(claim, [2, 3])]
 
 
 @pytest.mark.parametrize("call", ["nack", "extend"])
@@ -196,22 +136,6 @@ async def test_where_leases_are_durable_it_is_answered_when_the_log_has_it(
 
 
 @pytest.mark.parametrize("call", ["ack", "nack", "extend"])
-async def test_bad_requests_and_other_topics_are_refused(workers: QueueDesk, call: str) -> None:
-    workers.queue()
-    workers.make("log", durability="ephemeral")
-    ask = getattr(workers, call)
-    told = {
-        ask(lease_ms=1000): "invalid_request",
-        ask(1, lease_ids=[], lease_ms=1000): "invalid_request",
-        ask(*range(1, 1002), lease_ms=1000): "batch_too_large",
-        ask(1, topic="log", lease_ms=1000): "not_a_queue",
-        ask(1, topic="nowhere", lease_ms=1000): "topic_not_found",
-    }
-    workers.turn()
-    assert dict(workers.answers()) == told
-
-
-@pytest.mark.parametrize("call", ["ack", "nack", "extend"])
 async def test_a_held_queue_is_not_changed_before_it_is_free(held: QueueDesk, call: str) -> None:
     held.loop.context.held.take("q")
     number = getattr(held, call)(1, lease_ms=1000)
@@ -221,32 +145,3 @@ async def test_a_held_queue_is_not_changed_before_it_is_free(held: QueueDesk, ca
 
 
 # Leases
-
-
-async def test_leases_are_listed_by_seq_page_by_page(
-    held: QueueDesk, autojump_clock: MockClock
-) -> None:
-    held.claim(node="x", lease_ms=500)
-    held.claimed()
-    held.leases(limit=2)
-    answer = held.answer()
-    assert [lease["$seq"] for lease in answer["leases"]] == [1, 2]
-    assert answer["next_after"] == 2
-    held.leases(after=2, limit=2, with_ids=False)
-    answer = held.answer()
-    assert answer["next_after"] is None
-    assert answer["leases"] == [
-        {"$seq": 3, "node": "x", "deadline": answer["leases"][0]["deadline"], "deliveries": 1}
-    ]
-    held.leases(node="x")
-    (lease,) = held.answer()["leases"]
-    assert (lease["$seq"], lease["lease_id"][:6]) == (3, "lease_")
-    await trio.sleep(0.6)
-    held.leases(node="x")
-    assert held.answer()["leases"] == []
-
-
-async def test_only_queues_have_leases(workers: QueueDesk) -> None:
-    workers.make("log", durability="ephemeral")
-    number = workers.leases("log")
-    assert workers.answers() == [(number, "not_a_queue")]

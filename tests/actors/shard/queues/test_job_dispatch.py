@@ -21,31 +21,6 @@ from topics.errors import NotReady, TopicFull
 # In order
 
 
-async def test_claims_that_wait_are_served_in_the_order_of_their_arrival(
-    workers: QueueDesk,
-) -> None:
-    workers.queue()
-    first = workers.claim(wait_ms=30_000, max=2)
-    workers.turn()
-    second = workers.claim(wait_ms=30_000, max=2)
-    workers.turn()
-    third = workers.claim(wait_ms=30_000)
-    workers.turn()
-    workers.append("q", 1, 2, 3)
-    assert workers.claimed() == [(first, [1, 2]), (second, [3])]
-    workers.jobs(1)
-    assert workers.claimed() == [(third, [4])]
-
-
-async def test_a_new_claim_does_not_overtake_one_that_waits(workers: QueueDesk) -> None:
-    workers.queue()
-    waiting = workers.claim(wait_ms=30_000)
-    workers.turn()
-    workers.jobs(1)
-    new = workers.claim()
-    assert workers.claimed() == [(waiting, [1]), (new, [])]
-
-
 async def test_claims_of_one_turn_are_served_in_it_each_with_its_max_and_lease(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
@@ -82,15 +57,6 @@ async def test_a_commit_behind_the_turn_serves_those_who_wait(workers: QueueDesk
     await wait_all_tasks_blocked()
     told = workers.told()
     assert [answer["cid"] for answer in told] == [claim + 1, claim]
-
-
-async def test_jobs_that_expire_by_age_go_to_nobody(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(ttl_ms=100, jobs=1)
-    await trio.sleep(0.2)
-    claim = workers.claim()
-    assert workers.claimed() == [(claim, [])]
 
 
 async def test_records_that_cannot_be_read_cost_one_claim_its_answer(
@@ -176,32 +142,6 @@ async def test_a_pass_that_ends_early_goes_on_in_the_next_turn_and_nobody_goes_w
 # Cohorts
 
 
-async def test_a_cohort_is_dealt_to_evenly_when_its_window_is_over(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(claim_jitter_ms=100, jobs=7)
-    first = workers.claim(max=10)
-    workers.turn()
-    await trio.sleep(0.09)
-    second, third = workers.claim(max=1), workers.claim(max=10)
-    assert workers.claimed() == []
-    await trio.sleep(0.02)
-    told = dict(workers.claimed())
-    assert [len(told[cid]) for cid in (first, second, third)] == [3, 1, 3]
-    assert sorted(seq for seqs in told.values() for seq in seqs) == [1, 2, 3, 4, 5, 6, 7]
-
-
-async def test_each_member_of_a_cohort_has_its_own_lease(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(claim_jitter_ms=100, jobs=2)
-    workers.claim(lease_ms=1000)
-    workers.claim(lease_ms=3000)
-    await trio.sleep(0.2)
-    one, other = (answer["claimed"][0]["deadline"] for answer in workers.told())
-    assert other - one == 2000
-
-
 async def test_who_gets_nothing_and_has_time_waits_for_the_next_cohort(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
@@ -254,17 +194,6 @@ async def test_who_comes_while_a_cohort_is_served_belongs_to_the_next_one(
     assert [(cid, len(seqs)) for cid, seqs in workers.claimed()] == [(second, 20)]
     await trio.sleep(0.2)
     assert workers.claimed() == [(late, [])]
-
-
-async def test_a_queue_that_becomes_greedy_serves_its_window_at_once(
-    workers: QueueDesk, autojump_clock: MockClock
-) -> None:
-    workers.queue(claim_jitter_ms=5000, jobs=1)
-    claim = workers.claim()
-    workers.turn()
-    workers.put("q", claim_jitter_ms=0)
-    workers.synced()
-    assert workers.claimed() == [(claim, [1])]
 
 
 async def test_a_window_that_everybody_has_left_ends(
