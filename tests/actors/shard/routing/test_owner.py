@@ -19,16 +19,8 @@ from topics.actors.shard.routing import mutations, pushes
 from topics.engine.changes import delete_topic
 from topics.engine.changes.change import Change
 from topics.errors import (
-    Forbidden,
     Internal,
-    InvalidRequest,
     NotReady,
-    RouterCycle,
-    RouterNotFound,
-    Throttled,
-    TopicExistsIncompatible,
-    TopicNotFound,
-    TopicsError,
 )
 from topics.formats.wire import calls
 from topics.formats.wire.calls import ROUTER_OWNER, ROUTER_STATS, ROUTER_SYNC
@@ -58,92 +50,7 @@ def life(shards: Shards, name: str) -> int:
     return shards.loops[ROUTER_OWNER].context.engine.routers.router(name).id
 
 
-async def gather(*calls_: Callable[[], Any]) -> list[Any]:
-    """What each of these calls gives, all made at once."""
-    found: list[Any] = [None] * len(calls_)
-
-    async def one(at: int) -> None:
-        found[at] = await calls_[at]()
-
-    async with trio.open_nursery() as nursery:
-        for at in range(len(calls_)):
-            nursery.start_soon(one, at)
-    return found
-
-
 # New routers
-
-
-async def test_a_router_is_made_with_its_ends_and_the_shards_of_both_know_it(
-    shards: Shards,
-) -> None:
-    await shards.append("c", 1, 2, 3)
-    answer = await shards.put("c->b", "c", "b", filter=["tag", "Glob", "x*"])
-    answer.pop("performance")
-    assert answer == {
-        "router": "c->b",
-        "created": True,
-        "source": "c",
-        "dest": "b",
-        "preserve_node": True,
-        "preserve_tag": True,
-        "filter": ["tag", "Glob", "x*"],
-        "allow_cycle": False,
-        "guarantee": "at_least_once",
-    }
-    (row,) = shards.registries[1].rows.values()
-    assert (row.start_seq, row.filter, row.dest) == (3, ["Glob", "x"], "b")
-    assert topics_of(shards) == {"b", "c"}
-    assert shards.ends_agree()
-
-
-@pytest.mark.parametrize(
-    ("fields", "prefixes", "failure", "detail"),
-    [
-        ({"dest": "a"}, None, InvalidRequest, "field"),
-        ({"dest": "x"}, ["r", "a"], Forbidden, "field"),
-        ({"dest": "x", "create_dest": False}, None, TopicNotFound, "topic"),
-        ({"dest": "b"}, None, TopicExistsIncompatible, "reason"),
-        ({"source": "b", "dest": "c"}, None, RouterCycle, "cycle"),
-        ({"dest": "x"}, None, Throttled, "max"),
-    ],
-)
-async def test_what_is_refused_leaves_nothing(
-    tmp_path: Path,
-    nursery: trio.Nursery,
-    fields: dict[str, Any],
-    prefixes: list[str] | None,
-    failure: type[TopicsError],
-    detail: str,
-) -> None:
-    shards = Shards(tmp_path, nursery, max_routers=1)
-    await shards.put("c->b", "c", "b")
-    before = frames_of(shards)
-    answer = await shards.put("r", **{"source": "a", "prefixes": prefixes, **fields})
-    assert type(answer) is failure
-    assert detail in answer.detail
-    assert (shards.names, topics_of(shards), frames_of(shards)) == (["c->b"], {"b", "c"}, before)
-    await shards.close()
-
-
-async def test_requests_at_once_are_done_one_after_another(
-    tmp_path: Path, nursery: trio.Nursery
-) -> None:
-    """So the cap is exact, a dest has one source, and no cycle closes."""
-    shards = Shards(tmp_path, nursery, max_routers=4)
-    answers = await gather(*(lambda n=n: shards.put(f"r{n}", "c", f"to{n}") for n in range(9)))
-    assert [isinstance(each, Throttled) for each in answers].count(True) == 5
-    assert [isinstance(each, dict) and each["created"] for each in answers].count(True) == 4
-    assert len(shards.names) == 4
-    await gather(*(lambda name=name: shards.delete(name) for name in shards.names))
-    ring = [("a", "b"), ("b", "c"), ("c", "a")]
-    answers = await gather(*(lambda e=e: shards.put("->".join(e), *e) for e in ring))
-    assert [isinstance(each, RouterCycle) for each in answers].count(True) == 1
-    answers = await gather(*(lambda s=s: shards.put(f"into-f-{s}", s, "f") for s in "ghi"))
-    assert [isinstance(each, TopicExistsIncompatible) for each in answers].count(True) >= 1
-    assert len({router.source for router in graph_of(shards).of_topic("f")}) == 1
-    assert shards.ends_agree()
-    await shards.close()
 
 
 def graph_of(shards: Shards) -> Any:
@@ -235,17 +142,6 @@ async def test_a_router_whose_change_cannot_be_logged_goes_on(
     assert shards.ends_agree()
 
 
-async def test_a_key_needs_the_ends_that_a_router_has_and_those_that_it_gets(
-    shards: Shards,
-) -> None:
-    await shards.put("r", "c", "b")
-    assert isinstance(await shards.put("r", "c", "f", ["r", "c", "f"]), Forbidden)
-    assert isinstance(await shards.put("r", "c", "f", ["r", "c", "b"]), Forbidden)
-    assert isinstance(await shards.delete("r", ["r", "c"]), Forbidden)
-    assert (await shards.put("r", "c", "f", ["r", "c", "b", "f"]))["dest"] == "f"
-    assert (await shards.delete("r", ["r", "c", "f"]))["deleted"] is True
-
-
 # Shards that are away
 
 
@@ -325,18 +221,6 @@ async def test_a_put_that_was_not_taken_is_told_again_when_it_is_repeated(
 # Topics that go
 
 
-async def test_a_topic_takes_its_routers_along(shards: Shards) -> None:
-    ends = {"x1": ("c", "b"), "x2": ("b", "a"), "y": ("b", "f"), "z": ("c", "d")}
-    for name, (source, dest) in ends.items():
-        await shards.put(name, source, dest)
-    answer = await shards.delete_topic("b", prefixes=["b", "x"])
-    assert (answer["deleted"], answer["routers_removed"]) == (True, ["x1", "x2"])
-    assert shards.names == ["z"]
-    assert shards.ends_agree()
-    assert "b" not in topics_of(shards)
-    assert (await shards.delete_topic("f"))["routers_removed"] == []
-
-
 async def test_an_end_that_goes_while_a_router_is_made_is_made_again(shards: Shards) -> None:
     topic_ids: list[int] = []
 
@@ -384,20 +268,6 @@ async def test_other_shards_do_not_answer_for_the_owner(shards: Shards) -> None:
 
 
 # Kills
-
-
-async def test_a_restart_knows_all_routers_and_tells_them(shards: Shards) -> None:
-    await shards.put("r", "c", "b", filter="t")
-    await shards.put("s", "a", "f")
-    await shards.delete("s")
-    before = shards.registries[1].rows.copy()
-    for shard in range(3):
-        await shards.kill(shard)
-    for shard in range(3):
-        shards.start(shard)
-    await shards.agree()
-    assert shards.registries[1].rows == before
-    assert shards.names == ["r"]
 
 
 async def make(shards: Shards) -> Any:
@@ -511,52 +381,6 @@ async def three(shards: Shards) -> None:
 
 def names(listed: Any) -> list[str]:
     return [name for name, _ in listed.items]
-
-
-async def test_a_router_is_shown_with_its_counters(shards: Shards) -> None:
-    await three(shards)
-    shards.registries[1].totals[1] = 42
-    shown = await shards.get("c->b")
-    assert shown.pop("performance")["server_total_ms"] > 0
-    assert shown == {
-        "router": "c->b",
-        "source": "c",
-        "dest": "b",
-        "preserve_node": True,
-        "preserve_tag": True,
-        "filter": None,
-        "allow_cycle": False,
-        "guarantee": "at_least_once",
-        "forwarded_total": 42,
-        "lag_records": 2,
-        "lag_ms": 30,
-    }
-
-
-async def test_what_is_not_there_or_not_for_the_key_is_not_shown(shards: Shards) -> None:
-    await three(shards)
-    assert isinstance(await shards.get("z"), RouterNotFound)
-    assert isinstance(await shards.get("c->b", ["c"]), Forbidden)
-    assert (await shards.get("c->b", ["c", "b"]))["source"] == "c"
-
-
-async def test_the_list_is_in_order_and_in_pages(shards: Shards) -> None:
-    await three(shards)
-    shards.registries[0].totals[2] = 9
-    first = await shards.list_routers(limit=2)
-    assert names(first) == ["c->b", "x"]
-    assert msgspec.json.decode(first.items[1][1]) == {
-        "router": "x",
-        "source": "a",
-        "dest": "f",
-        "guarantee": "at_least_once",
-        "forwarded_total": 9,
-    }
-    assert names(await shards.list_routers(after="x")) == ["y"]
-    assert names(await shards.list_routers("c")) == ["c->b"]
-    assert names(await shards.list_routers(source="c")) == ["c->b", "y"]
-    assert names(await shards.list_routers(dest="f")) == ["x"]
-    assert names(await shards.list_routers(source="c", dest="f")) == []
 
 
 async def test_a_page_asks_each_shard_once(shards: Shards) -> None:

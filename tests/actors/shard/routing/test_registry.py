@@ -296,13 +296,6 @@ async def test_a_topic_that_is_held_is_told_at_once(desk: Desk) -> None:
     assert results(desk) == [expected(desk, "a", 0)]
 
 
-async def test_a_topic_that_is_absent_is_none(desk: Desk) -> None:
-    ask(desk, "a")
-    assert results(desk) == [EndpointResult(0, 0, 0)]
-    assert not desk.engine.topics
-    assert not desk.log.frames
-
-
 async def test_a_topic_that_is_made_is_told_when_it_is_synced(desk: Desk) -> None:
     ask(desk, "a", create=True)
     ask(desk, "a")
@@ -345,32 +338,6 @@ async def routers(
     found = made_again(await routed.call(METRICS_READ, params))
     assert found.topics == []
     return [*found.routers], found.routers_truncated
-
-
-async def test_a_router_is_shown_where_its_source_is(routed: RoutedShards) -> None:
-    await routed.make("b", cap_records=2, discard="reject")
-    await routed.route("a>b", "a>f", "c>k")
-    await routed.write("a", [{"data": each} for each in range(5)])
-    await routed.until(lambda: routed.datas("b") == [0, 1])
-    await routed.until(lambda: routed.datas("f") == [0, 1, 2, 3, 4])
-    await trio.sleep(0.05)
-    (behind, done), is_truncated = await routers(routed)
-    assert not is_truncated
-    assert behind._replace(lag_ms=0) == RouterMetrics("a>b", 3, 0, 2)
-    assert 10 <= behind.lag_ms < 20_000
-    assert done == RouterMetrics("a>f", 0, 0, 5)
-    (first,), is_truncated = await routers(routed, routers_max=1)
-    assert (first.router, is_truncated) == ("a>b", True)
-
-
-async def test_a_router_is_shown_to_a_key_that_may_see_it_and_both_ends(
-    routed: RoutedShards,
-) -> None:
-    await routed.route("a>b", "a>f")
-    await routed.settle()
-    for prefixes, seen in ((["a"], []), (["a", "b"], ["a>b"]), (["a", "f", "b"], ["a>b", "a>f"])):
-        found, is_truncated = await routers(routed, prefixes)
-        assert ([row.router for row in found], is_truncated) == (seen, False)
 
 
 async def test_a_router_whose_dest_has_not_told_of_it_is_left_out(routed: RoutedShards) -> None:
