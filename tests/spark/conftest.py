@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import gc
-import json
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.client.stub_server import StubServer
+from tests.spark.live import Live
+from tests.support.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TOPICS_")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One JVM for all Spark tests: two cores, four attempts."""
+def jvm() -> Iterator[SparkSession]:
+    """One JVM for all Spark tests of a process: two cores, four attempts."""
     pytest.importorskip("pyspark")
+    from topics.spark import register
     from topics.spark.session import session
 
     with warnings.catch_warnings():
@@ -26,9 +35,27 @@ def spark() -> Iterator[SparkSession]:
         # garbage collector.
         warnings.simplefilter("ignore")
         made = session(cores=2, partitions=4, name="tests")
+        made.conf.set("spark.sql.shuffle.partitions", "2")
+        register(made)
         yield made
         made.stop()
         gc.collect()
+
+
+@pytest.fixture
+def spark(jvm: SparkSession) -> SparkSession:
+    """The session that the tests share. A write looks for the format in the session of its thread,
+    which is this one from here on.
+    """
+    jvm.createDataFrame([(0,)], "a int")
+    return jvm
+
+
+@pytest.fixture
+def unstopped(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """The same session, which the command line of a job does not stop."""
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    return spark
 
 
 @pytest.fixture
@@ -37,16 +64,25 @@ def stub() -> Iterator[StubServer]:
         yield server
 
 
-@pytest.fixture
-def unstopped(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """The session that the tests share: a job's command line must not stop it."""
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)
-    return spark
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server for tests that leave it running; each has topics of its own."""
+    with Server(tmp_path_factory.mktemp("live"), shards=2) as server:
+        yield Live(server)
 
 
 @pytest.fixture
-def fifty_rows(tmp_path: Path) -> Path:
-    """A file of 50 JSON lines."""
-    source = tmp_path / "rows.ndjson"
-    source.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(50)))
-    return source
+def mortal(tmp_path: Path) -> Iterator[Live]:
+    """A server of one test, which may stop it, kill it and start it again at the same address."""
+    with Server(tmp_path / "data", shards=1) as server:
+        server.env["TOPICS_PORT"] = str(server.port)
+        yield Live(server)
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Live]:
+    """A server that requires a key: the-right-key, or narrow for other topics."""
+    with Server(tmp_path / "locked", shards=1, api_keys="the-right-key,narrow:r:other.") as server:
+        made = Live(server, api_key="the-right-key")
+        made.make("spark.locked", 3)
+        yield made

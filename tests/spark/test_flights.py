@@ -1,5 +1,5 @@
-"""A part of the load of ``deploy/run`` on a real server: flights go in by the command line and come
-back equal, row by row.
+"""A part of the load of ``deploy/run`` on a real server: flights are appended by the
+command line and read back, row by row.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.spark.reading import read_back
-from tests.support.server import Server
+from tests.spark.live import Live
 from topics.spark.jobs.cli import main
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
-ROWS = 60_000  # of 336,776
+ROWS = 6000  # of 336,776
 
 
 def source_text() -> str:
@@ -55,8 +54,9 @@ def as_written(data: dict[str, Any]) -> tuple[str, ...]:
     return tuple(text.replace(".000000Z", "Z") for text in texts)  # a TIMESTAMP has microseconds
 
 
-def test_the_flights_come_back_equal_and_a_second_run_appends_nothing(
+def test_the_flights_come_back_equal_and_only_another_job_appends_them_again(
     unstopped: SparkSession,
+    live: Live,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -65,18 +65,19 @@ def test_the_flights_come_back_equal_and_a_second_run_appends_nothing(
     assert len(rows) == ROWS
     source = tmp_path / "flights.csv"
     source.write_text(text)
-    with Server(tmp_path / "data") as server:
-        url = f"http://{server.host}:{server.port}"
-        line = ["backfill", str(source), "flights", "--url", url, "--tag-column", "carrier"]
-        line += ["--option", "nullValue=NA", "--option", "inferSchema=true"]
-        for appended in (ROWS, 0):
-            assert main(line) == 0
-            out = capsys.readouterr().out
-            assert f"\nappended       {appended:,}\n" in out
-            assert f"\nalready there  {ROWS - appended:,}\n" in out
-            assert f"\nhead after     {ROWS:,}\n" in out
-            assert out.endswith("the server     agrees\n")
-        records = read_back(url, "flights")
+    line = ["backfill", str(source), "flights", "--url", live.url, "--tag-column", "carrier"]
+    line += ["--option", "nullValue=NA", "--option", "inferSchema=true"]
+    for appended in (ROWS, 0):
+        assert main(line) == 0
+        out, error = capsys.readouterr()
+        assert error == "", "no progress where there is no terminal"
+        assert f"\nappended       {appended:,}\n" in out
+        assert f"\nalready there  {ROWS - appended:,}\n" in out
+        assert f"\nhead after     {ROWS:,}\n" in out
+        assert out.endswith("the server     agrees\n")
+    records = live.read("flights")
+    assert main([*line, "--job-id", "another"]) == 0
+    assert f"\nappended       {ROWS:,}\n" in capsys.readouterr().out
     assert [record["$seq"] for record in records] == list(range(1, ROWS + 1))
     assert all(list(record["data"]) == list(names) for record in records)
     assert all(record["$tag"] == record["data"]["carrier"] for record in records)

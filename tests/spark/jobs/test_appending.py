@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Not repeated by the client: the task fails and Spark runs it again.
 CRASH = Fault(status=500, code="internal")
+WAIT_S = 60.0
 
 
 def opened(url: str, **more: str) -> SinkOptions:

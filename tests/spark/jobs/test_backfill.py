@@ -91,30 +91,15 @@ def test_file_java_and_server_are_asked_for_before_a_jvm_starts(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_the_same_job_again_appends_nothing_and_another_one_does(
-    unstopped: SparkSession,
-    stub: StubServer,
-    fifty_rows: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    line = ["backfill", str(fifty_rows), "t", "--url", stub.url, "--batch-bytes", "1KiB"]
-    for extra, appended in ([], 50), ([], 0), (["--job-id", "j"], 50):
-        assert main([*line, *extra]) == 0
-        shown = capsys.readouterr()
-        figures = dict(line.split("  ", 1) for line in shown.out.splitlines())
-        assert (figures["records"].strip(), figures["appended"].strip()) == ("50", str(appended))
-        assert shown.err == "", "no progress where there is no terminal"
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
 def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
     unstopped: SparkSession,
     stub: StubServer,
-    fifty_rows: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = ["backfill", str(fifty_rows), "t", "--url", stub.url, "--quiet", "--batch-records", "10"]
+    source = tmp_path / "rows.ndjson"
+    source.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(50)))
+    line = ["backfill", str(source), "t", "--url", stub.url, "--quiet", "--batch-records", "10"]
     busy = Fault(status=429, code="throttled")
     stub.faults.extend([None, None, None, *[busy] * 100])  # the first asks for the right to append
 

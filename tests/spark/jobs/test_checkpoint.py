@@ -13,6 +13,8 @@ from topics.spark.jobs.checkpoint import Folder, claim, uri_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+TEMPORARY = ".0.ae82a34e-5e0a-411d-ad86-96a72f32d121.tmp"  # as Spark names one
+
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
@@ -32,9 +34,6 @@ def test_a_query_that_has_begun_is_of_one_job(spark: SparkSession, tmp_path: Pat
         with pytest.raises(JobError, match=told):
             claim(folder, other)
     claim(folder, hourly | {"sum": ""})
-
-
-TEMPORARY = ".0.ae82a34e-5e0a-411d-ad86-96a72f32d121.tmp"
 
 
 @pytest.mark.spark

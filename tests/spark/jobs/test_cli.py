@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.spark.live import Live
 from topics.spark.client.errors import RequestError
 from topics.spark.errors import JobError
 from topics.spark.jobs import cli
+from topics.spark.jobs.archive import ArchiveSummary
+from topics.spark.jobs.archive_check import Checked
 from topics.spark.source.connection import BadOption, ServerError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,3 +135,46 @@ def test_the_commands_on_the_page_are_ones_that_the_command_line_takes() -> None
     commands = [line for line in lines if line.startswith("topics-spark ")]
     parsed = [cli.parser().parse_args(shlex.split(line, comments=True)[1:]) for line in commands]
     assert sorted(options.job for options in parsed) == sorted(cli.JOBS)
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "told"),
+    [
+        (["archive", "nothing", "DIR"], 1, 'topic "nothing": 404 topic_not_found'),
+        (["archive", "--pattern", "(", "DIR"], 2, "subscribePattern is '('"),
+        (["archive", "mine", "DIR/file"], 2, "it is no folder"),
+        (["archive", "mine", "DIR/*"], 2, "Spark reads * in a path as a pattern"),
+        (["compact", "nothing", "dest"], 1, 'topic "nothing": 404 topic_not_found'),
+        (["compact", "same", "same"], 2, "source and destination are the same topic"),
+        (["compact", "a", ""], 2, "option topic is empty"),
+    ],
+)
+def test_mistakes_are_one_line_without_a_jvm(
+    live: Live,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: list[str],
+    status: int,
+    told: str,
+) -> None:
+    monkeypatch.setattr("topics.spark.session.session", pytest.fail)
+    live.make("mine", 1)
+    (tmp_path / "file").write_text("")
+    given = [each.replace("DIR", str(tmp_path)) for each in line]
+    assert cli.main([*given, "--url", live.url]) == status
+    error = capsys.readouterr().err
+    assert told in error
+    assert (error[:7], error.count("\n")) == ("error: ", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_summary_with_a_fault_does_not_agree() -> None:
+    topic = Checked(server="a", topic="t", last=9, rows=8, fault="seq 4 is gone")
+    summary = ArchiveSummary(directory="d", topics=[topic], batches=1, seconds=0.0, total=8)
+    assert not summary.agrees
+    assert summary.text().splitlines()[1:] == [
+        "1 seqs without a record: 0 lost, the others deleted",
+        'a: topic "t": seq 4 is gone',
+        "The server does NOT agree.",
+    ]

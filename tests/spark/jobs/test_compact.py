@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 
-from tests.spark.source.live import Live
-from topics.errors import ExitCode
+from tests.spark.live import Live
 from topics.spark.jobs.appending import Appended
-from topics.spark.jobs.cli import main, parser
+from topics.spark.jobs.cli import parser
 from topics.spark.jobs.compact import run
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(autouse=True)
-def _few_partitions(spark: SparkSession) -> None:
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("unstopped")]
 
 
 def write(live: Live, topic: str, *records: dict[str, Any]) -> None:
@@ -43,7 +34,6 @@ def compact(live: Live, *line: str) -> Appended:
     return run(parser().parse_args(["compact", "--url", live.url, *line]))
 
 
-@pytest.mark.usefixtures("unstopped")
 def test_the_last_record_of_each_key_is_appended_once_and_in_order(live: Live) -> None:
     live.make("prices")
     write(
@@ -74,15 +64,3 @@ def test_the_last_record_of_each_key_is_appended_once_and_in_order(live: Live) -
     assert (fourth.notes["deleted keys"], fourth.appended, fifth.appended) == (1, 2, 0)
     a, null = ("a", {"x": 4}, None, b""), ("b", None, None, b"")
     assert held(live, "living") == [*expected[:2], a, null]
-
-
-def test_mistakes_are_one_line_without_a_jvm(
-    live: Live, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["compact", "--url", live.url]
-    assert main([*given, "nothing", "dest"]) == ExitCode.FAILED
-    assert 'topic "nothing": 404 topic_not_found' in capsys.readouterr().err
-    assert main([*given, "same", "same"]) == ExitCode.USAGE
-    assert capsys.readouterr().err == "error: source and destination are the same topic\n"
-    assert main([*given, "a", ""]) == ExitCode.USAGE
-    assert capsys.readouterr().err == "error: option topic is empty\n"

@@ -12,9 +12,6 @@ from deltalake import DeltaTable
 
 from tests.spark.client.stub_server import Fault, StubServer
 from tests.spark.jobs.archives import Row, write_archive
-from tests.support.server import Server
-from topics.spark.client.http import Record, Target, TopicsClient
-from topics.spark.client.ranges import read_range
 from topics.spark.jobs import replay
 from topics.spark.jobs.cli import main
 from topics.spark.sink import options
@@ -188,21 +185,3 @@ def test_what_cannot_be_replayed_is_told(
     write_archive(root, [row], commits=1)
     assert run(stub, root, "t", "--from-topic", "b") == 1
     assert reason in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_real_server_holds_what_the_archive_had(root: Path, tmp_path: Path) -> None:
-    with Server(tmp_path / "data", shards=1) as server:
-        url = f"http://{server.host}:{server.port}"
-        for _ in range(2):
-            assert main(["replay", str(root), "--into", "copy.{topic}", "--url", url]) == 0
-        found: list[Record] = []
-        with TopicsClient(Target(url=url)) as client:
-            for page in read_range(
-                client, "copy.a", 0, 60, on_loss=lambda lost: pytest.fail(repr(lost))
-            ):
-                found += page
-    assert [
-        (bytes(record.data).decode(), record.tag, record.node, bytes(record.meta).decode())
-        for record in found
-    ] == [(row.value, row.key, row.node, row.headers) for row in ROWS[:60]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.spark.source.live import Live
+from tests.spark.live import Live
 from topics.spark.client.servers import Servers
 from topics.spark.errors import JobError
 from topics.spark.jobs import streams

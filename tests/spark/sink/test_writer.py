@@ -1,22 +1,17 @@
-"""Writers as Spark drives them; what needs no task is tested without a JVM."""
+"""Writers as Spark drives them, without a JVM."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
-from tests.spark.reading import read_back
-from tests.support.server import Server
-from topics.spark.errors import JobError, last_line
+from topics.spark.errors import JobError
 from topics.spark.source.connection import BadOption, Connection, ServerError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -111,10 +106,8 @@ def test_what_cannot_be_written_is_refused_when_the_write_is_planned(
     number = StructType([StructField("value", IntegerType())])
     for wanted, schema, overwrite, error in (
         (options(stub), SCHEMA, True, BadOption),
-        (options(stub, topci="x"), SCHEMA, False, BadOption),
         (options(stub), number, False, ValueError),
         (options(stub, topic="queue"), SCHEMA, False, JobError),
-        (options(stub, topic="absent", createTopic="false"), SCHEMA, False, JobError),
     ):
         with pytest.raises(error) as refusal:
             make(wanted, schema, overwrite)
@@ -164,52 +157,3 @@ def test_a_stream_tells_its_warnings_once_and_what_stays_of_a_failed_batch(
     assert (
         "micro-batch 7 failed; the 0 records of its finished tasks stay" in capfd.readouterr().err
     )
-
-
-# With Spark, against the real server.
-
-
-def write(df: DataFrame, url: str, **more: str) -> None:
-    df.write.format("topics").mode("append").options(**{"servers": url, **more}).save()
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_rows_of_all_columns_come_back_as_they_were_written(
-    sink: SparkSession, server: Server, url: str
-) -> None:
-    df = sink.range(0, 3000, 1, 3).selectExpr(
-        "to_json(struct(id, 'é\"' as text)) as value",
-        "if(id % 2 = 0, concat('k\"', id), null) as key",
-        "concat('t', id % 3) as topic",
-        "if(id % 5 = 0, '{\"h\": 1}', null) as headers",
-        "if(id % 7 = 0, 'n', null) as node",
-        "id as offset",
-    )
-    write(df, url, batchRecords="300", node="all")
-    for number in range(3):
-        records = read_back(url, f"t{number}")
-        assert sorted(record["data"]["id"] for record in records) == list(range(number, 3000, 3))
-        for record in records:
-            place = record["data"]["id"]
-            assert record["data"]["text"] == 'é"'
-            assert record.get("$tag") == (f'k"{place}' if place % 2 == 0 else None)
-            assert record.get("meta") == ({"h": 1} if place % 5 == 0 else None)
-            assert record["$node"] == ("n" if place % 7 == 0 else "all")
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_errors_of_a_write_are_one_line_in_spark_too(
-    sink: SparkSession, server: Server, url: str
-) -> None:
-    df = sink.range(0, 10, 1, 2).selectExpr("cast(id as string) as value")
-    for frame, wanted, told in (
-        (df.selectExpr("named_struct('a', value) as value"), {}, "to_json(value)"),
-        (df.selectExpr("concat(value, '}') as value"), {}, 'topic "t", partition '),
-        (df, {"jobI": "x"}, "there is no option jobi; did you mean jobId?"),
-    ):
-        with pytest.raises(Exception) as failure:
-            write(frame, url, topic="t", **wanted)
-        assert told in last_line(failure.value)
-    assert read_back(url, "t") == []

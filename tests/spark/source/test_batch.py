@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.source.live import Live
+from tests.spark.live import Live
 from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.options import ReadOptions
@@ -51,11 +51,6 @@ def test_a_read_is_fixed_when_it_is_planned(live: Live) -> None:
     parts = made.partitions()
     live.append("batch.fixed", range(11, 21))
     assert offsets(made, parts) == offsets(made, parts) == list(range(1, 11))
-
-
-def test_an_empty_topic_has_no_partition(live: Live) -> None:
-    live.make("batch.empty")
-    assert ranges(reader(live, subscribe="batch.empty")) == []
 
 
 def test_the_earliest_record_is_no_loss_and_an_earlier_offset_is(live: Live) -> None:

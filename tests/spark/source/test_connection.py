@@ -28,12 +28,6 @@ from topics.spark.source.connection import (
 URL = "http://127.0.0.1:4000"
 
 
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TOPICS_URL", raising=False)
-    monkeypatch.delenv("TOPICS_API_KEY", raising=False)
-
-
 def test_without_options_it_is_the_local_server_without_a_key() -> None:
     connection = Connection.parse({})
     (server,) = connection.servers.members

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from tests.spark.source.live import Live
+from tests.spark.live import Live
 from topics.spark.client.http import TopicsClient
 from topics.spark.source import reading
 from topics.spark.source.columns import Columns, schema_of
@@ -37,20 +37,6 @@ def read(read_options: ReadOptions, *wanted: Range) -> pa.Table:
     )
     batches = list(read_partition(partition, given, found))
     return pa.Table.from_batches(batches) if batches else None
-
-
-def test_a_range_is_read_with_everything_that_a_record_has(live: Live) -> None:
-    live.make("reading.all", 2)
-    live.append("reading.all", [3, 4], tag="k", node="n", meta={"a": 1})
-    given = options(live, "reading.all")
-    table = read(given, Range("one", "reading.all", 1, 3, epoch(live, "reading.all")))
-    rows = table.drop_columns(["timestamp"]).to_pylist()
-    common = {"topic": "reading.all", "partition": 0}
-    assert rows == [
-        {"key": None, "value": '{"id": 2}', "offset": 2, "node": None, "headers": None, **common},
-        {"key": "k", "value": '{"id": 3}', "offset": 3, "node": "n", "headers": '{"a": 1}'}
-        | common,
-    ]
 
 
 def test_the_ranges_of_a_task_are_read_in_order_over_one_connection_into_few_batches(

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.spark.source.live import Live
+from tests.spark.live import Live
 from tests.spark.source.test_stream import query
 from topics.spark.client.http import Listed, Page, Record
 from topics.spark.source.columns import Columns, schema_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from tests.spark.source.live import Live
+from tests.spark.live import Live
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost

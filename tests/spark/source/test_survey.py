@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.spark.source.live import Live
+from tests.spark.live import Live
 from topics.spark.client.errors import RequestError
 from topics.spark.client.ranges import Lost
 from topics.spark.source import survey as module

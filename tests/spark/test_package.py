@@ -1,13 +1,39 @@
-"""Java is asked for before a JVM starts. None of these tests starts one."""
+"""The package without a JVM: what it imports, names of columns, and the check for Java."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from topics.spark import data_source, discovered
 from topics.spark.errors import JobError
 from topics.spark.preflight import check_spark
+from topics.spark.rows import quoted
+
+
+def test_a_source_has_the_name_of_its_format() -> None:
+    assert data_source().name() == "topics"
+    assert discovered() is data_source()
+
+
+def test_the_package_imports_neither_pyspark_nor_pyarrow() -> None:
+    program = (
+        "import sys, topics.spark; print({'pyspark', 'pyarrow', 'httpcore2'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "literal"), [("id", "`id`"), ("a.b", "`a.b`"), ("a`b", "`a``b`"), ("", "``")]
+)
+def test_a_name_of_a_column_is_quoted_with_its_dots_and_backticks(name: str, literal: str) -> None:
+    assert quoted(name) == literal
 
 
 def fake_java(path: Path, says: str, status: int = 0) -> None:

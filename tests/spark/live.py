@@ -1,4 +1,4 @@
-"""A running server as tests of the source use it: topics of numbered records."""
+"""A running server: topics of numbered records."""
 
 from __future__ import annotations
 
@@ -42,12 +42,17 @@ class Live:
 
     def delete(self, topic: str) -> None:
         """The topic, with all its records."""
-        with Api((self.server.host, self.server.port)) as api:
+        with Api(self.server.address) as api:
             answer = api.delete(topic)
         assert answer.status == 200, answer
 
     def remove(self, topic: str, before: int) -> None:
         """The records with a seq below ``before``, silently."""
-        with Api((self.server.host, self.server.port)) as api:
+        with Api(self.server.address) as api:
             answer = api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": before})
         assert answer.status == 200, answer
+
+    def read(self, topic: str) -> list[dict[str, Any]]:
+        """All records, with their tags."""
+        with Api(self.server.address) as api:
+            return api.read(topic, include_tags=True)
