@@ -9,7 +9,7 @@ import pytest
 
 FOUND = [
     ("moves without their source", 54, 3600, "queues"),
-    ("removals before a refusal", 9, 3600, "a refused start"),
+    ("removals before a refusal", 20, 3600, "a refused start"),
     ("counts with deleted records", 1, 1200, "counters"),
     ("acks that are not logged", 1, 1200, "queues"),
     ("cursors that are not replayed", 13, 1800, "once"),
