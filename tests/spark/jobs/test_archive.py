@@ -243,9 +243,9 @@ def test_a_record_that_is_lost_or_doubled_is_told(
     live.make("both", 20)
     live.remove("both", before=3)
 
-    def spoil(df: DataFrame, *batch: Any, uri: str) -> None:
+    def spoil(df: DataFrame, batch: int, query: str, uri: str) -> None:
         twice = df.unionByName(df.where("offset = 8"))
-        commit(twice.where("offset != 9"), *batch, uri)
+        commit(twice.where("offset != 9"), batch, query, uri)
 
     monkeypatch.setattr(module, "commit", spoil)
     summary = archive(spark, job(live, "both", tmp_path))
