@@ -20,12 +20,8 @@ from topics.front.data.read_ahead import (
     GUESSES_MAX,
     RUN_PAGES_MAX,
     RUNS_MAX,
-    STALE_NS,
-    Guess,
-    Guesses,
     PageKey,
     ReadAhead,
-    Run,
 )
 from topics.front.drain import Drain
 from topics.front.request import Request
@@ -202,95 +198,60 @@ def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
     assert released(shard)
 
 
-def test_guesses_and_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guesses_are_bounded_and_the_oldest_goes() -> None:
     shard = Shard(100_000)
     ahead = ReadAhead(cast("Any", shard), Drain())
-    for limit in range(1, GUESSES_MAX + 100):
-        Reader(ahead, limit).page()
-    assert len(ahead._guesses._guesses) == GUESSES_MAX
-    readers = [Reader(ahead, limit) for limit in range(1000, 1000 + RUNS_MAX + 4)]
+    readers = [Reader(ahead, limit) for limit in range(1, GUESSES_MAX + 2)]
+    for reader in readers:
+        reader.page()
+    oldest, _, another, *_ = readers
+    oldest.page()  # which is guessed anew, in place of the second
+    assert shard.runs == []
+    another.page()
+    assert len(shard.runs) == 1
+
+
+def test_runs_are_bounded_and_only_a_stale_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Shard(100_000)
+    ahead = ReadAhead(cast("Any", shard), Drain())
+    readers = [Reader(ahead, limit) for limit in range(1000, 1000 + RUNS_MAX)]
     for reader in readers:
         reader.page()
         reader.page()
-    assert len(ahead._guesses._runs) == RUNS_MAX == len(shard.runs)
-    monkeypatch.setattr(read_ahead, "STALE_NS", 0)
     late = Reader(ahead, 2000)
     for _ in range(3):
         late.page()
-    assert len(ahead._guesses._runs) == RUNS_MAX
-    assert shard.asked[-2:] == [0, 2000], "the stale run gave way"
-    assert sum(guess.run is not None for guess in ahead._guesses._guesses.values()) == sum(
-        len(run.keys) for run in ahead._guesses._runs
-    )
+    assert len(shard.runs) == RUNS_MAX
+    readers[0].page()  # its run is the newest now
+    monkeypatch.setattr(read_ahead, "STALE_NS", 0)
+    asked = len(shard.asked)
+    for _ in range(3):
+        late.page()
+    assert len(shard.asked) == asked + 1, "the stale run gave way"
+    readers[0].page()
+    assert len(shard.asked) == asked + 1
+    readers[1].page()
+    assert len(shard.asked) == asked + 2
 
 
-# Guesses
+def test_a_page_is_used_once() -> None:
+    shard = Shard(1000)
+    ahead = ReadAhead(cast("Any", shard), Drain())
+    first, second = Reader(ahead), Reader(ahead)
+    for _ in range(4):
+        first.page()
+    second.cursor = 30
+    asked = len(shard.asked)
+    second.page()
+    assert len(shard.asked) == asked + 1
+
+
+# Keys
 
 
 def test_requests_without_exactly_one_cursor_are_not_guessed() -> None:
-    assert PageKey("t", b'{"limit":5}').following(9) is None
-    assert PageKey("t", b'{"from_seq":1,"from_seq":2}').following(9) is None
-    assert PageKey("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}').following(9) == PageKey(
-        "t", b'{"node":"\\"from_seq\\":5","from_seq" : 9}'
-    )
-
-
-def keys(count: int) -> list[PageKey]:
-    return [PageKey("t", b"%d" % number) for number in range(count)]
-
-
-def run_of(guesses: Guesses, *pages: PageKey) -> Run:
-    """A run that was asked for, with these pages."""
-    run = Run(len(pages))
-    for key in pages:
-        guesses.add(key, Guess(run))
-    return run
-
-
-def test_the_oldest_guess_goes_when_there_are_too_many() -> None:
-    guesses = Guesses()
-    for key in keys(GUESSES_MAX + 1):
-        guesses.add(key, Guess())
-    oldest, second, *_ = keys(2)
-    assert oldest not in guesses
-    assert second in guesses
-
-
-def test_a_guess_is_taken_once_and_knows_whether_a_shard_was_asked() -> None:
-    guesses = Guesses()
-    unasked, asked = keys(2)
-    guesses.add(unasked, Guess())
-    run = run_of(guesses, asked)
-    assert (guesses.is_asked(unasked), guesses.is_asked(asked)) == (False, True)
-    guess = guesses.take(asked)
-    assert guess is not None
-    assert guess.run is run
-    assert guesses.take(asked) is None
-    assert not guesses.is_asked(asked)
-
-
-def test_a_run_makes_room_when_all_its_pages_are_taken() -> None:
-    guesses = Guesses()
-    first, second, *others = keys(RUNS_MAX + 1)
-    run_of(guesses, first, second)
-    for key in others:
-        run_of(guesses, key)
-    assert not guesses.make_room()
-    guesses.take(first)
-    assert not guesses.make_room(), "a page of it is left"
-    guesses.take(second)
-    assert guesses.make_room()
-
-
-def test_only_a_stale_run_is_dropped_to_make_room_with_all_its_pages() -> None:
-    guesses = Guesses()
-    first, second, *others = keys(RUNS_MAX + 1)
-    run = run_of(guesses, first, second)
-    for key in others:
-        run_of(guesses, key)
-    assert not guesses.make_room()
-    run.asked_ns -= STALE_NS
-    assert guesses.make_room()
-    assert first not in guesses
-    assert second not in guesses
-    assert all(key in guesses for key in others)
+    assert not PageKey("t", b'{"limit":5}').has_cursor
+    assert not PageKey("t", b'{"from_seq":1,"from_seq":2}').has_cursor
+    key = PageKey("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}')
+    assert key.has_cursor
+    assert key.moved_to(9).body == b'{"node":"\\"from_seq\\":5","from_seq" : 9}'

@@ -9,8 +9,6 @@ the front guesses the bytes of the next request:
                                     |
                                     it is taken --> the next run of pages, twice as long
 
-    PageKey --> Guess --> Run     several guesses share the run of pages that one message asked for
-
 The shard reads a guessed body as it would read the request itself. A word in shared memory
 (`topics.actors.link.heads`) tells whether a page is still the answer. A page that is not is
 dropped, and its reader must show again that it reads on. Reading ahead must never show less than
@@ -24,6 +22,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -51,7 +50,7 @@ from topics.front.route import BodyRule, Route
 GUESSES_MAX = 1024
 RUNS_MAX = 16
 RUN_PAGES_MAX = 8
-STALE_NS = 1_000_000_000  # an older run makes room for the run of another reader
+STALE_NS = 1_000_000_000  # a run not used for so long makes room for the run of another reader
 BODY_MAX_BYTES = 1024  # of a request whose successor is guessed
 TRAILER_MAX_BYTES = 512
 
@@ -64,85 +63,62 @@ class PageKey(NamedTuple):
     topic: str
     body: bytes
 
-    def following(self, from_seq: int) -> PageKey | None:
-        """The same diff with another cursor; None when the body has no cursor or several."""
-        body, found = _FROM_SEQ.subn(rb"\g<1>%d" % from_seq, self.body)
-        return PageKey(self.topic, body) if found == 1 else None
+    @property
+    def has_cursor(self) -> bool:
+        """Whether the body has exactly one cursor."""
+        return len(_FROM_SEQ.findall(self.body)) == 1
+
+    def moved_to(self, from_seq: int) -> PageKey:
+        """The same diff with another cursor; the body must have one cursor."""
+        return PageKey(self.topic, _FROM_SEQ.sub(rb"\g<1>%d" % from_seq, self.body))
+
+
+class Page(NamedTuple):
+    """A page that was read ahead: ``length`` bytes of ``body``, which has room for the trailer."""
+
+    body: bytearray
+    length: int
+    next_from_seq: int
+    scanned: int
 
 
 class Run:
-    """Pages that one message asked a shard for. ``keys``: of the guesses that still lead to one."""
+    """Pages that one message asked a shard for, in order; ``pages`` is None until they arrive.
 
-    __slots__ = ("asked_ns", "earliest_seq", "epoch", "keys", "mark", "page_count", "waiting")
+    When the first page is used, the next run is asked for.
+    """
+
+    __slots__ = (
+        "earliest_seq",
+        "epoch",
+        "is_used",
+        "mark",
+        "page_count",
+        "pages",
+        "used_ns",
+        "waiting",
+    )
 
     def __init__(self, page_count: int) -> None:
         self.page_count = page_count
-        self.asked_ns = time.monotonic_ns()
-        # Requests that came before their pages; None when these have arrived.
-        self.waiting: list[Callable[[], object]] | None = []
-        self.keys: set[PageKey] = set()
+        self.is_used = False
+        self.used_ns = time.monotonic_ns()
+        self.pages: deque[Page] | None = None
+        self.waiting: Callable[[], object] | None = None  # a request that came before its page
         self.mark = HeadMark(0, 0)
         self.earliest_seq = self.epoch = 0
 
-
-class Guess:
-    """A request that is likely to come. ``run`` is None until its reader reads on, ``page`` until
-    it has arrived, if it does.
-    """
-
-    __slots__ = ("length", "next_from_seq", "next_key", "page", "run", "scanned")
-
-    def __init__(self, run: Run | None = None) -> None:
-        self.run = run
-        self.page: bytearray | None = None  # ``length`` bytes, and room for the trailer
-        self.length = self.next_from_seq = self.scanned = 0
-        self.next_key: PageKey | None = None  # on the first page of a run: the key after its last
-
-
-class Guesses:
-    """All guesses of a front, by key."""
-
-    def __init__(self) -> None:
-        self._guesses: dict[PageKey, Guess] = {}
-        self._runs: dict[Run, None] = {}  # with a page that was not taken, oldest first
-
-    def __contains__(self, key: PageKey) -> bool:
-        return key in self._guesses
-
-    def is_asked(self, key: PageKey) -> bool:
-        """Whether a shard was asked for the page."""
-        known = self._guesses.get(key)
-        return known is not None and known.run is not None
-
-    def add(self, key: PageKey, guess: Guess) -> None:
-        """Keep a guess instead of the one that has its key, if any."""
-        self.take(key)
-        if len(self._guesses) >= GUESSES_MAX:
-            self.take(next(iter(self._guesses)))
-        self._guesses[key] = guess
-        if guess.run is not None:
-            guess.run.keys.add(key)
-            self._runs[guess.run] = None
-
-    def take(self, key: PageKey) -> Guess | None:
-        """Remove the guess of a request that has come."""
-        guess = self._guesses.pop(key, None)
-        if guess is not None and guess.run is not None:
-            guess.run.keys.discard(key)
-            if not guess.run.keys:
-                del self._runs[guess.run]
-        return guess
-
-    def make_room(self) -> bool:
-        """Drop a stale run if there are too many; False when none is stale."""
-        if len(self._runs) < RUNS_MAX:
-            return True
-        oldest = next(iter(self._runs))
-        if time.monotonic_ns() - oldest.asked_ns < STALE_NS:
-            return False
-        for key in tuple(oldest.keys):
-            self.take(key)
-        return True
+    def keep(self, reply: Reply[DiffAheadResult]) -> None:
+        """Copy the pages, because they must not occupy shared memory."""
+        result, body, start = reply.result, memoryview(reply.body), 0
+        self.mark = HeadMark(*result.mark)
+        self.earliest_seq, self.epoch = result.earliest_seq, result.epoch
+        self.pages = deque()
+        for length, next_from_seq, scanned in result.pages:
+            page = bytearray(length + TRAILER_MAX_BYTES)
+            page[:length] = body[start : start + length]
+            start += length
+            self.pages.append(Page(page, length, next_from_seq, scanned))
 
 
 class RunAfterReply:
@@ -170,7 +146,10 @@ class ReadAhead:
 
     def __init__(self, shards: Shards, drain: Drain) -> None:
         self._shards, self._drain = shards, drain
-        self._guesses = Guesses()
+        # Diffs that would continue one that was answered, oldest first: nothing is read ahead yet.
+        self._guesses: dict[PageKey, None] = {}
+        # By the diff that the next page answers, the one that was not used for longest first.
+        self._runs: dict[PageKey, Run] = {}
 
     def diff(self, request: Request, body: Body, at: int, then: Then) -> Pending | None:
         """§3; takes over ``body``. ``then`` is called with the answer or the failure, perhaps
@@ -186,26 +165,25 @@ class ReadAhead:
         return call
 
     def _begin(self, request: Request, body: Body, at: int, then: Then) -> Pending | None:
-        key = None
-        if type(body) is bytes and len(body) <= BODY_MAX_BYTES:
-            key = PageKey(request.topic, body)
-        guess = None if key is None else self._guesses.take(key)
-        if guess is None or guess.run is None:
-            return self._ask_now(request, body, at, then, key, is_read_on=guess is not None)
-        run = guess.run
-        if run.waiting is not None:
-            run.waiting.append(partial(self._answer_or_ask, request, body, at, then, guess, run))
+        if type(body) is not bytes or len(body) > BODY_MAX_BYTES:
+            return self._ask_now(request, body, at, then, None, is_read_on=False)
+        key = PageKey(request.topic, body)
+        run = self._runs.pop(key, None)
+        if run is None:
+            is_guessed = key in self._guesses
+            self._guesses.pop(key, None)
+            return self._ask_now(request, body, at, then, key, is_read_on=is_guessed)
+        if run.pages is None:
+            run.waiting = partial(self._answer_or_ask, request, at, then, key, run)
             return None
-        return self._answer_or_ask(request, body, at, then, guess, run)
+        return self._answer_or_ask(request, at, then, key, run)
 
     def _answer_or_ask(
-        self, request: Request, body: Body, at: int, then: Then, guess: Guess, run: Run
+        self, request: Request, at: int, then: Then, key: PageKey, run: Run
     ) -> Pending | None:
-        answer = self._answer(request.shard, guess, run, at)
+        answer = self._answer(request.shard, key, run, at)
         if answer is None:
-            assert type(body) is bytes, "it has a key"
-            key = PageKey(request.topic, body)
-            return self._ask_now(request, body, at, then, key, is_read_on=False)
+            return self._ask_now(request, key.body, at, then, key, is_read_on=False)
         then(answer)
         return None
 
@@ -226,83 +204,84 @@ class ReadAhead:
                 then(reply)
                 return
             answer, next_from_seq = shard_answer(reply), reply.result.next_from_seq
-            if key is not None and next_from_seq is not None:
-                following = key.following(next_from_seq)
-                if following is not None and is_read_on:
+            if key is not None and next_from_seq is not None and key.has_cursor:
+                following = key.moved_to(next_from_seq)
+                if is_read_on:
                     ask = partial(self.ask, request.shard, following, 1)
                     answer.reply = RunAfterReply(ask, reply)
-                elif following is not None and following not in self._guesses:
-                    self._guesses.add(following, Guess())
+                elif following not in self._runs:
+                    self._guess(following)
             then(answer)
 
         params = TopicParams(request.topic, at)
         return self._shards.call(request.shard, DIFF, params, body, answered)
 
+    def _guess(self, key: PageKey) -> None:
+        if len(self._guesses) >= GUESSES_MAX:
+            del self._guesses[next(iter(self._guesses))]
+        self._guesses[key] = None
+
+    def _has_room(self) -> bool:
+        """Whether there may be one more run. Drops a stale one if that helps."""
+        if len(self._runs) < RUNS_MAX:
+            return True
+        key, run = next(iter(self._runs.items()))
+        if time.monotonic_ns() - run.used_ns < STALE_NS:
+            return False
+        del self._runs[key]
+        return True
+
     def ask(self, shard: int, key: PageKey, page_count: int) -> None:
         """Ask for a run that begins with the answer to ``key``, unless it was asked for or there
         are too many runs.
         """
-        if self._guesses.is_asked(key) or not self._guesses.make_room():
+        if key in self._runs or not self._has_room():
             return
-        run = Run(page_count)
-        guess = Guess(run)
-        self._guesses.add(key, guess)
+        run = self._runs[key] = Run(page_count)
 
         def arrived(reply: Reply[DiffAheadResult] | TopicsError) -> None:
-            if not isinstance(reply, TopicsError):
-                self._keep(run, key, guess, reply)
+            if isinstance(reply, TopicsError):
+                run.pages = deque()
+            else:
+                run.keep(reply)
                 reply.release()
             waiting, run.waiting = run.waiting, None
-            for go_on in waiting or ():
-                go_on()
+            if waiting is not None:
+                waiting()
 
         params = DiffAheadParams(key.topic, page_count)
         self._shards.call(shard, DIFF_AHEAD, params, key.body, arrived)
 
-    def _answer(self, shard: int, guess: Guess, run: Run, at: int) -> Answer | None:
-        """The answer from a page that was read ahead; None when the page is missing or stale."""
-        if guess.page is None:
+    def _answer(self, shard: int, key: PageKey, run: Run, at: int) -> Answer | None:
+        """The answer to ``key`` from the next page of its run; None if there is none, or a stale
+        one.
+        """
+        head = self._shards.head(shard, run.mark) if run.pages else None
+        if head is None or not run.pages:
             return None
-        head = self._shards.head(shard, run.mark)
-        if head is None:
-            return None
+        page = run.pages.popleft()
         trailer = difference_end(
-            next_from_seq=guess.next_from_seq,
+            next_from_seq=page.next_from_seq,
             head_seq=head,
             earliest_seq=run.earliest_seq,
             epoch=run.epoch,
             tombstone=None,
-            scanned=guess.scanned,
+            scanned=page.scanned,
             total_ms=elapsed_ms(at),
         )
-        length = guess.length + len(trailer)
-        guess.page[guess.length : length] = trailer
+        length = page.length + len(trailer)
+        page.body[page.length : length] = trailer
         next_run = None
-        if guess.next_key is not None:
+        if not run.is_used:
+            run.is_used = True
+            last = run.pages[-1] if run.pages else page
             page_count = min(2 * run.page_count, RUN_PAGES_MAX)
-            next_run = RunAfterReply(partial(self.ask, shard, guess.next_key, page_count))
-        return Answer(200, memoryview(guess.page)[:length], next_run)
-
-    def _keep(self, run: Run, key: PageKey, guess: Guess, reply: Reply[DiffAheadResult]) -> None:
-        """Copy the pages of a run: prefetched pages must not occupy shared memory."""
-        result, body, start = reply.result, memoryview(reply.body), 0
-        if not result.pages:
-            return
-        run.mark = HeadMark(*result.mark)
-        run.earliest_seq, run.epoch = result.earliest_seq, result.epoch
-        page = guess
-        for number, (length, next_from_seq, scanned) in enumerate(result.pages):
-            if number:
-                page = Guess(run)
-                self._guesses.add(key, page)
-            page.page = bytearray(length + TRAILER_MAX_BYTES)
-            page.page[:length] = body[start : start + length]
-            page.length, page.next_from_seq, page.scanned = length, next_from_seq, scanned
-            start += length
-            following = key.following(next_from_seq)
-            assert following is not None, "the key itself was made so"
-            key = following
-        guess.next_key = key
+            ask = partial(self.ask, shard, key.moved_to(last.next_from_seq), page_count)
+            next_run = RunAfterReply(ask)
+        if run.pages and self._has_room():
+            run.used_ns = time.monotonic_ns()
+            self._runs[key.moved_to(page.next_from_seq)] = run
+        return Answer(200, memoryview(page.body)[:length], next_run)
 
 
 DIFF_ROUTE = Route(
