@@ -1,8 +1,9 @@
-"""What ARCHITECTURE.md and the decisions name is there."""
+"""Paths that ARCHITECTURE.md and the decisions name exist, and no file name is used too often."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,9 @@ def test_a_path_that_is_not_there_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("`engine/reading.py`, `tests/engine`, `engine/nowhere.py`")
     assert missing(page) == ["engine/nowhere.py"]
+
+
+def test_no_file_name_is_used_three_times() -> None:
+    names = Counter(path.name for path in (ROOT / "topics").rglob("*.py"))
+    del names["__init__.py"]
+    assert [name for name, count in names.items() if count > 2] == []

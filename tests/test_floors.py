@@ -238,7 +238,7 @@ def test_formats_and_engine_know_no_clock_no_file_and_no_task() -> None:
         ("from ..actors.link.board import Board", 1, 0),
         ("from . import access", 0, 0),
         ("def f():\n    import supervisor", 1, 0),
-        ("import topics.front.errors as e", 1, 0),
+        ("import topics.front.error_answers as e", 1, 0),
         ("if True:\n    import time, os.path", 0, 2),
         ("from random import choice", 0, 1),
         ("from http import HTTPStatus, client", 0, 1),

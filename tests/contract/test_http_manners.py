@@ -25,7 +25,7 @@ from tests.support.front import running
 from tests.support.server import Server, kill_one
 from tests.support.sse import Unchunk
 from tests.support.ws import KEY
-from topics.front.errors import STATUS
+from topics.front.error_answers import STATUS
 from topics.front.route import Route
 from topics.front.table import ROUTES, match
 

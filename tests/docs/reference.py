@@ -24,7 +24,7 @@ from tests.support.server import Server
 from topics import cli
 from topics.config import API_KEYS, Settings, variable_of
 from topics.errors import ExitCode, TopicsError
-from topics.front.errors import status_of
+from topics.front.error_answers import status_of
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "topics/docs/reference.md"
 OF_THE_MACHINE: Final = {"shards": "cores", "max_held_bytes": "96 MiB"}  # derived defaults

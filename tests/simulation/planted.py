@@ -52,7 +52,7 @@ from topics.engine.changes.by_kind import REPLAYS
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.page import Page
-from topics.engine.queue import replay as queue_replay
+from topics.engine.queue import queue_replay
 from topics.engine.queue.jobs import Jobs
 from topics.engine.queue.leases import LeaseTable
 from topics.engine.routing import picking
@@ -69,7 +69,7 @@ from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.data_dir import DataDirectory
 from topics.storage.folders import Folders
 from topics.storage.recovery import restore, steps
-from topics.storage.recovery.replay import LogReplay
+from topics.storage.recovery.log_replay import LogReplay
 from topics.storage.recovery.steps import ShardReader
 from topics.storage.wal import file as wal_file
 from topics.storage.wal.file import NoRoom

@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.live import Live
 from topics.spark import records, register
-from topics.spark.errors import last_line
+from topics.spark.job_errors import last_line
 from topics.spark.source.lag import TopicLag, lags
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from topics.spark import data_source, discovered
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 from topics.spark.preflight import check_spark
 from topics.spark.rows import quoted
 

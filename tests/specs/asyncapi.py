@@ -32,7 +32,7 @@ from topics import __version__
 from topics.client import values
 from topics.formats.api.append_body import AppendBody
 from topics.formats.api.websocket_commands import SubscribeBody
-from topics.front.errors import STATUS
+from topics.front.error_answers import STATUS
 
 Json = dict[str, Any]
 

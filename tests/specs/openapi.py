@@ -16,7 +16,7 @@ from topics.formats.api.watch import WatchBody
 from topics.formats.names import NAME_MAX
 from topics.front import queries, table
 from topics.front.admin import paging
-from topics.front.errors import STATUS
+from topics.front.error_answers import STATUS
 from topics.front.route import BodyRule, Route
 from topics.front.server_timing import ASKED
 

@@ -18,7 +18,14 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from topics.client import values
-from topics.formats.api import append_body, diff_body, queue_bodies, routers, topic_config, watch
+from topics.formats.api import (
+    append_body,
+    diff_body,
+    queue_bodies,
+    router_json,
+    topic_config,
+    watch,
+)
 from topics.formats.api.limits import KEY_MAX_CHARS, NODES_MAX, U64_MAX
 from topics.formats.names import ROUTER_NAME, TOPIC_NAME
 
@@ -167,11 +174,11 @@ Nack = sent(queue_bodies.Nack, **HELD)
 Extend = sent(queue_bodies.Extend, **HELD)
 Redrive = sent(queue_bodies.RedriveBody, to=Topic | None, match=TagsOrNull, limit=Positive)
 RouterConfig = sent(
-    *(routers.RouterPatch, "RouterConfig"),
+    *(router_json.RouterPatch, "RouterConfig"),
     source=Topic,
     dest=Topic,
     filter=TagsOrNull | UnsetType,
-    guarantee=routers.Guarantee | UnsetType,
+    guarantee=router_json.Guarantee | UnsetType,
 )
 
 # Of answers
@@ -219,10 +226,10 @@ RouterEnds = told(
     "RouterInfo",
     values.RouterInfo,
     drop="preserve_node preserve_tag filter allow_cycle lag_records lag_ms",
-    guarantee=routers.Guarantee,
+    guarantee=router_json.Guarantee,
 )
 Filter = Annotated[list[str], Meta(min_length=3, max_length=3)] | None
-ROUTED: Final[Members] = {"guarantee": routers.Guarantee, "filter": Filter} | dict.fromkeys(
+ROUTED: Final[Members] = {"guarantee": router_json.Guarantee, "filter": Filter} | dict.fromkeys(
     ("preserve_node", "preserve_tag", "allow_cycle"), bool
 )
 LimitedShard = told(

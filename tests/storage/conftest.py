@@ -10,7 +10,7 @@ from tests.storage.segments.segments_support import add
 from tests.support.data_directory import MIXED
 from tests.support.log import Client
 from topics.storage.data_dir import DataDirectory
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 
 @pytest.fixture

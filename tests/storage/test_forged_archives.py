@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.log import Client
 from topics import __version__
-from topics.formats.disk import backup
-from topics.formats.disk.backup import FORMAT, Manifest, Member
+from topics.formats.disk import backup_archive
+from topics.formats.disk.backup_archive import FORMAT, Manifest, Member
 from topics.storage import restore as restoring
 from topics.storage.data_dir import DataDirectory
 from topics.storage.restore import NotABackup, restore
@@ -38,18 +38,22 @@ def archive(files: Members, sizes: dict[str, int] | None = None) -> bytes:
     data = io.BytesIO()
     listed = []
     for name, content in files.items():
-        data.write(backup.header(name, len(content), 0) + content + backup.padding(len(content)))
+        data.write(
+            backup_archive.header(name, len(content), 0)
+            + content
+            + backup_archive.padding(len(content))
+        )
         size = (sizes or {}).get(name, len(content))
         listed.append(Member(name, len(content), size, hashlib.sha256(content).hexdigest()))
-    sealed = backup.sealed(Manifest(FORMAT, __version__, 1, 0, [0], listed))
-    data.write(backup.header(backup.MANIFEST, len(sealed), 0) + sealed)
-    data.write(backup.padding(len(sealed)) + backup.END)
+    sealed = backup_archive.sealed(Manifest(FORMAT, __version__, 1, 0, [0], listed))
+    data.write(backup_archive.header(backup_archive.MANIFEST, len(sealed), 0) + sealed)
+    data.write(backup_archive.padding(len(sealed)) + backup_archive.END)
     return data.getvalue()
 
 
 def odd(info: tarfile.TarInfo, content: bytes = b"", form: Literal[1, 2] = 2) -> bytes:
     """A tar that begins with a member; ``form`` as of `tarfile`: 1 GNU, 2 pax."""
-    return info.tobuf(form) + content + backup.padding(len(content)) + backup.END
+    return info.tobuf(form) + content + backup_archive.padding(len(content)) + backup_archive.END
 
 
 def member(name: str, **fields: object) -> tarfile.TarInfo:

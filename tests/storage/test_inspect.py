@@ -27,7 +27,7 @@ from topics.formats.disk.frames import Frame, FrameKind, encode_frame
 from topics.formats.disk.wal import FileHeader, encode_file_header
 from topics.formats.ranges import SeqRun
 from topics.storage.inspect import ForeignFile, describe
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 
 def test_each_kind_of_file_is_shown(data: Path) -> None:

@@ -20,7 +20,7 @@ from topics.storage.data_dir import (
     held_for_reading,
 )
 from topics.storage.disk import DAMAGED
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.verify import (
     Finding,
     verify_blob,

@@ -14,7 +14,7 @@ import trio
 
 from tests.support.shards import Shards
 from topics.actors.shard.peers import Peers
-from topics.actors.shard.routing.worker import Source, Worker, WorkerState
+from topics.actors.shard.routing.router_worker import Source, Worker, WorkerState
 from topics.engine.page import Tombstone
 from topics.engine.reading import read
 from topics.engine.routing.derivations import Derivation

@@ -27,7 +27,7 @@ from topics.formats.wire.calls import AppendOutcome, outcome_in
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.envelope import Failure, Success, decode
 from topics.formats.wire.message import Message
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress

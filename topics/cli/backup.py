@@ -20,7 +20,7 @@ from topics.client import Topics
 from topics.client.errors import error_of
 from topics.client.http import lost
 
-MANIFEST: Final = "manifest.json"  # `topics.formats.disk.backup`, of the server's packages
+MANIFEST: Final = "manifest.json"  # `topics.formats.disk.backup_archive`, of the server's packages
 BLOCK_BYTES: Final = 1 << 18
 SILENT_S: Final = 120.0  # a shard may have to finish what it writes before its checkpoint
 

@@ -20,7 +20,7 @@ from topics.cli import units
 from topics.cli.shell import Mistake, Shell, nearest, write_table
 from topics.client import NotFound, Topics, calls
 from topics.errors import ExitCode, InvalidRequest, TopicExistsIncompatible
-from topics.formats.api import routers
+from topics.formats.api import router_json
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.limits import MOVE_LIMITS
 from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
@@ -32,11 +32,15 @@ Config = dict[str, Any]
 
 FIELDS: Final = {
     "topic": TopicConfigPatch.__struct_fields__,
-    "router": routers.RouterPatch.__struct_fields__,
+    "router": router_json.RouterPatch.__struct_fields__,
 }
 DEFAULTS: Final[Mapping[str, Config]] = {
     "topic": msgspec.structs.asdict(TopicConfig()),
-    "router": {**routers.RouterConfig(source="", dest="").as_json(), "source": None, "dest": None},
+    "router": {
+        **router_json.RouterConfig(source="", dest="").as_json(),
+        "source": None,
+        "dest": None,
+    },
 }
 LIMITS: Final = {"cap_records", "cap_bytes", "ttl_ms"}
 OF_QUEUES: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms") :]
@@ -117,8 +121,8 @@ def change(client: Topics, kind: Kind, name: str, asked: Mapping[str, Any]) -> C
     try:
         if kind == "router":
             body = json_bytes({**(old or {}), **fields})
-            router = routers.decode_router(body, MOVE_LIMITS)
-            return Change(kind, name, fields, old, routers.merge(None, router).as_json())
+            router = router_json.decode_router(body, MOVE_LIMITS)
+            return Change(kind, name, fields, old, router_json.merge(None, router).as_json())
         base = None if old is None else msgspec.convert(old, TopicConfig)
         topic = merge(name, base, decode_config(json_bytes(fields)))
         return Change(kind, name, fields, old, msgspec.structs.asdict(topic))

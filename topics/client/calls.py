@@ -20,7 +20,7 @@ import msgspec
 
 from topics.client import values
 from topics.client.errors import ConnectionLost, TopicsError, error_of
-from topics.formats.api.routers import RouterPatch
+from topics.formats.api.router_json import RouterPatch
 from topics.formats.api.topic_config import TopicConfigPatch
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import msgspec
 from topics.engine.moved_keys import MovedKeys, Part
 from topics.engine.now import Now
 from topics.engine.queue.ledger import keeps_leases
-from topics.engine.queue.replay import ledger_of, open_ledger
+from topics.engine.queue.queue_replay import ledger_of, open_ledger
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import trim
 from topics.engine.replay import Misfit, Replay

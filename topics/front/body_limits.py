@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topics.config import Settings
 from topics.errors import PayloadTooLarge, Throttled
-from topics.front.errors import RETRY_AFTER_MS
+from topics.front.error_answers import RETRY_AFTER_MS
 from topics.front.route import BodyRule, Route
 
 SHORT_BODY_BYTES = 128 * 1024  # decoded in one turn of an event loop: 4 to 9 ms at worst

@@ -24,7 +24,7 @@ import trio
 from topics.actors.shard_client.readiness import Readiness
 from topics.errors import Internal, NotReady, TopicsError
 from topics.front.answers import Answer
-from topics.front.errors import error_answer
+from topics.front.error_answers import error_answer
 from topics.front.request import Body, Request
 from topics.front.route import Route
 from topics.front.server_timing import server_timing

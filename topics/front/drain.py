@@ -15,7 +15,7 @@ import trio
 from topics.errors import ShuttingDown, TopicsError
 from topics.front.answers import Answer
 from topics.front.dispatch import Pending, Then
-from topics.front.errors import RETRY_AFTER_MS
+from topics.front.error_answers import RETRY_AFTER_MS
 from topics.front.request import Request
 
 LATE_READ_S: Final = 0.5  # for a call that begins after the waiting calls have ended

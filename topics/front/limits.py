@@ -17,7 +17,7 @@ from typing import NamedTuple
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import Throttled
-from topics.front.errors import RETRY_AFTER_MS
+from topics.front.error_answers import RETRY_AFTER_MS
 
 
 class Cap(NamedTuple):

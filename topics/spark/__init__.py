@@ -1,14 +1,14 @@
 """Spark and topics: topics as a source and a sink, and jobs that load and archive them.
 
-    source/       format("topics"): batch and streaming reads
-    sink/         format("topics"): batch and streaming writes
-    jobs/         jobs as functions, and the command line topics-spark
-    discovery/    what Spark finds by itself in an installation
-    session.py    the session of a job
-    preflight.py  Java, asked for before a JVM starts
-    rows.py       rows of any columns to rows of the sink
-    progress.py   the progress of a job, on a terminal
-    errors.py     one line, whatever Spark reports
+    source/        format("topics"): batch and streaming reads
+    sink/          format("topics"): batch and streaming writes
+    jobs/          jobs as functions, and the command line topics-spark
+    discovery/     what Spark finds by itself in an installation
+    session.py     the session of a job
+    preflight.py   Java, asked for before a JVM starts
+    rows.py        rows of any columns to rows of the sink
+    progress.py    the progress of a job, on a terminal
+    job_errors.py  one line, whatever Spark reports
 
 Only executors and the driver of a job load this; the server never does. This module imports neither
 PySpark nor PyArrow.

@@ -9,7 +9,7 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 
 JAVA_MIN = 17
 JAVA_S = 20.0

@@ -1,4 +1,4 @@
-"""Restore: a data directory out of a backup (``formats/disk/backup.py``), whole or not at all.
+"""Restore: all of a data directory from a backup (``formats/disk/backup_archive.py``), or nothing.
 
     tar -> a directory beside the wanted one: each member hashed as it is written
         -> compared with the manifest -> delete flags, lengths of log files -> `verify`
@@ -32,8 +32,8 @@ from typing import IO, Any, Final
 
 from topics.engine.now import Now
 from topics.engine.snapshot import items_to_keep
-from topics.formats.disk import backup
-from topics.formats.disk.backup import BadManifest, Manifest
+from topics.formats.disk import backup_archive
+from topics.formats.disk.backup_archive import BadManifest, Manifest
 from topics.formats.disk.frame_bodies import router_set_frame
 from topics.formats.disk.segment import BadSegment, decode_ends
 from topics.storage import checkpoints
@@ -181,8 +181,8 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
                 if manifest is not None:
                     raise NotABackup(f"{info.name!r} stands behind its manifest")
                 content = _content(tar, info)
-                if info.name == backup.MANIFEST:
-                    manifest = backup.unsealed(content.read(MANIFEST_MAX_BYTES))
+                if info.name == backup_archive.MANIFEST:
+                    manifest = backup_archive.unsealed(content.read(MANIFEST_MAX_BYTES))
                 else:
                     digest = _write(content, folder / info.name, info.size)
                     found.append((info.name, info.size, digest))
@@ -208,7 +208,7 @@ def _check_end(tar: tarfile.TarFile) -> None:
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
     """Of a member that a backup may have. No name leads out of a directory."""
     content = tar.extractfile(info) if info.isreg() and not info.issparse() else None
-    if content is None or not (_NAME.fullmatch(info.name) or info.name == backup.MANIFEST):
+    if content is None or not (_NAME.fullmatch(info.name) or info.name == backup_archive.MANIFEST):
         raise NotABackup(f"it has {info.name!r}, which no backup has")
     return content
 
@@ -265,7 +265,7 @@ def _complete(folder: Path, manifest: Manifest) -> None:
 
 def _set_flags(folder: Path) -> None:
     """Let each segment have the delete flags of the backup's moment, and no later ones."""
-    flags = folder / backup.FLAGS
+    flags = folder / backup_archive.FLAGS
     for path in (folder / "segment").glob(f"*/*{SEGMENT}"):
         held = flags / path.relative_to(folder / "segment")
         with path.open("r+b") as file:

@@ -15,7 +15,7 @@ from tests.support.routing import RoutedShards
 from topics.actors.shard import backups
 from topics.actors.shard.sealing import sealing
 from topics.errors import NotReady, Throttled, TopicsError
-from topics.formats.disk.backup import File
+from topics.formats.disk.backup_archive import File
 from topics.formats.wire import calls
 from topics.formats.wire.calls import BackupParams
 from topics.storage.data_dir import DataDirectory

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.engine.routing.test_graph import router
 from tests.engine.shard_support import body_of, header_of
-from topics.engine.changes import routers
+from topics.engine.changes import router_changes
 from topics.engine.changes.by_kind import replay_frame
-from topics.engine.changes.routers import RouterChange
+from topics.engine.changes.router_changes import RouterChange
 from topics.engine.now import Now
 from topics.engine.replay import Replay
 from topics.engine.routing.graph import Router
@@ -37,13 +37,13 @@ def contents(table: TopicTable) -> tuple[dict[int, Router], list[str], int]:
 
 def test_a_change_is_in_the_graph_when_it_is_committed() -> None:
     engine = ShardEngine()
-    change = routers.put(engine.table, router(1, "ab"), NOW)
+    change = router_changes.put(engine.table, router(1, "ab"), NOW)
     assert change.sync
     assert [frame.kind for frame in change.frames] == [FrameKind.ROUTER_SET]
     assert not engine.routers.by_name
     change.commit(engine.table)
     assert engine.routers.by_name == {"a->b": router(1, "ab")}
-    gone = routers.remove(engine.table, [1, 7], NOW)
+    gone = router_changes.remove(engine.table, [1, 7], NOW)
     assert [frame.kind for frame in gone.frames] == [FrameKind.ROUTERS_GONE]
     assert engine.routers.by_name
     gone.commit(engine.table)
@@ -53,10 +53,10 @@ def test_a_change_is_in_the_graph_when_it_is_committed() -> None:
 
 def test_what_is_undone_leaves_nothing() -> None:
     engine = ShardEngine()
-    routers.put(engine.table, router(1, "ab"), NOW).commit(engine.table)
+    router_changes.put(engine.table, router(1, "ab"), NOW).commit(engine.table)
     before = contents(engine.table)
-    engine.undo(routers.put(engine.table, router(2, "cd", "a->b"), NOW))
-    engine.undo(routers.remove(engine.table, [1], NOW))
+    engine.undo(router_changes.put(engine.table, router(2, "cd", "a->b"), NOW))
+    engine.undo(router_changes.remove(engine.table, [1], NOW))
     assert contents(engine.table) == before
     assert (engine.table.shard_topic.pending, engine.table.shard_topic.pending_sync) == (0, 0)
 
@@ -71,15 +71,15 @@ def change_of(table: TopicTable, step: str, number: int) -> RouterChange | None:
     graph, name = table.routers, f"r{number}"
     now = graph.by_name.get(name)
     if step == "gone":
-        return None if now is None else routers.remove(table, [now.id], NOW)
+        return None if now is None else router_changes.remove(table, [now.id], NOW)
     if step == "config" and now is not None:
         flipped = not now.config.preserve_tag
         config = type(now.config)(source=now.source, dest=now.dest, preserve_tag=flipped)
-        return routers.put(table, replace(now, config=config), NOW)
+        return router_changes.put(table, replace(now, config=config), NOW)
     if step == "ends" and now is not None:
         ends = "cd" if now.source == "a" else "ab"
-        return routers.put(table, router(graph.last_id + 1, ends, name), NOW)
-    return None if now else routers.put(table, router(graph.last_id + 1, "ab", name), NOW)
+        return router_changes.put(table, router(graph.last_id + 1, ends, name), NOW)
+    return None if now else router_changes.put(table, router(graph.last_id + 1, "ab", name), NOW)
 
 
 @given(steps)

@@ -20,7 +20,13 @@ from topics.engine.queue import claims
 from topics.engine.queue import ledger as module
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, Ledger, keeps_leases
-from topics.engine.queue.replay import begin, follow_config, ledger_of, note_delays, open_ledger
+from topics.engine.queue.queue_replay import (
+    begin,
+    follow_config,
+    ledger_of,
+    note_delays,
+    open_ledger,
+)
 from topics.engine.replay import Misfit, Replay
 from topics.engine.snapshot import jobs_to_keep, restore_jobs, restore_topic, snapshot_topic
 from topics.engine.topic import Topic

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from topics.engine.routing.graph import Router, RouterGraph
 from topics.errors import RouterCycle, TopicExistsIncompatible
 from topics.formats.api.diff_body import TagMatch
-from topics.formats.api.routers import RouterConfig
+from topics.formats.api.router_json import RouterConfig
 
 
 def router(router_id: int, ends: str, name: str | None = None, **config: Any) -> Router:

@@ -25,7 +25,7 @@ from topics.formats.api.queue_bodies import (
     decode_nack,
     decode_redrive,
 )
-from topics.formats.api.routers import decode_router
+from topics.formats.api.router_json import decode_router
 from topics.formats.api.surrogates import SEARCH_MAX_BYTES
 from topics.formats.api.watch import decode_watch
 

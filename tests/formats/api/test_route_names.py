@@ -13,7 +13,7 @@ from topics.formats.api.route_names import (
     STATUS_NAMES,
     STATUSES,
 )
-from topics.front.errors import STATUS
+from topics.front.error_answers import STATUS
 from topics.front.table import ROUTES
 
 

@@ -15,7 +15,7 @@ from tests.support import routers
 from tests.support.routers import OTHERS
 from topics.errors import InvalidRequest
 from topics.formats.api.diff_body import TagMatch
-from topics.formats.api.routers import RouterConfig, decode_router, merge
+from topics.formats.api.router_json import RouterConfig, decode_router, merge
 from topics.formats.json_text import json_bytes
 
 ENDS = {"source": "orders", "dest": "audit"}

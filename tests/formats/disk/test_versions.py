@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from tests.support.tables import byte_rows
-from topics.formats.disk import backup, blob, checkpoint, segment, versions, wal
-from topics.formats.disk.backup import BadManifest, Manifest
+from topics.formats.disk import backup_archive, blob, checkpoint, segment, versions, wal
+from topics.formats.disk.backup_archive import BadManifest, Manifest
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.checkpoint import UnknownVersion
 from topics.formats.disk.segment import BadSegment
@@ -66,6 +66,6 @@ def test_a_manifest_of_another_version_is_refused_whatever_its_fields(found: int
     )
     reason = f"the manifest has format version {found}; this program reads version 1$"
     with pytest.raises(BadManifest, match=reason):
-        backup.unsealed(whole)
-    own = Manifest(backup.FORMAT, "test", 1, 0, [0], [])
-    assert backup.unsealed(backup.sealed(own)) == own
+        backup_archive.unsealed(whole)
+    own = Manifest(backup_archive.FORMAT, "test", 1, 0, [0], [])
+    assert backup_archive.unsealed(backup_archive.sealed(own)) == own

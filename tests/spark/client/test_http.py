@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
-from topics.spark.client.errors import ADVICE, RequestError
 from topics.spark.client.http import Target, TopicsClient
+from topics.spark.client.request_error import ADVICE, RequestError
 
 BODY = b'{"create":false,"records":[{"data":1},{"data":2}]}'
 THROTTLED = Fault(status=429, code="throttled", retry_after="3")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
 from topics.spark import records
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.rows import map_arrow
 from topics.spark.sink.options import SinkOptions

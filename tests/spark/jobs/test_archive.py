@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from tests.spark.jobs.test_checkpoint import TEMPORARY
 from tests.spark.live import Live
 from topics.errors import ExitCode
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 from topics.spark.jobs import archive as module
 from topics.spark.jobs.archive import CHECKPOINT, ArchiveJob, archive, begin
 from topics.spark.jobs.archive_table import commit, dated, opened

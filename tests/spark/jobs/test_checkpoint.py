@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from topics.spark.errors import JobError, WrongPath
+from topics.spark.job_errors import JobError, WrongPath
 from topics.spark.jobs.checkpoint import Folder, claim, uri_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.spark.live import Live
-from topics.spark.client.errors import RequestError
-from topics.spark.errors import JobError
+from topics.spark.client.request_error import RequestError
+from topics.spark.job_errors import JobError
 from topics.spark.jobs import cli
 from topics.spark.jobs.archive import ArchiveSummary
 from topics.spark.jobs.archive_check import Checked

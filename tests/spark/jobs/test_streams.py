@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.live import Live
 from topics.spark.client.servers import Servers
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 from topics.spark.jobs import streams
 from topics.spark.jobs.streams import (
     Passage,

@@ -12,7 +12,7 @@ import pytest
 from tests.spark.client.stub_server import Fault, StubServer
 from topics.spark.client.http import TopicsClient
 from topics.spark.client.servers import Servers
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 
 pytest.importorskip("pyarrow")
 

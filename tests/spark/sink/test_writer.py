@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 from topics.spark.source.connection import BadOption, Connection, ServerError
 
 pytest.importorskip("pyarrow")

@@ -10,7 +10,7 @@ import pytest
 from tests.spark.client.stub_server import StubServer
 from topics.client import ConnectionLost
 from topics.client.calls import Tries
-from topics.spark.client.errors import RequestError
+from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
 from topics.spark.source.connection import (
     RETRIES,

@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tests.spark.live import Live
-from topics.spark.client.errors import RequestError
 from topics.spark.client.ranges import Lost
+from topics.spark.client.request_error import RequestError
 from topics.spark.source import survey as module
 from topics.spark.source.connection import BadOption, Patience, ServerError
 from topics.spark.source.offsets import Position

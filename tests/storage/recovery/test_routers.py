@@ -12,8 +12,8 @@ import pytest
 from tests.engine.routing.test_graph import router
 from tests.support.log import Client, log_files
 from tests.support.recovery import frames_of
-from topics.engine.changes import routers
-from topics.engine.changes.routers import RouterChange
+from topics.engine.changes import router_changes
+from topics.engine.changes.router_changes import RouterChange
 from topics.engine.routing.graph import Router
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
@@ -33,11 +33,11 @@ def done(client: Client, change: RouterChange) -> None:
 
 
 def put(client: Client, each: Router) -> None:
-    done(client, routers.put(client.engine.table, each, client.now))
+    done(client, router_changes.put(client.engine.table, each, client.now))
 
 
 def remove(client: Client, *router_ids: int) -> None:
-    done(client, routers.remove(client.engine.table, router_ids, client.now))
+    done(client, router_changes.remove(client.engine.table, router_ids, client.now))
 
 
 def busy(client: Client, tell: Callable[[Client], None] = lambda _: None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 
 @pytest.fixture

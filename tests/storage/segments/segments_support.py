@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.formats.disk.segment_support import Write, plain, source
 from topics.formats.disk.segment_build import Source, build
 from topics.storage.segments.file import Segment
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 TOPICS = [
     (1, 5, [plain(300, 400, tag="t%d")]),

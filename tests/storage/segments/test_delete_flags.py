@@ -13,7 +13,7 @@ from tests.storage.segments.segments_support import add, dead_of, reopened
 from tests.support.log import ForgetfulDisk
 from topics.engine.locators import in_extent
 from topics.storage.segments.delete_flags import BLOCK_BYTES
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 
 def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:

@@ -11,7 +11,7 @@ from tests.formats.disk.segment_support import plain
 from tests.storage.segments.segments_support import add, maps
 from topics.engine.locators import in_extent
 from topics.storage.segments import maps as segment_maps
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 
 def test_no_more_segments_are_mapped_than_allowed(folder: Path) -> None:

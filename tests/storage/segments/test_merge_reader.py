@@ -12,7 +12,7 @@ from tests.storage.segments.segments_support import add, maps
 from topics.engine.locators import in_extent
 from topics.storage.disk import Damaged
 from topics.storage.segments.merge_reader import MergeReader, Wanted
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 
 def flip(path: Path, offset: int) -> None:

@@ -12,7 +12,7 @@ from topics.formats.disk.segment import ENTRY_BYTES
 from topics.formats.disk.segment_build import build
 from topics.storage.segments import prefetch
 from topics.storage.segments.prefetch import Prefetch
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 AHEAD = 4000
 RECORDS, SIZE = 100, 100

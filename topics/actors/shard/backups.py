@@ -31,7 +31,7 @@ from topics.actors.shard.sealing.reclaim import Pin
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
 from topics.errors import NotReady, Throttled
-from topics.formats.disk.backup import FLAGS, File
+from topics.formats.disk.backup_archive import FLAGS, File
 from topics.formats.wire.calls import (
     BACKUP_ABANDONED,
     BACKUP_BEGIN,

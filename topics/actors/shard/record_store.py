@@ -34,7 +34,7 @@ from topics.formats.disk.records import RecordsView, View
 from topics.formats.ranges import IndexRun
 from topics.storage.disk import Damaged
 from topics.storage.segments.prefetch import Prefetch
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.log import Wal
 
 RELEASE_STEP: Final = 4096  # less than a millisecond

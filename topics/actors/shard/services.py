@@ -33,7 +33,7 @@ from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
 from topics.actors.shard.space_waits import SpaceWaits
 from topics.actors.shard.streamed_appends import StreamedAppends
-from topics.actors.shard.topics import TopicCalls
+from topics.actors.shard.topic_calls import TopicCalls
 from topics.storage.recovery.steps import Shard
 
 

@@ -19,7 +19,7 @@ from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log
 from topics.engine.moved_keys import is_copy_key
 from topics.engine.now import Now
-from topics.engine.queue.replay import note_delays
+from topics.engine.queue.queue_replay import note_delays
 from topics.engine.removal import trim
 from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, check_room

@@ -10,10 +10,10 @@ from topics.engine.changes import (
     floor,
     put_topic,
     reservation,
-    routers,
+    router_changes,
     start,
 )
-from topics.engine.queue import replay as queue_replay
+from topics.engine.queue import queue_replay
 from topics.engine.replay import Misfit, Replay
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameHeader, FrameKind
@@ -27,8 +27,8 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.SEQS_RESERVED: reservation.replay_seqs,
     FrameKind.TS_RESERVED: reservation.replay_ts,
     FrameKind.START: start.replay,
-    FrameKind.ROUTER_SET: routers.replay_set,
-    FrameKind.ROUTERS_GONE: routers.replay_gone,
+    FrameKind.ROUTER_SET: router_changes.replay_set,
+    FrameKind.ROUTERS_GONE: router_changes.replay_gone,
     FrameKind.LOST: start.replay_lost,
 }
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, cast
 from topics.engine.changes.change import Change
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
-from topics.engine.queue.replay import count_dead_lettered
+from topics.engine.queue.queue_replay import count_dead_lettered
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import cut_to, delete_runs
 from topics.engine.replay import Replay

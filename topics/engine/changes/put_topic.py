@@ -12,7 +12,7 @@ from topics.engine.changes.change import Change
 from topics.engine.changes.reservation import replay_ts
 from topics.engine.now import Now
 from topics.engine.queue.ledger import keeps_leases
-from topics.engine.queue.replay import follow_config, open_ledger
+from topics.engine.queue.queue_replay import follow_config, open_ledger
 from topics.engine.replay import Replay
 from topics.engine.retention import apply_caps, count_beyond, expire
 from topics.engine.topic import Topic

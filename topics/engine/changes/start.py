@@ -16,7 +16,7 @@ from topics.engine.changes import put_topic
 from topics.engine.losses import lose, lose_damaged
 from topics.engine.now import Now
 from topics.engine.queue.jobs import Watched
-from topics.engine.queue.replay import begin
+from topics.engine.queue.queue_replay import begin
 from topics.engine.removal import begin_at, settle
 from topics.engine.replay import Replay
 from topics.engine.store import Store

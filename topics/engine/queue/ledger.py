@@ -17,7 +17,7 @@ are effective before their frames are written. It comes to the same end, for eac
 - Only the sum, `dead_lettered`, must not know of a frame that is replayed. It is that of committed
   changes, and frames below the LSN as of which the checkpoint holds the topic are not counted.
 - Rows and delays of jobs whose record has gone meanwhile are dropped at the end of the replay
-  (`topics.engine.queue.replay`).
+  (`topics.engine.queue.queue_replay`).
 
 A checkpoint holds ``dead_lettered`` with the topic, and the jobs in parts of plain values. The
 columns of rows have an item for each row, in the same order, and so have both columns of delays.

@@ -17,7 +17,7 @@ from functools import cached_property
 import msgspec
 
 from topics.errors import RouterCycle, RouterNotFound, TopicExistsIncompatible
-from topics.formats.api.routers import RouterConfig
+from topics.formats.api.router_json import RouterConfig
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frame_bodies import RouterBody, decode_router, encode_router
 

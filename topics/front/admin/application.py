@@ -34,19 +34,19 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from topics.errors import Internal, TopicsError
-from topics.front.admin import metrics, queues, routers, topics
+from topics.front.admin import leases, metrics, routers, topic_list
 from topics.front.admin.views import CALL, CONTEXT, View, admitted, answer_of, response
 from topics.front.answers import Answer
 from topics.front.data.context import RouteContext
 from topics.front.dispatch import Dispatcher
-from topics.front.errors import error_answer
+from topics.front.error_answers import error_answer
 from topics.front.http.admin_plane import AdminCall
 from topics.front.request import Request
 from topics.front.route import ROUTER, TOPIC, Route
 
 LOG = logging.getLogger("topics.front")
 
-VIEWS: Mapping[Route, View] = {**topics.VIEWS, **queues.VIEWS, **routers.VIEWS, **metrics.VIEWS}
+VIEWS: Mapping[Route, View] = {**topic_list.VIEWS, **leases.VIEWS, **routers.VIEWS, **metrics.VIEWS}
 
 AsgiMessage = dict[str, Any]
 Receive = Callable[[], Awaitable[AsgiMessage]]

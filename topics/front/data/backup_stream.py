@@ -28,7 +28,7 @@ from topics.actors.rpc.session import Reply
 from topics.actors.shard_client.shards import Shards
 from topics.errors import NotReady, TopicsError
 from topics.formats.api.response_heads import CHUNK_END, LAST_CHUNK, chunk_start
-from topics.formats.disk.backup import FORMAT, File, Manifest
+from topics.formats.disk.backup_archive import FORMAT, File, Manifest
 from topics.formats.wire.calls import (
     BACKUP_ABANDONED,
     BACKUP_BEGIN,
@@ -44,7 +44,7 @@ from topics.front.http.connection import Connection
 from topics.front.keys import Keys
 from topics.front.limits import Cap, Slots
 from topics.front.request import Request
-from topics.storage.backup import BackupStream
+from topics.storage.backup_stream import BackupStream
 from topics.storage.disk import Damaged
 
 LOG = logging.getLogger("topics.front")

@@ -30,7 +30,7 @@ from topics.front.answers import Answer, json_answer
 from topics.front.data.context import RouteContext
 from topics.front.dispatch import Begun, Then
 from topics.front.drain import shutting_down
-from topics.front.errors import status_of
+from topics.front.error_answers import status_of
 from topics.front.http.connection import Connection
 from topics.front.live.sse import EVENT_STREAM, HEADERS, RETRY, error_event
 from topics.front.live.watch_streams import OneRequestStream

@@ -44,7 +44,7 @@ import trio
 
 from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
-from topics.front.errors import error_answer
+from topics.front.error_answers import error_answer
 from topics.front.http.connection import GONE, HALF_CLOSED, poll_now
 from topics.front.limits import Slots
 

@@ -41,7 +41,7 @@ from topics.engine.access import ANYONE
 from topics.errors import Internal, InvalidRequest, TopicsError
 from topics.front.answers import Answer
 from topics.front.dispatch import COMPRESS_MIN_BYTES
-from topics.front.errors import error_answer
+from topics.front.error_answers import error_answer
 from topics.front.http.admin_plane import AdminCall
 from topics.front.http.connection import GONE, HALF_CLOSED, NEVER, RECV_BYTES, Connection
 from topics.front.http.exchange import COPY_MAX_BYTES, NO_CONTENT, Exchange, HttpParts

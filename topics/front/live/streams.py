@@ -28,7 +28,7 @@ import trio
 from topics.actors.link.beat import BEAT_S, wait_beat
 from topics.engine.access import Principal
 from topics.formats.api.response_heads import CHUNK_END, LAST_CHUNK, chunk_of, chunk_start
-from topics.front.errors import status_of
+from topics.front.error_answers import status_of
 from topics.front.held_memory import HeldMemory, Holding
 from topics.front.keys import Keys
 from topics.front.limits import FrontSlots

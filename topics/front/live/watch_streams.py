@@ -21,7 +21,7 @@ from topics.engine.access import Principal
 from topics.errors import TopicsError
 from topics.formats.api.watch import Cursor, CursorsId, Start, View
 from topics.formats.json_text import json_bytes
-from topics.front.errors import status_of
+from topics.front.error_answers import status_of
 from topics.front.http.connection import Connection
 from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage

@@ -30,7 +30,7 @@ from topics.formats.wire.calls import (
     WorkOpenParams,
     WorkTakenParams,
 )
-from topics.front.errors import status_of
+from topics.front.error_answers import status_of
 from topics.front.limits import Slots
 from topics.front.live.streams import Stream
 from topics.front.pressure.pressure import Pressure

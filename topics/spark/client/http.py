@@ -17,7 +17,7 @@ from topics.client.calls import Call
 from topics.client.settings import DEFAULT_URL as DEFAULT_URL
 from topics.client.settings import checked_key, checked_url
 from topics.client.values import Receipt as Receipt
-from topics.spark.client.errors import RequestError
+from topics.spark.client.request_error import RequestError
 
 T = TypeVar("T")
 

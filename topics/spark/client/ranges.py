@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from topics.spark.client.errors import RequestError
 from topics.spark.client.http import Record, TopicsClient
+from topics.spark.client.request_error import RequestError
 
 PAGE_RECORDS = 10_000  # asked for; the server clamps it to its own maximum
 RECREATED = "recreated"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from topics.spark.client.servers import Server
-from topics.spark.errors import JobError, say, spark_errors
+from topics.spark.job_errors import JobError, say, spark_errors
 from topics.spark.progress import progress
 from topics.spark.rows import map_arrow
 from topics.spark.sink.columns import ACCEPTED, Columns

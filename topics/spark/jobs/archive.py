@@ -20,8 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
-from topics.spark.client.errors import RequestError
-from topics.spark.errors import JobError, WrongUse, spark_errors
+from topics.spark.client.request_error import RequestError
+from topics.spark.job_errors import JobError, WrongUse, spark_errors
 from topics.spark.jobs.archive_check import EVER, Checked, check
 from topics.spark.jobs.archive_table import WRITE, commit, dated, opened, table_rows
 from topics.spark.jobs.arguments import Commands, add_servers, positive

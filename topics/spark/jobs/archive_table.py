@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 from uuid import uuid4
 
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
-from topics.spark.errors import WrongPath, spark_errors
+from topics.spark.job_errors import WrongPath, spark_errors
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_servers, byte_count, positive
 from topics.spark.jobs.streams import sink_of

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.spark.errors import JobError, WrongPath
+from topics.spark.job_errors import JobError, WrongPath
 from topics.spark.jobs.arguments import GLOB
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
-from topics.spark.client.errors import RequestError
-from topics.spark.errors import JobError
+from topics.spark.client.request_error import RequestError
+from topics.spark.job_errors import JobError
 from topics.spark.source.connection import BadOption, ServerError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
-from topics.spark.client.errors import RequestError
-from topics.spark.errors import WrongUse, spark_errors
+from topics.spark.client.request_error import RequestError
+from topics.spark.job_errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import Commands, add_servers, positive
 from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of

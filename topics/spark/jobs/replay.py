@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topics.errors import ExitCode
-from topics.spark.errors import JobError, WrongPath, say
+from topics.spark.job_errors import JobError, WrongPath, say
 from topics.spark.jobs.appending import Appended, open_dest
 from topics.spark.jobs.archive_table import opened, table_errors
 from topics.spark.jobs.arguments import Commands, add_servers

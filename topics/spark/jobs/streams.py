@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from topics.spark import register
-from topics.spark.errors import JobError, spark_errors
+from topics.spark.job_errors import JobError, spark_errors
 from topics.spark.jobs.arguments import positive
 from topics.spark.sink.options import SinkOptions
 from topics.spark.source.offsets import Offsets, decode

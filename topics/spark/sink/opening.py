@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from typing import Self
 
-from topics.spark.client.errors import RequestError
 from topics.spark.client.http import TopicsClient
+from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
-from topics.spark.errors import JobError
+from topics.spark.job_errors import JobError
 from topics.spark.sink.options import HOUR_MS, SinkOptions
 from topics.spark.source.connection import Patience, errors_of
 

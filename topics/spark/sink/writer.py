@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from topics.spark.errors import JobError, say, told_first, warn
+from topics.spark.job_errors import JobError, say, told_first, warn
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.opening import Clients, plan
 from topics.spark.sink.options import SinkOptions

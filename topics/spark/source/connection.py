@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from topics.spark.client.errors import RequestError
 from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
+from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import BadServers, Server, Servers
 
 CONNECTION_OPTIONS = (

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from topics.spark.client.http import Record
 from topics.spark.client.ranges import Lost, read_range
-from topics.spark.errors import warn
+from topics.spark.job_errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import errors_of
 from topics.spark.source.options import ReadOptions

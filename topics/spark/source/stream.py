@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from topics.spark.client.ranges import Lost
-from topics.spark.errors import warn
+from topics.spark.job_errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import Patience, ServerError
 from topics.spark.source.offsets import Offsets, Position, decode, encode

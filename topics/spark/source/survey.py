@@ -13,11 +13,11 @@ from itertools import islice
 from os.path import commonprefix
 from typing import NoReturn
 
-from topics.spark.client.errors import RequestError
 from topics.spark.client.http import LIST_SIZE, Page, TopicsClient
 from topics.spark.client.ranges import Lost
+from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
-from topics.spark.errors import warn
+from topics.spark.job_errors import warn
 from topics.spark.source.connection import (
     BadOption,
     Patience,

@@ -42,8 +42,8 @@ from topics.formats.disk.segment import ExtentEntry, ExtentKey
 from topics.formats.ranges import SeqRun
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
-from topics.storage.recovery.store import ReplayStore
-from topics.storage.segments.store import SegmentStore
+from topics.storage.recovery.replay_store import ReplayStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.file import WalFile
 

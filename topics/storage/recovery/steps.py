@@ -6,7 +6,7 @@
     open_log            the files of the log
     check_founded       without a checkpoint the log has to have everything
     restore_topics      topics and extents as the checkpoint knows them      restore.py
-    LogReplay.run       all frames from where the checkpoint says            replay.py
+    LogReplay.run       all frames from where the checkpoint says            log_replay.py
     check_sealed        the log is as long as it was when segments were made
     restore_keys        idempotency keys that still live                     restore.py
     BlobStore.verify    the blobs that the log names are there, and whole
@@ -41,11 +41,11 @@ from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.folders import Folders
 from topics.storage.frame_reader import FrameReader
 from topics.storage.names import own_files
-from topics.storage.recovery.replay import LogReplay
+from topics.storage.recovery.log_replay import LogReplay
+from topics.storage.recovery.replay_store import ReplayStore
 from topics.storage.recovery.restore import restore_keys, restore_topics
-from topics.storage.recovery.store import ReplayStore
 from topics.storage.recovery.tail import LogEnd, end_log
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom, WalFile, log_paths

@@ -31,7 +31,7 @@ from topics.formats.disk.segment import (
 )
 from topics.storage.segments.file import Segment
 from topics.storage.segments.maps import MappedSegment
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 READ_BYTES = 1 << 20  # read at once
 

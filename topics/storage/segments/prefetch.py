@@ -23,7 +23,7 @@ from topics.engine.locators import split_locator
 from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry
 from topics.storage.disk import Damaged, will_need
 from topics.storage.segments.file import Segment
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 AHEAD_BYTES = 4 << 20  # 10 ms of a disk that reads 400 MB/s
 EXTENTS_MAX = 16  # known at a time; what was asked for earlier may have left memory again

@@ -15,7 +15,7 @@ from tests.support.routing import RoutedShards
 from tests.support.shard import Desk
 from topics.actors.shard.routing import registry as registry_module
 from topics.actors.shard.routing.registry import Registry
-from topics.actors.shard.routing.worker import Worker, WorkerState
+from topics.actors.shard.routing.router_worker import Worker, WorkerState
 from topics.engine.routing.derivations import Derivation, note_derivation
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (

@@ -11,7 +11,7 @@ import trio
 from tests.support.routing import Asked, RoutedShards
 from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing import workers as workers_module
-from topics.actors.shard.routing.worker import RETRY_MAX_S, Source, Worker, WorkerState
+from topics.actors.shard.routing.router_worker import RETRY_MAX_S, Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (

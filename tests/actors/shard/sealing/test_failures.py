@@ -28,7 +28,7 @@ from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.disk import Damaged
 from topics.storage.segments.delete_flags import PendingFlags
 from topics.storage.segments.file import Segment, SegmentWriter
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.spares import SpareFiles
 
 pytestmark = pytest.mark.slow

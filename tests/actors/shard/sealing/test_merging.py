@@ -44,7 +44,7 @@ from topics.storage.disk import Damaged
 from topics.storage.segments import file as segment_file
 from topics.storage.segments.file import Segment, SegmentWriter
 from topics.storage.segments.merge_reader import MergeReader
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 pytestmark = pytest.mark.slow
 

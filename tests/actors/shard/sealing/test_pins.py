@@ -30,7 +30,7 @@ from topics.engine.now import Now
 from topics.storage import checkpoints
 from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.segments.file import SegmentWriter
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal import spares
 from topics.storage.wal.log import Wal
 

@@ -24,7 +24,7 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import append_streamed, failing
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage import checkpoints
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.spares import SPARES_MAX, SpareFiles
 
 

@@ -28,10 +28,10 @@ from tests.support.log import append_streamed, failing
 from topics.actors.shard.backups import Backups, _Backup
 from topics.engine.moved_keys import copy_key
 from topics.formats.api.diff_body import TagMatch
-from topics.formats.disk import backup
-from topics.formats.disk.backup import File, Manifest
+from topics.formats.disk import backup_archive
+from topics.formats.disk.backup_archive import File, Manifest
 from topics.storage import restore as restoring
-from topics.storage.backup import BackupStream
+from topics.storage.backup_stream import BackupStream
 from topics.storage.data_dir import encode_meta
 from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup, restore
 from topics.storage.segments.file import segment_path
@@ -67,7 +67,7 @@ class Taken:
     def end(self, log: list[File]) -> bytes:
         """All of it."""
         self.add([*self._begun.files, *log])
-        manifest = Manifest(backup.FORMAT, "test", 1, 1, [self.lsn], self._stream.members)
+        manifest = Manifest(backup_archive.FORMAT, "test", 1, 1, [self.lsn], self._stream.members)
         return b"".join([*self._parts, self._stream.end(manifest)])
 
 
@@ -238,7 +238,7 @@ HURT: dict[str, Callable[[Members], Members]] = {
     ],
     "another format": lambda found: [
         *found[:-1],
-        (found[-1][0], backup.sealed(Manifest(9, "", 1, 1, [], []))),
+        (found[-1][0], backup_archive.sealed(Manifest(9, "", 1, 1, [], []))),
     ],
     "no manifest of ours": lambda found: [*found[:-1], (found[-1][0], b"{}")],
 }
@@ -269,7 +269,7 @@ def test_a_tar_that_is_no_backup_leaves_nothing(whole: bytes, target: Path) -> N
 @pytest.mark.slow
 def test_wherever_a_backup_is_cut_or_altered_nothing_is_left(whole: bytes, target: Path) -> None:
     dice = random.Random(1)
-    manifest_end = len(whole) - 2 * backup.BLOCK_BYTES - 600
+    manifest_end = len(whole) - 2 * backup_archive.BLOCK_BYTES - 600
     for _ in range(12):
         at = dice.randrange(manifest_end)
         with pytest.raises(NotABackup):

@@ -40,8 +40,8 @@ from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
 from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
-from topics.engine.changes import routers as router_changes
-from topics.engine.changes.routers import RouterChange
+from topics.engine.changes import router_changes
+from topics.engine.changes.router_changes import RouterChange
 from topics.engine.routing.graph import Router
 from topics.errors import (
     Forbidden,
@@ -52,9 +52,9 @@ from topics.errors import (
     TopicNotFound,
     TopicsError,
 )
-from topics.formats.api import routers as router_json
+from topics.formats.api import router_json
 from topics.formats.api.decoding import ignored_in
-from topics.formats.api.routers import RouterConfig, RouterPatch, decode_router, merge
+from topics.formats.api.router_json import RouterConfig, RouterPatch, decode_router, merge
 from topics.formats.names import covered
 from topics.formats.wire.calls import (
     NO_RESULT,

@@ -20,7 +20,7 @@ from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.worker import WorkerState
+from topics.actors.shard.routing.router_worker import WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
 from topics.engine.changes import put_topic

@@ -31,7 +31,7 @@ from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.routing.batches import Batch, body_batch, named_batch
-from topics.actors.shard.routing.worker import (
+from topics.actors.shard.routing.router_worker import (
     RETRY_MAX_S,
     RETRY_MIN_S,
     Source,

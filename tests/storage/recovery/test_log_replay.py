@@ -16,7 +16,7 @@ from tests.support.log import (
 )
 from tests.support.recovery import frames_of, recovered_state
 from topics.storage.disk import Damaged
-from topics.storage.recovery import replay
+from topics.storage.recovery import log_replay
 from topics.storage.recovery.steps import recover
 
 
@@ -74,5 +74,5 @@ def test_a_disk_that_takes_no_advice_is_read_all_the_same(
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "no advice")
 
-    monkeypatch.setattr(replay, "will_need", refuse)
+    monkeypatch.setattr(log_replay, "will_need", refuse)
     assert recovered_state(many) == before

@@ -10,7 +10,7 @@ from topics import errors
 from topics.actors.rpc.replies import failure_of
 from topics.actors.rpc.session import RemoteError
 from topics.formats.wire.envelope import ErrorCode
-from topics.front.errors import STATUS, error_answer, retry_after_s
+from topics.front.error_answers import STATUS, error_answer, retry_after_s
 
 
 def leaves(cls: type[errors.TopicsError]) -> set[type[errors.TopicsError]]:

@@ -16,7 +16,7 @@ from topics.formats.disk.segment import ExtentEntry
 from topics.formats.ranges import IndexRun, SeqRun
 from topics.storage.disk import Damaged
 from topics.storage.frame_reader import FrameReader, frame_lsn
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.file import WalFile
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from topics.spark.errors import JobError, last_line, spark_errors
+from topics.spark.job_errors import JobError, last_line, spark_errors
 
 MALFORMED_CSV = """[MALFORMED_RECORD_IN_PARSING] while reading file file:///d/a.csv.
 Malformed CSV record: 3,4 SQLSTATE: 22023"""
 
 
 def test_the_last_line_is_the_servers_refusal_where_there_is_one() -> None:
-    refusal = 'topics.spark.client.errors.RequestError: topic "t": 422 topic_full: full'
+    refusal = 'topics.spark.client.request_error.RequestError: topic "t": 422 topic_full: full'
     spark_text = f"Job aborted\nTraceback:\n{refusal}\n\tat java.Thread"
     assert last_line(Exception(spark_text)) == 'topic "t": 422 topic_full: full'
     assert (

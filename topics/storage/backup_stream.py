@@ -1,4 +1,4 @@
-"""Backup stream: files of a server that runs, as a tar (``formats/disk/backup.py``).
+"""Backup stream: files of a server that runs, as a tar (``formats/disk/backup_archive.py``).
 
 For a thread, since every step reads. Pages that nobody has mapped leave the kernel's cache again: a
 backup must not put those of readers out.
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from topics.formats.disk import backup
-from topics.formats.disk.backup import File, Manifest, Member
+from topics.formats.disk import backup_archive
+from topics.formats.disk.backup_archive import File, Manifest, Member
 from topics.storage.disk import Damaged
 
 PIECE_BYTES: Final = 1 << 18  # sent in one turn of the front's loop
@@ -29,20 +29,20 @@ class BackupStream:
     def add(self, files: Iterable[File]) -> Iterator[bytes]:
         """Members for these files. Raises OSError, and `Damaged` for a file that is cut."""
         for file in files:
-            yield backup.header(file.name, file.length, self._now_s)
+            yield backup_archive.header(file.name, file.length, self._now_s)
             digest = hashlib.sha256()
             for piece in read(Path(file.path), file.offset, file.length):
                 digest.update(piece)
                 yield piece
-            yield backup.padding(file.length)
+            yield backup_archive.padding(file.length)
             member = Member(file.name, file.length, file.size, digest.hexdigest())
             self.members.append(member)
 
     def end(self, manifest: Manifest) -> bytes:
         """The manifest, and the end of the tar."""
-        data = backup.sealed(manifest)
-        head = backup.header(backup.MANIFEST, len(data), self._now_s)
-        return head + data + backup.padding(len(data)) + backup.END
+        data = backup_archive.sealed(manifest)
+        head = backup_archive.header(backup_archive.MANIFEST, len(data), self._now_s)
+        return head + data + backup_archive.padding(len(data)) + backup_archive.END
 
 
 def read(path: Path, offset: int, length: int) -> Iterator[bytes]:

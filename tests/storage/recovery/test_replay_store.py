@@ -13,8 +13,8 @@ from tests.storage.segments.segments_support import add
 from tests.support.log import Client, append_streamed, log_files
 from topics.engine.locators import in_extent
 from topics.formats.ranges import SeqRun
-from topics.storage.recovery.store import ReplayStore
-from topics.storage.segments.store import SegmentStore
+from topics.storage.recovery.replay_store import ReplayStore
+from topics.storage.segments.segment_store import SegmentStore
 
 EXTENT = in_extent(1, 0)
 

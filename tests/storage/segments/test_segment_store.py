@@ -10,7 +10,7 @@ from tests.formats.disk.segment_support import source
 from tests.storage.segments.segments_support import TOPICS, add, reopened
 from topics.engine.locators import in_extent, split_locator
 from topics.storage.disk import Damaged
-from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.segment_store import SegmentStore
 
 
 def test_records_are_read_as_they_were_written_at_once_and_after_a_start(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from topics.actors.shard.routing.worker import Source, Worker, WorkerState
+from topics.actors.shard.routing.router_worker import Source, Worker, WorkerState
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.api.topic_config import TopicConfig
