@@ -1588,9 +1588,7 @@ class Watch:
         if at is not None and begin < at and not is_first:
             sentence = f"a stream at {at} is given {said.event} from {begin}"
             self._judge.tell("readers", name, sentence, self._call.began, said.number)
-        is_at_tail = said.event == "caught-up" and is_first  # of which a strong reader is not told
-        if not is_at_tail:
-            self._at[name] = end
+        self._at[name] = end
         low = begin if at is None else min(at, begin)
         node: Any = self._asked.get("node") or self._query.get("node", ())
         reading = Reading(

@@ -56,6 +56,14 @@ async def test_only_a_reader_at_the_head_is_told_that_it_is_caught_up(
     assert client.stream.readers["t"].is_live
 
 
+async def test_a_tail_above_what_a_strong_view_shows_is_told_as_the_head(front: Desk) -> None:
+    """Records that were there when the stream began are not synced yet."""
+    client = await front.client(11)
+    await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)
+    await front.answer("feed.read", **page(11, 11, head_seq=1), epoch=1)
+    assert b'event: caught-up\ndata: {"topic":"t","head_seq":11}' in client.hear()
+
+
 async def test_who_catches_up_by_kept_pages_is_told_at_the_end_of_the_last_one(
     front: Desk,
 ) -> None:

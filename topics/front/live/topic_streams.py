@@ -206,7 +206,8 @@ class TopicStream(ReaderStream):
             reader.is_caught_up = False
         elif not reader.is_caught_up:
             reader.is_caught_up = True
-            parts.append(self.caught_up_event(reader, page.head_seq))
+            # The head of a strong view is the last synced record; a tail begins at the last one.
+            parts.append(self.caught_up_event(reader, max(page.head_seq, reader.seq)))
         if parts:
             self.outbox.write(*parts)
 
