@@ -272,8 +272,10 @@ class Charges(RuleBasedStateMachine):
         assert self.shard.bytes.own == sum(topic.charge for topic in topics)
         assert self.shard.topics.own == len(topics)
         for topic in topics:
-            size, cap_bytes = topic.bytes + topic.pending_bytes, self._largest_cap(topic)
-            assert topic.bytes <= topic.charge <= max(size, cap_bytes)
+            cap_bytes = self._largest_cap(topic)
+            # The room that is kept up to a cap stays until a change without the cap is settled.
+            most = max(topic.bytes, cap_bytes) + topic.pending_bytes
+            assert topic.bytes <= topic.charge <= most
             if not topic.pending and not cap_bytes:
                 assert topic.charge == topic.bytes
 
