@@ -135,6 +135,7 @@ BUDGETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("records", "size", "fields", "least", "most"),
     [row[1:] for row in BUDGETS],

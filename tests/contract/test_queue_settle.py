@@ -139,6 +139,7 @@ def test_a_nack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
 # --- delay_ms
 
 
+@pytest.mark.slow
 def test_a_delayed_nack_comes_back_when_its_time_has_come(queue: Queue) -> None:
     queue.push("a", "b")
     (job,) = queue.claim("w")

@@ -108,6 +108,7 @@ def test_put_changes_only_the_fields_it_names(api: Api, topic: str) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "echoed"),
     [
@@ -164,6 +165,7 @@ def test_a_name_may_be_encoded_or_not(api: Api, topic: str) -> None:
         assert ok(api.call("GET", f"/v0/routers/{name}"))["router"] == f"{topic}->b"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["->b", "->", ">>>>", ".a_b:c-d>", ">" * 200])
 def test_a_name_holds_the_documented_characters(api: Api, topic: str, end: str) -> None:
     name = f"{topic}{end}"

@@ -37,6 +37,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation_keys", [1, 3, 1 << 17])
 @given(steps=STEPS)
 @example(steps=[("a", 0, 10), ("d", 3, 10), ("a", 0, 0), ("a", 0, 10), ("d", 0, 10), ("a", 0, 10)])
@@ -96,6 +97,7 @@ def test_a_copy_is_known_when_the_window_is_over_and_where_there_is_none() -> No
     ]
 
 
+@pytest.mark.slow
 def test_keys_that_end_at_once_are_dropped_in_short_steps() -> None:
     """Of 600,000; a key takes a few integers, and nothing that the collector looks at."""
     window, count, steps = DedupeWindow(), 600_000, list[float]()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import pytest
+
 from tests.engine.shard_support import Desk, advance, expire, fill
 from topics.engine.changes import put_topic
 from topics.engine.changes.append import Append
@@ -51,6 +53,7 @@ def test_a_dry_run_without_new_limits_counts_no_record_that_only_its_age_removes
     assert planned == [0, 0, 3]
 
 
+@pytest.mark.slow
 def test_an_idle_topic_takes_less_than_a_kilobyte() -> None:
     count = 1000
     gc.collect()

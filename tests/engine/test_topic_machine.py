@@ -223,6 +223,7 @@ class Retention(TopicPicks):
 TestRetention = pytest.mark.slow(Retention.TestCase)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # 15 s of a whole core
 def test_topics_are_their_model_after_every_step_of_a_long_run() -> None:
     run_state_machine_as_test(Retention, settings=settings(LONG, max_examples=20))

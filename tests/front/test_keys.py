@@ -77,6 +77,7 @@ async def said(client: RawClient, end: bytes) -> bytes:
 # Requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "after", "status"),
     [
@@ -105,6 +106,7 @@ async def test_a_waiting_call_ends_unless_its_key_may_still_make_it(
         assert (await client.ask("GET", "/v0/health")).status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framing", ["declared", "chunked"])
 @pytest.mark.parametrize(("key", "status"), [("gone", 401), ("changed", 403), ("kept", 200)])
 async def test_the_key_is_checked_again_when_a_body_was_waited_for(
@@ -126,6 +128,7 @@ async def test_the_key_is_checked_again_when_a_body_was_waited_for(
         assert bool(run.shards.topics["a"]) == (status == 200)
 
 
+@pytest.mark.slow
 async def test_names_in_a_body_are_checked_against_the_prefixes_of_when_it_was_there() -> None:
     before, after = "kept,changed::a|b,gone", "kept,changed::a,gone"
     async with running(keys=before, shards=shards()) as run:
@@ -161,6 +164,7 @@ async def work(run: Running, key: str) -> RawClient:
     return client
 
 
+@pytest.mark.slow
 async def test_a_socket_ends_with_an_error_and_a_close_and_does_nothing_more() -> None:
     async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
@@ -181,6 +185,7 @@ async def test_a_socket_ends_with_an_error_and_a_close_and_does_nothing_more() -
         assert not run.shards.calls
 
 
+@pytest.mark.slow
 async def test_watch_sessions_go_with_the_rights_that_they_were_made_with() -> None:
     async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
@@ -203,6 +208,7 @@ async def test_watch_sessions_go_with_the_rights_that_they_were_made_with() -> N
         await said(client, b"retry: 2000\n\n")
 
 
+@pytest.mark.slow
 async def test_a_session_is_not_made_for_a_key_that_goes_meanwhile() -> None:
     gate = trio.Event()
     async with running(keys=KEYS, shards=shards(gate)) as run:

@@ -106,6 +106,7 @@ print(found)
 """
 
 
+@pytest.mark.slow
 def test_no_plaintext_key_lingers_in_the_memory_of_the_process_or_in_its_children() -> None:
     secret = b"correct-horse-battery-staple"
     hidden = bytes(byte ^ 0x55 for byte in secret).hex()
@@ -210,6 +211,7 @@ for load in (serve.load_shared, serve.load_shard):
 """
 
 
+@pytest.mark.slow
 def test_the_parent_imports_what_its_children_share_before_their_fork_and_runs_nothing() -> None:
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

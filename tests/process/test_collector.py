@@ -53,6 +53,7 @@ def test_each_object_that_stays_is_looked_at_until_it_is_frozen_and_no_more() ->
     assert len(gc.get_objects()) < FREEZE_OBJECTS < gc.get_freeze_count()
 
 
+@pytest.mark.slow
 def test_what_does_not_survive_is_found_and_not_frozen() -> None:
     gc.collect()
     freeze_survivors()
@@ -66,6 +67,7 @@ def test_what_does_not_survive_is_found_and_not_frozen() -> None:
     assert gc.get_freeze_count() - before < FREEZE_OBJECTS // 2
 
 
+@pytest.mark.slow
 def test_only_the_oldest_look_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "FREEZE_OBJECTS", 0)
     gc.collect()
@@ -83,6 +85,7 @@ def _looked_at(objects: list[list[int]]) -> int:
     return sum(id(each) in wanted for each in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_shard_leaves_no_circle_of_references(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +167,7 @@ SAID = [
 ]
 
 
+@pytest.mark.slow
 def test_a_front_leaves_no_circle_of_references(tmp_path: Path) -> None:
     """Requests, refusals, calls that wait, streams and sockets come and go."""
     with LookedAt(tmp_path / "data", shards=2) as server:

@@ -146,6 +146,7 @@ def test_a_start_at_a_terminal(tmp_path: Path) -> None:
     assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_one_line_that_names_the_setting(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as blocker:
         port = blocker.getsockname()[1]

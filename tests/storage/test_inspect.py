@@ -30,6 +30,7 @@ from topics.storage.inspect import ForeignFile, describe
 from topics.storage.segments.segment_store import SegmentStore
 
 
+@pytest.mark.slow
 def test_each_kind_of_file_is_shown(data: Path) -> None:
     lines = {
         path.suffix or path.name: [*describe(path)]

@@ -55,6 +55,7 @@ def are_left_alone(left: dict[Path, bytes | None]) -> None:
         assert path.is_dir() if content is None else path.read_bytes() == content, path
 
 
+@pytest.mark.slow
 def test_a_shard_leaves_foreign_names_alone_from_its_start_to_its_stop(tmp_path: Path) -> None:
     client = busy(tmp_path / "data")
     client.kill()

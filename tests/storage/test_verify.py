@@ -298,6 +298,7 @@ def blob(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_and_every_cut_of_a_blob_is_found(blob: Path) -> None:
     whole = blob.read_bytes()
     for at in range(len(whole)):

@@ -57,6 +57,7 @@ def test_a_reader_hears_of_each_change_once() -> None:
     assert reader.changed() is None
 
 
+@pytest.mark.slow
 def test_a_reader_never_has_keys_of_two_generations() -> None:
     """Each generation has keys with one prefix, its own, and more of them than the last one."""
     table = KeyTable(half_bytes=64 * 1024)

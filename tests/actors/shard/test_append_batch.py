@@ -279,6 +279,7 @@ async def test_a_bug_met_by_one_is_told_to_that_one(
     assert "ZeroDivisionError" not in str(answers), "what went wrong inside is for the log"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", CLASSES)
 async def test_a_key_that_stands_there_twice_is_written_once(desk: Desk, durability: str) -> None:
     desk.make("a", durability=durability)

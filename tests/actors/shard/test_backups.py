@@ -56,6 +56,7 @@ def is_pinned(shards: RoutedShards, shard: int) -> bool:
     return shards.loops[shard].services.sealing.reclaim.pin is not None
 
 
+@pytest.mark.slow
 async def test_a_backup_from_its_begin_to_its_end(routed: RoutedShards) -> None:
     await routed.make("a")
     await routed.write("a", [{"data": 1}])
@@ -81,6 +82,7 @@ async def test_a_backup_from_its_begin_to_its_end(routed: RoutedShards) -> None:
     assert isinstance(await ask(routed, calls.BACKUP_END, 0), NotReady)
 
 
+@pytest.mark.slow
 async def test_a_forward_under_way_is_waited_for(routed: RoutedShards) -> None:
     for topic in "ac":
         await routed.make(topic)
@@ -104,6 +106,7 @@ async def test_a_forward_under_way_is_waited_for(routed: RoutedShards) -> None:
     assert routed.topic("c").head_seq == 1  # what was under way is there
 
 
+@pytest.mark.slow
 async def test_no_move_begins_while_they_are_held(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,7 @@ async def test_no_move_begins_while_they_are_held(
     assert not isinstance(answers[0], TopicsError)
 
 
+@pytest.mark.slow
 async def test_a_redrive_waits_and_is_waited_for(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +170,7 @@ async def test_a_redrive_waits_and_is_waited_for(
     assert not moves._under_way
 
 
+@pytest.mark.slow
 async def test_a_hold_ends_by_itself_and_then_no_cut_counts(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +188,7 @@ async def test_a_hold_ends_by_itself_and_then_no_cut_counts(
     await ask_all(routed, calls.BACKUP_FILES)
 
 
+@pytest.mark.slow
 async def test_a_hold_that_is_not_quiet_in_time_is_refused(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +201,7 @@ async def test_a_hold_that_is_not_quiet_in_time_is_refused(
     moves.leave()
 
 
+@pytest.mark.slow
 async def test_one_backup_at_a_time(routed: RoutedShards) -> None:
     await ask(routed, calls.BACKUP_BEGIN, 0)
     assert isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), Throttled)
@@ -204,6 +211,7 @@ async def test_one_backup_at_a_time(routed: RoutedShards) -> None:
     assert not isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), TopicsError)
 
 
+@pytest.mark.slow
 async def test_pins_and_holds_end_with_the_session(routed: RoutedShards) -> None:
     for call in (calls.BACKUP_BEGIN, calls.BACKUP_HOLD):
         await ask_all(routed, call)
@@ -215,6 +223,7 @@ async def test_pins_and_holds_end_with_the_session(routed: RoutedShards) -> None
     assert is_pinned(routed, 2)  # that of another session
 
 
+@pytest.mark.slow
 async def test_a_pin_that_broke_is_told_at_the_end(routed: RoutedShards) -> None:
     await ask(routed, calls.BACKUP_BEGIN, 0)
     routed.loops[0].services.sealing.reclaim.break_pin()
@@ -224,6 +233,7 @@ async def test_a_pin_that_broke_is_told_at_the_end(routed: RoutedShards) -> None
     assert not isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), TopicsError)
 
 
+@pytest.mark.slow
 async def test_a_backup_that_ends_before_it_has_begun_leaves_no_pin(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,6 +209,7 @@ class Walk:
         self.desk.mock.jump(self.random.choice((0.3, 1.7, 5.0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_gauges_are_what_counting_says(
     desk: GaugeDesk, mock_clock: MockClock, seed: int

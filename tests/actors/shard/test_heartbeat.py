@@ -142,6 +142,7 @@ async def test_an_idle_shard_has_no_delay(slow: Desk) -> None:
     assert [turn(slow, LOOK_MS) for _ in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.slow
 async def test_what_waits_in_the_inbox_delays(slow: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     inbox = slow.loop.inbox
     turn(slow, LOOK_MS)

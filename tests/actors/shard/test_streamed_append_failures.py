@@ -254,6 +254,7 @@ async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
     assert topic.reserved_seq <= topic.reserving_seq
 
 
+@pytest.mark.slow
 async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

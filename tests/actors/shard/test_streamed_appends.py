@@ -166,6 +166,7 @@ async def test_what_waited_goes_to_the_log_without_another_message(
     assert desk.answers() == [(small, 200)]
 
 
+@pytest.mark.slow
 async def test_others_are_served_between_its_pieces(desk: Desk) -> None:
     desk.make("other", durability="ephemeral")
     number = desk.append_raw("a", body(PADDING * 5))

@@ -126,6 +126,7 @@ def test_a_pass_that_finds_ended_leases_only_later_is_unfinished(
     assert sorted(found) == [9, 10, 11, 12]
 
 
+@pytest.mark.slow
 def test_one_hundred_thousand_leases_that_end_together_are_counted_at_once() -> None:
     desk, count = JobDesk(), 100_000
     for _ in range(0, count, 1000):
@@ -152,6 +153,7 @@ def test_a_start_shows_that_it_goes_on_for_each_job() -> None:
     assert len(seen) == 5
 
 
+@pytest.mark.slow
 def test_a_cut_of_very_many_jobs_that_wait_takes_no_time_for_each() -> None:
     jobs, count = Jobs(), 200_000
     for seq in range(1, count + 1):

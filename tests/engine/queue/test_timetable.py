@@ -105,6 +105,7 @@ def test_a_seq_set_is_a_set_but_for_what_is_dropped_by_blocks(
     assert ours.next_in(seq, seq + length) == min(inside, default=seq + length)
 
 
+@pytest.mark.slow
 def test_a_million_seqs_are_passed_over_at_once_and_take_little_memory() -> None:
     ours = SeqSet()
     for seq in range(1, 1_000_001):

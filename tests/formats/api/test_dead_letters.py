@@ -102,6 +102,7 @@ def test_a_job_at_the_limits_can_be_stamped_and_moved() -> None:
     assert source_of(bytes(record.meta)) == "jobs"
 
 
+@pytest.mark.slow
 def test_a_record_of_any_depth_is_taken_apart() -> None:
     deep = b"[" * 50_000 + b"]" * 50_000
     record = b'{"$seq":7,"$ts":5,"$tag":"t","data":%b,"meta":{"a":1}}' % deep

@@ -110,6 +110,7 @@ def test_nothing_is_put_into_nothing() -> None:
     assert with_members(b'{"b":1 }', b'"a":1') == b'{"b":1 ,"a":1}'
 
 
+@pytest.mark.slow
 def test_no_nesting_and_no_string_is_too_long() -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     text = b'"' + b'\\"{' * 100_000 + b'"'

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support.wire import TABLE
 from topics.formats.wire import calls
 from topics.formats.wire.calls import AppendOutcome, band_in, outcome_byte, outcome_in
@@ -55,6 +57,7 @@ def literals(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.value.decode("latin-1")
 
 
+@pytest.mark.slow
 def test_no_other_module_spells_a_subject() -> None:
     modules = [path for path in sorted(TOPICS.rglob("*.py")) if path != Path(calls.__file__)]
     assert len(modules) > 100

@@ -148,6 +148,7 @@ def test_a_route_that_needs_no_key_is_in_the_data_plane() -> None:
     assert set(keyless).isdisjoint(ROWS)
 
 
+@pytest.mark.slow
 async def test_an_answer_of_the_admin_plane_says_when_it_is_the_last_of_its_connection() -> None:
     async with running() as run:
         client = await run.connect()

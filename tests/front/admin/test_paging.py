@@ -85,6 +85,7 @@ async def test_the_first_failure_fails_all(monkeypatch: pytest.MonkeyPatch) -> N
         assert shards.replies_out == 0
 
 
+@pytest.mark.slow
 async def test_a_front_that_ends_does_not_wait_for_a_page() -> None:
     """`running` counts replies."""
     shards = FakeShards(count=3, silent={2})

@@ -198,6 +198,7 @@ def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
     assert released(shard)
 
 
+@pytest.mark.slow
 def test_guesses_are_bounded_and_the_oldest_goes() -> None:
     shard = Shard(100_000)
     ahead = ReadAhead(cast("Any", shard), Drain())

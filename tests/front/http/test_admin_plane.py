@@ -54,6 +54,7 @@ def gate() -> Iterator[threading.Event]:
         event.set()
 
 
+@pytest.mark.slow
 def test_a_front_is_imported_without_the_admin_plane() -> None:
     listed = f"[name for name in {LOADED_LATER} if name in sys.modules]"
     code = f"import sys, topics.process.front; print({listed})"

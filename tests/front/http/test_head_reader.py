@@ -178,6 +178,7 @@ async def test_a_head_that_is_known_without_its_topic_keeps_its_trace_fields() -
         assert len(run.server.parts.heads.of_topics) == 1
 
 
+@pytest.mark.slow
 async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() -> None:
     async with running(keys="writer:write+admin:t.,boss") as run:
         client = await run.connect()
@@ -202,6 +203,7 @@ async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() 
 LISTS = ["/v0/topics", "/v0/routers", "/v0/topics/a/leases"]
 
 
+@pytest.mark.slow
 async def test_a_remembered_head_holds_no_long_text() -> None:
     """There are thousands of them, and a key that may only read fills them all."""
     async with running() as run:

@@ -36,6 +36,7 @@ async def web_socket(front: Desk) -> AsyncIterator[tuple[WebSocket, socket.socke
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_message_that_never_completes_ends_its_socket(front: Desk) -> None:
     async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
         client.send(BEGUN)
@@ -47,6 +48,7 @@ async def test_a_message_that_never_completes_ends_its_socket(front: Desk) -> No
         assert not idle.ended
 
 
+@pytest.mark.slow
 async def test_a_slow_but_steady_message_is_waited_for(front: Desk) -> None:
     """Ten bytes a fragment buy half a second, and come every 0.2."""
     async with web_socket(front) as (stream, client):
@@ -60,6 +62,7 @@ async def test_a_slow_but_steady_message_is_waited_for(front: Desk) -> None:
         assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
 
 
+@pytest.mark.slow
 async def test_each_message_has_a_time_of_its_own(front: Desk) -> None:
     async with web_socket(front) as (stream, client):
         for _ in range(20):
@@ -70,6 +73,7 @@ async def test_each_message_has_a_time_of_its_own(front: Desk) -> None:
         assert not stream.ended
 
 
+@pytest.mark.slow
 async def test_a_message_that_is_not_read_because_a_shard_is_slow_is_not_late(
     front: Desk,
 ) -> None:

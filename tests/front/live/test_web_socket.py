@@ -139,6 +139,7 @@ def long_publish(*, shape: bytes = b'{"data":1}', size: int = 20 << 20) -> bytes
     return said % records
 
 
+@pytest.mark.slow
 async def test_a_long_publish_leaves_turns_to_others_while_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -62,6 +62,7 @@ def external(path: Path) -> tuple[int, FrameHeader]:
     return found[-1]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40,
     deadline=None,

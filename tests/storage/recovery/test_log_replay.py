@@ -45,6 +45,7 @@ def test_a_missing_file_is_damage(number: int, many: Path) -> None:
     assert raised.value.path == files[number + 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_opened", [False, True])
 def test_a_refused_start_leaves_no_file_open(many: Path, is_opened: bool) -> None:
     files = log_files(many)

@@ -191,6 +191,7 @@ def test_jobs_in_every_state_come_back_as_they_were(tmp_path: Path, stop: bool) 
     client.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
 def test_a_kill_between_any_two_frames_leaves_what_was_answered_by_then(tmp_path: Path) -> None:
     told: list[tuple[int, Known]] = [(0, Known({}, {}, 0))]

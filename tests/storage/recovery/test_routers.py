@@ -79,6 +79,7 @@ def test_routers_come_back_as_they_were(tmp_path: Path, stop: bool) -> None:
     client.kill()
 
 
+@pytest.mark.slow
 def test_a_kill_between_any_two_frames_leaves_what_was_answered_by_then(tmp_path: Path) -> None:
     told: list[tuple[int, Known]] = [(0, ({}, 0))]
     client = Client(tmp_path / "data")

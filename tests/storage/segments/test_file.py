@@ -115,6 +115,7 @@ def test_pages_that_a_dead_extent_shares_with_others_stay(store: SegmentStore) -
     assert [*verify_segment(segment.path)] == []
 
 
+@pytest.mark.slow
 def test_small_extents_take_no_page_each(store: SegmentStore) -> None:
     segment = add(store, 1, [(topic, 1, [plain(1)]) for topic in range(1, 501)])
     assert segment.size < 500 * 250

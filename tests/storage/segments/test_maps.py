@@ -14,6 +14,7 @@ from topics.storage.segments import maps as segment_maps
 from topics.storage.segments.segment_store import SegmentStore
 
 
+@pytest.mark.slow
 def test_no_more_segments_are_mapped_than_allowed(folder: Path) -> None:
     store = SegmentStore.open(folder, 3, [], mapped_max=2)
     for number in range(1, 6):

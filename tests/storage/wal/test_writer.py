@@ -149,6 +149,7 @@ def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("syncs", [False, True])
 def test_what_was_written_at_once_is_synced_after_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, syncs: bool
@@ -290,6 +291,7 @@ def test_the_loop_syncs_nothing_beside_a_sync_or_behind_one_that_is_on_its_way(
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_what_the_loop_has_synced_is_not_synced_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +339,7 @@ def test_the_next_file_is_made_ahead_though_the_loop_makes_all_syncs(
     wal.stop()
 
 
+@pytest.mark.slow
 def test_a_hang_of_the_loop_is_told_of_and_its_return_ends_that(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

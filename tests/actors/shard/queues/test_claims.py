@@ -20,6 +20,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 # Answers
 
 
+@pytest.mark.slow
 async def test_an_answer_has_about_32_mib_of_jobs_at_most(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:

@@ -100,6 +100,7 @@ async def test_a_turn_leases_a_bounded_number_of_jobs_and_each_line_gets_its_tur
     assert served == [of_a[:2], of_a[2:], of_b]
 
 
+@pytest.mark.slow
 async def test_large_jobs_count_more_than_small_ones(workers: QueueDesk) -> None:
     workers.queue()
     for _ in range(40):

@@ -628,6 +628,7 @@ async def test_a_front_that_has_gone_ends_it(desk: Desk) -> None:
 # A crash in between
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_queue", [False, True])
 async def test_a_crash_between_copy_and_delete_doubles_nothing(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, is_queue: bool

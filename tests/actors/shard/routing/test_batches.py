@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.support.routing import RoutedShards
 from topics.actors.shard.routing.batches import (
@@ -78,6 +79,7 @@ async def test_copies_of_the_log_file_are_named_by_their_rows(routed: RoutedShar
     assert [is_row(run.lsn) for run in found.runs] == [True]
 
 
+@pytest.mark.slow
 async def test_what_another_file_a_segment_or_memory_holds_is_not_named(
     routed: RoutedShards,
 ) -> None:
@@ -93,6 +95,7 @@ async def test_what_another_file_a_segment_or_memory_holds_is_not_named(
     assert named(routed, "d") is None
 
 
+@pytest.mark.slow
 async def test_a_batch_with_its_records_holds_what_was_picked(routed: RoutedShards) -> None:
     await routed.write("a", [{"data": 1, "tag": "t"}, {"data": "x" * 100, "meta": {"m": 1}}])
     await routed.write("a", [{"data": 3, "tag": "gone"}])

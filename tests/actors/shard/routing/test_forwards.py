@@ -166,6 +166,7 @@ async def test_a_held_dest_takes_nothing(bench: Bench) -> None:
     assert await bench.send(params) == [(DONE, 3, 3)]
 
 
+@pytest.mark.slow
 async def test_a_dest_that_is_gone_or_another_one(bench: Bench) -> None:
     other, none = bench.target(dest_id=12345, start_seq=0), bench.target("k")
     params = bench.params([bench.run(1)], other, none)

@@ -180,6 +180,7 @@ async def test_a_removal_does_not_wait_for_a_shard_that_is_away(shards: Shards) 
     assert shards.registries[1].names == ["s"]
 
 
+@pytest.mark.slow
 async def test_a_shard_that_does_not_answer_holds_up_nobody_for_long(
     shards: Shards, impatient: None
 ) -> None:

@@ -109,6 +109,7 @@ async def routed_with_long_pauses(routed: RoutedShards, patch: pytest.MonkeyPatc
         patch.setattr(workers_module, name, 0.5)
 
 
+@pytest.mark.slow
 async def test_rounds_have_pauses_when_they_take_more_than_their_share(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +222,7 @@ async def test_routers_that_copy_alike_share_messages_and_frames(
     assert "$tag" not in routed.pages("b")[0][0]
 
 
+@pytest.mark.slow
 async def test_a_full_dest_holds_its_router_and_no_other(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +247,7 @@ async def test_a_full_dest_holds_its_router_and_no_other(
     assert routed.datas("b") == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 async def test_a_full_dest_is_asked_for_room_and_gets_no_records(routed: RoutedShards) -> None:
     await routed.make("b", cap_bytes=150, discard="reject")
     await routed.route("a>b")
@@ -262,6 +265,7 @@ async def test_a_full_dest_is_asked_for_room_and_gets_no_records(routed: RoutedS
     assert routed.datas("b") == ["x" * 80, "y" * 80]
 
 
+@pytest.mark.slow
 async def test_pauses_do_not_grow_for_ever(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +339,7 @@ async def test_a_payload_is_written_again_for_a_frame_in_another_file(
     assert payloads(routed) == 1
 
 
+@pytest.mark.slow
 async def test_a_filter_passes_over_and_the_dest_hears_of_it_within_a_while(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +426,7 @@ async def test_a_cycle_ends_after_eight_hops_also_after_a_restart(routed: Routed
     assert (routed.datas("a"), routed.datas("b")) == ([1] * 5, [1] * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dest", ["b", "d"])
 async def test_what_is_under_way_to_a_dest_that_is_replaced_is_refused_and_not_counted(
     routed: RoutedShards, nursery: trio.Nursery, dest: str
@@ -466,6 +472,7 @@ async def test_the_total_of_a_router_at_rest_is_told_at_once(routed: RoutedShard
 # Sessions and links
 
 
+@pytest.mark.slow
 async def test_a_source_that_has_not_heard_of_the_end_of_a_router_doubles_nothing(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,6 +491,7 @@ async def test_a_source_that_has_not_heard_of_the_end_of_a_router_doubles_nothin
     assert routed.topic("b").head_seq == 3
 
 
+@pytest.mark.slow
 async def test_what_is_lost_in_a_circle_is_not_told_round_and_round(routed: RoutedShards) -> None:
     await routed.put("r", "c", "b")
     await routed.put("s", "b", "c", allow_cycle=True)

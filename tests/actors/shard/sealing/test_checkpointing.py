@@ -115,6 +115,7 @@ def test_no_checkpoint_holds_a_topic_whose_creation_was_undone(client: Sealer) -
 # Routers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_change_at_any_step_of_a_checkpoint_is_there_after_a_restart(
     tmp_path: Path, is_late: bool

@@ -58,6 +58,7 @@ def needed(client: Sealer, pin: Pin) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (pin.checkpoint, *segments, *log, *blobs)}
 
 
+@pytest.mark.slow
 def test_what_a_pinned_checkpoint_names_stays(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_what_a_pinned_checkpoint_names_stays(
     assert before != after == seen(client)
 
 
+@pytest.mark.slow
 def test_a_start_with_a_pinned_checkpoint_is_one_like_any(client: Sealer, tmp_path: Path) -> None:
     fill(client, "a", "b", rounds=30)
     client.seal()

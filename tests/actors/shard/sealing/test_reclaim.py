@@ -44,6 +44,7 @@ def test_a_full_disk_still_gives_back_the_room_of_deletes(
     assert len(files(client.path, "segment")) < before
 
 
+@pytest.mark.slow
 def test_room_is_given_back_after_two_checkpoints_and_an_idle_shard_writes_none(
     client: Sealer,
 ) -> None:
@@ -118,6 +119,7 @@ def test_old_bytes_in_a_recycled_log_file_are_not_a_torn_tail(client: Sealer) ->
     again.kill()
 
 
+@pytest.mark.slow
 def test_recycled_log_files_are_found_though_a_power_loss_took_their_names(
     client: Sealer, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def clocks(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restoring, "time", shown)
 
 
+@pytest.mark.slow
 def test_a_shard_comes_back_as_it_was(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_start_on_another_machine_tells_no_loss(client: Sealer, target: Path) 
         assert again.append("a", 1) == client.append("a", 1)
 
 
+@pytest.mark.slow
 def test_what_comes_after_the_cut_is_not_in_it(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +164,7 @@ def test_what_comes_after_the_cut_is_not_in_it(
     assert start(client, target) == before
 
 
+@pytest.mark.slow
 def test_each_topic_gets_another_epoch_as_new(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +257,7 @@ def is_as_it_was(target: Path) -> bool:
     return not [*target.parent.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_tar_that_is_no_backup_leaves_nothing(whole: bytes, target: Path) -> None:
     taken = []
     for how, hurt in HURT.items():
@@ -295,6 +299,7 @@ def test_a_full_disk_leaves_nothing(
     assert is_as_it_was(target)
 
 
+@pytest.mark.slow
 def test_a_directory_that_holds_something_is_left_alone(
     whole: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +320,7 @@ def test_a_directory_that_holds_something_is_left_alone(
     assert target.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_damage_of_before_is_told_and_restored_when_asked(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

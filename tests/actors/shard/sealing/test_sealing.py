@@ -36,6 +36,7 @@ from topics.formats.api.diff_body import TagMatch
 from topics.storage.segments.file import SegmentWriter
 
 
+@pytest.mark.slow
 def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:
     client.put("capped", cap_records=5)
     client.put("old", ttl_ms=50)
