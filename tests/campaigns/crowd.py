@@ -13,7 +13,7 @@
     works       opens a work stream and reads nothing
     sockets     subscribes on a WebSocket to messages of 8 MiB and reads nothing
     echoes      sends commands with a `request_id` of 100 KiB and reads nothing
-    messages    sends WebSocket messages of 60 MiB with a key that may only read
+    messages    sends WebSocket messages of 16 MiB with a key that may only read
     idle        connects and says nothing, without a key
     heads       connects and says the first line of a request, without a key
     refused     sends the head of a request with a wrong key, and no body
@@ -140,7 +140,7 @@ def _echoes(_: Api, __: int) -> bytes:
 def _messages(_: Api, __: int) -> bytes:
     record = b'{"data":"' + b"x" * (MIB - 64) + b'"}'
     body = b'{"op":"publish","topic":"hostile.topic","request_id":"m","records":['
-    return _upgrade(READER) + _text(body + b",".join([record] * 60) + b"]}")
+    return _upgrade(READER) + _text(body + b",".join([record] * 16) + b"]}")
 
 
 def _watchers(api: Api, number: int) -> bytes:
