@@ -127,6 +127,17 @@ async def bench(routed: RoutedShards) -> Bench:
     return found
 
 
+async def test_copies_and_cursor_are_one_frame(bench: Bench) -> None:
+    params = bench.params([bench.run(1), bench.run(4)])
+    assert await bench.send(params) == [(DONE, 5, 5)]
+    assert bench.shards.datas("b") == [1, 2, 3, 4, 5]
+    assert bench.shards.topic("b").derivations == {ROUTER: (5, 5)}
+    assert len(bench.forwards()) == 1
+    await bench.shards.kill(2)
+    bench.shards.start(2)
+    assert bench.shards.datas("b") == [1, 2, 3, 4, 5]
+
+
 async def test_a_forward_that_begins_elsewhere_is_refused(bench: Bench) -> None:
     first = bench.params([bench.run(1)], to_seq=3)
     assert await bench.send(first) == [(DONE, 3, 3)]
@@ -325,6 +336,34 @@ async def test_an_unexpected_error_is_answered_once(
         assert isinstance(found, TopicsError)
     await bench.shards.until(lambda: bench.shards.datas("b") == [1, 2, 3])
     assert await bench.send(params) == [(BEHIND, 3, 3), (FULL, 1, 1)]
+
+
+async def test_stamps_are_carried_on_and_replaced(routed: RoutedShards) -> None:
+    await routed.route("a>b", "c>f", "c>d", guarantee="exactly_once")
+    await routed.route("b>c")
+    await routed.write("a", [{"data": 0}, {"data": 1, "meta": {"own": [1.50]}}])
+    await routed.settle()
+    await routed.until(lambda: routed.datas("d") == routed.datas("f") == [0, 1])
+    by_topic = {name: [each["meta"] for each in routed.pages(name)[0]] for name in "bcdf"}
+    source = routed.topic("a")
+    first, second = by_topic["b"]
+    assert [*second] == ["own", "_topics_router"]
+    assert second["own"] == [1.5]
+    stamp = second["_topics_router"]
+    assert stamp.pop("key")
+    assert stamp == {
+        "router": "a>b",
+        "source": "a",
+        "source_topic_id": source.id,
+        "source_epoch": source.epoch,
+        "source_seq": 2,
+    }
+    assert [each["_topics_router"]["source_seq"] for each in by_topic["c"]] == [1, 2]
+    assert {each["_topics_router"]["router"] for each in by_topic["c"]} == {"a>b"}
+    for name in "df":
+        stamps = [each["_topics_router"] for each in by_topic[name]]
+        assert [(each["router"], each["source"]) for each in stamps] == [(f"c>{name}", "c")] * 2
+    assert first["_topics_router"]["source_seq"] == 1
 
 
 async def test_frames_of_one_forward_never_name_another_file(bench: Bench) -> None:

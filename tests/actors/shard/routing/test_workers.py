@@ -13,6 +13,7 @@ from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing import workers as workers_module
 from topics.actors.shard.routing.router_worker import RETRY_MAX_S, Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
+from topics.engine.routing.hops import HOPS_MAX
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (
     DELETE_RECORDS,
@@ -52,6 +53,15 @@ def seen_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(Workers, "_retry", retried)
     return pauses
+
+
+async def test_records_come_to_dests_of_all_shards_in_order(routed: RoutedShards) -> None:
+    await routed.route("a>b", "a>c", "a>d")
+    await routed.write("a", datas(1, 2))
+    await routed.write("a", datas(3))
+    await routed.settle()
+    assert [routed.datas(name) for name in "bcd"] == [[1, 2, 3]] * 3
+    assert routed.reached("a>b") == (3, 3)
 
 
 async def test_nothing_is_sent_in_the_turn_of_a_commit(routed: RoutedShards) -> None:
@@ -312,6 +322,21 @@ async def test_a_forward_whose_answer_is_lost_is_not_done_twice(routed: RoutedSh
     assert (await routed.get("a>b"))["forwarded_total"] == 3
 
 
+async def test_sealed_records_are_written_once_in_each_shard(routed: RoutedShards) -> None:
+    await routed.route("a>b", "a>f", "a>c")
+    await routed.settle()
+    for shard in (1, 2):
+        await routed.kill(shard)
+    await routed.write("a", datas(1, 2))
+    await routed.write("a", datas(3))
+    await routed.seal("a")
+    for shard in (1, 2):
+        routed.start(shard)
+    await routed.settle()
+    assert [routed.datas(name) for name in "bfc"] == [[1, 2, 3]] * 3
+    assert payloads(routed) == 2 * len({each.batch for each in routed.sent()})
+
+
 async def test_ephemeral_records_are_written_once_in_each_shard_with_a_log(
     routed: RoutedShards,
 ) -> None:
@@ -469,6 +494,20 @@ async def test_the_total_of_a_router_at_rest_is_told_at_once(routed: RoutedShard
     assert routed.datas("b") == [1, 2]
 
 
+async def test_stats_are_the_total_and_what_is_still_to_be_looked_at(routed: RoutedShards) -> None:
+    await routed.make("b", cap_records=2, discard="reject")
+    await routed.route("a>b", "a>f")
+    await routed.write("a", datas(1, 2, 3, 4, 5))
+    await routed.until(lambda: routed.worker("a>b")[1].state is WorkerState.RETRYING)
+    await routed.until(lambda: routed.datas("f") == [1, 2, 3, 4, 5])
+    await trio.sleep(0.02)
+    found = await routed.get("a>b")
+    assert (found["forwarded_total"], found["lag_records"]) == (2, 3)
+    assert 10 <= found["lag_ms"] < 20_000
+    found = await routed.get("a>f")
+    assert (found["forwarded_total"], found["lag_records"], found["lag_ms"]) == (5, 0, 0)
+
+
 # Sessions and links
 
 
@@ -508,3 +547,23 @@ async def test_what_is_lost_in_a_circle_is_not_told_round_and_round(routed: Rout
         heads = now
         await trio.sleep(0.2)
         assert max(heads) < 100
+
+
+async def test_a_payload_of_the_own_log_is_named_and_not_written(routed: RoutedShards) -> None:
+    await routed.route("a>d", "a>e", "d>dest0")
+    assert routed.shard_of("dest0") == 0
+    await routed.write("a", datas(1, 2))
+    await routed.settle()
+    assert [routed.datas(name) for name in ("d", "e", "dest0")] == [[1, 2]] * 3
+    assert payloads(routed) == 0
+    assert {each.body for each in routed.asked if each.subject == FORWARD.subject} == {b""}
+
+
+async def test_a_cycle_ends_after_eight_hops(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.route("b>a", allow_cycle=True)
+    await routed.write("a", datas(1))
+    await routed.settle()
+    await routed.until(lambda: len(routed.datas("a")) + len(routed.datas("b")) == 1 + HOPS_MAX)
+    await routed.settle()
+    assert (routed.datas("a"), routed.datas("b")) == ([1] * 5, [1] * 4)
