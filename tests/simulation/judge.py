@@ -1493,6 +1493,13 @@ class Judge:
             if known.is_tag_known
         }
         own = {origin_of(record) for one in dest.appends for record in one.records}
+        # A redrive of the source brings these, without the router.
+        own |= {
+            origin_of(record)
+            for one in source.appends
+            for record in one.records
+            if (record.get("meta") or {}).get("$dead_letter_from") == dest.name
+        }
         for incarnation in dest.epochs.values():
             for known in incarnation.records.values():
                 if known.since == NEVER or known.origin in own or known.origin not in tags:
