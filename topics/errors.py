@@ -24,9 +24,9 @@
         NotReady                not_ready
         ShuttingDown            shutting_down
 
-The class has the stable ``code`` of the contract (§0.5, §0.6); its docstring says the cause and the
-cure. The HTTP status of each is in ``topics/front/error_answers.py`` and nowhere else. Damage on
-disk (`topics.storage.disk.Damaged`) and wrong settings are not in this tree: readers get a
+The class has the stable ``code`` of the contract (§0.5, §0.6); its docstring names the cause and
+the cure. The HTTP status of each is in ``topics/front/error_answers.py`` and nowhere else. Damage
+on disk (`topics.storage.disk.Damaged`) and wrong settings are not in this tree: readers get a
 tombstone, or the process stops.
 """
 

@@ -1,7 +1,7 @@
 """An archive job that is killed at random moments and before its first batch, and run again.
 
 Runs as a program: ``python -m tests.campaigns.archive_kills --kills 20 --starts 3``. Each run of
-the job is a process of its own with a JVM and Python workers, and a kill ends all of them. A kill
+the job is a process of its own with a JVM and Python workers, and a kill stops all of them. A kill
 before the first batch comes after Spark has written the offsets of the batch, and before it renames
 the file.
 
@@ -61,7 +61,7 @@ def running(live: Live, directory: Path, **env: str) -> Iterator[subprocess.Pope
 
 def kill_in_a_batch(live: Live, directory: Path, dice: random.Random) -> bool:
     """Run the archive, and kill it within two seconds after it began a batch. Return whether it was
-    killed: it may end by itself on a busy machine.
+    killed: on a busy machine it may finish before.
     """
     begun = directory / CHECKPOINT / "offsets"
     known = {*begun.glob("*")}
@@ -93,7 +93,7 @@ def kill_at_the_start(live: Live, directory: Path) -> None:
 
 
 def judge(live: Live, directory: Path) -> Iterator[str]:
-    """Run the archive to its end, and return what is wrong with the table."""
+    """Run the archive to its end, and return the errors in the table."""
     with running(live, directory) as process:
         if (code := process.wait()) != ExitCode.DONE:
             yield f"{directory.name}: the job ends with exit code {code}"

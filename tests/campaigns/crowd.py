@@ -1,12 +1,12 @@
 """Crowds: many clients of one kind, in a process of their own, in one loop.
 
-    come     all connect; whom the server ends comes back after a while
+    come     all connect; clients that the server disconnects connect again after a pause
     leave    all hang up
-    told     what has become of them
+    told     the result for each of them
 
     kind        each client
     nodes       makes watch sessions with 10,000 nodes
-    answers     asks for 8 MiB and reads nothing
+    answers     requests 8 MiB and reads nothing
     streams     opens an event stream of 8 MiB events and reads nothing
     trickles    the same, and reads a byte every 5 s
     churning    the same, and hangs up after 2 s
@@ -14,8 +14,8 @@
     sockets     subscribes on a WebSocket to messages of 8 MiB and reads nothing
     echoes      sends commands with a `request_id` of 100 KiB and reads nothing
     messages    sends WebSocket messages of 16 MiB with a key that may only read
-    idle        connects and says nothing, without a key
-    heads       connects and says the first line of a request, without a key
+    idle        connects and sends nothing, without a key
+    heads       connects and sends the first line of a request, without a key
     refused     sends the head of a request with a wrong key, and no body
     bodiless    declares a body on a route that needs no key, and sends none of it
     bodies      the same, and sends all of the body but its last byte
@@ -29,7 +29,7 @@
     leaving     sends requests without a key and closes its connection immediately
     visitors    requests the root without a key, repeatedly
     watchers    opens an event stream on which next to nothing comes, and reads it
-    askers      asks for a state, reads it, and stays
+    askers      requests a state, reads it, and stays
     slow        sends a head or a body, a byte now and then (slow loris)
 
 Clients come from several addresses, 127.0.0.2 and up, so that ports suffice.

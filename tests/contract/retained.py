@@ -69,7 +69,7 @@ def floors(api: Api, topic: str) -> dict[str, int]:
 
 
 def agrees(api: Api, topic: str, model: TopicModel) -> None:
-    """State, list and reads from every cursor are what the model says."""
+    """State, list and reads from every cursor agree with the model."""
     found = floors(api, topic)
     assert (found["head_seq"], found["earliest_seq"], found["count"]) == (
         model.head_seq,

@@ -273,7 +273,7 @@ class Charges(RuleBasedStateMachine):
         assert self.shard.topics.own == len(topics)
         for topic in topics:
             cap_bytes = self._largest_cap(topic)
-            # The room that is kept up to a cap stays until a change without the cap is settled.
+            # Bytes kept up to a cap stay charged until a change without the cap is settled.
             most = max(topic.bytes, cap_bytes) + topic.pending_bytes
             assert topic.bytes <= topic.charge <= most
             if not topic.pending and not cap_bytes:

@@ -44,9 +44,7 @@ def jvm() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def spark(jvm: SparkSession) -> SparkSession:
-    """The session that the tests share. A write looks for the format in the session of its thread,
-    which is this one from here on.
-    """
+    """The shared session, made the session of this thread, where a write looks up the format."""
     jvm.createDataFrame([(0,)], "a int")
     return jvm
 

@@ -72,5 +72,5 @@ def test_each_row_is_written_and_read_once_though_executors_are_killed(tmp_path:
     _, read = json.loads((left / "read.found").read_text())
     assert sorted(read) == [*range(ROWS)]
     assert {path.stem for path in left.glob("*.died")} == {*STEPS}
-    # One is killed in each step, and another one ends the last step; at the start there were two.
+    # One is killed in each step, and another one finishes the last step; two ran at the start.
     assert len({path.suffix for path in left.glob("*.executor.*")}) > len(STEPS)

@@ -1,4 +1,4 @@
-"""The package without a JVM: what it imports, names of columns, and the check for Java."""
+"""The package without a JVM: its imports, names of columns, and the check for Java."""
 
 from __future__ import annotations
 

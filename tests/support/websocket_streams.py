@@ -95,7 +95,7 @@ STREAMS = st.lists(FRAMES, max_size=8).map(b"".join)
 def events_of(
     stream: bytes, cuts: Iterable[int] = (), max_message_bytes: int = MAX_BYTES
 ) -> list[Frame | Close]:
-    """The frames of a stream that arrives cut at these offsets, and the failure that ends it."""
+    """The frames of a stream that arrives cut at these offsets, and the failure that closes it."""
     reader, found = FrameReader(max_message_bytes), list[Frame | Close]()
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     for start, end in pairwise(bounds):

@@ -235,6 +235,27 @@ def test_runs_are_bounded_and_only_a_stale_one_makes_room(monkeypatch: pytest.Mo
     assert len(shard.asked) == asked + 2
 
 
+def test_a_run_that_arrives_when_there_are_too_many_answers_one_page_only() -> None:
+    shard = Shard(100_000)
+    ahead = ReadAhead(cast("Any", shard), Drain())
+    late = Reader(ahead, 10)
+    late.page()
+    late.page()  # a run of one page is there
+    shard.holds = True
+    late.page()  # a run of two is requested
+    assert late.page() == {}, "it waits"
+    shard.holds = False
+    for limit in range(1000, 1000 + RUNS_MAX):
+        other = Reader(ahead, limit)
+        other.page()
+        other.page()
+    shard.waiting.pop()()
+    assert late.cursor == 40
+    asked = len(shard.asked)
+    late.page()
+    assert len(shard.asked) == asked + 1
+
+
 def test_a_page_is_used_once() -> None:
     shard = Shard(1000)
     ahead = ReadAhead(cast("Any", shard), Drain())

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.live_desk import Desk
 from topics.actors.link.beat import BEAT_S
@@ -16,7 +16,7 @@ from topics.front.http.connection import Timings
 from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_publish import UNANSWERED_MAX
 
-pytestmark = pytest.mark.usefixtures("autojump_clock", "_clock")
+pytestmark = pytest.mark.usefixtures("_clock")
 PATIENCE = Timings(body_grace_s=0.3, body_bytes_per_s=20)
 BEGUN = bytes.fromhex("81 85 00000000") + b"four"  # of five
 
@@ -36,8 +36,9 @@ async def web_socket(front: Desk) -> AsyncIterator[tuple[WebSocket, socket.socke
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.slow
-async def test_a_message_that_never_completes_ends_its_socket(front: Desk) -> None:
+async def test_a_message_that_never_completes_ends_its_socket(
+    front: Desk, autojump_clock: MockClock
+) -> None:
     async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
         client.send(BEGUN)
         await trio.sleep(PATIENCE.body_grace_s + 2 * BEAT_S)
@@ -48,8 +49,9 @@ async def test_a_message_that_never_completes_ends_its_socket(front: Desk) -> No
         assert not idle.ended
 
 
-@pytest.mark.slow
-async def test_a_slow_but_steady_message_is_waited_for(front: Desk) -> None:
+async def test_a_slow_but_steady_message_is_waited_for(
+    front: Desk, autojump_clock: MockClock
+) -> None:
     """Ten bytes a fragment buy half a second, and come every 0.2."""
     async with web_socket(front) as (stream, client):
         client.send(bytes.fromhex("01 80 00000000"))
@@ -62,20 +64,18 @@ async def test_a_slow_but_steady_message_is_waited_for(front: Desk) -> None:
         assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
 
 
-@pytest.mark.slow
-async def test_each_message_has_a_time_of_its_own(front: Desk) -> None:
+async def test_each_message_has_a_time_of_its_own(front: Desk, autojump_clock: MockClock) -> None:
     async with web_socket(front) as (stream, client):
         for _ in range(20):
             client.send(BEGUN)
             await trio.sleep(PATIENCE.body_grace_s * 0.7)
             client.send(b"!")
-            await trio.sleep(0.01)
+            await wait_all_tasks_blocked()
         assert not stream.ended
 
 
-@pytest.mark.slow
 async def test_a_message_that_is_not_read_because_a_shard_is_slow_is_not_late(
-    front: Desk,
+    front: Desk, autojump_clock: MockClock
 ) -> None:
     publish = b'{"op":"publish","topic":"t","request_id":1,"data":1}'
     async with web_socket(front) as (stream, client):

@@ -1,4 +1,4 @@
-"""Each row is in its topic once, whatever is repeated and whatever is killed."""
+"""Each row is in its topic once, after repeated tasks and killed processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(df: DataFrame, url: str, **more: str) -> None:
 
 
 def stream(df: DataFrame, url: str, checkpoint: Path, **more: str) -> None:
-    """Run the stream over all that is there."""
+    """Run the stream over all available rows."""
     build = df.writeStream.format("topics").options(servers=url, **more)
     query = build.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     try:

@@ -116,7 +116,7 @@ class Peers(Service):
 
 
 class Asked(Generic[R]):
-    """One call to a shard, and what became of it."""
+    """One call to a shard, and its outcome."""
 
     def __init__(self, shard: int) -> None:
         self._answer: R | TopicsError = NotReady(f"shard {shard} does not answer", reason=PEER_AWAY)
@@ -137,8 +137,8 @@ class Asked(Generic[R]):
 
     @property
     def result(self) -> R:
-        """What the shard says. Raises `TopicsError`; `NotReady` also when it has not answered: it
-        may do it yet.
+        """The shard's result. Raises `TopicsError`; `NotReady` also when it has not answered: it
+        may still execute the call.
         """
         if isinstance(self._answer, TopicsError):
             raise self._answer

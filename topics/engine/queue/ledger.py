@@ -1,23 +1,23 @@
-"""Ledger: what a restart knows of the jobs of one queue, beyond their records (decision 0025).
+"""Ledger: state of the jobs of one queue after a restart, beyond their records (decision 0025).
 
     rows           by seq: jobs that are leased, claimable again, or on their way to a dead-letter
                    topic; the others were never delivered, as far as the log knows
     delays         by seq: when a job that was never delivered may be (wall ms)
-    dead_lettered  how many jobs a dead-letter topic has got
+    dead_lettered  the number of jobs moved to a dead-letter topic
 
 A checkpoint fills it (`unpack`), the replay of the log changes it, and `Jobs.begin` takes over from
-it. All times are wall clock: a restart goes on with what is left of them.
+it. All times are wall clock: after a restart the rest of each time counts.
 
 A replay may apply frames over a checkpoint that knows of some of them already: changes of leases
-are effective before their frames are written. It comes to the same end, for each job by itself:
+are effective before their frames are written. The result is the same for each job:
 
-- A row is the outcome of the last frame about its job, which says all of it. A checkpoint that
+- A row is the outcome of the last frame about its job, which contains all of it. A checkpoint that
   knows of later frames has another row, or none; those frames are replayed, too, and the last of
   them decides.
 - Only the sum, `dead_lettered`, must not know of a frame that is replayed. It is that of committed
   changes, and frames below the LSN as of which the checkpoint holds the topic are not counted.
-- Rows and delays of jobs whose record has gone meanwhile are dropped at the end of the replay
-  (`topics.engine.queue.queue_replay`).
+- Rows and delays of jobs whose record was deleted in the meantime are dropped at the end of the
+  replay (`topics.engine.queue.queue_replay`).
 
 A checkpoint holds ``dead_lettered`` with the topic, and the jobs in parts of plain values. The
 columns of rows have an item for each row, in the same order, and so have both columns of delays.

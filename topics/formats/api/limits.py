@@ -1,6 +1,6 @@
 """Limits and clamps of requests (§2, §3, §10, §11): each is stated here, once.
 
-A limit refuses what is above it; a clamp takes its bound instead. A zero in a read stands for the
+A limit refuses a value above it; a clamp takes its bound instead. A zero in a read means the
 default. The limits of lists and of texts that are kept or echoed, over HTTP and WebSockets alike
 (``max`` in the detail):
 

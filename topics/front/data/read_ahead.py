@@ -50,7 +50,7 @@ from topics.front.route import BodyRule, Route
 GUESSES_MAX = 1024
 RUNS_MAX = 16
 RUN_PAGES_MAX = 8
-STALE_NS = 1_000_000_000  # a run not used for so long makes room for the run of another reader
+STALE_NS = 1_000_000_000  # a run that was not used for 1 s may be dropped for another one
 BODY_MAX_BYTES = 1024  # of a request whose successor is guessed
 TRAILER_MAX_BYTES = 512
 
@@ -74,7 +74,7 @@ class PageKey(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page that was read ahead: ``length`` bytes of ``body``, which has room for the trailer."""
+    """A page that was read ahead: ``length`` bytes of ``body``, which has space for the trailer."""
 
     body: bytearray
     length: int
@@ -83,9 +83,9 @@ class Page(NamedTuple):
 
 
 class Run:
-    """Pages that one message asked a shard for, in order; ``pages`` is None until they arrive.
+    """Pages that one message requested, in order; ``pages`` is None until they arrive.
 
-    When the first page is used, the next run is asked for.
+    When the first page is used, the next run is requested.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class Run:
         self.is_used = False
         self.used_ns = time.monotonic_ns()
         self.pages: deque[Page] | None = None
-        self.waiting: Callable[[], object] | None = None  # a request that came before its page
+        self.waiting: Callable[[], object] | None = None  # a request that arrived before its page
         self.mark = HeadMark(0, 0)
         self.earliest_seq = self.epoch = 0
 

@@ -4,12 +4,11 @@
        ^                            '---> pong, close
        '-- only while there is room: publishes are answered, and the client reads the answers
 
-The shards do what they do for HTTP, with the same bytes. In one turn of the loop a socket is heard
-for `FRAMES_PER_TURN`, however many have come, and answered in one write. Three things end a socket
-that takes more than its share: a message that does not come to its end in the time that a body of
+The shards do what they do for HTTP, with the same bytes. In one turn of the loop at most
+`FRAMES_PER_TURN` frames of a socket are handled, and answered in one write. Three things close a
+socket that takes more than its share: a message that is not complete in the time that a body of
 HTTP has, unread input of all clients above its bound (held_memory.py), and a client that reads
-nothing. A key that may not write has no use for long messages: one of them is too big, and ends the
-socket.
+nothing. A key that may not write has no use for long messages: one of them closes the socket.
 """
 
 from __future__ import annotations

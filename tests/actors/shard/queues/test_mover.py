@@ -1,4 +1,4 @@
-"""Mover: append first, delete second; what cannot be moved stays, with the reason."""
+"""Mover: append first, delete second; records that cannot be moved stay, with the reason."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from topics.errors import TopicsError
 from topics.formats.api.queue_answers import record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 
-RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled as long as nothing can be moved
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled while nothing can be moved
 # Batches in flight to one shard. Each holds up to 1 MiB of records. If a shard does not answer,
 # only the moves to its topics stop.
 MOVES_MAX: Final = 8
@@ -47,16 +47,16 @@ MOVES_MAX: Final = 8
 log = structlog.get_logger()
 
 Rule = tuple[str | None, int]
-"""What a config says of dead jobs: the dead-letter topic, and the number of deliveries."""
+"""The dead-letter topic of a config, and its number of deliveries."""
 
 
 @dataclass(eq=False, slots=True)
 class Queue:
     """A queue whose dead jobs are being moved by ``rule``.
 
-    ``changed`` ends the pause before the next attempt, and ``failure`` is the error code of the
-    last attempt. With ``is_unsettled``, the target may have copies of jobs that are still in the
-    queue, so the queue has an entry in `Moves`.
+    ``changed`` interrupts the pause before the next attempt, and ``failure`` is the error code of
+    the last attempt. With ``is_unsettled``, the target may have copies of jobs that are still in
+    the queue, so the queue has an entry in `Moves`.
     """
 
     topic: Topic

@@ -44,7 +44,7 @@ from topics.errors import NotReady, TopicsError
 from topics.formats.api.queue_answers import RecordParts, append_request
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
 
-COPIES_BYTES: Final = 1 << 20  # of records: no more are added to a batch that has so many
+COPIES_BYTES: Final = 1 << 20  # of records: a batch of this size is complete
 
 Delete: TypeAlias = Callable[[Topic, Sequence[int], Now], FinishJobs]
 
@@ -64,7 +64,7 @@ class Moved(NamedTuple):
 
     @property
     def refused(self) -> list[int]:
-        """Seqs of records of which the target has no copy."""
+        """Seqs of records that were not copied to the target."""
         return [seq for seq, error in self.failures.items() if not isinstance(error, NotReady)]
 
 

@@ -51,15 +51,15 @@ RedriveCall: TypeAlias = InboundMessage[RedriveParams, NoResult]
 Result = TypeVar("Result")
 
 TIME_MAX_S: Final = 20.0
-READ_RECORDS: Final = 16  # read at once, before their bytes are counted
-# A redrive ends when it has come by so many records that cannot be moved.
+READ_RECORDS: Final = 16  # read together, before their bytes are counted
+# A redrive stops after this many records that cannot be moved.
 SKIPPED_MIN: Final = 10_000
 SKIPPED_PER_RECORD: Final = 1_000  # of its limit
 NO_SOURCE: Final = "no_source"
 
 
 class Skip(NamedTuple):
-    """A record that is not moved, and the code that says why."""
+    """A record that is not moved, and the error code."""
 
     seq: int
     code: str
@@ -86,11 +86,11 @@ class Transfer:
         self._engine = engine
         self._selection = selection.select(topic, engine.store, asked.before_seq, asked.match)
         self._passed_over: list[int] = []
-        self._refused: dict[str, str] = {}  # targets that take no more, each with the code
+        self._refused: dict[str, str] = {}  # targets that have refused a record, each with the code
 
     @property
     def is_over(self) -> bool:
-        """No more is to be chosen."""
+        """Whether no further record is to be chosen."""
         return (
             self.is_answered
             or self.is_stopped
@@ -192,17 +192,17 @@ class Transfer:
         found.setdefault(target, []).append(copy)
 
     def _objection(self, target: str | None) -> str | None:
-        """The code that says why nothing is moved to ``target``."""
+        """The error code if nothing can be moved to ``target``."""
         if target is None or target == self.topic.name:
             return NO_SOURCE
         if not covered(target, self.request.params.prefixes):
             return Forbidden.code
         return self._refused.get(target)
 
-    # What becomes of a record that was chosen
+    # The outcome of a record that was chosen
 
     def skip(self, seq: int, code: str, now: Now) -> None:
-        """Put it back: it stays, for the reason that ``code`` gives."""
+        """Put it back: it stays because of the error ``code``."""
         self._put_back((seq,), now)
         self.skipped += 1
         skip = Skip(seq, code)
