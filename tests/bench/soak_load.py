@@ -22,7 +22,7 @@ from topics.client import ConnectionLost, Event, Record, Throttled, Tombstone, T
 
 END: Final = -1  # the last record of a topic
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
-CAPS: Final = {"cap_bytes": 8 << 20}
+CAP_BYTES: Final = 8 << 20
 TIMED: Final = ("appends", "live", "claims")
 GRACE_S: Final = 10.0  # after a restart: a client may have waited for a processor
 PATIENCE_S: Final = 90.0  # longer than a client tries
@@ -327,9 +327,9 @@ def clients(soak: Soak) -> list[Client]:
     """All of them, with the topics that they work on."""
     with Topics(soak.url, key="") as client:
         for durability in CLASSES:
-            client.topic(durability).put(durability=durability, **CAPS)
+            client.topic(durability).put(durability=durability, cap_bytes=CAP_BYTES)
         for topic in ("mid", "out", "fan"):
-            client.topic(topic).put(**CAPS)
+            client.topic(topic).put(cap_bytes=CAP_BYTES)
         for topic in ("aging", "sink"):
             client.topic(topic).put(ttl_ms=30_000)
         client.queue("dead").put()

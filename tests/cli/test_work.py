@@ -136,7 +136,8 @@ def test_a_lost_lease_ends_the_command(
     topics: Run, client: Topics, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.queue(queue).append(1)
-    monkeypatch.setattr(Job, "lost", True)
+    states = iter([False])  # when the worker hands it out
+    monkeypatch.setattr(Job, "lost", property(lambda _: next(states, True)))
     done = topics("work", queue, "--once", "--", "sleep", "60")
     assert done.err.splitlines() == [
         f"topics: {queue}#1: the lease is lost, ending the command",

@@ -5,12 +5,15 @@ Its rules are tested with the client for threads, which is generated from it.
 
 from __future__ import annotations
 
+import gc
+import time
+
 import anyio
 import pytest
 
-from topics.client import CaughtUp, NotFound, Record
-from topics.client.aio import AsyncQueue, AsyncTopics, AsyncWorker
-from topics.client.calls import AsyncCaller
+from topics.client import CaughtUp, Conflict, ConnectionLost, Invalid, NotFound, Record
+from topics.client.aio import AsyncJob, AsyncQueue, AsyncTopics, AsyncWorker
+from topics.client.aio.caller import AsyncCaller
 
 pytestmark = [
     pytest.mark.parametrize("backend", ["asyncio", "trio"]),
@@ -86,7 +89,7 @@ def test_queues_and_workers(
         monkeypatch.setattr(AsyncWorker, "_extend", noted)
         async with AsyncTopics(url) as client:
             queue = await queue_of(client, name, "extended", "bad", "by hand")
-            async with queue.worker(concurrency=3, lease=60.0, drain=True) as worker:
+            async with queue.worker(lease=60.0, drain=True) as worker:
                 async for job in worker:
                     async with job:
                         if job.data == "extended":
@@ -128,14 +131,125 @@ def test_an_exception_of_the_loop_is_not_put_into_a_group(
         async with AsyncTopics(url) as client:
             queue = await queue_of(client, name, 1, 2)
             with pytest.raises(KeyError):
-                async with queue.worker(concurrency=2, lease=60.0) as worker:
+                async with queue.worker(lease=60.0) as worker:
                     raise KeyError((await anext(worker)).data)
-            assert await counts(queue) == (1, 1)  # the other job was released
+            assert await counts(queue) == (2, 0)  # the job was released
 
     anyio.run(run, backend=backend)
 
 
-def test_a_cancelled_loop_saves_its_cursor(url: str, name: str, backend: str) -> None:
+def test_run_handles_jobs_concurrently(url: str, name: str, backend: str) -> None:
+    async def run() -> None:
+        together, held = anyio.Event(), list[int]()
+
+        async def handle(job: AsyncJob) -> None:
+            held.append(job.data)
+            if len(held) == 3:
+                together.set()
+            await together.wait()
+            if job.data == 2:
+                raise ValueError("no good")
+
+        async with AsyncTopics(url) as client:
+            queue = await queue_of(client, name, *range(3))
+            with anyio.fail_after(60):
+                await queue.worker(drain=True).run(handle, concurrency=3)
+            assert sorted(held) == [0, 1, 2]
+            (again,) = await queue.claim("me", wait=10)
+            assert (again.data, again.last_error) == (2, "ValueError: no good")
+
+    anyio.run(run, backend=backend)
+
+
+def test_a_failure_of_run_is_not_put_into_a_group(url: str, name: str, backend: str) -> None:
+    async def run() -> None:
+        async with AsyncTopics(url) as client:
+            await client.topic(name).append(1)
+            with pytest.raises(Conflict):
+                await client.queue(name).worker().run(anyio.sleep, concurrency=2)  # type: ignore[arg-type]
+
+    anyio.run(run, backend=backend)
+
+
+def test_a_loop_that_is_left_early_leaves_nothing_behind(
+    url: str, name: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "topics.client")
+
+    async def run() -> None:
+        async with AsyncTopics(url) as client:
+            await client.topic(name).append(1, 2)
+            async for event in client.watch(name):
+                assert isinstance(event, Record)
+                break
+        with anyio.CancelScope() as scope:
+            async with AsyncTopics(url) as client, client.watch(name) as watch:
+                async for event in watch:
+                    if isinstance(event, CaughtUp):
+                        scope.cancel()
+
+    anyio.run(run, backend=backend)
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_a_watch_may_be_closed_by_another_task(url: str, name: str, backend: str) -> None:
+    async def run() -> None:
+        async with AsyncTopics(url) as client, anyio.create_task_group() as tasks:
+            await client.topic(name).append(1)
+            watch = client.watch(name)
+            assert isinstance(await anext(watch), Record)
+            tasks.start_soon(watch.close)
+            with anyio.fail_after(10):
+                assert [event async for event in watch if isinstance(event, Record)] == []
+
+    anyio.run(run, backend=backend)
+
+
+def test_a_producer_and_a_publisher_send_in_a_task(url: str, name: str, backend: str) -> None:
+    async def run() -> None:
+        async with AsyncTopics(url, node="me") as client:
+            topic = client.topic(name)
+            async with topic.producer() as producer:
+                sent = [await producer.send(number, tag="t") for number in range(1500)]
+                await producer.flush(timeout=60)
+                assert [await each for each in sent[:3]] == [1, 2, 3]
+            async with client.publisher() as publisher:
+                sent = [await publisher.publish(name, number) for number in range(500)]
+                assert [await each for each in sent[:2]] == [1501, 1502]
+            assert (await topic.state()).head_seq == 2000
+            with pytest.raises(RuntimeError, match="async with"):
+                await topic.producer().send(1)
+            async with topic.producer() as producer:
+                sent = [await producer.send(1), await producer.send(2, tag="t" * 300)]
+                with pytest.raises(ExceptionGroup, match="1 of 2 records failed"):
+                    await producer.close()
+            assert await sent[0] == 2001
+            with pytest.raises(Invalid):
+                await sent[1]
+
+    anyio.run(run, backend=backend)
+
+
+def test_a_cancelled_producer_ends_soon_without_a_server(name: str, backend: str) -> None:
+    async def run() -> None:
+        async with AsyncTopics("http://127.0.0.1:1") as client:
+            with anyio.move_on_after(0.1):
+                async with client.topic(name).producer() as producer:
+                    sent = await producer.send(1)
+                    await anyio.sleep_forever()
+            assert isinstance(sent.exception(), ConnectionLost)
+
+    began = time.monotonic()
+    anyio.run(run, backend=backend)
+    assert time.monotonic() - began < 10  # far less than the deadline of a record
+
+    anyio.run(run, backend=backend)
+
+
+def test_a_cancellation_leaves_its_record_to_the_next_run(
+    url: str, name: str, backend: str
+) -> None:
     async def run() -> None:
         async with AsyncTopics(url) as client:
             await client.topic(name).append(1, 2)
@@ -146,7 +260,7 @@ def test_a_cancelled_loop_saves_its_cursor(url: str, name: str, backend: str) ->
                             scope.cancel()
                             await anyio.sleep_forever()
             async with client.cursor(name) as cursor:
-                assert cursor.positions[name][0] == 2
+                assert cursor.positions[name][0] == 1
 
     anyio.run(run, backend=backend)
 
@@ -156,7 +270,7 @@ def test_a_cancelled_worker_releases_its_jobs(url: str, name: str, backend: str)
         async with AsyncTopics(url) as client:
             queue = await queue_of(client, name, 1, 2)
             with anyio.CancelScope() as scope:
-                async with queue.worker(concurrency=2, lease=60.0) as worker:
+                async with queue.worker(lease=60.0) as worker:
                     async for job in worker:
                         async with job:
                             scope.cancel()

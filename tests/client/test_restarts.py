@@ -50,7 +50,7 @@ def test_restarts_and_kills_are_pauses(tmp_path: Path) -> None:
 
         def work() -> None:
             queue = Topics(url_of(server)).queue("jobs")
-            with queue.client, queue.worker(concurrency=4, lease=5.0) as worker:
+            with queue.client, queue.worker(lease=5.0) as worker:
                 for job in worker:
                     with job:
                         worked[job.data] += 1

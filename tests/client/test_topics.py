@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
@@ -228,19 +232,183 @@ def test_a_cursor_is_where_the_last_loop_ended(client: Topics, name: str) -> Non
         assert data([record]) == ["new"]
 
 
-def test_a_cursor_is_saved_while_the_loop_runs(
-    client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("topics.client.watching.SAVE_EVERY_S", 0.0)
-    client.topic(name).append(1, 2)
-    cursor = client.cursor(name)
-    with cursor:
+def fail_at_2(client: Topics, name: str, failure: type[BaseException]) -> None:
+    with client.cursor(name) as cursor:
         for event in client.watch(name, cursor=cursor):
             if isinstance(event, Record) and event.data == 2:
-                assert data(client.topic(f"cursor:{name}").read())[-1] == {
-                    name: [1, client.topic(name).state().epoch]
-                }
+                raise failure
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, ValueError])
+def test_an_exception_leaves_its_record_to_the_next_run(
+    client: Topics, name: str, failure: type[BaseException]
+) -> None:
+    client.topic(name).append(1, 2, 3)
+    with pytest.raises(failure):
+        fail_at_2(client, name, failure)
+    with client.cursor(name) as cursor:
+        assert data([next(client.watch(name, cursor=cursor))]) == [2]
+
+
+def test_a_cursor_is_saved_while_the_loop_waits_for_an_event(
+    client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.client.sync.watcher.SAVE_EVERY_S", 0.01)
+    client.topic(name).append(1)
+    with client.cursor(name) as cursor, client.watch(name, cursor=cursor) as watch:
+        loop = threading.Thread(target=lambda: [*watch])
+        loop.start()
+        saved = client.topic(f"cursor:{name}").read(follow=True, limit=1)
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            with suppress(NotFound):
+                assert data(saved) == [{name: [1, client.topic(name).state().epoch]}]
                 break
+            saved = client.topic(f"cursor:{name}").read(follow=True, limit=1)
+        watch.close()
+        loop.join(30)
+        assert not loop.is_alive()
+
+
+@pytest.mark.parametrize("scopes", ["r+w", "r+w:jobs|cursor:jobs", ""])
+def test_a_key_that_reads_and_writes_may_have_a_cursor(tmp_path: Path, scopes: str) -> None:
+    with Server(tmp_path / "data", api_keys=f"admin,k:{scopes}") as server:
+        with Topics(url_of(server), key="admin") as admin:
+            admin.topic("jobs").append(*range(5))
+        with Topics(url_of(server), key="k") as client:
+            for first in range(0, 3, 2):
+                with client.cursor("jobs") as cursor:
+                    events = client.watch("jobs", cursor=cursor)
+                    assert data([*islice(events, 2)]) == [first, first + 1]
+        with Topics(url_of(server), key="admin") as admin:
+            state = admin.topic("cursor:jobs").state()
+            assert state.count == (1 if scopes == "" else 2)
+
+
+def test_a_cursor_with_many_saves_starts_at_the_last(client: Topics, name: str) -> None:
+    client.topic(name).append(*range(9))
+    epoch = client.topic(name).state().epoch
+    place = client.topic(f"cursor:{name}")
+    place.append(*({name: [number % 8, epoch]} for number in range(2000)))
+    place.append({name: [8, epoch]})
+    with client.cursor(name) as cursor:
+        assert data([next(client.watch(name, cursor=cursor))]) == [8]
+
+
+def test_a_watch_may_be_closed_by_another_thread(client: Topics, name: str) -> None:
+    client.topic(name).append(1)
+    watch, seen = client.watch(name), list[Event]()
+    loop = threading.Thread(target=lambda: seen.extend(watch))
+    loop.start()
+    while not seen and loop.is_alive():
+        time.sleep(0.01)
+    watch.close()
+    loop.join(5)
+    assert not loop.is_alive()
+    assert data(seen) == [1]
+    assert watch.next() is None
+
+
+def test_next_raises_after_its_timeout_and_loses_nothing(client: Topics, name: str) -> None:
+    topic = client.topic(name)
+    topic.append(1)
+    with client.watch(name) as watch:
+        first = watch.next(timeout=30)
+        assert data([first] if first else []) == [1]
+        assert isinstance(watch.next(timeout=30), CaughtUp)
+        with pytest.raises(TimeoutError):
+            watch.next(timeout=0.05)
+        topic.append(2)
+        events = [watch.next(timeout=30), watch.next(timeout=30)]
+        assert data([event for event in events if event is not None]) == [2]
+
+
+def test_unknown_options_name_the_nearest(client: Topics, name: str) -> None:
+    topic, options = client.topic(name), {"delay_ms": 5}
+    with pytest.raises(TypeError, match="did you mean 'delay'"):
+        topic.append(1, **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="did you mean 'ttl_ms'"):
+        topic.put(ttl=5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="did you mean 'guarantee'"):
+        client.put_router("r", name, "x", guaranty="exactly_once")  # type: ignore[call-arg]
+    with topic.producer() as producer, pytest.raises(TypeError, match="did you mean 'tag'"):
+        producer.send(1, tags="a")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="tag: only payloads"):
+        topic.append(records=[{"data": 1}], tag="t")
+    with pytest.raises(NotFound):
+        topic.state()
+
+
+def test_options_of_an_append_are_sent(client: Topics, name: str) -> None:
+    queue = client.queue(name)
+    queue.put()
+    queue.append(1, 2, tag="t", meta={"a": 1}, node="n", delay=60.0)
+    queue.append(3, deliver_at=time.time() + 60)
+    records = [event for event in queue.read() if isinstance(event, Record)]
+    assert [(each.tag, each.meta, each.node) for each in records] == [
+        *[("t", {"a": 1}, "n")] * 2,
+        (None, None, None),
+    ]
+    state = queue.state().queue
+    assert state is not None
+    assert (state.ready, state.delayed) == (0, 3)
+    client.topic(f"{name}.made").append(1, config={"cap_records": 7}, create=True)
+    assert client.topic(f"{name}.made").state().config["cap_records"] == 7
+    with pytest.raises(NotFound):
+        client.topic(f"{name}.not").append(1, create=False)
+
+
+@pytest.mark.parametrize("value", [float("nan"), [{"a": float("-inf")}]])
+def test_a_number_that_json_lacks_is_refused(client: Topics, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match="is not a JSON number"):
+        client.topic(name).append(value)
+    with (
+        client.topic(name).producer() as producer,
+        pytest.raises(ValueError, match="is not a JSON number"),
+    ):
+        producer.send(None, meta={"a": value})
+
+
+def test_limits_and_keys_are_checked(client: Topics, name: str) -> None:
+    topic = client.topic(name)
+    topic.append(1)
+    assert [*topic.read(limit=0)] == []
+    with pytest.raises(ValueError, match="negative"):
+        next(topic.read(limit=-1))
+    with pytest.raises(ValueError, match="at least one character"):
+        topic.append(1, key="")
+    (record,) = topic.read()
+    assert {record, copy.copy(record)} == {record}
+
+
+def test_each_failed_attempt_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "topics.client")
+    with (
+        Topics("http://127.0.0.1:1", retry=Retry(deadline=0.3)) as client,
+        pytest.raises(ConnectionLost),
+    ):
+        client.topic("t").append(1)
+    assert caplog.messages
+    assert all("next attempt in" in message for message in caplog.messages)
+
+
+def test_a_forked_process_has_connections_of_its_own(client: Topics, name: str) -> None:
+    """20 children and their parent read different topics at the same time."""
+    for number in range(21):
+        client.topic(f"{name}.{number}").append(number)
+    children = []
+    for number in range(1, 21):
+        if (pid := os.fork()) == 0:
+            status = 1
+            with suppress(BaseException):
+                mine = client.topic(f"{name}.{number}")
+                found = [data(mine.read()) for _ in range(10)]
+                status = int(found != [[number]] * 10)
+            os._exit(status)
+        children.append(pid)
+    for _ in range(50):
+        assert data(client.topic(f"{name}.0").read()) == [0]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 20
 
 
 def test_a_stream_that_is_silent_has_ended(
@@ -250,7 +418,7 @@ def test_a_stream_that_is_silent_has_ended(
     monkeypatch.setattr("topics.client.http.HEARTBEAT_S", 0.1)  # the server's is longer
     client.topic(name).append(1)
     pauses: list[TopicsError] = []
-    monkeypatch.setattr(client, "pause", lambda _pause_s, failure: pauses.append(failure))
+    monkeypatch.setattr(client, "report_pause", lambda failure, _pause_s: pauses.append(failure))
     with client.watch(name) as watch:
         assert data(until_caught_up(iter(watch))) == [1]
         seen: list[Event] = []

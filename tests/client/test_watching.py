@@ -123,13 +123,17 @@ def test_no_topic_is_no_watch() -> None:
         Watching([], None, {})
 
 
-def test_progress_counts_what_was_handled() -> None:
+def test_a_position_that_changes_during_a_save_is_saved_next() -> None:
     progress = Progress()
-    event = CaughtUp(topic="a", head_seq=9)
-    progress.shown = Shown(event, (9, 7))
-    progress.leave(RuntimeError)
-    assert (progress.positions, progress.is_saved) == ({}, True)
-    progress.leave(KeyboardInterrupt)
-    assert (progress.positions, progress.is_saved) == ({"a": (9, 7)}, False)
-    progress.saved()
-    assert progress.is_saved
+    progress.shown = Shown(CaughtUp(topic="a", head_seq=9), (9, 7))
+    assert progress.unsaved() is None
+    progress.done()
+    first = progress.unsaved()
+    assert first == {"a": (9, 7)}
+    progress.shown = Shown(CaughtUp(topic="a", head_seq=11), (11, 7))
+    progress.done()
+    progress.saved(first)
+    second = progress.unsaved()
+    assert second == {"a": (11, 7)}
+    progress.saved(second)
+    assert progress.unsaved() is None

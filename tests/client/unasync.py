@@ -21,9 +21,11 @@ HEADER = (
 
 RULES = {
     r"\basync (?=def|for|with)|\bawait ": "",
-    r"Async(?=[A-Z])": "",  # AsyncTopics, AsyncIterator, StopAsyncIteration
+    r"Async(?=[A-Z])|\basync_(?=\w)": "",  # AsyncTopics, StopAsyncIteration, async_sent
+    r"\b(enter)_async_(?=context)": r"\1_",
     r"\b__a(?=(enter|exit|iter|next)__)": "__",
-    r"\ba(?=(close|closing|next|read)\b)": "",
+    r"\ba(?=(close|iter|next|read)\b)": "",
+    r"Awaitable\[(\w+)\]": r"\1",
     r"\bAnyIOBackend\b": "SyncBackend",
     r"\bfrom anyio import sleep\b": "from time import sleep",
     r"\bclient\.aio\b": "client.sync",
@@ -31,7 +33,13 @@ RULES = {
     r"\btasks\b": "threads",  # prose, and the module topics.client.tasks
 }
 RUFF = (
-    ("check", "--fix", "--unsafe-fixes", "--select", "I,UP028"),  # import order, `yield from`
+    (
+        "check",
+        "--fix",
+        "--unsafe-fixes",
+        "--select",
+        "I,F401,RUF100,UP028",
+    ),  # imports, `yield from`
     ("format",),
 )
 

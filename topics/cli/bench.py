@@ -113,7 +113,7 @@ def bench(
         name = stack.enter_context(own_topic(shell, client, "bench", **config))
         turns = []
         for _ in range(clients):
-            own = stack.enter_context(client.copy(timeout=client.timeout, retry=client.retry))
+            own = stack.enter_context(shell.client())
             turns.append(stack.enter_context(closing(KINDS[kind](own.queue(name), data))))
             next(turns[-1])
         began, cpu_s = monotonic(), process_time()

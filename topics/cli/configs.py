@@ -106,8 +106,9 @@ class Change(NamedTuple):
         elif self.new is None:
             client.call(calls.drop_router(self.name))
         else:
-            ends = self.new["source"], self.new["dest"]
-            client.call(calls.put_router(self.name, *ends, self.asked))
+            ends = {"source": self.new["source"], "dest": self.new["dest"]}
+            options = {name: value for name, value in self.asked.items() if name not in ends}
+            client.call(calls.put_router(self.name, **ends, options=options))
         return 0
 
 

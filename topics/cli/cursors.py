@@ -78,7 +78,6 @@ def set_(shell: Shell, name: str, topic: str, seq: int) -> None:
             raise click.BadParameter(f"{topic} ends at {state.head_seq}", param_hint="SEQ")
         with client.cursor(name) as cursor:
             cursor.positions[topic] = seq, state.epoch
-            cursor.is_saved = False
     done = {"cursor": name, "topic": topic, "seq": seq, "epoch": state.epoch}
     shell.done(done, f"cursor {name} is at {seq} in {topic}")
 

@@ -90,7 +90,7 @@ def work(
     logging.getLogger("topics.client").setLevel(logging.CRITICAL)  # `Shell` tells of pauses
     with (
         shell.client(is_patient=True) as client,
-        client.queue(queue).worker(concurrency=places, lease=lease_s, drain=drain) as worker,
+        client.queue(queue).worker(lease=lease_s, drain=drain) as worker,
     ):
         crew = Crew(shell, client, worker, command, places)
         crew.run(once=once, drain=drain)

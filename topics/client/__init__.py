@@ -1,22 +1,20 @@
 """The client of a topics server.
 
     aio/            the client for asyncio and trio
-    sync/           the client for threads: Topics, Topic, Queue, Watch, Cursor, Worker, Job;
-                    generated from aio/ by tests/client/unasync.py
+    sync/           the client for threads, generated from aio/ by tests/client/unasync.py
     tasks.py        the parts of both that are not generated: tasks of asyncio and trio,
     threads.py      threads and signals
-    chunks.py       divides many records into appends of a bounded size, and makes their keys
-    producer.py     many single appends as few requests
-    calls.py        the API as values: requests, how answers are read, when to try again
-    watching.py     event streams, without I/O
     jobs.py         a job that a worker holds, without I/O
+    watching.py     event streams, without I/O
     http.py         header fields, timeouts, certificates, failures
+    chunks.py       divide many records into appends of a bounded size, and make their keys
+    calls.py        the API as values: requests, how to parse responses, when to retry
     values.py       records, tombstones, states
-    errors.py       TopicsError, and a class for each thing that a caller can do about it
-    settings.py     which server and which key
+    settings.py     the server and the key
+    errors.py       TopicsError, and a class for each reaction of a caller
 
-It imports no module of the server but types of `topics.formats`, and no process of a server imports
-it.
+A module imports only modules that are listed below it. The client imports no module of the server
+except types of `topics.formats` and `topics.errors`, and no process of a server imports the client.
 """
 
 from topics.client.calls import Retry
@@ -30,8 +28,17 @@ from topics.client.errors import (
     TopicsError,
     Unavailable,
 )
-from topics.client.producer import Producer
-from topics.client.sync import Cursor, Job, Queue, Topic, Topics, Watch, Worker
+from topics.client.sync import (
+    Cursor,
+    Job,
+    Producer,
+    Publisher,
+    Queue,
+    Topic,
+    Topics,
+    Watch,
+    Worker,
+)
 from topics.client.values import (
     CaughtUp,
     Deleted,
@@ -58,6 +65,7 @@ __all__ = [
     "Job",
     "NotFound",
     "Producer",
+    "Publisher",
     "Queue",
     "Receipt",
     "Record",

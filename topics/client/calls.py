@@ -1,40 +1,42 @@
-"""Calls: the API as values. Each function says which request to send and how to read its answer;
-aio/pool.py sends it.
+"""Calls: the API as values. Each function returns the request of an operation and the way to parse
+its response. `topics.client.aio.pool` sends it.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import random
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
 from time import monotonic
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from topics.client import values
 from topics.client.errors import ConnectionLost, TopicsError, error_of
-from topics.formats.api.router_json import RouterPatch
-from topics.formats.api.topic_config import TopicConfigPatch
+
+LOG = logging.getLogger("topics.client")
 
 T = TypeVar("T")
 P = TypeVar("P")
 
-PAGE: Final = 1000  # the most that the server gives
-WAIT_S: Final = 25.0  # of one long poll; the server's bound is 30
-STATUSES_TO_RETRY: Final = (429, 502, 503, 504)
-CHANCE: Final = random.SystemRandom()  # the numbers of a program with a seed stay its own
+PAGE: Final = 1000  # the server's maximum
+WAIT_S: Final = 25.0  # of one long poll; the server's maximum is 30
+SHUTDOWN_S: Final = 0.8  # for each request after Ctrl-C, a cancellation or an exception
+ATTEMPT_MIN_S: Final = 0.2  # a request may take this long after its deadline, too
+CHANCE: Final = random.SystemRandom()  # does not disturb a program that seeds `random`
 
 
 class Call(NamedTuple, Generic[T]):
-    """A request. ``is_repeatable``: sending it twice does no more than sending it once. ``wait_s``:
-    how long the server may take on purpose. ``key``: the idempotency key of a body without one.
+    """A request. ``is_repeatable``: sending it twice has the effect of sending it once. ``wait_s``:
+    how long the server may delay the response on purpose. ``key``: the idempotency key, for a body
+    that does not contain one.
     """
 
     method: str
@@ -47,39 +49,40 @@ class Call(NamedTuple, Generic[T]):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header fields of this request alone."""
+        """The header fields that only this request has."""
         headers = {} if self.body is None else {"Content-Type": "application/json"}
         return headers if self.key is None else {**headers, "Idempotency-Key": self.key}
 
     @property
     def content(self) -> bytes | None:
-        """The body as JSON."""
-        return None if self.body is None else msgspec.json.encode(self.body)
+        """The body as JSON. Raises `ValueError` for NaN and the infinities."""
+        return None if self.body is None else values.encoded(self.body)
 
     def result(self, status: int, headers: Mapping[str, str], body: bytes) -> T:
-        """What an answer says. Raises `TopicsError`."""
+        """Parse a response. Raises `TopicsError` for an error response or an invalid one."""
         if status not in (200, 201):
             raise error_of(status, headers, body)
         try:
             return self.parse(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise TopicsError(
-                f"not the answer of a topics server: {error}", code="bad_answer", status=status
+                f"not a response of a topics server: {error}", code="bad_answer", status=status
             ) from None
 
     def read_by(self, parse: Callable[[bytes], P]) -> Call[P]:
-        """The same request with another way to read its answer."""
+        """Return the same request with another way to parse its response."""
         return Call(self.method, self.path, parse, *self[3:])
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How long to try: ``deadline`` s from the first failure. The server's Retry-After is obeyed;
-    without one the pause doubles from ``first`` to ``most`` s, less up to a half by chance.
+    """How long to retry: until ``deadline`` s after the first failure. The pause between attempts
+    is the server's Retry-After. Without one it doubles from ``first`` to ``most`` s, minus a random
+    part of up to a half.
 
-    ``tries`` after the first, and ``connects`` to an address where nobody answers, bound their
-    number. With such a bound the pause doubles also where the server names a shorter one, again and
-    again: it would be used up in seconds.
+    ``tries`` bounds the number of attempts after the first, ``connects`` the number of those that
+    could not connect. With ``tries`` the pause doubles even if the server requests a shorter one,
+    because a short Retry-After would otherwise use up all attempts within seconds.
     """
 
     deadline: float = 60.0
@@ -89,42 +92,24 @@ class Retry:
     connects: float = inf
 
 
-class Caller(Protocol):
-    """A client for threads as its workers and producers use it."""
-
-    node: str | None
-
-    def call(self, call: Call[T]) -> T:
-        """Send a call, again if that helps. Raises `TopicsError`."""
-
-    def copy(self, *, timeout: float, retry: Retry) -> AbstractContextManager[Caller, None]:
-        """Return a client of the same server with its own connections."""
-
-
-class AsyncCaller(Protocol):
-    """A client for asyncio and trio as its workers use it."""
-
-    async def call(self, call: Call[T]) -> T:
-        """See `Caller.call`."""
-
-    def copy(
-        self, *, timeout: float, retry: Retry
-    ) -> AbstractAsyncContextManager[AsyncCaller, None]:
-        """See `Caller.copy`."""
+FOREVER: Final = Retry(deadline=inf)  # the default of streams and workers: a restart is a pause
 
 
 class Tries:
-    """The tries of one call, or of one stream that comes back."""
+    """The attempts of one call, stream or worker. No attempt begins after ``until``, of the
+    monotonic clock.
+    """
 
-    def __init__(self, retry: Retry) -> None:
-        self._retry, self._pause, self._until = retry, retry.first, 0.0
+    def __init__(self, retry: Retry, until: float = inf) -> None:
+        self._retry, self._pause, self._last = retry, retry.first, until
+        self._until = 0.0
         self._tries = self._connects = 0
 
     def pause_after(self, failure: TopicsError, *, is_repeatable: bool = True) -> float:
-        """How many s to wait before the next try. Raises ``failure`` when there is none."""
+        """Return the pause in s before the next attempt. Raise ``failure`` if there is none."""
         lost = isinstance(failure, ConnectionLost)
         may_be_done = lost and failure.was_sent and not is_repeatable  # type: ignore[attr-defined]
-        if may_be_done or not (lost or failure.status in STATUSES_TO_RETRY):
+        if may_be_done or not (lost or failure.is_temporary):
             raise failure
         now, retry, named = monotonic(), self._retry, failure.retry_after_s
         self._until = self._until or now + retry.deadline
@@ -135,12 +120,12 @@ class Tries:
             pause = max(pause, self._pause * CHANCE.uniform(0.5, 1.0))
             self._pause = min(2 * self._pause, retry.most)
         is_over = self._tries > retry.tries or self._connects > retry.connects
-        if is_over or now + pause > self._until:
+        if is_over or now + pause > min(self._until, self._last):
             raise failure
         return pause
 
     def succeeded(self) -> None:
-        """Contact: the next failure is the first again."""
+        """Treat the next failure as the first one."""
         self._pause, self._until = self._retry.first, 0.0
         self._tries = self._connects = 0
 
@@ -158,13 +143,79 @@ def _router_at(name: str) -> str:
     return "/v0/routers/" + quote(name, safe=":")
 
 
-def _named(kind: type[msgspec.Struct], options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options``, each a field of ``kind``. Raises `TypeError` with the nearest name."""
+def _check_names(kind: type, options: Mapping[str, Any]) -> None:
+    """Raise `TypeError` with the nearest name for an option that ``kind``, a `TypedDict`, lacks."""
+    names = list(kind.__annotations__)
     for name in options:
-        if name not in kind.__struct_fields__:
-            near = difflib.get_close_matches(name, kind.__struct_fields__, 1, 0.0)
-            raise TypeError(f"there is no option {name}: {near[0]}?")
-    return dict(options)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1, 0.0)
+            raise TypeError(f"there is no option {name!r}; did you mean {near[0]!r}?")
+
+
+class TopicConfig(TypedDict, total=False):
+    """The fields of a topic's config (§0.10)."""
+
+    type: Literal["log", "queue"]
+    ttl_ms: int
+    cap_records: int
+    cap_bytes: int
+    discard: Literal["old", "reject"]
+    durable: bool
+    durability: Literal["ephemeral", "memory", "disk", "fsync"]
+    priority: int | None
+    auto_priority: bool
+    auto_create: bool
+    idempotency_window_ms: int
+    dedupe_node: bool
+    lease_ms: int
+    claim_jitter_ms: int
+    max_deliveries: int
+    dead_letter: str | None
+    leases_durable: bool
+
+
+class RouterOptions(TypedDict, total=False):
+    """The fields of a router besides its source and dest (§6)."""
+
+    create_dest: bool
+    preserve_node: bool
+    preserve_tag: bool
+    filter: list[Any] | None
+    allow_cycle: bool
+    guarantee: Literal["at_least_once", "exactly_once"]
+
+
+class RecordFields(TypedDict, total=False):
+    """The fields of a record besides its payload (§2). ``delay`` in s and ``deliver_at``, a
+    datetime or s since 1970, delay a job; a record has at most one of them.
+    """
+
+    tag: str | None
+    meta: Mapping[str, Any] | None
+    node: str | None
+    delay: float | None
+    deliver_at: datetime | float | None
+
+
+class AppendFields(RecordFields, total=False):
+    """The options of an append (§2): the fields of its records, and ``create``, ``config`` and
+    ``disable_backpressure`` of the request.
+    """
+
+    create: bool | None
+    config: TopicConfig | None
+    disable_backpressure: bool
+
+
+def record_of(data: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of an append. Raise `TypeError` for an unknown field."""
+    _check_names(RecordFields, fields)
+    record = {"data": data, **{name: value for name, value in fields.items() if value is not None}}
+    if "delay" in record:
+        record["delay_ms"] = round(1000 * record.pop("delay"))
+    if "deliver_at" in record:
+        record["deliver_at"] = ms_of(record["deliver_at"])
+    return record
 
 
 # Topics
@@ -196,9 +247,9 @@ def put_topic(
     """§1.1. With ``dry_run``, the server only reports what it would do. Raise `TypeError` for an
     unknown field.
     """
-    body = _named(TopicConfigPatch, config)
+    _check_names(TopicConfig, config)
     path = _at(name, dry_run="true") if dry_run else _at(name)
-    return Call("PUT", path, _topic_put, body)
+    return Call("PUT", path, _topic_put, dict(config))
 
 
 def get_topic(name: str) -> Call[values.TopicState]:
@@ -207,13 +258,13 @@ def get_topic(name: str) -> Call[values.TopicState]:
 
 
 def drop_topic(name: str, *, if_empty: bool = False) -> Call[bool]:
-    """§1.4: whether it was there."""
+    """§1.4. The result is whether the topic existed."""
     path = _at(name, if_empty="true") if if_empty else _at(name)
     return Call("DELETE", path, lambda answer: _dropped(answer).deleted)
 
 
 class Page(msgspec.Struct, Generic[P]):
-    """A page of a list; ``next_cursor`` unless it is the last."""
+    """A page of a list. The last one has no ``next_cursor``."""
 
     items: list[P]
     next_cursor: str | None = None
@@ -253,43 +304,58 @@ def list_topics(prefix: str, cursor: str | None) -> Call[Page[values.TopicInfo]]
 
 
 def list_routers(cursor: str | None, **query: str) -> Call[Page[values.RouterInfo]]:
-    """§6: by ``prefix``, ``source``, ``dest``."""
+    """§6. ``query`` may have ``prefix``, ``source`` and ``dest``."""
     return _list("/v0/routers", _routers, {**query, "cursor": cursor})
 
 
 def list_leases(name: str, cursor: str | None, node: str | None) -> Call[Page[values.Lease]]:
-    """Who holds which job."""
+    """The leases of a queue."""
     return _list(_at(name, "leases"), _leases, {"cursor": cursor, "node": node})
 
 
 # Records
 
 
-AUTO: Final = "auto"  # a key of its own for each append
+AUTO: Final = "auto"  # a new key for each append
 
 
 def append(
     name: str, body: Mapping[str, Any], key: str | None = AUTO, node: str | None = None
 ) -> Call[values.Receipt]:
-    """§2: ``body`` without the key. With one, it is appended once, however often it is sent."""
+    """§2. ``body`` has no key. With a key the records are appended once, even if the request is
+    sent several times. Raise `ValueError` for an empty key.
+    """
+    if key == "":
+        raise ValueError("a key has at least one character; None stands for no key")
     fields = {"idempotency_key": uuid.uuid4().hex if key == AUTO else key, "node": node}
     sent = {**body, **{field: value for field, value in fields.items() if value}}
     return Call("POST", _at(name, return_seqs="false"), _receipt, sent, is_repeatable=bool(key))
 
 
 def append_bytes(name: str, body: bytes, key: str) -> Call[values.Receipt]:
-    """§2: a finished body, once for each ``key``, which goes beside it."""
+    """§2: an encoded body, appended once for each ``key``, which is sent as a header field."""
     path = _at(name, return_seqs="false")
     return Call("POST", path, _receipt, msgspec.Raw(body), key=key)
 
 
-def records_of(data: Iterable[Any], records: Iterable[Mapping[str, Any]] | None) -> list[Any]:
-    """The records of an append: payloads, and whole records behind them."""
-    return [{"data": each} for each in data] + [*(records or ())]
+def append_body(
+    data: Sequence[Any], records: Iterable[Mapping[str, Any]] | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the body of an append: the payloads ``data``, each with the same fields, and then
+    complete ``records``. Raise `TypeError` for an unknown option, and for fields without a payload.
+    """
+    _check_names(AppendFields, options)
+    of_request = {"create", "config", "disable_backpressure"}
+    body = {name: options[name] for name in of_request & options.keys()}
+    fields = {name: value for name, value in options.items() if name not in of_request}
+    if fields and not data:
+        raise TypeError(f"{', '.join(fields)}: only payloads take these; put them into the records")
+    body["records"] = [record_of(each, fields) for each in data] + [*(records or ())]
+    return body
 
 
 def diff(name: str, from_seq: int, wait_s: float = 0.0, **options: Any) -> Call[values.DiffPage]:
-    """§3.1; the topic's name is put into the records."""
+    """§3.1. The records of the result have the topic's name."""
     body = {"from_seq": from_seq, "include_tags": True, "wait_ms": int(1000 * wait_s), **options}
     sent = {field: value for field, value in body.items() if value is not None}
 
@@ -305,7 +371,9 @@ def diff(name: str, from_seq: int, wait_s: float = 0.0, **options: Any) -> Call[
 def delete_records(
     name: str, *, before: int | None = None, tag: str | None = None
 ) -> Call[values.Deleted]:
-    """§5: ``before`` this seq, with this ``tag``, or tags that begin so if it ends in ``*``."""
+    """§5: delete the records ``before`` a seq, with a ``tag``, or both. A ``*`` at the end of the
+    tag stands for any characters.
+    """
     body: dict[str, Any] = {} if before is None else {"before_seq": before}
     if tag is not None:
         body["match"] = match_of(tag)
@@ -313,7 +381,7 @@ def delete_records(
 
 
 def match_of(tag: str) -> list[str]:
-    """This tag, or tags that begin with what stands before a ``*``."""
+    """Return the match expression (§5) of a tag. A ``*`` at its end stands for any characters."""
     return ["tag", "Glob" if tag.endswith("*") else "Eq", tag]
 
 
@@ -323,24 +391,24 @@ def ms_of(when: datetime | float) -> int:
 
 
 class Search:
-    """The search for ``low``, the seq behind which all records are from a time on."""
+    """A binary search for ``low``, the seq after which all records are of ``from_ms`` or later."""
 
     def __init__(self, name: str, state: values.TopicState, from_ms: int) -> None:
         self._name, self._from_ms = name, from_ms
-        # All up to low are older, all behind high are not.
+        # All records up to low are older, all records after high are not.
         self.low, self._high = state.earliest_seq - 1, state.head_seq
 
     @property
     def is_done(self) -> bool:
-        """It is found."""
+        """Whether the seq is found."""
         return self.low >= self._high
 
     def call(self) -> Call[values.DiffPage]:
-        """The record in the middle."""
+        """Read the record in the middle."""
         return diff(self._name, (self.low + self._high) // 2, limit=1)
 
     def take(self, page: values.DiffPage) -> None:
-        """What is there."""
+        """Continue with the half that this page selects."""
         if page.records and page.records[0].ts < self._from_ms:
             self.low = page.records[0].seq
         else:
@@ -348,24 +416,26 @@ class Search:
 
 
 class Reading:
-    """A read of one topic, page by page: what to ask next, and which events an answer holds."""
+    """A read of one topic by pages. Raises `ValueError` for a negative limit."""
 
     def __init__(
         self, name: str, after: int, limit: int | None, node: str | None, *, follow: bool
     ) -> None:
+        if limit is not None and limit < 0:
+            raise ValueError(f"the limit {limit} is negative")
         self._name, self._left, self._node, self._follow = name, limit, node, follow
         self.seq, self._epoch = after, None
-        self._is_caught_up = self.is_done = False
+        self._is_caught_up, self.is_done = False, limit == 0
 
     def call(self) -> Call[values.DiffPage]:
-        """The next page."""
+        """Return the request of the next page."""
         limit = PAGE if self._left is None else min(self._left, PAGE)
         wait_s = WAIT_S if self._follow and self._is_caught_up else 0.0
         options = {"limit": limit, "node": self._node, "epoch": self._epoch}
         return diff(self._name, self.seq, wait_s, max_batch_bytes=8 << 20, **options)
 
     def take(self, page: values.DiffPage) -> list[values.Event]:
-        """What a page has to tell."""
+        """Return the events of a page."""
         events: list[values.Event] = [] if page.tombstone is None else [page.tombstone]
         events += page.records
         was_caught_up = self._is_caught_up and not events
@@ -385,7 +455,9 @@ class Reading:
 def claim(
     name: str, node: str, most: int, lease_s: float | None, wait_s: float
 ) -> Call[list[values.JobRecord]]:
-    """§10.2, and `wait_ms`."""
+    """§10.2: lease up to ``most`` jobs to ``node`` for ``lease_s`` s. Without a ready job the
+    server waits ``wait_s`` s for one.
+    """
     body: dict[str, Any] = {"node": node, "max": most, "wait_ms": int(1000 * wait_s)}
     if lease_s is not None:
         body["lease_ms"] = int(1000 * lease_s)
@@ -402,8 +474,8 @@ def claim(
 def settle(
     name: str, what: str, node: str, jobs: Iterable[values.JobRecord], **fields: Any
 ) -> Call[values.Settled]:
-    """§10.4 to §10.6: ``what`` is ack, nack or extend. Each job counts only while its lease is the
-    one that it was claimed with.
+    """§10.4 to §10.6: ``what`` is ack, nack or extend. The server skips jobs whose lease is no
+    longer the one that they were claimed with.
     """
     held = [*jobs]
     body = {
@@ -432,11 +504,11 @@ def redrive(
     before: int | None = None,
     limit: int | None = None,
 ) -> Call[values.Redriven]:
-    """Dead letters back to their queue."""
+    """Move dead letters back to their queue."""
     match = None if tag is None else match_of(tag)
     options = {"to": to, "match": match, "before_seq": before, "limit": limit}
     body = {field: value for field, value in options.items() if value is not None}
-    # Sent again after a lost answer, one with a limit could move more.
+    # If a redrive with a limit were sent again after a lost response, it could move more jobs.
     return Call("POST", _at(name, "redrive"), _redriven, body, is_repeatable=limit is None)
 
 
@@ -446,8 +518,9 @@ def redrive(
 def put_router(
     name: str, source: str, dest: str, options: Mapping[str, Any]
 ) -> Call[values.RouterInfo]:
-    """§6. Raises `TypeError` for an option that is none."""
-    body = {"source": source, "dest": dest, **_named(RouterPatch, options)}
+    """§6. Raise `TypeError` for an unknown option."""
+    _check_names(RouterOptions, options)
+    body = {"source": source, "dest": dest, **options}
     return Call("PUT", _router_at(name), _router, body)
 
 
@@ -457,17 +530,19 @@ def get_router(name: str) -> Call[values.RouterInfo]:
 
 
 def drop_router(name: str) -> Call[bool]:
-    """§6: whether it was there."""
+    """§6. The result is whether the router existed."""
     return Call("DELETE", _router_at(name), lambda answer: _dropped(answer).deleted)
 
 
 def ready() -> Call[dict[str, Any]]:
-    """§8.2. A server that is not ready is `Unavailable`, with the reasons in its detail."""
+    """§8.2. The call raises `Unavailable`, with the reasons in its detail, if the server is not
+    ready.
+    """
     return Call("GET", "/v0/ready", msgspec.json.decode)
 
 
 def metrics() -> Call[dict[str, Any]]:
-    """§8.3, by the names of the metrics: a number, a list of labels with values, or a histogram."""
+    """§8.3: for each metric a number, a list of labels with values, or a histogram."""
     decode = _parser(dict[str, Any])
 
     def parse(answer: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Chunks: divides many records into appends of a bounded size, each with an idempotency key.
+"""Chunks: divide many records into appends of a bounded size, each with an idempotency key.
 
     single records --> `Chunker.add` -.
                                       +--> Chunk: number, count, records as a JSON array
@@ -86,6 +86,11 @@ class Chunker(Generic[M]):
 def run_key(name: str, chunk: Chunk[M]) -> str:
     """Return the key of a chunk in a run of this name."""
     return f"{name}:{chunk.number + 1}"
+
+
+def part_key(name: str, first: int, last: int) -> str:
+    """Return the key of a part of a chunk, by the numbers of its first and last record."""
+    return f"{name}:{first}-{last}"
 
 
 class ContentKeys:

@@ -1,12 +1,12 @@
-"""What goes wrong with a request: one class for each thing that a caller can do about it.
+"""Errors of requests: one class for each reaction of a caller.
 
-Invalid          400 405 406 413 415   mend the request
+Invalid          400 405 406 413 415   correct the request
 Refused          401 403               use another key
-NotFound         404                   make it first
-Conflict         409 422               what is there does not fit, or is full
-Throttled        429                   later; the client has tried until its deadline
-Unavailable      5xx                   likewise
-ConnectionLost   no answer             likewise
+NotFound         404                   create the topic or router first
+Conflict         409 422               change the existing topic, or free space in it
+Throttled        429                   try later; the client has retried until its deadline
+Unavailable      5xx                   as Throttled
+ConnectionLost   no response           as Throttled
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import msgspec
 
 
 class TopicsError(Exception):
-    """A request that failed. ``code`` is the contract's ``error.code`` (§0.5), ``status`` the HTTP
-    status, 0 without an answer; ``detail`` and ``request_id`` are the server's words for its log.
+    """A request that failed. ``code`` is the contract's ``error.code`` (§0.5) and ``status`` the
+    HTTP status, 0 without a response. ``detail`` is the server's; ``request_id`` finds the request
+    in its log.
     """
 
-    retry_after_s: float | None = None  # how long the server asks to wait
+    retry_after_s: float | None = None  # the pause that the server requests
 
     def __init__(
         self,
@@ -37,36 +38,41 @@ class TopicsError(Exception):
         self.message, self.code, self.status = message, code, status
         self.detail, self.request_id = dict(detail or {}), request_id
 
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status in (429, 502, 503, 504)
+
     def __str__(self) -> str:
         return f"{self.code}: {self.message}" if self.code else self.message
 
 
 class Invalid(TopicsError):
-    """The request is wrong."""
+    """The request is invalid."""
 
 
 class Refused(TopicsError):
-    """The key is missing, unknown, or may not do this."""
+    """The key is missing or unknown, or lacks a scope or a prefix."""
 
 
 class NotFound(TopicsError):
-    """There is no such topic, router or path."""
+    """The topic, router or path does not exist."""
 
 
 class Conflict(TopicsError):
-    """What is there does not fit the request, or is full."""
+    """The existing topic or router does not permit the request, or the topic is full."""
 
 
 class Throttled(TopicsError):
-    """The server is busy, or a cap is reached."""
+    """The server is busy, or a limit is reached."""
 
 
 class Unavailable(TopicsError):
-    """The server, or the shard of this topic, does not serve now; or it has a defect (500)."""
+    """The server or the shard of the topic is not ready, or the server has a defect (500)."""
 
 
 class ConnectionLost(TopicsError):
-    """No answer came. ``was_sent``: the server may have done what was asked all the same."""
+    """There was no response. ``was_sent``: the server may have executed the request."""
 
     def __init__(self, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message, code="connection_lost")
@@ -86,13 +92,33 @@ class _Envelope(msgspec.Struct):
     error: _Error
 
 
+# The codes that a WebSocket reply may have (§7.3); the status of all others is 400.
+_STATUS_OF = {
+    "unauthorized": 401,
+    "forbidden": 403,
+    "topic_not_found": 404,
+    "topic_exists_incompatible": 409,
+    "topic_full": 422,
+    "throttled": 429,
+    "internal": 500,
+    "not_ready": 503,
+    "shutting_down": 503,
+}
+
+
+def command_error(code: str, message: str, detail: dict[str, Any]) -> TopicsError:
+    """Return the error of a WebSocket reply, which has no status."""
+    envelope = _Envelope(_Error(code, message, detail))
+    return error_of(_STATUS_OF.get(code, 400), {}, msgspec.json.encode(envelope))
+
+
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
-    """What an answer that is no success says; also one that comes from a proxy."""
+    """Return the error of a response, which may be that of a proxy."""
     try:
         error = msgspec.json.decode(body, type=_Envelope).error
     except msgspec.MsgspecError:
         text = " ".join(body[:200].decode("utf-8", "replace").split())
-        error = _Error(f"http_{status}", text or "an answer that is not the server's")
+        error = _Error(f"http_{status}", text or "a response that is not the server's")
     kind = Unavailable if status >= 500 else _CLASSES.get(status, Invalid)
     failure = kind(
         error.message,

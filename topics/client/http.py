@@ -1,14 +1,16 @@
-"""HTTP on the wire, for both clients. Plain requests go by httpcore2, streams by httpx2 above it,
-which takes 0.3 ms of CPU more for each request, and is imported when a stream is opened.
+"""HTTP for both clients. Requests use httpcore2. Streams use httpx2, which is built on it, takes
+0.3 ms of CPU more for each request, and is imported when the first stream is opened.
 
-A connection that the server has closed meanwhile is not used again. No redirect is followed, and no
-proxy of the environment is used.
+A connection that the server has closed is not used again. Redirects are not followed. Proxies of
+the environment are not used.
 """
 
 from __future__ import annotations
 
+import socket
 import ssl
 from base64 import b64encode
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -19,13 +21,13 @@ from topics.client.settings import Target
 from topics.client.watching import HEARTBEAT_S
 
 CONNECT_S: Final = 10.0
-KEPT_S: Final = 60.0  # an idle connection; the server closes it after 75 s
+KEPT_S: Final = 60.0  # of an idle connection; the server closes it after 75 s
 KEPT_MAX: Final = 16
 FAILURES: Final = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
 
 
 def headers_of(target: Target) -> dict[str, str]:
-    """What each request has."""
+    """Return the header fields of every request."""
     headers = {
         "Accept": "application/json",  # metrics are text for any other
         "Accept-Encoding": "identity",  # gzip halves the rate of reads on a fast network
@@ -33,18 +35,20 @@ def headers_of(target: Target) -> dict[str, str]:
     }
     if target.key is not None:
         headers["Authorization"] = f"Bearer {target.key}"
-    if user := urlsplit(target.url).netloc.rpartition("@")[0]:  # of a proxy before the server
+    if user := urlsplit(target.url).netloc.rpartition("@")[0]:  # for a proxy in front of the server
         headers["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
     return headers
 
 
 def certificates(target: Target) -> ssl.SSLContext | None:
-    """Whom TLS trusts; None without TLS, since reading certificates takes a third of a second."""
+    """Return the trusted certificates. None without TLS, because reading them takes a third of a
+    second.
+    """
     return httpcore2.default_ssl_context() if target.url.startswith("https:") else None
 
 
 def http_options(target: Target, timeout: float) -> dict[str, Any]:
-    """What both kinds of client of httpx2 are made with."""
+    """Return the arguments of both clients of httpx2."""
     import httpx2
 
     return {
@@ -58,18 +62,24 @@ def http_options(target: Target, timeout: float) -> dict[str, Any]:
 
 
 def timeouts(timeout: float, connect_s: float) -> tuple[float, float, float, float]:
-    """To connect, to read, to write and to get a connection, as httpx2 takes them."""
+    """Return the timeouts of httpx2: connect, read, write, wait for a connection."""
     return connect_s, timeout, timeout, timeout
 
 
 def stream_timeouts() -> tuple[float, float, float, float]:
-    """A stream that says nothing for twice its heartbeat has ended, whatever TCP says."""
+    """Return the timeouts of a stream. One that is silent for two heartbeats has ended."""
     return timeouts(2 * HEARTBEAT_S, CONNECT_S)
 
 
+def shut_down(connection: socket.socket) -> None:
+    """Make all reads and writes of a connection fail, also those that wait in other threads."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def lost(error: Exception, target: Target) -> ConnectionLost:
-    """What became of a request that got no answer, of httpcore2 or of httpx2: their errors have the
-    same names.
+    """Return the failure of a request without a response. The errors of httpcore2 and of httpx2
+    have the same names.
     """
     was_sent = type(error).__name__ not in ("ConnectError", "ConnectTimeout")
     why = str(error) or type(error).__name__

@@ -2,44 +2,92 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from time import monotonic
 from typing import Any, Final
 
 from topics.client import calls
+from topics.client.calls import LOG
 from topics.client.values import JobRecord
-
-LOG = logging.getLogger("topics.client")
 
 ERROR_MAX_BYTES: Final = 1024
 DELAY_MAX_S: Final = 300.0
-EXTEND_PART: Final = 3.0  # of a lease, between two extensions
+EXTEND_PART: Final = 3.0  # leases are extended after this fraction of their time
 EXTEND_AGAIN_S: Final = 1.0  # after an extension that failed
 
 
 class HeldJob:
-    """A job that a worker holds until ``until``, of the monotonic clock."""
+    """A job that a worker holds until ``until``, of the monotonic clock. ``record`` is the claimed
+    record.
+    """
 
     def __init__(self, record: JobRecord, until: float) -> None:
         self.record, self.until = record, until
-        self.is_settled = self._is_lost = False
+        self._is_lost = False
+        self._settled: bool | None = None  # the result of the first ack or nack
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.record, name)
+    @property
+    def topic(self) -> str:
+        """The name of the queue."""
+        return self.record.topic
+
+    @property
+    def seq(self) -> int:
+        """The seq of the job."""
+        return self.record.seq
+
+    @property
+    def ts(self) -> int:
+        """The time of the append in ms since 1970."""
+        return self.record.ts
+
+    @property
+    def data(self) -> Any:
+        """The payload as Python objects."""
+        return self.record.data
+
+    @property
+    def meta(self) -> dict[str, Any] | None:
+        """The job's headers, or None."""
+        return self.record.meta
+
+    @property
+    def tag(self) -> str | None:
+        """The job's tag, or None."""
+        return self.record.tag
+
+    @property
+    def node(self) -> str | None:
+        """The node that appended the job, or None."""
+        return self.record.node
+
+    @property
+    def deliveries(self) -> int:
+        """How often the job was claimed, including this time."""
+        return self.record.deliveries
+
+    @property
+    def last_error(self) -> str | None:
+        """The error text of the last nack, or None."""
+        return self.record.last_error
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether an ack or a nack was sent."""
+        return self._settled is not None
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else may have it by now."""
+        """Whether another worker may hold the job."""
         return self._is_lost or monotonic() >= self.until
 
     def lose(self) -> None:
-        """The server says that this worker does not hold it."""
+        """Remember that the server refused to extend the lease."""
         self._is_lost = True
 
     def nack_fields(self, error: str | None, delay: float | None) -> dict[str, Any]:
-        """What is sent with a nack. Without ``delay`` it is 1, 2, 4 ... s, and some chance."""
+        """Return the fields of a nack. The default ``delay`` is 1, 2, 4, … s, varied at random."""
         if delay is None:
             doubled = 2.0 ** min(self.record.deliveries - 1, 16)
             delay = min(doubled, DELAY_MAX_S) * calls.CHANCE.uniform(0.8, 1.2)
@@ -49,13 +97,13 @@ class HeldJob:
         return fields
 
     def failed(self, error: Exception) -> dict[str, Any]:
-        """The nack of a job whose handler has raised."""
+        """Log the exception of a handler and return the fields of the nack."""
         LOG.warning("job %s#%d failed", self.record.topic, self.record.seq, exc_info=error)
         return self.nack_fields(f"{type(error).__name__}: {error}", None)
 
 
 def worker_name() -> str:
-    """A name that no other worker has."""
+    """Return a unique node name."""
     return f"{socket.gethostname()[:64]}:{os.getpid()}:{calls.CHANCE.randrange(1 << 32):08x}"
 
 

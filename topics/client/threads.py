@@ -5,107 +5,297 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import socket
 import threading
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from contextlib import nullcontext as shielded
 from threading import Lock
+from time import monotonic
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
-from topics.client.calls import Caller
-from topics.client.producer import Producer
+import httpcore2
 
-__all__ = ["Background", "Lock", "Producing", "shielded"]
+from topics.client.calls import LOG, SHUTDOWN_S
+from topics.client.errors import TopicsError
+from topics.client.http import shut_down
+
+__all__ = [
+    "Abortable",
+    "Background",
+    "Lock",
+    "Monitor",
+    "Opened",
+    "Sending",
+    "Sent",
+    "Stop",
+    "Working",
+    "alongside",
+    "connect",
+    "sent",
+    "shielded",
+]
 T = TypeVar("T")
+AT_EXIT_S: Final = 5.0  # for all records that a program did not flush
+Opened = WeakSet  # an abandoned stream is closed when its last reference is dropped
+Sent = Future
 
 
-class Producing:
-    """The base class of `Topic`."""
+class Stop:
+    """A request to stop. It also interrupts the waits and calls that are in progress."""
 
-    client: Caller
-    name: str
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # reentrant: a signal may arrive while it is held
+        self._is_set = False
+        self._aborts: list[Callable[[], None]] = []
 
-    def producer(
-        self,
-        *,
-        linger: float = 0.02,
-        max_records: int = 1000,
-        max_bytes: int = 1 << 20,
-        max_unacked: int = 8 << 20,
-        name: str | None = None,
-    ) -> Producer:
-        """Many single appends as few requests (`Producer`)."""
-        return Producer(
-            self.client,
-            self.name,
-            linger=linger,
-            max_records=max_records,
-            max_bytes=max_bytes,
-            max_unacked=max_unacked,
-            name=name or uuid.uuid4().hex,
-        )
+    def set(self) -> None:
+        """Stop."""
+        with self._changed:
+            self._is_set = True
+            self._changed.notify_all()
+            aborts = [*self._aborts]
+        for abort in aborts:
+            abort()
+
+    def is_set(self) -> bool:
+        """Whether `set` was called."""
+        return self._is_set
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` s and return whether `set` was called."""
+        with self._changed:
+            return self._changed.wait_for(self.is_set, timeout_s)
+
+    def interrupts(
+        self, call: Callable[[], T], abort: Callable[[], None], timeout_s: float | None = None
+    ) -> T | None:
+        """Return the result of ``call``, or None if it is stopped or timed out first. ``abort``
+        must make the call raise `TopicsError`.
+        """
+        with self._changed:
+            if self._is_set:
+                return None
+            self._aborts.append(abort)
+        timer = _Timer(timeout_s, abort)
+        try:
+            with timer:
+                return call()
+        except TopicsError:
+            if self._is_set or timer.is_over:
+                return None
+            raise
+        finally:
+            with self._changed:
+                self._aborts.remove(abort)
 
 
-class _Ended(BaseException):
-    """SIGTERM arrived while the worker waited for jobs."""
+class Abortable:
+    """The base class of `Pool`: ends a call that waits in another thread. Only for a pool with at
+    most one connection. `is_abortable` must be set before its first call.
+    """
+
+    def __init__(self) -> None:
+        self.is_abortable = self._is_aborted = False
+        self._socket: socket.socket | None = None
+
+    def abort(self) -> None:
+        """Make the waiting call and all later calls fail."""
+        self._is_aborted = True
+        if self._socket is not None:
+            shut_down(self._socket)
+
+    def _opened(self, stream: httpcore2.NetworkStream) -> None:
+        """Remember a new connection."""
+        self._closed()
+        if self.is_abortable:
+            # A duplicate, because TLS replaces the socket object.
+            self._socket = stream.get_extra_info("socket").dup()
+            if self._is_aborted:
+                self.abort()
+
+    def _closed(self) -> None:
+        """Forget the connection."""
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+
+
+class _Timer:
+    """Calls ``abort`` in ``timeout_s`` s, unless the block ends first."""
+
+    def __init__(self, timeout_s: float | None, abort: Callable[[], None]) -> None:
+        self.is_over, self._abort = False, abort
+        self._timer = None if timeout_s is None else threading.Timer(timeout_s, self._run)
+
+    def _run(self) -> None:
+        self.is_over = True
+        self._abort()
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Monitor(threading.Condition):
+    """A condition with timeouts."""
+
+    def wait_until(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until ``is_true()``, up to ``timeout_s`` s. Return its last value."""
+        return self.wait_for(is_true, timeout_s)
+
+
+def sent() -> Future[Any]:
+    """Return the result of a send that is in progress, so that it cannot be cancelled."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 class Background:
-    """The base class of `Worker`: its background thread and its stop. In the main thread, SIGTERM
-    stops the worker after the current job.
-    """
+    """A daemon thread that runs in the background from `_begin` to `_end`."""
 
     def __init__(self, name: str) -> None:
-        self._is_stopped, self._done = False, threading.Event()
-        self._stopping = threading.Condition()  # reentrant: SIGTERM may come while it is held
-        self._is_waiting = False  # in the main thread, for jobs
-        self._name = name
-        self._thread: threading.Thread
-        self._before: Any = None
+        self._name, self._done = name, threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
 
-    def stop(self) -> None:
-        """Claim no more jobs. Loops end after their current job."""
-        with self._stopping:
-            self._is_stopped = True
-            self._stopping.notify_all()
-
-    def is_stopped(self, wait_s: float = 0.0) -> bool:
-        """Wait up to ``wait_s`` s and return whether the worker is stopped."""
-        with self._stopping:
-            return self._stopping.wait_for(lambda: self._is_stopped, wait_s)
-
-    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
-        self.stop()
-        if self._is_waiting:
-            raise _Ended
-
-    def _begin(self, keep: Callable[[], None]) -> None:
-        """Run ``keep`` until `_end`."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._thread = threading.Thread(target=keep, name=self._name, daemon=True)
+    def _begin(self, run: Callable[[], None]) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
 
     def _end(self) -> None:
+        """End the thread. One that waits for a response ends later, by itself."""
         self._done.set()
-        self._thread.join()
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join(SHUTDOWN_S)
 
     def _ends_within(self, wait_s: float) -> bool:
         """Wait, and return whether `_end` was called."""
         return self._done.wait(wait_s)
 
-    def _unless_stopped(self, call: Callable[[], list[T]]) -> list[T]:
-        """Return the result of ``call``, or nothing if the worker is stopped first."""
+
+class Sending(Background):
+    """The base class of `Producer` and `Publisher`: a thread that need not be in a ``with`` block.
+    Records that are not flushed when the program exits are sent then, for up to `AT_EXIT_S`.
+    """
+
+    _run: Callable[[], None]
+    close: Callable[[float | None], None]
+    _starting = Lock()
+
+    def _begin_to_send(self) -> None:
+        """Start the thread once. Raise `RuntimeError` after a fork, because the child has no
+        thread.
+        """
+        if self._pid != os.getpid():
+            raise RuntimeError(f"{self._name} belongs to the process {self._pid}")
+        with self._starting:
+            if self._thread is None:
+                self._begin(self._run)
+                _SENDING.add(self)
+
+    def _end(self) -> None:
+        _SENDING.discard(self)
+        super()._end()
+
+
+_SENDING: Final = WeakSet[Sending]()
+os.register_at_fork(after_in_child=_SENDING.clear)
+
+
+@atexit.register
+def _close_all() -> None:
+    until = monotonic() + AT_EXIT_S
+    for each in [*_SENDING]:
+        LOG.warning("%s was not closed; sending its records", each._name)  # noqa: SLF001
         try:
-            self._is_waiting = threading.current_thread() is threading.main_thread()
-            if self._is_stopped:  # SIGTERM may have arrived just before, and would not end the wait
-                return []
-            return call()
-        except _Ended:
-            return []
-        finally:
-            self._is_waiting = False
+            each.close(max(until - monotonic(), 0.1))
+        except ExceptionGroup as failures:
+            LOG.error("%s", failures)
+
+
+class Working(Background):
+    """The base class of `Worker`: its stop and its concurrent handlers. In the main thread, SIGTERM
+    stops the worker after the current jobs.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._stop = Stop()
+        self._before: Any = None
+
+    def stop(self) -> None:
+        """Claim no more jobs. Loops end after their current job."""
+        self._stop.set()
+
+    def is_stopped(self, wait_s: float = 0.0) -> bool:
+        """Wait up to ``wait_s`` s and return whether the worker is stopped."""
+        return self._stop.wait(wait_s)
+
+    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop()
+
+    def _begin(self, run: Callable[[], None]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
+        super()._begin(run)
+
+    def _end(self) -> None:
+        super()._end()
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _together(self, run: Callable[[], None], concurrency: int) -> None:
+        """Run ``run`` in several threads, or in this one. Raise the first failure."""
+        if concurrency == 1:
+            run()
+            return
+        failures: list[BaseException] = []
+
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as failure:
+                failures.append(failure)
+                self.stop()
+
+        threads = [threading.Thread(target=guarded, daemon=True) for _ in range(concurrency)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+
+@contextmanager
+def alongside(run: Callable[[], None], socket: Any) -> Iterator[None]:
+    """Run ``run``, which reads from a socket, in a thread alongside the block."""
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        socket.close()
+        thread.join(SHUTDOWN_S)
+
+
+def connect(url: str, **options: Any) -> AbstractContextManager[Any]:
+    """Open a WebSocket."""
+    from websockets.sync.client import connect as connect_socket
+
+    connection: AbstractContextManager[Any] = connect_socket(url, **options)
+    return connection

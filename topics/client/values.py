@@ -1,23 +1,46 @@
-"""What the server says, as values: frozen structs, to be used with ``match``.
+"""Responses of the server as values: frozen structs for use with ``match``.
 
     Event = Record | Tombstone | CaughtUp | TopicDeleted
 
-A gap is a value among the records, in its place: a reader that ignores it has chosen to.
+A gap is a value at its position among the records, so a reader cannot miss it by accident.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
+from math import isfinite
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import field
 
 
+def encoded(value: Any) -> bytes:
+    """Return a value as JSON. Raise `ValueError` for NaN and the infinities, which JSON lacks, and
+    `TypeError` for a type without a JSON form.
+    """
+    text = msgspec.json.encode(value)
+    if b"null" in text:  # msgspec writes NaN and the infinities as null
+        _check_finite(msgspec.to_builtins(value, builtin_types=(msgspec.Raw,)))
+    return text
+
+
+def _check_finite(value: Any) -> None:
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{value} is not a JSON number")
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        return
+    for each in value:
+        _check_finite(each)
+
+
 def decoded(raw: bytes | msgspec.Raw) -> Any:
-    """JSON as Python has it. Numbers beyond a double, which msgspec refuses, are those of the
-    standard library.
+    """Return JSON as Python objects. The standard library decodes what msgspec refuses, such as
+    numbers that exceed a double.
     """
     try:
         return msgspec.json.decode(raw)
@@ -26,8 +49,8 @@ def decoded(raw: bytes | msgspec.Raw) -> Any:
 
 
 class Record(msgspec.Struct, frozen=True, dict=True, kw_only=True, omit_defaults=True):
-    """One record (§3.1). ``raw_data`` and ``raw_meta`` are the bytes that were sent; ``ts`` is ms
-    since 1970.
+    """A record (§3.1). ``raw_data`` and ``raw_meta`` are the JSON as it was sent. ``ts`` is the
+    time of the append in ms since 1970.
     """
 
     topic: str = ""
@@ -40,14 +63,17 @@ class Record(msgspec.Struct, frozen=True, dict=True, kw_only=True, omit_defaults
 
     @cached_property
     def data(self) -> Any:
-        """The payload."""
+        """The payload as Python objects."""
         return decoded(self.raw_data)
 
     @cached_property
     def meta(self) -> dict[str, Any] | None:
-        """The headers; None when there are none."""
+        """The record's headers, or None."""
         meta: dict[str, Any] | None = decoded(self.raw_meta)
         return meta
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.seq, self.ts))
 
     def __repr__(self) -> str:
         tag = "" if self.tag is None else f" {self.tag}"
@@ -55,8 +81,8 @@ class Record(msgspec.Struct, frozen=True, dict=True, kw_only=True, omit_defaults
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """Records that were lost before they were read: ``gap_from`` to ``gap_to``, both lost. With
-    ``reason`` "recreated" the topic is another one by the same name.
+    """The records ``gap_from`` to ``gap_to``, inclusive, were lost before they were read. With the
+    ``reason`` "recreated", the topic was deleted and created again.
     """
 
     gap_from: int
@@ -69,14 +95,14 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaughtUp(msgspec.Struct, frozen=True, kw_only=True):
-    """There are no more records now."""
+    """The reader has received all records up to ``head_seq``."""
 
     head_seq: int
     topic: str = ""
 
 
 class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """The topic is gone; a watch goes on with its other topics, and ends with the last one."""
+    """The topic was deleted. A watch continues with its other topics and ends after the last."""
 
     head_seq: int
     topic: str = ""
@@ -87,7 +113,9 @@ Event: TypeAlias = Record | Tombstone | CaughtUp | TopicDeleted
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What an append got. ``deduped``: its key was known, and nothing was appended again."""
+    """The result of an append (§2). ``deduped``: the idempotency key was known, so nothing was
+    appended and the seqs are those of the first append.
+    """
 
     topic: str = ""
     first_seq: int
@@ -99,7 +127,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a delete of records did, and how the topic stands after it."""
+    """The number of records that a delete removed, and the topic's state after it (§5)."""
 
     topic: str
     deleted: int
@@ -110,7 +138,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of a queue by what may happen to them (§10.7)."""
+    """The jobs of a queue by state (§10.7)."""
 
     ready: int
     in_flight: int
@@ -133,7 +161,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicState(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic with its config (§1.2); ``queue`` of a queue alone."""
+    """A topic with its config (§1.2). ``queue`` is None for a log."""
 
     name: str = field(name="topic")
     type: str
@@ -162,8 +190,8 @@ class TopicPut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A router (§6). The list has no more than name, ends, guarantee and total; None stands for the
-    rest.
+    """A router (§6). Lists contain only its name, source, dest, guarantee and total. The other
+    fields are None there.
     """
 
     name: str = field(name="router")
@@ -180,8 +208,8 @@ class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(Record, frozen=True, dict=True, kw_only=True):
-    """A job as a claim gives it (§10.2). ``deadline`` is ms since 1970; ``last_error`` is what the
-    nack of an earlier delivery said.
+    """A claimed job (§10.2). ``deadline`` is in ms since 1970. ``last_error`` is the error text of
+    the last nack.
     """
 
     lease_id: str
@@ -191,7 +219,7 @@ class JobRecord(Record, frozen=True, dict=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a job; ``lease_id`` for keys that may write."""
+    """The lease of a job. ``lease_id`` is None unless the key has the scope write."""
 
     seq: int = field(name="$seq")
     node: str
@@ -202,7 +230,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True):
-    """What a redrive of dead letters moved; ``reason``: why the first skipped one was skipped."""
+    """The result of a redrive. ``reason`` is why the first of the skipped jobs was skipped."""
 
     topic: str
     moved: int
@@ -226,14 +254,14 @@ class DiffPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that were claimed, and how many are left."""
+    """The claimed jobs and the number of remaining ready jobs (§10.2)."""
 
     claimed: list[JobRecord]
     ready: int
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
-    """What an ack, nack or extend did. ``skipped``: jobs that this node does not hold."""
+    """The result of an ack, nack or extend. ``skipped``: the seqs that this node does not hold."""
 
     skipped: list[int]
     deadlines: dict[str, int] = {}

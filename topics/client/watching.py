@@ -1,16 +1,15 @@
-"""Watching, without I/O: which stream to ask for, what its events mean, and where a reader stands.
+"""Watching, without I/O: the request of a stream, the meaning of its events, and its positions.
 
-    request --> events --> `take` --> what the caller is given --> `done` --> cursors
-       '<--- the stream ends, or says nothing for twice its heartbeat <----'
+    request --> events --> `take` --> the caller handles them --> `done` --> cursors
+       '<--- the stream ends, or is silent for two heartbeats <----'
 
-The cursors name each topic's seq and epoch, so a stream that is asked for again goes on exactly,
-also at a server that was restarted meanwhile.
+The cursors contain each topic's seq and epoch, so a stream that is opened again continues exactly
+where the last one was, even if the server was restarted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from time import monotonic
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -29,13 +28,14 @@ from topics.client.values import (
 from topics.errors import InvalidRequest
 from topics.formats.api.watch import Cursor, CursorsId, decode_cursors
 
+Position = Cursor  # a topic's seq and epoch
 HEARTBEAT_S: Final = 15.0
 EVENT_MAX_BYTES: Final = 16 << 20
-PACED: Final = 429  # ends nothing
+PACED: Final = 429  # the stream continues
 
 
 class Tail:
-    """Where a reader begins that wants new records only."""
+    """The start of a reader that skips the existing records."""
 
     def __repr__(self) -> str:
         return "TAIL"
@@ -43,7 +43,7 @@ class Tail:
 
 TAIL: Final = Tail()
 Start = int | Tail
-"""The seq behind which a reader begins, or `TAIL`."""
+"""A reader starts with the record after this seq, or with the next new record (`TAIL`)."""
 
 
 class _Batch(msgspec.Struct):
@@ -67,20 +67,20 @@ _OTHERS: Final[Mapping[str, type[Tombstone | CaughtUp | TopicDeleted]]] = {
 
 
 class Shown(NamedTuple):
-    """An event, and where the reader of its topic stands behind it."""
+    """An event, and the reader's position in its topic after the event."""
 
     event: Event
-    cursor: Cursor
+    cursor: Position
 
 
 class Watching:
-    """A watch of some topics. ``cursors`` has those that something is known of."""
+    """A watch of some topics. ``cursors`` contains the known positions."""
 
     def __init__(
         self,
         topics: Iterable[str | tuple[str, Start]],
         node: str | None,
-        known: Mapping[str, Cursor],
+        known: Mapping[str, Position],
     ) -> None:
         self.topics: dict[str, Start] = dict(
             each if isinstance(each, tuple) else (each, 0) for each in topics
@@ -92,8 +92,8 @@ class Watching:
 
     @property
     def unknown(self) -> list[str]:
-        """Topics whose state must be told by `begin` first: starts that differ are an id of ours,
-        which has epochs.
+        """The topics whose state `begin` needs first, because a request with different starts
+        contains the epochs of all topics.
         """
         starts = {repr(start) for start in self.topics.values()}
         if not self.cursors and len(starts) == 1:
@@ -101,13 +101,13 @@ class Watching:
         return [topic for topic in self.topics if topic not in self.cursors]
 
     def begin(self, state: TopicState) -> None:
-        """How one of `unknown` stands."""
+        """Set the position of one of the `unknown` topics by its state."""
         start = self.topics[state.name]
         seq = state.head_seq if isinstance(start, Tail) else start
         self.cursors[state.name] = seq, state.epoch if seq <= state.head_seq else 0
 
     def request(self) -> tuple[str, dict[str, str]]:
-        """Path and header fields of the stream."""
+        """Return the path and the header fields of the stream's request."""
         query = [("topic", topic) for topic in self.topics]
         query += [("include_tags", "true"), ("heartbeat_ms", str(int(1000 * HEARTBEAT_S)))]
         if self._node is not None:
@@ -120,8 +120,8 @@ class Watching:
         return "/v0/watch?" + urlencode(query), {}
 
     def take(self, name: str, data: str, event_id: str) -> Iterator[Shown]:
-        """What an event of the stream shows. Raises `TopicsError` when the server ends the stream,
-        which `ended` judges.
+        """Return the events for the caller that an event of the stream contains. Raise
+        `TopicsError` if the server ends the stream, or for an invalid event.
         """
         try:
             return self._taken(name, data, event_id)
@@ -134,22 +134,22 @@ class Watching:
         if name == "error":
             return self._failed(data)
         cursors = decode_cursors(event_id.encode(), self.topics)
-        if not self.cursors:  # the first id: where each topic begins
+        if not self.cursors:  # the first id contains the start of each topic
             self.cursors = cursors
         if name == "record":
             return self._records(_batch(data), cursors)
         kind = _OTHERS.get(name)
         if kind is None:
-            return iter(())  # an id alone, or what a later server says
+            return iter(())  # an id without an event, or an event of a later version
         event = msgspec.json.decode(data, type=kind)
         return iter((Shown(event, cursors[event.topic]),))
 
-    def _records(self, batch: _Batch, cursors: Mapping[str, Cursor]) -> Iterator[Shown]:
-        behind = cursors[batch.topic]
+    def _records(self, batch: _Batch, cursors: Mapping[str, Position]) -> Iterator[Shown]:
+        after = cursors[batch.topic]
         last = len(batch.records)
         for number, record in enumerate(batch.records, 1):
             msgspec.structs.force_setattr(record, "topic", batch.topic)
-            yield Shown(record, behind if number == last else (record.seq, behind[1]))
+            yield Shown(record, after if number == last else (record.seq, after[1]))
 
     def _failed(self, data: str) -> Iterator[Shown]:
         failure = msgspec.json.decode(data, type=_Failure)
@@ -159,12 +159,12 @@ class Watching:
         error = error_of(failure.code, {}, msgspec.json.encode({"error": envelope}))
         if failure.code in (401, 403) or failure.topics:
             raise error
-        # A slow reader (408), a stop (503), a defect (500): the stream may be asked for again.
+        # A slow reader (408), a shutdown (503), a defect (500): the stream may be opened again.
         raise Unavailable(error.message, code=error.code, status=503)
 
     def done(self, shown: Shown) -> None:
-        """The caller has what it was given. A deleted topic is not asked for again: one that is
-        made by its name is another.
+        """Advance the position after the caller has handled an event. A deleted topic is removed
+        from the watch, because a later topic of its name is another one.
         """
         topic = shown.event.topic
         if isinstance(shown.event, TopicDeleted):
@@ -179,39 +179,35 @@ SAVE_EVERY_S: Final = 1.0
 
 
 class Progress:
-    """How far a loop over a watch has come. ``shown`` is the event that it handles."""
+    """The positions of a loop over a watch. ``shown`` is the event that it handles now."""
 
     def __init__(self) -> None:
-        self.positions: dict[str, Cursor] = {}
+        self.positions: dict[str, Position] = {}
         self.shown: Shown | None = None
-        self.is_saved, self._saved_at = True, monotonic()
+        self._saved: dict[str, Position] = {}
 
     def load(self, page: DiffPage) -> None:
-        """What was saved last."""
+        """Start at the positions that were saved last."""
         for record in page.records[-1:]:
             self.positions = {topic: (seq, epoch) for topic, (seq, epoch) in record.data.items()}
+        self._saved = self.positions.copy()
 
-    def record(self) -> dict[str, Any]:
-        """What is saved."""
-        return {"records": [{"data": self.positions}]}
-
-    def done(self) -> bool:
-        """The loop has handled what it was shown. Whether it is time to save."""
+    def done(self) -> None:
+        """Count the event as read."""
         if self.shown is not None:
             self.positions[self.shown.event.topic] = self.shown.cursor
-            self.shown, self.is_saved = None, False
-        return not self.is_saved and monotonic() - self._saved_at >= SAVE_EVERY_S
+            self.shown = None
 
-    def leave(self, kind: type[BaseException] | None) -> None:
-        """The loop has ended; what raised an exception is not handled."""
-        if kind is None or not issubclass(kind, Exception):
-            self.done()
+    def unsaved(self) -> dict[str, Position] | None:
+        """Return a copy of the positions, or None if they have not changed since the last save."""
+        positions = self.positions.copy()
+        return None if positions == self._saved else positions
 
-    def saved(self) -> None:
-        """It is written down."""
-        self.is_saved, self._saved_at = True, monotonic()
+    def saved(self, positions: dict[str, Position]) -> None:
+        """Remember what was saved."""
+        self._saved = positions
 
 
 def ended() -> TopicsError:
-    """A stream that has ended without a word."""
+    """Return the failure of a stream that has ended without an error event."""
     return Unavailable("the stream has ended", code="stream_ended", status=503)

@@ -242,7 +242,7 @@ def test_the_length_of_tags_and_nodes_in_utf8_bytes(field: str, most: int) -> No
         assert getattr(one(json_bytes({"data": 1, field: text})), field) == text
     for text in ("x" * (most + 1), "é" * (most // 2) + "x", "😀" * 3):
         error = refused(InvalidRequest, one, json_bytes({"data": 1, field: text}))
-        assert error.detail == {"field": field, "max": most}
+        assert error.detail == {"index": 0, "field": field, "max": most}
 
 
 def test_the_length_of_a_key_in_characters() -> None:

@@ -6,53 +6,40 @@
         async for event in client.watch("orders"):
             match event:
                 case Record(data=data): ...
-                case Tombstone(): ...        # records were lost; the watch goes on
+                case Tombstone(): ...        # records were lost; the watch continues
 
-Each call is tried until `Retry.deadline` while the server is busy, stops, starts or cannot be
-reached. Objects may be used by several tasks.
+Calls are retried until `Retry.deadline` while the server is busy, restarts or cannot be reached.
+Watches, workers and publishers retry without end unless the client has a `Retry`. Objects may be
+used by several tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
-from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-
-from anyio import sleep
+from typing import Any, Unpack
 
 from topics.client import calls, values
-from topics.client.aio.pool import AsyncPool
+from topics.client.aio.producer import AsyncProducer
+from topics.client.aio.publisher import AsyncPublisher
+from topics.client.aio.watcher import AsyncCursor, AsyncStreamer, AsyncWatch
 from topics.client.aio.worker import AsyncWorker
-from topics.client.calls import Call, Retry, Tries
-from topics.client.errors import NotFound, TopicsError, error_of
-from topics.client.http import CONNECT_S, http_options, lost, stream_timeouts
+from topics.client.calls import AppendFields, Retry, RouterOptions, TopicConfig
+from topics.client.errors import TopicsError
+from topics.client.http import CONNECT_S
 from topics.client.settings import resolve
-from topics.client.tasks import AsyncProducing, shielded
-from topics.client.watching import (
-    CURSOR_CONFIG,
-    CURSOR_PREFIX,
-    EVENT_MAX_BYTES,
-    Progress,
-    Shown,
-    Start,
-    Watching,
-    ended,
-)
+from topics.client.watching import Start, Watching
 
-if TYPE_CHECKING:
-    import httpx2
-
-T = TypeVar("T")
+MAX_UNACKED: int = 8 << 20  # bytes
 
 
-class AsyncTopics:
-    """A server. ``node`` is this program's identity: its own records are not shown to it.
-    ``timeout`` is that of one request, ``connect_timeout`` that of a connection, in s; without
-    ``key``, it is that of the environment, unless it is empty. ``on_pause(failure, pause_s)`` is
-    called before a request is tried again. No proxy of the environment is used.
+class AsyncTopics(AsyncStreamer):
+    """A server. ``node`` is the identity of this program: reads and watches skip its own records.
+    ``timeout`` is that of one request and ``connect_timeout`` that of a connection, in s. Without
+    ``url`` and ``key``, the environment and the contexts file apply (`topics.client.settings`).
+    ``on_pause(failure, pause_s)`` is called after each failed attempt; without it, the logger
+    ``topics.client`` warns. Proxies of the environment are not used.
     """
 
     def __init__(
@@ -64,88 +51,48 @@ class AsyncTopics:
         node: str | None = None,
         timeout: float = 30.0,
         connect_timeout: float = CONNECT_S,
-        retry: Retry = Retry(),  # noqa: B008 - frozen
+        retry: Retry | None = None,
         on_pause: Callable[[TopicsError, float], None] | None = None,
     ) -> None:
-        self.target, self.node, self.timeout = resolve(url, key, context), node, timeout
-        self.retry, self._on_pause = retry, on_pause
-        self.pool = AsyncPool(self.target, min(timeout, connect_timeout))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    @cached_property
-    def http(self) -> httpx2.AsyncClient:
-        """The connections of streams."""
-        import httpx2
-
-        return httpx2.AsyncClient(**http_options(self.target, self.timeout))
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self.pool.close()
-        if "http" in vars(self):
-            await self.http.aclose()
-
-    def copy(self, *, timeout: float, retry: Retry) -> AsyncTopics:
-        """The same server by connections of its own."""
-        return AsyncTopics(
-            self.target.url, key=self.target.key, node=self.node, timeout=timeout, retry=retry
+        super().__init__(
+            resolve(url, key, context),
+            node=node,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            retry=retry,
+            on_pause=on_pause,
         )
 
-    async def call(self, call: Call[T]) -> T:
-        """Send it, again if that helps. Raises `TopicsError`."""
-        tries = Tries(self.retry)
-        while True:
-            try:
-                return await self.once(call)
-            except TopicsError as failure:
-                pause_s = tries.pause_after(failure, is_repeatable=call.is_repeatable)
-                await self.pause(pause_s, failure)
-
-    async def once(self, call: Call[T]) -> T:
-        """Send it once. Raises `TopicsError`."""
-        return await self.pool.send(call, self.timeout)
-
-    async def pause(self, pause_s: float, failure: TopicsError) -> None:
-        """Wait before the next try."""
-        if self._on_pause is not None:
-            self._on_pause(failure, pause_s)
-        await sleep(pause_s)
-
     def topic(self, name: str) -> AsyncTopic:
-        """A topic, which need not be there yet."""
+        """Return a topic, which need not exist yet."""
         return AsyncTopic(self, name)
 
     def queue(self, name: str) -> AsyncQueue:
-        """A queue, which need not be there yet."""
+        """Return a queue, which need not exist yet."""
         return AsyncQueue(self, name)
 
     def topics(self, prefix: str = "") -> AsyncIterator[values.TopicInfo]:
-        """All topics by name."""
+        """Yield all topics, ordered by name (§1.3)."""
         return self.pages(lambda cursor: calls.list_topics(prefix, cursor))
 
     async def put_router(
-        self, name: str, source: str, dest: str, **options: Any
+        self, name: str, source: str, dest: str, **options: Unpack[RouterOptions]
     ) -> values.RouterInfo:
-        """Make or configure a router (§6)."""
+        """Create or configure a router (§6)."""
         return await self.call(calls.put_router(name, source, dest, options))
 
     async def router(self, name: str) -> values.RouterInfo:
-        """A router with its lag."""
+        """Return a router with its lag (§6)."""
         return await self.call(calls.get_router(name))
 
     async def drop_router(self, name: str) -> bool:
-        """Whether it was there. Copies stay."""
+        """Delete a router and return whether it existed. Forwarded records remain (§6)."""
         return await self.call(calls.drop_router(name))
 
     def routers(
         self, prefix: str = "", *, source: str = "", dest: str = ""
     ) -> AsyncIterator[values.RouterInfo]:
-        """Routers by name."""
+        """Yield routers, ordered by name (§6)."""
         query = {"prefix": prefix, "source": source, "dest": dest}
         return self.pages(lambda cursor: calls.list_routers(cursor, **query))
 
@@ -155,51 +102,47 @@ class AsyncTopics:
         cursor: AsyncCursor | None = None,
         node: str | None = None,
     ) -> AsyncWatch:
-        """What is in these topics, and what comes, as one stream: from the beginning, behind a seq
-        or from `TAIL` on, or from where ``cursor`` stands.
+        """Return the existing and the new records of topics as one stream (§7). A topic starts at
+        its first record, after a seq, or with the next new record (`TAIL`); with a ``cursor``, at
+        its position. Records of ``node`` are skipped.
         """
         known = {} if cursor is None else cursor.positions
         return AsyncWatch(self, Watching(topics, node or self.node, known), cursor)
 
     def cursor(self, name: str) -> AsyncCursor:
-        """A place in topics that survives this program (`Cursor`)."""
+        """Return a stored position in topics (`AsyncCursor`)."""
         return AsyncCursor(self, name)
 
-    async def pages(self, page: Callable[[str | None], Call[calls.Page[T]]]) -> AsyncIterator[T]:
-        """What all pages of a list hold."""
-        cursor = None
-        while True:
-            found = await self.call(page(cursor))
-            for item in found.items:
-                yield item
-            cursor = found.next_cursor
-            if cursor is None:
-                return
+    def publisher(
+        self, *, max_unacked: int = MAX_UNACKED, name: str | None = None
+    ) -> AsyncPublisher:
+        """Return a publisher of records to many topics over one WebSocket (`AsyncPublisher`).
+        ``name`` begins the idempotency keys and must be new for each run of a program.
+        """
+        return AsyncPublisher(self, max_unacked=max_unacked, name=name or uuid.uuid4().hex)
 
 
-class AsyncTopic(AsyncProducing):
+class AsyncTopic:
     """A topic of a server, by its name."""
-
-    client: AsyncTopics
 
     def __init__(self, client: AsyncTopics, name: str) -> None:
         self.client, self.name = client, name
 
-    async def put(self, **config: Any) -> values.TopicState:
-        """Make it, or change those fields of its config (§0.10) that are named."""
+    async def put(self, **config: Unpack[TopicConfig]) -> values.TopicState:
+        """Create the topic, or change the given fields of its config (§0.10)."""
         await self.client.call(calls.put_topic(self.name, config))
         return await self.state()
 
     async def state(self) -> values.TopicState:
-        """Where it stands."""
+        """Return the topic's state (§1.2)."""
         return await self.client.call(calls.get_topic(self.name))
 
-    async def plan(self, **config: Any) -> values.TopicPut:
+    async def plan(self, **config: Unpack[TopicConfig]) -> values.TopicPut:
         """Return what `put` would do with this config, without changing anything."""
         return await self.client.call(calls.put_topic(self.name, config, dry_run=True))
 
     async def drop(self, *, if_empty: bool = False) -> bool:
-        """Remove the topic with all its records. Whether it was there."""
+        """Delete the topic with all its records and return whether it existed (§1.4)."""
         return await self.client.call(calls.drop_topic(self.name, if_empty=if_empty))
 
     async def append(
@@ -207,21 +150,24 @@ class AsyncTopic(AsyncProducing):
         *data: Any,
         records: Iterable[Mapping[str, Any]] | None = None,
         key: str | None = calls.AUTO,
-        node: str | None = None,
-        **options: Any,
+        **options: Unpack[AppendFields],
     ) -> values.Receipt:
-        """Append payloads, or whole ``records`` (§2) with tags and meta, as one write. With a key
-        it happens once, however often it is tried; without one it is not sent again once it may
-        have arrived. ``options``: the other fields of the body, as ``create`` or ``config``.
+        """Append payloads as one write (§2), each with the same ``tag``, ``meta``, ``delay`` or
+        ``deliver_at``. ``records`` are complete records, with fields of their own. ``create`` and
+        ``config`` are those of §2.
+
+        With a ``key``, all attempts append the records once; the default is a new key. With None,
+        a request that may have arrived is not sent again.
         """
-        body = {"records": calls.records_of(data, records), **options}
+        node = options.pop("node", None)
+        body = calls.append_body(data, records, options)
         return await self.client.call(calls.append(self.name, body, key, node or self.client.node))
 
     async def read(
         self, after: int = 0, *, limit: int | None = None, follow: bool = False
     ) -> AsyncIterator[values.Event]:
-        """Records behind a seq, and tombstones where some were lost. ``follow``: also those that
-        come, with a `CaughtUp` whenever there are no more; then it ends with ``limit`` records.
+        """Yield the records after a seq, at most ``limit``, and tombstones for lost ones (§3). With
+        ``follow``, also yield new records, and `CaughtUp` whenever the end is reached.
         """
         reading = calls.Reading(self.name, after, limit, self.client.node, follow=follow)
         while not reading.is_done:
@@ -229,167 +175,98 @@ class AsyncTopic(AsyncProducing):
                 yield event
 
     async def since(self, when: datetime | float) -> int:
-        """The seq behind which all records are from this time (a datetime, or s since 1970) on."""
+        """Return the seq after which all records have at least this time, a datetime or s since
+        1970.
+        """
         search = calls.Search(self.name, await self.state(), calls.ms_of(when))
         while not search.is_done:
             search.take(await self.client.call(search.call()))
         return search.low
 
     async def delete(self, *, before: int | None = None, tag: str | None = None) -> values.Deleted:
-        """Delete records for good (§5): those before a seq, those with a tag, or tags that begin
-        with what stands before a ``*``.
+        """Delete the records before a seq, those with a tag, or both (§5). A ``*`` at the end of
+        the tag stands for any characters.
         """
         return await self.client.call(calls.delete_records(self.name, before=before, tag=tag))
 
-
-class AsyncQueue(AsyncTopic):
-    """A queue of a server, by its name. `put` makes one."""
-
-    async def put(self, **config: Any) -> values.TopicState:
-        """As `AsyncTopic.put`; the type is queue."""
-        return await super().put(type="queue", **config)
-
-    async def plan(self, **config: Any) -> values.TopicPut:
-        """See `AsyncTopic.plan`. The type is ``queue``."""
-        return await super().plan(type="queue", **config)
-
-    def worker(
+    def producer(
         self,
         *,
-        concurrency: int = 1,
-        lease: float = 30.0,
-        node: str | None = None,
-        drain: bool = False,
-    ) -> AsyncWorker:
-        """Work on its jobs (`AsyncWorker`)."""
-        return AsyncWorker(
-            self.client, self.name, concurrency=concurrency, lease_s=lease, node=node, drain=drain
+        linger: float = 0.02,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        max_unacked: int = MAX_UNACKED,
+        name: str | None = None,
+    ) -> AsyncProducer:
+        """Return a producer, which sends many small appends as few requests (`AsyncProducer`). A
+        request has up to ``max_records`` and ``max_bytes``, and is delayed by up to ``linger`` s.
+        """
+        return AsyncProducer(
+            self.client,
+            self.name,
+            linger=linger,
+            max_records=max_records,
+            max_bytes=max_bytes,
+            max_unacked=max_unacked,
+            name=name or uuid.uuid4().hex,
         )
+
+
+class AsyncQueue(AsyncTopic):
+    """A queue of a server, by its name (§10)."""
+
+    async def put(self, **config: Unpack[TopicConfig]) -> values.TopicState:
+        """Create the queue, or change the given fields of its config (§0.10)."""
+        config["type"] = "queue"
+        return await super().put(**config)
+
+    async def plan(self, **config: Unpack[TopicConfig]) -> values.TopicPut:
+        """Return what `put` would do with this config, without changing anything."""
+        config["type"] = "queue"
+        return await super().plan(**config)
+
+    def worker(
+        self, *, lease: float = 30.0, node: str | None = None, drain: bool = False
+    ) -> AsyncWorker:
+        """Return a worker for the queue's jobs (`AsyncWorker`). ``lease`` is in s. With ``drain``
+        it ends when the queue is empty.
+        """
+        return AsyncWorker(self.client, self.name, lease_s=lease, node=node, drain=drain)
 
     async def claim(
         self, node: str, most: int = 1, *, lease: float | None = None, wait: float = 0.0
     ) -> list[values.JobRecord]:
-        """Lease jobs to ``node`` (§10.2); ``wait`` s for the first, at most 30."""
+        """Lease up to ``most`` jobs to ``node`` (§10.2). If none is ready, wait up to ``wait`` s,
+        at most 30.
+        """
         return await self.client.call(calls.claim(self.name, node, most, lease, wait))
 
     async def ack(self, node: str, *jobs: values.JobRecord) -> list[int]:
-        """The jobs are done. Seqs of those that this node does not hold any more."""
+        """Complete jobs (§10.4). Return the seqs that this node no longer holds."""
         settled = await self.client.call(calls.settle(self.name, "ack", node, jobs))
         return settled.skipped
 
     async def nack(
         self, node: str, *jobs: values.JobRecord, delay: float = 0.0, error: str | None = None
     ) -> list[int]:
-        """The jobs come again, ``delay`` s later. Seqs as `ack` gives them."""
+        """Release jobs, to be claimed again after ``delay`` s (§10.5). Return as `ack` does."""
         settled = await self.client.call(calls.nack(self.name, node, jobs, delay, error))
         return settled.skipped
 
     def leases(self, node: str | None = None) -> AsyncIterator[values.Lease]:
-        """Who holds which job."""
+        """Yield the leases of the queue, those of ``node`` if it is given."""
         return self.client.pages(lambda cursor: calls.list_leases(self.name, cursor, node))
 
-    async def redrive(self, **options: Any) -> values.Redriven:
-        """Move dead letters of this topic back to their queue: ``to`` another topic, those with a
-        ``tag``, ``before`` a seq, at most ``limit``.
+    async def redrive(
+        self,
+        *,
+        to: str | None = None,
+        tag: str | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+    ) -> values.Redriven:
+        """Move dead letters of this topic back to their queue, or ``to`` another topic: those with
+        a ``tag``, those ``before`` a seq, at most ``limit``.
         """
-        return await self.client.call(calls.redrive(self.name, **options))
-
-
-class AsyncWatch:
-    """A stream of events, as an iterator; it ends by `close`, or with its ``async with``."""
-
-    def __init__(self, client: AsyncTopics, watching: Watching, cursor: AsyncCursor | None) -> None:
-        self._client, self.watching, self._cursor = client, watching, cursor
-        self._events = self._run()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __aiter__(self) -> AsyncIterator[values.Event]:
-        return self._events
-
-    async def __anext__(self) -> values.Event:
-        return await anext(self._events)
-
-    async def close(self) -> None:
-        """End the stream."""
-        await self._events.aclose()
-
-    async def _run(self) -> AsyncGenerator[values.Event]:
-        watching, cursor, tries = self.watching, self._cursor, Tries(self._client.retry)
-        for topic in watching.unknown:
-            watching.begin(await self._client.topic(topic).state())
-        while True:
-            try:
-                async with aclosing(self._stream(tries)) as stream:
-                    async for shown in stream:
-                        if cursor is not None:
-                            cursor.shown = shown
-                        yield shown.event
-                        watching.done(shown)
-                        if cursor is not None and cursor.done():
-                            await cursor.save()
-                        if not watching.topics:
-                            return
-                failure = ended()
-            except TopicsError as error:
-                failure = error
-            await self._client.pause(tries.pause_after(failure), failure)
-
-    async def _stream(self, tries: Tries) -> AsyncGenerator[Shown]:
-        import httpx2
-
-        path, headers = self.watching.request()
-        http, target = self._client.http, self._client.target
-        try:
-            async with http.sse(
-                path, headers=headers, timeout=stream_timeouts(), max_event_size=EVENT_MAX_BYTES
-            ) as source:
-                answer = source.response
-                if answer.status_code != 200:
-                    raise error_of(answer.status_code, answer.headers, await answer.aread())
-                async for event in source:
-                    for shown in self.watching.take(event.event, event.data, event.id):
-                        yield shown
-                    tries.succeeded()
-        except httpx2.RequestError as error:
-            raise lost(error, target) from error
-
-
-class AsyncCursor(Progress):
-    """Where a reader stands in its topics, kept by the server in the topic ``cursor:NAME``.
-
-        async with client.cursor("billing") as cursor:
-            async for event in client.watch("orders", cursor=cursor):
-                ...
-
-    What the loop has asked the next event after counts as read. It is saved every second, and at
-    the end; an exception leaves the event that raised it to the next run.
-    """
-
-    def __init__(self, client: AsyncTopics, name: str) -> None:
-        super().__init__()
-        self._client, self._name = client, CURSOR_PREFIX + name
-
-    async def __aenter__(self) -> Self:
-        try:
-            self.load(await self._client.call(calls.diff(self._name, 0)))
-        except NotFound:
-            await self._client.call(calls.put_topic(self._name, CURSOR_CONFIG))
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None
-    ) -> None:
-        self.leave(kind)
-        with shielded():
-            await self.save()
-
-    async def save(self) -> None:
-        """Write it down, if it has moved."""
-        if not self.is_saved:
-            await self._client.call(calls.append(self._name, self.record()))
-            self.saved()
+        call = calls.redrive(self.name, to=to, tag=tag, before=before, limit=limit)
+        return await self.client.call(call)

@@ -1,38 +1,44 @@
-"""Worker: jobs of a queue, one after the other or many at once.
+"""Worker: claims the jobs of a queue and keeps their leases while they are handled.
 
-    async with client.queue("jobs").worker(concurrency=4) as worker:
+    await client.queue("jobs").worker().run(handle, concurrency=4)
+
+    async with client.queue("jobs").worker() as worker:   # one job after the other
         async for job in worker:
             async with job:
-                await handle(job.data)
+                await handle(job)
 
-    claimed --> held --with job: no exception--> acked
-                 |          '--an exception----> nacked, with its text and a delay that grows
-                 |--the worker ends-----------> released immediately
-                 '--its lease is lost---------> not settled: another worker may hold it
+    claimed --> held --the block ends------------> acked
+                 |   '-it raises an exception----> nacked, with its text and a growing delay
+                 |--Ctrl-C, or a cancellation----> released immediately
+                 '--the lease is lost------------> not settled: another worker may hold the job
 
 A background task of the worker (`topics.client.tasks`) extends all leases when a third of their
-time has passed. It has its own connections. Several tasks may iterate over one worker.
+time has passed. Several tasks may iterate over one worker. It claims as many jobs as iterators
+wait, so every claimed job is handled immediately.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 from topics.client import calls
-from topics.client.calls import AsyncCaller, Retry
+from topics.client.aio.caller import AsyncCaller
+from topics.client.calls import LOG, SHUTDOWN_S, Tries
 from topics.client.errors import TopicsError
-from topics.client.jobs import EXTEND_AGAIN_S, EXTEND_PART, LOG, HeldJob, worker_name
-from topics.client.tasks import AsyncBackground, AsyncLock, shielded
+from topics.client.jobs import EXTEND_AGAIN_S, EXTEND_PART, HeldJob, worker_name
+from topics.client.tasks import AsyncLock, AsyncWorking, shielded
 from topics.client.values import JobRecord
 
 
 class AsyncJob(HeldJob):
-    """A job that this worker holds. ``async with job:`` acks it, or nacks it on an exception.
-    ``job.lost``: its lease is not this worker's any more. It has what its record has.
+    """A job that this worker holds. ``async with job:`` acks it, or nacks it after an
+    exception. ``job.lost``: another worker may hold it.
     """
 
     def __init__(self, worker: AsyncWorker, record: JobRecord, until: float) -> None:
@@ -56,60 +62,67 @@ class AsyncJob(HeldJob):
             await self._settle("nack", self.failed(error))
             return True
         else:  # Ctrl-C or a cancellation is not a failure of the job
+            self._settled = False
             with shielded():
-                await self.nack(delay=0.0)
+                await self._worker.release([self])
         return False
 
     async def ack(self) -> bool:
-        """It is done. False: its lease was lost, and it may be done again."""
+        """Complete the job. Return whether the lease was still held; otherwise the job may run
+        again. After the first ack or nack, return its result.
+        """
         return await self._settle("ack", {})
 
     async def nack(self, *, error: str | None = None, delay: float | None = None) -> bool:
-        """It comes again, after 1, 2, 4 ... s if ``delay`` does not say it."""
+        """Release the job, to be claimed again after ``delay`` s. The default is 1, 2, 4, … s, by
+        the number of deliveries. Return what `ack` returns.
+        """
         return await self._settle("nack", self.nack_fields(error, delay))
 
     async def _settle(self, what: str, fields: dict[str, Any]) -> bool:
-        self.is_settled = True
-        return await self._worker.settle(self, what, fields)
+        if self._settled is None:
+            self._settled = False
+            self._settled = await self._worker.settle(self, what, fields)
+        return self._settled
 
 
-class AsyncWorker(AsyncBackground):
-    """Claims jobs, at most ``concurrency`` at once, and keeps their leases. ``drain``: the loop
-    ends when the queue is empty.
+class AsyncWorker(AsyncWorking):
+    """Claims jobs and keeps their leases. With ``drain`` it ends when the queue is empty. Without
+    the server it waits, unless the client has a `Retry`.
     """
 
     def __init__(
-        self,
-        client: AsyncCaller,
-        queue: str,
-        *,
-        concurrency: int,
-        lease_s: float,
-        node: str | None,
-        drain: bool,
+        self, client: AsyncCaller, queue: str, *, lease_s: float, node: str | None, drain: bool
     ) -> None:
         super().__init__(f"leases of {queue}")
-        self._client, self._queue = client, queue
-        self._concurrency, self._lease_s = concurrency, lease_s
+        self._client, self._queue, self._lease_s = client, queue, lease_s
         self.node, self._drain = node or worker_name(), drain
+        self._claims, self._tries = client.caller(), Tries(client.retry_streams)
         self._held: dict[str, AsyncJob] = {}  # by lease
-        self._ready: list[AsyncJob] = []  # claimed, and not given out yet
+        self._ready: list[AsyncJob] = []  # claimed, and not handed out yet
         self._lock = threading.Lock()  # of both; never held while a request is sent
+        self._waiting = 0  # iterators
         self._claiming = AsyncLock()
+        self._is_entered = False
 
     async def __aenter__(self) -> Self:
+        self._is_entered = True
         await self._begin(self._keep)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stop()
+        with self._lock:
+            jobs = self._ready if kind is None else [*self._held.values()]
+        with shielded():
+            await self.release(jobs)
         try:
-            with shielded():
-                await self._give_back()
-        finally:
             await self._end()
+        finally:
+            with shielded():
+                await self._claims.close()
 
-    def __aiter__(self) -> Self:  # not a generator: a loop that is left needs no clean-up
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> AsyncJob:
@@ -118,21 +131,56 @@ class AsyncWorker(AsyncBackground):
             raise StopAsyncIteration
         return job
 
+    async def run(
+        self, handler: Callable[[AsyncJob], Awaitable[object]], *, concurrency: int = 1
+    ) -> None:
+        """Call ``handler`` for each job, for up to ``concurrency`` jobs at the same time, until
+        `stop` is called. A return acks the job, an exception nacks it. Raises `TopicsError`.
+        """
+        if concurrency < 1:
+            raise ValueError(f"the concurrency {concurrency} is below 1")
+        async with nullcontext() if self._is_entered else self:
+            await self._together(partial(self._handle, handler), concurrency)
+
+    async def _handle(self, handler: Callable[[AsyncJob], Awaitable[object]]) -> None:
+        async for job in self:
+            async with job:
+                await handler(job)
+
     async def _next(self) -> AsyncJob | None:
-        async with self._claiming:  # one iterator sends the claim, the others wait for its jobs
-            while not self._ready:
-                if self._is_stopped or not await self._claim():
-                    return None
-            return None if self._is_stopped else self._ready.pop(0)
+        with self._lock:
+            self._waiting += 1
+        try:
+            async with self._claiming:  # one iterator claims, the others wait for its jobs
+                while not self._stop.is_set():
+                    while self._ready:
+                        job = self._ready.pop(0)
+                        if not job.lost:
+                            return job
+                        with self._lock:
+                            self._held.pop(job.record.lease_id, None)
+                    if not await self._claim():
+                        return None
+                return None
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
     async def _claim(self) -> bool:
-        """Claim jobs. Return whether more may come."""
-        most = max(self._concurrency - len(self._held), 1)
+        """Claim jobs. Return whether there may be more."""
         wait_s = 0.0 if self._drain else calls.WAIT_S
-        call = calls.claim(self._queue, self.node, most, self._lease_s, wait_s)
-        jobs = await self._unless_stopped(partial(self._client.call, call))
+        call = calls.claim(self._queue, self.node, self._waiting, self._lease_s, wait_s)
+        try:
+            once = partial(self._claims.once, call)
+            jobs = await self._stop.interrupts(once, self._claims.pool.abort)
+        except TopicsError as failure:
+            pause_s = self._tries.pause_after(failure)
+            self._client.report_pause(failure, pause_s)
+            await self._stop.wait(pause_s)
+            return True
+        self._tries.succeeded()
         until = monotonic() + self._lease_s
-        for record in jobs:
+        for record in jobs or ():
             job = AsyncJob(self, record, until)
             with self._lock:
                 self._held[record.lease_id] = job
@@ -149,21 +197,23 @@ class AsyncWorker(AsyncBackground):
         settled = await self._client.call(call)
         return not settled.skipped
 
-    async def _give_back(self) -> None:
-        """Release the jobs that no loop has taken."""
+    async def release(self, jobs: list[AsyncJob]) -> None:
+        """Release jobs that are not handled. Log a failure, because leases end by themselves."""
         with self._lock:
-            jobs = [job for job in self._ready if job.record.lease_id in self._held]
-            self._ready.clear()
-            for job in jobs:
-                del self._held[job.record.lease_id]
-        if jobs:
-            records = [job.record for job in jobs]
-            await self._client.call(calls.nack(self._queue, self.node, records, 0.0, None))
+            held = [job.record for job in jobs if self._held.pop(job.record.lease_id, None)]
+            self._ready = [job for job in self._ready if job not in jobs]
+        if not held:
+            return
+        call = calls.nack(self._queue, self.node, held, 0.0, None)
+        try:
+            await self._client.call(call, until=monotonic() + SHUTDOWN_S)
+        except TopicsError as failure:
+            LOG.warning("%d jobs of %s not released: %s", len(held), self._queue, failure)
 
     async def _keep(self) -> None:
         """Extend leases until the worker ends."""
         pause_s = extend_s = self._lease_s / EXTEND_PART
-        async with self._client.copy(timeout=pause_s, retry=Retry(deadline=pause_s)) as own:
+        async with self._client.caller(timeout=extend_s) as own:
             while not await self._ends_within(pause_s):
                 pause_s = extend_s if await self._extend(own) else min(EXTEND_AGAIN_S, extend_s)
 
@@ -177,7 +227,7 @@ class AsyncWorker(AsyncBackground):
         records, lease_ms = [job.record for job in held], int(1000 * self._lease_s)
         call = calls.settle(self._queue, "extend", self.node, records, lease_ms=lease_ms)
         try:
-            settled = await own.call(call)
+            settled = await own.once(call)
         except TopicsError as failure:
             LOG.warning("leases of %s not extended: %s", self._queue, failure)
             return False

@@ -162,11 +162,11 @@ def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> int:
 def _check_members(records: Sequence[RecordIn], limits: Limits) -> None:
     count = len(records)
     if [record.tag for record in records].count(None) != count:
-        for record in records:
-            check_text("tag", record.tag, limits.tag_bytes)
+        for index, record in enumerate(records):
+            check_text("tag", record.tag, limits.tag_bytes, index)
     if [record.node for record in records].count(None) != count:
-        for record in records:
-            check_node(record.node, limits)
+        for index, record in enumerate(records):
+            check_node(record.node, limits, index)
     if any([record.meta for record in records]):  # noqa: C419 - a list is faster than a generator here
         for index, record in enumerate(records):
             if record.meta:

@@ -100,18 +100,21 @@ def check_u64(field: str, value: int) -> None:
         raise InvalidRequest(f"{field} must be an integer from 0 to 2^64 - 1", field=field)
 
 
-def check_text(field: str, text: str | None, max_bytes: int) -> None:
-    """Raises `InvalidRequest` for a text of more than ``max_bytes`` in UTF-8."""
-    # A text of n characters has at most 4n bytes: most need no encoding to be measured.
+def check_text(field: str, text: str | None, max_bytes: int, index: int | None = None) -> None:
+    """Raise `InvalidRequest` for a text of more than ``max_bytes`` in UTF-8. ``index`` is that of
+    the record that has the field.
+    """
+    # A text of n characters has at most 4n bytes, so most texts need not be encoded here.
     if text is not None and len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
-        raise InvalidRequest(
-            f"{field} is longer than {max_bytes} bytes", field=field, max=max_bytes
-        )
+        what = f"{field} is longer than {max_bytes} bytes"
+        if index is None:
+            raise InvalidRequest(what, field=field, max=max_bytes)
+        raise InvalidRequest(f"record {index}: {what}", index=index, field=field, max=max_bytes)
 
 
-def check_node(node: str | None, limits: Limits) -> None:
-    """Raises `InvalidRequest` for a node id that is too long."""
-    check_text("node", node, limits.node_bytes)
+def check_node(node: str | None, limits: Limits, index: int | None = None) -> None:
+    """Raise `InvalidRequest` for a node id that is too long."""
+    check_text("node", node, limits.node_bytes, index)
 
 
 def checked_nodes(node: str | list[str] | None, limits: Limits) -> list[str]:

@@ -1,0 +1,96 @@
+"""Caller: sends calls to one server and retries them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from math import inf
+from time import monotonic
+from typing import Self, TypeVar
+
+from anyio import sleep
+
+from topics.client.aio.pool import AsyncPool
+from topics.client.calls import ATTEMPT_MIN_S, FOREVER, LOG, Call, Page, Retry, Tries
+from topics.client.errors import TopicsError
+from topics.client.http import CONNECT_S
+from topics.client.settings import Target
+
+T = TypeVar("T")
+
+
+class AsyncCaller:
+    """The base class of `AsyncTopics`. Workers, producers and publishers have their own callers."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        node: str | None = None,
+        timeout: float = 30.0,
+        connect_timeout: float = CONNECT_S,
+        retry: Retry | None = None,
+        on_pause: Callable[[TopicsError, float], None] | None = None,
+    ) -> None:
+        self.target, self.node, self.timeout = target, node, timeout
+        self.retry, self.retry_streams = retry or Retry(), retry or FOREVER
+        self.connect_timeout, self._on_pause = min(timeout, connect_timeout), on_pause
+        self.pool = AsyncPool(target, self.connect_timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.pool.close()
+
+    def caller(self, *, timeout: float | None = None) -> AsyncCaller:
+        """Return a caller of the same server with one connection, whose calls may be aborted."""
+        caller = AsyncCaller(
+            self.target,
+            node=self.node,
+            timeout=timeout or self.timeout,
+            connect_timeout=self.connect_timeout,
+            on_pause=self._on_pause,
+        )
+        caller.retry, caller.retry_streams = self.retry, self.retry_streams
+        caller.pool.is_abortable = True
+        return caller
+
+    async def call(self, call: Call[T], *, until: float = inf) -> T:
+        """Send a call, and again while `Retry` allows it and ``until``, of the monotonic clock, is
+        not reached. Raises `TopicsError`.
+        """
+        tries = Tries(self.retry, until)
+        while True:
+            try:
+                return await self.once(call, until=until)
+            except TopicsError as failure:
+                pause_s = tries.pause_after(failure, is_repeatable=call.is_repeatable)
+                self.report_pause(failure, pause_s)
+            await sleep(pause_s)
+
+    async def once(self, call: Call[T], *, until: float = inf) -> T:
+        """Send a call once. Raises `TopicsError`."""
+        left_s = max(until - monotonic(), ATTEMPT_MIN_S)
+        return await self.pool.send(call, min(self.timeout, left_s))
+
+    def report_pause(self, failure: TopicsError, pause_s: float) -> None:
+        """Report a failed attempt to ``on_pause``, or log it."""
+        if self._on_pause is not None:
+            self._on_pause(failure, pause_s)
+        else:
+            LOG.warning("%s; next attempt in %.1f s", failure, pause_s)
+
+    async def pages(self, page: Callable[[str | None], Call[Page[T]]]) -> AsyncIterator[T]:
+        """Yield the items of all pages of a list."""
+        cursor = None
+        while True:
+            found = await self.call(page(cursor))
+            for item in found.items:
+                yield item
+            cursor = found.next_cursor
+            if cursor is None:
+                return

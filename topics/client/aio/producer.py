@@ -1,0 +1,147 @@
+"""Producer: many small appends to one topic as few requests.
+
+    send --> chunk --complete, or after ``linger`` s--> one append --> the result of each record
+      '-- more than ``max_unacked`` bytes: `send` waits
+
+One request is in flight at a time, so records keep the order of their sends. All attempts of a
+chunk have the same idempotency key. If the server refuses one record of a chunk, the others are
+sent again without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Unpack
+
+import msgspec
+
+from topics.client import calls
+from topics.client.aio.caller import AsyncCaller
+from topics.client.aio.sender import AsyncSender
+from topics.client.calls import RecordFields, Tries
+from topics.client.chunks import Chunk, Chunker, part_key, run_key
+from topics.client.errors import ConnectionLost, Invalid, TopicsError
+from topics.client.tasks import AsyncSent
+from topics.client.values import Receipt, encoded
+
+
+class AsyncProducer(AsyncSender):
+    """Appends to one topic in the background. ``name`` begins the idempotency keys and must be new
+    for each run of a program.
+    """
+
+    def __init__(
+        self,
+        client: AsyncCaller,
+        topic: str,
+        *,
+        linger: float,
+        max_records: int,
+        max_bytes: int,
+        max_unacked: int,
+        name: str,
+    ) -> None:
+        super().__init__(f"producer of {topic}", client, max_unacked)
+        self._topic, self._run_name, self._linger = topic, name, linger
+        self._chunker = Chunker[int](max_records, max_bytes)
+        self._complete: deque[Chunk[int]] = deque()
+
+    async def send(self, data: Any, **fields: Unpack[RecordFields]) -> AsyncSent[int]:
+        """Append a payload with the ``fields`` of a record (§2). Wait while too many bytes are not
+        acknowledged. The result is the record's seq, or the `TopicsError` of its append. Raise
+        `ValueError` for a value without a JSON form, and after `close`.
+        """
+        record = encoded(calls.record_of(data, fields))
+        await self._begin_to_send()
+        async with self._changed:
+            number = await self._admit(record)
+            self._complete.extend(self._chunker.add(record, number))
+            self._changed.notify_all()
+            return self._pending[number].sent
+
+    async def _run(self) -> None:
+        while (chunk := await self._next_chunk()) is not None:
+            await self._append(chunk)
+
+    async def _next_chunk(self) -> Chunk[int] | None:
+        """Return the next chunk, or None if all records are sent after `close`."""
+        async with self._changed:
+            await self._changed.wait_until(lambda: bool(self._pending) or self._is_closing)
+            await self._changed.wait_until(self._is_due, self._linger)
+            if not self._complete:
+                self._complete.extend(self._chunker.flush())
+            has_chunk = self._complete and not self._stop.is_set()
+            return self._complete.popleft() if has_chunk else None
+
+    def _is_due(self) -> bool:
+        return bool(self._complete) or self._is_closing or self._unacked >= self._max_unacked
+
+    async def _append(self, chunk: Chunk[int]) -> None:
+        """Append a chunk. Parts of a refused chunk are appended one after the other."""
+        parts = [(run_key(self._run_name, chunk), chunk.records, chunk.marks)]
+        while parts:
+            key, records, numbers = parts.pop()
+            failure, receipt = None, None
+            try:
+                receipt = await self._request(key, records, numbers[0])
+            except Exception as error:
+                failure = error
+            async with self._changed:
+                if receipt is not None:
+                    for seq, number in enumerate(numbers, receipt.first_seq):
+                        self._acknowledge(number, seq)
+                elif failure is not None:
+                    index = refused_index(failure, len(numbers))
+                    self._fail(numbers if index is None else numbers[index : index + 1], failure)
+                    if index is not None:
+                        parts += self._without(index, records, numbers)
+
+    def _without(
+        self, index: int, records: bytes, numbers: Sequence[int]
+    ) -> list[tuple[str, bytes, Sequence[int]]]:
+        """Return the parts after and before a refused record."""
+        each = msgspec.json.decode(records, type=list[msgspec.Raw])
+        return [
+            (
+                part_key(self._run_name, numbers[part][0], numbers[part][-1]),
+                msgspec.json.encode(each[part]),
+                numbers[part],
+            )
+            for part in (slice(index + 1, None), slice(index))
+            if numbers[part]
+        ]
+
+    async def _request(self, key: str, records: bytes, first: int) -> Receipt:
+        """Send an append until it succeeds or the first of its records reaches its deadline."""
+        body = {"records": msgspec.Raw(records)}
+        call = calls.append(self._topic, body, key, self._caller.node)
+        pending = self._pending.get(first)
+        until = 0.0 if pending is None else pending.until
+        tries = Tries(self._caller.retry, until)
+        while True:
+            try:
+                once = partial(self._caller.once, call, until=until)
+                receipt = await self._stop.interrupts(once, self._caller.pool.abort)
+            except TopicsError as failure:
+                pause_s = tries.pause_after(failure)
+                self._caller.report_pause(failure, pause_s)
+                await self._stop.wait(pause_s)
+                continue
+            if receipt is None:
+                raise ConnectionLost(f"{self._name} was closed")
+            return receipt
+
+
+def refused_index(failure: Exception, count: int) -> int | None:
+    """Return the index of the record because of which an append of ``count`` records was refused,
+    or None if that is unknown.
+    """
+    if not isinstance(failure, Invalid):
+        return None
+    index = failure.detail.get("index")
+    if path := re.match(r"records\[(\d+)\]", str(failure.detail.get("field"))):  # a wrong type
+        index = int(path[1])
+    return index if isinstance(index, int) and 0 <= index < count else None
