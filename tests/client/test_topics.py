@@ -392,6 +392,7 @@ def test_each_failed_attempt_is_logged(caplog: pytest.LogCaptureFixture) -> None
     assert all("next attempt in" in message for message in caplog.messages)
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forks beside threads
 def test_a_forked_process_has_connections_of_its_own(client: Topics, name: str) -> None:
     """20 children and their parent read different topics at the same time."""
     for number in range(21):

@@ -139,6 +139,7 @@ def test_records_that_are_not_flushed_are_sent_at_exit(client: Topics, url: str,
     assert client.topic(name).state().count == 100
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forks beside threads
 def test_a_producer_does_not_work_in_a_forked_process(client: Topics, name: str) -> None:
     with client.topic(name).producer() as producer:
         producer.send(1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from time import monotonic
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import msgspec
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -28,6 +28,10 @@ from topics.client.sync.caller import Caller
 from topics.client.sync.sender import Sender
 from topics.client.threads import Sent, alongside, connect
 from topics.client.values import encoded
+
+# The server does not read from a socket with 1024 unanswered messages. A send that it blocks would
+# also block the replies.
+IN_FLIGHT_MAX: Final = 512
 
 
 class _Reply(msgspec.Struct):
@@ -131,19 +135,25 @@ class Publisher(Sender):
         with self._changed:
             self._changed.wait_until(
                 lambda: (
-                    bool(self._unsent)
+                    bool(self._unsent and self._in_flight <= IN_FLIGHT_MAX // 2)
                     or self._failure is not None
                     or (self._is_closing and not self._pending)
                 )
             )
-            numbers = () if self._failure is not None else [*self._unsent]
-            self._unsent.clear()
+            if self._failure is not None:
+                return []
+            most = min(IN_FLIGHT_MAX - self._in_flight, len(self._unsent))
+            numbers = [self._unsent.popleft() for _ in range(most)]
             return [
                 b'{"op":"publish","request_id":%d,"return_seqs":false,"idempotency_key":"%b:%d",%b'
                 % (number, self._run_name.encode(), number, self._pending[number].message)
                 for number in numbers
                 if number in self._pending
             ]
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self._pending) - len(self._unsent)
 
     def _receive(self, socket: Any, tries: Tries) -> None:
         """Handle the replies of one connection until it ends."""
