@@ -8,11 +8,13 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.docs import client as client_page
 from tests.docs import pages, reference
 from tests.docs.pages import PAGES, Block, Reader, agrees, sections
+from topics import client
 from topics.cli import root
 
-LANGUAGES = {"sh", "python", "text", "js", "html", "toml", "ini", "nginx", "yaml", "sql"}
+LANGUAGES = {"sh", "python", "py", "text", "js", "html", "toml", "ini", "nginx", "yaml", "sql"}
 HOW = re.compile(r"|exit-[1-9]\d*|until-ctrl-c|no-run: \S.{9,}")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 COMMAND = re.compile(r"(?:^|`)topics ([a-z]+)", re.MULTILINE)
@@ -83,3 +85,10 @@ def test_shown_output_is_compared_without_its_numbers_and_widths() -> None:
 def test_the_reference_is_what_the_program_says() -> None:
     made = reference.reference()
     assert reference.PAGE.read_text() == made, "python -m tests.docs.reference --write"
+
+
+def test_the_page_of_the_client_is_what_its_docstrings_say() -> None:
+    made = client_page.page()
+    assert client_page.PAGE.read_text() == made, "python -m tests.docs.client --write"
+    shown = {*re.findall(r"^### (\w+)|^\| `(\w+)` \|", made, re.M)}
+    assert {*client.__all__} <= {name for pair in shown for name in pair} | {"TAIL", "Event"}

@@ -5,8 +5,8 @@
     tasks.py        the parts of both that are not generated: tasks of asyncio and trio,
     threads.py      threads and signals
     jobs.py         a job that a worker holds, without I/O
-    watching.py     event streams, without I/O
     http.py         header fields, timeouts, certificates, failures
+    watching.py     event streams, without I/O
     chunks.py       divide many records into appends of a bounded size, and make their keys
     calls.py        the API as values: requests, how to parse responses, when to retry
     values.py       records, tombstones, states
