@@ -15,7 +15,7 @@ from topics.formats.api.watch import CursorsId
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forks beside threads
 def test_kills_and_forks_are_pauses(tmp_path: Path) -> None:
-    """Each record is stored and seen once and in order, and each job is handled once."""
+    """Each record is stored and seen once and in order, and no job is lost."""
     summary = campaign(tmp_path / "data", 7, kills=4, forks=4, shutdown_s=30.0)
     assert summary.problems == []
 

@@ -397,19 +397,23 @@ def test_a_forked_process_has_connections_of_its_own(client: Topics, name: str) 
     """20 children and their parent read different topics at the same time."""
     for number in range(21):
         client.topic(f"{name}.{number}").append(number)
-    children = []
+    client.topic(name).append(1, 2)
+    children, watch = [], client.watch(name)
+    assert data([next(watch)]) == [1]
     for number in range(1, 21):
         if (pid := os.fork()) == 0:
             status = 1
             with suppress(BaseException):
                 mine = client.topic(f"{name}.{number}")
                 found = [data(mine.read()) for _ in range(10)]
-                status = int(found != [[number]] * 10)
+                found += [data([next(client.watch(mine.name))]), data([next(watch)])]
+                status = int(found != [[number]] * 11 + [[2]])
             os._exit(status)
         children.append(pid)
     for _ in range(50):
         assert data(client.topic(f"{name}.0").read()) == [0]
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 20
+    assert data([next(watch)]) == [2]
 
 
 def test_a_stream_that_is_silent_has_ended(

@@ -92,6 +92,18 @@ def test_a_refused_record_does_not_fail_the_others_of_its_batch(client: Topics, 
     assert all(isinstance(futures[number].exception(), Invalid) for number in bad)
 
 
+def test_records_that_are_sent_before_the_with_block_keep_their_order(
+    client: Topics, name: str
+) -> None:
+    producer = client.topic(name).producer(max_records=1)
+    producer.send(0)
+    with producer:
+        for number in range(1, 50):
+            producer.send(number)
+    stored = [event.data for event in client.topic(name).read() if isinstance(event, Record)]
+    assert stored == [*range(50)]
+
+
 def test_a_send_cannot_be_cancelled(client: Topics, name: str) -> None:
     with client.topic(name).producer() as producer:
         futures = [producer.send(number) for number in range(4)]

@@ -179,6 +179,12 @@ class AsyncBackground:
 class AsyncSending(AsyncBackground):
     """The base class of `AsyncProducer` and `AsyncPublisher`."""
 
+    _run: Callable[[], Coroutine[Any, Any, None]]
+
+    async def _enter(self) -> None:
+        """Start the task."""
+        await self._begin(self._run)
+
     async def _begin_to_send(self) -> None:
         """Raise `RuntimeError` outside of ``async with``, because no task sends there."""
         if self._tasks is None:

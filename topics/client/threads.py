@@ -196,6 +196,10 @@ class Sending(Background):
     close: Callable[[float | None], None]
     _starting = Lock()
 
+    def _enter(self) -> None:
+        """Start the thread, unless a send has started it."""
+        self._begin_to_send()
+
     def _begin_to_send(self) -> None:
         """Start the thread once. Raise `RuntimeError` after a fork, because the child has no
         thread.

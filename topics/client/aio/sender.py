@@ -45,7 +45,7 @@ class AsyncSender(AsyncSending):
         self._is_closing, self._pid = False, os.getpid()
 
     async def __aenter__(self) -> Self:
-        await self._begin(self._run)
+        await self._enter()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:

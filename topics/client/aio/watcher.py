@@ -35,12 +35,18 @@ if TYPE_CHECKING:
 class AsyncStreamer(AsyncCaller):
     """A caller that also opens event streams."""
 
-    @cached_property
+    _http: httpx2.AsyncClient | None = None
+    _http_pid = 0
+
+    @property
     def http(self) -> httpx2.AsyncClient:
-        """The connections of streams."""
+        """The connections of streams. A forked process opens its own."""
         import httpx2
 
-        return httpx2.AsyncClient(**http_options(self.target, self.timeout))
+        if self._http is None or self._http_pid != os.getpid():
+            self._http_pid = os.getpid()
+            self._http = httpx2.AsyncClient(**http_options(self.target, self.timeout))
+        return self._http
 
     @cached_property
     def opened(self) -> AsyncOpened[AsyncWatch]:
@@ -52,8 +58,8 @@ class AsyncStreamer(AsyncCaller):
         for watch in [*self.opened]:
             await watch.close()
         await super().close()
-        if "http" in vars(self):
-            await self.http.aclose()
+        if self._http is not None and self._http_pid == os.getpid():
+            await self._http.aclose()
 
 
 class AsyncWatch:
@@ -178,6 +184,8 @@ class AsyncWatch:
             )
         )
         self._response = answer = source.response
+        if self._stop.is_set():
+            self._abort()
         if answer.status_code != 200:
             raise error_of(answer.status_code, answer.headers, await answer.aread())
         self._events = aiter(source)

@@ -46,7 +46,7 @@ class Sender(Sending):
         self._is_closing, self._pid = False, os.getpid()
 
     def __enter__(self) -> Self:
-        self._begin(self._run)
+        self._enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -36,12 +36,18 @@ if TYPE_CHECKING:
 class Streamer(Caller):
     """A caller that also opens event streams."""
 
-    @cached_property
+    _http: httpx2.Client | None = None
+    _http_pid = 0
+
+    @property
     def http(self) -> httpx2.Client:
-        """The connections of streams."""
+        """The connections of streams. A forked process opens its own."""
         import httpx2
 
-        return httpx2.Client(**http_options(self.target, self.timeout))
+        if self._http is None or self._http_pid != os.getpid():
+            self._http_pid = os.getpid()
+            self._http = httpx2.Client(**http_options(self.target, self.timeout))
+        return self._http
 
     @cached_property
     def opened(self) -> Opened[Watch]:
@@ -53,8 +59,8 @@ class Streamer(Caller):
         for watch in [*self.opened]:
             watch.close()
         super().close()
-        if "http" in vars(self):
-            self.http.close()
+        if self._http is not None and self._http_pid == os.getpid():
+            self._http.close()
 
 
 class Watch:
@@ -177,6 +183,8 @@ class Watch:
             )
         )
         self._response = answer = source.response
+        if self._stop.is_set():
+            self._abort()
         if answer.status_code != 200:
             raise error_of(answer.status_code, answer.headers, answer.read())
         self._events = iter(source)
