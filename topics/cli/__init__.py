@@ -48,12 +48,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Topics": {
         "ls": ("topics", "List topics."),
-        "info": ("topics", "Show how a topic stands, and its config."),
-        "create": ("topics", "Make a topic."),
+        "info": ("topics", "Show the state and the config of a topic."),
+        "create": ("topics", "Create a topic."),
         "config": ("topics", "Show or change the config of a topic."),
-        "rm": ("topics", "Remove topics with all their records."),
-        "delete": ("topics", "Delete records of a topic for good."),
-        "apply": ("apply", "Make topics and routers as a file says."),
+        "rm": ("topics", "Delete topics with all their records."),
+        "delete": ("topics", "Delete records of a topic."),
+        "apply": ("apply", "Create and change topics and routers as specified in a file."),
     },
     "Records": {
         "append": ("append", "Append records: JSON, lines of text, or CSV."),

@@ -9,7 +9,6 @@ import click
 
 from topics.cli import configs
 from topics.cli.shell import Shell, group, pass_shell
-from topics.cli.topics import sets
 from topics.client import NotFound, RouterInfo
 from topics.errors import ExitCode
 
@@ -50,7 +49,7 @@ def ls(shell: Shell, source: str, dest: str) -> None:
 @click.argument("source")
 @click.argument("dest")
 @click.option("--filter", "tag", metavar="TAG", help="Only this tag; eu:* is all that begin so.")
-@sets
+@configs.sets("router")
 @pass_shell
 def create(
     shell: Shell, name: str, source: str, dest: str, tag: str | None, sets: tuple[str, ...]

@@ -104,11 +104,11 @@ class Shell:
             self.say(text)
 
     def confirm(self, question: str, is_sure: bool) -> None:
-        """Ask on a terminal, unless ``--yes`` has said so. Raises when the answer is no."""
+        """Ask on a terminal unless ``--yes`` was given. Raise if the user does not confirm."""
         if is_sure:
             return
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{question} Without a terminal, --yes must say so.")
+            raise click.UsageError(f"{question} Confirm with --yes, because stdin is no terminal.")
         if not click.confirm(question, err=True):
             raise click.ClickException("nothing was changed")
 

@@ -24,6 +24,11 @@ def size(count: int) -> str:
     return f"{count} B" if not unit else f"{value:.3g} {SIZES[unit]}"
 
 
+def counted(records: int) -> str:
+    """Records: ``1 record``, ``12,000 records``."""
+    return f"{records:,} record{'' if records == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Text that moves no cursor of a terminal."""
     if text.isprintable():
