@@ -69,9 +69,10 @@ def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 def topics(url: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Run:
     """Run a command within this process: ``topics("ls", "--json", given="stdin")``."""
 
-    def run(*arguments: str, given: str = "") -> Done:
+    def run(*arguments: str, given: str | bytes = "") -> Done:
         capfdbinary.readouterr()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        data = given if isinstance(given, bytes) else given.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         code = cli.main(arguments)
         sys.stdout.flush()
         out, err = capfdbinary.readouterr()

@@ -59,8 +59,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "append": ("append", "Append records: JSON, lines of text, or CSV."),
         "read": ("read", "Read records of topics."),
         "tail": ("read", "Show records as they come."),
-        "export": ("dump", "Write topics into a file."),
-        "import": ("dump", "Append what an export holds."),
+        "export": ("dump", "Write topics to a file."),
+        "import": ("dump", "Append the records of an export."),
     },
     "Queues, routers, cursors": {
         "queue": ("queues", "Look at queues, and move dead letters back."),
