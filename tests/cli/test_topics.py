@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,8 @@ from topics.client import NotFound, Topics
     [
         ("durabilty=fsync", "a topic has no field durabilty; did you mean durability?"),
         ("zz=1", "a topic has no field zz (there are type, ttl_ms, "),
-        ("ttl_ms=soon", "ttl_ms: 'soon' is no duration, as 500ms, 30s"),
-        ("cap_bytes=much", "cap_bytes: 'much' is no amount"),
+        ("ttl_ms=soon", "ttl_ms: 'soon' is not a duration such as 500ms, 30s"),
+        ("cap_bytes=much", "cap_bytes: 'much' is not an amount"),
         ("durability=ram", "durability must be one of ephemeral, memory, disk, fsync"),
         ("ttl_ms=-1", "ttl_ms must be an integer from 0"),
         ("auto_create=yes", "auto_create must be true or false, not a string"),
@@ -55,6 +57,21 @@ def test_topics_are_listed(topics: Run, client: Topics, name: str) -> None:
     none = topics("ls", f"{name}.c")
     assert (none.code, none.out, none.err) == (0, "", f"topics: no topic begins with {name}.c\n")
     assert topics("-q", "ls", f"{name}.c").err == ""
+
+
+def test_a_narrow_terminal_shows_counts_in_full_and_shortens_names(
+    topics: Run, client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = f"{name}.{'x' * 150}"
+    client.topic(long).append(*range(123))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = topics("ls", long).out.splitlines()[1]
+    cells = re.sub(r"\x1b\[[0-9;]*m", "", shown).split()
+    assert cells[0] == long[: len(cells[0]) - 1] + "…"
+    assert cells[1] == "123"
+    assert cells[-1] == "ago"
+    assert "…" not in " ".join(cells[1:])
 
 
 def test_info_tells_what_differs_from_the_defaults_first(

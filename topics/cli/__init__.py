@@ -58,7 +58,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Records": {
         "append": ("append", "Append records: JSON, lines of text, or CSV."),
         "read": ("read", "Read records of topics."),
-        "tail": ("read", "Show records as they come."),
+        "tail": ("read", "Follow new records."),
         "export": ("dump", "Write topics to a file."),
         "import": ("dump", "Append the records of an export."),
     },
@@ -66,7 +66,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "queue": ("queues", "Look at queues, and move dead letters back."),
         "work": ("work", "Run a command for each job of a queue."),
         "router": ("routers", "Work with routers, which copy records from topic to topic."),
-        "cursor": ("cursors", "Work with cursors, which keep how far a reader is."),
+        "cursor": ("cursors", "Manage cursors, which store the position of a reader."),
     },
     "Look and measure": {
         "top": ("top", "Show what the server does now."),
@@ -100,6 +100,18 @@ class Root(click.Group):
                 return next(each for each in found if each.name == name)
         return None
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest the nearest name for an unknown command."""
+        try:
+            return super().resolve_command(context, args)
+        except click.exceptions.NoSuchCommand as error:
+            names = self.list_commands(context)
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, possibilities=names, ctx=context
+            ) from None
+
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
         """Name all commands without an import of their modules."""
         for title, section in COMMANDS.items():
@@ -120,6 +132,11 @@ root = click.version_option(__version__, message="%(prog)s %(version)s")(root)
 def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run the command line."""
     given = [*(sys.argv[1:] if argv is None else argv)]
+    match given:  # as some programs have them
+        case ["help", *names]:
+            given = [*names, "--help"]
+        case ["version"]:
+            given = ["--version"]
     is_server = given[:1] == ["serve"]
     if is_server:  # before any slow step, because a hang-up must not end a server
         hold_hang_ups()

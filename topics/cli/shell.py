@@ -12,6 +12,7 @@ The options stand before or behind the name of a command.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -222,27 +223,45 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else f" (there are {', '.join(known)})"
 
 
+def has_colours() -> bool:
+    """Return whether text on the terminal may have colours (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and not is_dumb()
+
+
+def is_dumb() -> bool:
+    """Return whether the terminal only shows plain lines."""
+    return os.environ.get("TERM") == "dumb"
+
+
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Lines in which the cells of each column stand below each other."""
+    """Return lines in which the cells of each column start at the same position."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def write_table(titles: list[str], rows: list[list[str]]) -> None:
-    """Write columns: as wide as the terminal allows, or in full into a pipe."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in titles:
-            table.add_column(title, no_wrap=True, overflow="ellipsis")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        Console().print(table)
+    """Write columns: as wide as the terminal allows, or in full to a pipe. On a terminal the widest
+    columns, which are names and data, are shortened first.
+    """
+    if not sys.stdout.isatty():
+        click.echo("\n".join(aligned([titles, *rows])))
         return
-    click.echo("\n".join(aligned([titles, *rows])))
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console, table = Console(), Table(box=None, pad_edge=False, header_style="bold")
+    columns = [*zip(titles, *rows, strict=True)]
+    space = console.width - 2 * (len(columns) - 1)
+    widths = [min(max(map(cell_len, column)), space) for column in columns]
+    while sum(widths) > space and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    for title, width in zip(titles, widths, strict=True):
+        table.add_column(title, no_wrap=True, overflow="ellipsis", width=width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def secret(prompt: str) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from topics.cli.measure import AWAY, Metrics, by, readiness, sync_ms
-from topics.cli.shell import Shell, aligned, command, pass_shell
+from topics.cli.shell import Shell, aligned, command, is_dumb, pass_shell
 from topics.cli.units import Duration, duration, size
 from topics.client import Topics, Unavailable, calls
 from topics.errors import ExitCode
@@ -71,7 +71,7 @@ def top(shell: Shell, once: bool, interval: int, rows: int) -> ExitCode:
     with shell.client() as client:
         every = looks(client, interval / 1000, rows)
         try:
-            if once or shell.is_json or not sys.stdout.isatty():
+            if once or shell.is_json or not sys.stdout.isatty() or is_dumb():
                 next(every)
                 for look in every:
                     shell.emit(look) if shell.is_json else click.echo("\n".join([*lines(look), ""]))
