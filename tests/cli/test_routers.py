@@ -39,7 +39,7 @@ def test_routers_are_made_listed_and_removed(topics: Run, client: Topics, name: 
     (shown,) = topics("router", "ls", "--dest", dest, "--json").objects
     assert (shown["router"], shown["filter"]) == (router, ["tag", "Glob", "eu:*"])
     none = topics("router", "ls", "--source", f"{name}.none")
-    assert none == (0, "", "topics: there are no such routers\n")
+    assert none == (0, "", "topics: there are no matching routers\n")
 
     assert topics("router", "rm", router, "nope").code == 4
     assert topics("router", "rm", router, "--json").objects == [{"router": router, "deleted": True}]

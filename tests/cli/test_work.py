@@ -92,7 +92,7 @@ def test_j_runs_so_many_at_once(topics: Run, client: Topics, queue: str, tmp_pat
         (["QUEUE", "--", "no-such-program"], 2, "command not found: no-such-program"),
         (["QUEUE", "--", "/etc/passwd"], 2, "command not found: /etc/passwd"),
         (["QUEUE", "--lease", "5ms", "--", "cat"], 2, "must be at least 1s"),
-        (["QUEUE", "--lease", "long", "--", "cat"], 2, "no duration"),
+        (["QUEUE", "--lease", "long", "--", "cat"], 2, "not a duration"),
         (["QUEUE", "-j", "0", "--", "cat"], 2, "not in the range"),
         (["nowhere", "--", "cat"], 4, "topic_not_found"),
         (["QUEUE", "--url", "http://127.0.0.1:1", "--timeout", "0", "--", "cat"], 6, "no answer"),

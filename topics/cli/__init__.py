@@ -63,9 +63,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "import": ("dump", "Append the records of an export."),
     },
     "Queues, routers, cursors": {
-        "queue": ("queues", "Look at queues, and move dead letters back."),
+        "queue": ("queues", "Inspect queues, and move dead letters back."),
         "work": ("work", "Run a command for each job of a queue."),
-        "router": ("routers", "Work with routers, which copy records from topic to topic."),
+        "router": ("routers", "Manage routers, which copy records from topic to topic."),
         "cursor": ("cursors", "Manage cursors, which store the position of a reader."),
     },
     "Look and measure": {
@@ -75,8 +75,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("doctor", "Look for what is wrong, and say what mends it."),
     },
     "This program": {
-        "context": ("contexts", "Keep servers by name, with their keys."),
-        "completion": ("contexts", "Print what completes commands in bash, zsh or fish."),
+        "context": ("contexts", "Manage named servers and their keys."),
+        "completion": ("contexts", "Print the completion script for bash, zsh or fish."),
     },
 }
 
@@ -143,7 +143,8 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     open_streams()
     shell = Shell()
     try:
-        if "_TOPICS_COMPLETE" in os.environ:  # a shell asks what could follow
+        if "_TOPICS_COMPLETE" in os.environ:  # a shell requests completions
+            import_module("topics.cli.completing")
             root.main(given, prog_name="topics")
         with (
             nullcontext() if is_server else ending_signals(),

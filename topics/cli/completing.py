@@ -1,23 +1,64 @@
 """Completion: the names that a shell offers for an argument.
 
-The names come from the server, which the options before the argument may specify, or from the file
-of contexts. Completion never prints an error: without an answer it offers nothing.
+    shell --COMP_WORDS--> `topics` with _TOPICS_COMPLETE --> click --> `Name.shell_complete`
+          <--------------------------- names ---------------------------------'
+
+The names come from the server that the options before the argument specify. Completion never prints
+an error: without a response it offers nothing.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    split_arg_string,
+)
 
 from topics.cli.shell import Shell
 from topics.client import Topics, TopicsError, calls
-from topics.client.settings import read_contexts
 from topics.client.watching import CURSOR_PREFIX
 
-ANSWER_S: Final = 2.0  # a person waits for it
+ANSWER_S: Final = 2.0  # a user waits for it
+# Bash replaces the current word only from the last character in COMP_WORDBREAKS on, which has the
+# colon of names and the equals sign of FIELD=VALUE. The reply must not repeat what is before it.
+BASH: Final = """\
+%(complete_func)s() {
+    local line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^:=]/}" cut="" kind value
+    local word="${line##*[[:space:]]}"
+    [[ $breaks ]] && cut="${word%%"${word##*[$breaks]}"}"
+    COMPREPLY=()
+    while IFS=, read -r kind value; do
+        case $kind in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            plain) COMPREPLY+=("${value#"$cut"}") ;;
+        esac
+        case $value in *=) compopt -o nospace ;; esac
+    done < <(COMP_WORDS="$line" %(complete_var)s=bash_complete "$1")
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+@add_completion_class
+class Bash(BashComplete):
+    """Completion for Bash that supports names with a colon."""
+
+    source_template = BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the complete words of the line, and the incomplete one."""
+        line = os.environ["COMP_WORDS"]
+        words = split_arg_string(line)
+        incomplete = "" if line[-1:].isspace() else words.pop()
+        return words[1:], incomplete
 
 
 class Name(click.ParamType[str]):
@@ -53,14 +94,6 @@ def _routers(client: Topics, prefix: str) -> Iterable[str]:
 def _cursors(client: Topics, prefix: str) -> Iterable[str]:
     found = client.call(calls.list_topics(CURSOR_PREFIX + prefix, None)).items
     return [each.name.removeprefix(CURSOR_PREFIX) for each in found]
-
-
-def contexts(_context: object, _parameter: object, incomplete: str) -> list[str]:
-    """Return the names of contexts that begin with ``incomplete``."""
-    try:
-        return [name for name in sorted(read_contexts().by_name) if name.startswith(incomplete)]
-    except (TopicsError, OSError):
-        return []
 
 
 TOPIC: Final = Name("topic", _topics)

@@ -206,7 +206,7 @@ def pairs(given: Iterable[str]) -> Config:
 
 
 class Pair(click.ParamType[str]):
-    """FIELD=VALUE, of which shells complete the field, and the value if there are few of them."""
+    """FIELD=VALUE. Shells complete the field, and the value if it is one of a few."""
 
     name = "field=value"
 
@@ -216,16 +216,16 @@ class Pair(click.ParamType[str]):
     def shell_complete(
         self, context: click.Context, parameter: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Return ``FIELD=`` for each field, and ``FIELD=VALUE`` behind the equals sign."""
+        """Return ``FIELD=VALUE`` for each value, or ``FIELD=`` if there are too many."""
         del context, parameter
-        field, equals, _ = incomplete.partition("=")
-        fields = [field] if equals else FIELDS[self._kind]
         found = [
-            f"{each}={value}"
-            for each in fields
-            for value in (VALUES.get(each, ()) if equals else ("",))
+            f"{field}={value}" for field in FIELDS[self._kind] for value in VALUES.get(field, ("",))
         ]
-        return [CompletionItem(each) for each in found if each.startswith(incomplete)]
+        return [
+            CompletionItem(each)
+            for each in found
+            if each.startswith(incomplete) and each != incomplete
+        ]
 
 
 def sets(kind: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -216,11 +216,11 @@ def _talk(line: str | bytes) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """What may be meant, for the end of an error."""
+    """Return the nearest name, or all names, as the end of an error message."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known := [*names], 1, 0.5)
-    return f"; did you mean {near[0]}?" if near else f" (there are {', '.join(known)})"
+    return f"; did you mean {near[0]}?" if near else f" (known: {', '.join(known) or 'none'})"
 
 
 def has_colours() -> bool:
@@ -276,6 +276,17 @@ def secret(prompt: str) -> bytes:
     return sys.stdin.buffer.read(SECRET_MAX_BYTES).removesuffix(b"\n").removesuffix(b"\r")
 
 
+def context_names(_context: object, _parameter: object, incomplete: str) -> list[str]:
+    """Return the names of contexts that begin with ``incomplete``, for the completion of shells."""
+    from topics.client import TopicsError
+    from topics.client.settings import read_contexts
+
+    try:
+        return [name for name in sorted(read_contexts().by_name) if name.startswith(incomplete)]
+    except (TopicsError, OSError):
+        return []
+
+
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value is not None and value is not False:
         setattr(context.ensure_object(Shell), str(parameter.name), value)
@@ -287,7 +298,13 @@ def _global(*names: str, **options: Any) -> click.Option:
 
 GLOBALS: Final[list[click.Option]] = [
     _global("--url", metavar="URL", help="The server (TOPICS_URL, http://127.0.0.1:4000)."),
-    _global("-c", "--context", metavar="NAME", help="A server by its name (topics context)."),
+    _global(
+        "-c",
+        "--context",
+        metavar="NAME",
+        shell_complete=context_names,
+        help="A server by its name (topics context).",
+    ),
     _global("--key-file", metavar="FILE", help="A file with the API key (TOPICS_API_KEY)."),
     _global("--json", "is_json", is_flag=True, help="Write JSON, one object a line."),
     _global("-q", "--quiet", "is_quiet", is_flag=True, help="Write nothing on stderr but errors."),

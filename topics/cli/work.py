@@ -29,6 +29,7 @@ from typing import Any, Final
 import click
 
 from topics.cli import units
+from topics.cli.completing import TOPIC
 from topics.cli.shell import Command, Shell, pass_shell
 from topics.client import Job, Topics, TopicsError, Worker, calls
 from topics.client.values import JobRecord
@@ -55,7 +56,7 @@ class Work(Command):
 
 
 @click.command("work", cls=Work)
-@click.argument("queue")
+@click.argument("queue", type=TOPIC)
 @click.option("-j", "concurrency", type=click.IntRange(1, 1000), default=1, help="Jobs at once.")
 @click.option("--lease", "lease_ms", type=units.Duration(least=1000), default="30s", metavar="TIME",
               help="How long a job stays with a worker that is not heard of (30s).")  # fmt: skip
