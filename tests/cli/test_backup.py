@@ -68,7 +68,7 @@ def test_what_is_no_backup_is_told_in_one_line(topics: Run, filled: str, tmp_pat
     cut.write_bytes(file.read_bytes()[:-4096])
     done = topics("--json", "restore", str(cut), str(tmp_path / "data"))
     assert (done.code, done.error["code"]) == (ExitCode.DAMAGED, "bad_backup")
-    assert "no whole backup" in done.error["message"]
+    assert "not a complete backup" in done.error["message"]
     assert not [*tmp_path.glob("*data*")]
 
 

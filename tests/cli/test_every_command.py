@@ -139,7 +139,7 @@ def test_without_a_server_a_command_ends_with_6(words: Run, line: str) -> None:
     done = words(line, "http://127.0.0.1:1")
     if line == "doctor":  # that is what it looks for
         assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
-        assert "topics serve" in done.objects[0]["mend"]
+        assert "topics serve" in done.objects[0]["fix"]
         return
     assert (done.code, done.out, done.error["code"]) == (6, "", "connection_lost")
     assert "topics serve starts a server" in done.error["message"]
@@ -150,7 +150,7 @@ def test_without_its_key_a_command_ends_with_5(words: Run, keyed: str, line: str
     done = words(line, keyed)
     if line == "doctor":
         assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
-        assert "--key-file" in done.objects[0]["mend"]
+        assert "--key-file" in done.objects[0]["fix"]
         return
     assert (done.code, done.out, done.error["code"]) == (5, "", "unauthorized")
 

@@ -19,7 +19,7 @@ from topics.client import NotFound, Topics
     ("given", "said"),
     [
         ("durabilty=fsync", "a topic has no field durabilty; did you mean durability?"),
-        ("zz=1", "a topic has no field zz (there are type, ttl_ms, "),
+        ("zz=1", "a topic has no field zz (known: type, ttl_ms, "),
         ("ttl_ms=soon", "ttl_ms: 'soon' is not a duration such as 500ms, 30s"),
         ("cap_bytes=much", "cap_bytes: 'much' is not an amount"),
         ("durability=ram", "durability must be one of ephemeral, memory, disk, fsync"),

@@ -1,17 +1,17 @@
-"""The command ``topics``: a table of commands, each in a module that is imported when it runs.
+"""The command ``topics``: a table of commands. Each module is imported when its command runs.
 
-    shell.py     what all commands share: options, the client, output, exit codes
-    units.py     times, sizes and counts as people write and read them
-    configs.py   fields of topics and routers, and what a change of them would do
-    loading.py   many records into a topic, as appends that are known again
-    measure.py   metrics, readiness and a topic to measure with, for those that look and measure
-    server.py    commands of the machine that has the data directory; the only one that imports the
-                 server's packages
-    dump.py      export and import; the other modules are named for their commands
+    shell.py       shared by all commands: options, the client, output, exit codes
+    units.py       times, sizes and counts as users write and read them
+    completing.py  names that shells complete
+    configs.py     fields of topics and routers, and the effect of a change
+    loading.py     many records into a topic, as appends that are recognized if repeated
+    measure.py     metrics, readiness and a topic for one run, for commands that measure
+    server.py      commands on a data directory; the only module that imports server packages
+    dump.py        export and import; the other modules have the names of their commands
 
-Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
-command ends with an `ExitCode`. SIGTERM and SIGHUP stop a command in the same way as Ctrl-C, so
-that it removes unfinished files; `serve` and `work` have handlers of their own.
+Data goes to stdout, messages to stderr. A user error is one line, never a traceback. Every command
+ends with an `ExitCode`. SIGTERM and SIGHUP stop a command in the same way as Ctrl-C, so that it
+removes unfinished files; `serve` and `work` have their own handlers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ except KeyboardInterrupt:  # Ctrl-C while this is loaded
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Server": {
         "serve": ("server", "Run the server."),
-        "verify": ("server", "Look for damage in a data directory."),
-        "inspect": ("server", "Show what data files hold."),
-        "repair": ("server", "Let a data directory start again whose log is damaged."),
-        "backup": ("backup", "Copy all data of a server that runs into a file."),
-        "restore": ("server", "Make a data directory of a backup."),
+        "verify": ("server", "Check a data directory for damage."),
+        "inspect": ("server", "Show the contents of data files."),
+        "repair": ("server", "Repair a data directory with a damaged log."),
+        "backup": ("backup", "Copy all data of a running server to a file."),
+        "restore": ("server", "Create a data directory from a backup."),
         "keys": ("server", "Work with API keys."),
     },
     "Topics": {
@@ -68,11 +68,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "router": ("routers", "Manage routers, which copy records from topic to topic."),
         "cursor": ("cursors", "Manage cursors, which store the position of a reader."),
     },
-    "Look and measure": {
-        "top": ("top", "Show what the server does now."),
-        "ping": ("ping", "Measure the time from publish to arrival."),
-        "bench": ("bench", "Measure with a small load."),
-        "doctor": ("doctor", "Look for what is wrong, and say what mends it."),
+    "Monitor and measure": {
+        "top": ("top", "Show the current activity of the server."),
+        "ping": ("ping", "Measure the time from append to delivery."),
+        "bench": ("bench", "Run a small benchmark."),
+        "doctor": ("doctor", "Find problems, and report how to fix them."),
     },
     "This program": {
         "context": ("contexts", "Manage named servers and their keys."),
@@ -85,7 +85,7 @@ class Root(click.Group):
     """The command without a subcommand."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
-        """All names, in the order of the help."""
+        """Return all names in the order of the help."""
         return [name for section in COMMANDS.values() for name in section]
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
@@ -93,7 +93,7 @@ class Root(click.Group):
         for section in COMMANDS.values():
             if name in section:
                 if section[name][0] != "server":
-                    with without("trio", "anyio", "h2"):  # no command waits by them: 100 ms
+                    with without("trio", "anyio", "h2"):  # unused by commands; saves 100 ms
                         import_module("httpcore2")
                 module = import_module(f"topics.cli.{section[name][0]}")
                 found = (each for each in vars(module).values() if isinstance(each, click.Command))
@@ -113,7 +113,7 @@ class Root(click.Group):
             ) from None
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Name all commands without an import of their modules."""
+        """List all commands without importing their modules."""
         for title, section in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, text) in section.items()])
@@ -132,7 +132,7 @@ root = click.version_option(__version__, message="%(prog)s %(version)s")(root)
 def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run the command line."""
     given = [*(sys.argv[1:] if argv is None else argv)]
-    match given:  # as some programs have them
+    match given:  # many programs have these as commands
         case ["help", *names]:
             given = [*names, "--help"]
         case ["version"]:

@@ -26,8 +26,8 @@ from topics.client import Topics, TopicsError, calls
 from topics.client.watching import CURSOR_PREFIX
 
 ANSWER_S: Final = 2.0  # a user waits for it
-# Bash replaces the current word only from the last character in COMP_WORDBREAKS on, which has the
-# colon of names and the equals sign of FIELD=VALUE. The reply must not repeat what is before it.
+# Bash splits words at the characters in COMP_WORDBREAKS, which has the colon of names and the equals
+# sign of FIELD=VALUE, and replaces only the last part. The reply must not repeat the other parts.
 BASH: Final = """\
 %(complete_func)s() {
     local line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^:=]/}" cut="" kind value
@@ -62,7 +62,7 @@ class Bash(BashComplete):
 
 
 class Name(click.ParamType[str]):
-    """A name. ``names`` returns those that begin with a prefix; one page of them is enough."""
+    """The type of an argument that is a name. ``names`` returns the first page of matching names."""
 
     def __init__(self, name: str, names: Callable[[Topics, str], Iterable[str]]) -> None:
         self.name, self._names = name, names
