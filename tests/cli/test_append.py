@@ -309,6 +309,16 @@ def test_bytes_that_cannot_be_decoded_are_replaced(
     assert values(client, name) == 2 * [{"k": "a\ufffd"} if kind == "csv" else "a\ufffd"]
 
 
+def test_rejects_do_not_overwrite_the_input(
+    topics: Run, name: str, file: Callable[[str], str]
+) -> None:
+    path = file("1\noops\n")
+    done = topics("append", name, "-f", path, "--errors", "skip", "--rejects", path)
+    assert (done.code, Path(path).read_text()) == (2, "1\noops\n")
+    missing = topics("append", name, "1", "--errors", "skip", "--rejects", "/nope/x", "--json")
+    assert (missing.code, missing.error["code"]) == (1, "file")
+
+
 def test_only_the_first_skipped_lines_are_named(topics: Run, client: Topics, name: str) -> None:
     done = topics("append", name, "--errors", "skip", "--json", given=7 * "oops\n" + "1\n")
     assert (done.objects[0]["appended"], done.objects[0]["skipped"]) == (1, 7)

@@ -14,8 +14,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from itertools import chain
-from typing import IO, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import click
 import msgspec
@@ -85,7 +87,7 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
 @click.option("--errors", type=click.Choice(["strict", "replace", "skip"]), default="strict",
               help="strict: stop at the first bad line (default); replace: replace undecodable"
               " bytes by U+FFFD; skip: skip bad lines.")  # fmt: skip
-@click.option("--rejects", "rejects_file", type=click.File("wb", lazy=False), metavar="FILE",
+@click.option("--rejects", type=click.Path(dir_okay=False, writable=True), metavar="FILE",
               help="Write the lines that --errors skip skips to FILE.")  # fmt: skip
 @click.option("--key", help="Append DATA only once with this idempotency key.")
 @click.option("--key-prefix", metavar="TEXT", help="Append equal content again under this name.")
@@ -99,7 +101,7 @@ def append(
     file: str | None,
     encoding: str,
     errors: str,
-    rejects_file: IO[bytes] | None,
+    rejects: str | None,
     key: str | None,
     key_prefix: str | None,
     again: bool,
@@ -133,7 +135,8 @@ def append(
         "--numbers and --delimiter need --as csv": not is_csv
         and (options["numbers"] or options["delimiter"]),
         "--tag-field: a line of text has no fields": options["tag_field"] and kind == "lines",
-        "--rejects needs --errors skip": rejects_file is not None and errors != "skip",
+        "--rejects needs --errors skip": rejects is not None and errors != "skip",
+        "--rejects would overwrite the input": rejects and file and _is_same(rejects, file),
         "--key needs DATA; use --key-prefix for a file or pipe": key and (not data or key_prefix),
         "nothing to append: specify DATA or -f FILE, or use a pipe": not data
         and file is None
@@ -144,26 +147,31 @@ def append(
             raise click.UsageError(message)
     is_known = not again and (file is not None or key_prefix is not None)
     hint = "--again appends them again" if key is None else "another --key appends them again"
-    rejects = Rejects(shell, rejects_file) if errors == "skip" else None
-    records = Records(errors, rejects, **options)
-    given = [*records.of_lines(map(os.fsencode, data), lambda: "DATA")]  # all, or none is appended
-    with (
-        shell.client() if data else reached(shell) as client,
-        Loader(
-            shell, client, topic, (key_prefix or "") if is_known else None,
-            key=key, hint=hint, rejects=rejects,
-        ) as loader,
-    ):  # fmt: skip
-        for record, line in given:
-            loader.add(record, "DATA", line=line)
-        if data:
-            return
-        file = file or "-"
-        name = "stdin" if file == "-" else file
-        with opened(shell, file, None if is_known else loader.flush) as found:
-            lines = Lines(_recoded(found, encoding, errors, name), name)
-            for record, line in records.of(lines):
-                loader.add(record, lines.place, line=line)
+    skipped = Rejects(shell) if errors == "skip" else None
+    records = Records(errors, skipped, **options)
+    with nullcontext() if skipped is None or rejects is None else skipped.written(rejects):
+        given = [*records.of_lines(map(os.fsencode, data), lambda: "DATA")]  # all or none
+        with (
+            shell.client() if data else reached(shell) as client,
+            Loader(
+                shell, client, topic, (key_prefix or "") if is_known else None,
+                key=key, hint=hint, rejects=skipped,
+            ) as loader,
+        ):  # fmt: skip
+            for record, line in given:
+                loader.add(record, "DATA", line=line)
+            if data:
+                return
+            file = file or "-"
+            name = "stdin" if file == "-" else file
+            with opened(shell, file, None if is_known else loader.flush) as found:
+                lines = Lines(_recoded(found, encoding, errors, name), name)
+                for record, line in records.of(lines):
+                    loader.add(record, lines.place, line=line)
+
+
+def _is_same(path: str, file: str) -> bool:
+    return file != "-" and Path(path).exists() and Path(path).samefile(file)
 
 
 class BadLine(Exception):

@@ -26,8 +26,8 @@ from topics.client import Topics, TopicsError, calls
 from topics.client.watching import CURSOR_PREFIX
 
 ANSWER_S: Final = 2.0  # a user waits for it
-# Bash splits words at the characters in COMP_WORDBREAKS, which has the colon of names and the equals
-# sign of FIELD=VALUE, and replaces only the last part. The reply must not repeat the other parts.
+# Bash splits words at the characters in COMP_WORDBREAKS, which has the colon of names and the
+# equals sign of FIELD=VALUE, and replaces only the last part. The reply must not repeat the others.
 BASH: Final = """\
 %(complete_func)s() {
     local line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^:=]/}" cut="" kind value
@@ -62,7 +62,7 @@ class Bash(BashComplete):
 
 
 class Name(click.ParamType[str]):
-    """The type of an argument that is a name. ``names`` returns the first page of matching names."""
+    """A type of arguments that are names. ``names`` returns the first page of matching names."""
 
     def __init__(self, name: str, names: Callable[[Topics, str], Iterable[str]]) -> None:
         self.name, self._names = name, names

@@ -140,12 +140,19 @@ class Mark(NamedTuple):
 
 
 class Rejects:
-    """Skips bad lines: counts them, reports the first ones, and writes all to a file. ``head`` is
-    written before the first one.
+    """Skips bad lines: counts them, reports the first ones, and writes all to a file if there is
+    one. ``head`` is written before the first line.
     """
 
-    def __init__(self, shell: Shell, file: IO[bytes] | None) -> None:
-        self._shell, self._file, self.head, self.count = shell, file, b"", 0
+    def __init__(self, shell: Shell) -> None:
+        self._shell, self.head, self.count = shell, b"", 0
+        self._file: IO[bytes] | None = None
+
+    @contextmanager
+    def written(self, path: str) -> Iterator[None]:
+        """Write the skipped lines to a file, which is replaced. Raise `OSError`."""
+        with Path(path).open("wb") as self._file:
+            yield
 
     def add(self, line: bytes, place: str, reason: str) -> None:
         """Skip a line."""

@@ -103,8 +103,13 @@ class Time(click.ParamType[datetime]):
         try:
             return datetime.fromisoformat(str(value)).astimezone()
         except (ValueError, OverflowError):
+            pass
+        try:
             ago_s = DURATION.convert(value, parameter, context) / 1000
-            return datetime.fromtimestamp(max(time() - ago_s, 0)).astimezone()
+        except click.BadParameter:
+            what = f"{value!r} is neither a date in ISO 8601 nor an age such as 10m or 7d"
+            self.fail(what, parameter, context)
+        return datetime.fromtimestamp(max(time() - ago_s, 0)).astimezone()
 
 
 class Amount(click.ParamType[int]):
