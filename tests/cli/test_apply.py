@@ -41,7 +41,9 @@ def file(tmp_path: Path, name: str) -> Callable[[str], str]:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("keyed") / "data", api_keys="all,mine::client-") as server:
+    with Server(
+        tmp_path_factory.mktemp("keyed") / "data", api_keys="all,mine::client-,reader:r"
+    ) as server:
         yield server
 
 
@@ -254,6 +256,23 @@ def test_prune_removes_what_the_file_and_its_key_do_not_leave_alone(
         left = [name, f"{name}.audit", f"{name}.dead", f"{name}.jobs", "other"]
         assert [each.name for each in client.topics()] == left
         assert topics(*command, "--plan").code == 0
+
+
+def test_a_plan_needs_no_key_that_may_change_configs(
+    topics: Run, keyed: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = f'[topics."{name}"]\ncap_records = 1\n[topics."{name}.new"]\n'
+    command = ["--url", url_of(keyed), "apply", "-"]
+    with Topics(url_of(keyed), key="all") as client:
+        client.topic(name).append(1, 2)
+        monkeypatch.setenv("TOPICS_API_KEY", "reader")
+        assert topics(*command, "--plan", given=given).code == 7
+        assert topics(*command, "--yes", given=given).code == 5
+        # The second table needs another key: the first one is not applied.
+        monkeypatch.setenv("TOPICS_API_KEY", "mine")
+        given += 'dead_letter = "other"\ntype = "queue"\n'
+        assert topics(*command, "--yes", given=given).code == 5
+        assert [each.count for each in client.topics(name)] == [2]
 
 
 def test_prune_leaves_cursors(topics: Run, client: Topics, name: str) -> None:

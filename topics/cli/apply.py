@@ -2,14 +2,15 @@
 
     file --> changes of topics and routers --> checks --> question --> one request for each change
 
-Every check that the command can make by itself is made before the first change, so that a wrong
-file changes nothing.
+The file is checked by the rules of the server, and its topics by dry runs, before the first change.
+So a wrong file changes nothing.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import IO, Any, Final
 
 import click
@@ -18,7 +19,7 @@ from topics.cli import units
 from topics.cli.configs import Change, Kind, change
 from topics.cli.shell import Mistake, Shell, command, nearest, pass_shell
 from topics.cli.topics import yes
-from topics.client import Topics
+from topics.client import Refused, Topics
 from topics.client.watching import CURSOR_PREFIX
 from topics.errors import ExitCode
 
@@ -62,12 +63,17 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
             changes += _unnamed(client, changes, path)
         changes.sort(key=lambda each: ORDER.index(f"{each.word} {each.kind}"))
         changes = _checked_routers(client, path, changes)
-        dropped = {each.name: each.dropped(client) for each in changes if each.changes_limits}
+        dropped: dict[str, int] = {}
+        for each in changes:
+            # A plan needs no key that may change configs.
+            with suppress(*(Refused,) if plan else ()):
+                if (count := each.dropped(client)) or each.changes_limits:
+                    dropped[each.name] = count
         if not plan:
             _confirm(shell, changes, dropped, is_sure)
         for each in changes:
             count = 0 if plan else each.apply(client)
-            _show(shell, each, count or dropped.get(each.name))
+            _show(shell, each, count or dropped.get(each.name) if each.changes_limits else None)
     if not changes:
         shell.say(f"{path} specifies no topics and no routers")
     is_same = all(each.word == "keep" for each in changes)

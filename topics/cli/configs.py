@@ -102,8 +102,10 @@ class Change(NamedTuple):
         return self.word == "change" and not LIMITS.isdisjoint(self.differences)
 
     def dropped(self, client: Topics) -> int:
-        """Return the number of records that the change would remove, by a dry run."""
-        if self.kind != "topic" or not self.changes_limits:
+        """Let the server check the change of a topic by a dry run, and return the number of records
+        that it would remove. Raise `TopicsError`.
+        """
+        if self.kind != "topic" or self.word not in ("create", "change"):
             return 0
         return client.call(calls.put_topic(self.name, self.asked, dry_run=True)).dropped
 
