@@ -174,7 +174,7 @@ def test_doctor_of_a_server_that_is_well(topics: Run, server: Server) -> None:
     assert wrong <= {"fsync", "disk", "free_space", "file_system"}
     assert done.code == bool(wrong)
     text = topics("doctor", "-q").out
-    assert f"ok     {os.environ['TOPICS_URL']} responds.\n" in text
+    assert f"ok     {os.environ['TOPICS_URL']} answers.\n" in text
 
 
 READY = Readiness(True, "ready", {})

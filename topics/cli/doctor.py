@@ -244,7 +244,7 @@ def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, li
             is_key = isinstance(failure, Refused)
             yield "server", "", [Finding(failure.message, KEY_FIX if is_key else SERVER_FIX)]
         else:
-            yield "server", f"{client.target.url} responds.", []
+            yield "server", f"{client.target.url} answers.", []
             for check in OF_SERVER:
                 yield check.__name__, check.__doc__ or "", [*check(server)]
     usual = Path(os.environ.get("TOPICS_DATA_DIR") or Settings().data_dir)
