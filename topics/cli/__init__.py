@@ -86,7 +86,7 @@ class Root(click.Group):
 
     def list_commands(self, _context: click.Context) -> list[str]:
         """Return all names in the order of the help."""
-        return [name for section in COMMANDS.values() for name in section]
+        return [*self.commands]
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         """Import the module of a command."""
@@ -100,18 +100,6 @@ class Root(click.Group):
                 return next(each for each in found if each.name == name)
         return None
 
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the nearest name for an unknown command."""
-        try:
-            return super().resolve_command(context, args)
-        except click.exceptions.NoSuchCommand as error:
-            names = self.list_commands(context)
-            raise click.exceptions.NoSuchCommand(
-                error.command_name, possibilities=names, ctx=context
-            ) from None
-
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
         """List all commands without importing their modules."""
         for title, section in COMMANDS.items():
@@ -122,6 +110,8 @@ class Root(click.Group):
 root = Root(
     "topics",
     params=GLOBALS,
+    # Only the names count: click suggests the nearest one for an unknown command.
+    commands=[click.Command(name) for section in COMMANDS.values() for name in section],
     help="A persistent event engine for one machine, with a JSON-first HTTP API.",
     epilog=ExitCode.sentence(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -10,7 +10,7 @@ an error: without a response it offers nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 import click
@@ -64,7 +64,7 @@ class Bash(BashComplete):
 class Name(click.ParamType[str]):
     """A type of arguments that are names. ``names`` returns the first page of matching names."""
 
-    def __init__(self, name: str, names: Callable[[Topics, str], Iterable[str]]) -> None:
+    def __init__(self, name: str, names: Callable[[Topics, str], list[str]]) -> None:
         self.name, self._names = name, names
 
     def shell_complete(
@@ -81,19 +81,18 @@ class Name(click.ParamType[str]):
             return []
 
 
-def _topics(client: Topics, prefix: str) -> Iterable[str]:
-    found = client.call(calls.list_topics(prefix, None)).items
-    shows_cursors = prefix.startswith(CURSOR_PREFIX)
-    return [each.name for each in found if shows_cursors or not each.name.startswith(CURSOR_PREFIX)]
+def _topics(client: Topics, prefix: str) -> list[str]:
+    found = [each.name for each in client.call(calls.list_topics(prefix, None)).items]
+    is_cursor = prefix.startswith(CURSOR_PREFIX)
+    return [name for name in found if is_cursor or not name.startswith(CURSOR_PREFIX)]
 
 
-def _routers(client: Topics, prefix: str) -> Iterable[str]:
+def _cursors(client: Topics, prefix: str) -> list[str]:
+    return [name.removeprefix(CURSOR_PREFIX) for name in _topics(client, CURSOR_PREFIX + prefix)]
+
+
+def _routers(client: Topics, prefix: str) -> list[str]:
     return [each.name for each in client.call(calls.list_routers(None, prefix=prefix)).items]
-
-
-def _cursors(client: Topics, prefix: str) -> Iterable[str]:
-    found = client.call(calls.list_topics(CURSOR_PREFIX + prefix, None)).items
-    return [each.name.removeprefix(CURSOR_PREFIX) for each in found]
 
 
 TOPIC: Final = Name("topic", _topics)

@@ -109,7 +109,7 @@ class Shell:
         if is_sure:
             return
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{question} Confirm with --yes, because stdin is no terminal.")
+            raise Mistake(f"{question} Confirm with --yes, because stdin is no terminal.")
         if not click.confirm(question, err=True):
             raise click.ClickException("nothing was changed")
 
