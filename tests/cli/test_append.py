@@ -107,8 +107,8 @@ def test_what_lines_are(
     [
         ((), b'1\n{"a":01}\n', "line 2", "invalid number"),
         ((), b"{\n}\n", "line 1", "jq -c ."),
-        ((), b'1\n\n"\xff"\n', "line 3", "UTF-8"),
-        (("--as", "lines"), b"a\n\xff", "line 2", "UTF-8"),
+        ((), b'1\n\n"\xff"\n', "line 3", "utf-8"),
+        (("--as", "lines"), b"a\n\xff", "line 2", "utf-8"),
         (("--tag-field", "t"), b'{"t":1}\n[1]\n', "line 2", "--tag-field t"),
         (("--as", "csv"), b"a,b\n1,2\n3\n", "line 3", "1 fields"),
         (("--as", "csv"), b"a,a\n1,2\n", "line 1", "one name"),
@@ -185,7 +185,7 @@ def test_records_that_were_deleted_are_said_to_be_appended_before(
 
 
 BAD = {
-    "lines": (("--as", "lines"), b"a\nb\n\xff\nc\n", b"\xff\n", ["a", "b"], ["c"], "not UTF-8"),
+    "lines": (("--as", "lines"), b"a\nb\n\xff\nc\n", b"\xff\n", ["a", "b"], ["c"], "not utf-8"),
     "json": ((), b'1\n2\n{"a"\n3\n', b'{"a"\n', [1, 2], [3], "not JSON"),
     "csv": (
         ("--as", "csv"),
@@ -201,7 +201,7 @@ BAD = {
         b'k\n"2\n\xff"\n',
         [{"k": "1"}],
         [{"k": "3"}],
-        "not UTF-8",
+        "not utf-8",
     ),
     "csv with a bad quote": (
         ("--as", "csv"),
@@ -341,7 +341,7 @@ def test_a_file_has_another_encoding(
 def test_a_byte_that_an_encoding_does_not_have_is_named(topics: Run, name: str) -> None:
     done = topics("append", name, "--as", "lines", "--encoding", "cp1252", given=b"a\nb\x81\n")
     assert done.code == 2
-    assert "stdin, line 2" in done.err
+    assert "stdin, line 2: not cp1252; --encoding" in done.err
 
 
 @pytest.mark.parametrize("kind", ["lines", "json", "csv"])

@@ -45,7 +45,7 @@ def _object(_: object, _parameter: object, value: str | None) -> str | None:
     try:
         if value is not None:
             msgspec.json.decode(value, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeEncodeError):
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         raise click.BadParameter(f"{value!r} is not a JSON object") from None
     return value
 
@@ -148,7 +148,7 @@ def append(
     is_known = not again and (file is not None or key_prefix is not None)
     hint = "--again appends them again" if key is None else "another --key appends them again"
     skipped = Rejects(shell) if errors == "skip" else None
-    records = Records(errors, skipped, **options)
+    records = Records(errors, encoding, skipped, **options)
     with nullcontext() if skipped is None or rejects is None else skipped.written(rejects):
         given = [*records.of_lines(map(os.fsencode, data), lambda: "DATA")]  # all or none
         with (
@@ -184,6 +184,7 @@ class Records:
     def __init__(
         self,
         errors: str,
+        encoding: str,
         rejects: Rejects | None,
         *,
         kind: str,
@@ -193,7 +194,7 @@ class Records:
         tag_field: str | None,
         **fields: Any,
     ) -> None:
-        self._errors, self._rejects, self._kind = errors, rejects, kind
+        self._errors, self._encoding, self._rejects, self._kind = errors, encoding, rejects, kind
         self._numbers, self._delimiter = numbers, delimiter or ","
         self._tag, self._tag_field = tag, tag_field
         self._tag_of = None if tag_field is None else _tag_reader(tag_field)
@@ -236,8 +237,9 @@ class Records:
         except UnicodeDecodeError as error:
             if self._errors == "replace":
                 return line.decode(errors="replace").encode()
-            how = "--encoding names another, --errors replace or skip continues"
-            raise BadLine(f"not UTF-8 (byte {error.start + 1}); {how}") from None
+            place = f" (byte {error.start + 1})" if self._encoding == "utf-8" else ""
+            how = "--encoding names another encoding, --errors replace or skip continues"
+            raise BadLine(f"not {self._encoding}{place}; {how}") from None
         return line
 
     def _of_json(self, text: bytes) -> bytes:
@@ -277,7 +279,7 @@ class Records:
             at = self._column(names)
             _encode(names)
         except (csv.Error, UnicodeEncodeError, BadLine) as error:
-            raise bad_input(lines.place, _reason(error)) from None
+            raise bad_input(lines.place, self._reason(error)) from None
         if self._rejects is not None:
             self._rejects.head = b"\n".join(raw)
         while True:
@@ -288,7 +290,7 @@ class Records:
                 if row:
                     yield self._of_row(names, row, at), b"\n".join(raw)
             except (csv.Error, UnicodeEncodeError, BadLine) as error:
-                self._skip(b"\n".join(raw), lines.place, _reason(error))
+                self._skip(b"\n".join(raw), lines.place, self._reason(error))
 
     def _of_row(self, names: list[str], row: list[str], at: int | None) -> bytes:
         if len(row) != len(names):
@@ -307,15 +309,15 @@ class Records:
             raise BadLine(f"unknown field {self._tag_field}{nearest(self._tag_field, names)}")
         return names.index(self._tag_field)
 
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, BadLine):
+            return str(error)
+        is_csv = isinstance(error, csv.Error)
+        return f"not CSV: {error}" if is_csv else f"not {self._encoding}"
+
     def _record(self, data: bytes, tag: str | None) -> bytes:
         tagged = b"" if tag is None else b',"tag":' + _encode(tag)
         return b'{"data":' + data + tagged + self._end + b"}"
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, BadLine):
-        return str(error)
-    return f"not CSV: {error}" if isinstance(error, csv.Error) else "not UTF-8"
 
 
 def _recoded(blocks: Iterable[bytes], encoding: str, errors: str, name: str) -> Iterator[bytes]:

@@ -103,7 +103,7 @@ def _read(file: IO[bytes], path: str) -> Iterator[tuple[str, str, dict[str, Any]
     """Yield table, name and fields of each entry in the file. Raise `Mistake`."""
     try:
         document = tomllib.loads(file.read().decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Mistake(f"{path}: {error}") from None
     for table, named in document.items():
         if table not in KINDS or not isinstance(named, dict):

@@ -202,7 +202,7 @@ def pairs(given: Iterable[str]) -> Config:
             raise Mistake(f"{pair!r} is not FIELD=VALUE")
         try:
             found[field] = msgspec.json.decode(text)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             found[field] = text
     return found
 
