@@ -1,4 +1,4 @@
-"""The command line: what a person, or a program that starts the server, gets to see."""
+"""The command line: the output for users and for programs that start the server."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:
 
 
 def interrupted(running: Program) -> tuple[int, str]:
-    """The status and what stderr says."""
+    """Return the exit code and the content of stderr."""
     said = running.ended_by(signal.SIGINT)[1]
     return running.returncode, said
 
@@ -431,7 +431,7 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
     poller = select.poll()
     with socket.socket() as held, os.fdopen(os.open(begun, os.O_RDONLY | os.O_NONBLOCK)) as fifo:
         poller.register(fifo)
-        held.bind(("127.0.0.1", 0))  # nobody listens there, and no other server may
+        held.bind(("127.0.0.1", 0))  # no server listens there or can listen there
         with Program(
             [checkout / "deploy/run"],
             env={
@@ -447,5 +447,5 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
             os.killpg(running.pid, signal.SIGINT)
             _, said = running.communicate(timeout=60)
             assert (running.returncode, "Traceback" in said) == (130, False), said
-            with pytest.raises(ProcessLookupError):  # nothing goes on
+            with pytest.raises(ProcessLookupError):  # no process continues
                 os.killpg(running.pid, signal.SIGKILL)

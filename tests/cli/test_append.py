@@ -1,4 +1,4 @@
-"""append: which records a text, a file and a pipe make, and that a file is appended once."""
+"""append: the records of a text, a file and a pipe, and a file that is appended only once."""
 
 from __future__ import annotations
 
@@ -428,7 +428,7 @@ def test_bad_arguments(topics: Run, name: str, arguments: tuple[str, ...]) -> No
 def test_a_pipe_is_appended_as_it_comes_and_interrupted(
     url: str, client: Topics, name: str
 ) -> None:
-    """A line is there before its writer goes on."""
+    """A line is appended before its writer continues."""
     client.topic(name).put()
     with started("append", name, "--as", "lines") as process:
         assert process.stdin is not None
@@ -443,7 +443,7 @@ def test_a_pipe_is_appended_as_it_comes_and_interrupted(
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 130
-    # The second is there before its answer has been read.
+    # The second line may be stored before its response has been read.
     assert re.search(r"appended (1 record|2 records) ", said)
     assert said.endswith("topics: interrupted\n")
 

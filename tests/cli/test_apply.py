@@ -29,7 +29,7 @@ filter = "eu:*"
 
 @pytest.fixture
 def file(tmp_path: Path, name: str) -> Callable[[str], str]:
-    """Write a file; NAME is the test's."""
+    """Return a function that writes a file, with the name of the test for NAME."""
 
     def write(text: str) -> str:
         path = tmp_path / "topics.toml"
@@ -242,7 +242,7 @@ def test_prune_removes_what_the_file_and_its_key_do_not_leave_alone(
         client.topic("other").put()
         client.topic(f"{name}.dead").put()
         client.topic(f"{name}.old").append(*range(3))
-        # Its dest gets another source by the file: it must go first.
+        # The file gives its dest another source, so it must be removed first.
         client.put_router(f"{name}.r", f"{name}.old", f"{name}.audit")
         command = ["--url", url, "apply", path, "--prune"]
         plan = topics(*command, "--plan")

@@ -1,4 +1,4 @@
-"""backup and restore: a file when it is whole, a directory when it is sound, else nothing."""
+"""backup and restore: the result is a complete file or a valid directory, or nothing."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_signal_leaves_nothing_of_a_backup(
     while not (partial.exists() and partial.stat().st_size):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert topics("backup", str(file)).code == ExitCode.USAGE  # and the first one goes on
+    assert topics("backup", str(file)).code == ExitCode.USAGE  # and the first one continues
     assert partial.exists()
     run.send_signal(number)
     run.communicate(timeout=60)

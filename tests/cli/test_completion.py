@@ -1,4 +1,4 @@
-"""Completion: what a shell offers, and the scripts for the shells."""
+"""Completion: the names that shells offer, and the scripts for the shells."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Offered = Callable[[str], list[str]]
 
 @pytest.fixture
 def offered(url: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Offered:
-    """Return what a shell offers for a line that ends at the cursor."""
+    """Return a function that completes the last word of a line."""
 
     def of(line: str) -> list[str]:
         monkeypatch.setenv("_TOPICS_COMPLETE", "bash_complete")

@@ -1,4 +1,4 @@
-"""export and import: a topic comes back as it was, once, and nothing of a file that is damaged."""
+"""export and import: a topic is restored once and unchanged, and a damaged file is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""top and doctor: what they see of a server and of a machine."""
+"""top and doctor: their reports of a server and of a machine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_time_of_a_share_of_syncs() -> None:
     assert sync_ms(histogram(0, 0, 0), None, 0.5) is None
     assert sync_ms(histogram(10, 10, 10), None, 0.5) == 0.5
     assert sync_ms(histogram(10, 20, 20), None, 0.75) == 3.0
-    assert sync_ms(histogram(0, 0, 4), None, 0.99) == 5.0  # no more is known of the slowest
+    assert sync_ms(histogram(0, 0, 4), None, 0.99) == 5.0  # the last bucket has no upper bound
     assert sync_ms(histogram(9, 13, 13), histogram(9, 9, 9), 0.5) == 3.0
 
 
@@ -110,13 +110,13 @@ def test_top_on_a_terminal_ends_with_ctrl_c(url: str, client: Topics, name: str)
     ) as process:
         os.close(far)
         text = b""
-        while text.count(b"TOPIC") < 3:  # drawn again and again
+        while text.count(b"TOPIC") < 3:  # drawn repeatedly
             text += os.read(near, 4096)
         process.send_signal(signal.SIGINT)
         try:
             while os.read(near, 4096):
                 pass
-        except OSError:  # the terminal is gone
+        except OSError:  # the terminal is closed
             pass
         assert process.wait(30) == 0
         os.close(near)

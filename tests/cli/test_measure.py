@@ -1,4 +1,4 @@
-"""ping and bench: what they measure, and that they clean up."""
+"""ping and bench: their measurements and their clean-up."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_heartbeats_without_the_record_are_a_slow_server(client: Topics, name: s
 def test_a_stream_that_failed_is_closed_at_once(
     client: Topics, name: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the collector closes it, in any thread, and can wait for that thread's own lock."""
+    """Otherwise the garbage collector closes it in any thread, which can deadlock with itself."""
     closed: list[int] = []
 
     def listen(*_: object) -> Iterator[Any]:
@@ -88,7 +88,7 @@ def test_a_stream_that_failed_is_closed_at_once(
 
 @contextmanager
 def holding_proxy(server: Server, *, tells_head: bool) -> Iterator[str]:
-    """A proxy that passes on answers when they are whole: that of a stream never is."""
+    """A proxy that forwards complete responses only, and therefore no stream."""
     is_over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):

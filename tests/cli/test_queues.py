@@ -1,4 +1,4 @@
-"""The commands ``queue``: what they show of a queue, and dead letters on their way back."""
+"""The commands ``queue``: the reports of a queue, and the redrive of dead letters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.client import Topics
 
 @pytest.fixture
 def hurt(client: Topics, name: str) -> str:
-    """A queue with two dead letters, one job that is held and one that is ready."""
+    """A queue with two dead letters, one leased job and one ready job."""
     queue = client.queue(name)
     queue.put(max_deliveries=1, dead_letter=f"{name}.dead")
     queue.append(records=[{"data": {"n": n}, "tag": f"t{n}"} for n in range(3)])

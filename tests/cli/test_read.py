@@ -180,7 +180,7 @@ def test_what_is_lost_stands_in_its_place(topics: Run, capped: str, filled: str)
     assert both.out.startswith(f"-- {capped}: lost #1 to #3 (cap) --\n{capped}\n")
     failed = topics("read", capped, "--fail-on-loss", "--json")
     assert (failed.code, len(failed.objects), failed.error["code"]) == (1, 1, "records_lost")
-    # The last ones alone were asked for.
+    # Only the last records were requested.
     assert topics("read", capped, "--from", "-5", "--fail-on-loss").code == 0
 
 
@@ -249,20 +249,20 @@ def test_people_read_colours_where_they_want_them(
 
 
 def next_of(process: Program) -> Any:
-    """The next line that a command writes."""
+    """Return the next object that a command writes."""
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
 
 def told_by(process: Program) -> str:
-    """What a command has said at its end."""
+    """Return the messages of a command."""
     assert process.stderr is not None
     said: str = process.stderr.read()
     return said
 
 
 def lines_of(*arguments: str) -> list[Any]:
-    """All that a command writes which ends by itself; its streams end with its process."""
+    """Return all objects that a command writes until it exits."""
     with started(*arguments) as process:
         assert process.stdout is not None
         return [json.loads(line) for line in process.stdout]

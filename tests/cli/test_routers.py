@@ -10,7 +10,7 @@ from topics.client import RouterInfo, Topics
 
 
 def of(*edges: str) -> list[RouterInfo]:
-    """``a->b`` is a router by its usual name; ``r: a->b`` is one by another."""
+    """Return routers. ``a->b`` has its default name, ``r: a->b`` has the name r."""
     found = []
     for edge in edges:
         name, _, ends = edge.rpartition(": ")

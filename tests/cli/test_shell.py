@@ -1,4 +1,4 @@
-"""What all commands share: options in both places, errors, exit codes, output."""
+"""Shared by all commands: global options, errors, exit codes, output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``work``: a program for each job, whatever ends first."""
+"""The command ``work``: a program for each job, and every way in which it can stop."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_ctrl_c_gives_jobs_back_at_once(client: Topics, queue: str, to_all: bool
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_server_restarts_beneath_a_command(tmp_path: Path, end: str) -> None:
-    """The command that runs meanwhile runs once, and the next job is found after the restart."""
+    """A command that runs during a restart runs once, and the next job is claimed after it."""
     with Server(tmp_path / "data", shards=1) as server, Topics(url_of(server)) as client:
         queue = client.queue("jobs")
         queue.put(leases_durable=True, durability="fsync")
