@@ -166,7 +166,7 @@ def test_a_bad_line_in_a_file_says_that_nothing_was_appended(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     done = topics("append", name, "-f", file("1\noops\n"))
-    stopped = f"topics: nothing was appended to {name}; stopped at an error, run the command again"
+    stopped = f"topics: nothing was appended to {name}; stopped, run the command again"
     assert done.err.splitlines()[0].startswith(stopped)
     assert [*client.topics(name)] == []
 
@@ -279,7 +279,7 @@ def test_a_record_that_the_server_refuses_leaves_those_around_it(
         at = ("--url", url_of(server), "append")
         strict = topics(*at, "strict", given=content)
         assert strict.code == 2
-        stopped = "appended 1 record to strict (#1); stopped at an error"
+        stopped = "appended 1 record to strict (#1); stopped"
         assert strict.err.splitlines()[-2].startswith(f"topics: {stopped}")
         assert "stdin, line 2" in strict.err.splitlines()[-1]
         assert values(client, "strict") == ["a"]
@@ -294,7 +294,7 @@ def test_a_record_that_the_server_refuses_leaves_those_around_it(
 def test_a_refusal_of_a_request_says_what_was_not_appended(topics: Run, name: str) -> None:
     done = topics("append", name, "--tag", 300 * "x", given="1\n2\n")
     assert done.code == 2
-    told = f"nothing was appended to {name}; stopped at an error, 2 records read and not appended"
+    told = f"nothing was appended to {name}; stopped, 2 records read and not appended"
     assert done.err.splitlines()[0] == f"topics: {told}"
 
 
@@ -382,6 +382,20 @@ def test_data_is_appended_once_with_a_key(topics: Run, client: Topics, name: str
     assert values(client, name) == [1, 2]
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_file_or_pipe_is_appended_once_with_a_key(
+    topics: Run, client: Topics, name: str, file: Callable[[str], str], is_file: bool
+) -> None:
+    bad = LINES.replace("2100}", "oops")
+    for content, appended in ((bad, "2,000 records"), (LINES, "500 records"), (LINES, "")):
+        where = ("-f", file(content)) if is_file else ()
+        done = topics("append", name, *where, "--key", "k", given=content)
+        assert f"appended {appended}" in done.err
+    assert "2,500 records appended before, another --key appends them again" in done.err
+    assert values(client, name) == [{"number": number} for number in range(2500)]
+    assert client.topic(name).append(3, key="k:3").deduped
+
+
 def test_wrong_data_appends_nothing(topics: Run, client: Topics, name: str) -> None:
     assert topics("append", name, "1", "oops").code == 2
     assert [*client.topics(name)] == []
@@ -414,7 +428,8 @@ def test_nothing_is_said_to_be_nothing(topics: Run, client: Topics, name: str) -
         ("--encoding", "base64"),
         ("--encoding", "klingon"),
         ("--rejects", "/dev/null"),
-        ("--key", "k"),
+        ("--key", "k", "--key-prefix", "p"),
+        ("--key", "k", "--again"),
         ("--meta", "[]"),
         ("--meta", "oops"),
         ("--delay", "soon"),

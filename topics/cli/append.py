@@ -89,7 +89,7 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
               " bytes by U+FFFD; skip: skip bad lines.")  # fmt: skip
 @click.option("--rejects", type=click.Path(dir_okay=False, writable=True), metavar="FILE",
               help="Write the lines that --errors skip skips to FILE.")  # fmt: skip
-@click.option("--key", help="Append DATA only once with this idempotency key.")
+@click.option("--key", help="Append the records only once with this idempotency key.")
 @click.option("--key-prefix", metavar="TEXT", help="Append equal content again under this name.")
 @click.option("--again", is_flag=True, help="Append a file even if it was appended before.")
 @pass_shell
@@ -127,6 +127,9 @@ def append(
     A pipe without -f is appended as it arrives, in each run. With -f - or --key-prefix, it is
     treated as a file. The good lines of a pipe before a bad one are appended before the command
     stops.
+
+    --key is for programs that know when records are the same: records with a known key are not
+    appended, even if they differ. It is the key of the first 1,000 records or MiB; KEY:2 follows.
     """
     kind, is_csv = options["kind"], options["kind"] == "csv"
     wrong = {
@@ -137,7 +140,10 @@ def append(
         "--tag-field: a line of text has no fields": options["tag_field"] and kind == "lines",
         "--rejects needs --errors skip": rejects is not None and errors != "skip",
         "--rejects would overwrite the input": rejects and file and _is_same(rejects, file),
-        "--key needs DATA; use --key-prefix for a file or pipe": key and (not data or key_prefix),
+        "--key, --key-prefix and --again exclude each other": (key is not None)
+        + (key_prefix is not None)
+        + again
+        > 1,
         "nothing to append: specify DATA or -f FILE, or use a pipe": not data
         and file is None
         and sys.stdin.isatty(),
@@ -145,7 +151,7 @@ def append(
     for message, is_wrong in wrong.items():
         if is_wrong:
             raise click.UsageError(message)
-    is_known = not again and (file is not None or key_prefix is not None)
+    has_content_keys = not again and not key and (file is not None or key_prefix is not None)
     hint = "--again appends them again" if key is None else "another --key appends them again"
     skipped = Rejects(shell) if errors == "skip" else None
     records = Records(errors, encoding, skipped, **options)
@@ -154,7 +160,7 @@ def append(
         with (
             shell.client() if data else reached(shell) as client,
             Loader(
-                shell, client, topic, (key_prefix or "") if is_known else None,
+                shell, client, topic, (key_prefix or "") if has_content_keys else None,
                 key=key, hint=hint, rejects=skipped,
             ) as loader,
         ):  # fmt: skip
@@ -164,7 +170,8 @@ def append(
                 return
             file = file or "-"
             name = "stdin" if file == "-" else file
-            with opened(shell, file, None if is_known else loader.flush) as found:
+            on_idle = None if has_content_keys or key else loader.flush  # keys need equal chunks
+            with opened(shell, file, on_idle) as found:
                 lines = Lines(_recoded(found, encoding, errors, name), name)
                 for record, line in records.of(lines):
                     loader.add(record, lines.place, line=line)

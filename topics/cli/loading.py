@@ -168,7 +168,7 @@ class Loader:
     """Appends to one topic.
 
     ``prefix`` begins the keys that are made from content; ``key`` is the key of the first chunk.
-    Without both, equal input is appended again each time. ``config`` is used if the topic must be
+    Without both, equal input is appended again in each run. ``config`` is used if the topic must be
     created. ``hint`` says how to append known records again. ``rejects`` takes the records that the
     server refuses; without it, the first one stops the load.
     """
@@ -189,6 +189,7 @@ class Loader:
         self._chunker = Chunker[Mark](CHUNK_RECORDS, CHUNK_BYTES)
         self._keys = None if prefix is None else ContentKeys(prefix)
         self._key, self._hint, self._rejects = key, hint, rejects
+        self._is_keyed = prefix is not None or key is not None
         self._is_open = prefix is None and not config
         self._unsent = 0
         self.appended = self.deduped = self.first_seq = self.last_seq = 0
@@ -279,7 +280,7 @@ class Loader:
         self, _kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         try:
-            if error is None or (self._keys is None and _is_bad_input(error)):
+            if error is None or (not self._is_keyed and _is_bad_input(error)):
                 self.flush()
         except BaseException as failure:
             error = failure
@@ -303,8 +304,8 @@ class Loader:
         if skipped:
             text += f"; skipped {units.counted(skipped)}"
         if not is_complete:
-            text += "; stopped at an error"
-            if self._keys is not None:
+            text += "; stopped"
+            if self._is_keyed:
                 text += ", run the command again to continue"
             elif self._unsent:
                 text += f", {units.counted(self._unsent)} read and not appended"
