@@ -1,4 +1,4 @@
-"""The command line: what a person, or a program that starts the server, gets to see."""
+"""The command line: the output for users and for programs that start the server."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def test_a_repair_says_what_is_lost_then_does_it_and_finds_nothing_more(tmp_path
     assert (dry.returncode, tree(path)) == (ExitCode.DAMAGED, hurt)
     lost = f"{log_files(path)[0]}, offset {offset}: 152 bytes of frames cannot be read"
     told = f"{lost}, idempotency key 'k2'\ntopic \"a\": seqs 5 to 6 are lost\n"
-    assert dry.stdout == f"{told}nothing was changed: a repair without --dry-run does it\n"
+    assert dry.stdout == f"{told}nothing was changed because of --dry-run\n"
     with held_for_reading(path):
         done = run(MODULE, "repair", str(path))
     assert (done.returncode, tree(path)) == (ExitCode.FAILED, hurt)
@@ -399,7 +399,7 @@ def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:
 
 
 def interrupted(running: Program) -> tuple[int, str]:
-    """The status and what stderr says."""
+    """Return the exit code and the content of stderr."""
     said = running.ended_by(signal.SIGINT)[1]
     return running.returncode, said
 
@@ -431,7 +431,7 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
     poller = select.poll()
     with socket.socket() as held, os.fdopen(os.open(begun, os.O_RDONLY | os.O_NONBLOCK)) as fifo:
         poller.register(fifo)
-        held.bind(("127.0.0.1", 0))  # nobody listens there, and no other server may
+        held.bind(("127.0.0.1", 0))  # no server listens there or can listen there
         with Program(
             [checkout / "deploy/run"],
             env={
@@ -447,5 +447,5 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
             os.killpg(running.pid, signal.SIGINT)
             _, said = running.communicate(timeout=60)
             assert (running.returncode, "Traceback" in said) == (130, False), said
-            with pytest.raises(ProcessLookupError):  # nothing goes on
+            with pytest.raises(ProcessLookupError):  # no process continues
                 os.killpg(running.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The command line beside a real server: within this process (`topics`), or as a process of its own
+"""Runs the command line against a real server: in this process (`topics`), or as a separate process
 (`started`).
 """
 
@@ -26,7 +26,7 @@ __all__ = ["client", "name"]  # fixtures of both
 
 
 class Done(NamedTuple):
-    """A command that has ended."""
+    """A completed command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ class Done(NamedTuple):
 
     @property
     def objects(self) -> list[Any]:
-        """What ``--json`` wrote."""
+        """The objects that ``--json`` wrote."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """The server; the environment names it, too."""
+    """The URL of the server, which the environment also specifies."""
     for variable in [*os.environ]:
         if variable.startswith("TOPICS_"):
             monkeypatch.delenv(variable)
@@ -69,9 +69,10 @@ def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 def topics(url: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Run:
     """Run a command within this process: ``topics("ls", "--json", given="stdin")``."""
 
-    def run(*arguments: str, given: str = "") -> Done:
+    def run(*arguments: str, given: str | bytes = "") -> Done:
         capfdbinary.readouterr()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        data = given if isinstance(given, bytes) else given.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         code = cli.main(arguments)
         sys.stdout.flush()
         out, err = capfdbinary.readouterr()

@@ -1,4 +1,4 @@
-"""append: which records a text, a file and a pipe make, and that a file is appended once."""
+"""append: the records of a text, a file and a pipe, and a file that is appended only once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_text_that_is_no_json_is_told_how_to_be_appended(
 
 def test_json_tells_the_counts(topics: Run, name: str) -> None:
     done = topics("append", "--json", "-q", name, "1")
-    told = {"topic": name, "appended": 1, "deduped": 0, "first_seq": 1, "last_seq": 1}
+    told = {"topic": name, "appended": 1, "deduped": 0, "first_seq": 1, "last_seq": 1, "skipped": 0}
     assert (done.objects, done.err) == ([told], "")
 
 
@@ -107,8 +107,8 @@ def test_what_lines_are(
     [
         ((), b'1\n{"a":01}\n', "line 2", "invalid number"),
         ((), b"{\n}\n", "line 1", "jq -c ."),
-        ((), b'1\n\n"\xff"\n', "line 3", "UTF-8"),
-        (("--as", "lines"), b"a\n\xff", "line 2", "UTF-8"),
+        ((), b'1\n\n"\xff"\n', "line 3", "utf-8"),
+        (("--as", "lines"), b"a\n\xff", "line 2", "utf-8"),
         (("--tag-field", "t"), b'{"t":1}\n[1]\n', "line 2", "--tag-field t"),
         (("--as", "csv"), b"a,b\n1,2\n3\n", "line 3", "1 fields"),
         (("--as", "csv"), b"a,a\n1,2\n", "line 1", "one name"),
@@ -140,7 +140,8 @@ def test_a_file_is_appended_once(
     first = topics("append", name, "-f", path)
     assert f"appended 2,500 records to {name} (#1 to #2,500)" in first.err
     again = topics("append", name, "-f", path)
-    assert f"nothing was appended to {name}, 2,500 records there already" in again.err
+    told = f"nothing was appended to {name}; 2,500 records appended before, --again appends them"
+    assert told in again.err
     piped = topics("append", "--json", name, "-f", "-", given=LINES)
     assert [piped.objects[0][key] for key in ("appended", "deduped")] == [0, 2500]
     assert len(values(client, name)) == 2500
@@ -155,17 +156,256 @@ def test_a_mended_line_lets_the_file_go_on(
     done = topics("append", name, "-f", file(LINES.replace('{"number": 2100}', "oops")))
     assert done.code == 2
     stopped, why = done.err.splitlines()[-2:]
-    assert re.search("appended 2,000 records .* run it again", stopped)
+    assert re.search("appended 2,000 records .* run the command again", stopped)
     assert "line 2101" in why
-    assert "2,000 records there already" in topics("append", name, "-f", file(LINES)).err
+    assert "2,000 records appended before" in topics("append", name, "-f", file(LINES)).err
     assert values(client, name) == [{"number": number} for number in range(2500)]
+
+
+def test_a_bad_line_in_a_file_says_that_nothing_was_appended(
+    topics: Run, client: Topics, name: str, file: Callable[[str], str]
+) -> None:
+    done = topics("append", name, "-f", file("1\noops\n"))
+    stopped = f"topics: nothing was appended to {name}; stopped, run the command again"
+    assert done.err.splitlines()[0].startswith(stopped)
+    assert [*client.topics(name)] == []
+
+
+def test_records_that_were_deleted_are_said_to_be_appended_before(
+    topics: Run, client: Topics, name: str, file: Callable[[str], str]
+) -> None:
+    path = file("1\n2\n")
+    assert topics("append", name, "-f", path).code == 0
+    client.topic(name).delete(before=3)
+    again = topics("append", name, "-f", path)
+    told = f"nothing was appended to {name}; 2 records appended before, --again appends them again"
+    assert again.err == f"topics: {told}\n"
+    assert "appended 2 records" in topics("append", name, "-f", path, "--again").err
+    assert values(client, name) == [1, 2]
+
+
+BAD = {
+    "lines": (("--as", "lines"), b"a\nb\n\xff\nc\n", b"\xff\n", ["a", "b"], ["c"], "not utf-8"),
+    "json": ((), b'1\n2\n{"a"\n3\n', b'{"a"\n', [1, 2], [3], "not JSON"),
+    "csv": (
+        ("--as", "csv"),
+        b"k\n1\n2\n3,3\n4\n",
+        b"k\n3,3\n",
+        [{"k": "1"}, {"k": "2"}],
+        [{"k": "4"}],
+        "2 fields",
+    ),
+    "csv with a bad byte in a row of two lines": (
+        ("--as", "csv"),
+        b'k\n1\n"2\n\xff"\n3\n',
+        b'k\n"2\n\xff"\n',
+        [{"k": "1"}],
+        [{"k": "3"}],
+        "not utf-8",
+    ),
+    "csv with a bad quote": (
+        ("--as", "csv"),
+        b'k\n1\n"2"2\n3\n',
+        b'k\n"2"2\n',
+        [{"k": "1"}],
+        [{"k": "3"}],
+        "not CSV",
+    ),
+    "refused": (
+        ("--as", "lines"),
+        b"a\n" + (1 << 20) * b"x" + b"\nc\n",
+        (1 << 20) * b"x" + b"\n",
+        ["a"],
+        ["c"],
+        "above 1048576 bytes",
+    ),
+    "nested": (
+        (),
+        b"1\n" + 5000 * b"[" + 5000 * b"]" + b"\n2\n",
+        5000 * b"[" + 5000 * b"]" + b"\n",
+        [1],
+        [2],
+        "nested too deeply",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "rejected", "before", "after", "why"), BAD.values(), ids=BAD
+)
+def test_good_records_of_a_pipe_before_a_bad_one_are_appended(
+    topics: Run,
+    client: Topics,
+    name: str,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    content: bytes,
+    rejected: bytes,
+    before: list[Any],
+    after: list[Any],
+    why: str,
+) -> None:
+    done = topics("append", name, *options, given=content)
+    assert done.code == 2
+    told, place = done.err.splitlines()[-2:]
+    assert f"to {name} (#1" in told
+    assert "stdin, line " in place
+    assert why in place
+    assert values(client, name) == before
+
+    for given in (("-f", "-"), ()):
+        skipping = topics(
+            "append", f"{name}.b", *options, *given,
+            "--errors", "skip", "--rejects", str(tmp_path / "rejects"), given=content,
+        )  # fmt: skip
+        assert skipping.code == 0
+        assert "topics: skipped stdin, line " in skipping.err
+        assert "skipped 1 record" in skipping.err.splitlines()[-1]
+        assert (tmp_path / "rejects").read_bytes() == rejected
+    assert values(client, f"{name}.b") == 2 * (before + after)
+
+
+@pytest.mark.slow
+def test_a_record_that_the_server_refuses_leaves_those_around_it(
+    topics: Run, tmp_path: Path, file: Callable[[str], str]
+) -> None:
+    content = "".join(
+        f'"{letter * size}"\n' for letter, size in zip("abcde", (1, 99, 1, 99, 1), strict=True)
+    )
+    with (
+        Server(tmp_path / "data", shards=1, max_record_bytes=50) as server,
+        Topics(url_of(server)) as client,
+    ):
+        at = ("--url", url_of(server), "append")
+        strict = topics(*at, "strict", given=content)
+        assert strict.code == 2
+        stopped = "appended 1 record to strict (#1); stopped"
+        assert strict.err.splitlines()[-2].startswith(f"topics: {stopped}")
+        assert "stdin, line 2" in strict.err.splitlines()[-1]
+        assert values(client, "strict") == ["a"]
+        for appended in (3, 0):
+            skip = topics(*at, "t", "-f", file(content), "--errors", "skip", "--json")
+            (told,) = skip.objects
+            assert (told["appended"], told["deduped"]) == (appended, 3 - appended)
+            assert told["skipped"] == 2
+        assert values(client, "t") == ["a", "c", "e"]
+
+
+def test_a_refusal_of_a_request_says_what_was_not_appended(topics: Run, name: str) -> None:
+    done = topics("append", name, "--tag", 300 * "x", given="1\n2\n")
+    assert done.code == 2
+    told = f"nothing was appended to {name}; stopped, 2 records read and not appended"
+    assert done.err.splitlines()[0] == f"topics: {told}"
+
+
+@pytest.mark.parametrize("kind", ["lines", "json", "csv"])
+def test_bytes_that_cannot_be_decoded_are_replaced(
+    topics: Run, client: Topics, name: str, kind: str
+) -> None:
+    content = {"lines": b"a\xff", "json": b'"a\xff"', "csv": b"k\na\xff"}[kind]
+    for encoding in ((), ("--encoding", "ascii")):
+        options = ("--as", kind, "--errors", "replace", *encoding)
+        assert topics("append", name, *options, given=content).code == 0
+    assert values(client, name) == 2 * [{"k": "a\ufffd"} if kind == "csv" else "a\ufffd"]
+
+
+def test_rejects_do_not_overwrite_the_input(
+    topics: Run, name: str, file: Callable[[str], str]
+) -> None:
+    path = file("1\noops\n")
+    done = topics("append", name, "-f", path, "--errors", "skip", "--rejects", path)
+    assert (done.code, Path(path).read_text()) == (2, "1\noops\n")
+    missing = topics("append", name, "1", "--errors", "skip", "--rejects", "/nope/x", "--json")
+    assert (missing.code, missing.error["code"]) == (1, "file")
+
+
+def test_only_the_first_skipped_lines_are_named(topics: Run, client: Topics, name: str) -> None:
+    done = topics("append", name, "--errors", "skip", "--json", given=7 * "oops\n" + "1\n")
+    assert (done.objects[0]["appended"], done.objects[0]["skipped"]) == (1, 7)
+    assert done.err.count("topics: skipped stdin, line") == 5
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "latin-1"])
+@pytest.mark.parametrize("kind", ["lines", "json", "csv"])
+def test_a_file_has_another_encoding(
+    topics: Run, client: Topics, name: str, kind: str, encoding: str
+) -> None:
+    content = {"lines": "ä\r\nb", "json": '"ä"\n"b"', "csv": "k;l\nä;1\nb;2"}[kind].encode(encoding)
+    delimiter = ("--delimiter", ";") if kind == "csv" else ()
+    options = ("--as", kind, "--encoding", encoding, *delimiter)
+    assert topics("append", name, *options, given=content).code == 0
+    expected = [{"k": "ä", "l": "1"}, {"k": "b", "l": "2"}] if kind == "csv" else ["ä", "b"]
+    assert values(client, name) == expected
+
+
+def test_a_byte_that_an_encoding_does_not_have_is_named(topics: Run, name: str) -> None:
+    done = topics("append", name, "--as", "lines", "--encoding", "cp1252", given=b"a\nb\x81\n")
+    assert done.code == 2
+    assert "stdin, line 2: not cp1252; --encoding" in done.err
+
+
+@pytest.mark.parametrize("kind", ["lines", "json", "csv"])
+def test_a_byte_order_mark_is_ignored(topics: Run, client: Topics, name: str, kind: str) -> None:
+    content = {"lines": "a\n", "json": '"a"\n\ufeff"b"\n', "csv": "k\na\n"}[kind]
+    assert topics("append", name, "--as", kind, given=f"\ufeff{content}").code == 0
+    expected = {"lines": ["a"], "json": ["a", "b"], "csv": [{"k": "a"}]}
+    assert values(client, name) == expected[kind]
+
+
+def test_a_delimiter_is_a_tab(topics: Run, client: Topics, name: str) -> None:
+    for delimiter in ("\t", "\\t", "tab"):
+        done = topics("append", name, "--as", "csv", "--delimiter", delimiter, given="a\tb\n1\t2\n")
+        assert done.code == 0
+    assert values(client, name) == 3 * [{"a": "1", "b": "2"}]
+
+
+def test_records_get_a_tag_a_node_a_meta_and_a_delay(
+    topics: Run, client: Topics, name: str
+) -> None:
+    client.queue(name).put()
+    options = ("--tag", "t", "--node", "n", "--meta", '{"a": 1.10}', "--delay", "1h")
+    for given in (("1",), ()):
+        assert topics("append", name, *given, *options, given="1").code == 0
+    for record in client.topic(name).read():
+        assert isinstance(record, Record)
+        assert (record.tag, record.node, bytes(record.raw_meta)) == ("t", "n", b'{"a": 1.10}')
+    queue = client.queue(name).state().queue
+    assert queue is not None
+    assert (queue.ready, queue.delayed) == (0, 2)
+
+
+def test_data_is_appended_once_with_a_key(topics: Run, client: Topics, name: str) -> None:
+    assert topics("append", name, "1", "2", "--key", "k").code == 0
+    again = topics("append", name, "1", "2", "--key", "k")
+    assert "2 records appended before, another --key appends them again" in again.err
+    assert client.topic(name).append(3, key="k").deduped
+    assert values(client, name) == [1, 2]
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_file_or_pipe_is_appended_once_with_a_key(
+    topics: Run, client: Topics, name: str, file: Callable[[str], str], is_file: bool
+) -> None:
+    bad = LINES.replace("2100}", "oops")
+    for content, appended in ((bad, "2,000 records"), (LINES, "500 records"), (LINES, "")):
+        where = ("-f", file(content)) if is_file else ()
+        done = topics("append", name, *where, "--key", "k", given=content)
+        assert f"appended {appended}" in done.err
+    assert "2,500 records appended before, another --key appends them again" in done.err
+    assert values(client, name) == [{"number": number} for number in range(2500)]
+    assert client.topic(name).append(3, key="k:3").deduped
+
+
+def test_wrong_data_appends_nothing(topics: Run, client: Topics, name: str) -> None:
+    assert topics("append", name, "1", "oops").code == 2
+    assert [*client.topics(name)] == []
 
 
 def test_a_short_window_is_told(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     client.topic(name).put()
-    assert "for 2 m only" in topics("append", name, "-f", file("1\n")).err
+    assert "only for 2 m" in topics("append", name, "-f", file("1\n")).err
 
 
 def test_nothing_is_said_to_be_nothing(topics: Run, client: Topics, name: str) -> None:
@@ -183,6 +423,16 @@ def test_nothing_is_said_to_be_nothing(topics: Run, client: Topics, name: str) -
         ("--as", "lines", "--tag-field", "a"),
         ("-f", "/not/there"),
         ("--as", "xml"),
+        ("--delimiter", ";"),
+        ("--as", "csv", "--delimiter", "ab"),
+        ("--encoding", "base64"),
+        ("--encoding", "klingon"),
+        ("--rejects", "/dev/null"),
+        ("--key", "k", "--key-prefix", "p"),
+        ("--key", "k", "--again"),
+        ("--meta", "[]"),
+        ("--meta", "oops"),
+        ("--delay", "soon"),
     ],
 )
 def test_bad_arguments(topics: Run, name: str, arguments: tuple[str, ...]) -> None:
@@ -193,7 +443,7 @@ def test_bad_arguments(topics: Run, name: str, arguments: tuple[str, ...]) -> No
 def test_a_pipe_is_appended_as_it_comes_and_interrupted(
     url: str, client: Topics, name: str
 ) -> None:
-    """A line is there before its writer goes on."""
+    """A line is appended before its writer continues."""
     client.topic(name).put()
     with started("append", name, "--as", "lines") as process:
         assert process.stdin is not None
@@ -208,7 +458,7 @@ def test_a_pipe_is_appended_as_it_comes_and_interrupted(
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 130
-    # The second is there before its answer has been read.
+    # The second line may be stored before its response has been read.
     assert re.search(r"appended (1 record|2 records) ", said)
     assert said.endswith("topics: interrupted\n")
 
@@ -244,6 +494,6 @@ def test_a_long_line_comes_in_blocks_and_has_a_bound(monkeypatch: pytest.MonkeyP
     blocks = [b"a\nbbb", b"bbb", b"b\n\ncc", b"\nd"]
     assert [*Lines(blocks, "x")] == [b"a", b"bbbbbbb", b"", b"cc", b"d"]
     lines = Lines([b"a\nbbbbbb", b"bbbbb"], "x")
-    with pytest.raises(Failed, match="x, line 1: the next has over 10 B"):
+    with pytest.raises(Failed, match="x, line 1: the next line is longer than 10 B"):
         list(lines)
     assert lines.place == "x, line 1"

@@ -29,7 +29,7 @@ filter = "eu:*"
 
 @pytest.fixture
 def file(tmp_path: Path, name: str) -> Callable[[str], str]:
-    """Write a file; NAME is the test's."""
+    """Return a function that writes a file, with the name of the test for NAME."""
 
     def write(text: str) -> str:
         path = tmp_path / "topics.toml"
@@ -41,7 +41,9 @@ def file(tmp_path: Path, name: str) -> Callable[[str], str]:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("keyed") / "data", api_keys="all,mine::client-") as server:
+    with Server(
+        tmp_path_factory.mktemp("keyed") / "data", api_keys="all,mine::client-,reader:r"
+    ) as server:
         yield server
 
 
@@ -82,10 +84,10 @@ def test_a_router_changes_only_in_what_the_file_says(
     ("text", "code", "said"),
     [
         ("[topics.NAME]\nx =", 2, "Invalid value (at end of document)"),
-        ("[topcs.NAME]", 2, "there is no table topcs; did you mean topics?"),
-        ("[topics]\nNAME = 1", 2, "[topics] NAME is no table: [topics.NAME]"),
+        ("[topcs.NAME]", 2, "unknown table topcs; did you mean topics?"),
+        ("[topics]\nNAME = 1", 2, "[topics] NAME must be a table: [topics.NAME]"),
         ("[topics.NAME.dead]", 2, 'quote a name with dots: [topics."NAME.dead"]'),
-        ('[topics."NAME b"]', 2, "[topics.NAME b] 'NAME b' is no name of a topic"),
+        ('[topics."NAME b"]', 2, "[topics.NAME b] 'NAME b' is not a valid topic name"),
         (
             "[topics.NAME]\nttl = 1",
             2,
@@ -97,7 +99,7 @@ def test_a_router_changes_only_in_what_the_file_says(
         (
             '[routers.NAME-1]\nsource="a"\ndest="b"\n[routers.NAME-2]\nsource="c"\ndest="b"',
             2,
-            "b is the dest of two sources, and may have one",
+            "[routers.NAME-2] b is already the dest of a (router NAME-1)",
         ),
         (
             '[topics.NAME-log]\ntype = "queue"',
@@ -125,8 +127,105 @@ def test_a_wrong_file_changes_nothing(
 
 def test_a_file_that_is_not_there_or_empty(topics: Run) -> None:
     assert topics("apply", "nope.toml").code == 2
-    assert topics("apply", "-") == (0, "", "topics: - names nothing\n")
+    assert topics("apply", "-") == (0, "", "topics: - specifies no topics and no routers\n")
     assert topics("apply", "-", "--prune", "--yes").code == 2
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(topics: Run, name: str) -> None:
+    assert topics("apply", "-", "--plan", given=f'\ufeff[topics."{name}"]').code == 7
+
+
+def test_a_file_that_removes_records_needs_a_confirmation(
+    topics: Run, client: Topics, name: str
+) -> None:
+    topic = client.topic(name)
+    topic.append(1, 2, 3)
+    given = f'[topics."{name}"]\ncap_records = 1\n[topics."{name}.new"]\n'
+    plan = topics("apply", "-", "--plan", given=given)
+    line = f"~ topic {name}  cap_records: 0 -> 1, removes 2 records\n"
+    assert (plan.code, plan.out) == (7, f"+ topic {name}.new\n{line}")
+    unsure = topics("apply", "-", given=given)
+    assert (unsure.code, unsure.out) == (2, "")
+    assert f"Remove 2 records of {name}? Confirm with --yes" in unsure.err
+    assert [(each.name, each.count) for each in client.topics(name)] == [(name, 3)]
+    done = topics("apply", "-", "--yes", "--json", given=given)
+    assert [each.get("dropped") for each in done.objects] == [None, 2]
+    assert topic.state().count == 1
+
+
+CYCLES = {
+    "within the file": (
+        [],
+        "b->c c->a a->b",
+        "[routers.NAME-3] would close a cycle: NAME.b -> NAME.c -> NAME.a -> NAME.b;",
+    ),
+    "with the server": (
+        ["a->b"],
+        "b->c c->a",
+        "[routers.NAME-2] would close a cycle: NAME.a -> NAME.b -> NAME.c -> NAME.a;",
+    ),
+    "with itself turned around": (["a->b"], "b->a", None),
+    "by a second source": (
+        ["a->b"],
+        "x->y c->b",
+        "[routers.NAME-2] NAME.b is already the dest of NAME.a (router NAME-old-1)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("there", "edges", "said"), CYCLES.values(), ids=CYCLES)
+def test_routers_that_the_server_would_refuse_change_nothing(
+    topics: Run, client: Topics, name: str, there: list[str], edges: str, said: str | None
+) -> None:
+    """A plan and an apply refuse the file before the first change, and name its table."""
+    for number, edge in enumerate(there, 1):
+        source, dest = (f"{name}.{end}" for end in edge.split("->"))
+        client.put_router(
+            f"{name}-{number}" if said is None else f"{name}-old-{number}", source, dest
+        )
+    text = f'[topics."{name}.new"]\n'
+    for number, edge in enumerate(edges.split(), 1):
+        source, dest = (f"{name}.{end}" for end in edge.split("->"))
+        text += f'[routers."{name}-{number}"]\nsource = "{source}"\ndest = "{dest}"\n'
+    before = [each.name for each in client.topics(name)], [*client.routers(name)]
+    for options in (["--plan"], []):
+        done = topics("apply", "-", *options, given=text)
+        if said is None:
+            assert done.code == (7 if options else 0)
+            continue
+        assert (done.code, done.out) == (2, "")
+        assert f"-: {said.replace('NAME', name)}" in done.err
+        assert ([each.name for each in client.topics(name)], [*client.routers(name)]) == before
+
+
+def test_a_cycle_is_permitted_by_its_field_and_ended_by_a_prune(
+    topics: Run, client: Topics, name: str
+) -> None:
+    ends = ["source", "dest"]
+    router = dict(zip(ends, (f"{name}.b", f"{name}.a"), strict=True))
+    client.put_router(f"{name}-1", f"{name}.a", f"{name}.b")
+    table = f'[routers."{name}-2"]\n' + "".join(f'{end} = "{router[end]}"\n' for end in ends)
+    assert topics("apply", "-", "--plan", given=table).code == 2
+    assert topics("apply", "-", "--plan", given=f"{table}allow_cycle = true\n").code == 7
+    pruned = topics("apply", "-", "--plan", "--prune", given=f'{table}[topics."{name}.a"]')
+    assert pruned.code == 7
+    assert f"- router {name}-1\n" in pruned.out
+
+
+def test_routers_of_a_file_change_in_an_order_that_the_server_accepts(
+    topics: Run, client: Topics, name: str
+) -> None:
+    client.put_router(f"{name}-1", f"{name}.a", f"{name}.b")
+    client.put_router(f"{name}-2", f"{name}.b", f"{name}.c")
+    # The first would close a cycle, and its dest would have two sources, before the second moves.
+    text = "".join(
+        f'[routers."{name}-{number}"]\nsource = "{name}.{source}"\ndest = "{name}.{dest}"\n'
+        for number, source, dest in ((1, "c", "b"), (2, "a", "d"))
+    )
+    done = topics("apply", "-", given=text)
+    assert (done.code, len(done.out.splitlines())) == (0, 2)
+    found = {(each.source, each.dest) for each in client.routers(name)}
+    assert found == {(f"{name}.c", f"{name}.b"), (f"{name}.a", f"{name}.d")}
 
 
 @pytest.mark.slow
@@ -143,7 +242,7 @@ def test_prune_removes_what_the_file_and_its_key_do_not_leave_alone(
         client.topic("other").put()
         client.topic(f"{name}.dead").put()
         client.topic(f"{name}.old").append(*range(3))
-        # Its dest gets another source by the file: it must go first.
+        # The file gives its dest another source, so it must be removed first.
         client.put_router(f"{name}.r", f"{name}.old", f"{name}.audit")
         command = ["--url", url, "apply", path, "--prune"]
         plan = topics(*command, "--plan")
@@ -157,6 +256,23 @@ def test_prune_removes_what_the_file_and_its_key_do_not_leave_alone(
         left = [name, f"{name}.audit", f"{name}.dead", f"{name}.jobs", "other"]
         assert [each.name for each in client.topics()] == left
         assert topics(*command, "--plan").code == 0
+
+
+def test_a_plan_needs_no_key_that_may_change_configs(
+    topics: Run, keyed: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = f'[topics."{name}"]\ncap_records = 1\n[topics."{name}.new"]\n'
+    command = ["--url", url_of(keyed), "apply", "-"]
+    with Topics(url_of(keyed), key="all") as client:
+        client.topic(name).append(1, 2)
+        monkeypatch.setenv("TOPICS_API_KEY", "reader")
+        assert topics(*command, "--plan", given=given).code == 7
+        assert topics(*command, "--yes", given=given).code == 5
+        # The second table needs another key: the first one is not applied.
+        monkeypatch.setenv("TOPICS_API_KEY", "mine")
+        given += 'dead_letter = "other"\ntype = "queue"\n'
+        assert topics(*command, "--yes", given=given).code == 5
+        assert [each.count for each in client.topics(name)] == [2]
 
 
 def test_prune_leaves_cursors(topics: Run, client: Topics, name: str) -> None:

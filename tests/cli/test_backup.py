@@ -1,4 +1,4 @@
-"""backup and restore: a file when it is whole, a directory when it is sound, else nothing."""
+"""backup and restore: the result is a complete file or a valid directory, or nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_is_no_backup_is_told_in_one_line(topics: Run, filled: str, tmp_pat
     cut.write_bytes(file.read_bytes()[:-4096])
     done = topics("--json", "restore", str(cut), str(tmp_path / "data"))
     assert (done.code, done.error["code"]) == (ExitCode.DAMAGED, "bad_backup")
-    assert "no whole backup" in done.error["message"]
+    assert "not a complete backup" in done.error["message"]
     assert not [*tmp_path.glob("*data*")]
 
 
@@ -84,7 +84,7 @@ def test_a_signal_leaves_nothing_of_a_backup(
     while not (partial.exists() and partial.stat().st_size):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert topics("backup", str(file)).code == ExitCode.USAGE  # and the first one goes on
+    assert topics("backup", str(file)).code == ExitCode.USAGE  # and the first one continues
     assert partial.exists()
     run.send_signal(number)
     run.communicate(timeout=60)

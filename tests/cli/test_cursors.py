@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from tests.cli.conftest import Run
 from topics.client import Record, Topics
 
@@ -20,6 +22,27 @@ def test_a_reader_goes_on_where_its_cursor_is_set(topics: Run, client: Topics, n
     assert (beyond.code, beyond.out) == (2, "")
     assert f"{name} ends at 5" in beyond.err
     assert topics("cursor", "set", name, name, "-1").code == 2
+
+
+def test_a_cursor_is_set_to_the_start_the_end_and_a_time(
+    topics: Run, client: Topics, name: str
+) -> None:
+    client.topic(name).append(*range(5))
+    client.topic(name).delete(before=3)
+    first = next(client.topic(name).read())
+    assert isinstance(first, Record)
+    tomorrow = datetime.now().astimezone() + timedelta(days=1)
+    for to, seq in (
+        ("start", 2),
+        ("end", 5),
+        ("1h", 2),
+        (datetime.fromtimestamp(first.ts / 1000, UTC).isoformat(), 2),
+        (tomorrow.isoformat(), 5),
+    ):
+        (shown,) = topics("cursor", "set", name, name, "--to", to, "--json").objects
+        assert shown["seq"] == seq
+    for arguments in ([], ["1", "--to", "end"], ["--to", "never"]):
+        assert topics("cursor", "set", name, name, *arguments).code == 2
 
 
 def test_cursors_are_listed_with_their_lag_and_removed(
@@ -41,7 +64,7 @@ def test_cursors_are_listed_with_their_lag_and_removed(
         [name, f"{name}.b", "2", "removed"],
         [name, f"{name}.c", "2", "recreated"],
     ]
-    assert listed.err == f"topics: topic cursor:{name}-odd holds no cursor\n"
+    assert listed.err == f"topics: topic cursor:{name}-odd is not a cursor\n"
     shown = topics("cursor", "ls", f"{name}", "--json").objects
     assert sorted(str(each["lag"]) for each in shown) == ["2", "recreated", "removed"]
     assert topics("cursor", "rm", name, "nope").code == 4

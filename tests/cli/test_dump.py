@@ -1,4 +1,4 @@
-"""export and import: a topic comes back as it was, once, and nothing of a file that is damaged."""
+"""export and import: a topic is restored once and unchanged, and a damaged file is refused."""
 
 from __future__ import annotations
 
@@ -121,11 +121,59 @@ def test_a_pipe_is_checked_at_its_end(topics: Run, client: Topics, filled: str, 
     cut = "".join(dump.splitlines(keepends=True)[:-1])
     done = topics("import", "-", "--to", f"{filled}-new", given=cut)
     assert done.code == 1
-    assert "cut or was changed" in done.err.splitlines()[-1]
-    assert re.search("appended 2,000 records .* run it again", done.err)
+    assert "truncated or was changed" in done.err.splitlines()[-1]
+    assert re.search("appended 2,000 records .* run the command again", done.err)
     done = topics("import", "-", "--to", f"{filled}-new", given=dump.replace('"x"', '"x'))
     assert (done.code, done.out) == (1, "")
-    assert "line 3: the export is cut or was changed" in done.err
+    assert "line 3: the export is truncated or was changed" in done.err
+
+
+def test_an_export_is_not_imported_into_its_own_topic(
+    topics: Run, client: Topics, name: str, tmp_path: Path
+) -> None:
+    other, file = f"{name}-other", str(tmp_path / "dump")
+    client.topic(other).append("other")
+    client.topic(name).append(1, 2)
+    topics("export", other, name, "-o", file)
+    dump = Path(file).read_text()
+    client.topic(other).drop()
+    for options, given in (([file], ""), ([file, "--to", name], ""), (["-"], dump)):
+        done = topics("import", "--json", *options, given=given)
+        assert done.code == 2
+        assert '"own_export"' in done.err
+        assert "--again appends them" in done.err
+        assert len(content(client, name)) == 2
+        assert [*client.topics(other)] == [] or options == ["-"]
+    assert topics("import", file, "--to", f"{name}-new").code == 0
+    assert topics("import", file, "--again").code == 0
+    assert [data for data, *_ in content(client, name)] == [b"1", b"2", b"1", b"2"]
+    client.topic(name).drop()
+    assert topics("import", file).code == 0
+    assert len(content(client, name)) == 2
+
+
+def test_an_import_says_that_deleted_records_were_appended_before(
+    topics: Run, client: Topics, filled: str, tmp_path: Path
+) -> None:
+    file, copy = str(tmp_path / "dump"), f"{filled}-copy"
+    topics("export", filled, "-o", file)
+    topics("import", file, "--to", copy)
+    client.topic(copy).delete(before=5000)
+    again = topics("import", file, "--to", copy)
+    assert "2,403 records appended before, --again appends them again" in again.err
+    topics("import", file, "--to", copy, "--again")
+    assert content(client, copy) == content(client, filled)
+
+
+def test_an_import_with_again_creates_topics_with_their_config(
+    topics: Run, client: Topics, filled: str, tmp_path: Path
+) -> None:
+    file, config = str(tmp_path / "dump"), client.topic(filled).state().config
+    topics("export", filled, "-o", file)
+    client.topic(filled).drop()
+    assert topics("import", file, "--again").code == 0
+    window = {"idempotency_window_ms": 7 * 86_400_000}
+    assert client.topic(filled).state().config == {**config, **window}
 
 
 def test_bad_arguments_no_topic_no_server(topics: Run, name: str, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Every command: its help, an option that it does not have, a server that is away, refuses the key,
-is something else, or says nothing until Ctrl-C.
+"""Every command: its help, an unknown option, a server that is unreachable, refuses the key, is of
+another kind, or does not respond until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.server import Server
 from topics import cli
 from topics.errors import ExitCode
 
-# With arguments that only a server can refuse. FILE asks for the topic nope, OUT is a new file.
+# With arguments that only a server can refuse. FILE specifies the topic nope, OUT is a new file.
 OF_SERVER = """
 ls
 info nope
@@ -76,7 +76,7 @@ NOT_FOUND = [line for line in OF_SERVER if "nope" in line and not line.startswit
 
 
 def tree(found: click.Command, *names: str) -> Iterator[str]:
-    """All commands, groups left out."""
+    """Yield all commands without groups."""
     if not isinstance(found, click.Group):
         yield " ".join(names)
         return
@@ -97,7 +97,7 @@ def command_of(line: str) -> str:
 
 @pytest.fixture
 def words(tmp_path: Path, topics: Run) -> Iterator[Run]:
-    """Run a line with its files, at another server, without patience."""
+    """Run a command line with its files against another server, without retries."""
     (tmp_path / "file").write_text("[topics.nope]\n")
     export = '{"header":{"format":1,"topic":"nope","epoch":1,"config":{}}}\n{"data":1}\n'
     footer = '{"footer":{"topics":{"nope":1},"sha256":"%s"}}\n'
@@ -137,9 +137,9 @@ def test_a_command_has_a_help_and_knows_its_options(topics: Run, command: str) -
 @pytest.mark.parametrize("line", OF_SERVER)
 def test_without_a_server_a_command_ends_with_6(words: Run, line: str) -> None:
     done = words(line, "http://127.0.0.1:1")
-    if line == "doctor":  # that is what it looks for
+    if line == "doctor":  # it reports this as a finding
         assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
-        assert "topics serve" in done.objects[0]["mend"]
+        assert "topics serve" in done.objects[0]["fix"]
         return
     assert (done.code, done.out, done.error["code"]) == (6, "", "connection_lost")
     assert "topics serve starts a server" in done.error["message"]
@@ -150,7 +150,7 @@ def test_without_its_key_a_command_ends_with_5(words: Run, keyed: str, line: str
     done = words(line, keyed)
     if line == "doctor":
         assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
-        assert "--key-file" in done.objects[0]["mend"]
+        assert "--key-file" in done.objects[0]["fix"]
         return
     assert (done.code, done.out, done.error["code"]) == (5, "", "unauthorized")
 
@@ -170,7 +170,7 @@ def test_what_is_not_there_is_4(words: Run, url: str, line: str) -> None:
 
 
 class Stranger(BaseHTTPRequestHandler):
-    """A server of something else."""
+    """An HTTP server of another kind."""
 
     protocol_version = "HTTP/1.1"
 
@@ -184,7 +184,7 @@ class Stranger(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Write no log."""
 
 
 class QuietServer(ThreadingHTTPServer):
@@ -219,7 +219,7 @@ def test_a_server_of_something_else_is_told_in_one_line(
 
 @pytest.fixture
 def heard() -> Iterator[threading.Event]:
-    """Whether Ctrl-C was noticed, which interrupts once."""
+    """An event that is set by Ctrl-C. Only the first Ctrl-C interrupts."""
     is_heard = threading.Event()
 
     def hear(*_: object) -> None:
@@ -235,7 +235,7 @@ def heard() -> Iterator[threading.Event]:
 def silently(
     words: Run, line: str, heard: threading.Event, interrupt: Callable[[], object]
 ) -> Done:
-    """Run it at a server that says nothing, which interrupts it when it has asked."""
+    """Run a command against a server that interrupts it after its request instead of responding."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
         def hear() -> None:
@@ -247,7 +247,7 @@ def silently(
         thread = threading.Thread(target=hear, daemon=True)
         thread.start()
         done = words(line, f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "60")
-        heard.set()  # whatever has ended it
+        heard.set()  # also if it has stopped for another reason
         thread.join(60)
     return done
 
@@ -258,11 +258,11 @@ def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
 ) -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        while not heard.wait(7):  # one that comes just before a wait does not end the wait
+        while not heard.wait(7):  # a signal just before a wait does not interrupt it
             os.kill(os.getpid(), signal.SIGINT)
 
     done = silently(words, line, heard, interrupt)
-    ends = line.startswith("top")  # there it is the normal end
+    ends = line.startswith("top")  # which Ctrl-C stops normally
     assert (done.code, done.out) == (ExitCode.DONE if ends else ExitCode.INTERRUPTED, "")
     assert ends or done.error["code"] == "interrupted"
 

@@ -1,4 +1,4 @@
-"""top and doctor: what they see of a server and of a machine."""
+"""top and doctor: their reports of a server and of a machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.queues import until
 from tests.support.server import Server
 from topics.cli import doctor
 from topics.cli.measure import SYNCS, Readiness, readiness, sync_ms
-from topics.cli.top import looks
+from topics.cli.top import reports
 from topics.client import Topics, calls
 
 NO_SERVER = "http://127.0.0.1:1"
@@ -58,12 +58,12 @@ def test_the_time_of_a_share_of_syncs() -> None:
     assert sync_ms(histogram(0, 0, 0), None, 0.5) is None
     assert sync_ms(histogram(10, 10, 10), None, 0.5) == 0.5
     assert sync_ms(histogram(10, 20, 20), None, 0.75) == 3.0
-    assert sync_ms(histogram(0, 0, 4), None, 0.99) == 5.0  # no more is known of the slowest
+    assert sync_ms(histogram(0, 0, 4), None, 0.99) == 5.0  # the last bucket has no upper bound
     assert sync_ms(histogram(9, 13, 13), histogram(9, 9, 9), 0.5) == 3.0
 
 
 def test_top_shows_what_has_changed_in_the_interval(client: Topics, name: str) -> None:
-    every = looks(client, 0.05, 5)
+    every = reports(client, 0.05, 5)
     assert next(every)["writes_per_s"] is None
     queue = client.queue(name)
     queue.put()
@@ -96,7 +96,7 @@ def test_top_reads_the_list_where_the_metrics_are_cut(guarded: Server) -> None:
     with Topics(url_of(guarded), key="secret") as client:
         for name in "abc":
             client.topic(name).append(1)
-        assert {row["topic"] for row in next(looks(client, 0.1, 5))["topics"]} >= {*"abc"}
+        assert {row["topic"] for row in next(reports(client, 0.1, 5))["topics"]} >= {*"abc"}
 
 
 @pytest.mark.slow
@@ -110,13 +110,13 @@ def test_top_on_a_terminal_ends_with_ctrl_c(url: str, client: Topics, name: str)
     ) as process:
         os.close(far)
         text = b""
-        while text.count(b"TOPIC") < 3:  # drawn again and again
+        while text.count(b"TOPIC") < 3:  # drawn repeatedly
             text += os.read(near, 4096)
         process.send_signal(signal.SIGINT)
         try:
             while os.read(near, 4096):
                 pass
-        except OSError:  # the terminal is gone
+        except OSError:  # the terminal is closed
             pass
         assert process.wait(30) == 0
         os.close(near)
@@ -136,7 +136,7 @@ def test_top_goes_on_when_the_server_restarts(tmp_path: Path) -> None:
         next(filter(with_rates, looks))
         server.env["TOPICS_PORT"] = str(server.port)
         server.kill()
-        next(look for look in looks if "not reachable" in look["state"])
+        next(look for look in looks if "unreachable" in look["state"])
         server.start()
         back = next(look for look in looks if "version" in look)  # ready, or not yet
         assert back["reads_per_s"] is None
@@ -194,7 +194,7 @@ READY = Readiness(True, "ready", {})
                   "topics_connections_open": 90}, {}, "90 of 100 (max_connections)"),
         ("shards", {}, {"ready": Readiness(True, "ready", {"no_room": [1]})}, "shard 1 is no_room"),
         ("shards", {}, {"ready": Readiness(False, "not ready: x", {})}, "not ready: x"),
-        ("clock", {"topics_topics_ahead_of_clock": 3}, {}, "3 topics have records from the future"),
+        ("clock", {"topics_topics_ahead_of_clock": 3}, {}, "3 topics have records with future"),
         ("lag", {"topics_router_lag_ms": [{"router": "r", "value": 120_000}],
                  "topics_router_lag_records": [{"router": "r", "value": 7}]}, {}, "2 m behind (7"),
     ],
@@ -206,7 +206,7 @@ def test_findings_of_a_server(
     fields = {"client": client, "metrics": told, "ready": READY, **more}
     found = [*getattr(doctor, check)(doctor.Server(**fields))]
     assert [what in each.what for each in found] == ([] if what is None else [True])
-    assert all(each.mend for each in found)
+    assert all(each.fix for each in found)
 
 
 def test_doctor_sees_dead_letters(topics: Run, client: Topics, name: str) -> None:
@@ -218,9 +218,7 @@ def test_doctor_sees_dead_letters(topics: Run, client: Topics, name: str) -> Non
     until(lambda: queue.state().queue, lambda counts: counts and counts.dead_lettered == 1)
     done = topics("doctor")
     assert done.code == 1
-    assert (
-        f"WRONG  {name}-dead holds 1 dead letters of {name}\n       Mend: topics read" in done.out
-    )
+    assert f"WRONG  {name}-dead holds 1 dead letters of {name}\n       Fix: topics read" in done.out
     queue.drop()
 
 
@@ -246,7 +244,7 @@ def test_findings_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert [str(what) in each.what for each in found] == ([] if what is None else [True])
     assert [*doctor.permissions(data)] == []
     data.chmod(0o750)
-    assert [each.mend for each in doctor.permissions(data)] == [f"chmod 700 {data}"]
+    assert [each.fix for each in doctor.permissions(data)] == [f"chmod 700 {data}"]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     assert len([*doctor.free_space(data)]) == 1
 

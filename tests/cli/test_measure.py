@@ -1,4 +1,4 @@
-"""ping and bench: what they measure, and that they clean up."""
+"""ping and bench: their measurements and their clean-up."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_heartbeats_without_the_record_are_a_slow_server(client: Topics, name: s
 def test_a_stream_that_failed_is_closed_at_once(
     client: Topics, name: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the collector closes it, in any thread, and can wait for that thread's own lock."""
+    """Otherwise the garbage collector closes it in any thread, which can deadlock with itself."""
     closed: list[int] = []
 
     def listen(*_: object) -> Iterator[Any]:
@@ -88,7 +88,7 @@ def test_a_stream_that_failed_is_closed_at_once(
 
 @contextmanager
 def holding_proxy(server: Server, *, tells_head: bool) -> Iterator[str]:
-    """A proxy that passes on answers when they are whole: that of a stream never is."""
+    """A proxy that forwards complete responses only, and therefore no stream."""
     is_over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -198,7 +198,7 @@ def test_bench_measures_a_load(topics: Run, client: Topics, kind: str) -> None:
     done = topics("bench", kind, *arguments, "--durability", "memory", "--json", "-q")
     assert (done.code, done.err) == (0, "")
     (found,) = done.objects
-    assert found["records_per_s"] >= 10 * found["turns_per_s"] * 0.99 > 0
+    assert found["records_per_s"] >= 10 * found["operations_per_s"] * 0.99 > 0
     assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert found["client_cpu_s"] > 0
     assert none_left(client)
@@ -207,4 +207,4 @@ def test_bench_measures_a_load(topics: Run, client: Topics, kind: str) -> None:
 def test_bench_in_a_pipe(topics: Run) -> None:
     load, figures = topics("bench", "append", "--seconds", "0.1", "-q").out.splitlines()
     assert load == "append: 4 clients, batches of 1, 100 B, disk"
-    assert re.match(r"[\d,]+ records/s  [\d,]+ turns/s  p50 ", figures)
+    assert re.match(r"[\d,]+ records/s  [\d,]+ operations/s  p50 ", figures)

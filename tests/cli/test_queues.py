@@ -1,4 +1,4 @@
-"""The commands ``queue``: what they show of a queue, and dead letters on their way back."""
+"""The commands ``queue``: the reports of a queue, and the redrive of dead letters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.client import Topics
 
 @pytest.fixture
 def hurt(client: Topics, name: str) -> str:
-    """A queue with two dead letters, one job that is held and one that is ready."""
+    """A queue with two dead letters, one leased job and one ready job."""
     queue = client.queue(name)
     queue.put(max_deliveries=1, dead_letter=f"{name}.dead")
     queue.append(records=[{"data": {"n": n}, "tag": f"t{n}"} for n in range(3)])
@@ -78,7 +78,7 @@ def test_leases_are_listed_by_worker(topics: Run, hurt: str) -> None:
     (lease,) = topics("queue", "leases", hurt, "--json", "--node", "worker-a").objects
     assert (lease["$seq"], lease["deliveries"]) == (3, 1)
     done = topics("queue", "leases", hurt, "--node", "b")
-    assert done == (0, "", f"topics: no job of {hurt} is held by b\n")
+    assert done == (0, "", f"topics: no job of {hurt} is leased by b\n")
 
 
 def test_dead_letters_go_back(

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,71 @@ def test_where_it_begins_and_ends(
 ) -> None:
     done = topics("read", filled, *options)
     assert (done.code, seqs(done.objects)) == (0, expected)
-    assert ("no such records" in done.err) == (expected == [])
+    assert ("no matching records" in done.err) == (expected == [])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--reverse",), [5, 4, 3, 2, 1]),
+        (("--reverse", "-n", "2"), [5, 4]),
+        (("--reverse", "--from", "-2"), [5, 4]),
+        (("--reverse", "--from", "4"), [5, 4]),
+        (("--reverse", "--where", "tag=us:*", "-n", "1"), [4]),
+        (("--until", "1h"), []),
+        (("--until", LATER), [1, 2, 3, 4, 5]),
+        (("--until", LATER, "--from", "-2"), [4, 5]),
+        (("--since", "1h", "--until", LATER, "--reverse"), [5, 4, 3, 2, 1]),
+    ],
+)
+def test_it_ends_before_a_time_and_reads_backwards(
+    topics: Run, filled: str, options: tuple[str, ...], expected: list[int]
+) -> None:
+    done = topics("read", filled, *options)
+    assert (done.code, seqs(done.objects)) == (0, expected)
+
+
+def test_until_is_the_time_of_a_record(topics: Run, client: Topics, name: str) -> None:
+    client.topic(name).append("before")
+    ts = topics("read", name).objects[0]["$ts"]
+    while client.topic(name).append("after").last_seq:
+        last = topics("read", name, "--from", "-1").objects[0]
+        if last["$ts"] > ts:
+            break
+    until = datetime.fromtimestamp(last["$ts"] / 1000, UTC).isoformat()
+    assert max(seqs(topics("read", name, "--until", until).objects)) == last["$seq"] - 1
+
+
+def test_backwards_is_forwards_in_reverse_over_deleted_and_lost_ranges(
+    topics: Run, client: Topics, name: str
+) -> None:
+    topic = client.topic(name)
+    topic.put(cap_records=40_000)
+    for _ in range(5):
+        topic.append(records=[{"data": None, "tag": "x"}] * 10_000)
+    topic.append(records=[{"data": None, "tag": "keep"}] * 3)
+    for first in (12_000, 30_000):
+        topic.append(first)
+    topic.delete(tag="x")
+    topic.append(records=[{"data": None}] * 2500)
+    forwards = topics("read", name).objects
+    backwards = topics("read", name, "--reverse").objects
+    assert [each for each in backwards if "$seq" in each] == [
+        each for each in reversed(forwards) if "$seq" in each
+    ]
+    assert [each for each in backwards if "$seq" not in each] == [
+        each for each in forwards if "$seq" not in each
+    ]
+    assert len(backwards) > 2500
+
+
+def test_what_is_lost_stands_behind_the_records_in_reverse(topics: Run, capped: str) -> None:
+    *rest, lost = topics("read", capped, "--reverse").objects
+    assert seqs(rest) == [5, 4]
+    assert (lost["tombstone"]["gap_from"], lost["tombstone"]["gap_to"]) == (1, 3)
+    assert len(topics("read", capped, "--reverse", "--from", "4").objects) == 2
+    assert topics("read", capped, "--reverse", "-n", "2", "--fail-on-loss").code == 0
+    assert topics("read", capped, "--reverse", "--fail-on-loss").code == 1
 
 
 @pytest.mark.parametrize(
@@ -88,6 +152,12 @@ def test_where_it_begins_and_ends(
 def test_formats(topics: Run, filled: str, form: str, expected: str) -> None:
     done = topics("read", filled, "--from", "-1", "--format", form)
     assert done.out == expected.replace("NAME", filled)
+
+
+def test_a_format_has_the_time_in_iso_8601(topics: Run, filled: str) -> None:
+    shown, ts = topics("read", filled, "-n", "1", "--format", "%I %T").out.split()
+    assert shown.endswith("Z")
+    assert round(datetime.fromisoformat(shown).timestamp() * 1000) == int(ts)
 
 
 def test_data_with_line_breaks_is_one_line(topics: Run, url: str, name: str) -> None:
@@ -110,7 +180,7 @@ def test_what_is_lost_stands_in_its_place(topics: Run, capped: str, filled: str)
     assert both.out.startswith(f"-- {capped}: lost #1 to #3 (cap) --\n{capped}\n")
     failed = topics("read", capped, "--fail-on-loss", "--json")
     assert (failed.code, len(failed.objects), failed.error["code"]) == (1, 1, "records_lost")
-    # The last ones alone were asked for.
+    # Only the last records were requested.
     assert topics("read", capped, "--from", "-5", "--fail-on-loss").code == 0
 
 
@@ -128,6 +198,9 @@ def test_a_glob_stands_for_topics_but_no_cursors(topics: Run, client: Topics, fi
     [
         ((), 2),
         (("--from", "1", "--since", "1h"), 2),
+        (("-f", "--until", "1h"), 2),
+        (("-f", "--reverse"), 2),
+        (("--until", "tomorrow"), 2),
         (("--since", "yesterday"), 2),
         (("--where", "eu"), 2),
         (("--format", "xml"), 2),
@@ -156,21 +229,40 @@ def test_people_read_lines_without_control_characters(
     assert "\\x1b[2J" in line
 
 
+@pytest.mark.parametrize(
+    ("environ", "is_coloured"),
+    [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_people_read_colours_where_they_want_them(
+    topics: Run,
+    filled: str,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    is_coloured: bool,
+) -> None:
+    for variable in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environ.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert ("\x1b[" in topics("read", filled).out) is is_coloured
+
+
 def next_of(process: Program) -> Any:
-    """The next line that a command writes."""
+    """Return the next object that a command writes."""
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
 
 def told_by(process: Program) -> str:
-    """What a command has said at its end."""
+    """Return the messages of a command."""
     assert process.stderr is not None
     said: str = process.stderr.read()
     return said
 
 
 def lines_of(*arguments: str) -> list[Any]:
-    """All that a command writes which ends by itself; its streams end with its process."""
+    """Return all objects that a command writes until it exits."""
     with started(*arguments) as process:
         assert process.stdout is not None
         return [json.loads(line) for line in process.stdout]

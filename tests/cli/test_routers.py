@@ -10,7 +10,7 @@ from topics.client import RouterInfo, Topics
 
 
 def of(*edges: str) -> list[RouterInfo]:
-    """``a->b`` is a router by its usual name; ``r: a->b`` is one by another."""
+    """Return routers. ``a->b`` has its default name, ``r: a->b`` has the name r."""
     found = []
     for edge in edges:
         name, _, ends = edge.rpartition(": ")
@@ -39,7 +39,7 @@ def test_routers_are_made_listed_and_removed(topics: Run, client: Topics, name: 
     (shown,) = topics("router", "ls", "--dest", dest, "--json").objects
     assert (shown["router"], shown["filter"]) == (router, ["tag", "Glob", "eu:*"])
     none = topics("router", "ls", "--source", f"{name}.none")
-    assert none == (0, "", "topics: there are no such routers\n")
+    assert none == (0, "", "topics: there are no matching routers\n")
 
     assert topics("router", "rm", router, "nope").code == 4
     assert topics("router", "rm", router, "--json").objects == [{"router": router, "deleted": True}]

@@ -1,4 +1,4 @@
-"""What all commands share: options in both places, errors, exit codes, output."""
+"""Shared by all commands: global options, errors, exit codes, output."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 import pytest
 
 from tests.cli.conftest import Run
+from topics import __version__
 from topics.cli import units
 from topics.errors import ExitCode
 
@@ -18,6 +19,31 @@ from topics.errors import ExitCode
 def test_a_usage_error_is_a_line_or_an_object(topics: Run) -> None:
     assert topics("fly").code == 2
     assert topics("--json", "fly").error["code"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["appnd"], "append"),
+        (["list"], "ls"),
+        (["help", "tali"], "tail"),
+        (["queue", "lss"], "ls"),
+        (["ls", "--jsn"], "--json"),
+    ],
+)
+def test_a_name_with_a_typo_is_answered_with_the_nearest_one(
+    topics: Run, arguments: list[str], near: str
+) -> None:
+    done = topics(*arguments)
+    assert done.code == 2
+    assert near in done.err.splitlines()[-1]
+
+
+def test_help_and_version_are_words_as_well(topics: Run) -> None:
+    assert topics("help") == topics("--help")
+    assert topics("help", "queue", "ls") == topics("queue", "ls", "--help")
+    assert topics("version") == topics("--version")
+    assert topics("version").out == f"topics {__version__}\n"
 
 
 @pytest.mark.parametrize(

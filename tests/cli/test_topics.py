@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,9 @@ from topics.client import NotFound, Topics
     ("given", "said"),
     [
         ("durabilty=fsync", "a topic has no field durabilty; did you mean durability?"),
-        ("zz=1", "a topic has no field zz (there are type, ttl_ms, "),
-        ("ttl_ms=soon", "ttl_ms: 'soon' is no duration, as 500ms, 30s"),
-        ("cap_bytes=much", "cap_bytes: 'much' is no amount"),
+        ("zz=1", "a topic has no field zz (known: type, ttl_ms, "),
+        ("ttl_ms=soon", "ttl_ms: 'soon' is not a duration such as 500ms, 30s"),
+        ("cap_bytes=much", "cap_bytes: 'much' is not an amount"),
         ("durability=ram", "durability must be one of ephemeral, memory, disk, fsync"),
         ("ttl_ms=-1", "ttl_ms must be an integer from 0"),
         ("auto_create=yes", "auto_create must be true or false, not a string"),
@@ -57,6 +59,21 @@ def test_topics_are_listed(topics: Run, client: Topics, name: str) -> None:
     assert topics("-q", "ls", f"{name}.c").err == ""
 
 
+def test_a_narrow_terminal_shows_counts_in_full_and_shortens_names(
+    topics: Run, client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = f"{name}.{'x' * 150}"
+    client.topic(long).append(*range(123))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = topics("ls", long).out.splitlines()[1]
+    cells = re.sub(r"\x1b\[[0-9;]*m", "", shown).split()
+    assert cells[0] == long[: len(cells[0]) - 1] + "…"
+    assert cells[1] == "123"
+    assert cells[-1] == "ago"
+    assert "…" not in " ".join(cells[1:])
+
+
 def test_info_tells_what_differs_from_the_defaults_first(
     topics: Run, client: Topics, name: str
 ) -> None:
@@ -91,10 +108,10 @@ def test_what_is_there_is_not_made_again_nor_changed(
     assert (config["durability"], config["ttl_ms"]) == ("fsync", 7 * 86_400_000)
     assert (config["cap_records"], config["cap_bytes"]) == (10**6, 1 << 30)
     same = topics(*command)
-    assert (same.code, same.err) == (0, f"topics: topic {name} exists already, as asked\n")
+    assert (same.code, same.err) == (0, f"topics: topic {name} already exists with this config\n")
     other = topics("create", name, "--ttl", "1s")
     assert (other.code, other.out) == (7, "~ ttl_ms: 7d -> 1s\n")
-    assert f"topics config {name} ttl_ms=1s does" in other.err
+    assert f"topics config {name} ttl_ms=1s changes it" in other.err
     assert client.topic(name).state().config == config
     (shown,) = topics("create", name, "--ttl", "1s", "--json").objects
     fields = {"ttl_ms": {"old": 7 * 86_400_000, "new": 1000}}
@@ -131,8 +148,37 @@ def test_a_lower_cap_says_how_many_records_it_removes(
     (shown,) = topics(*command, "--dry-run", "--json").objects
     assert (shown["dropped"], topic.state().count) == (2, 3)
     assert topic.plan(cap_records=2).dropped == 1
-    assert "this removed 2 records" in topics(*command).err
+    assert "this removed 2 records" in topics(*command, "--yes").err
     assert topic.state().count == 1
+
+
+@pytest.mark.parametrize("field", ["ttl_ms=1", "cap_records=1", "cap_bytes=1"])
+def test_a_config_that_removes_records_needs_a_confirmation(
+    topics: Run, client: Topics, name: str, field: str
+) -> None:
+    topic = client.topic(name)
+    first = topic.append(1, 2, 3)
+    while topic.plan(ttl_ms=1).dropped < 3:  # until the clock has moved on
+        pass
+    config = topic.state().config
+    unsure = topics("config", name, field)
+    assert (unsure.code, unsure.out) == (2, "")
+    kept = 1 if field == "cap_records=1" else 0
+    assert f" and remove {3 - kept} records of {name}? Confirm with --yes" in unsure.err
+    assert (topic.state().count, topic.state().config) == (3, config)
+    assert topics("config", name, "--json", field).error["code"] == "usage"
+    done = topics("config", name, field, "--yes", "--json")
+    assert (done.code, done.objects[0]["dropped"]) == (0, 3 - kept)
+    assert topic.state().count == kept
+    assert first.last_seq == topic.state().head_seq
+
+
+def test_a_config_that_removes_nothing_needs_no_confirmation(
+    topics: Run, client: Topics, name: str
+) -> None:
+    client.topic(name).append(1, 2, 3)
+    assert topics("config", name, "cap_records=3", "ttl_ms=1d", "cap_bytes=1M").code == 0
+    assert client.topic(name).state().count == 3
 
 
 @pytest.mark.parametrize(
@@ -180,19 +226,20 @@ def test_records_are_deleted_by_seq_and_by_tag(topics: Run, client: Topics, name
     (both,) = topics("delete", name, "--before", "3", "--tag", "t:0", "--yes", "--json").objects
     assert (both["deleted"], both["count"]) == (1, 5)
     done = topics("delete", name, "--tag", "t:*", "--yes")
-    assert done == (0, "", f"topics: deleted 5 records of {name}; it has 0\n")
+    assert done == (0, "", f"topics: deleted 5 records of {name}; 0 remain\n")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["rm NAME", "config NAME cap_records=1"])
 @pytest.mark.parametrize(
     ("answer", "code", "is_left"), [("y", 0, False), ("n", 1, True), ("", 130, True)]
 )
 def test_a_terminal_is_asked(
-    url: str, client: Topics, name: str, answer: str, code: int, is_left: bool
+    url: str, client: Topics, name: str, command: str, answer: str, code: int, is_left: bool
 ) -> None:
-    client.topic(name).append(1)
+    client.topic(name).append(1, 2)
     terminal, its_end = os.openpty()
-    with started("rm", name, stdin=its_end) as process:
+    with started(*command.replace("NAME", name).split(), stdin=its_end) as process:
         assert process.stderr is not None
         while process.stderr.read(1) != "]":
             assert process.poll() is None
@@ -202,4 +249,4 @@ def test_a_terminal_is_asked(
         assert process.wait(30) == code
     os.close(terminal)
     os.close(its_end)
-    assert bool([*client.topics(name)]) is is_left
+    assert (sum(info.count for info in client.topics(name)) == 2) is is_left

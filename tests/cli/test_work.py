@@ -1,4 +1,4 @@
-"""The command ``work``: a program for each job, whatever ends first."""
+"""The command ``work``: a program for each job, and every way in which it can stop."""
 
 from __future__ import annotations
 
@@ -87,15 +87,15 @@ def test_j_runs_so_many_at_once(topics: Run, client: Topics, queue: str, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["QUEUE", "cat", "-c", "x"], 2, "-- goes before the command"),
+        (["QUEUE", "cat", "-c", "x"], 2, "the command needs -- before it"),
         (["QUEUE", "--"], 2, "Missing argument"),
         (["QUEUE", "--", "no-such-program"], 2, "command not found: no-such-program"),
         (["QUEUE", "--", "/etc/passwd"], 2, "command not found: /etc/passwd"),
         (["QUEUE", "--lease", "5ms", "--", "cat"], 2, "must be at least 1s"),
-        (["QUEUE", "--lease", "long", "--", "cat"], 2, "no duration"),
+        (["QUEUE", "--lease", "long", "--", "cat"], 2, "not a duration"),
         (["QUEUE", "-j", "0", "--", "cat"], 2, "not in the range"),
         (["nowhere", "--", "cat"], 4, "topic_not_found"),
-        (["QUEUE", "--url", "http://127.0.0.1:1", "--timeout", "0", "--", "cat"], 6, "no answer"),
+        (["QUEUE", "--url", "http://127.0.0.1:1", "--timeout", "0", "--", "cat"], 6, "no response"),
     ],
 )
 def test_what_ends_it_before_a_claim(
@@ -140,8 +140,8 @@ def test_a_lost_lease_ends_the_command(
     monkeypatch.setattr(Job, "lost", property(lambda _: next(states, True)))
     done = topics("work", queue, "--once", "--", "sleep", "60")
     assert done.err.splitlines() == [
-        f"topics: {queue}#1: the lease is lost, ending the command",
-        f"topics: {queue}#1: the lease was lost, the job will run again",
+        f"topics: {queue}#1: the lease is lost, stopping the command",
+        f"topics: {queue}#1: the lease was lost, so the job will run again",
     ]
 
 
@@ -191,14 +191,14 @@ def test_ctrl_c_gives_jobs_back_at_once(client: Topics, queue: str, to_all: bool
             worker.send_signal(signal.SIGINT)
         _, said = worker.communicate(timeout=ALIVE_S)
         assert (worker.returncode, said.splitlines()[-1]) == (130, "topics: interrupted")
-        assert said.count("given back") == 2
+        assert said.count("released") == 2
     assert counts(client, queue) == QueueCounts(ready=3, in_flight=0, dead_lettered=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_server_restarts_beneath_a_command(tmp_path: Path, end: str) -> None:
-    """The command that runs meanwhile runs once, and the next job is found after the restart."""
+    """A command that runs during a restart runs once, and the next job is claimed after it."""
     with Server(tmp_path / "data", shards=1) as server, Topics(url_of(server)) as client:
         queue = client.queue("jobs")
         queue.put(leases_durable=True, durability="fsync")

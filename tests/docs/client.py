@@ -62,7 +62,7 @@ VALUES: Final = (
 
 
 INTERNAL: Final = (
-    *("call", "caller", "once", "pages", "report_pause"),  # of Topics
+    *("call", "caller", "http", "once", "opened", "pages", "report_pause"),  # of Topics
     *("load", "done", "unsaved", "saved"),  # of Cursor
     *("settle", "release"),  # of Worker
     *("lose", "failed", "nack_fields"),  # of Job

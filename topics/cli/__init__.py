@@ -1,17 +1,17 @@
-"""The command ``topics``: a table of commands, each in a module that is imported when it runs.
+"""The command ``topics``: a table of commands. Each module is imported when its command runs.
 
-    shell.py     what all commands share: options, the client, output, exit codes
-    units.py     times, sizes and counts as people write and read them
-    configs.py   fields of topics and routers, and what a change of them would do
-    loading.py   many records into a topic, as appends that are known again
-    measure.py   metrics, readiness and a topic to measure with, for those that look and measure
-    server.py    commands of the machine that has the data directory; the only one that imports the
-                 server's packages
-    dump.py      export and import; the other modules are named for their commands
+    shell.py       shared by all commands: options, the client, output, exit codes
+    units.py       times, sizes and counts as users write and read them
+    completing.py  names that shells complete
+    configs.py     fields of topics and routers, and the effect of a change
+    loading.py     many records into a topic, as appends that are recognized if repeated
+    measure.py     metrics, readiness and a topic for one run, for commands that measure
+    server.py      commands on a data directory; the only module that imports server packages
+    dump.py        export and import; the other modules have the names of their commands
 
-Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
-command ends with an `ExitCode`. SIGTERM and SIGHUP stop a command in the same way as Ctrl-C, so
-that it removes unfinished files; `serve` and `work` have handlers of their own.
+Data goes to stdout, messages to stderr. A user error is one line, never a traceback. Every command
+ends with an `ExitCode`. SIGTERM and SIGHUP stop a command in the same way as Ctrl-C, so that it
+removes unfinished files; `serve` and `work` have their own handlers.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ except KeyboardInterrupt:  # Ctrl-C while this is loaded
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Server": {
         "serve": ("server", "Run the server."),
-        "verify": ("server", "Look for damage in a data directory."),
-        "inspect": ("server", "Show what data files hold."),
-        "repair": ("server", "Let a data directory start again whose log is damaged."),
-        "backup": ("backup", "Copy all data of a server that runs into a file."),
-        "restore": ("server", "Make a data directory of a backup."),
+        "verify": ("server", "Check a data directory for damage."),
+        "inspect": ("server", "Show the contents of data files."),
+        "repair": ("server", "Repair a data directory with a damaged log."),
+        "backup": ("backup", "Copy all data of a running server to a file."),
+        "restore": ("server", "Create a data directory from a backup."),
         "keys": ("server", "Work with API keys."),
     },
     "Topics": {
         "ls": ("topics", "List topics."),
-        "info": ("topics", "Show how a topic stands, and its config."),
-        "create": ("topics", "Make a topic."),
+        "info": ("topics", "Show the state and the config of a topic."),
+        "create": ("topics", "Create a topic."),
         "config": ("topics", "Show or change the config of a topic."),
-        "rm": ("topics", "Remove topics with all their records."),
-        "delete": ("topics", "Delete records of a topic for good."),
-        "apply": ("apply", "Make topics and routers as a file says."),
+        "rm": ("topics", "Delete topics with all their records."),
+        "delete": ("topics", "Delete records of a topic."),
+        "apply": ("apply", "Create and change topics and routers as specified in a file."),
     },
     "Records": {
         "append": ("append", "Append records: JSON, lines of text, or CSV."),
         "read": ("read", "Read records of topics."),
-        "tail": ("read", "Show records as they come."),
-        "export": ("dump", "Write topics into a file."),
-        "import": ("dump", "Append what an export holds."),
+        "tail": ("read", "Follow new records."),
+        "export": ("dump", "Write topics to a file."),
+        "import": ("dump", "Append the records of an export."),
     },
     "Queues, routers, cursors": {
-        "queue": ("queues", "Look at queues, and move dead letters back."),
+        "queue": ("queues", "Inspect queues, and move dead letters back."),
         "work": ("work", "Run a command for each job of a queue."),
-        "router": ("routers", "Work with routers, which copy records from topic to topic."),
-        "cursor": ("cursors", "Work with cursors, which keep how far a reader is."),
+        "router": ("routers", "Manage routers, which copy records from topic to topic."),
+        "cursor": ("cursors", "Manage cursors, which store the position of a reader."),
     },
-    "Look and measure": {
-        "top": ("top", "Show what the server does now."),
-        "ping": ("ping", "Measure the time from publish to arrival."),
-        "bench": ("bench", "Measure with a small load."),
-        "doctor": ("doctor", "Look for what is wrong, and say what mends it."),
+    "Monitor and measure": {
+        "top": ("top", "Show the current activity of the server."),
+        "ping": ("ping", "Measure the time from append to delivery."),
+        "bench": ("bench", "Run a small benchmark."),
+        "doctor": ("doctor", "Find problems, and report how to fix them."),
     },
     "This program": {
-        "context": ("contexts", "Keep servers by name, with their keys."),
-        "completion": ("contexts", "Print what completes commands in bash, zsh or fish."),
+        "context": ("contexts", "Manage named servers and their keys."),
+        "completion": ("contexts", "Print the completion script for bash, zsh or fish."),
     },
 }
 
@@ -85,15 +85,15 @@ class Root(click.Group):
     """The command without a subcommand."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
-        """All names, in the order of the help."""
-        return [name for section in COMMANDS.values() for name in section]
+        """Return all names in the order of the help."""
+        return [*self.commands]
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         """Import the module of a command."""
         for section in COMMANDS.values():
             if name in section:
                 if section[name][0] != "server":
-                    with without("trio", "anyio", "h2"):  # no command waits by them: 100 ms
+                    with without("trio", "anyio", "h2"):  # unused by commands; saves 100 ms
                         import_module("httpcore2")
                 module = import_module(f"topics.cli.{section[name][0]}")
                 found = (each for each in vars(module).values() if isinstance(each, click.Command))
@@ -101,7 +101,7 @@ class Root(click.Group):
         return None
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Name all commands without an import of their modules."""
+        """List all commands without importing their modules."""
         for title, section in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, text) in section.items()])
@@ -110,6 +110,8 @@ class Root(click.Group):
 root = Root(
     "topics",
     params=GLOBALS,
+    # Only the names count: click suggests the nearest one for an unknown command.
+    commands=[click.Command(name) for section in COMMANDS.values() for name in section],
     help="A persistent event engine for one machine, with a JSON-first HTTP API.",
     epilog=ExitCode.sentence(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -120,13 +122,19 @@ root = click.version_option(__version__, message="%(prog)s %(version)s")(root)
 def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run the command line."""
     given = [*(sys.argv[1:] if argv is None else argv)]
+    match given:  # many programs have these as commands
+        case ["help", *names]:
+            given = [*names, "--help"]
+        case ["version"]:
+            given = ["--version"]
     is_server = given[:1] == ["serve"]
     if is_server:  # before any slow step, because a hang-up must not end a server
         hold_hang_ups()
     open_streams()
     shell = Shell()
     try:
-        if "_TOPICS_COMPLETE" in os.environ:  # a shell asks what could follow
+        if "_TOPICS_COMPLETE" in os.environ:  # a shell requests completions
+            import_module("topics.cli.completing")
             root.main(given, prog_name="topics")
         with (
             nullcontext() if is_server else ending_signals(),

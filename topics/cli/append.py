@@ -1,38 +1,97 @@
-"""append: records from the command line, a file or a pipe."""
+"""append: records from the command line, a file or a pipe.
+
+DATA ---------------------------------------.
+file or pipe --> blocks as UTF-8 --> `Lines` -+-> `Records` --> `Loader` --> appends
+                                                      |            |
+                                                      '------------+-> `Rejects`
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
-from topics.cli.loading import INPUT, Lines, Loader, bad_input, opened, reached
+from topics.cli import units
+from topics.cli.completing import TOPIC
+from topics.cli.loading import (
+    BYTE_ORDER_MARK,
+    INPUT,
+    Lines,
+    Loader,
+    Rejects,
+    bad_input,
+    opened,
+    reached,
+)
 from topics.cli.shell import Shell, command, nearest, pass_shell
 
 NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _check = msgspec.json.Decoder(msgspec.Raw).decode
 _encode = msgspec.json.encode
 
-KIND = click.Choice(["json", "lines", "csv"])
-KIND_HELP = "json: a value a line (default); lines: each is a text; csv: the first has the names."
+
+def _object(_: object, _parameter: object, value: str | None) -> str | None:
+    try:
+        if value is not None:
+            msgspec.json.decode(value, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        raise click.BadParameter(f"{value!r} is not a JSON object") from None
+    return value
+
+
+def _delimiter(_: object, _parameter: object, value: str | None) -> str | None:
+    value = {"\\t": "\t", "tab": "\t"}.get(value or "", value)
+    if value is not None and (len(value) != 1 or value in '"\r\n'):
+        raise click.BadParameter("must be one character, or tab")
+    return value
+
+
+def _encoding(_: object, _parameter: object, value: str) -> str:
+    try:
+        name = codecs.lookup(value).name
+        codecs.getincrementaldecoder(name)().decode(b"", True).encode()
+        return name
+    except (LookupError, AttributeError, ValueError):
+        raise click.BadParameter(f"{value!r} is not a known text encoding") from None
 
 
 @command("append")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("data", nargs=-1)
-@click.option("-f", "--file", type=INPUT, help="Append what a file holds; - is stdin.")
-@click.option("--as", "kind", type=KIND, default="json", help=KIND_HELP)
+@click.option("-f", "--file", type=INPUT, help="Append the content of a file; - is stdin.")
+@click.option("--as", "kind", type=click.Choice(["json", "lines", "csv"]), default="json",
+              help="json: one value per line (default); lines: each line is a text; csv: the first"
+              " line has the field names.")  # fmt: skip
 @click.option("--tag", help="The tag of the records.")
-@click.option("--tag-field", metavar="FIELD", help="The field of each record that is its tag.")
-@click.option("--numbers", is_flag=True, help="Numbers of a CSV file are numbers, not texts.")
-@click.option("--key-prefix", metavar="TEXT", help="Tell apart what has the same content.")
-@click.option("--again", is_flag=True, help="Append a file also when it was appended before.")
+@click.option("--tag-field", metavar="FIELD", help="Take the tag of each record from this field.")
+@click.option("--node", help="The node of the records: its own reads do not return them.")
+@click.option("--meta", metavar="JSON", callback=_object, help="The meta object of the records.")
+@click.option("--delay", "delay_ms", metavar="TIME", type=units.DURATION,
+              help="Hide jobs of a queue for this time.")  # fmt: skip
+@click.option("--numbers", is_flag=True, help="Append numbers of a CSV file as numbers.")
+@click.option("--delimiter", metavar="CHAR", callback=_delimiter,
+              help="The delimiter of a CSV file (,).")  # fmt: skip
+@click.option("--encoding", metavar="NAME", default="utf-8", callback=_encoding,
+              help="The encoding of a file or pipe (utf-8).")  # fmt: skip
+@click.option("--errors", type=click.Choice(["strict", "replace", "skip"]), default="strict",
+              help="strict: stop at the first bad line (default); replace: replace undecodable"
+              " bytes by U+FFFD; skip: skip bad lines.")  # fmt: skip
+@click.option("--rejects", type=click.Path(dir_okay=False, writable=True), metavar="FILE",
+              help="Write the lines that --errors skip skips to FILE.")  # fmt: skip
+@click.option("--key", help="Append the records only once with this idempotency key.")
+@click.option("--key-prefix", metavar="TEXT", help="Append equal content again under this name.")
+@click.option("--again", is_flag=True, help="Append a file even if it was appended before.")
 @pass_shell
 def append(
     shell: Shell,
@@ -40,10 +99,13 @@ def append(
     topic: str,
     data: tuple[str, ...],
     file: str | None,
-    kind: str,
+    encoding: str,
+    errors: str,
+    rejects: str | None,
+    key: str | None,
     key_prefix: str | None,
     again: bool,
-    **fields: Any,
+    **options: Any,
 ) -> None:
     """Append records: JSON, lines of text, or CSV.
 
@@ -53,120 +115,236 @@ def append(
     topics append orders -f orders.ndjson
     tail -f app.log | topics append log --as lines
 
-    A topic that is not there is made.
+    A topic that does not exist is created.
 
-    A file is appended once: its records have keys that are made of its content, so a second run
-    appends nothing, and a run after an interruption goes on where it was. That holds while the
-    topic knows the keys, its idempotency_window_ms: 7 days for a topic that is made by this, else
-    mostly 2 minutes. Of a file that has grown, up to a thousand records before the new ones come
-    again. --again, or another --key-prefix, appends it all once more.
+    A file is appended only once: its records get idempotency keys made from their content, so a
+    second run appends nothing, and a run after an interruption continues. This holds while the
+    topic knows the keys (idempotency_window_ms: 7 days if this command creates the topic, otherwise
+    2 minutes by default), even if the records were deleted. If a file has grown, up to 1,000
+    records before the new ones are appended again. --again or another --key-prefix appends the
+    complete file again.
 
-    A pipe without -f is appended as it comes, each time. With -f - or --key-prefix it is like a
-    file.
+    A pipe without -f is appended as it arrives, in each run. With -f - or --key-prefix, it is
+    treated as a file. The good lines of a pipe before a bad one are appended before the command
+    stops.
+
+    --key is for programs that know when records are the same: records with a known key are not
+    appended, even if they differ. It is the key of the first 1,000 records or MiB; KEY:2 follows.
     """
-    if data and file is not None:
-        raise click.UsageError("DATA or -f FILE, not both")
-    if (data and kind == "csv") or (fields["numbers"] and kind != "csv"):
-        raise click.UsageError("--as csv needs -f FILE or a pipe, and --numbers needs --as csv")
-    if fields["tag_field"] is not None and kind == "lines":
-        raise click.UsageError("--tag-field: a line of text has no fields")
-    if not data and file is None and sys.stdin.isatty():
-        raise click.UsageError("nothing to append: name DATA or -f FILE, or use a pipe")
-    is_known = not again and (file is not None or key_prefix is not None)
-    prefix = (key_prefix or "") if is_known else None
-    records = Records(**fields)
-    with (
-        shell.client() if data else reached(shell) as client,
-        Loader(shell, client, topic, prefix) as loader,
-    ):
-        for text in data:
-            loader.add(records.record(os.fsencode(text), kind, "DATA"), "DATA")
-        if data:
-            return
-        file = file or "-"
-        with opened(shell, file, None if is_known else loader.flush) as found:
-            lines = Lines(found, "stdin" if file == "-" else file)
-            for record in records.of_csv(lines) if kind == "csv" else records.of_lines(lines, kind):
-                loader.add(record, lines.place)
+    kind, is_csv = options["kind"], options["kind"] == "csv"
+    wrong = {
+        "specify DATA or -f FILE, not both": data and file is not None,
+        "--as csv needs -f FILE or a pipe": data and is_csv,
+        "--numbers and --delimiter need --as csv": not is_csv
+        and (options["numbers"] or options["delimiter"]),
+        "--tag-field: a line of text has no fields": options["tag_field"] and kind == "lines",
+        "--rejects needs --errors skip": rejects is not None and errors != "skip",
+        "--rejects would overwrite the input": rejects and file and _is_same(rejects, file),
+        "--key, --key-prefix and --again exclude each other": (key is not None)
+        + (key_prefix is not None)
+        + again
+        > 1,
+        "nothing to append: specify DATA or -f FILE, or use a pipe": not data
+        and file is None
+        and sys.stdin.isatty(),
+    }
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise click.UsageError(message)
+    has_content_keys = not again and not key and (file is not None or key_prefix is not None)
+    hint = "--again appends them again" if key is None else "another --key appends them again"
+    skipped = Rejects(shell) if errors == "skip" else None
+    records = Records(errors, encoding, skipped, **options)
+    with nullcontext() if skipped is None or rejects is None else skipped.written(rejects):
+        given = [*records.of_lines(map(os.fsencode, data), lambda: "DATA")]  # all or none
+        with (
+            shell.client() if data else reached(shell) as client,
+            Loader(
+                shell, client, topic, (key_prefix or "") if has_content_keys else None,
+                key=key, hint=hint, rejects=skipped,
+            ) as loader,
+        ):  # fmt: skip
+            for record, line in given:
+                loader.add(record, "DATA", line=line)
+            if data:
+                return
+            file = file or "-"
+            name = "stdin" if file == "-" else file
+            on_idle = None if has_content_keys or key else loader.flush  # keys need equal chunks
+            with opened(shell, file, on_idle) as found:
+                lines = Lines(_recoded(found, encoding, errors, name), name)
+                for record, line in records.of(lines):
+                    loader.add(record, lines.place, line=line)
+
+
+def _is_same(path: str, file: str) -> bool:
+    return file != "-" and Path(path).exists() and Path(path).samefile(file)
+
+
+class BadLine(Exception):
+    """A line that is not a record. The message is the reason."""
 
 
 class Records:
-    """Records (§2) as JSON, made of texts."""
+    """Makes records (§2) as JSON from lines, together with these lines."""
 
-    def __init__(self, tag: str | None, tag_field: str | None, numbers: bool) -> None:
-        self._tag, self._tag_field, self._numbers = tag, tag_field, numbers
+    def __init__(
+        self,
+        errors: str,
+        encoding: str,
+        rejects: Rejects | None,
+        *,
+        kind: str,
+        numbers: bool,
+        delimiter: str | None,
+        tag: str | None,
+        tag_field: str | None,
+        **fields: Any,
+    ) -> None:
+        self._errors, self._encoding, self._rejects, self._kind = errors, encoding, rejects, kind
+        self._numbers, self._delimiter = numbers, delimiter or ","
+        self._tag, self._tag_field = tag, tag_field
         self._tag_of = None if tag_field is None else _tag_reader(tag_field)
+        self._end = b"".join(
+            b',"%b":%b'
+            % (name.encode(), _encode(msgspec.Raw(value.encode()) if name == "meta" else value))
+            for name, value in fields.items()
+            if value is not None
+        )
 
-    def of_lines(self, lines: Lines, kind: str) -> Iterator[bytes]:
-        """A record of each line."""
+    def of(self, lines: Lines) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the records of a file. Raise `Failed`."""
+        if self._kind == "csv":
+            return self._of_csv(lines)
+        return self.of_lines(lines, lambda: lines.place)
+
+    def of_lines(
+        self, lines: Iterable[bytes], place: Callable[[], str]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield a record for each line. Raise `Failed`."""
         for line in lines:
-            text = line.strip() if kind == "json" else line.removesuffix(b"\r")
-            if text or kind == "lines":
-                yield self.record(text, kind, lines.place)
+            try:
+                if self._kind == "lines":
+                    data = _encode(self._checked(line.removesuffix(b"\r")).decode())
+                    yield self._record(data, self._tag), line
+                elif text := self._checked(line.removeprefix(BYTE_ORDER_MARK).strip()):
+                    yield self._of_json(text), line
+            except BadLine as error:
+                self._skip(line, place(), str(error))
 
-    def record(self, text: bytes, kind: str, place: str) -> bytes:
-        """A record of a text. Raises `Failed`."""
+    def _skip(self, line: bytes, place: str, reason: str) -> None:
+        if self._rejects is None:
+            raise bad_input(place, reason) from None
+        self._rejects.add(line, place, reason)
+
+    def _checked(self, line: bytes) -> bytes:
+        """Return a line as UTF-8. Raise `BadLine`."""
+        try:
+            line.isascii() or line.decode()
+        except UnicodeDecodeError as error:
+            if self._errors == "replace":
+                return line.decode(errors="replace").encode()
+            place = f" (byte {error.start + 1})" if self._encoding == "utf-8" else ""
+            how = "--encoding names another encoding, --errors replace or skip continues"
+            raise BadLine(f"not {self._encoding}{place}; {how}") from None
+        return line
+
+    def _of_json(self, text: bytes) -> bytes:
+        """Return the record of a JSON value. Raise `BadLine`."""
         tag = self._tag
         try:
-            text.isascii() or text.decode()
-            if kind == "lines":
-                return _record(_encode(text.decode()), tag)
             _check(text)
             if self._tag_of is not None:
                 tag = self._tag_of(text) or tag
-        except UnicodeDecodeError as error:
-            raise bad_input(place, f"not UTF-8 (byte {error.start + 1})") from None
         except msgspec.ValidationError:
-            what = f"--tag-field {self._tag_field} needs objects with a text or number there"
-            raise bad_input(place, what) from None
+            what = f"--tag-field {self._tag_field} needs objects in which it is a text or a number"
+            raise BadLine(what) from None
         except msgspec.DecodeError as error:
             what = str(error).removeprefix("JSON is malformed: ")
             hint = "--as lines appends text"
             if text in (b"[", b"{"):
-                hint = "each value stands in one line (jq -c . makes it so)"
-            raise bad_input(place, f"not JSON: {what}; {hint}") from None
-        return _record(text, tag)
+                hint = "each value must be one line, as jq -c . prints it"
+            raise BadLine(f"not JSON: {what}; {hint}") from None
+        except RecursionError:
+            raise BadLine("nested too deeply") from None
+        return self._record(text, tag)
 
-    def of_csv(self, lines: Lines) -> Iterator[bytes]:
-        """A record of each row but the first, which has the names."""
+    def _of_csv(self, lines: Lines) -> Iterator[tuple[bytes, bytes]]:
+        """Yield a record for each row after the first, which has the field names."""
         csv.field_size_limit(1 << 30)
-        texts = (
-            line.decode("utf-8-sig" if number == 0 else "utf-8") + "\n"
-            for number, line in enumerate(lines)
-        )
-        rows = csv.reader(texts, strict=True)
+        raw: list[bytes] = []  # the lines of the current row
+        handler = "replace" if self._errors == "replace" else "surrogateescape"
+
+        def texts() -> Iterator[str]:
+            for line in lines:
+                raw.append(line)
+                yield line.decode("utf-8", handler) + "\n"
+
+        rows = csv.reader(texts(), strict=True, delimiter=self._delimiter)
         try:
             names = next(rows, [])
-            at = self._column(names, lines.place)
-            for row in filter(None, rows):
-                if len(row) != len(names):
-                    what = f"{len(row)} fields, but the first line names {len(names)}"
-                    raise bad_input(lines.place, what)
-                values = map(_number_or_text, row) if self._numbers else row
-                tag = self._tag if at is None else row[at]
-                yield _record(_encode(dict(zip(names, values, strict=True))), tag)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise bad_input(lines.place, f"not CSV: {error}") from None
+            at = self._column(names)
+            _encode(names)
+        except (csv.Error, UnicodeEncodeError, BadLine) as error:
+            raise bad_input(lines.place, self._reason(error)) from None
+        if self._rejects is not None:
+            self._rejects.head = b"\n".join(raw)
+        while True:
+            raw.clear()
+            try:
+                if (row := next(rows, None)) is None:
+                    return
+                if row:
+                    yield self._of_row(names, row, at), b"\n".join(raw)
+            except (csv.Error, UnicodeEncodeError, BadLine) as error:
+                self._skip(b"\n".join(raw), lines.place, self._reason(error))
 
-    def _column(self, names: list[str], place: str) -> int | None:
-        """Where the tag stands."""
+    def _of_row(self, names: list[str], row: list[str], at: int | None) -> bytes:
+        if len(row) != len(names):
+            raise BadLine(f"{len(row)} fields, but the first line has {len(names)}")
+        values = map(_number_or_text, row) if self._numbers else row
+        tag = self._tag if at is None else row[at]
+        return self._record(_encode(dict(zip(names, values, strict=True))), tag)
+
+    def _column(self, names: list[str]) -> int | None:
+        """Return the number of the column with the tag. Raise `BadLine`."""
         if len({*names}) < len(names):
-            raise bad_input(place, "two fields have one name")
+            raise BadLine("two fields have one name")
         if self._tag_field is None:
             return None
         if self._tag_field not in names:
-            what = f"there is no field {self._tag_field}{nearest(self._tag_field, names)}"
-            raise bad_input(place, what)
+            raise BadLine(f"unknown field {self._tag_field}{nearest(self._tag_field, names)}")
         return names.index(self._tag_field)
 
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, BadLine):
+            return str(error)
+        is_csv = isinstance(error, csv.Error)
+        return f"not CSV: {error}" if is_csv else f"not {self._encoding}"
 
-def _record(data: bytes, tag: str | None) -> bytes:
-    end = b"" if tag is None else b',"tag":' + _encode(tag)
-    return b'{"data":' + data + end + b"}"
+    def _record(self, data: bytes, tag: str | None) -> bytes:
+        tagged = b"" if tag is None else b',"tag":' + _encode(tag)
+        return b'{"data":' + data + tagged + self._end + b"}"
+
+
+def _recoded(blocks: Iterable[bytes], encoding: str, errors: str, name: str) -> Iterator[bytes]:
+    """Yield the content as UTF-8. Bytes that cannot be decoded stay invalid in it, so that the
+    error is reported for their line. Raise `Failed`.
+    """
+    if encoding == "utf-8":
+        yield from blocks
+        return
+    handler = "replace" if errors == "replace" else "surrogateescape"
+    decoder = codecs.getincrementaldecoder(encoding)(handler)
+    try:
+        for block in chain(blocks, [b""]):
+            yield decoder.decode(block, not block).encode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise bad_input(name, f"not {encoding}") from None
 
 
 def _tag_reader(field: str) -> Callable[[bytes], str | None]:
-    """What reads the tag that an object has in ``field``."""
+    """Return a function that reads the tag from a member of an object."""
     types = str | int | float | None
     kind = msgspec.defstruct("Tagged", [("tag", types, None)], rename={"tag": field})
     decode = msgspec.json.Decoder(kind).decode

@@ -1,35 +1,43 @@
-"""The command apply: topics and routers as a file says."""
+"""The command apply: creates and changes topics and routers as specified in a TOML file.
+
+    file --> changes of topics and routers --> checks --> question --> one request for each change
+
+The file is checked by the rules of the server, and its topics by dry runs, before the first change.
+So a wrong file changes nothing.
+"""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import IO, Any, Final
 
 import click
 
+from topics.cli import units
 from topics.cli.configs import Change, Kind, change
 from topics.cli.shell import Mistake, Shell, command, nearest, pass_shell
 from topics.cli.topics import yes
-from topics.client import Topics
+from topics.client import Refused, Topics
 from topics.client.watching import CURSOR_PREFIX
 from topics.errors import ExitCode
 
 KINDS: Final[dict[str, Kind]] = {"topics": "topic", "routers": "router"}
 SIGNS: Final = {"create": "+", "change": "~", "remove": "-", "keep": "="}
-# A router that goes leaves its dest to another; one that is made finds its topics as they shall be.
+# A removed router frees its dest for another one. A created router needs the final topics.
 ORDER: Final = """remove router, create topic, change topic, keep topic,
     change router, create router, keep router, remove topic"""
 
 
 @command("apply")
 @click.argument("file", type=click.File("rb"))
-@click.option("--plan", is_flag=True, help="Change nothing; exit code 7 when something would.")
-@click.option("--prune", is_flag=True, help="Also remove what the file does not name.")
+@click.option("--plan", is_flag=True, help="Change nothing; exit code 7 if there are changes.")
+@click.option("--prune", is_flag=True, help="Also remove topics and routers not in the file.")
 @yes
 @pass_shell
 def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool) -> ExitCode:
-    """Make topics and routers as a file says.
+    """Create and change topics and routers as specified in a file.
 
     \b
         [topics.orders]
@@ -39,12 +47,13 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
         source = "orders"
         dest = "audit"
 
-    Each topic and router is a line: + is made, ~ changed, - removed, = stays. A field that the file
-    does not name stays as it is. The whole file is checked before the first change. A router whose
-    source or dest changes begins at the end of its source.
+    Each topic and router is a line of the output: + created, ~ changed, - removed, = unchanged.
+    Fields that the file does not specify keep their values. The complete file is checked before the
+    first change. If a change removes topics, routers or records, the command asks for confirmation.
+    A router whose source or dest changes starts at the end of its source.
 
-    --prune removes all other topics and routers that the key may see, but for cursors, and for
-    topics that the file names as an end of a router or as a dead_letter.
+    --prune removes all other topics and routers that the key may see. It keeps cursors, and topics
+    that the file names as source or dest of a router or as dead_letter.
     """
     path = str(getattr(file, "name", "-"))
     asked = [*_read(file, path)]
@@ -53,36 +62,55 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
         if prune:
             changes += _unnamed(client, changes, path)
         changes.sort(key=lambda each: ORDER.index(f"{each.word} {each.kind}"))
-        gone = [each for each in changes if each.word == "remove"]
-        if gone and not plan:
-            said = [" ".join([each.kind, each.name, *each.lines()]) for each in gone]
-            shell.confirm(f"Remove {', '.join(said)}?", is_sure)
+        changes = _checked_routers(client, path, changes)
+        dropped: dict[str, int] = {}
         for each in changes:
-            if not plan:
-                each.apply(client)
-            if shell.is_json:
-                each.emit(shell)
-            else:
-                line = f"{SIGNS[each.word]} {each.kind} {each.name}  {', '.join(each.lines())}"
-                click.echo(line.rstrip())
+            # A plan needs no key that may change configs.
+            with suppress(*(Refused,) if plan else ()):
+                if (count := each.dropped(client)) or each.changes_limits:
+                    dropped[each.name] = count
+        if not plan:
+            _confirm(shell, changes, dropped, is_sure)
+        for each in changes:
+            count = 0 if plan else each.apply(client)
+            _show(shell, each, count or dropped.get(each.name) if each.changes_limits else None)
     if not changes:
-        shell.say(f"{path} names nothing")
+        shell.say(f"{path} specifies no topics and no routers")
     is_same = all(each.word == "keep" for each in changes)
     return ExitCode.DIFFERENT if plan and not is_same else ExitCode.DONE
 
 
+def _confirm(shell: Shell, changes: list[Change], dropped: dict[str, int], is_sure: bool) -> None:
+    """Ask before anything is removed. Raises if the user does not confirm."""
+    removed = [
+        " ".join([each.kind, each.name, *each.lines()]) for each in changes if each.word == "remove"
+    ]
+    removed += [f"{units.counted(count)} of {name}" for name, count in dropped.items() if count]
+    if removed:
+        shell.confirm(f"Remove {', '.join(removed)}?", is_sure)
+
+
+def _show(shell: Shell, each: Change, dropped: int | None) -> None:
+    """Print a change. ``dropped`` is the number of removed records, None if no limit changes."""
+    if shell.is_json:
+        each.emit(shell, **({} if dropped is None else {"dropped": dropped}))
+        return
+    lines = [*each.lines(), *([f"removes {units.counted(dropped)}"] if dropped else [])]
+    click.echo(f"{SIGNS[each.word]} {each.kind} {each.name}  {', '.join(lines)}".rstrip())
+
+
 def _read(file: IO[bytes], path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Table, name and fields of what the file asks for. Raises `Mistake`."""
+    """Yield table, name and fields of each entry in the file. Raise `Mistake`."""
     try:
-        document = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        document = tomllib.loads(file.read().decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Mistake(f"{path}: {error}") from None
     for table, named in document.items():
         if table not in KINDS or not isinstance(named, dict):
-            raise Mistake(f"{path}: there is no table {table}{nearest(table, KINDS)}")
+            raise Mistake(f"{path}: unknown table {table}{nearest(table, KINDS)}")
         for name, fields in named.items():
             if not isinstance(fields, dict):
-                raise Mistake(f"{path}: [{table}] {name} is no table: [{table}.{name}]")
+                raise Mistake(f"{path}: [{table}] {name} must be a table: [{table}.{name}]")
             for field, value in fields.items():
                 if isinstance(value, dict):  # [topics.jobs.dead]
                     raise Mistake(f'{path}: quote a name with dots: [{table}."{name}.{field}"]')
@@ -92,7 +120,7 @@ def _read(file: IO[bytes], path: str) -> Iterator[tuple[str, str, dict[str, Any]
 def _changes(
     client: Topics, path: str, asked: list[tuple[str, str, dict[str, Any]]]
 ) -> list[Change]:
-    """What the file makes and changes. Raises `Mistake` before anything is done."""
+    """Return the changes that the file specifies. Raise `Mistake`."""
     changes = []
     for table, name, fields in asked:
         try:
@@ -100,18 +128,14 @@ def _changes(
         except click.ClickException as error:
             where = f"{path}: [{table}.{name}]"
             raise type(error)(f"{where} {error.message}") from None
-    sources: dict[str, str] = {}
-    for new in (each.new or {} for each in changes if each.kind == "router"):
-        if sources.setdefault(new["dest"], new["source"]) != new["source"]:
-            raise Mistake(f"{path}: {new['dest']} is the dest of two sources, and may have one")
     return changes
 
 
 def _unnamed(client: Topics, changes: list[Change], path: str) -> Iterator[Change]:
-    """Removals of all that the file does not name. Raises `Mistake`."""
+    """Yield the removal of each topic and router not named in the file. Raise `Mistake`."""
     named: set[tuple[Kind, str | None]] = {(each.kind, each.name) for each in changes}
     if not any(kind == "topic" for kind, _ in named):
-        raise Mistake(f"{path} names no topic: --prune would remove all")
+        raise Mistake(f"{path} specifies no topic: --prune would remove all")
     for config in (each.new or {} for each in changes):
         named |= {("topic", config.get(end)) for end in ("source", "dest", "dead_letter")}
     for router in client.routers():
@@ -119,4 +143,71 @@ def _unnamed(client: Topics, changes: list[Change], path: str) -> Iterator[Chang
             yield Change("router", router.name, {}, {}, None)
     for topic in client.topics():
         if ("topic", topic.name) not in named and not topic.name.startswith(CURSOR_PREFIX):
-            yield Change("topic", topic.name, {}, {"record": topic.count}, None)
+            yield Change("topic", topic.name, {}, {}, None, topic.count)
+
+
+def _checked_routers(client: Topics, path: str, changes: list[Change]) -> list[Change]:
+    """Return the changes in an order that the server accepts. Raise `Mistake` if there is none.
+
+    A router may need another one to change first, because that one feeds its dest or is part of the
+    cycle that it would close.
+    """
+    routers = [each for each in changes if each.kind == "router" and each.new is not None]
+    if not routers:
+        return changes
+    removed = {each.name for each in changes if each.kind == "router" and each.new is None}
+    graph = Graph()
+    for router in client.routers():
+        if router.name not in removed:
+            graph.put(router.name, router.source, router.dest)
+    first, ordered = changes.index(routers[0]), list[Change]()
+    while routers:
+        refused: dict[str, Change] = {}
+        for each in routers:
+            if (refusal := graph.refusal(each)) is not None:
+                refused[f"{path}: [routers.{each.name}] {refusal}"] = each
+                continue
+            assert each.new is not None
+            graph.put(each.name, each.new["source"], each.new["dest"])
+            ordered.append(each)
+        if len(refused) == len(routers):
+            raise Mistake(next(iter(refused)))
+        routers = [*refused.values()]
+    return [*changes[:first], *ordered, *changes[first + len(ordered) :]]
+
+
+class Graph:
+    """Routers as a graph, with the rules of the server (§6): all routers into a topic have the same
+    source, and a router may close a cycle only with ``allow_cycle``.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, tuple[str, str]] = {}
+        self._into: dict[str, dict[str, str]] = {}  # by dest: names of routers and their source
+
+    def put(self, name: str, source: str, dest: str) -> None:
+        """Add a router, or change its ends."""
+        if name in self._ends:
+            del self._into[self._ends[name][1]][name]
+        self._ends[name] = source, dest
+        self._into.setdefault(dest, {})[name] = source
+
+    def refusal(self, change: Change) -> str | None:
+        """Return why the server would refuse a router, or None."""
+        new, old = change.new or {}, change.old
+        source, dest = new["source"], new["dest"]
+        is_moved = old is None or (old["source"], old["dest"]) != (source, dest)
+        for other, its_source in self._into.get(dest, {}).items() if is_moved else ():
+            if other != change.name and its_source != source:
+                return f"{dest} is already the dest of {its_source} (router {other})"
+        if new["allow_cycle"] or not (is_moved or (old or {})["allow_cycle"]):
+            return None
+        # Each topic has one source, so there is one way back from the source of the router.
+        way = [dest, source]
+        while way[-1] != dest:
+            into = self._into.get(way[-1], {})
+            before = next((found for name, found in into.items() if name != change.name), None)
+            if before is None or len(way) > len(self._into) + 1:  # a cycle without this router
+                return None
+            way.append(before)
+        return f"would close a cycle: {' -> '.join(reversed(way))}; allow_cycle = true permits it"

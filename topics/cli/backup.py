@@ -1,4 +1,4 @@
-"""backup: all data of a server that runs, as the tar that it sends."""
+"""backup: writes the tar archive that a running server sends, and checks that it is complete."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from topics.client import Topics
 from topics.client.errors import error_of
 from topics.client.http import lost
 
-MANIFEST: Final = "manifest.json"  # `topics.formats.disk.backup_archive`, of the server's packages
+MANIFEST: Final = "manifest.json"  # as in `topics.formats.disk.backup_archive`
 BLOCK_BYTES: Final = 1 << 18
-SILENT_S: Final = 120.0  # a shard may have to finish what it writes before its checkpoint
+SILENT_S: Final = 120.0  # a shard may have to finish its writes before its checkpoint
 
 
 class Copy:
-    """Reads of a backup for `tarfile`: what is read is written to ``out`` as well."""
+    """A reader of the backup for `tarfile` that also writes everything it reads to ``out``."""
 
     def __init__(self, blocks: Iterator[bytes], out: IO[bytes], rate: int | None) -> None:
         self._blocks, self._out, self._rate = blocks, out, rate
@@ -35,7 +35,7 @@ class Copy:
         self.size = 0
 
     def read(self, size: int) -> bytes:
-        """So many bytes, fewer at the end."""
+        """Return ``size`` bytes, or fewer at the end."""
         parts = [self._rest]
         left = size - len(self._rest)
         while left > 0 and (block := next(self._blocks, b"")):
@@ -55,18 +55,21 @@ class Copy:
 
 @command("backup")
 @click.argument("file", metavar="FILE")
-@click.option("--rate", type=units.BYTES, metavar="BYTES", help="Take so many bytes/s at most.")
+@click.option(
+    "--rate", type=units.BYTES, metavar="BYTES", help="Read at most this number of bytes/s."
+)
 @pass_shell
 def backup(shell: Shell, file: str, rate: int | None) -> None:
-    """Copy all data of a server that runs into a file.
+    """Copy all data of a running server to a file.
 
     \b
     topics backup orders.tar
     topics backup - | rclone rcat remote:topics.tar
 
-    It needs a key with the scope admin and without prefixes. What was acknowledged before is in it;
-    writes go on meanwhile. FILE is there when all of it is, until then it is FILE.partial; one that
-    is there already is left alone. topics restore makes a data directory of it.
+    The key needs the scope admin and no prefixes. The backup contains all records that were
+    acknowledged before its start; the server accepts writes in the meantime. The file is
+    FILE.partial until it is complete, and an existing FILE is not overwritten. topics restore
+    creates a data directory from it.
     """
     if file == "-":
         with shell.client() as client:
@@ -79,7 +82,7 @@ def backup(shell: Shell, file: str, rate: int | None) -> None:
 
 def _copy_into(shell: Shell, file: Path, rate: int | None) -> int:
     if file.exists():
-        raise Mistake(f"{file} is there already")
+        raise Mistake(f"{file} already exists")
     partial = file.with_name(f"{file.name}.partial")
     with partial.open("ab") as out:
         try:
@@ -105,7 +108,7 @@ def _copy_into(shell: Shell, file: Path, rate: int | None) -> int:
 
 
 def _copy(shell: Shell, client: Topics, out: IO[bytes], rate: int | None) -> int:
-    """Write all of it; its bytes. Raises `Failed` and `TopicsError`."""
+    """Write the backup and return its size. Raise `Failed` or `TopicsError`."""
     import httpx2
 
     last = ""
@@ -125,16 +128,16 @@ def _copy(shell: Shell, client: Topics, out: IO[bytes], rate: int | None) -> int
                 pass
     except (tarfile.TarError, httpx2.RequestError) as error:
         if last or isinstance(error, tarfile.TarError):
-            raise Failed(f"the backup broke off: {error}", "broken_off") from None
+            raise Failed(f"the backup is incomplete: {error}", "broken_off") from None
         raise lost(error, client.target) from error
     if last != MANIFEST:
-        raise Failed("the backup broke off: it has no manifest", "broken_off")
+        raise Failed("the backup is incomplete: it has no manifest", "broken_off")
     return copy.size
 
 
 @contextmanager
 def _shown(shell: Shell) -> Iterator[Any]:
-    """Shows on a terminal how many bytes have come."""
+    """Show on a terminal how many bytes have been received."""
     if not sys.stderr.isatty() or shell.is_quiet or shell.is_json:
         yield lambda _: None
         return

@@ -1,20 +1,21 @@
-"""Configs of topics and routers: fields as people write them, and changes before they are made.
+"""Configs of topics and routers: parses fields as users write them, and computes changes.
 
-A value of FIELD=VALUE is JSON where it parses, else text. Text stands for a number where a field
-takes one: 7d in a field of ms, 1G in one of bytes, 1M in a count. A filter as text is a tag, or the
-beginning of tags before a ``*``.
+The value in FIELD=VALUE is JSON if it parses as JSON, otherwise text. Fields that are numbers also
+accept a unit: 7d for milliseconds, 1G for bytes, 1M for a count. A filter given as text is a tag,
+or a prefix of tags if it ends with ``*``.
 
-A change is computed from the present config by the server's own rules (`topics.formats.api`). No
-request is sent for it.
+A change is computed from the current config by the rules of the server (`topics.formats.api`), so
+it is known before the first request that changes something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
 from topics.cli import units
 from topics.cli.shell import Mistake, Shell, nearest, write_table
@@ -42,36 +43,47 @@ DEFAULTS: Final[Mapping[str, Config]] = {
         "dest": None,
     },
 }
+VALUES: Final = {
+    field: [str(value).lower() for value in (get_args(hint) or (True, False))]
+    for field, hint in {
+        **get_type_hints(TopicConfig),
+        **get_type_hints(router_json.RouterConfig),
+    }.items()
+    if hint is bool or get_origin(hint) is Literal
+}
 LIMITS: Final = {"cap_records", "cap_bytes", "ttl_ms"}
 OF_QUEUES: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms") :]
 
 
 class Change(NamedTuple):
-    """A change of a topic or router: ``old`` is None if it is made, ``new`` if it is removed."""
+    """A change of a topic or router. ``old`` is None if it is created, ``new`` if it is removed.
+    ``records`` is the number of records of a topic that is removed.
+    """
 
     kind: Kind
     name: str
     asked: Config
     old: Config | None
     new: Config | None
+    records: int = 0
 
     @property
     def differences(self) -> dict[str, tuple[Any, Any]]:
-        """Fields with their values before and after; before it is made it has the defaults."""
+        """The changed fields with their old and new values. New objects start with defaults."""
         old, new = self.old or DEFAULTS[self.kind], self.new or {}
         return {field: (old[field], new[field]) for field in new if old[field] != new[field]}
 
     @property
     def word(self) -> str:
-        """``create``, ``change``, ``remove`` or ``keep``."""
+        """Return ``create``, ``change``, ``remove`` or ``keep``."""
         if self.new is None or self.old is None:
             return "create" if self.new else "remove"
         return "change" if self.differences else "keep"
 
     def lines(self) -> list[str]:
-        """The fields that change, for people."""
+        """Return the changed fields as text."""
         if self.new is None:
-            return [f"({count} {what}s)" for what, count in (self.old or {}).items()]
+            return [f"({units.counted(self.records)})"] if self.kind == "topic" else []
         return [
             f"{field} = {shown(field, new)}"
             if self.old is None
@@ -80,7 +92,7 @@ class Change(NamedTuple):
         ]
 
     def emit(self, shell: Shell, **more: int) -> None:
-        """Write it for programs."""
+        """Write the change as a line of JSON."""
         fields = {name: {"old": old, "new": new} for name, (old, new) in self.differences.items()}
         shell.emit({"change": self.word, self.kind: self.name, "fields": fields, **more})
 
@@ -90,13 +102,15 @@ class Change(NamedTuple):
         return self.word == "change" and not LIMITS.isdisjoint(self.differences)
 
     def dropped(self, client: Topics) -> int:
-        """Return the number of records that the change would remove, by a dry run."""
-        if self.kind != "topic" or not self.changes_limits:
+        """Let the server check the change of a topic by a dry run, and return the number of records
+        that it would remove. Raise `TopicsError`.
+        """
+        if self.kind != "topic" or self.word not in ("create", "change"):
             return 0
         return client.call(calls.put_topic(self.name, self.asked, dry_run=True)).dropped
 
     def apply(self, client: Topics) -> int:
-        """Apply the change, and return the number of records that caps and age have removed."""
+        """Apply the change and return the number of records that caps and age have removed."""
         if self.word == "keep":
             return 0
         if self.kind == "topic" and self.new is None:
@@ -113,7 +127,9 @@ class Change(NamedTuple):
 
 
 def change(client: Topics, kind: Kind, name: str, asked: Mapping[str, Any]) -> Change:
-    """What a PUT would do. Raises `Mistake`, or `click.ClickException` for another type."""
+    """Return what a PUT would change. Raise `Mistake` for a wrong field, or `click.ClickException`
+    if the topic has another type.
+    """
     fields = checked(kind, name, asked)
     try:
         old = config_of(client, kind, name)
@@ -134,16 +150,16 @@ def change(client: Topics, kind: Kind, name: str, asked: Mapping[str, Any]) -> C
 
 
 def config_of(client: Topics, kind: Kind, name: str) -> Config:
-    """The config that is there, without ``durable``, which durability says too."""
+    """Return the current config without ``durable``, which is an alias of ``durability``."""
     found = client.router(name) if kind == "router" else client.topic(name).state().config
     config = found if isinstance(found, dict) else msgspec.structs.asdict(found)
     return {field: config.get(field, default) for field, default in DEFAULTS[kind].items()}
 
 
 def checked(kind: Kind, name: str, asked: Mapping[str, Any]) -> Config:
-    """The fields as the API has them. Raises `Mistake`."""
+    """Return the fields with the values that the API expects. Raise `Mistake`."""
     if not (valid_router_name if kind == "router" else valid_topic_name)(name):
-        raise Mistake(f"{name!r} is no name of a {kind}")
+        raise Mistake(f"{name!r} is not a valid {kind} name")
     for field in asked:
         if field not in FIELDS[kind]:
             raise Mistake(f"a {kind} has no field {field}{nearest(field, FIELDS[kind])}")
@@ -170,7 +186,7 @@ def _value(field: str, value: object) -> object:
 
 
 def shown(field: str, value: Any) -> str:
-    """A value as people write it."""
+    """Return a value as users write it."""
     if field == "filter" and value is not None:
         return str(value[2])
     if (unit := _unit(field)) is not None and value:
@@ -179,7 +195,7 @@ def shown(field: str, value: Any) -> str:
 
 
 def pairs(given: Iterable[str]) -> Config:
-    """FIELD=VALUE, each. Raises `Mistake`."""
+    """Parse FIELD=VALUE arguments. Raise `Mistake`."""
     found = {}
     for pair in given:
         field, equals, text = pair.partition("=")
@@ -187,30 +203,61 @@ def pairs(given: Iterable[str]) -> Config:
             raise Mistake(f"{pair!r} is not FIELD=VALUE")
         try:
             found[field] = msgspec.json.decode(text)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             found[field] = text
     return found
 
 
+class Pair(click.ParamType[str]):
+    """FIELD=VALUE. Shells complete the field, and the value if it is one of a few."""
+
+    name = "field=value"
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    def shell_complete(
+        self, context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Return ``FIELD=VALUE`` for each value, or ``FIELD=`` if there are too many."""
+        del context, parameter
+        found = [
+            f"{field}={value}" for field in FIELDS[self._kind] for value in VALUES.get(field, ("",))
+        ]
+        return [
+            CompletionItem(each)
+            for each in found
+            if each.startswith(incomplete) and each != incomplete
+        ]
+
+
+def sets(kind: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option --set of commands that create a topic or router."""
+    return click.option("--set", "sets", metavar="FIELD=VALUE", multiple=True, type=Pair(kind),
+                        help="Set any field of its config.")  # fmt: skip
+
+
 def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
-    """Make a topic or router. An existing one is not changed."""
+    """Create a topic or router. An existing one is not changed."""
     with shell.client() as client:
         asked = change(client, kind, name, fields)
         if asked.old is None:
             asked.apply(client)
     if shell.is_json or asked.word == "change":
-        tell(shell, asked)
+        show(shell, asked)
     if asked.word == "change":
         new = [f" {field}={shown(field, new)}" for field, (_, new) in asked.differences.items()]
         how = f"config {name}{''.join(new)}" if kind == "topic" else "apply"
-        shell.say(f"{kind} {name} exists already, and was not changed (topics {how} does)")
+        shell.say(f"{kind} {name} already exists and was not changed; topics {how} changes it")
         return ExitCode.DIFFERENT
     is_new = asked.word == "create"
-    shell.say(f"created {kind} {name}" if is_new else f"{kind} {name} exists already, as asked")
+    shell.say(
+        f"created {kind} {name}" if is_new else f"{kind} {name} already exists with this config"
+    )
     return ExitCode.DONE
 
 
-def tell(shell: Shell, asked: Change, **more: int) -> None:
+def show(shell: Shell, asked: Change, **more: int) -> None:
     """Print a change. ``more`` has additional members for the JSON output."""
     if shell.is_json:
         asked.emit(shell, **more)
@@ -219,7 +266,9 @@ def tell(shell: Shell, asked: Change, **more: int) -> None:
 
 
 def table_of(config: Mapping[str, Any]) -> None:
-    """A topic's config, first what differs from the defaults; fields of queues for queues."""
+    """Print the config of a topic, fields that differ from the defaults first. Fields that only
+    apply to queues are omitted for logs.
+    """
     rows = [
         [field, shown(field, value), shown(field, default)]
         for field, default in DEFAULTS["topic"].items()

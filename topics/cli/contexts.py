@@ -1,5 +1,5 @@
-"""Contexts: servers by name, in a file that `topics.client.settings` reads; and completion for
-shells.
+"""Contexts: servers by name, in a file that `topics.client.settings` reads; and the completion
+scripts of shells.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from pathlib import Path
 
 import click
 
-from topics.cli.shell import Shell, command, group, pass_shell, secret
+from topics.cli.shell import (
+    Shell,
+    command,
+    context_names,
+    group,
+    nearest,
+    pass_shell,
+    secret,
+)
 from topics.client.settings import (
     CONTEXT_NAME,
     Context,
@@ -26,13 +34,13 @@ from topics.client.settings import (
 
 @group("context")
 def context() -> None:
-    """Keep servers by name, with their keys."""
+    """Manage named servers and their keys."""
 
 
 @context.command("ls")
 @pass_shell
 def ls(shell: Shell) -> None:
-    """List the contexts; * marks the one that counts."""
+    """List the contexts. * marks the current one."""
     current, by_name = read_contexts()
     rows = [
         {
@@ -43,7 +51,7 @@ def ls(shell: Shell) -> None:
         }
         for name, each in sorted(by_name.items())
     ]
-    empty = "there are no contexts: topics context add NAME URL makes one"
+    empty = "there are no contexts; topics context add NAME URL adds one"
     titles = {"is_current": "", "name": "NAME", "url": "URL", "key": "KEY"}
     shell.table(rows, titles, {"is_current": lambda is_current: "*" if is_current else ""}, empty)
 
@@ -53,17 +61,18 @@ def ls(shell: Shell) -> None:
 @click.argument("url")
 @click.option("--key-file", "key_file", metavar="FILE", help="A file with the API key.")
 @click.option("--key", "asks_key", is_flag=True, help="Ask for the API key, or read it from stdin.")
-@click.option("--use", "uses", is_flag=True, help="Use it from now on.")
+@click.option("--use", "uses", is_flag=True, help="Also make it the current context.")
 @pass_shell
 def add(
     shell: Shell, name: str, url: str, key_file: str | None, asks_key: bool, uses: bool
 ) -> None:
-    """Name a server, or change what a name stands for.
+    """Add or change a context.
 
-    A key that is asked for is kept in the file of contexts, which only you can read.
+    With --key, the key is stored in the contexts file, which only its owner can read.
     """
     if not CONTEXT_NAME.fullmatch(name):
-        raise click.BadParameter("a name has letters, digits, - and _", param_hint="NAME")
+        what = "must consist of letters, digits, - and _"
+        raise click.BadParameter(what, param_hint="NAME")
     if asks_key and key_file:
         raise click.UsageError("--key and --key-file exclude each other")
     key = None
@@ -72,68 +81,79 @@ def add(
     if key_file:
         key_file = str(Path(key_file).expanduser().absolute())
         if not key_file.isprintable():
-            raise click.BadParameter("its name cannot be written down", param_hint="--key-file")
+            raise click.BadParameter(
+                "has characters that cannot be stored", param_hint="--key-file"
+            )
         checked_key(read_key(key_file))
     current, by_name = read_contexts()
     known = "changed" if name in by_name else "added"
     by_name[name] = Context(checked_url(url), key, key_file)
     _write(Contexts(name if uses else current, by_name))
-    shell.say(f"{name} {known}" + ("" if uses else f"; topics context use {name} makes it count"))
+    how = "" if uses else f"; topics context use {name} makes it the current one"
+    shell.say(f"{name} {known}{how}")
 
 
 @context.command("use")
-@click.argument("name")
+@click.argument("name", shell_complete=context_names)
 @pass_shell
 def use(shell: Shell, name: str) -> None:
-    """Use a context where neither an option nor TOPICS_URL names a server."""
+    """Make a context the current one.
+
+    It is used if neither an option nor an environment variable specifies a server.
+    """
     contexts = _with(name)
     _write(contexts._replace(current=name))
     shell.say(f"the server is {contexts.by_name[name].url}")
     for variable in ("TOPICS_URL", "TOPICS_CONTEXT"):
         if os.environ.get(variable):
-            shell.say(f"{variable} is set, and goes before it")
+            shell.say(f"{variable} is set and takes precedence")
 
 
 @context.command("rm")
-@click.argument("name")
+@click.argument("name", shell_complete=context_names)
 @pass_shell
 def rm(shell: Shell, name: str) -> None:
-    """Forget a context, and its key if it is in the file."""
+    """Delete a context, with its key if the key is stored in the contexts file."""
     current, by_name = _with(name)
     del by_name[name]
     _write(Contexts(None if current == name else current, by_name))
-    shell.say(f"{name} removed" + ("; no context counts now" if current == name else ""))
+    shell.say(f"{name} removed" + ("; there is no current context now" if current == name else ""))
 
 
 @command("completion")
 @click.argument("name", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(name: str) -> None:
-    """Print what completes commands in bash, zsh or fish.
+    """Print the completion script for bash, zsh or fish.
 
-    In ~/.bashrc or ~/.zshrc: eval "$(topics completion bash)", with the name of the shell.
-    For fish: topics completion fish > ~/.config/fish/completions/topics.fish
+    \b
+    bash: eval "$(topics completion bash)" in ~/.bashrc
+    zsh:  eval "$(topics completion zsh)" in ~/.zshrc, after compinit
+    fish: topics completion fish > ~/.config/fish/completions/topics.fish
+
+    It completes commands, options, config fields and files, names of contexts, and names of topics,
+    routers and cursors of the server.
     """
     from click.shell_completion import get_completion_class
 
     from topics.cli import root
+    from topics.cli.completing import Bash
 
-    kind = get_completion_class(name)
+    kind = Bash if name == "bash" else get_completion_class(name)
     assert kind is not None, "click knows these shells"
     click.echo(kind(root, {}, "topics", "_TOPICS_COMPLETE").source())
 
 
 def _with(name: str) -> Contexts:
-    """All contexts, this one among them."""
+    """Return all contexts. Raise `click.BadParameter` if there is none with this name."""
     contexts = read_contexts()
     if name not in contexts.by_name:
-        known = ", ".join(sorted(contexts.by_name)) or "none"
-        raise click.BadParameter(f"there is no context {name!r}; there are {known}")
+        raise click.BadParameter(f"there is no context {name!r}{nearest(name, contexts.by_name)}")
     return contexts
 
 
 def _write(contexts: Contexts) -> None:
-    """Replace the file in one step, readable by its owner alone."""
-    path = Path(os.path.realpath(contexts_file()))  # it may be a link
+    """Replace the file atomically, readable only by its owner."""
+    path = Path(os.path.realpath(contexts_file()))  # a link remains a link
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile(  # its mode is 600
         "w", encoding="utf-8", dir=path.parent, delete=False
@@ -153,5 +173,5 @@ def _toml(contexts: Contexts) -> str:
 
 
 def _string(value: str) -> str:
-    """A string of JSON is one of TOML, once DEL is escaped."""
+    """Return a TOML string. It is a JSON string in which DEL is escaped as well."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

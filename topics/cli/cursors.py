@@ -1,4 +1,4 @@
-"""Commands of cursors, the places of readers; each is a topic ``cursor:NAME``."""
+"""Commands of cursors, which store the positions of readers in the topic ``cursor:NAME``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from topics.cli import units
+from topics.cli.completing import CURSOR, TOPIC
 from topics.cli.shell import Shell, group, pass_shell
 from topics.client import NotFound, Record, Topics
 from topics.client.watching import CURSOR_PREFIX
@@ -16,39 +17,39 @@ from topics.client.watching import CURSOR_PREFIX
 
 @group("cursor")
 def cursor() -> None:
-    """Work with cursors, which keep how far a reader is."""
+    """Manage cursors, which store the position of a reader."""
 
 
 @cursor.command("ls")
-@click.argument("prefix", default="")
+@click.argument("prefix", default="", type=CURSOR)
 @pass_shell
 def ls(shell: Shell, prefix: str) -> None:
     """List cursors.
 
-    All, or those whose names begin with PREFIX. AT is the seq that was read last, LAG how many seqs
-    are behind it; "recreated" says that the topic was removed and made again.
+    With PREFIX, only cursors whose names begin with it. AT is the seq that was read last, and LAG
+    the number of seqs after it. "recreated" means that the topic was deleted and created again.
     """
     columns = {"cursor": "CURSOR", "topic": "TOPIC", "seq": "AT", "lag": "LAG", "ts": "SAVED"}
     with shell.client() as client:
-        found = _places(shell, client, prefix)
+        found = _positions(shell, client, prefix)
         empty = f"no cursor begins with {prefix}" if prefix else "there are no cursors"
         shell.table(found, columns, {"ts": units.moment}, empty)
 
 
-def _places(shell: Shell, client: Topics, prefix: str) -> Iterator[dict[str, Any]]:
-    """Where each cursor stands in each of its topics."""
+def _positions(shell: Shell, client: Topics, prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield the position of each cursor in each of its topics."""
     for info in client.topics(CURSOR_PREFIX + prefix):
         for event in client.topic(info.name).read(max(info.head_seq - 1, 0), limit=1):
             try:
                 data = event.data if isinstance(event, Record) else {}
-                places = msgspec.convert(data, dict[str, tuple[int, int]])
+                positions = msgspec.convert(data, dict[str, tuple[int, int]])
             except msgspec.ValidationError:
-                shell.say(f"topic {info.name} holds no cursor")
+                shell.say(f"topic {info.name} is not a cursor")
                 continue
             name = info.name.removeprefix(CURSOR_PREFIX)
-            for topic, (seq, epoch) in places.items():
-                place = {"cursor": name, "topic": topic, "seq": seq, "epoch": epoch}
-                yield {**place, "lag": _lag(client, topic, seq, epoch), "ts": info.last_write_ts}
+            for topic, (seq, epoch) in positions.items():
+                position = {"cursor": name, "topic": topic, "seq": seq, "epoch": epoch}
+                yield {**position, "lag": _lag(client, topic, seq, epoch), "ts": info.last_write_ts}
 
 
 def _lag(client: Topics, topic: str, seq: int, epoch: int) -> int | str:
@@ -62,18 +63,34 @@ def _lag(client: Topics, topic: str, seq: int, epoch: int) -> int | str:
 
 
 @cursor.command("set")
-@click.argument("name")
-@click.argument("topic")
-@click.argument("seq", type=click.IntRange(min=0))
+@click.argument("name", type=CURSOR)
+@click.argument("topic", type=TOPIC)
+@click.argument("seq", type=click.IntRange(min=0), required=False)
+@click.option(
+    "--to", metavar="start|end|TIME", help="Set it to the first or last record or a time."
+)
 @pass_shell
-def set_(shell: Shell, name: str, topic: str, seq: int) -> None:
-    """Set a cursor: TOPIC is read up to SEQ.
+def set_(shell: Shell, name: str, topic: str, seq: int | None, to: str | None) -> None:
+    """Set a cursor: TOPIC has been read up to SEQ.
 
-    Its reader goes on behind SEQ when it starts again; 0 is the beginning. A reader that runs saves
-    its own place over this one: stop it first. A cursor that is not there is made.
+    \b
+    topics cursor set billing orders 41
+    topics cursor set billing orders --to 1h
+
+    The reader continues after SEQ when it starts again; 0 is the beginning. --to start is before
+    the oldest existing record, --to end after the newest, and --to TIME before the first record
+    since a time, which is an age (10m) or a date in ISO 8601. Stop a running reader first, because
+    it overwrites the position with its own. A cursor that does not exist is created.
     """
+    if (seq is None) == (to is None):
+        raise click.UsageError("specify either SEQ or --to")
+    when = None if to in (None, "start", "end") else units.TIME.convert(to, None, None)
     with shell.client() as client:
         state = client.topic(topic).state()
+        if when is not None:
+            seq = client.topic(topic).since(when)
+        elif seq is None:
+            seq = state.head_seq if to == "end" else state.earliest_seq - 1
         if seq > state.head_seq:
             raise click.BadParameter(f"{topic} ends at {state.head_seq}", param_hint="SEQ")
         with client.cursor(name) as cursor:
@@ -83,12 +100,12 @@ def set_(shell: Shell, name: str, topic: str, seq: int) -> None:
 
 
 @cursor.command("rm")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=CURSOR)
 @pass_shell
 def rm(shell: Shell, names: tuple[str, ...]) -> None:
-    """Remove cursors: their readers begin again.
+    """Delete cursors, so that their readers start from the beginning.
 
-    Nothing is removed when one of them is not there.
+    If one of the cursors does not exist, nothing is deleted.
     """
     with shell.client() as client:
         found = [client.topic(CURSOR_PREFIX + name) for name in names]

@@ -1,7 +1,7 @@
-"""The command doctor: checks of a server and of its machine.
+"""The command doctor: checks a server and its machine.
 
-Each check is a function in a table. It yields a `Finding` for each fault, with the mend. Its
-docstring is the line that is printed when it finds nothing.
+Each check is a function in a table. It yields a `Finding` for each fault. Its docstring is the line
+that is printed if there is none.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from topics.client import NotFound, Refused, Topics, TopicsError, Unavailable, c
 from topics.config import Settings
 from topics.errors import ExitCode
 
+LOG_FIX: Final = "wait; if this persists, check the server's log"
 FREE_BYTES: Final = 1 << 30
 NEAR: Final = 0.8  # of a cap
 SYNC_MAX_MS: Final = 100.0
@@ -36,45 +37,45 @@ NAMES_MAX: Final = 5
 
 
 class Finding(NamedTuple):
-    """What is wrong, and what to do about it."""
+    """A fault, and how to fix it."""
 
     what: str
-    mend: str
+    fix: str
 
 
 class Server(NamedTuple):
-    """What is known of a server."""
+    """A server with its metrics and readiness."""
 
     client: Topics
     metrics: Metrics
     ready: Readiness
 
 
-# Of a server
+# Checks of a server
 
 STATES: Final = {
     "damaged": "its log cannot be read: topics verify DIR, then restore a backup, or topics repair",
-    "read_only": "its disk has failed a write: look at the log and the disk, then restart it",
-    "directory_lost": "move its data directory back, or stop it and start it on what is there now",
-    "no_room": "the disk is full: delete files or records, and it goes on by itself",
-    "disk_stalled": "the disk does not answer: look at dmesg, and at what else uses the disk",
-    "stalled": "its process hangs or gets no processor time: look at the load of the machine",
-    "permission_denied": "it may not open a file of its data, which the server's log names"
-    " (start failed): chown -R the data directory to the user of the server",
-    "disk_full": "it cannot start on a full disk: delete files, and it starts by itself",
-    "disk_failed": "it cannot start: look at dmesg and at the mount; it starts by itself",
-    "start_failed": "the server's log has the cause (start failed); it is started again by itself",
-    "recovering": "it reads its log: wait",
+    "read_only": "a write to its disk failed: check the log and the disk, then restart the server",
+    "directory_lost": "move its data directory back, or restart it on the current directory",
+    "no_room": "the disk is full: delete files or records, then it continues automatically",
+    "disk_stalled": "the disk does not respond: check dmesg, and the other users of the disk",
+    "stalled": "its process hangs or gets no processor time: check the load of the machine",
+    "permission_denied": "it may not open the data file that the server's log names (start failed):"
+    " chown -R the data directory to the user of the server",
+    "disk_full": "it cannot start on a full disk: delete files, then it starts automatically",
+    "disk_failed": "it cannot start: check dmesg and the mount, then it starts automatically",
+    "start_failed": "the server's log has the cause (start failed); it is restarted automatically",
+    "recovering": "it replays its log: wait",
 }
-SERVER_MEND: Final = "topics serve starts a server; --url, TOPICS_URL or a context names another"
-KEY_MEND: Final = "TOPICS_API_KEY, --key-file or a context has the key; it needs the scope read"
+SERVER_FIX: Final = "topics serve starts a server; --url, TOPICS_URL or a context names another"
+KEY_FIX: Final = "set a key with the scope read by TOPICS_API_KEY, --key-file or a context"
 
 
 def version(server: Server) -> Iterator[Finding]:
-    """Server and command are of one version."""
+    """Server and command have the same version."""
     other = server.metrics["topics_build_info"][0]["version"]
     if other != __version__:
-        what = f"the server is version {other}, this command is {__version__}"
+        what = f"the server has version {other}, this command {__version__}"
         yield Finding(what, "restart the server after an upgrade, or upgrade this program")
 
 
@@ -82,14 +83,14 @@ def shards(server: Server) -> Iterator[Finding]:
     """The server is ready, and all shards read and write."""
     for state, numbers in server.ready.shards.items():
         for number in numbers:
-            mend = STATES.get(state, "wait; if it stays so, the server's log says why")
-            yield Finding(f"shard {number} is {state}", mend)
+            fix = STATES.get(state, LOG_FIX)
+            yield Finding(f"shard {number} is {state}", fix)
     if not server.ready.is_ready and not server.ready.shards:
-        yield Finding(server.ready.says, "wait; if it stays so, the server's log says why")
+        yield Finding(server.ready.says, LOG_FIX)
 
 
 def keys(server: Server) -> Iterator[Finding]:
-    """A server that others can reach asks for keys."""
+    """A server that others can reach requires keys."""
     url = server.client.target.url
     host = urlsplit(url).hostname or ""
     with suppress(ValueError):
@@ -97,7 +98,7 @@ def keys(server: Server) -> Iterator[Finding]:
             return
     with suppress(Refused), Topics(url, key="none", retry=server.client.retry) as stranger:
         stranger.call(calls.list_topics("", None))
-        what = f"everyone who reaches {host} may read, write and delete everything"
+        what = f"everyone who can reach {host} may read, write and delete everything"
         yield Finding(what, "set TOPICS_API_KEYS_FILE (topics keys hash), or TOPICS_HOST=127.0.0.1")
 
 
@@ -105,19 +106,19 @@ def fsync(server: Server) -> Iterator[Finding]:
     """The disk is fast enough."""
     took_ms = sync_ms(server.metrics, None, 0.99) or 0.0
     if took_ms > SYNC_MAX_MS:
-        mend = "move the data directory to a local SSD, or find what else writes to this disk"
-        yield Finding(f"one fsync in a hundred takes longer than {duration(took_ms)}", mend)
+        fix = "move the data directory to a local SSD, or find other writers to this disk"
+        yield Finding(f"one fsync in a hundred takes longer than {duration(took_ms)}", fix)
 
 
 def disk(server: Server) -> Iterator[Finding]:
-    """The server's disk has room."""
-    yield from _room(server.metrics["topics_disk_free_bytes"])
+    """The server's disk has free space."""
+    yield from _space(server.metrics["topics_disk_free_bytes"])
 
 
-def _room(free: int) -> Iterator[Finding]:
-    if 0 < free < FREE_BYTES:  # 0: no shard is there to tell
-        mend = "delete records or topics, set ttl_ms or cap_bytes, or make the disk larger"
-        yield Finding(f"only {size(free)} are free where the data is", mend)
+def _space(free: int) -> Iterator[Finding]:
+    if 0 < free < FREE_BYTES:  # 0 if no shard reports it
+        fix = "delete records or topics, set ttl_ms or cap_bytes, or enlarge the disk"
+        yield Finding(f"only {size(free)} are free on the disk of the data", fix)
 
 
 USED: Final = {"max_total_bytes": "bytes_live", "max_connections": "connections_open"}
@@ -125,18 +126,18 @@ LIMITS: Final = {"max_connections": "the limit of open files (ulimit -n)"}
 
 
 def caps(server: Server) -> Iterator[Finding]:
-    """No cap is near."""
+    """No cap is nearly reached."""
     for limit, most in by(server.metrics, "topics_limit_max", "limit").items():
         name = USED.get(limit, limit.removeprefix("max_"))
-        used = server.metrics.get(f"topics_{name}", 0)  # of one key nothing is told
+        used = server.metrics.get(f"topics_{name}", 0)  # caps per key have no metric
         if most and used >= NEAR * most:
             setting = LIMITS.get(limit, f"TOPICS_{limit.upper()}")
-            mend = f"remove or close what nobody needs, or raise {setting}"
-            yield Finding(f"{used} of {most} ({limit}) are in use", mend)
+            fix = f"delete or close unused ones, or raise {setting}"
+            yield Finding(f"{used} of {most} ({limit}) are in use", fix)
 
 
 def dead_letters(server: Server) -> Iterator[Finding]:
-    """No dead letters wait."""
+    """There are no dead letters."""
     queues = map(server.client.topic, by(server.metrics, "topics_topic_queue_ready", "topic"))
     named: dict[str, list[str]] = {}
     for queue in queues:
@@ -147,60 +148,61 @@ def dead_letters(server: Server) -> Iterator[Finding]:
         with suppress(NotFound, Unavailable):
             if count := server.client.topic(dead).state().count:
                 what = f"{dead} holds {count} dead letters of {', '.join(names)}"
-                mend = f"topics read {dead} shows why (meta), topics queue redrive {dead} repeats"
-                yield Finding(what, mend)
+                fix = f"topics read {dead} shows the cause (meta), topics queue redrive {dead}"
+                yield Finding(what, f"{fix} moves them back")
 
 
 def lag(server: Server) -> Iterator[Finding]:
-    """Routers keep up."""
+    """Routers forward records without a long lag."""
     behind = by(server.metrics, "topics_router_lag_records", "router")
     for name, lag_ms in by(server.metrics, "topics_router_lag_ms", "router").items():
         if lag_ms > LAG_MAX_MS:
             what = f"router {name} is {duration(lag_ms)} behind ({behind[name]} records)"
-            yield Finding(what, "its dest is full (cap with discard: reject), or its shard is down")
+            fix = "check whether its dest is full (cap with discard: reject) or its shard is down"
+            yield Finding(what, fix)
 
 
 def clock(server: Server) -> Iterator[Finding]:
-    """No records are ahead of the clock."""
+    """No records have times in the future."""
     if count := server.metrics.get("topics_topics_ahead_of_clock", 0):
         ahead = (time.time() * 1000) + AHEAD_MS
         found = (each.name for each in server.client.topics() if (each.last_write_ts or 0) > ahead)
         names = ", ".join([*islice(found, NAMES_MAX)])
-        what = f"{count} topics have records from the future, which no ttl_ms removes: {names}"
-        mend = "set the clock right, then topics export, rm and import (runbook.md#clockahead)"
-        yield Finding(what, mend)
+        what = f"{count} topics have records with future times, which ttl_ms keeps: {names}"
+        fix = "correct the clock, then topics export, rm and import (runbook.md#clockahead)"
+        yield Finding(what, fix)
 
 
-# Of the machine that has the data directory
+# Checks of the machine with the data directory
 
 VOLATILE: Final = ("tmpfs", "ramfs")
 REMOTE: Final = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "ceph", "glusterfs")
 
 
 def free_space(directory: Path) -> Iterator[Finding]:
-    """The disk of the data directory has room."""
-    yield from _room(shutil.disk_usage(directory).free)
+    """The disk of the data directory has free space."""
+    yield from _space(shutil.disk_usage(directory).free)
 
 
 def file_system(directory: Path, mounts: str = "/proc/mounts") -> Iterator[Finding]:
-    """The data directory is on a disk of this machine."""
+    """The data directory is on a local disk."""
     lines = [line.split() for line in Path(mounts).read_text().splitlines()]
-    kinds = {Path(place): kind for _, place, kind, *_ in lines}  # of two on one place the last
+    kinds = {Path(place): kind for _, place, kind, *_ in lines}  # the last mount of a path counts
     kind = next(kinds[each] for each in (directory.resolve() / "_").parents if each in kinds)
     if kind in VOLATILE:
-        yield Finding(f"{directory} is in memory ({kind})", "choose a directory that is on a disk")
+        yield Finding(f"{directory} is in memory ({kind})", "use a directory on a disk")
     if kind in REMOTE:
-        what = f"{directory} is on a file system of the network ({kind})"
-        yield Finding(what, "use a local disk: locks and fsync are not to be trusted there")
+        what = f"{directory} is on a network file system ({kind})"
+        yield Finding(what, "use a local disk, because locks and fsync are not reliable there")
 
 
 def permissions(directory: Path) -> Iterator[Finding]:
-    """The data directory is the server's alone."""
+    """Only the server may use the data directory."""
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        what = f"{directory} is not this user's, but of the user {directory.stat().st_uid}"
-        yield Finding(what, "start the server as its owner, or chown -R")
+        what = f"{directory} belongs to user {directory.stat().st_uid}, who is not this user"
+        yield Finding(what, "start the server as its owner, or chown -R the directory")
     if others := directory.stat().st_mode & 0o077:
-        what = f"others may use {directory} (mode {others:03o})"
+        what = f"other users may access {directory} (mode {others:03o})"
         yield Finding(what, f"chmod 700 {directory}")
 
 
@@ -211,13 +213,14 @@ OF_MACHINE: Final = (free_space, file_system, permissions)
 @command("doctor")
 @click.option(
     "--data-dir", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
-    help="The data directory on this machine (TOPICS_DATA_DIR, ./topics-data if it is there).",
+    help="The data directory on this machine (TOPICS_DATA_DIR, ./topics-data if it exists).",
 )  # fmt: skip
 @pass_shell
 def doctor(shell: Shell, data_dir: Path | None) -> ExitCode:
-    """Look for what is wrong, and say what mends it.
+    """Find problems, and report how to fix them.
 
-    Nothing is changed. Exit 0: all is well; 1: something is wrong, also when no server answers.
+    The command changes nothing. The exit code is 0 if all checks pass, and 1 if one fails or the
+    server does not respond.
     """
     is_well = True
     for name, says, findings in _results(shell, data_dir):
@@ -226,20 +229,20 @@ def doctor(shell: Shell, data_dir: Path | None) -> ExitCode:
             for each in findings or [Finding(says, "")]:
                 shell.emit({"check": name, "is_well": not findings, **each._asdict()})
         elif findings:
-            click.echo("\n".join(f"WRONG  {what}\n       Mend: {mend}" for what, mend in findings))
+            click.echo("\n".join(f"WRONG  {what}\n       Fix: {fix}" for what, fix in findings))
         else:
             click.echo(f"ok     {says}")
     return ExitCode.DONE if is_well else ExitCode.FAILED
 
 
 def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, list[Finding]]]:
-    """Each check: its name, what is so when all is well, and what is not."""
+    """Yield the name of each check, its message without a finding, and its findings."""
     with shell.client() as client:
         try:
             server = Server(client, client.call(calls.metrics()), readiness(client))
         except TopicsError as failure:
             is_key = isinstance(failure, Refused)
-            yield "server", "", [Finding(failure.message, KEY_MEND if is_key else SERVER_MEND)]
+            yield "server", "", [Finding(failure.message, KEY_FIX if is_key else SERVER_FIX)]
         else:
             yield "server", f"{client.target.url} answers.", []
             for check in OF_SERVER:
@@ -247,7 +250,7 @@ def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, li
     usual = Path(os.environ.get("TOPICS_DATA_DIR") or Settings().data_dir)
     directory = data_dir or (usual if usual.is_dir() else None)
     if directory is None:
-        shell.say("no data directory is here: --data-dir names it, where the server runs")
+        shell.say("no data directory found; --data-dir names it on the machine of the server")
         return
     for local in OF_MACHINE:
         yield local.__name__, local.__doc__ or "", [*local(directory)]

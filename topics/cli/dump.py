@@ -1,13 +1,13 @@
-"""export and import: topics as lines of JSON.
+"""export and import: topics as JSON lines.
 
     {"header": {"format": 1, "topic": "orders", "epoch": 1, "config": {...}}}
     {"topic": "orders", "$seq": 1, "$ts": 1795647769660, "$tag": "eu", "data": {"sku": "A1"}}
     {"tombstone": {"topic": "orders", "gap_from": 2, "gap_to": 3, ...}}
-    ... of each topic ...
+    ... the same for each topic ...
     {"footer": {"topics": {"orders": 1}, "sha256": "..."}}
 
-The checksum is that of all bytes before the footer. Nothing of a file that is cut or changed is
-appended.
+The checksum is that of all bytes before the footer. If a file is truncated or was changed, none of
+its records are appended.
 """
 
 from __future__ import annotations
@@ -18,40 +18,43 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
 import click
 import msgspec
 
+from topics.cli import units
+from topics.cli.completing import TOPIC
 from topics.cli.loading import (
     INPUT,
     Lines,
     Loader,
     bad_input,
     blocks,
-    counted,
     opened,
     reached,
     tracked,
 )
 from topics.cli.read import json_lines, pages, states_of
 from topics.cli.shell import Failed, Shell, command, pass_shell
-from topics.client import Record, Topics, TopicState, calls
+from topics.client import NotFound, Record, Topics, TopicState, calls
+from topics.errors import ExitCode
 from topics.formats.api.topic_config import TopicConfigPatch
 
 HEADER: Final = b'{"header":{"format":1,'
-DAMAGED: Final = "the export is cut or was changed"
+DAMAGED: Final = "the export is truncated or was changed"
 GZIP: Final = b"\x1f\x8b"
 NOTHING: Final = msgspec.Raw()
 
 
 class Header(msgspec.Struct):
-    """A topic begins."""
+    """The start of a topic. ``epoch`` is the incarnation that was exported."""
 
     topic: str
     config: dict[str, Any]
+    epoch: int = 0
 
 
 class Line(msgspec.Struct):
@@ -69,21 +72,21 @@ _decode, _encode = msgspec.json.Decoder(Line).decode, msgspec.json.encode
 
 
 @command("export")
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="The file; else stdout.")
-@click.option("--gzip", "is_gzip", is_flag=True, help="Compress it, as FILE.gz always is.")
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, type=TOPIC)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="The file (stdout).")
+@click.option("--gzip", "is_gzip", is_flag=True, help="Compress it. FILE.gz always is.")
 @pass_shell
 def export(shell: Shell, /, topics: tuple[str, ...], output: str | None, is_gzip: bool) -> None:
-    """Write topics into a file.
+    """Write topics to a file.
 
     \b
     topics export orders 'log*' -o backup.ndjson.gz
 
-    A line of JSON for each record, as topics read writes it, and for each range that was lost;
-    before them the topic's config, behind all a checksum. It goes up to the records that are there
-    at its start. FILE is there when all is written, until then it is FILE.part.
+    The file has a JSON line for each record, as topics read prints it, and for each range of lost
+    records. Each topic starts with its config, and the file ends with a checksum. Records that are
+    appended after the start are not exported. The file is FILE.part until it is complete.
 
-    Jobs of a queue are records. Leases, counts of deliveries and delays are not kept.
+    Jobs of a queue are exported as records, without leases, delivery counts and delays.
     """
     with reached(shell) as client:
         states = states_of(client, topics)
@@ -91,7 +94,7 @@ def export(shell: Shell, /, topics: tuple[str, ...], output: str | None, is_gzip
             return _export(shell, client, states, sys.stdout.buffer, is_gzip)
         is_gzip = is_gzip or output.endswith(".gz")
         file = Path(output).resolve()
-        if file.exists() and not file.is_file():  # a device or a pipe stays what it is
+        if file.exists() and not file.is_file():  # a device or a pipe must not be replaced
             with file.open("wb") as out:
                 return _export(shell, client, states, out, is_gzip)
         part = Path(f"{file}.part")
@@ -106,37 +109,37 @@ def export(shell: Shell, /, topics: tuple[str, ...], output: str | None, is_gzip
 
 @command("import")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=INPUT)
-@click.option("--to", metavar="TOPIC", help="Append all to this topic.")
+@click.option("--to", metavar="TOPIC", type=TOPIC, help="Append all records to this topic.")
+@click.option("--again", is_flag=True, help="Append even records that were appended before.")
 @pass_shell
-def import_(shell: Shell, /, files: tuple[str, ...], to: str | None) -> None:
-    """Append what an export holds.
+def import_(shell: Shell, /, files: tuple[str, ...], to: str | None, again: bool) -> None:
+    """Append the records of an export.
 
     \b
     topics import backup.ndjson.gz
 
-    Topics that are not there are made with their config. Records keep data, tag, node and meta;
-    they get new seqs and times. All FILEs are checked before the first append; - is stdin, which is
+    Topics that do not exist are created with their config. Records keep data, tag, node and meta,
+    and get new seqs and times. All FILEs are checked before the first append. - is stdin, which is
     checked at its end.
 
-    An import may be run again, or after an interruption: what is there is not appended twice. That
-    holds while the topic knows the keys of the import, its idempotency_window_ms: at least 7 days
-    for a topic that is made by this.
+    An import may be repeated, or continued after an interruption, without appending a record twice.
+    This holds while the topic knows the keys of the import (idempotency_window_ms: at least 7 days
+    if this command creates the topic), even if the records were deleted. An export is not imported
+    into the topic that it was made from. --again appends the records in both cases.
     """
-    for file in files:
-        if file != "-":
-            with click.open_file(file, "rb") as stream:
-                for _ in _content(file, blocks(stream)):
-                    pass
+    headers = [header for file in files if file != "-" for header in _headers(file)]
     with reached(shell) as client:
+        for header in () if again else headers:
+            _check_not_source(client, header, to)
         for file in files:
             with opened(shell, file) as found:
-                _append(shell, client, _content(file, found), to)
+                _append(shell, client, _content(file, found), to, again=again)
 
 
 def _export(
     shell: Shell, client: Topics, states: list[TopicState], out: IO[bytes], is_gzip: bool
 ) -> None:
-    """Write all."""
+    """Write the topics, and report their number of records."""
     digest, counts = hashlib.sha256(), {state.name: 0 for state in states}
 
     def texts() -> Iterator[bytes]:
@@ -161,26 +164,58 @@ def _export(
         footer = {"topics": counts, "sha256": digest.hexdigest()}
         packed.write(_encode({"footer": footer}) + b"\n")
     out.flush()
-    shell.say(f"exported {counted(sum(counts.values()))} of {', '.join(counts)}")
+    shell.say(f"exported {units.counted(sum(counts.values()))} of {', '.join(counts)}")
     if shell.is_json and out is not sys.stdout.buffer:
         shell.emit(footer)
 
 
+def _headers(file: str) -> list[Header]:
+    """Return the headers of a complete export. Raise `Failed`."""
+    with click.open_file(file, "rb") as stream:
+        lines = [each for each in _content(file, blocks(stream)) if each[0].startswith(HEADER)]
+    return [header for line in lines if (header := _decoded(*line).header) is not None]
+
+
+def _decoded(line: bytes, place: str) -> Line:
+    try:
+        return _decode(line)
+    except msgspec.DecodeError:
+        raise Failed(f"{place}: {DAMAGED}", "damaged_export") from None
+
+
+def _check_not_source(client: Topics, header: Header, to: str | None) -> None:
+    """Raise `Failed` if the records would be appended to the topic that was exported."""
+    name = to or header.topic
+    with suppress(NotFound):
+        if name == header.topic and client.topic(name).state().epoch == header.epoch:
+            raise Failed(
+                f"{name} is the topic that was exported, so it would have its records twice; --to"
+                " names another topic, --again appends them to it",
+                "own_export",
+                ExitCode.USAGE,
+            )
+
+
 def _append(
-    shell: Shell, client: Topics, content: Iterator[tuple[bytes, str]], to: str | None
+    shell: Shell,
+    client: Topics,
+    content: Iterator[tuple[bytes, str]],
+    to: str | None,
+    *,
+    again: bool,
 ) -> None:
     """Append all records of an export."""
     with ExitStack() as stack:
         for line, place in content:
-            try:
-                found = _decode(line)
-            except msgspec.DecodeError:
-                raise Failed(f"{place}: {DAMAGED}", "damaged_export") from None
+            found = _decoded(line, place)
             if found.header is not None:
-                stack.close()
+                stack.close()  # completes the previous topic
+                if not again:
+                    _check_not_source(client, found.header, to)
                 known = TopicConfigPatch.__struct_fields__
                 config = {key: each for key, each in found.header.config.items() if key in known}
-                loader = Loader(shell, client, to or found.header.topic, "", config=config)
+                prefix = None if again else ""
+                loader = Loader(shell, client, to or found.header.topic, prefix, config=config)
                 stack.enter_context(loader).open()
             elif found.data is not NOTHING:
                 sent = {"data": found.data, "tag": found.tag, "node": found.node}
@@ -190,8 +225,8 @@ def _append(
 
 
 def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
-    """The lines of an export without its footer, and their places. Raises `Failed` at the end of
-    one that is cut or changed.
+    """Yield the lines of an export without its footer, and their places. Raise `Failed` at the end
+    if it is truncated or was changed.
     """
     digest, last, place = hashlib.sha256(), b"", ""
     lines = Lines(_unpacked(found), name)
@@ -211,10 +246,10 @@ def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
 
 
 def _unpacked(found: Iterable[bytes]) -> Iterator[bytes]:
-    """Blocks of bytes, decompressed if they are compressed."""
+    """Yield blocks of bytes, decompressed if they are compressed."""
     unpack: Any = None
     for number, block in enumerate(found):
         if number == 0 and block.startswith(GZIP):
             unpack = zlib.decompressobj(31)
-        # What stands behind the end is shown, too: it belongs to no export.
+        # Data after the end of the gzip stream is also yielded, because no export contains any.
         yield unpack.decompress(block) + unpack.unused_data if unpack else block

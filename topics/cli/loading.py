@@ -1,9 +1,11 @@
-"""Loading: many records into one topic, as appends of a bounded size that are known again.
+"""Loading: appends many records to one topic in requests of a bounded size.
 
-Equal input makes equal chunks and keys (`topics.client.chunks`). So a second run finds its records
-there, and a run after an interruption continues after them. A chunk is sent when it is full or at
-the end of the input, but not after an error, because a corrected line must not move the bounds of
-the chunks before it.
+    blocks of a file --> `Lines` --> records --> `Loader.add` --> chunks --> appends
+
+Equal input makes equal chunks and idempotency keys (`topics.client.chunks`). So a second run
+appends nothing, and a run after an interruption continues. A chunk is sent when it is full or at
+the end of the input. With such keys an incomplete chunk is not sent after a bad line, because a
+corrected line must not move the bounds of the chunks before it. Without them, it is sent.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import click
 from msgspec import Raw
@@ -22,7 +24,7 @@ from msgspec import Raw
 from topics.cli import units
 from topics.cli.shell import Failed, Shell
 from topics.client import Invalid, NotFound, Refused, Topics, Unavailable, calls
-from topics.client.chunks import Chunk, Chunker, ContentKeys
+from topics.client.chunks import Chunk, Chunker, ContentKeys, run_key
 from topics.errors import ExitCode
 
 T = TypeVar("T")
@@ -32,18 +34,20 @@ CHUNK_RECORDS: Final = 1000
 CHUNK_BYTES: Final = 1 << 20
 LINE_MAX_BYTES: Final = 64 << 20  # as the body of a request
 BLOCK_BYTES: Final = 1 << 18
+REPORTED_REJECTS: Final = 5
 LINGER_S: Final = 0.05
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 WINDOW: Final = "idempotency_window_ms"
 WINDOW_MS: Final = 7 * units.MS["d"]  # a load that fails on Friday is run again on Monday
 
 
 def reached(shell: Shell) -> Topics:
-    """A patient client of a server that is there now: a wrong address is told at once. Raises
-    `TopicsError`.
+    """Return a patient client of a server that answers now, so that a wrong address is reported
+    immediately. Raise `TopicsError`.
     """
     client = shell.client(is_patient=True)
     if shell.timeout is None:
-        with suppress(Unavailable):  # it starts, or lacks a shard
+        with suppress(Unavailable):  # the server starts, or one of its shards is not available
             client.once(calls.ready())
     return client
 
@@ -65,7 +69,7 @@ def tracked(shell: Shell, steps: Iterable[T], total: int) -> Iterator[Iterable[T
 def opened(
     shell: Shell, file: str, on_idle: Callable[[], None] | None = None
 ) -> Iterator[Iterable[bytes]]:
-    """The blocks of a file, or of stdin (``-``); a terminal shows how many are done."""
+    """Open a file, or stdin (``-``), as blocks. A terminal shows the progress of a file."""
     total = 0 if file == "-" else Path(file).stat().st_size // BLOCK_BYTES
     with (
         click.open_file(file, "rb") as stream,
@@ -75,14 +79,14 @@ def opened(
 
 
 def bad_input(place: str, what: str) -> Failed:
-    """The input is wrong there."""
+    """Return the error for wrong input at ``place``."""
     return Failed(f"{place}: {what}", "bad_input", ExitCode.USAGE)
 
 
 def blocks(stream: IO[bytes], on_idle: Callable[[], None] | None = None) -> Iterator[bytes]:
-    """What a stream has, as it comes. ``on_idle`` is called while there is no more."""
+    """Yield the content of a stream as it arrives. ``on_idle`` is called while nothing arrives."""
     while True:
-        with suppress(io.UnsupportedOperation):  # no file of the system: it never waits
+        with suppress(io.UnsupportedOperation):  # not a file of the system, so it never waits
             while on_idle is not None and not select.select([stream], [], [], LINGER_S)[0]:
                 on_idle()
         if not (block := stream.read1(BLOCK_BYTES)):  # type: ignore[attr-defined]
@@ -91,37 +95,82 @@ def blocks(stream: IO[bytes], on_idle: Callable[[], None] | None = None) -> Iter
 
 
 class Lines:
-    """Lines without their ends. ``place`` says which one was the last."""
+    """Iterates over lines without their line ends and without a byte order mark. ``place`` names
+    the last line.
+    """
 
     def __init__(self, blocks: Iterable[bytes], name: str) -> None:
         self._blocks, self._name, self._number = blocks, name, 0
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The number of the last line, for messages."""
         return f"{self._name}, line {self._number}"
 
     def __iter__(self) -> Iterator[bytes]:
-        begun = bytearray()  # a line without its end
+        incomplete = bytearray()
         for block in self._blocks:
             first, *others = block.split(b"\n")
-            begun += first
-            if len(begun) > LINE_MAX_BYTES:
-                raise bad_input(self.place, f"the next has over {units.size(LINE_MAX_BYTES)}")
+            incomplete += first
+            if len(incomplete) > LINE_MAX_BYTES:
+                limit = units.size(LINE_MAX_BYTES)
+                raise bad_input(self.place, f"the next line is longer than {limit}")
             if others:
-                *whole, rest = others
-                for line in (bytes(begun), *whole):
-                    self._number += 1
-                    yield line
-                begun = bytearray(rest)
-        if begun:
-            self._number += 1
-            yield bytes(begun)
+                *complete, rest = others
+                for line in (bytes(incomplete), *complete):
+                    yield self._numbered(line)
+                incomplete = bytearray(rest)
+        if incomplete:
+            yield self._numbered(bytes(incomplete))
+
+    def _numbered(self, line: bytes) -> bytes:
+        self._number += 1
+        return line.removeprefix(BYTE_ORDER_MARK) if self._number == 1 else line
+
+
+class Mark(NamedTuple):
+    """A record to append. ``place`` is its line in the input and ``line`` the content of this line.
+    Its key is made from ``origin``.
+    """
+
+    record: bytes
+    place: str
+    origin: bytes
+    line: bytes
+
+
+class Rejects:
+    """Skips bad lines: counts them, reports the first ones, and writes all to a file if there is
+    one. ``head`` is written before the first line.
+    """
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell, self.head, self.count = shell, b"", 0
+        self._file: IO[bytes] | None = None
+
+    @contextmanager
+    def written(self, path: str) -> Iterator[None]:
+        """Write the skipped lines to a file, which is replaced. Raise `OSError`."""
+        with Path(path).open("wb") as self._file:
+            yield
+
+    def add(self, line: bytes, place: str, reason: str) -> None:
+        """Skip a line."""
+        if self._file is not None:
+            is_first = self.count == 0 and self.head
+            self._file.write((self.head + b"\n" if is_first else b"") + line + b"\n")
+        self.count += 1
+        if self.count <= REPORTED_REJECTS:
+            self._shell.say(f"skipped {place}: {reason}")
 
 
 class Loader:
-    """Appends to one topic. ``prefix``: of keys by which equal input is known again; None appends
-    it each time. ``config`` is that of a topic which this makes.
+    """Appends to one topic.
+
+    ``prefix`` begins the keys that are made from content; ``key`` is the key of the first chunk.
+    Without both, equal input is appended again in each run. ``config`` is used if the topic must be
+    created. ``hint`` says how to append known records again. ``rejects`` takes the records that the
+    server refuses; without it, the first one stops the load.
     """
 
     def __init__(
@@ -131,42 +180,71 @@ class Loader:
         topic: str,
         prefix: str | None,
         *,
+        key: str | None = None,
         config: Mapping[str, Any] = {},
+        hint: str = "--again appends them again",
+        rejects: Rejects | None = None,
     ) -> None:
         self._shell, self._client, self._topic, self._config = shell, client, topic, config
-        self._chunker = Chunker[tuple[str, bytes]](CHUNK_RECORDS, CHUNK_BYTES)
+        self._chunker = Chunker[Mark](CHUNK_RECORDS, CHUNK_BYTES)
         self._keys = None if prefix is None else ContentKeys(prefix)
-        self._is_open = prefix is None
+        self._key, self._hint, self._rejects = key, hint, rejects
+        self._is_keyed = prefix is not None or key is not None
+        self._is_open = prefix is None and not config
+        self._unsent = 0
         self.appended = self.deduped = self.first_seq = self.last_seq = 0
 
-    def add(self, record: bytes, place: str, origin: bytes | None = None) -> None:
-        """Append a record (§2) in its turn; ``place`` is where it comes from. It is known again by
-        ``origin``, or by itself.
-        """
-        for chunk in self._chunker.add(record, (place, origin or record)):
+    def add(
+        self, record: bytes, place: str, origin: bytes | None = None, line: bytes = b""
+    ) -> None:
+        """Append a record (§2), immediately if it completes a chunk. See `Mark`."""
+        self._unsent += 1
+        for chunk in self._chunker.add(record, Mark(record, place, origin or record, line)):
             self._append(chunk)
 
     def flush(self) -> None:
-        """Append what waits. Raises `TopicsError`."""
+        """Append the incomplete chunk. Raise `TopicsError`."""
         for chunk in self._chunker.flush():
             self._append(chunk)
 
-    def _append(self, chunk: Chunk[tuple[str, bytes]]) -> None:
+    def _append(self, chunk: Chunk[Mark]) -> None:
+        """Append the records of a chunk that the server accepts."""
         self.open()
-        key = calls.AUTO
+        key, records, marks = self._key_of(chunk), chunk.records, [*chunk.marks]
+        refused = 0
+        while marks:
+            # The derived key is the same in the next run, because that one has the same refusals.
+            its_key = f"{key}-{refused}" if refused and key != calls.AUTO else key
+            try:
+                self._send(records, its_key)
+                return
+            except Invalid as error:
+                if "index" not in error.detail:
+                    raise
+                index = error.detail["index"]
+                if self._rejects is None:
+                    if key == calls.AUTO and index:
+                        self._send(_array(marks[:index]), key)
+                    raise bad_input(marks[index].place, error.message) from None
+                mark = marks.pop(index)
+                self._rejects.add(mark.line, mark.place, error.message)
+                self._unsent -= 1
+                refused, records = refused + 1, _array(marks)
+
+    def _key_of(self, chunk: Chunk[Mark]) -> str:
         if self._keys is not None:
-            key = self._keys.key(origin for _, origin in chunk.marks)
-        call = calls.append(self._topic, {"records": Raw(chunk.records)}, key)
-        try:
-            receipt = self._client.call(call)
-        except Invalid as error:
-            if "index" not in error.detail:
-                raise
-            place, _ = chunk.marks[error.detail["index"]]
-            raise bad_input(place, error.message) from None
+            return self._keys.key(mark.origin for mark in chunk.marks)
+        if self._key is not None:
+            return run_key(self._key, chunk) if chunk.number else self._key
+        return calls.AUTO
+
+    def _send(self, records: bytes, key: str) -> None:
+        """Append records with one request. Raise `TopicsError`."""
+        receipt = self._client.call(calls.append(self._topic, {"records": Raw(records)}, key))
         self._shell.back()
         if receipt.created:
-            self._shell.say(f"made the topic {self._topic}")
+            self._shell.say(f"created topic {self._topic}")
+        self._unsent -= receipt.count
         if receipt.deduped:
             self.deduped += receipt.count
         else:
@@ -174,50 +252,74 @@ class Loader:
             self.first_seq, self.last_seq = self.first_seq or receipt.first_seq, receipt.last_seq
 
     def open(self) -> None:
-        """Make the topic with a window that is long enough for a second run; warn when that of a
-        topic which is there is short. Raises `TopicsError`.
+        """Create the topic with an idempotency window that is long enough for a second run. Warn if
+        an existing topic has a short one. Raise `TopicsError`.
         """
         if self._is_open:
             return
         self._is_open, name, say = True, self._topic, self._shell.say
         config = self._config
-        # A key that may only write appends all the same, but not to a topic of another config.
+        # A key with the scope write alone may append, but it must not ignore a config.
         with suppress(*() if config else (Refused,)):
             try:
                 window_ms = self._client.topic(name).state().config[WINDOW]
             except NotFound:
                 window_ms = max(config.get(WINDOW, 0), WINDOW_MS)
                 self._client.call(calls.put_topic(name, {**config, WINDOW: window_ms}))
-                say(f"made the topic {name}; it knows records again for 7 days")
-            if window_ms < units.MS["h"]:
+                say(f"created topic {name}, which recognizes repeated records for 7 days")
+            if self._keys is not None and window_ms < units.MS["h"]:
                 say(
-                    f"{name} knows records again for {units.duration(window_ms)} only, a later run"
-                    f" appends them twice; topics config {name} {WINDOW}={WINDOW_MS} makes it 7 d"
+                    f"{name} recognizes repeated records only for {units.duration(window_ms)}, so a"
+                    f" later run appends them again; topics config {name} {WINDOW}=7d prevents this"
                 )
 
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.flush()
-        elif not (self.appended or self.deduped):
-            return
-        said = f"nothing was appended to {self._topic}"
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        try:
+            if error is None or (not self._is_keyed and _is_bad_input(error)):
+                self.flush()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            is_wrong = isinstance(error, Invalid) or _is_bad_input(error)
+            if error is None or is_wrong or self.appended or self.deduped:
+                self._report(is_complete=error is None)
+
+    def _report(self, *, is_complete: bool) -> None:
+        """Report what was appended, as words and as JSON."""
+        text = f"nothing was appended to {self._topic}"
         if self.appended:
             more = f" to #{self.last_seq:,}" if self.last_seq > self.first_seq else ""
-            said = f"appended {counted(self.appended)} to {self._topic} (#{self.first_seq:,}{more})"
+            seqs = f"#{self.first_seq:,}{more}"
+            text = f"appended {units.counted(self.appended)} to {self._topic} ({seqs})"
         if self.deduped:
-            said += f", {counted(self.deduped)} there already"
-        if kind is not None:
-            said += ", then stopped" + ("" if self._keys is None else "; run it again to go on")
-        self._shell.say(said)
-        if self._shell.is_json and kind is None:
+            text += f"; {units.counted(self.deduped)} appended before"
+            text += "" if self.appended else f", {self._hint}"
+        skipped = self._rejects.count if self._rejects else 0
+        if skipped:
+            text += f"; skipped {units.counted(skipped)}"
+        if not is_complete:
+            text += "; stopped"
+            if self._is_keyed:
+                text += ", run the command again to continue"
+            elif self._unsent:
+                text += f", {units.counted(self._unsent)} read and not appended"
+        self._shell.say(text)
+        if self._shell.is_json and is_complete:
             counts = ("appended", "deduped", "first_seq", "last_seq")
-            told = {name: getattr(self, name) for name in counts}
-            self._shell.emit({"topic": self._topic, **told})
+            members = {name: getattr(self, name) for name in counts}
+            self._shell.emit({"topic": self._topic, **members, "skipped": skipped})
 
 
-def counted(records: int) -> str:
-    """``1 record``, ``12,000 records``."""
-    return f"{records:,} record{'' if records == 1 else 's'}"
+def _is_bad_input(error: BaseException | None) -> bool:
+    return isinstance(error, Failed) and error.code == "bad_input"
+
+
+def _array(marks: list[Mark]) -> bytes:
+    """Return the records as a JSON array."""
+    return b"[" + b",".join([mark.record for mark in marks]) + b"]"

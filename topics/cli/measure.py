@@ -1,4 +1,6 @@
-"""What commands share that look and measure: metrics (§8.3), readiness (§8.2), a topic of a run."""
+"""Shared by the commands that monitor and measure: metrics (§8.3), readiness (§8.2), and a topic
+for one run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ SYNCS: Final = "topics_wal_fsync_latency_us"
 
 
 def by(metrics: Metrics, name: str, label: str) -> dict[str, int]:
-    """The values of a metric by one of its labels; sums, where others tell them apart."""
+    """Return the values of a metric by one of its labels, summed over its other labels."""
     found: dict[str, int] = {}
     for row in metrics.get(name, ()):
         found[row[label]] = found.get(row[label], 0) + row["value"]
@@ -25,8 +27,8 @@ def by(metrics: Metrics, name: str, label: str) -> dict[str, int]:
 
 
 def sync_ms(after: Metrics, before: Metrics | None, share: float) -> float | None:
-    """How long this share of all syncs took at most, those between two samples, or all. Within a
-    bucket it is by proportion, as Prometheus reckons. None without a sync.
+    """Return a quantile of the sync times between two samples, or of all. Within a bucket it is
+    interpolated, as by Prometheus. Return None if there was no sync.
     """
     counts = {row["le"]: row["count"] for row in after[SYNCS]["buckets"]}
     for row in before[SYNCS]["buckets"] if before else ():
@@ -42,7 +44,7 @@ def sync_ms(after: Metrics, before: Metrics | None, share: float) -> float | Non
 
 
 class Readiness(NamedTuple):
-    """Whether the server is ready, what it says about it, and shards by what is wrong with them."""
+    """Whether the server is ready, its message, and the numbers of shards by their fault."""
 
     is_ready: bool
     says: str
@@ -56,7 +58,7 @@ class Readiness(NamedTuple):
 
 
 def readiness(client: Topics) -> Readiness:
-    """Ask it. Raises `TopicsError`."""
+    """Return the readiness of the server. Raise `TopicsError`."""
     try:
         answer, says, is_ready = client.once(calls.ready()), "ready", True
     except Unavailable as failure:
@@ -71,7 +73,7 @@ def readiness(client: Topics) -> Readiness:
 
 @contextmanager
 def own_topic(shell: Shell, client: Topics, prefix: str, **config: Any) -> Iterator[str]:
-    """The name of a topic that is made for this run alone, and removed at the end."""
+    """Create a topic for this run, yield its name, and delete it at the end."""
     name = f"{prefix}:{uuid.uuid4().hex[:12]}"
     client.topic(name).put(**config)
     try:
@@ -80,10 +82,10 @@ def own_topic(shell: Shell, client: Topics, prefix: str, **config: Any) -> Itera
         try:
             client.topic(name).drop()
         except TopicsError as failure:
-            shell.say(f"the topic {name} is left: {failure.message}")
+            shell.say(f"topic {name} could not be deleted: {failure.message}")
 
 
 def percentile(times: Sequence[float], share: float) -> float | None:
-    """The time that this share of all took at most; None without any."""
+    """Return a quantile of times, or None if there are none."""
     ordered = sorted(times)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None

@@ -1,10 +1,10 @@
-"""The command ping: from publish to arrival, through everything that stands between.
+"""The command ping: the time from append to delivery, through all proxies.
 
-    append --> server --> an event stream or a WebSocket --> here
-                          a sign of life each second tells a slow server from a proxy
-                          that holds the stream back
+    append --> server --> event stream or WebSocket --> this process
+                          a heartbeat each second distinguishes a slow server from a proxy that
+                          buffers the stream
 
-The topic is of this run alone, of the class ephemeral, and removed at the end.
+The run has its own ephemeral topic, which is deleted at the end.
 """
 
 from __future__ import annotations
@@ -31,32 +31,36 @@ from topics.errors import ExitCode
 
 CONFIG: Final = {"durability": "ephemeral", "cap_records": 100}
 HEARTBEAT_S: Final = 1.0
-SILENCE_S: Final = 2.5  # from here on heartbeats are missing
+SILENCE_S: Final = 2.5  # heartbeats are missing
 BUFFERS: Final = (
-    "something between here and the server holds the stream back: not even its heartbeats, one a"
-    " second, come in time. Switch buffering off there (nginx: proxy_buffering off; and no gzip)"
+    "a proxy between this machine and the server buffers the stream: its heartbeats, one per"
+    " second, are late as well. Switch off its buffering (nginx: proxy_buffering off; and no gzip)"
 )
-SLOW: Final = "heartbeats come, the record does not: the server is slow (topics doctor, topics top)"
+SLOW: Final = (
+    "heartbeats arrive, the record does not: the server is slow (topics doctor, topics top)"
+)
 
-# A stream: first the header fields of its answer, then the payload of each record, and None for
-# whatever else shows that it lives. Raises `TopicsError`; `TimeoutError` when nothing comes.
+# A stream yields the header fields of its response, then the payload of each record, and None for
+# each heartbeat. It raises `TopicsError`, or `TimeoutError` if nothing arrives.
 Stream = Generator[Any]
 
 
 @command("ping")
 @click.option("--via", type=click.Choice(["watch", "ws"]), default="watch", show_default=True,
-              help="Receive by an event stream, or by a WebSocket.")  # fmt: skip
-@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many records.")
+              help="Receive by an event stream or by a WebSocket.")  # fmt: skip
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), help="Stop after this number of records."
+)
 @click.option("--interval", type=DURATION, default="1s", show_default=True)
 @click.option("--wait", type=Duration(least=3000), default="5s", show_default=True,
-              help="How long to wait for a record.")  # fmt: skip
+              help="The timeout for a record.")  # fmt: skip
 @pass_shell
 def ping(shell: Shell, via: str, count: int | None, interval: int, wait: int) -> ExitCode:
-    """Measure the time from publish to arrival.
+    """Measure the time from append to delivery.
 
-    Each record is appended and received through the real path, with all proxies on it. One that
-    holds streams back is named. The key needs the scopes read, write, admin and delete. Ctrl-C is
-    the normal end. Exit 1: a record did not arrive in time.
+    Each record is appended and received through all proxies on the path, and a proxy that buffers
+    streams is reported. The key needs the scopes read, write, admin and delete. Press Ctrl-C to
+    stop. The exit code is 1 if a record did not arrive in time.
     """
     results: list[dict[str, Any]] = []
     with shell.client() as client, own_topic(shell, client, "ping", **CONFIG) as name:
@@ -88,7 +92,9 @@ def _show(shell: Shell, found: dict[str, Any], text: str) -> None:
 
 
 class Run:
-    """One topic and one stream, made anew when it ends. ``proxy``: what names itself on the way."""
+    """A topic and a stream, which is opened again when it ends. ``proxy`` is what proxies on the
+    path say about themselves.
+    """
 
     def __init__(self, topic: Topic, listen: Callable[..., Stream], wait_s: float) -> None:
         self._topic, self._listen, self._wait_s = topic, listen, wait_s
@@ -102,16 +108,16 @@ class Run:
         self._end()
 
     def _end(self) -> None:
-        """Close the stream in this thread. An unreferenced one is closed by the collector, in any
-        thread, which then may wait for a lock that it holds itself.
+        """Close the stream in this thread. The garbage collector would close an unreferenced one in
+        any thread, which may then deadlock with itself.
         """
         if self._stream is not None:
             self._stream.close()
         self._stream = None
 
     def ping(self, number: int) -> dict[str, Any]:
-        """Send a record and wait for it: ``ms``, or ``why`` it is late or not here. Raises
-        `TopicsError` when not even the first one can be sent.
+        """Send a record and wait for it. Return its time as ``ms``, or the reason as ``why`` if it
+        is late. Raise `TopicsError` if the first record cannot be sent.
         """
         found = dict.fromkeys(("ms", "ack_ms", "why"))
         try:
@@ -119,7 +125,7 @@ class Run:
             began = heard = monotonic()
             self._topic.append(number)
             found["ack_ms"] = _ms_since(began)
-            silence_s = 0.0  # the longest without any sign of life
+            silence_s = 0.0  # the longest time without a heartbeat or record
             for payload in stream:
                 now = monotonic()
                 silence_s, heard = max(silence_s, now - heard), now
@@ -156,7 +162,7 @@ def _ms_since(began: float) -> float:
 
 
 def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
-    """By an event stream."""
+    """Receive by an event stream."""
     query = urlencode({"topic": topic, "heartbeat_ms": int(1000 * HEARTBEAT_S)})
     headers, path = {"Accept": "text/event-stream"}, f"/v0/watch?{query}"
     try:
@@ -173,7 +179,7 @@ def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
 
 
 def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
-    """By a WebSocket. The server's heartbeat is too slow there, so that it is asked for one."""
+    """Receive by a WebSocket. Its heartbeats are too slow, so pings request one each second."""
     try:
         with client.http.websocket("/v0/ws", timeout=wait_s) as socket:
             assert socket.response is not None
@@ -197,6 +203,6 @@ def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
 
 
 def _payloads(text: str) -> list[Any]:
-    """Those of the records in a message, or its sign of life."""
+    """Return the payloads of the records in a message, or one None."""
     records = msgspec.json.decode(text).get("records", ())
     return [record["data"] for record in records] or [None]

@@ -1,6 +1,4 @@
-"""Queues as they stand: how many jobs, which, who holds them; and dead letters back to work.
-Nothing here leases a job.
-"""
+"""Commands of queues: their jobs, leases and dead letters. No command here leases a job."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ import click
 import msgspec
 
 from topics.cli import configs, units
+from topics.cli.completing import TOPIC
 from topics.cli.shell import Shell, group, pass_shell
 from topics.client import NotFound, Record, Topics, TopicState
 from topics.client.values import Lease
@@ -28,27 +27,27 @@ TITLES: Final = {
     "oldest_ts": "OLDEST",
 }
 
-NAME = click.argument("name", metavar="QUEUE")
+NAME = click.argument("name", metavar="QUEUE", type=TOPIC)
 
 
 @group("queue")
 def queue() -> None:
-    """Look at queues, and move dead letters back."""
+    """Inspect queues, and move dead letters back."""
 
 
 @queue.command("ls")
-@click.argument("prefix", default="")
+@click.argument("prefix", default="", type=TOPIC)
 @pass_shell
 def ls(shell: Shell, prefix: str) -> None:
     """List queues with their jobs.
 
-    WAITING jobs have a delay, their own or that of a nack. DEAD counts those that were given up so
-    far. OLDEST is the age of the oldest job.
+    WAITING is the number of jobs with a delay of their own or of a nack, DEAD the number of jobs
+    that were dead-lettered so far, and OLDEST the age of the oldest job.
     """
     found = []
     with shell.client() as client:
         for info in client.topics(prefix):
-            with suppress(NotFound):  # deleted meanwhile
+            with suppress(NotFound):  # deleted in the meantime
                 state = client.topic(info.name).state()
                 if state.queue is not None:
                     found.append(_summary(client, state))
@@ -60,10 +59,10 @@ def ls(shell: Shell, prefix: str) -> None:
 @NAME
 @pass_shell
 def info(shell: Shell, name: str) -> None:
-    """Show how a queue stands."""
+    """Show the state and the config of a queue."""
     with shell.client() as client:
         asked = client.queue(name)
-        holders = Counter(lease.node for lease in asked.leases())  # refuses what is no queue
+        holders = Counter(lease.node for lease in asked.leases())  # fails if it is not a queue
         state = asked.state()
         told = _summary(client, state) | {"holders": holders, "config": state.config}
         dead = state.config["dead_letter"]
@@ -85,16 +84,18 @@ def info(shell: Shell, name: str) -> None:
 
 @queue.command("peek")
 @NAME
-@click.option("-n", "count", type=click.IntRange(1, 1000), default=10, help="How many (10).")
+@click.option(
+    "-n", "count", type=click.IntRange(1, 1000), default=10, help="The number of jobs (10)."
+)
 @pass_shell
 def peek(shell: Shell, name: str, count: int) -> None:
-    """Show the oldest jobs, and leave them where they are.
+    """Show the oldest jobs without leasing them.
 
-    HELD BY says who has a job leased; without it a job is ready or has a delay.
+    HELD BY is the worker that has leased a job. A job without it is ready or delayed.
     """
     with shell.client() as client:
         asked = client.queue(name)
-        held = {lease.seq: lease for lease in asked.leases()}  # refuses what is no queue
+        held = {lease.seq: lease for lease in asked.leases()}  # fails if it is not a queue
         rows = [
             {
                 "$seq": job.seq,
@@ -115,29 +116,29 @@ def peek(shell: Shell, name: str, count: int) -> None:
 
 @queue.command("leases")
 @NAME
-@click.option("--node", help="Only those of this worker.")
+@click.option("--node", help="Only leases of this worker.")
 @pass_shell
 def leases(shell: Shell, name: str, node: str | None) -> None:
-    """Show who holds which job."""
+    """Show the leased jobs and their workers."""
     columns = {"seq": "SEQ", "node": "HELD BY", "deadline": "LEFT", "deliveries": "DELIVERY"}
     columns["last_error"] = "LAST ERROR"
-    empty = f"no job of {name} is held" + (f" by {node}" if node else "")
+    empty = f"no job of {name} is leased" + (f" by {node}" if node else "")
     with shell.client() as client:
         shell.table(client.queue(name).leases(node), columns, {"deadline": units.left}, empty)
 
 
 @queue.command("redrive")
-@click.argument("name", metavar="DEADQUEUE")
-@click.option("--to", metavar="QUEUE", help="Where to, instead of where each came from.")
-@click.option("--tag", metavar="GLOB", help="Only those with this tag, or a prefix and *.")
-@click.option("--limit", type=units.COUNT, metavar="N", help="At most so many.")
+@click.argument("name", metavar="DEADQUEUE", type=TOPIC)
+@click.option("--to", metavar="QUEUE", type=TOPIC, help="Move all to this queue.")
+@click.option("--tag", metavar="GLOB", help="Only this tag; eu:* matches a prefix.")
+@click.option("--limit", type=units.COUNT, metavar="N", help="Move at most this number.")
 @pass_shell
 def redrive(
     shell: Shell, name: str, to: str | None, tag: str | None, limit: int | None
 ) -> ExitCode:
-    """Move dead letters back to their queue.
+    """Move dead letters back to the queues that they came from.
 
-    Exit code 1 says that some were skipped, because their queue is gone or full.
+    The exit code is 1 if some were skipped, because their queue does not exist or is full.
     """
     moved = 0
     with shell.client(is_patient=True) as client:
@@ -156,7 +157,7 @@ def redrive(
 
 
 def _summary(client: Topics, state: TopicState) -> dict[str, Any]:
-    """One line of the list, with the API's names."""
+    """Return a row of the list, with the names of the API."""
     oldest = None
     if state.count:
         jobs = client.topic(state.name).read(state.earliest_seq - 1, limit=1)

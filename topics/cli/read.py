@@ -1,4 +1,9 @@
-"""read and tail: records on stdout, and what was lost in its place among them."""
+"""read and tail: write records to stdout, and lost ranges in their place among them.
+
+read      pages of each topic, forwards or backwards, up to the head at the start
+read -f   --.
+tail      --+--> a thread per event stream --> one queue --> `Output`
+"""
 
 from __future__ import annotations
 
@@ -11,23 +16,36 @@ from fnmatch import fnmatchcase, translate
 from itertools import chain
 from queue import Empty, Queue
 from threading import Thread
-from time import sleep, time
+from time import sleep
 from typing import Any, Final
 
 import click
 import msgspec
 
 from topics.cli import units
+from topics.cli.completing import TOPIC
 from topics.cli.loading import reached
-from topics.cli.shell import Failed, Shell, command, pass_shell
-from topics.client import TAIL, Event, Record, Tombstone, TopicDeleted, Topics, TopicState, calls
+from topics.cli.shell import Failed, Shell, command, has_colours, pass_shell
+from topics.client import (
+    TAIL,
+    ConnectionLost,
+    Event,
+    Record,
+    Throttled,
+    Tombstone,
+    TopicDeleted,
+    Topics,
+    TopicState,
+    Unavailable,
+    calls,
+)
 from topics.client.watching import CURSOR_PREFIX, Start
 from topics.errors import ExitCode
 
-STREAM_TOPICS: Final = 64  # that one stream may have
+STREAM_TOPICS: Final = 64  # the server's limit for one stream
 QUEUED_EVENTS: Final = 256
 WAIT_S: Final = 0.5
-LOOK_EVERY_S: Final = 2.0  # for topics that a glob matches
+SCAN_EVERY_S: Final = 2.0  # for new topics that a glob matches
 GLOB: Final = re.compile(r"[*?\[]")
 FIELDS: Final[dict[str, Callable[[Record], str]]] = {
     "t": lambda record: record.topic,
@@ -37,42 +55,37 @@ FIELDS: Final[dict[str, Callable[[Record], str]]] = {
     "n": lambda record: record.node or "",
     "m": lambda record: _text(record.raw_meta),
     "T": lambda record: str(record.ts),
+    "I": lambda record: units.iso(record.ts),
     "%": lambda _: "%",
 }
 FORM_HELP = "json (default in a pipe), data, or a text with %t topic, %s seq, %d data, %g tag,"
-FORM_HELP += " %n node, %m meta, %T time in ms."
-
-
-def _when(_: object, parameter: click.Parameter, value: str | None) -> datetime | None:
-    """A time, or how long ago it is."""
-    try:
-        return None if value is None else datetime.fromisoformat(value).astimezone()
-    except (ValueError, OverflowError):
-        ago_s = units.DURATION.convert(value, parameter, None) / 1000
-        return datetime.fromtimestamp(max(time() - ago_s, 0)).astimezone()
+FORM_HELP += " %n node, %m meta, %T time in ms, %I time in ISO 8601."
 
 
 def _tags(_: object, _parameter: object, values: tuple[str, ...]) -> re.Pattern[str] | None:
     if not all(value.startswith("tag=") for value in values):
-        raise click.BadParameter("must be tag=GLOB, as tag='eu:*'")
+        raise click.BadParameter("must be tag=GLOB, for example tag='eu:*'")
     return re.compile("|".join(translate(value[4:]) for value in values)) if values else None
 
 
 OPTIONS: Final[list[click.Parameter]] = [
-    click.Argument(["topics"], metavar="TOPIC...", nargs=-1, required=True),
+    click.Argument(["topics"], metavar="TOPIC...", nargs=-1, required=True, type=TOPIC),
     click.Option(["--where", "tags"], metavar="tag=GLOB", multiple=True, callback=_tags,
-                 help="Only records with such a tag, or one of several."),
+                 help="Only records with a matching tag. May be repeated."),
     click.Option(["--format", "form"], metavar="FORM", help=FORM_HELP),
-    click.Option(["--fail-on-loss"], is_flag=True, help="End with 1 where records are lost."),
+    click.Option(["--fail-on-loss"], is_flag=True,
+                 help="Stop with exit code 1 at the first lost range."),
 ]  # fmt: skip
-"""Of both commands."""
+"""Parameters of both commands."""
 
 
 @command("read", params=[*OPTIONS])
-@click.option("--from", "first", type=int, metavar="N", help="Begin at #N; -N: the last N.")
-@click.option("--since", callback=_when, metavar="TIME", help="Begin 10m ago, or at a date.")
-@click.option("-n", "--count", type=click.IntRange(1), help="End with so many records.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with records that come.")
+@click.option("--from", "first", type=int, metavar="N", help="Start at #N; -N: the last N.")
+@click.option("--since", type=units.TIME, metavar="TIME", help="Start 10m ago, or at a date.")
+@click.option("--until", type=units.TIME, metavar="TIME", help="End before a time.")
+@click.option("--reverse", is_flag=True, help="Newest records first.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of records.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new records.")
 @pass_shell
 def read(
     shell: Shell,
@@ -80,6 +93,8 @@ def read(
     topics: tuple[str, ...],
     first: int | None,
     since: datetime | None,
+    until: datetime | None,
+    reverse: bool,
     count: int | None,
     follow: bool,
     **shape: Any,
@@ -90,50 +105,56 @@ def read(
     topics read orders -n 10
     topics read orders --since 10m --where 'tag=eu:*' --format data | jq .total
     topics read orders --from -100 -f
+    topics read orders --since 2026-11-25 --until 2026-11-26 --format '%I %d'
 
-    All that is there, the oldest first, one topic after the other; TOPIC may be a glob. Records
-    that were lost before they were read are a line in their place: {"tombstone": ...} in JSON,
-    "-- lost #2 to #40 (cap) --" as text. A topic that is deleted is one, too.
+    By default, all existing records are read, oldest first, one topic after the other. TOPIC may be
+    a glob. TIME is an age (10m), or a date with an optional time in ISO 8601; without an offset it
+    is local. Records that were lost before they were read are a line in their place:
+    {"tombstone": ...} in JSON, "-- lost #2 to #40 (cap) --" as text. So is the deletion of a topic.
 
-    A server that restarts is a pause: nothing is missed or read twice. With -f, Ctrl-C is the end
-    (exit code 130).
+    After a restart of the server the command continues without missing or repeating a record. With
+    -f, press Ctrl-C to stop (exit code 130).
     """
     if first is not None and since is not None:
-        raise click.UsageError("--from or --since, not both")
+        raise click.UsageError("--from and --since exclude each other")
+    if follow and (until is not None or reverse):
+        raise click.UsageError("-f reads new records, which --until and --reverse exclude")
     output = Output(shell, count, **shape)
     with reached(shell) as client:
-        states = states_of(client, topics)
+        states = [_ended(client, state, until) for state in states_of(client, topics)]
         output.is_named = len(states) > 1
         starts: dict[str, int] = {
             state.name: _start(client, state, first, since) for state in states
         }
         if follow:
             _follow(shell, client, topics, starts, output)
-        every = (
-            pages(shell, client, state, starts[state.name], None if shape["tags"] else output.left)
-            for state in states
-        )
-        for events in () if follow else chain.from_iterable(every):
+            return
+        get = _backwards if reverse else pages
+        limit = None if shape["tags"] else count
+        every = (get(shell, client, state, starts[state.name], limit) for state in states)
+        for events in chain.from_iterable(every):
             output.show(events)
             if output.is_full:
                 break
         if not output.shown:
-            shell.say(f"no such records in {', '.join(starts)}")
+            shell.say(f"no matching records in {', '.join(starts)}")
 
 
 @command("tail", params=[*OPTIONS])
-@click.option("-n", "--last", type=click.IntRange(0), default=0, help="First the last N of each.")
+@click.option(
+    "-n", "--last", type=click.IntRange(0), default=0, help="Start with the last N of each topic."
+)
 @pass_shell
 def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> None:
-    """Show records as they come.
+    """Follow new records.
 
     \b
     topics tail orders
     topics tail 'orders*' -n 10
 
-    A glob also stands for topics that are made later: they are shown within 2 seconds, from their
-    first record on. Lost records are a line in their place, as topics read has them. A server that
-    restarts is a pause. Ctrl-C is the end (exit code 130).
+    A glob also matches topics that are created later. They are shown within 2 seconds, from their
+    first record on. Lost records are a line in their place, as with topics read. After a restart of
+    the server the command continues. Press Ctrl-C to stop (exit code 130).
     """
     output = Output(shell, None, **shape)
     with reached(shell) as client:
@@ -151,16 +172,43 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
 def pages(
     shell: Shell, client: Topics, state: TopicState, after: int = 0, limit: int | None = None
 ) -> Iterator[list[Event]]:
-    """What a topic has behind a seq, up to the head of ``state``."""
-    reading = calls.Reading(state.name, after, limit, None, follow=False)
-    while reading.seq < state.head_seq and not reading.is_done:
+    """Yield the events of a topic after a seq, page by page, up to the head of ``state``."""
+    head, reading = state.head_seq, calls.Reading(state.name, after, limit, None, follow=False)
+    while reading.seq < head and not reading.is_done:
         events = reading.take(client.call(reading.call()))
         shell.back()
-        yield events
+        yield [each for each in events if not isinstance(each, Record) or each.seq <= head]
+
+
+def _backwards(
+    shell: Shell, client: Topics, state: TopicState, after: int, limit: int | None
+) -> Iterator[list[Event]]:
+    """Yield the events of a topic after a seq, the newest first, by windows of seqs.
+
+    A window grows while it has no records, because ranges of them may be deleted, and then shrinks.
+    """
+    size = least = min(limit or calls.PAGE, calls.PAGE)
+    high, end = state.head_seq, max(after, state.earliest_seq - 1)
+    is_lost = after < end  # below the records there may be a lost range
+    while high > end:
+        low = max(high - size, end)
+        window = msgspec.structs.replace(state, head_seq=high)
+        if size > least and any(pages(shell, client, window, low, 1)):
+            size = max(size // 2, least)
+            continue
+        found = [*chain.from_iterable(pages(shell, client, window, low, high - low))]
+        yield [each for each in reversed(found) if isinstance(each, Record)]
+        if found and not isinstance(found[0], Record):  # records were lost in the meantime
+            is_lost = True
+            break
+        size, high = size if found else 2 * size, low
+    if is_lost:
+        first = next(pages(shell, client, state, after, 1), [])
+        yield [each for each in first if not isinstance(each, Record)]
 
 
 def states_of(client: Topics, names: Iterable[str]) -> list[TopicState]:
-    """The topics that names and globs stand for. Raises `Failed` when there are none."""
+    """Return the topics that match names and globs. Raise `Failed` if there are none."""
     found = _names_of(client, names)
     if not found:
         raise Failed(f"no topic matches {' '.join(names)}", "topic_not_found", ExitCode.NOT_FOUND)
@@ -180,11 +228,19 @@ def _names_of(client: Topics, names: Iterable[str]) -> list[str]:
     return [*found]
 
 
+def _ended(client: Topics, state: TopicState, until: datetime | None) -> TopicState:
+    """Return a state whose head is the last record before a time."""
+    if until is None:
+        return state
+    last = min(client.topic(state.name).since(until), state.head_seq)
+    return msgspec.structs.replace(state, head_seq=last)
+
+
 def _start(client: Topics, state: TopicState, first: int | None, since: datetime | None) -> int:
-    """The seq behind which to begin."""
+    """Return the seq after which to start."""
     if since is not None:
         return client.topic(state.name).since(since)
-    if first is not None and first < 0:  # what was lost before the last ones is not asked for
+    if first is not None and first < 0:  # without the loss before the last records
         return max(state.head_seq + first, state.earliest_seq - 1)
     return max(min((first or 1) - 1, state.head_seq), 0)
 
@@ -196,7 +252,7 @@ def _follow(
     starts: Mapping[str, Start],
     output: Output,
 ) -> None:
-    """Show what comes until it is enough, or all topics are gone."""
+    """Show events until the output is complete. Raise `Failed` if all topics are deleted."""
     globs = [name for name in names if GLOB.search(name)]
     streams = Streams(client, starts, globs)
     try:
@@ -214,12 +270,12 @@ def _follow(
                 streams.topics.discard(event.topic)
         raise Failed("all topics are deleted", "topic_not_found", ExitCode.NOT_FOUND)
     finally:
-        shell.is_quiet = True  # streams that break from here on are no news
+        shell.is_quiet = True  # the streams break when the command ends
 
 
 class Streams:
-    """Events of many topics: a stream and a thread for each `STREAM_TOPICS` of them, and for those
-    that a glob matches later.
+    """Receives events of many topics, with a stream and a thread for each `STREAM_TOPICS` of them,
+    and for new topics that a glob matches.
     """
 
     def __init__(self, client: Topics, starts: Mapping[str, Start], globs: list[str]) -> None:
@@ -228,12 +284,12 @@ class Streams:
         self.topics: set[str] = set()
         self._begin([*starts.items()])
         if globs:
-            self._start(self._look)
+            self._start(self._scan)
 
     def next(self) -> Event | Exception:
-        """The next event, or what ends a stream."""
+        """Return the next event, or the error that ended a stream."""
         while True:
-            with suppress(Empty):  # Ctrl-C just before a wait is noticed behind it
+            with suppress(Empty):  # a signal just before a wait is handled only after it
                 return self.queue.get(timeout=WAIT_S)
 
     def _begin(self, starts: list[tuple[str, Start]]) -> None:
@@ -254,15 +310,16 @@ class Streams:
         for event in self._client.watch(*starts):
             self.queue.put(event)
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         while True:
-            sleep(LOOK_EVERY_S)
-            found = _names_of(self._client, self._globs)
-            self._begin([(name, 0) for name in found if name not in self.topics])
+            sleep(SCAN_EVERY_S)
+            with suppress(ConnectionLost, Throttled, Unavailable):  # the streams report it, too
+                found = _names_of(self._client, self._globs)
+                self._begin([(name, 0) for name in found if name not in self.topics])
 
 
 class Output:
-    """Writes events to stdout, up to ``left`` records; ``is_named``: with their topics."""
+    """Writes events to stdout, at most ``left`` records, with their topics if ``is_named``."""
 
     def __init__(
         self,
@@ -275,6 +332,7 @@ class Output:
     ) -> None:
         self.left, self._tags, self._fails, self.is_named = left, tags, fail_on_loss, False
         self._out, self.shown = sys.stdout.buffer, 0
+        self._style: Callable[..., str] = click.style if has_colours() else _unstyled
         if form is None and (shell.is_json or not sys.stdout.isatty()):
             form = "json"
         self._is_json = form == "json"
@@ -282,12 +340,12 @@ class Output:
 
     @property
     def is_full(self) -> bool:
-        """It has had enough."""
+        """Whether the record limit has been reached."""
         return self.left == 0
 
     def show(self, events: list[Event]) -> None:
-        """Write them: what is lost stands before the records of its page. Raises `Failed` where
-        records are lost, if that is asked for.
+        """Write the events of a page, its lost ranges first. Raise `Failed` at a lost range with
+        --fail-on-loss.
         """
         for event in events:
             if isinstance(event, Tombstone | TopicDeleted):
@@ -303,7 +361,7 @@ class Output:
         return self._tags is None or bool(record.tag and self._tags.match(record.tag))
 
     def flush(self) -> None:
-        """Let the reader have it."""
+        """Write buffered output."""
         self._out.flush()
 
     def _note(self, event: Tombstone | TopicDeleted) -> None:
@@ -323,37 +381,41 @@ class Output:
         return "".join(map(self._line, records)).encode()
 
     def _line(self, record: Record) -> str:
-        parts = [click.style(units.moment(record.ts), dim=True)]
+        parts = [self._style(units.moment(record.ts), dim=True)]
         if self.is_named:
-            parts.append(click.style(record.topic, fg="cyan"))
-        parts.append(click.style(f"#{record.seq}", dim=True))
+            parts.append(self._style(record.topic, fg="cyan"))
+        parts.append(self._style(f"#{record.seq}", dim=True))
         if record.tag is not None:
-            parts.append(click.style(units.printable(record.tag), fg="yellow"))
+            parts.append(self._style(units.printable(record.tag), fg="yellow"))
         return "  ".join([*parts, units.printable(_text(record.raw_data))]) + "\n"
 
 
 def json_lines(records: list[Record]) -> bytes:
-    """Each as a line of JSON."""
+    """Return each record as a line of JSON."""
     lines = msgspec.json.Encoder().encode_lines(records)
     if lines.count(b"\n") == len(records):
         return lines
-    # Line breaks between the parts of a value, as a writer has sent them.
+    # Payloads keep their whitespace, so that a line break may be between the parts of a value.
     table = bytes.maketrans(b"\r\n", b"  ")
     return b"".join(msgspec.json.encode(each).translate(table) + b"\n" for each in records)
 
 
+def _unstyled(text: str, **_: object) -> str:
+    return text
+
+
 def _text(raw: msgspec.Raw) -> str:
-    """JSON as one line."""
+    """Return JSON as one line."""
     return bytes(raw).decode().replace("\n", " ").replace("\r", " ")
 
 
 def _template(form: str) -> Callable[[list[Record]], bytes]:
-    """What writes records by a text with fields; it ends with a line break if it has none."""
+    """Return a function that formats records. A line break is added to a template without one."""
     if form == "json":
         return json_lines
     form = "%d" if form == "data" else form
     if "%" not in form or not FIELDS.keys() >= {*re.findall("%(.?)", form)}:
-        what = f"{form!r} is none: json, data, or a text with %{' %'.join(FIELDS)}"
+        what = f"{form!r} must be json, data, or a text with %{' %'.join(FIELDS)}"
         raise click.BadParameter(what, param_hint="--format")
     text = form.replace("\\n", "\n").replace("\\t", "\t").removesuffix("\n") + "\n"
 

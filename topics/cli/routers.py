@@ -8,25 +8,25 @@ from contextlib import suppress
 import click
 
 from topics.cli import configs
+from topics.cli.completing import ROUTER, TOPIC
 from topics.cli.shell import Shell, group, pass_shell
-from topics.cli.topics import sets
 from topics.client import NotFound, RouterInfo
 from topics.errors import ExitCode
 
 
 @group("router")
 def router() -> None:
-    """Work with routers, which copy records from topic to topic."""
+    """Manage routers, which copy records from topic to topic."""
 
 
 @router.command("ls")
-@click.option("--source", metavar="TOPIC", default="", help="Those from this topic.")
-@click.option("--dest", metavar="TOPIC", default="", help="Those to this topic.")
+@click.option("--source", metavar="TOPIC", default="", type=TOPIC, help="Only from this topic.")
+@click.option("--dest", metavar="TOPIC", default="", type=TOPIC, help="Only to this topic.")
 @pass_shell
 def ls(shell: Shell, source: str, dest: str) -> None:
     """List routers.
 
-    LAG is how many records of the source are not forwarded yet.
+    LAG is the number of records of the source that have not been forwarded yet.
     """
     columns = {
         "name": "ROUTER",
@@ -39,38 +39,38 @@ def ls(shell: Shell, source: str, dest: str) -> None:
     with shell.client() as client:
         found = []
         for listed in client.routers(source=source, dest=dest):
-            with suppress(NotFound):  # removed meanwhile
+            with suppress(NotFound):  # deleted in the meantime
                 found.append(client.router(listed.name))  # the list has no lag
-    empty = "there are no such routers" if source or dest else "there are no routers"
+    empty = "there are no matching routers" if source or dest else "there are no routers"
     shell.table(found, columns, {"filter": lambda filter: configs.shown("filter", filter)}, empty)
 
 
 @router.command("create")
 @click.argument("name")
-@click.argument("source")
-@click.argument("dest")
-@click.option("--filter", "tag", metavar="TAG", help="Only this tag; eu:* is all that begin so.")
-@sets
+@click.argument("source", type=TOPIC)
+@click.argument("dest", type=TOPIC)
+@click.option("--filter", "tag", metavar="TAG", help="Only this tag; eu:* matches a prefix.")
+@configs.sets("router")
 @pass_shell
 def create(
     shell: Shell, name: str, source: str, dest: str, tag: str | None, sets: tuple[str, ...]
 ) -> ExitCode:
-    """Copy what is appended to SOURCE from now on to DEST.
+    """Create a router, which copies records appended to SOURCE from now on to DEST.
 
-    A router that is there already stays as it is: the command ends with 0 when it is as asked, else
-    with 7.
+    An existing router is not changed: the exit code is 0 if its config has the specified values,
+    otherwise 7.
     """
     fields = {"source": source, "dest": dest, **({} if tag is None else {"filter": tag})}
     return configs.create(shell, "router", name, fields | configs.pairs(sets))
 
 
 @router.command("rm")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=ROUTER)
 @pass_shell
 def rm(shell: Shell, names: tuple[str, ...]) -> None:
-    """Remove routers. Copies stay.
+    """Delete routers. Copied records remain.
 
-    Nothing is removed when one of them is not there.
+    If one of the routers does not exist, nothing is deleted.
     """
     with shell.client() as client:
         for name in names:
@@ -81,12 +81,12 @@ def rm(shell: Shell, names: tuple[str, ...]) -> None:
 
 
 @router.command("graph")
-@click.option("--mermaid", is_flag=True, help="As a diagram of Mermaid.")
+@click.option("--mermaid", is_flag=True, help="Print a Mermaid diagram.")
 @pass_shell
 def graph(shell: Shell, mermaid: bool) -> None:
-    """Draw which topic is copied where.
+    """Print the routers as a tree of topics.
 
-    A topic that has been drawn already ends in "...".
+    A topic that was printed before ends with "...".
     """
     with shell.client() as client:
         found = [*client.routers()]
@@ -101,7 +101,7 @@ def graph(shell: Shell, mermaid: bool) -> None:
 
 
 def _label(router: RouterInfo) -> str:
-    """Its name, unless that is the usual one."""
+    """Return the name of a router, or nothing if it is SOURCE->DEST."""
     return "" if router.name == f"{router.source}->{router.dest}" else router.name
 
 
@@ -117,7 +117,9 @@ def _mermaid(routers: list[RouterInfo]) -> Iterator[str]:
 
 
 def _tree(routers: list[RouterInfo]) -> Iterator[str]:
-    """Sources first that are no dest; then a topic of each cycle."""
+    """Yield a line for each router, starting from topics that are not a dest, then from one topic
+    of each cycle.
+    """
     leaving: dict[str, list[RouterInfo]] = {}
     for each in routers:
         leaving.setdefault(each.source, []).append(each)

@@ -1,7 +1,6 @@
-"""Commands of the machine that has the data directory: serve, verify, inspect, repair, restore,
-keys.
+"""Commands on a data directory or key file: serve, verify, inspect, repair, restore, keys.
 
-The server's packages are imported by the commands themselves: the help is there before they are.
+The server packages are imported when a command runs, so that its help is shown without delay.
 """
 
 from __future__ import annotations
@@ -31,23 +30,26 @@ def _path(value: str) -> Path:
 
 
 @command("serve")
-@click.option("--host", metavar="ADDRESS", help="Where to listen (TOPICS_HOST, 127.0.0.1).")
-@click.option("--port", metavar="PORT", help="The port (TOPICS_PORT, 4000); 0 takes a free one.")
 @click.option(
-    "--data-dir", metavar="DIR", help="Where the data is kept (TOPICS_DATA_DIR, ./topics-data)."
+    "--host", metavar="ADDRESS", help="The address to listen on (TOPICS_HOST, 127.0.0.1)."
 )
-@click.option("--print-config", is_flag=True, help="Print the settings that count, and end.")
+@click.option("--port", metavar="PORT", help="The port (TOPICS_PORT, 4000); 0 selects a free one.")
+@click.option(
+    "--data-dir", metavar="DIR", help="The data directory (TOPICS_DATA_DIR, ./topics-data)."
+)
+@click.option("--print-config", is_flag=True, help="Print the effective settings, and exit.")
 def serve(host: str | None, port: str | None, data_dir: str | None, print_config: bool) -> ExitCode:
     """Run the server.
 
-    Settings are TOPICS_* variables; --print-config lists them with the values that would be used.
+    Settings are environment variables TOPICS_*. --print-config lists them with their effective
+    values.
     """
     with frozen():
         from topics.config import ConfigError
         from topics.process import boot
         from topics.storage.data_dir import NotADataDirectory, check_place
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # until the supervisor has its own handlers
+    for number in (signal.SIGTERM, signal.SIGHUP):  # until the supervisor sets its own handlers
         signal.signal(number, signal.SIG_DFL)
     environ = os.environ
     for name, value in (("HOST", host), ("PORT", port), ("DATA_DIR", data_dir)):
@@ -71,80 +73,80 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
 @command("verify")
 @click.argument("directory", metavar="DIR", type=_path)
 def verify(directory: Path) -> ExitCode:
-    """Look for damage in a data directory.
+    """Check a data directory for damage.
 
-    Every byte of a directory that no server uses is read. Files and folders whose names are not the
-    server's are listed. The server leaves them alone, so they do not change the exit code.
+    The command reads every byte of a directory that no server uses. It lists files and folders with
+    foreign names. The server ignores them, so they do not change the exit code.
     """
-    return _on_directory(lambda: _look_for_damage(directory), "verify")
+    return _on_directory(lambda: _verify(directory), "verify")
 
 
 @command("repair")
 @click.argument("directory", metavar="DIR", type=_path)
 @click.option("--dry-run", is_flag=True, help="Print what would be lost, and change nothing.")
 def repair(directory: Path, dry_run: bool) -> ExitCode:
-    """Let a data directory start again whose log is damaged.
+    """Repair a data directory with a damaged log.
 
-    No server uses it meanwhile. What cannot be read is told to readers as lost (reason damaged),
-    the damaged file is kept as NAME.damaged, and all that is lost is printed. Nothing else changes.
+    The server must be stopped. Unreadable records are printed, and reported to readers as lost
+    (reason damaged). The damaged file is kept as NAME.damaged. Nothing else changes.
     """
-    return _on_directory(lambda: _make_whole(directory, is_dry=dry_run), "repair")
+    return _on_directory(lambda: _repair(directory, is_dry=dry_run), "repair")
 
 
 @command("inspect")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_path)
 def inspect(files: tuple[Path, ...]) -> ExitCode:
-    """Show what data files hold."""
+    """Show the contents of data files."""
     return max(map(_inspect, files))
 
 
 @command("restore")
 @click.argument("file", metavar="FILE", type=click.File("rb"))
 @click.argument("directory", metavar="DIR", type=_path)
-@click.option("--as-new", is_flag=True, help="Let readers learn that they are to begin anew.")
-@click.option("--damaged", is_flag=True, help="Also when files were damaged before the backup.")
+@click.option("--as-new", is_flag=True, help="Notify readers that they must start again.")
+@click.option("--damaged", is_flag=True, help="Restore files that were damaged before the backup.")
 @pass_shell
 def restore(shell: Shell, file: IO[bytes], directory: Path, as_new: bool, damaged: bool) -> None:
-    """Make a data directory of a backup.
+    """Create a data directory from a backup.
 
     \b
     topics backup orders.tar
     topics restore orders.tar topics-data
 
-    DIR is absent or empty, and stays so if anything is wrong: every checksum is compared, and what
-    was written is verified before it gets its name. FILE may be - for stdin.
+    DIR must not exist or must be empty. All checksums and the written files are verified before DIR
+    is created, so that it is complete or unchanged. FILE may be - for stdin.
 
-    A server in DIR goes on where the backup was taken. Readers that were further then are not told
-    that seqs come twice; --as-new gives all topics another epoch, which tells them.
+    A server on DIR continues at the time of the backup. Readers with a later position do not notice
+    that seqs are used again. With --as-new, all topics get another epoch, which notifies them.
     """
     from topics.storage.disk import Damaged
     from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup
     from topics.storage.restore import restore as restore_from
 
-    name, nothing = file.name, f"{directory} is as it was"
+    name, unchanged = file.name, f"{directory} is unchanged"
     try:
         found, findings = restore_from(file, directory, as_new=as_new, with_damage=damaged)
     except CannotRestore as error:
         raise Mistake(str(error)) from None
     except NotABackup as error:
-        text = f"{name} is no whole backup: {error}; {nothing}"
+        text = f"{name} is not a complete backup: {error}; {unchanged}"
         raise Failed(text, "bad_backup", ExitCode.DAMAGED) from None
     except BackupDamaged as error:
         listed = "\n".join(error.findings)
-        text = f"{error}:\n{listed}\n{nothing}; --damaged restores it all the same"
+        text = f"{error}:\n{listed}\n{unchanged}; --damaged restores it anyway"
         raise Failed(text, "damaged", ExitCode.DAMAGED) from None
     except Damaged as error:
-        raise Failed(f"{error}; {nothing}", "damaged", ExitCode.DAMAGED) from None
+        raise Failed(f"{error}; {unchanged}", "damaged", ExitCode.DAMAGED) from None
     for finding in findings:
         shell.say(finding)
-    told = {
+    summary = {
         "created_ms": found.created_ms,
         "shards": found.shards,
         "files": len(found.members),
         "bytes": sum(member.size for member in found.members),
     }
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(found.created_ms / 1000))
-    shell.done(told, f"{directory}: as of {when} UTC, {told['files']} files")
+    shell.done(summary, f"{directory}: as of {when} UTC, {summary['files']} files")
 
 
 @group("keys")
@@ -153,12 +155,12 @@ def keys() -> None:
 
 
 @keys.command("hash")
-@click.option("--alias", is_flag=True, help="Also print, as a comment, what logs call the key.")
+@click.option("--alias", is_flag=True, help="Also print the name of the key in logs, as a comment.")
 def hash_key(alias: bool) -> ExitCode:
-    """Print what a key file may hold instead of a secret.
+    """Print the digest of a secret for a key file.
 
-    The secret is read from stdin, or asked for on a terminal. What is printed stands for it in a
-    key file or TOPICS_API_KEYS; scopes and prefixes may follow there.
+    The secret is read from stdin or, without echo, from the terminal. In a key file and in
+    TOPICS_API_KEYS the digest replaces the secret. Scopes and prefixes may follow it.
     """
     from topics.engine.access import HASHED, Principal, digest_of
 
@@ -176,18 +178,18 @@ def hash_key(alias: bool) -> ExitCode:
 @click.argument("file", metavar="FILE", type=_path)
 @pass_shell
 def check_keys(shell: Shell, file: Path) -> None:
-    """Show what the keys of a key file may do, or its mistakes.
+    """Show the permissions of the keys in a key file, or its errors.
 
-    Secrets are never shown: the alias is what logs call a key.
+    Secrets are never shown. ALIAS is the name of a key in logs.
     """
     from topics.process.keys import check
 
     try:
-        rows, mistakes = check(file)
+        rows, errors = check(file)
     except OSError as error:
-        mistakes = [error.strerror or str(error)]
-    if mistakes:
-        raise Mistake("\n".join(f"{file}: {mistake}" for mistake in mistakes))
+        errors = [error.strerror or str(error)]
+    if errors:
+        raise Mistake("\n".join(f"{file}: {each}" for each in errors))
     if not shell.is_json:
         rows = [row | {"prefixes": row["prefixes"] or ("(all names)",)} for row in rows]
     titles = {"line": "LINE", "alias": "ALIAS", "scopes": "SCOPES", "prefixes": "PREFIXES"}
@@ -208,7 +210,7 @@ def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
         raise Failed(str(error), "damaged", ExitCode.DAMAGED) from None
 
 
-def _look_for_damage(directory: Path) -> ExitCode:
+def _verify(directory: Path) -> ExitCode:
     from topics.storage.data_dir import held_for_reading
     from topics.storage.disk import DAMAGED
     from topics.storage.names import Foreign
@@ -232,7 +234,7 @@ def _look_for_damage(directory: Path) -> ExitCode:
     return ExitCode.DAMAGED if findings else ExitCode.DONE
 
 
-def _make_whole(directory: Path, *, is_dry: bool) -> ExitCode:
+def _repair(directory: Path, *, is_dry: bool) -> ExitCode:
     from topics.storage.data_dir import held_for_repair
     from topics.storage.disk import Damaged
     from topics.storage.recovery.repair import repairs
@@ -241,12 +243,12 @@ def _make_whole(directory: Path, *, is_dry: bool) -> ExitCode:
         try:
             needed = repairs(directory, shards)
         except Damaged as error:
-            said = "no repair is possible; restore a backup. Nothing was changed"
-            raise Failed(f"{error}\ntopics: {said}", "damaged", ExitCode.DAMAGED) from None
+            advice = "no repair is possible; restore a backup. Nothing was changed"
+            raise Failed(f"{error}\ntopics: {advice}", "damaged", ExitCode.DAMAGED) from None
         for repair in needed:
             sys.stdout.write("".join(f"{line}\n" for line in repair.lines))
         if is_dry and needed:
-            sys.stdout.write("nothing was changed: a repair without --dry-run does it\n")
+            sys.stdout.write("nothing was changed because of --dry-run\n")
             return ExitCode.DAMAGED
         for repair in needed:
             repair.apply()

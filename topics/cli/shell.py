@@ -1,4 +1,4 @@
-"""Shell: what all commands share: the options of every command, the client, output, exit codes.
+"""Shell: shared by all commands: global options, the client, output, exit codes.
 
     @command("ls")
     @click.argument("prefix", default="")
@@ -7,11 +7,12 @@
         with shell.client() as client:
             shell.table(client.topics(prefix), {"name": "NAME", "count": "RECORDS"})
 
-The options stand before or behind the name of a command.
+Global options may be before or after the name of a command.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -27,18 +28,17 @@ from topics.errors import ExitCode
 if TYPE_CHECKING:
     from topics.client import Topics, TopicsError
 
-PATIENCE_S: Final = 60.0  # of commands that move many records or run for long
-SECRET_MAX_BYTES: Final = 64 * 1024  # no head of a request is longer
+SECRET_MAX_BYTES: Final = 64 * 1024  # the limit of a request's header
 
 
 class Mistake(click.ClickException):
-    """An argument, a field or a file that is wrong."""
+    """A wrong argument, field or file."""
 
     exit_code = ExitCode.USAGE
 
 
 class Failed(click.ClickException):
-    """What a command ends with: one line, and for programs its ``code``."""
+    """A failure of a command: one line for users, and a ``code`` for programs."""
 
     def __init__(self, message: str, code: str, end: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class Failed(click.ClickException):
 
 @dataclass
 class Shell:
-    """One run of the program. ``timeout``: s to try while a server does not answer."""
+    """A run of the program. ``timeout`` is the time in s to retry an unavailable server."""
 
     url: str | None = None
     context: str | None = None
@@ -55,22 +55,22 @@ class Shell:
     is_json: bool = False
     is_quiet: bool = False
     timeout: float | None = None
-    is_away: bool = False  # the server, as far as stderr knows
+    is_away: bool = False  # an interruption of the server has been reported
 
     def client(self, *, is_patient: bool = False) -> Topics:
-        """A client of the server. One that is patient goes on after `PATIENCE_S` without it;
-        any other fails at the first failure. Raises `TopicsError`.
+        """Return a client. A patient one retries as `topics.client` does: streams and workers
+        without end. Any other fails at the first failure. Raise `TopicsError`.
         """
         from topics.client import Retry, Topics
         from topics.client.settings import read_key
 
-        patience = PATIENCE_S if is_patient else 0.0
+        retry = None if is_patient else Retry(deadline=0.0)
         return Topics(
             self.url,
             key=read_key(self.key_file) if self.key_file else None,
             context=self.context,
             timeout=30.0 if self.timeout is None else max(min(30.0, self.timeout), 0.1),
-            retry=Retry(deadline=patience if self.timeout is None else self.timeout),
+            retry=retry if self.timeout is None else Retry(deadline=self.timeout),
             on_pause=self._on_pause,
         )
 
@@ -80,15 +80,15 @@ class Shell:
         self.is_away = True
 
     def back(self) -> None:
-        """The server answers. What follows streams calls it with each event."""
+        """Report the end of an interruption. To be called after each response or event."""
         if self.is_away:
             self.is_away = False
             self.say("connected again")
 
     def say(self, text: str) -> None:
-        """Tell people something, on stderr."""
+        """Write a message for users to stderr."""
         if not self.is_quiet:
-            _talk(f"topics: {text}")
+            _write_stderr(f"topics: {text}")
 
     def emit(self, value: Any) -> None:
         """Write a value as one line of JSON. Structs have the API's names."""
@@ -97,18 +97,18 @@ class Shell:
         click.echo(msgspec.json.encode(value))
 
     def done(self, value: Any, text: str) -> None:
-        """Tell what was done: an object with ``--json``, else words on stderr."""
+        """Report a completed action: as an object with ``--json``, otherwise as a message."""
         if self.is_json:
             self.emit(value)
         else:
             self.say(text)
 
     def confirm(self, question: str, is_sure: bool) -> None:
-        """Ask on a terminal, unless ``--yes`` has said so. Raises when the answer is no."""
+        """Ask on a terminal unless ``--yes`` was given. Raise if the user does not confirm."""
         if is_sure:
             return
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{question} Without a terminal, --yes must say so.")
+            raise Mistake(f"{question} Confirm with --yes, because stdin is no terminal.")
         if not click.confirm(question, err=True):
             raise click.ClickException("nothing was changed")
 
@@ -121,8 +121,8 @@ class Shell:
     ) -> None:
         """Write ``rows`` (structs or mappings) as a table, or with ``--json`` each as one line.
 
-        ``columns``: a field and its title; ``show``: how values of a field are written;
-        ``empty``: what is told on stderr when there are no rows.
+        ``columns`` has the titles by field, ``show`` the formats by field. ``empty`` is a message
+        for the case without rows.
         """
         rows = [*rows]
         if not rows and empty:
@@ -143,38 +143,35 @@ class Shell:
     def failed(
         self, error: BaseException, interrupted: ExitCode = ExitCode.INTERRUPTED
     ) -> ExitCode:
-        """Print why a command ends, and return its exit code.
-
-        ``interrupted`` is the exit code of an interrupt.
-        """
+        """Report an error, and return the exit code. ``interrupted`` is that of an interrupt."""
         match error:
             case click.exceptions.Exit():
                 return ExitCode(error.exit_code)
             case KeyboardInterrupt() | click.Abort():
-                self._tell("interrupted", "interrupted")
+                self._report("interrupted", "interrupted")
                 return interrupted
             case Failed():
-                self._tell(error.code, error.message)
+                self._report(error.code, error.message)
                 return error.end
             case click.ClickException():
                 if self.is_json or not isinstance(error, click.UsageError):
                     code = "usage" if error.exit_code == ExitCode.USAGE else "failed"
-                    self._tell(code, error.format_message())
+                    self._report(code, error.format_message())
                 else:
                     error.show()
                 return ExitCode(error.exit_code)
-            case OSError():  # a read of a damaged disk, or a write to stdout, names no file
+            case OSError():  # a read from a damaged disk or a write to stdout has no file name
                 place = "" if error.filename is None else f"{error.filename}: "
-                self._tell("file", f"{place}{error.strerror or error}")
+                self._report("file", f"{place}{error.strerror or error}")
                 return ExitCode.FAILED
-            case UnicodeEncodeError():  # an argument that is no file's name
-                self._tell("usage", f"not UTF-8: {error.object!r}")
+            case UnicodeEncodeError():  # an argument that is not UTF-8
+                self._report("usage", f"not UTF-8: {error.object!r}")
                 return ExitCode.USAGE
             case _:
                 return self._refused(error)
 
     def _refused(self, error: BaseException) -> ExitCode:
-        """Tell what the client has raised. Raises any other error."""
+        """Report an error of the client. Raise any other error."""
         from topics.client import errors
 
         if not isinstance(error, errors.TopicsError):
@@ -188,65 +185,84 @@ class Shell:
             case errors.Refused():
                 end = ExitCode.REFUSED
                 if error.status == 401:
-                    hint = "(TOPICS_API_KEY, --key-file or a context has the key)"
+                    hint = "(set the key by TOPICS_API_KEY, --key-file or a context)"
                     message = f"{error.message} {hint}"
             case errors.ConnectionLost():
                 end = ExitCode.UNREACHABLE
-                message = f"no answer from {error.message} (topics serve starts a server)"
+                message = f"no response from {error.message} (topics serve starts a server)"
             case errors.Unavailable():
                 end = ExitCode.UNREACHABLE
-        self._tell(error.code, message, status=error.status, detail=error.detail)
+        self._report(error.code, message, status=error.status, detail=error.detail)
         return end
 
-    def _tell(self, code: str, message: str, **fields: Any) -> None:
+    def _report(self, code: str, message: str, **fields: Any) -> None:
         if self.is_json:
             import msgspec
 
-            told = {"error": {"code": code, "message": message, **fields}}
-            _talk(msgspec.json.encode(told))
+            _write_stderr(
+                msgspec.json.encode({"error": {"code": code, "message": message, **fields}})
+            )
         else:
-            _talk(f"topics: {message}")
+            _write_stderr(f"topics: {message}")
 
 
-def _talk(line: str | bytes) -> None:
-    """Write a line on stderr; that nobody reads it ends no command."""
+def _write_stderr(line: str | bytes) -> None:
+    """Write a line to stderr. A closed stderr does not stop a command."""
     with suppress(OSError):
         click.echo(line, err=True)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """What may be meant, for the end of an error."""
+    """Return the nearest name, or all names, as the end of an error message."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known := [*names], 1, 0.5)
-    return f"; did you mean {near[0]}?" if near else f" (there are {', '.join(known)})"
+    return f"; did you mean {near[0]}?" if near else f" (known: {', '.join(known) or 'none'})"
+
+
+def has_colours() -> bool:
+    """Return whether text on the terminal may have colours (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and not is_dumb()
+
+
+def is_dumb() -> bool:
+    """Return whether the terminal only shows plain lines."""
+    return os.environ.get("TERM") == "dumb"
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Lines in which the cells of each column stand below each other."""
+    """Return lines in which the cells of each column start at the same position."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def write_table(titles: list[str], rows: list[list[str]]) -> None:
-    """Write columns: as wide as the terminal allows, or in full into a pipe."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in titles:
-            table.add_column(title, no_wrap=True, overflow="ellipsis")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        Console().print(table)
+    """Write columns: as wide as the terminal allows, or in full to a pipe. On a terminal the widest
+    columns, which are names and data, are shortened first.
+    """
+    if not sys.stdout.isatty():
+        click.echo("\n".join(aligned([titles, *rows])))
         return
-    click.echo("\n".join(aligned([titles, *rows])))
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console, table = Console(), Table(box=None, pad_edge=False, header_style="bold")
+    columns = [*zip(titles, *rows, strict=True)]
+    space = console.width - 2 * (len(columns) - 1)
+    widths = [min(max(map(cell_len, column)), space) for column in columns]
+    while sum(widths) > space and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    for title, width in zip(titles, widths, strict=True):
+        table.add_column(title, no_wrap=True, overflow="ellipsis", width=width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def secret(prompt: str) -> bytes:
-    """What is typed and not shown, or stdin without the end of its line."""
+    """Read a secret from the terminal without echo, or from stdin without its line end."""
     if sys.stdin.isatty():
         from getpass import getpass
 
@@ -255,6 +271,17 @@ def secret(prompt: str) -> bytes:
         except EOFError:
             return b""
     return sys.stdin.buffer.read(SECRET_MAX_BYTES).removesuffix(b"\n").removesuffix(b"\r")
+
+
+def context_names(_context: object, _parameter: object, incomplete: str) -> list[str]:
+    """Return the names of contexts that begin with ``incomplete``, for the completion of shells."""
+    from topics.client import TopicsError
+    from topics.client.settings import read_contexts
+
+    try:
+        return [name for name in sorted(read_contexts().by_name) if name.startswith(incomplete)]
+    except (TopicsError, OSError):
+        return []
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -268,15 +295,21 @@ def _global(*names: str, **options: Any) -> click.Option:
 
 GLOBALS: Final[list[click.Option]] = [
     _global("--url", metavar="URL", help="The server (TOPICS_URL, http://127.0.0.1:4000)."),
-    _global("-c", "--context", metavar="NAME", help="A server by its name (topics context)."),
+    _global(
+        "-c",
+        "--context",
+        metavar="NAME",
+        shell_complete=context_names,
+        help="A server by its name (topics context).",
+    ),
     _global("--key-file", metavar="FILE", help="A file with the API key (TOPICS_API_KEY)."),
-    _global("--json", "is_json", is_flag=True, help="Write JSON, one object a line."),
-    _global("-q", "--quiet", "is_quiet", is_flag=True, help="Write nothing on stderr but errors."),
+    _global("--json", "is_json", is_flag=True, help="Write JSON, one object per line."),
+    _global("-q", "--quiet", "is_quiet", is_flag=True, help="Write only errors to stderr."),
     _global(
         "--timeout",
         type=click.FloatRange(min=0),
         metavar="SECONDS",
-        help="Try for so long while the server does not answer (0, or 60 where many records move).",
+        help="Retry for this time while the server is unavailable (0; 60 if many records move).",
     ),
 ]
 
@@ -287,32 +320,32 @@ for _option in _HIDDEN:
 
 
 class Command(click.Command):
-    """A command that takes the options of every command, too."""
+    """A command that also accepts the global options."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.epilog = self.epilog or "Options of every command, and exit codes: topics --help."
+        self.epilog = self.epilog or "Global options and exit codes: topics --help."
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Its own first; they go before those of every command."""
+        """Return its own parameters, then the global options that it does not redefine."""
         own = super().get_params(context)
         taken = {name for parameter in own for name in parameter.opts}
         return [*own, *(option for option in _HIDDEN if not taken & {*option.opts})]
 
 
 class Group(click.Group):
-    """Commands with one name before theirs."""
+    """A group of commands."""
 
     command_class = Command
 
 
 def command(name: str, **options: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """`click.command`, with the options of every command."""
+    """Return `click.command` with the global options."""
     return click.command(name, cls=Command, **options)
 
 
 def group(name: str, **options: Any) -> Callable[[Callable[..., Any]], click.Group]:
-    """`click.group`, likewise."""
+    """Return `click.group` with the global options."""
     return click.group(name, cls=Group, **options)
 
 

@@ -1,8 +1,8 @@
-"""The command top: what a server does now.
+"""The command top: the current activity of a server.
 
-    sample --interval--> sample --difference--> look --> lines on the terminal, or an object
+    sample --interval--> sample --difference--> report --> lines on the terminal, or a JSON object
 
-A look has a member for each figure; rates are None without a sample before, as after a restart.
+A report has a member for each figure. Rates are None without an earlier sample, as after a restart.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Final, NamedTuple
 import click
 
 from topics.cli.measure import AWAY, Metrics, by, readiness, sync_ms
-from topics.cli.shell import Shell, aligned, command, pass_shell
+from topics.cli.shell import Shell, aligned, command, is_dumb, pass_shell
 from topics.cli.units import Duration, duration, size
 from topics.client import Topics, Unavailable, calls
 from topics.errors import ExitCode
 
-Look = dict[str, Any]
+Report = dict[str, Any]
 
 RATES: Final = ("writes", "reads", "errors")
 
 
 class Sample(NamedTuple):
-    """What a server has counted. ``topics``: head seq, records, bytes."""
+    """The counters of a server at a time. ``topics`` has head seq, records and bytes by name."""
 
     at: float
     metrics: Metrics
@@ -38,7 +38,7 @@ def _rate(value: float) -> str:
     return f"{value:.1f}/s" if 0 < value < 10 else f"{value:,.0f}/s"
 
 
-# By field: the title of its column, and how a value is written. Names are last: they may be long.
+# By field: the title of its column and the format of its values. Names may be long and are last.
 TOPICS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "records_per_s": ("NEW", _rate),
     "records": ("RECORDS", str),
@@ -56,27 +56,27 @@ ROUTERS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 
 
 @command("top")
-@click.option("--once", is_flag=True, help="Look for one interval, print it, and end.")
+@click.option("--once", is_flag=True, help="Print one interval and exit.")
 @click.option("--interval", type=Duration(least=100), default="2s", show_default=True)
 @click.option("-n", "--rows", type=click.IntRange(min=0), default=20, show_default=True,
-              metavar="ROWS", help="How many topics, and routers, to show.")  # fmt: skip
+              metavar="ROWS", help="The number of topics, and of routers, to show.")  # fmt: skip
 @pass_shell
 def top(shell: Shell, once: bool, interval: int, rows: int) -> ExitCode:
-    """Show what the server does now.
+    """Show the current activity of the server.
 
-    Topics with the most new records stand first, routers with the longest lag. Writes and reads
-    are requests (append, diff), errors all answers from 400 on; the times of fsync are those of
-    the interval. Ctrl-C is the normal end (exit 0).
+    Topics with the most new records and routers with the longest lag come first. Writes are append
+    requests, reads diff requests, and errors all responses with a status from 400 on. The fsync
+    times are those of the interval. Press Ctrl-C to stop (exit code 0).
     """
     with shell.client() as client:
-        every = looks(client, interval / 1000, rows)
+        every = reports(client, interval / 1000, rows)
         try:
-            if once or shell.is_json or not sys.stdout.isatty():
+            if once or shell.is_json or not sys.stdout.isatty() or is_dumb():
                 next(every)
-                for look in every:
-                    shell.emit(look) if shell.is_json else click.echo("\n".join([*lines(look), ""]))
+                for each in every:
+                    shell.emit(each) if shell.is_json else click.echo("\n".join([*lines(each), ""]))
                     if once:
-                        return ExitCode.DONE if "version" in look else ExitCode.UNREACHABLE
+                        return ExitCode.DONE if "version" in each else ExitCode.UNREACHABLE
             else:
                 draw(every)
         except KeyboardInterrupt:
@@ -84,31 +84,31 @@ def top(shell: Shell, once: bool, interval: int, rows: int) -> ExitCode:
     return ExitCode.DONE
 
 
-def looks(client: Topics, interval_s: float, rows: int) -> Iterator[Look]:
-    """One for each interval, the first at once. Raises `TopicsError` when the server cannot be
-    reached at first.
+def reports(client: Topics, interval_s: float, rows: int) -> Iterator[Report]:
+    """Yield a report for each interval, the first immediately. Raise `TopicsError` if the server
+    cannot be reached at the start.
     """
-    before, look = None, None
+    before, report = None, None
     while True:
         began = time.monotonic()
         head = {"ts": int(1000 * time.time()), "server": client.target.url}
         try:
             after, ready = sample(client), readiness(client)
         except AWAY as failure:
-            if look is None:
+            if report is None:
                 raise
-            before, look = None, {"is_ready": False, "state": f"not reachable: {failure.message}"}
+            before, report = None, {"is_ready": False, "state": f"unreachable: {failure.message}"}
         else:
             if before and after.metrics["topics_uptime_ms"] < before.metrics["topics_uptime_ms"]:
                 before = None
-            look = {"is_ready": ready.is_ready, "state": str(ready), **look_of(before, after, rows)}
-            before = after
-        yield head | look
+            state = {"is_ready": ready.is_ready, "state": str(ready)}
+            before, report = after, state | report_of(before, after, rows)
+        yield head | report
         time.sleep(max(0.0, began + interval_s - time.monotonic()))
 
 
 def sample(client: Topics) -> Sample:
-    """Ask the server. Raises `TopicsError`."""
+    """Return the current counters of the server. Raise `TopicsError`."""
     metrics = client.call(calls.metrics())
     names = ("head_seq", "records_live", "bytes_live")
     heads, counts, sizes = (by(metrics, f"topics_topic_{name}", "topic") for name in names)
@@ -121,8 +121,8 @@ def sample(client: Topics) -> Sample:
     return Sample(time.monotonic(), metrics, topics)
 
 
-def look_of(before: Sample | None, after: Sample, rows: int) -> Look:
-    """What has happened between two samples."""
+def report_of(before: Sample | None, after: Sample, rows: int) -> Report:
+    """Return the report of the time between two samples."""
     metrics, then = after.metrics, before.metrics if before else {}
 
     def rate(now: float, earlier: float) -> float | None:
@@ -141,7 +141,7 @@ def look_of(before: Sample | None, after: Sample, rows: int) -> Look:
 
     heads = {name: head for name, (head, *_) in before.topics.items()} if before else {}
     ready, in_flight = of("topic", "queue_ready"), of("topic", "queue_in_flight")
-    topics: list[Look] = [
+    topics: list[Report] = [
         {
             "records_per_s": rate(head, heads.get(name, 0)),
             "records": count,
@@ -154,7 +154,7 @@ def look_of(before: Sample | None, after: Sample, rows: int) -> Look:
     ]
     behind, lags = of("router", "lag_records"), of("router", "lag_ms")
     forwarded = of("router", "forwarded_total", then)
-    routers: list[Look] = [
+    routers: list[Report] = [
         {
             "records_per_s": rate(total, forwarded.get(name, 0)),
             "lag_records": behind[name],
@@ -180,36 +180,36 @@ def look_of(before: Sample | None, after: Sample, rows: int) -> Look:
     }
 
 
-def draw(every: Iterator[Look]) -> None:
-    """Show each look in place of the one before."""
+def draw(every: Iterator[Report]) -> None:
+    """Show each report in place of the previous one."""
     from rich.live import Live
     from rich.text import Text
 
     with Live(screen=True, auto_refresh=False) as live:
-        for look in every:
-            text = "\n".join(lines(look))
+        for each in every:
+            text = "\n".join(lines(each))
             live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
-def lines(look: Look) -> list[str]:
-    """A head, and tables with the names at the right: they may be long."""
-    if "version" not in look:
-        return [f"{look['server']}  {look['state']}"]
+def lines(report: Report) -> list[str]:
+    """Return the lines of a report: a header, and tables with the names on the right."""
+    if "version" not in report:
+        return [f"{report['server']}  {report['state']}"]
 
     def shown(value: float | str | None, show: Callable[[Any], str]) -> str:
         return "-" if value is None else show(value)
 
-    rates = (f"{each} {shown(look[f'{each}_per_s'], _rate)}" for each in RATES)
-    p50, p99 = (shown(look[f"fsync_{each}_ms"], "{:.1f} ms".format) for each in ("p50", "p99"))
-    streams = ", ".join(f"{count} {kind}" for kind, count in look["streams"].items() if count)
-    free = size(look["disk_free_bytes"])
+    rates = (f"{each} {shown(report[f'{each}_per_s'], _rate)}" for each in RATES)
+    p50, p99 = (shown(report[f"fsync_{each}_ms"], "{:.1f} ms".format) for each in ("p50", "p99"))
+    streams = ", ".join(f"{count} {kind}" for kind, count in report["streams"].items() if count)
+    free = size(report["disk_free_bytes"])
     head = "topics {version}  {server}  up {up}  {state}"
     written = [
-        head.format(**look, up=duration(look["uptime_ms"])),
+        head.format(**report, up=duration(report["uptime_ms"])),
         "  ".join([*rates, f"streams {streams or 0}"]),
         f"fsync p50 {p50} p99 {p99}  disk free {free}",
     ]
-    for columns, rows in ((TOPICS, look["topics"]), (ROUTERS, look["routers"])):
+    for columns, rows in ((TOPICS, report["topics"]), (ROUTERS, report["routers"])):
         cells = [[title for title, _ in columns.values()]]
         for row in rows:
             cells += [[shown(row[field], show) for field, (_, show) in columns.items()]]

@@ -7,14 +7,12 @@ from typing import Any, get_args
 import click
 
 from topics.cli import configs, units
+from topics.cli.completing import TOPIC
 from topics.cli.shell import Shell, command, pass_shell
 from topics.errors import ExitCode
 from topics.formats.api.topic_config import Durability
 
-yes = click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask.")
-sets = click.option(
-    "--set", "sets", metavar="FIELD=VALUE", multiple=True, help="Any field of its config."
-)
+yes = click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask for confirmation.")
 
 
 def _ago(ts_ms: int | None) -> str:
@@ -22,12 +20,12 @@ def _ago(ts_ms: int | None) -> str:
 
 
 @command("ls")
-@click.argument("prefix", default="")
+@click.argument("prefix", default="", type=TOPIC)
 @pass_shell
 def ls(shell: Shell, prefix: str) -> None:
     """List topics.
 
-    All, or those whose names begin with PREFIX.
+    With PREFIX, only topics whose names begin with it.
     """
     columns = {"name": "TOPIC", "count": "RECORDS", "bytes": "SIZE", "last_write_ts": "WRITTEN"}
     with shell.client() as client:
@@ -37,10 +35,10 @@ def ls(shell: Shell, prefix: str) -> None:
 
 
 @command("info")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @pass_shell
 def info(shell: Shell, topic: str) -> None:
-    """Show how a topic stands, and its config.
+    """Show the state and the config of a topic.
 
     Fields that differ from the defaults come first.
     """
@@ -74,33 +72,40 @@ def info(shell: Shell, topic: str) -> None:
 @click.option("--queue", "type", flag_value="queue", help="A queue, whose records are jobs.")
 @click.option("--durability", type=click.Choice(get_args(Durability)), help="Default: disk.")
 @click.option(
-    "--ttl", "ttl_ms", metavar="TIME", type=units.DURATION, help="Keep records so long: 7d."
+    "--ttl", "ttl_ms", metavar="TIME", type=units.DURATION, help="Keep records for this time: 7d."
 )
-@click.option("--cap", "cap_records", metavar="COUNT", type=units.COUNT, help="Keep so many: 1M.")
-@click.option("--cap-bytes", metavar="SIZE", type=units.BYTES, help="Keep so many bytes: 1G.")
-@sets
+@click.option("--cap", "cap_records", metavar="COUNT", type=units.COUNT,
+              help="Keep at most this number of records: 1M.")  # fmt: skip
+@click.option("--cap-bytes", metavar="SIZE", type=units.BYTES, help="Keep at most this size: 1G.")
+@configs.sets("topic")
 @pass_shell
 def create(shell: Shell, /, topic: str, sets: tuple[str, ...], **options: Any) -> ExitCode:
-    """Make a topic.
+    """Create a topic.
 
-    What is not named takes its default. A topic that is there already stays as it is: the command
-    ends with 0 when it is as asked, else with 7.
+    Fields that are not specified get their defaults. An existing topic is not changed: the exit
+    code is 0 if its config has the specified values, otherwise 7.
     """
     fields = {field: value for field, value in options.items() if value is not None}
     return configs.create(shell, "topic", topic, fields | configs.pairs(sets))
 
 
 @command("config")
-@click.argument("topic")
-@click.argument("pairs", metavar="[FIELD=VALUE]...", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Print the changes (exit code 7), and make none.")
+@click.argument("topic", type=TOPIC)
+@click.argument("pairs", metavar="[FIELD=VALUE]...", nargs=-1, type=configs.Pair("topic"))
+@click.option("--dry-run", is_flag=True, help="Print the changes, and apply none (exit code 7).")
+@yes
 @pass_shell
-def config(shell: Shell, topic: str, pairs: tuple[str, ...], dry_run: bool) -> ExitCode:
+def config(
+    shell: Shell, topic: str, pairs: tuple[str, ...], dry_run: bool, is_sure: bool
+) -> ExitCode:
     """Show or change the config of a topic.
 
-    Fields that are not named stay. Values are JSON or text; fields of ms take 7d, those of bytes
-    1G, and counts 1M. A shorter ttl_ms and a lower cap remove records, also of a topic that rejects
-    and jobs that are leased; --dry-run says how many.
+    Only the specified fields change. Values are JSON or text. Fields in milliseconds accept 7d,
+    fields in bytes 1G, and counts 1M.
+
+    A shorter ttl_ms or a lower cap removes records, including those of a topic with discard reject
+    and leased jobs. The command reports their number and asks for confirmation. --yes confirms in
+    advance, --dry-run only reports.
     """
     with shell.client() as client:
         state = client.topic(topic).state()
@@ -111,58 +116,65 @@ def config(shell: Shell, topic: str, pairs: tuple[str, ...], dry_run: bool) -> E
                 configs.table_of(state.config)
             return ExitCode.DONE
         asked = configs.change(client, "topic", topic, configs.pairs(pairs))
-        dropped = asked.dropped(client) if dry_run else asked.apply(client)
-    configs.tell(shell, asked, **({"dropped": dropped} if asked.changes_limits else {}))
+        dropped = asked.dropped(client)
+        if not dry_run:
+            if dropped:
+                changes = ", ".join(asked.lines())
+                loss = f"{units.counted(dropped)} of {topic}"
+                shell.confirm(f"Change {changes} and remove {loss}?", is_sure)
+            dropped = asked.apply(client)
+    configs.show(shell, asked, **({"dropped": dropped} if asked.changes_limits else {}))
     if dropped:
         verb = "would remove" if dry_run else "removed"
-        shell.say(f"this {verb} {dropped} record{'s' if dropped > 1 else ''}")
+        shell.say(f"this {verb} {units.counted(dropped)}")
     if asked.word == "keep":
         shell.say("nothing to change")
     elif dry_run:
-        shell.say("nothing was changed; without --dry-run it is")
+        shell.say("nothing was changed because of --dry-run")
         return ExitCode.DIFFERENT
     return ExitCode.DONE
 
 
 @command("rm")
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, type=TOPIC)
 @yes
 @pass_shell
 def rm(shell: Shell, topics: tuple[str, ...], is_sure: bool) -> None:
-    """Remove topics with all their records.
+    """Delete topics with all their records.
 
-    Routers from and to them go, too. Nothing is removed when one of them is not there.
+    Routers from and to these topics are deleted as well. If one of the topics does not exist,
+    nothing is deleted.
     """
     with shell.client() as client:
-        said = []
+        losses = []
         for name in topics:
             state = client.topic(name).state()
-            said.append(f"{name} ({state.count} records, {units.size(state.bytes)})")
+            losses.append(f"{name} ({units.counted(state.count)}, {units.size(state.bytes)})")
             if not is_sure:
                 found = [*client.routers(source=name), *client.routers(dest=name)]
-                said += [f"router {router.name}" for router in found]
-        shell.confirm(f"Remove {', '.join(said)}?", is_sure)
+                losses += [f"router {router.name}" for router in found]
+        shell.confirm(f"Remove {', '.join(losses)}?", is_sure)
         for name in topics:
             client.topic(name).drop()
             shell.done({"topic": name, "deleted": True}, f"removed {name}")
 
 
 @command("delete")
-@click.argument("topic")
-@click.option("--before", metavar="SEQ", type=click.IntRange(min=0), help="Those below this seq.")
-@click.option("--tag", metavar="TAG", help="Those with this tag; eu:* is all that begin with eu:.")
+@click.argument("topic", type=TOPIC)
+@click.option("--before", metavar="SEQ", type=click.IntRange(min=0), help="Records below this seq.")
+@click.option("--tag", metavar="TAG", help="Records with this tag; eu:* matches a prefix.")
 @yes
 @pass_shell
 def delete(shell: Shell, topic: str, before: int | None, tag: str | None, is_sure: bool) -> None:
-    """Delete records of a topic for good.
+    """Delete records of a topic.
 
-    With both options, those that fit both.
+    With both options, only records that match both. Readers are not notified of deleted records.
     """
     if before is None and tag is None:
-        raise click.UsageError("which records? --before SEQ or --tag TAG says it")
+        raise click.UsageError("specify the records with --before SEQ or --tag TAG")
     which = "" if before is None else f" before seq {before}"
     which += "" if tag is None else f" with tag {tag}"
     with shell.client() as client:
         shell.confirm(f"Delete records of {topic}{which}?", is_sure)
         done = client.topic(topic).delete(before=before, tag=tag)
-    shell.done(done, f"deleted {done.deleted} records of {topic}; it has {done.count}")
+    shell.done(done, f"deleted {units.counted(done.deleted)} of {topic}; {done.count} remain")

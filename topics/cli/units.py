@@ -1,10 +1,10 @@
-"""Units: times, sizes and counts as people write and read them."""
+"""Units: converts times, sizes and counts from and to the text that users write and read."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from time import time
 from typing import Final
 
@@ -17,43 +17,56 @@ MULTIPLES: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def size(count: int) -> str:
-    """Bytes: ``512 B``, ``1.5 MiB``."""
+    """Return a number of bytes as ``512 B`` or ``1.5 MiB``."""
     value, unit = float(count), 0
     while value >= 1024 and unit + 1 < len(SIZES):
         value, unit = value / 1024, unit + 1
     return f"{count} B" if not unit else f"{value:.3g} {SIZES[unit]}"
 
 
+def counted(records: int) -> str:
+    """Return a number of records as ``1 record`` or ``12,000 records``."""
+    return f"{records:,} record{'' if records == 1 else 's'}"
+
+
 def printable(text: str) -> str:
-    """Text that moves no cursor of a terminal."""
+    """Escape characters that a terminal would interpret."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def moment(ts_ms: int) -> str:
-    """A time of the local clock: ``2026-11-25 22:31:48``."""
+    """Return a local time: ``2026-11-25 22:31:48``."""
     return datetime.fromtimestamp(ts_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def iso(ts_ms: int) -> str:
+    """Return a time in ISO 8601, in UTC: ``2026-11-25T21:31:48.123Z``."""
+    seconds = datetime.fromtimestamp(ts_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{seconds}.{ts_ms % 1000:03}Z"
+
+
 def duration(span_ms: float) -> str:
-    """A time that has gone by, in its largest unit: ``850 ms``, ``3 m``, ``2 d``."""
+    """Return a time span in its largest unit: ``850 ms``, ``3 m``, ``2 d``."""
     unit = next(unit for unit in ("d", "h", "m", "s", "ms") if span_ms >= MS[unit] or unit == "ms")
     return f"{span_ms / MS[unit]:.0f} {unit}"
 
 
 def age(ts_ms: float) -> str:
-    """How long ago a time is."""
+    """Return how long ago a time was."""
     return duration(max(0.0, 1000 * time() - ts_ms))
 
 
 def left(ts_ms: float) -> str:
-    """How long it is until a time."""
+    """Return the time that is left until a time."""
     return duration(max(0.0, ts_ms - 1000 * time()))
 
 
 class Duration(click.ParamType[int]):
-    """``500ms``, ``10m``, ``7d``; a number alone is seconds. The value is ms, ``least`` or more."""
+    """``500ms``, ``10m``, ``7d``. A number without a unit is seconds. The value is in ms and at
+    least ``least``.
+    """
 
     name = "duration"
 
@@ -63,18 +76,40 @@ class Duration(click.ParamType[int]):
     def convert(
         self, value: object, parameter: click.Parameter | None, context: click.Context | None
     ) -> int:
-        """Read it."""
+        """Parse a value."""
         found = re.fullmatch(rf"({NUMBER})\s*(ms|[smhdw]?)", str(value))
         if found is None:
-            self.fail(f"{value!r} is no duration, as 500ms, 30s, 10m, 2h or 7d", parameter, context)
+            what = f"{value!r} is not a duration such as 500ms, 30s, 10m, 2h or 7d"
+            self.fail(what, parameter, context)
         span_ms = round(float(found[1]) * MS[found[2] or "s"])
         if span_ms < self._least:
             self.fail(f"must be at least {self.exact(self._least)}", parameter, context)
         return span_ms
 
     def exact(self, value: int) -> str:
-        """The value in the largest unit that divides it: ``7d``."""
+        """Return the value in the largest unit that divides it: ``7d``."""
         return _exact(value, {unit: ms for unit, ms in MS.items() if unit != "w"})
+
+
+class Time(click.ParamType[datetime]):
+    """A date with an optional time in ISO 8601, local without an offset; or an age: ``10m``."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, parameter: click.Parameter | None, context: click.Context | None
+    ) -> datetime:
+        """Parse a value."""
+        try:
+            return datetime.fromisoformat(str(value)).astimezone()
+        except (ValueError, OverflowError):
+            pass
+        try:
+            ago_s = DURATION.convert(value, parameter, context) / 1000
+        except click.BadParameter:
+            what = f"{value!r} is neither a date in ISO 8601 nor an age such as 10m or 7d"
+            self.fail(what, parameter, context)
+        return datetime.fromtimestamp(max(time() - ago_s, 0)).astimezone()
 
 
 class Amount(click.ParamType[int]):
@@ -88,15 +123,16 @@ class Amount(click.ParamType[int]):
     def convert(
         self, value: object, parameter: click.Parameter | None, context: click.Context | None
     ) -> int:
-        """Read it."""
+        """Parse a value."""
         found = re.fullmatch(rf"({NUMBER})\s*([kmgt]?)(?:i?b)?", str(value).lower())
         if found is None:
-            self.fail(f"{value!r} is no amount, as 5000, 10k, 1M or 2G", parameter, context)
+            what = f"{value!r} is not an amount such as 5000, 10k, 1M or 2G"
+            self.fail(what, parameter, context)
         multiple: int = self._base ** MULTIPLES[found[2]]
         return round(float(found[1]) * multiple)
 
     def exact(self, value: int) -> str:
-        """The value in the largest unit that divides it: ``1M``."""
+        """Return the value in the largest unit that divides it: ``1M``."""
         return _exact(value, {unit.upper(): self._base**power for unit, power in MULTIPLES.items()})
 
 
@@ -106,5 +142,6 @@ def _exact(value: int, steps: Mapping[str, int]) -> str:
 
 
 DURATION: Final = Duration()
+TIME: Final = Time()
 COUNT: Final = Amount(1000)
 BYTES: Final = Amount(1024)

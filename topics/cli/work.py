@@ -1,14 +1,14 @@
-"""The command ``work``: run a program for each job of a queue.
+"""The command ``work``: runs a program for each job of a queue.
 
-main thread       claims a job for each free place
-thread of a job   runs the program; exit 0 acks, anything else nacks
-watch             once a second: ends programs whose lease is lost
+main thread       claims a job for each free slot
+job thread        runs the program; exit code 0 acks the job, any other nacks it
+monitor thread    once a second, stops programs whose lease is lost
 
-              SIGTERM                      Ctrl-C
-claims        no more                      no more
-programs      finish                       get it, too; after a second they get SIGTERM
-their jobs    acked or nacked as always    acked after exit 0, else given back at once
-exit code     0                            130
+              SIGTERM                  Ctrl-C
+claims        stop                     stop
+programs      finish                   receive Ctrl-C as well, and SIGTERM after one second
+their jobs    acked or nacked          acked after exit code 0, otherwise released immediately
+exit code     0                        130
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from typing import Any, Final
 import click
 
 from topics.cli import units
+from topics.cli.completing import TOPIC
 from topics.cli.shell import Command, Shell, pass_shell
 from topics.client import Job, Topics, TopicsError, Worker, calls
 from topics.client.values import JobRecord
 from topics.errors import ExitCode
 
-WATCH_S: Final = 1.0
-WAIT_S: Final = 0.5  # a signal that comes just before a wait is handled behind it
-STDERR_S: Final = 1.0  # for the rest of stderr, which children of the program may hold open
-STDERR_MAX_BYTES: Final = 4096  # of which the last line is looked for
-GRACE_S: Final = 1.0  # for programs after Ctrl-C, then SIGTERM
-KILL_S: Final = 5.0  # after that, then SIGKILL
-# Ends of a program that are no fault of its job if this one was told to stop, too, or soon is.
+MONITOR_S: Final = 1.0
+WAIT_S: Final = 0.5  # a signal just before a wait is handled only after it
+STDERR_S: Final = 1.0  # for the rest of stderr, which children of the program may keep open
+STDERR_MAX_BYTES: Final = 4096  # searched for the last line
+GRACE_S: Final = 1.0  # from Ctrl-C to SIGTERM
+KILL_S: Final = 5.0  # from SIGTERM to SIGKILL
+# A program that ends in this way has not failed if this process is being stopped as well.
 STOPPED: Final = {signed for number in (2, 15) for signed in (-number, 128 + number)}
 
 
@@ -48,19 +49,19 @@ class Work(Command):
     """A command whose arguments end with those of a program."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Refuse a program without ``--``: its options would be taken for ours."""
+        """Require ``--`` before the program, so that its options are not taken for ours."""
         if not (context.resilient_parsing or {"--", "-h", "--help"} & {*args}):
-            raise click.UsageError("-- goes before the command: work QUEUE -- COMMAND", context)
+            raise click.UsageError("the command needs -- before it: work QUEUE -- COMMAND", context)
         return super().parse_args(context, args)
 
 
 @click.command("work", cls=Work)
-@click.argument("queue")
-@click.option("-j", "concurrency", type=click.IntRange(1, 1000), default=1, help="Jobs at once.")
+@click.argument("queue", type=TOPIC)
+@click.option("-j", "concurrency", type=click.IntRange(1, 1000), default=1, help="Concurrent jobs.")
 @click.option("--lease", "lease_ms", type=units.Duration(least=1000), default="30s", metavar="TIME",
-              help="How long a job stays with a worker that is not heard of (30s).")  # fmt: skip
-@click.option("--once", is_flag=True, help="End after one job.")
-@click.option("--drain", is_flag=True, help="End when there are no more jobs.")
+              help="Release a job if its worker does not respond for this time (30s).")  # fmt: skip
+@click.option("--once", is_flag=True, help="Stop after one job.")
+@click.option("--drain", is_flag=True, help="Stop when there are no more jobs.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @pass_shell
 def work(
@@ -74,25 +75,27 @@ def work(
 ) -> ExitCode:
     """Run a command for each job of a queue.
 
-    The command gets the job as a line of JSON on stdin, and in its environment TOPICS_TOPIC,
-    TOPICS_SEQ, TOPICS_TAG, TOPICS_DELIVERIES and TOPICS_LAST_ERROR. Exit 0 acks the job. Otherwise
-    it comes again after 1, 2, 4 ... seconds, with the last line of stderr as its last error.
+    The command receives the job as a line of JSON on stdin, and the environment variables
+    TOPICS_TOPIC, TOPICS_SEQ, TOPICS_TAG, TOPICS_DELIVERIES and TOPICS_LAST_ERROR. Exit code 0 acks
+    the job. Otherwise the job is retried after 1, 2, 4, ... seconds, with the last line of stderr
+    as its last error.
 
-    Leases are extended while commands run. One that is lost ends its command (SIGTERM): somebody
-    else may have the job. Over a restart of the server only queues with leases_durable keep them.
+    Leases are extended while commands run. If a lease is lost, its command is stopped (SIGTERM),
+    because another worker may have the job. Leases survive a restart of the server only in queues
+    with leases_durable.
 
-    SIGTERM finishes what runs and ends. With --once or --drain, exit code 1 says that a command has
-    failed.
+    After SIGTERM, running commands finish and no other is started. With --once or --drain, the exit
+    code is 1 if a command has failed.
     """
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
-    places, lease_s = 1 if once else concurrency, lease_ms / 1000
-    logging.getLogger("topics.client").setLevel(logging.CRITICAL)  # `Shell` tells of pauses
+    slots, lease_s = 1 if once else concurrency, lease_ms / 1000
+    logging.getLogger("topics.client").setLevel(logging.CRITICAL)  # `Shell` reports pauses
     with (
         shell.client(is_patient=True) as client,
         client.queue(queue).worker(lease=lease_s, drain=drain) as worker,
     ):
-        crew = Crew(shell, client, worker, command, places)
+        crew = Crew(shell, client, worker, command, slots)
         crew.run(once=once, drain=drain)
     if drain and not crew.begun:
         shell.say(f"{queue} has no jobs")
@@ -100,7 +103,7 @@ def work(
 
 
 class Crew:
-    """The programs that run, each with its thread and its job."""
+    """The running programs, each with its thread and its job."""
 
     def __init__(
         self,
@@ -108,23 +111,23 @@ class Crew:
         client: Topics,
         worker: Worker,
         command: tuple[str, ...],
-        places: int,
+        slots: int,
     ) -> None:
         self._shell, self._client, self._worker, self._command = shell, client, worker, command
-        self._places = threading.Semaphore(places - 1)  # free behind the job that is begun next
+        self._slots = threading.Semaphore(slots - 1)  # free slots after the next job
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._running: dict[subprocess.Popen[bytes], Job] = {}
         self._is_interrupted, self._is_over = False, threading.Event()
         self._failure: Exception | None = None
-        self.begun = self.failed = 0  # jobs; those that were nacked
+        self.begun = self.failed = 0  # started jobs, nacked jobs
 
     def run(self, *, once: bool, drain: bool) -> None:
-        """Work until the worker stops. Raises `TopicsError`, or `OSError`."""
-        threading.Thread(target=self._watch, daemon=True).start()
+        """Work until the worker stops. Raise `TopicsError` or `OSError`."""
+        threading.Thread(target=self._monitor, daemon=True).start()
         try:
             while self._claim(is_one=once) and drain and not once:
-                self._join()  # and again: programs append jobs, too
+                self._join()  # then check again, because programs may append jobs
             self._join()
         except KeyboardInterrupt:
             self._interrupt()
@@ -139,7 +142,7 @@ class Crew:
             raise self._failure
 
     def _claim(self, *, is_one: bool) -> bool:
-        """Begin jobs until the worker has no more. False: it had none."""
+        """Start jobs until the worker has no more. Return whether there was one."""
         before = self.begun
         for job in self._worker:
             self._shell.back()
@@ -149,12 +152,12 @@ class Crew:
             self.begun += 1
             if is_one:
                 break
-            while not self._places.acquire(timeout=WAIT_S):
+            while not self._slots.acquire(timeout=WAIT_S):
                 pass
         return self.begun > before
 
     def _join(self, timeout_s: float = math.inf) -> bool:
-        """Wait for all jobs. False: some are not done."""
+        """Wait for all jobs, and return whether they have finished."""
         until = monotonic() + timeout_s
         for thread in self._threads:
             while thread.is_alive() and (left_s := until - monotonic()) > 0:
@@ -162,8 +165,8 @@ class Crew:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _interrupt(self) -> None:
-        """Ctrl-C: it has reached the programs as well, unless somebody has sent it to this process
-        alone. A second one ends all at once.
+        """Stop after Ctrl-C. The terminal has sent it to the programs as well. Kill the programs
+        immediately after a second Ctrl-C.
         """
         with self._lock:
             self._is_interrupted = True
@@ -181,32 +184,34 @@ class Crew:
                 process.send_signal(number)
 
     def _work(self, job: Job) -> None:
-        """Run the program for a job, and tell the server what came of it."""
+        """Run the program for a job, and ack or nack the job."""
         try:
             code, last_line = self._run(job)
             if code == 0 or job.lost:
-                is_told = job.ack()
-            elif self._is_interrupted or (code in STOPPED and self._worker.is_stopped(WATCH_S)):
-                self._say(job, "given back")
-                is_told = job.nack(delay=0.0)
+                is_settled = job.ack()
+            elif self._is_interrupted or (code in STOPPED and self._worker.is_stopped(MONITOR_S)):
+                self._say(job, "released")
+                is_settled = job.nack(delay=0.0)
             else:
                 self.failed += 1
                 how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
                 self._say(job, f"{how}, delivery {job.record.deliveries}")
-                is_told = job.nack(error=last_line or how)
-            if not is_told:
-                self._say(job, "the lease was lost, the job will run again")
+                is_settled = job.nack(error=last_line or how)
+            if not is_settled:
+                self._say(job, "the lease was lost, so the job will run again")
         except Exception as failure:
             self._failure = self._failure or failure
-            if isinstance(failure, OSError):  # no program was started
+            if isinstance(failure, OSError):  # the program was not started
                 job.nack(delay=0.0)
-            os.kill(os.getpid(), signal.SIGTERM)  # the main thread may wait in a claim
+            os.kill(os.getpid(), signal.SIGTERM)  # interrupts a claim of the main thread
         finally:
-            self._places.release()
+            self._slots.release()
 
     def _run(self, job: Job) -> tuple[int, str]:
-        """Run the program: how it ended, and the last line of its stderr. Raises `OSError`."""
-        with tempfile.TemporaryFile() as stdin:  # a pipe would have to be written by a thread
+        """Run the program. Return its exit code and the last line of its stderr. Raise `OSError`
+        if it cannot be started.
+        """
+        with tempfile.TemporaryFile() as stdin:  # a pipe would need a thread that writes to it
             stdin.write(bytes(job.record.raw_data) + b"\n")
             stdin.seek(0)
             with self._lock:
@@ -228,16 +233,16 @@ class Crew:
         copy.join(STDERR_S)
         return code, end.decode("utf-8", "replace").strip().rpartition("\n")[2].strip()
 
-    def _watch(self) -> None:
-        told: set[subprocess.Popen[bytes]] = set()
-        while not self._is_over.wait(WATCH_S):
+    def _monitor(self) -> None:
+        stopped: set[subprocess.Popen[bytes]] = set()
+        while not self._is_over.wait(MONITOR_S):
             with self._lock:
-                lost = {process for process, job in self._running.items() if job.lost} - told
+                lost = {process for process, job in self._running.items() if job.lost} - stopped
                 for process in lost:
-                    self._say(self._running[process], "the lease is lost, ending the command")
+                    self._say(self._running[process], "the lease is lost, stopping the command")
                     process.terminate()
-            told |= lost
-            if self._shell.is_away:  # the next job may be far away
+            stopped |= lost
+            if self._shell.is_away:  # the next job, which would show it, may take long to arrive
                 with suppress(TopicsError):
                     self._client.once(calls.ready())
                     self._shell.back()
@@ -247,7 +252,7 @@ class Crew:
 
 
 def _copy(stderr: Any, end: bytearray) -> None:
-    """What a program writes there goes to ours; ``end`` is the end of it."""
+    """Copy the stderr of a program to ours, and its end to ``end``."""
     with stderr:
         while data := stderr.read1(65536):
             with suppress(OSError):
@@ -257,12 +262,12 @@ def _copy(stderr: Any, end: bytearray) -> None:
 
 
 def environment_of(record: JobRecord) -> dict[str, str]:
-    """What the program finds in its environment."""
-    told = {
+    """Return the environment variables of a job for its program."""
+    variables = {
         "TOPICS_TOPIC": record.topic,
         "TOPICS_SEQ": str(record.seq),
         "TOPICS_TAG": record.tag or "",
         "TOPICS_DELIVERIES": str(record.deliveries),
         "TOPICS_LAST_ERROR": record.last_error or "",
     }
-    return {name: value.replace("\0", " ") for name, value in told.items()}
+    return {name: value.replace("\0", " ") for name, value in variables.items()}

@@ -59,11 +59,11 @@ class AsyncCaller:
         caller.pool.is_abortable = True
         return caller
 
-    async def call(self, call: Call[T], *, until: float = inf) -> T:
-        """Send a call, and again while `Retry` allows it and ``until``, of the monotonic clock, is
-        not reached. Raises `TopicsError`.
+    async def call(self, call: Call[T], *, until: float = inf, retry: Retry | None = None) -> T:
+        """Send a call, and again while ``retry`` allows it and ``until``, of the monotonic clock,
+        is not reached. Raises `TopicsError`.
         """
-        tries = Tries(self.retry, until)
+        tries = Tries(retry or self.retry, until)
         while True:
             try:
                 return await self.once(call, until=until)

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
+from math import inf
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +31,7 @@ from typing import Any, Self
 from topics.client import calls
 from topics.client.aio.caller import AsyncCaller
 from topics.client.calls import LOG, SHUTDOWN_S, Tries
-from topics.client.errors import TopicsError
+from topics.client.errors import ConnectionLost, TopicsError
 from topics.client.jobs import EXTEND_AGAIN_S, EXTEND_PART, HeldJob, worker_name
 from topics.client.tasks import AsyncLock, AsyncWorking, shielded
 from topics.client.values import JobRecord
@@ -188,13 +189,21 @@ class AsyncWorker(AsyncWorking):
         return bool(jobs) or not self._drain
 
     async def settle(self, job: AsyncJob, what: str, fields: dict[str, Any]) -> bool:
-        """Ack or nack a job, unless it is lost."""
+        """Ack or nack a job, unless it is lost. Without the server, retry until its lease ends."""
         with self._lock:
             self._held.pop(job.record.lease_id, None)
         if job.lost:
             return False
         call = calls.settle(self._queue, what, self.node, (job.record,), **fields)
-        settled = await self._client.call(call)
+        retry = self._client.retry_streams
+        try:
+            settled = await self._client.call(call, until=job.until, retry=retry)
+        except TopicsError as failure:
+            is_temporary = isinstance(failure, ConnectionLost) or failure.is_temporary
+            if retry.deadline < inf or not is_temporary:
+                raise  # otherwise the lease ends before the next attempt
+            LOG.warning("%s of %s#%d failed: %s", what, job.topic, job.seq, failure)
+            return False
         return not settled.skipped
 
     async def release(self, jobs: list[AsyncJob]) -> None:

@@ -58,11 +58,11 @@ class Caller:
         caller.pool.is_abortable = True
         return caller
 
-    def call(self, call: Call[T], *, until: float = inf) -> T:
-        """Send a call, and again while `Retry` allows it and ``until``, of the monotonic clock, is
-        not reached. Raises `TopicsError`.
+    def call(self, call: Call[T], *, until: float = inf, retry: Retry | None = None) -> T:
+        """Send a call, and again while ``retry`` allows it and ``until``, of the monotonic clock,
+        is not reached. Raises `TopicsError`.
         """
-        tries = Tries(self.retry, until)
+        tries = Tries(retry or self.retry, until)
         while True:
             try:
                 return self.once(call, until=until)

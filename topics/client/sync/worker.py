@@ -24,13 +24,14 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from math import inf
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 from topics.client import calls
 from topics.client.calls import LOG, SHUTDOWN_S, Tries
-from topics.client.errors import TopicsError
+from topics.client.errors import ConnectionLost, TopicsError
 from topics.client.jobs import EXTEND_AGAIN_S, EXTEND_PART, HeldJob, worker_name
 from topics.client.sync.caller import Caller
 from topics.client.threads import Lock, Working, shielded
@@ -187,13 +188,21 @@ class Worker(Working):
         return bool(jobs) or not self._drain
 
     def settle(self, job: Job, what: str, fields: dict[str, Any]) -> bool:
-        """Ack or nack a job, unless it is lost."""
+        """Ack or nack a job, unless it is lost. Without the server, retry until its lease ends."""
         with self._lock:
             self._held.pop(job.record.lease_id, None)
         if job.lost:
             return False
         call = calls.settle(self._queue, what, self.node, (job.record,), **fields)
-        settled = self._client.call(call)
+        retry = self._client.retry_streams
+        try:
+            settled = self._client.call(call, until=job.until, retry=retry)
+        except TopicsError as failure:
+            is_temporary = isinstance(failure, ConnectionLost) or failure.is_temporary
+            if retry.deadline < inf or not is_temporary:
+                raise  # otherwise the lease ends before the next attempt
+            LOG.warning("%s of %s#%d failed: %s", what, job.topic, job.seq, failure)
+            return False
         return not settled.skipped
 
     def release(self, jobs: list[Job]) -> None:
