@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.front.console.conftest import WAIT_S, Console
 from tests.support import chromium
 from tests.support.api import Api, create, ok
+from tests.support.queues import until
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
@@ -298,6 +300,105 @@ def test_topics_are_made_configured_and_deleted_by_their_name(console: Console, 
     console.click("Delete", "dialog")
     console.wait("location.hash === '#/topics'")
     assert api.get("made").status == 404
+
+
+def test_a_config_that_removes_records_asks_first(console: Console, api: Api) -> None:
+    create(api, "shrunk")
+    ok(api.append("shrunk", *range(400)))
+    console.open("#/topics/shrunk/config")
+    console.fill("cap_records", "30")
+    console.click("Save")
+    console.shows("Remove 370 records?", "They cannot be restored")
+    assert api.state("shrunk")["count"] == 400
+    console.click("Cancel", "dialog")
+    assert api.state("shrunk")["count"] == 400
+    console.click("Save")
+    console.click("Remove 370 records", "dialog")
+    console.shows("saved; 370 removed")
+    state = api.state("shrunk")
+    assert (state["count"], state["config"]["cap_records"]) == (30, 30)
+    console.fill("cap_records", "1k")
+    console.click("Save")
+    until(lambda: api.state("shrunk")["config"]["cap_records"] == 1000)
+    assert console.ask("document.querySelector('dialog[open]')") is None
+
+
+VALUE = "[...document.querySelectorAll('.field')].find((e) => e.innerText.startsWith('{}'))"
+
+
+def test_fields_of_a_config_take_units_and_show_the_stored_value_in_them(
+    console: Console, api: Api
+) -> None:
+    create(api, "units", ttl_ms=604_800_000, cap_bytes=64 << 20, lease_ms=90_500, type="queue")
+    console.open("#/topics/units/config")
+    for field, shown in (
+        ("ttl_ms", "7d"),
+        ("cap_bytes", "64MiB"),
+        ("lease_ms", "90500ms"),
+        ("cap_records", "0"),
+        ("idempotency_window_ms", "2m"),
+    ):
+        console.wait(f"{VALUE.format(field)}?.querySelector('input').value === '{shown}'")
+    assert "1 m 30 s" in console.ask(f"{VALUE.format('lease_ms')}.innerText")
+
+    def is_saved(field: str, value: int) -> bool:
+        return bool(api.state("units")["config"][field] == value)
+
+    for field, text, value in (
+        ("ttl_ms", "1.5h", 5_400_000),
+        ("ttl_ms", "2w", 1_209_600_000),
+        ("ttl_ms", "86400000", 86_400_000),
+        ("ttl_ms", "", 0),
+        ("cap_bytes", "1 gib", 1 << 30),
+        ("cap_bytes", "5M", 5 << 20),
+        ("cap_bytes", "7000", 7000),
+        ("max_deliveries", "5", 5),
+    ):
+        console.fill(field, text)
+        console.click("Save")
+        until(partial(is_saved, field, value))
+
+
+def test_a_bad_unit_is_reported_at_its_field_and_nothing_is_saved(
+    console: Console, api: Api
+) -> None:
+    create(api, "bad-units", ttl_ms=1000)
+    console.open("#/topics/bad-units/config")
+    console.fill("discard", "reject")
+    for field, text, message in (
+        ("ttl_ms", "7 dayz", "“7 dayz” is not a time. Write for example 500ms, 30s, 10m or 7d."),
+        ("ttl_ms", "-1", "“-1” is not a time"),
+        ("ttl_ms", "99999999999999999999d", "is not a time"),
+        ("cap_bytes", "64 apples", "“64 apples” is not a size. Write for example 5000, 64KiB"),
+        ("cap_records", "constructor", "is not a count"),
+    ):
+        console.fill(field, text)
+        console.wait(f"{VALUE.format(field)}.innerText.includes({json.dumps(message)})")
+        assert console.wait(console.is_off("Save"))
+        console.ask("document.querySelector('form').requestSubmit()")
+        console.fill(field, "1")
+        console.wait(f"({console.is_off('Save')}) === false")
+    assert api.state("bad-units")["config"]["ttl_ms"] == 1000
+
+
+def test_a_new_topic_or_router_does_not_change_an_existing_one(console: Console, api: Api) -> None:
+    create(api, "existing", *range(10))
+    console.open("#/topics")
+    console.click("New topic")
+    console.fill("Name", "existing")
+    console.fill("cap_records", "1")
+    console.click("Create", "dialog")
+    console.shows("a topic of this name exists already")
+    assert api.state("existing")["count"] == 10
+    ok(api.call("PUT", "/v0/routers/route", {"source": "existing", "dest": "copy"}), 201)
+    console.go("#/routers")
+    console.click("New router")
+    for label, text in (("Name", "route"), ("From the", "copy"), ("To the", "elsewhere")):
+        console.fill(label, text)
+    console.click("Create", "dialog")
+    console.shows("a router of this name exists already")
+    assert ok(api.call("GET", "/v0/routers/route"))["source"] == "existing"
+    assert api.get("elsewhere").status == 404
 
 
 def test_the_list_of_topics_has_pages_and_begins_with_what_is_typed(

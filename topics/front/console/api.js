@@ -82,6 +82,8 @@ export async function listed(name) {
 }
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+/** A word of a command line, quoted if it must be. */
+export const word = (text) => (/^[\w.:=-]+$/.test(text) ? text : quoted(text));
 
 /** A command line for the same request; the key stands in a variable. */
 export function curl(method, path, body) {

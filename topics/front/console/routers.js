@@ -1,8 +1,8 @@
 // Routers: what is copied where, and how late; a form for a new one.
 import { html, nothing } from "./lit-html.js";
 import { ask, curl, query, routerPath } from "./api.js";
-import { action, at, code, confirmRemoval, count, duration, each, empty, listPage, nameCell,
-  openForm, table, update } from "./ui.js";
+import { action, at, code, confirmRemoval, count, duration, each, empty, listPage, mistake,
+  nameCell, openForm, table, update } from "./ui.js";
 import { by, sample } from "./metrics.js";
 
 const HEADS = ["Name", "From", ["Filter", "wide"], "To", ["Behind", "number"],
@@ -75,7 +75,11 @@ function newRouter(refresh) {
         ${asked.name && asked.source && asked.dest
           ? code(curl("PUT", routerPath(asked.name), body())) : nothing}`;
     },
-    async submit() {
+    async submit() { // a PUT would change a router that exists
+      const { routers } = await ask("GET",
+        `/v0/routers?${query({ prefix: asked.name, page_size: 1 })}`);
+      if (routers[0]?.router === asked.name)
+        throw mistake("a router of this name exists already");
       await ask("PUT", routerPath(asked.name), body());
       await refresh();
       update();

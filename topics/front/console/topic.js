@@ -1,11 +1,11 @@
 // A topic: its records as they come, page by page; an append; its config.
 import { html, nothing } from "./lit-html.js";
-import { ask, curl, diff, noted, query, session, streamLost, topicPath, topicState }
+import { ask, curl, diff, noted, query, session, streamLost, topicPath, topicState, word }
   from "./api.js";
 import { action, ago, at, attempt, bytes, code, confirmRemoval, copyButton, count, duration, empty,
-  mistake, moment, problem, say, search, stat, tabs, update } from "./ui.js";
+  mistake, moment, openForm, problem, say, search, stat, tabs, update } from "./ui.js";
 import { bound, kept, lossOf, noteOf, passes, rowList, rowOf } from "./records.js";
-import { configForm } from "./config.js";
+import { configForm, isInvalid, newForm, written } from "./config.js";
 import { subscribe } from "./topics.js";
 import { FIRST_RECORD } from "./topic_list.js";
 
@@ -252,32 +252,46 @@ function publish(topic) {
 // Config
 
 function config(topic) {
-  const { name } = topic, state = {}, patch = {};
+  const { name } = topic, state = {}, form = newForm();
 
+  /** Save the changes. Ask first if they remove records. */
   async function save() {
-    await ask("PUT", topicPath(name), patch);
-    for (const field of Object.keys(patch)) delete patch[field];
+    const patch = { ...form.patch }, put = () => change(patch);
+    const { dropped } = await ask("PUT", topicPath(name, "?dry_run=true"), patch);
+    if (!dropped) return put();
+    const records = dropped === 1 ? "1 record" : `${count(dropped)} records`;
+    openForm(`Remove ${records}?`, { label: `Remove ${records}`, kind: "danger", submit: put,
+      fields: () => html`<p>The new limits of <b class="mono">${name}</b> remove the oldest ${
+        records} now${topic.state.queue ? ", including leased jobs" : ""}. They cannot be
+        restored.</p>` });
+  }
+  async function change(patch) {
+    const { dropped } = await ask("PUT", topicPath(name), patch);
+    for (const [field, value] of Object.entries(patch)) // fields edited since then stay changed
+      if (form.patch[field] === value) delete form.patch[field];
     await topic.refresh();
-    say("saved");
+    say(dropped ? `saved; ${count(dropped)} removed` : "saved");
   }
   const submit = (event) => {
     event.preventDefault();
-    return attempt(state, save);
+    return isInvalid(form) ? undefined : attempt(state, save);
   };
   const remove = () => confirmRemoval("topic", name,
-    "All its records go, and the routers from it and to it.", async () => {
+    "This removes all its records, and all routers from it and to it.", async () => {
       await ask("DELETE", topicPath(name));
       location.hash = "#/topics";
     });
 
   function view() {
     if (!topic.state) return nothing;
-    const changes = Object.entries(patch).map(([field, value]) => ` ${field}=${value ?? "null"}`);
-    const isSame = changes.length === 0, own = topic.state.config;
-    return html`<form class="form" @submit=${submit}>${configForm(own, patch, update)}
+    const { patch } = form, own = topic.state.config;
+    const changes = Object.entries(patch)
+      .map(([field, value]) => ` ${word(`${field}=${written(field, value)}`)}`);
+    const isSame = changes.length === 0;
+    return html`<form class="form" @submit=${submit}>${configForm(own, form, update)}
       ${problem(state.error)}${isSame ? nothing : code(`topics config ${name}${changes.join("")}`)}
       <div class="buttons">${action("Save", "admin", submit,
-          { kind: "primary", isOff: isSame || state.isBusy })}
+          { kind: "primary", isOff: isSame || isInvalid(form) || state.isBusy })}
         ${copyButton("copy curl", () => curl("PUT", topicPath(name), isSame ? own : patch))}
         <span class="rest"></span>
         ${action("Delete the topic", "delete", remove, { kind: "danger" })}</div></form>`;
