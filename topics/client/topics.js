@@ -40,7 +40,7 @@ const failure = (status, code, message, more) =>
 
 /** Throws a TypeError when the URL or the key cannot be one. */
 export function subscribe({ url = globalThis.location?.origin, key, topics, on = {}, id, signal,
-  heartbeat_ms = 15_000, ...parameters }) {
+  heartbeat_ms = 15_000, parse = JSON.parse, ...parameters }) {
   const address = new URL("/v0/watch", url);
   const query = { topic: topics, include_tags: true, heartbeat_ms, ...parameters };
   for (const [name, value] of Object.entries(query))
@@ -85,7 +85,7 @@ export function subscribe({ url = globalThis.location?.origin, key, topics, on =
   }
 
   async function handle(name, data) {
-    const event = JSON.parse(data);
+    const event = parse(data);
     if (name === "record") {
       for (const record of event.records) await tell("record", { topic: event.topic, ...record });
     } else if (name !== "error") {

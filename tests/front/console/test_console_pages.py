@@ -5,6 +5,7 @@ things.
 from __future__ import annotations
 
 import json
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -142,7 +143,7 @@ def test_500_rows_are_kept_and_the_rest_and_losses_are_told(console: Console, ap
     ok(api.append("many", *range(1000)))
     console.open("#/topics/many/live?from=0")
     console.wait("document.querySelector('.row .seq')?.textContent === '#1000'")
-    console.shows("500 rows are kept", "101 older")  # of 600 records and a loss
+    console.shows("keeps 500 rows", "101 older")  # of 600 records and a loss
     assert console.seqs == [*range(1000, 500, -1)]
     console.go("#/topics/many/browse?from=0")
     console.shows("lost #1–#400")
@@ -235,11 +236,81 @@ def test_a_long_record_is_shown_in_part_and_copied_whole(console: Console, api: 
     console.ask("document.querySelector('.row').click()")
     console.wait("document.querySelector('pre')")
     assert console.ask("document.querySelector('pre').textContent.length") == 200_000
-    console.shows("copy gives all")
+    console.shows("Only the first 200,000 characters")
     console.ask("navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null")
     console.click("copy JSON")
     console.shows("copied")
     assert json.loads(console.ask("copied"))["data"] == "x" * 1_000_000
+
+
+PAYLOAD = '{"n":1234567890123456789,"price":1.10,"big":1E400,"tag":"data","data":{"data":[1.0]}}'
+SHOWN = """{
+  "n": 1234567890123456789,
+  "price": 1.10,
+  "big": 1E400,
+  "tag": "data",
+  "data": {
+    "data": [
+      1.0
+    ]
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    "path", ["topics/exact/live?from=0", "topics/exact/browse", "queues/exact"]
+)
+def test_payloads_are_shown_and_copied_as_they_were_sent(
+    console: Console, api: Api, path: str
+) -> None:
+    create(api, "exact", type="queue")
+    record = f'{{"data":{PAYLOAD},"meta":{{"$m":0.10}},"tag":"t","node":"n"}}'
+    ok(api.call("POST", "/v0/topics/exact", f'{{"records":[{record}]}}'.encode()))
+    console.open(f"#/{path}")
+    console.shows(PAYLOAD)
+    console.ask("document.querySelector('.row').click()")
+    console.wait("document.querySelector('pre')")
+    assert console.ask("document.querySelector('pre').textContent") == SHOWN
+    console.shows('{"$m":0.10}')
+    console.ask("navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null")
+    console.click("copy JSON")
+    console.shows("copied")
+    (sent,) = re.findall(rb'"records":\[(.*)\],"next', api.diff("exact", include_tags=True).body)
+    assert console.ask("copied").encode() == sent
+    api.call("DELETE", "/v0/topics/exact")
+
+
+TEXTS = [
+    *('""', '"data"', r'"\\"', r'"\"data\":"', "0", "-1.50e+3", "true", "null", "[]", "{ }"),
+    *('{"data":1,"meta":[]}', r'[{"a\"b":[[],{}]}, "]}"]', "[1,\n 2.0]", '{"":{"":{}}}'),
+]
+
+
+def test_members_keep_their_text_whatever_it_is(console: Console) -> None:
+    console.open("#/")
+    records = ",".join(f'{{"$seq":1,"$tag":"data","data":{one},"meta":{one}}}' for one in TEXTS)
+    answer = f'{{"topic":"data","records":[{records}],"lag":2}}'
+    script = f"""import("/console/json.js").then(({{ parseRecords, recordText, indented }}) => {{
+      const {{ records, lag, topic }} = parseRecords({json.dumps(answer)});
+      return [lag, topic, records.map(({{ data, meta }}) => [data, meta]),
+        records.map(recordText).join(), records.map(({{ data }}) => indented(data, 1000))];
+    }})"""
+    lag, topic, members, copied, shown = console.ask(script)
+    assert (lag, topic, copied) == (2, "data", records)
+    assert members == [[text, text] for text in TEXTS]
+    assert [json.loads(text) for text in shown] == [json.loads(text) for text in TEXTS]
+
+
+def test_the_text_filter_finds_letters_that_were_sent_as_escapes(
+    console: Console, api: Api
+) -> None:
+    create(api, "escaped")
+    for text in (b'"K\\u00e4se"', '"Käse"'.encode(), b'"cheese"'):
+        ok(api.call("POST", "/v0/topics/escaped", b'{"records":[{"data":%b}]}' % text))
+    console.open("#/topics/escaped?from=0")
+    console.fill("text", "käse")
+    console.wait("document.querySelectorAll('.row').length === 2")
+    assert console.seqs == [2, 1]
 
 
 def test_a_record_is_published_as_it_was_typed(console: Console, api: Api) -> None:
@@ -247,18 +318,68 @@ def test_a_record_is_published_as_it_was_typed(console: Console, api: Api) -> No
     console.open("#/topics/published/publish")
     console.fill("Data", "{nonsense")
     console.click("Append")
-    console.shows("the data is not JSON")
+    console.shows("data is not valid JSON")
     console.fill("Data", '{"n": 12345678901234567890, "text": "é"}')
+    console.fill("Meta", "nonsense")
+    console.click("Append")
+    console.shows("meta is not valid JSON")
+    console.fill("Meta", '{"price": 1.10}')
     console.fill("Tag", 'a "tag"')
     console.fill("Node", "n1")
     console.fill("Idempotency key", "k1")
     console.click("Append")
     console.shows("Appended as #1")
     console.click("Append")
-    console.shows("It was there already as #1")
+    console.shows("Already appended as #1")
     (record,) = api.read("published", include_tags=True)
     assert record["data"] == {"n": 12345678901234567890, "text": "é"}
     assert (record["$tag"], record["$node"]) == ('a "tag"', "n1")
+    assert b'"meta":{"price": 1.10}' in api.diff("published").body
+
+
+def test_a_draft_is_kept_until_it_is_appended(console: Console, api: Api) -> None:
+    create(api, "drafted", type="queue")
+    console.open("#/topics/drafted/publish")
+    texts = {"Data": '{"n": 1}', "Meta": "{}", "Tag": "t", "Delay": "7 days"}
+    for label, text in texts.items():
+        console.fill(label, text)
+    console.go("#/topics")
+    console.shows("New topic")
+    console.ask("history.back()")
+    value = "[...document.querySelectorAll('form :is(input, textarea)')].map((e) => e.value)"
+    console.wait(f"{value}.join() === '{{\"n\": 1}},{{}},t,,,7 days'")
+    console.go("#/topics/drafted/publish?other")  # another page has no draft of this topic
+    console.click("Append")
+    console.shows("“7 days” is not a time. Write for example 500ms, 30s, 10m or 7d.")
+    console.fill("Delay", "7d")
+    console.ask(
+        """document.querySelector("textarea").dispatchEvent(new KeyboardEvent("keydown",
+          { key: "Enter", ctrlKey: true, bubbles: true, cancelable: true }))"""
+    )
+    console.shows("Appended as #1")
+    assert api.state("drafted")["queue"]["delayed"] == 1
+    console.go("#/topics")
+    console.go("#/topics/drafted/publish")
+    console.shows("Append")
+    assert console.ask(f"{value}.join('')") == ""
+
+
+def test_a_draft_that_is_too_long_is_not_kept_and_says_so(console: Console, api: Api) -> None:
+    create(api, "too-long")
+    console.open("#/topics/too-long/publish")
+    console.fill("Data", "short")
+    console.shows("Append")
+    console.ask(
+        """(() => {
+          const area = document.querySelector("textarea");
+          area.value = "x".repeat(6_000_000);
+          area.dispatchEvent(new Event("input", { bubbles: true }));
+        })()"""
+    )
+    console.shows("too long to be kept")
+    assert console.ask("Object.keys(sessionStorage).length") == 0
+    console.fill("Data", "short")
+    console.wait("!document.body.innerText.includes('too long')")
 
 
 def test_topics_are_made_configured_and_deleted_by_their_name(console: Console, api: Api) -> None:

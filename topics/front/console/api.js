@@ -1,4 +1,5 @@
-// The API as the pages ask it: the key, what it may not do, and whether the server answers.
+// Requests to the API: the key, the scopes that it lacks, and whether the server responds.
+import { parseRecords } from "./json.js";
 
 const KEY = "topics-key", DENIED = "topics-denied"; // of this tab, until it is closed
 
@@ -46,8 +47,9 @@ export function noted(error) {
   return error;
 }
 
-/** The answer's JSON. Throws an Error with `status` (0 without an answer), `code` and `detail`. */
-export async function ask(method, path, body) {
+/** Return the JSON of the response. Throws an Error with `status` (0 if there was no response),
+    `code` and `detail`. */
+export async function ask(method, path, body, parse = JSON.parse) {
   const headers = { Accept: "application/json" };
   if (session.key) headers.Authorization = `Bearer ${session.key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -55,7 +57,7 @@ export async function ask(method, path, body) {
   let answer, document;
   try {
     answer = await fetch(path, { method, headers, body: text, cache: "no-store" });
-    document = await answer.json();
+    document = parse(await answer.text());
   } catch {
     streamLost(true);
     throw failure(answer?.status ?? 0, "connection_lost", "the server does not answer");
@@ -72,8 +74,9 @@ export const topicPath = of("topics"), routerPath = of("routers");
 export const query = (fields) => new URLSearchParams(
   Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""));
 export const topicState = (name) => ask("GET", topicPath(name, "?touch=false"));
-export const diff = (name, from_seq, limit, more = {}) =>
-  ask("POST", topicPath(name, "/diff"), { from_seq, limit, include_tags: true, ...more });
+/** Read records, whose `data` and `meta` are texts (json.js). */
+export const diff = (name, from_seq, limit, more = {}) => ask("POST", topicPath(name, "/diff"),
+  { from_seq, limit, include_tags: true, ...more }, parseRecords);
 
 /** Whether a topic is there: its item of the list, which is no 404 where there is none. */
 export async function listed(name) {

@@ -54,6 +54,7 @@ async function poll() {
 }
 
 function signOut() {
+  sessionStorage.clear(); // with all drafts
   signIn("");
   open();
 }

@@ -15,10 +15,11 @@ async function made({ topics }) {
   const stateOf = (name) => asked.get(name) ?? asked.set(name, listed(name)).get(name);
   const rows = await each(topics, async ({ topic, head_seq, count: saved, last_write_ts }) => {
     const [record] = saved ? (await diff(topic, head_seq - 1, 1)).records : [];
-    const places = Object.entries(record?.data ?? {}).filter(([, place]) => Array.isArray(place));
+    const places = JSON.parse(record?.data ?? "null") ?? {};
     const cursor = topic.slice(PREFIX.length);
-    return Promise.all(places.map(async ([name, [seq, epoch]]) => ({ cursor, topic: name, seq,
-      epoch, places: record.data, ts: last_write_ts, state: await stateOf(name) })));
+    return Promise.all(Object.entries(places).filter(([, place]) => Array.isArray(place))
+      .map(async ([name, [seq, epoch]]) => ({ cursor, topic: name, seq, epoch, places,
+        ts: last_write_ts, state: await stateOf(name) })));
   });
   return rows.flatMap((found) => found ?? []);
 }

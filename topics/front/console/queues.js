@@ -122,8 +122,8 @@ export function queuePage(name, tab) {
         `topics config ${name} max_deliveries=5 dead_letter=${name}.dead`,
         curl("PUT", topicPath(name), { max_deliveries: 5, dead_letter: `${name}.dead` }));
     if (!dead.count) return empty(`There are no dead letters in ${dead.topic}.`);
-    const aside = ({ record: { meta } }) => html`<span class="reason">${meta?.$dead_letter_error
-      ?? "no error was told"}</span>`;
+    const aside = ({ record: { meta = "null" } }) => html`<span class="reason">${
+      JSON.parse(meta)?.$dead_letter_error?.toString() ?? "no error reported"}</span>`;
     const button = (label, limit, kind) => action(label, "write",
       () => attempt(redrive, () => move(limit)), { kind, isOff: redrive.isBusy });
     return html`<div class="bar"><span>${count(dead.count)} in

@@ -1,10 +1,12 @@
 // A topic: its records as they come, page by page; an append; its config.
 import { html, nothing } from "./lit-html.js";
-import { ask, curl, diff, noted, query, session, streamLost, topicPath, topicState, word }
+import { ask, curl, diff, lacks, noted, query, session, streamLost, topicPath, topicState, word }
   from "./api.js";
 import { action, ago, at, attempt, bytes, code, confirmRemoval, copyButton, count, duration, empty,
   mistake, moment, openForm, problem, say, search, stat, tabs, update } from "./ui.js";
+import { parseRecords } from "./json.js";
 import { bound, kept, lossOf, noteOf, passes, rowList, rowOf } from "./records.js";
+import { TIME, read } from "./units.js";
 import { configForm, isInvalid, newForm, written } from "./config.js";
 import { subscribe } from "./topics.js";
 import { FIRST_RECORD } from "./topic_list.js";
@@ -76,7 +78,8 @@ function live({ name, parameters }) {
     status = "asked";
     const seq = from === "last" ? Math.max(head_seq - LAST, 0) : Number(from) || 0;
     const place = from === "tail" ? { tail: true } : { from_seq: seq };
-    subscription = subscribe({ key: session.key, topics: [name], ...place, on: {
+    const options = { key: session.key, topics: [name], ...place, parse: parseRecords };
+    subscription = subscribe({ ...options, on: {
       record: ({ topic, ...record }) => take(rowOf(topic, record)),
       tombstone: (gap) => take(lossOf(gap)),
       topicDeleted() {
@@ -197,53 +200,84 @@ function browse({ name, parameters }) {
 
 // Publish
 
+const DRAFT = "topics-draft:"; // of a topic; kept in this tab until the append
+const EMPTY = { data: "", meta: "", tag: "", node: "", key: "", delay: "" };
+
 function publish(topic) {
-  const { name } = topic, state = {}, asked = { data: "", tag: "", node: "", key: "", delay: "" };
+  const { name } = topic, state = {};
+  const draft = { ...EMPTY, ...JSON.parse(sessionStorage.getItem(DRAFT + name)) };
   let receipt;
 
-  /** The data go as they were typed: large numbers would not survive JSON.parse. */
+  function keep() {
+    try {
+      sessionStorage.setItem(DRAFT + name, JSON.stringify(draft));
+      state.isTooLong = false;
+    } catch { // longer than the storage of a tab
+      sessionStorage.removeItem(DRAFT + name);
+      state.isTooLong = true;
+    }
+  }
+
+  /** `data` and `meta` are sent as they were typed, because JSON.parse would change numbers. */
   function body() {
     const members = (fields) => Object.entries(fields).filter(([, value]) => value !== "")
       .map(([field, value]) => `,${JSON.stringify(field)}:${JSON.stringify(value)}`).join("");
-    const { data, tag, node, key, delay } = asked, delay_ms = delay === "" ? "" : Number(delay);
-    return `{"records":[{"data":${data.trim()}${members({ tag, delay_ms })}}]${
+    const { data, meta, tag, node, key, delay } = draft;
+    const more = members({ tag, delay_ms: delay.trim() === "" ? "" : read(TIME, delay) });
+    return `{"records":[{"data":${data.trim()}${meta.trim() && `,"meta":${meta.trim()}`}${more}}]${
       members({ node, idempotency_key: key })}}`;
   }
 
   async function send() {
     receipt = undefined;
-    try {
-      JSON.parse(asked.data);
-    } catch (error) {
-      throw mistake(`the data is not JSON: ${error.message}`);
+    for (const field of draft.meta.trim() ? ["data", "meta"] : ["data"]) {
+      try {
+        JSON.parse(draft[field]);
+      } catch (error) {
+        throw mistake(`${field} is not valid JSON: ${error.message}`);
+      }
     }
     receipt = await ask("POST", topicPath(name), body());
+    sessionStorage.removeItem(DRAFT + name);
     await topic.refresh();
   }
   const submit = (event) => {
     event.preventDefault();
-    return attempt(state, send);
+    return state.isBusy || lacks("write") ? undefined : attempt(state, send);
+  };
+  const press = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
   };
 
-  const set = (member) => (event) => { asked[member] = event.target.value; update(); };
+  const set = (member) => (event) => {
+    draft[member] = event.target.value;
+    keep();
+    update();
+  };
   const field = (label, member) => html`<label>${label}
-    <input autocomplete="off" spellcheck="false" .value=${asked[member]} @input=${set(member)}>
+    <input autocomplete="off" spellcheck="false" .value=${draft[member]} @input=${set(member)}>
     </label>`;
+  const area = (label, member, rows, example, isMain) => html`<label>${label}
+    <textarea rows=${rows} spellcheck="false" ?data-filter=${isMain} placeholder=${example}
+      .value=${draft[member]} @input=${set(member)}></textarea></label>`;
   const receipted = () => html`<p class="done" role="status">${receipt.deduped
-    ? "It was there already" : "Appended"} as <a href="${at("topics", name, "browse")}?${
+    ? "Already appended" : "Appended"} as <a href="${at("topics", name, "browse")}?${
     query({ from: receipt.first_seq - 1 })}">#${receipt.first_seq}</a></p>`;
 
   function view() {
-    return html`<form class="form" @submit=${submit}>
-      <label>Data, as JSON <textarea rows="8" spellcheck="false" data-filter
-        placeholder='{"sku": "A1"}' .value=${asked.data} @input=${set("data")}></textarea></label>
+    return html`<form class="form" @submit=${submit} @keydown=${press}>
+      ${area("Data, as JSON", "data", 8, '{"sku": "A1"}', true)}
+      ${area("Meta, as JSON (optional)", "meta", 2, '{"source": "console"}', false)}
       <div class="fields">${field("Tag", "tag")}${field("Node", "node")}
         ${field("Idempotency key", "key")}
-        ${topic.state?.queue ? field("Delay in ms", "delay") : nothing}</div>
+        ${topic.state?.queue ? field("Delay, such as 10m", "delay") : nothing}</div>
+      ${state.isTooLong ? html`<p class="hint">This draft is too long to be kept when you leave the
+        page.</p>` : nothing}
       ${problem(state.error)}${receipt ? receipted() : nothing}
       <div class="buttons">${action("Append", "write", submit,
           { kind: "primary", isOff: state.isBusy })}
-        ${copyButton("copy curl", () => curl("POST", topicPath(name), body()))}</div></form>`;
+        ${copyButton("copy curl", () => curl("POST", topicPath(name), body()))}
+        <span class="hint"><kbd>Ctrl</kbd> <kbd>Enter</kbd></span></div></form>`;
   }
 
   return { view };

@@ -77,9 +77,10 @@ export function say(text) {
 export const toasted = () => html`<div class="toast" role="status">${toast ?? nothing}</div>`;
 
 async function copy(text) {
-  if (navigator.clipboard) await navigator.clipboard.writeText(text);
-  else { // a page that is neither of https nor of this machine
-    const area = Object.assign(document.createElement("textarea"), { value: text });
+  const value = text();
+  if (navigator.clipboard) await navigator.clipboard.writeText(value);
+  else { // the page was loaded by plain http from another machine
+    const area = Object.assign(document.createElement("textarea"), { value });
     document.body.append(area);
     area.select();
     document.execCommand("copy");
@@ -88,7 +89,8 @@ async function copy(text) {
   say("copied");
 }
 export const copyButton = (label, text) => html`
-  <button type="button" class="quiet" @click=${() => copy(text())}>${label}</button>`;
+  <button type="button" class="quiet" 
+    @click=${() => copy(text).catch((error) => say(error.message))}>${label}</button>`;
 export const code = (text) => html`
   <div class="code"><code>${text}</code>${copyButton("copy", () => text)}</div>`;
 export const empty = (title, ...lines) => html`
