@@ -45,7 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_what_spark_finds_and_nothing_else(built: Path) -> None:
     assert {path.name for path in built.iterdir()} == {"topics", "pyspark_topics"}
-    kinds = ("*.py", "*.js", "*.md", "py.typed", "docs/*.json")
+    kinds = ("*.py", "*.js", "*.d.ts", "package.json", "*.md", "py.typed", "docs/*.json")
     found = {path for kind in kinds for path in (ROOT / "topics").rglob(kind)}
     found |= {*(ROOT / "topics/front/console").iterdir()}
     ours = {

@@ -1,5 +1,5 @@
-// Rows of records and losses: a bounded list, and how its rows are drawn. The `data` and `meta` of a
-// record are texts (json.js).
+// Rows of records and losses: a bounded list, and how its rows are drawn. The `data` and `meta` of
+// a record are texts (json.js).
 import { html, nothing } from "./lit-html.js";
 import { curl, topicPath } from "./api.js";
 import { indented, recordText } from "./json.js";

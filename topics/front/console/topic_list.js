@@ -25,7 +25,8 @@ function row(topic) {
   return html`<tr>${nameCell(topic.topic, at("topics", topic.topic))}
     <td class=${type === "queue" ? "accent" : nothing}>${type}</td>
     <td class="wide">${durability}</td><td class="number">${count(topic.count)}</td>
-    <td class="number wide">${bytes(topic.bytes)}</td><td class="number">${ago(topic.last_write_ts)}</td></tr>`;
+    <td class="number wide">${bytes(topic.bytes)}</td>
+    <td class="number">${ago(topic.last_write_ts)}</td></tr>`;
 }
 
 const HEADS = ["Name", "Type", ["Class", "wide"], ["Records", "number"], ["Bytes", "number wide"],

@@ -55,7 +55,7 @@ def _if_on(
 
 def _rows() -> Iterator[tuple[Route, Operation]]:
     paths = {f"/console/{path.name}": path for path in (TOPICS / "front/console").iterdir()}
-    paths["/console/topics.js"] = TOPICS / "client/topics.js"
+    paths["/console/topics.js"] = TOPICS / "client/js/topics.js"
     paths["/console"] = paths.pop("/console/index.html")
     for path, source in paths.items():
         if source.suffix in MEDIA_TYPES:

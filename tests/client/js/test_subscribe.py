@@ -1,24 +1,24 @@
-"""topics.js, in a page of another origin and in Node.js."""
+"""`subscribe` of topics.js, in a page of another origin and in Node.js."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.client.conftest import url_of
+from tests.client.js.conftest import KEY, Run
 from tests.client.subscribing import (
+    SUBSCRIBE,
     Answering,
     InNode,
     InPage,
     data,
-    node,
     of,
-    page_server,
     refused,
     silent,
     stream,
@@ -28,59 +28,19 @@ from tests.support.event_sources import CANNED
 from tests.support.server import Server
 from topics.client import Topics
 
-KEY = "page-key"
 Subscribe = Callable[..., InPage | InNode]
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def page() -> Iterator[str]:
-    with page_server() as page:
-        yield page
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
-    with chromium.opened(tmp_path_factory.mktemp("chromium")) as browser:
-        yield browser
-
-
-@pytest.fixture(params=["chromium", "node"])
-def subscribe(request: pytest.FixtureRequest, page: str) -> Iterator[Subscribe]:
+@pytest.fixture
+def subscribe(run: Run) -> Subscribe:
     """``subscribe(more="{}", **options)``."""
-    opened: list[InPage | InNode] = []
 
     def open_one(more: str = "{}", **options: Any) -> InPage | InNode:
-        if request.param == "node":
-            opened.append(InNode(node(), options, more))
-        else:
-            browser = request.getfixturevalue("browser")
-            opened.append(InPage(browser, page, options, more))
-        return opened[-1]
+        return run(SUBSCRIBE.replace("MORE", more), **options)
 
-    yield open_one
-    for each in opened:
-        if isinstance(each, InNode):
-            each.kill()
-        else:
-            each.close()
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory, page: str) -> Iterator[Server]:
-    """A server with keys, which lists the origin of the page alone."""
-    keys = f"{KEY},reader:read:client-:"
-    data_dir = tmp_path_factory.mktemp("guarded") / "data"
-    with Server(data_dir, api_keys=keys, cors_origins=page.rstrip("/")) as server:
-        server.env["TOPICS_PORT"] = str(server.port)
-        yield server
-
-
-@pytest.fixture
-def client(guarded: Server) -> Iterator[Topics]:
-    with Topics(url_of(guarded), key=KEY) as client:
-        yield client
+    return open_one
 
 
 def test_every_record_comes_once_over_restarts_and_kills(
@@ -290,11 +250,13 @@ def test_it_waits_for_handlers_and_goes_on_when_they_fail(
       } } };
     })()"""
     with Answering(stream(record(1, "a") + record(2, "b") + record(3, "c"), then=b"")) as server:
-        subscription = InPage(browser, page, {"url": server.url, "topics": "t"}, more)
+        subscription = InPage(
+            browser, page, {"url": server.url, "topics": "t"}, SUBSCRIBE.replace("MORE", more)
+        )
         told = subscription.wait(lambda told: len(of(told, "uncaught")) == 3)
         assert data(told) == [1, 2, 3]
         assert [name for name, _ in told] == ["record", "uncaught"] * 3
         deadline = time.monotonic() + 60
-        while browser.evaluate("subscription.id") != "c":
+        while browser.evaluate("running.id") != "c":
             assert time.monotonic() < deadline
         subscription.close()
