@@ -47,11 +47,11 @@ class Running:
     """
 
     def told(self) -> Told:
-        """Return everything that the program has said so far."""
+        """Return all that the program has reported."""
         raise NotImplementedError
 
     def wait(self, enough: Callable[[Told], bool]) -> Told:
-        """Wait until the program has said enough. Return all of it."""
+        """Wait until the reports satisfy ``enough``. Return all of them."""
         deadline = time.monotonic() + WAIT_S
         while not enough(told := self.told()):
             assert time.monotonic() < deadline, told[-20:]
@@ -124,7 +124,7 @@ class InNode(Running):
         self.join()
 
     def join(self) -> None:
-        """Wait until the process ends by itself."""
+        """Wait until the process exits on its own."""
         assert self._process.wait(WAIT_S) == 0
         self._thread.join(WAIT_S)
 
@@ -136,8 +136,8 @@ class InNode(Running):
 
 
 class Answering(ThreadingHTTPServer):
-    """Answers the streams that are asked for one after the other by ``answers``, and keeps what
-    they were asked with; pages of any origin may ask.
+    """Replies to requests for streams with ``answers`` in turn, and keeps the path and event id of
+    each request. Pages of any origin may send requests.
     """
 
     daemon_threads = True
@@ -162,7 +162,7 @@ class Answering(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """HTTP/1.0: the end of the connection is that of the answer."""
+    """HTTP/1.0: the end of the connection is the end of the response."""
 
     server: Answering
 
@@ -193,8 +193,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def stream(*pieces: bytes, then: bytes | None = None) -> Callable[[BaseHTTPRequestHandler], None]:
-    """An event stream. It ends behind its pieces, unless there is something that it says ``then``
-    again and again; b"" is silence.
+    """Reply with an event stream of these chunks. It ends after them, unless ``then`` is given,
+    which is sent repeatedly; b"" keeps the stream open without data.
     """
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -215,7 +215,7 @@ def stream(*pieces: bytes, then: bytes | None = None) -> Callable[[BaseHTTPReque
 
 
 def silent(handler: BaseHTTPRequestHandler) -> None:
-    """No answer at all."""
+    """Send no response."""
     assert isinstance(handler, Handler)
     handler.server.is_over.wait(WAIT_S)
 
@@ -247,6 +247,6 @@ def node() -> str:
 
 @contextlib.contextmanager
 def page_server() -> Iterator[str]:
-    """The URL of a page that may import topics.js."""
+    """Serve a page that may import topics.js. Yield its URL."""
     with Answering() as server:
         yield server.url + "/"

@@ -135,13 +135,13 @@ def test_a_refused_message_rejects_alone(run: Run, unguarded: Server, name: str)
     assert of(told, "pending") == [0]
 
 
-# A server that answers as a test says
+# A server with prepared replies
 
 Answer = Callable[[ServerConnection, dict[str, Any]], None]
 
 
 class Sockets:
-    """What a server of prepared answers has received, by connection."""
+    """The messages that the server has received, by connection."""
 
     def __init__(self) -> None:
         self.received: list[list[dict[str, Any]]] = []
@@ -150,7 +150,7 @@ class Sockets:
 
 @contextmanager
 def answering(*answers: Answer) -> Iterator[Sockets]:
-    """A WebSocket server whose n-th connection handles each message by the n-th of ``answers``."""
+    """A WebSocket server. Its n-th connection handles each message with the n-th of ``answers``."""
     sockets, rest = Sockets(), iter(answers)
 
     def handle(socket: ServerConnection) -> None:

@@ -43,7 +43,7 @@ def subscribe(run: Run) -> Subscribe:
     return open_one
 
 
-def test_every_record_comes_once_over_restarts_and_kills(
+def test_every_record_arrives_once_over_restarts_and_kills(
     subscribe: Subscribe, guarded: Server, client: Topics, name: str
 ) -> None:
     client.topic(name).put(durability="fsync")
@@ -73,7 +73,7 @@ def test_every_record_comes_once_over_restarts_and_kills(
     assert (states.count("open") > 4, {*states}) == (True, {"open", "waiting"})
 
 
-def test_losses_tags_and_the_end_of_a_topic_come_as_they_are(
+def test_losses_tags_and_a_deleted_topic_are_reported(
     subscribe: Subscribe, guarded: Server, client: Topics, name: str
 ) -> None:
     others = f"{name}-others"
@@ -106,7 +106,7 @@ def test_losses_tags_and_the_end_of_a_topic_come_as_they_are(
     ],
     ids=["wrong key", "no key", "topic of others", "no such topic", "no topic", "strange id"],
 )
-def test_a_refusal_is_told_once_and_ends_it(
+def test_a_refusal_is_reported_once_and_ends_the_subscription(
     subscribe: Subscribe,
     guarded: Server,
     client: Topics,
@@ -119,7 +119,7 @@ def test_a_refusal_is_told_once_and_ends_it(
     subscription = subscribe(**asked)
     subscription.wait(bool)
     if isinstance(subscription, InNode):
-        subscription.join()  # nothing is asked again: the process has ended by itself
+        subscription.join()  # the process has exited, so no request is repeated
     told = {"state": "closed", "status": status, "code": code}
     assert subscription.told() == [("status", told)]
 
@@ -136,8 +136,8 @@ UNKNOWN = b"event: of-a-later-server\ndata: {}\n\n"
 HEARTBEAT = b": hb\n\n"
 
 
-def test_it_comes_back_behind_the_last_event_whatever_happens(subscribe: Subscribe) -> None:
-    """A stream that hangs is cut after twice the heartbeat, which is 2 s here."""
+def test_it_continues_after_the_last_event_after_every_failure(subscribe: Subscribe) -> None:
+    """A silent stream is closed after twice the heartbeat, here 2 s."""
     first = b"id: a\nretry: 2000\n\n"
     moments = (
         refused(503, LATER),
@@ -169,7 +169,7 @@ def test_it_comes_back_behind_the_last_event_whatever_happens(subscribe: Subscri
     assert [event["pause_ms"] for event in waits[:2]] == [50, 1000]
 
 
-def test_pauses_double_while_streams_bring_nothing(subscribe: Subscribe) -> None:
+def test_pauses_double_while_streams_contain_no_events(subscribe: Subscribe) -> None:
     with Answering(*[stream(STOPS)] * 5, stream(record(1, "a"), then=HEARTBEAT)) as server:
         subscription = subscribe(url=server.url, topics="t")
         assert subscription.records(1) == [1]
@@ -178,7 +178,7 @@ def test_pauses_double_while_streams_bring_nothing(subscribe: Subscribe) -> None
         assert most_ms / 2 <= event["pause_ms"] <= most_ms
 
 
-def test_bytes_may_come_one_by_one(subscribe: Subscribe) -> None:
+def test_bytes_may_arrive_one_by_one(subscribe: Subscribe) -> None:
     pieces = [bytes((byte,)) for byte in CANNED]
     with Answering(stream(*pieces, then=HEARTBEAT)) as server:
         subscription = subscribe(url=server.url, topics="t")
@@ -194,7 +194,7 @@ PAGE = refused(200, b"<title>sign in</title>", Content_Type="text/html")
     [(PAGE, "bad_answer"), (stream(b"event: record\ndata: {\n\n", then=HEARTBEAT), None)],
     ids=["page", "event"],
 )
-def test_what_is_not_the_answer_of_a_server_ends_it(
+def test_a_response_that_is_not_from_a_server_ends_it(
     subscribe: Subscribe, answer: Any, code: str | None
 ) -> None:
     with Answering(answer) as server:
@@ -204,7 +204,7 @@ def test_what_is_not_the_answer_of_a_server_ends_it(
         assert len(server.asked) == 1
 
 
-def test_nothing_is_told_behind_a_close(subscribe: Subscribe) -> None:
+def test_no_handler_is_called_after_a_close(subscribe: Subscribe) -> None:
     with Answering(stream(then=record(1, "a"))) as server:
         subscription = subscribe(url=server.url, topics="t")
         subscription.records(3)
@@ -230,7 +230,7 @@ def test_a_signal_closes_it(subscribe: Subscribe) -> None:
         assert data(subscription.told()) == [1]
 
 
-def test_a_signal_that_has_come_before_lets_it_ask_for_nothing(subscribe: Subscribe) -> None:
+def test_with_an_aborted_signal_it_sends_no_request(subscribe: Subscribe) -> None:
     with Answering() as server:
         subscription = subscribe("{ signal: AbortSignal.abort() }", url=server.url, topics="t")
         if isinstance(subscription, InNode):
@@ -238,7 +238,7 @@ def test_a_signal_that_has_come_before_lets_it_ask_for_nothing(subscribe: Subscr
         assert (server.asked, subscription.told()) == ([], [])
 
 
-def test_it_waits_for_handlers_and_goes_on_when_they_fail(
+def test_it_awaits_handlers_and_continues_if_they_fail(
     browser: chromium.Chromium, page: str
 ) -> None:
     more = """(() => {

@@ -34,7 +34,7 @@ const running = work({ ...options, on: { status, async job(job, lost) {
   say(["lost", lost.reason.code]);
 } } });
 """
-LEASE_MS = 3000  # extended after 1 s, so a machine may stand still for 2 s
+LEASE_MS = 3000  # extended after 1 s, so that the machine may stall for 2 s
 
 
 def ready(client: Topics, name: str) -> int:
@@ -87,7 +87,7 @@ def test_the_lease_of_a_long_job_is_extended(
     (job,) = of(running.wait(lambda told: bool(of(told, "job"))), "job")
     until(lambda: next(iter(client.queue(name).leases())).deadline > job["deadline"] + 500)
     assert not of(running.told(), "lost")
-    client.topic(name).delete(before=2)  # the job is gone
+    client.topic(name).delete(before=2)  # deletes the job
     told = running.wait(lambda told: bool(of(told, "lost")))
     assert of(told, "lost") == ["lease_lost"]
     client.topic(name).append("next")

@@ -1,6 +1,4 @@
-"""The console in Chromium: what each page shows and does, with a server that holds all kinds of
-things.
-"""
+"""The console in Chromium: the content and actions of each page, with topics of all kinds."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 HURT = "<img src=x onerror='globalThis.hurt=1'><script>globalThis.hurt=1</script>"
 LONG = "n" * 255
-PAGES = {  # each with a selector of what it shows when it is whole
+PAGES = {  # each with a selector of an element that it shows when it is complete
     "#/": ".attention a",
     "#/topics": "td.accent",
     "#/topics/shop:orders/live": ".row",
@@ -43,7 +41,7 @@ PAGES = {  # each with a selector of what it shows when it is whole
 
 @pytest.fixture(scope="module")
 def filled(server: Server) -> None:
-    """Topics of all kinds, with names, tags and records that may hurt."""
+    """Topics of all kinds, with hostile names, tags and records."""
     with Api(server.address) as api:
         epoch = create(api, "shop:orders", *range(9), cap_records=5)
         ok(api.append("shop:orders", records=[{"data": HURT, "tag": HURT, "node": HURT}]))
@@ -66,13 +64,13 @@ def filled(server: Server) -> None:
 
 
 def give_up(api: Api, queue: str, error: str, count: int) -> None:
-    """So many jobs of a queue become dead letters."""
+    """Let this number of jobs of a queue become dead letters."""
     asked = {"node": "worker", "max": count}
     claimed = ok(api.call("POST", f"/v0/topics/{queue}/claim", asked))["claimed"]
     nack = {"node": "worker", "seqs": [job["$seq"] for job in claimed], "error": error}
     ok(api.call("POST", f"/v0/topics/{queue}/nack", nack))
-    held = {"node": HURT, "lease_ms": 3_600_000}  # for as long as pages are looked at
-    ok(api.call("POST", f"/v0/topics/{queue}/claim", held))  # comes by them
+    held = {"node": HURT, "lease_ms": 3_600_000}  # longer than the module runs
+    ok(api.call("POST", f"/v0/topics/{queue}/claim", held))  # this claim moves them
     deadline = time.monotonic() + WAIT_S
     while api.get(f"{queue}.dead").status != 200 or api.state(f"{queue}.dead")["count"] < count:
         assert time.monotonic() < deadline
@@ -80,7 +78,7 @@ def give_up(api: Api, queue: str, error: str, count: int) -> None:
 
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("path", PAGES)
-def test_no_page_complains_runs_text_or_is_wider_than_the_window(
+def test_no_page_logs_errors_runs_text_or_is_wider_than_the_window(
     console: Console, path: str
 ) -> None:
     console.open(path)
@@ -96,14 +94,14 @@ def test_no_page_complains_runs_text_or_is_wider_than_the_window(
 
 
 @pytest.mark.usefixtures("filled")
-def test_what_looks_like_html_is_shown_as_it_is(console: Console) -> None:
+def test_text_that_looks_like_html_is_shown_unchanged(console: Console) -> None:
     for path in ("#/topics/shop:orders/browse", "#/queues/jobs/leases", "#/queues/jobs/dead"):
         console.open(path)
         console.shows(HURT[:40])
 
 
 @pytest.mark.usefixtures("filled")
-def test_a_new_server_says_on_every_page_what_to_do(
+def test_every_page_of_an_empty_server_shows_what_to_do(
     browser: chromium.Chromium, tmp_path: Path
 ) -> None:
     with Server(tmp_path / "data", shards=1) as server:
@@ -118,7 +116,7 @@ def test_a_new_server_says_on_every_page_what_to_do(
         browser.open("about:blank")
 
 
-def test_an_append_is_seen_live_and_after_a_restart_of_the_server(
+def test_an_append_is_shown_live_and_after_a_restart_of_the_server(
     console: Console, api: Api, server: Server
 ) -> None:
     create(api, "live", "first")
@@ -138,7 +136,9 @@ def test_an_append_is_seen_live_and_after_a_restart_of_the_server(
         assert complaint.startswith("Failed to load resource: net::ERR_"), complaint
 
 
-def test_500_rows_are_kept_and_the_rest_and_losses_are_told(console: Console, api: Api) -> None:
+def test_the_live_page_keeps_500_rows_and_reports_dropped_ones_and_losses(
+    console: Console, api: Api
+) -> None:
     create(api, "many", cap_records=600)
     ok(api.append("many", *range(1000)))
     console.open("#/topics/many/live?from=0")
@@ -149,22 +149,22 @@ def test_500_rows_are_kept_and_the_rest_and_losses_are_told(console: Console, ap
     console.shows("lost #1–#400")
 
 
-def test_a_pause_holds_rows_back_and_an_opened_row_makes_one(console: Console, api: Api) -> None:
+def test_a_pause_holds_back_rows_and_opening_a_row_pauses(console: Console, api: Api) -> None:
     create(api, "paused", {"key": "value"})
     console.open("#/topics/paused")
     console.wait("document.querySelectorAll('.row').length === 1")
     console.browser.press("j")
     console.browser.press("Enter")
-    console.shows('"key": "value"', "copy JSON", "copy curl", "Go on")
+    console.shows('"key": "value"', "copy JSON", "copy curl", "Resume")
     ok(api.append("paused", 2, 3))
-    console.shows("Go on · 2 new")
+    console.shows("Resume · 2 new")
     assert console.seqs == [1]
     console.browser.press("p")
     console.wait("document.querySelectorAll('.row').length === 3")
     assert console.seqs == [3, 2, 1]
 
 
-def test_the_filters_of_live_choose_by_tag_and_text(console: Console, api: Api) -> None:
+def test_the_live_page_filters_by_tag_and_text(console: Console, api: Api) -> None:
     create(api, "chosen")
     rows = [("eu:se", "x" * 500 + "needle"), ("eu:de", "hay"), ("us", "Needle")]
     ok(api.append("chosen", records=[{"data": data, "tag": tag} for tag, data in rows]))
@@ -181,7 +181,7 @@ def test_the_filters_of_live_choose_by_tag_and_text(console: Console, api: Api) 
         assert console.seqs == seqs
 
 
-def test_browsing_goes_both_ways_over_holes_to_a_seq_and_to_a_time(
+def test_browsing_moves_both_ways_over_gaps_and_to_a_seq_or_time(
     console: Console, api: Api
 ) -> None:
     create(api, "browsed")
@@ -229,7 +229,7 @@ def test_browsing_goes_both_ways_over_holes_to_a_seq_and_to_a_time(
     shown(4051, 4150)
 
 
-def test_a_long_record_is_shown_in_part_and_copied_whole(console: Console, api: Api) -> None:
+def test_a_long_record_is_shown_in_part_and_copied_completely(console: Console, api: Api) -> None:
     create(api, "long", "x" * 1_000_000)
     console.open("#/topics/long/browse")
     console.wait("document.querySelector('.row')")
@@ -299,6 +299,19 @@ def test_members_keep_their_text_whatever_it_is(console: Console) -> None:
     assert (lag, topic, copied) == (2, "data", records)
     assert members == [[text, text] for text in TEXTS]
     assert [json.loads(text) for text in shown] == [json.loads(text) for text in TEXTS]
+
+
+def test_characters_that_reorder_text_are_shown_as_escapes(console: Console, api: Api) -> None:
+    create(api, "reordered")
+    record = {"data": "a\u202eb", "tag": "c\u2066d", "node": "e\u200ff", "meta": {"g": "\u2069"}}
+    body = json.dumps({"records": [record]}, ensure_ascii=False).encode()
+    ok(api.call("POST", "/v0/topics/reordered", body))
+    console.open("#/topics/reordered")
+    console.wait("document.querySelector('.row')")
+    console.ask("document.querySelector('.row').click()")
+    console.shows("a\\u202eb", "c\\u2066d", "e\\u200ff", "\\u2069")
+    shown = console.ask("document.querySelector('.records').textContent")
+    assert not re.search("[\u200f\u202e\u2066\u2069]", shown)
 
 
 def test_the_text_filter_finds_letters_that_were_sent_as_escapes(
@@ -382,7 +395,7 @@ def test_a_draft_that_is_too_long_is_not_kept_and_says_so(console: Console, api:
     console.wait("!document.body.innerText.includes('too long')")
 
 
-def test_topics_are_made_configured_and_deleted_by_their_name(console: Console, api: Api) -> None:
+def test_a_topic_is_created_configured_and_deleted(console: Console, api: Api) -> None:
     console.open("#/topics")
     console.click("New topic")
     console.fill("Name", "no such name!")
@@ -522,9 +535,7 @@ def test_a_new_topic_or_router_does_not_change_an_existing_one(console: Console,
     assert api.get("elsewhere").status == 404
 
 
-def test_the_list_of_topics_has_pages_and_begins_with_what_is_typed(
-    console: Console, api: Api
-) -> None:
+def test_the_list_of_topics_has_pages_and_a_filter_by_prefix(console: Console, api: Api) -> None:
     for number in range(130):
         ok(api.append(f"page:{number:03d}", number), 201)
     console.open("#/topics")
@@ -550,7 +561,7 @@ def test_the_list_of_topics_has_pages_and_begins_with_what_is_typed(
     assert console.ask("document.activeElement.type") == "search"
 
 
-def test_routers_are_made_and_deleted_by_their_name(console: Console, api: Api) -> None:
+def test_a_router_is_created_and_deleted(console: Console, api: Api) -> None:
     create(api, "from")
     console.open("#/routers")
     console.click("New router")
@@ -560,7 +571,7 @@ def test_routers_are_made_and_deleted_by_their_name(console: Console, api: Api) 
     console.click("Create", "dialog")
     console.shows("dest must differ from source")
     console.fill("To the topic", "to")
-    console.fill("Only with the tag", "eu:*")
+    console.fill("Tag (optional)", "eu:*")
     console.fill("Guarantee", "exactly_once")
     console.click("Create", "dialog")
     console.wait("!document.querySelector('dialog[open]')")
@@ -575,20 +586,20 @@ def test_routers_are_made_and_deleted_by_their_name(console: Console, api: Api) 
     assert api.call("GET", "/v0/routers/from-%3Eto").status == 404
 
 
-def test_dead_letters_go_back_one_by_one_and_all(console: Console, api: Api) -> None:
+def test_a_redrive_moves_one_dead_letter_or_all(console: Console, api: Api) -> None:
     create(api, "mend", *range(5), type="queue", max_deliveries=1, dead_letter="mend.dead")
     give_up(api, "mend", "broken url", 5)
     console.open("#/queues/mend/dead")
     console.wait("document.querySelectorAll('.row').length === 5")
     console.shows("broken url", "5 in mend.dead")
     console.click("Redrive one")
-    console.shows("1 moved, 4 left", "4 in mend.dead")
+    console.shows("1 moved, 4 remaining", "4 in mend.dead")
     console.click("Redrive all")
-    console.shows("4 moved, 0 left", "There are no dead letters")
+    console.shows("4 moved, 0 remaining", "There are no dead letters")
     assert sorted(job["data"] for job in api.read("mend")) == [*range(5)]
 
 
-def test_a_cursor_is_set_and_its_other_topics_stay(console: Console, api: Api) -> None:
+def test_setting_a_cursor_keeps_its_other_topics(console: Console, api: Api) -> None:
     one, two = (create(api, name, *range(10)) for name in ("set:one", "set:two"))
     create(api, "cursor:setter", {"set:one": [9, one], "set:two": [4, two]})
     console.open("#/cursors")
@@ -597,12 +608,14 @@ def test_a_cursor_is_set_and_its_other_topics_stay(console: Console, api: Api) -
     console.click("set", "tbody")
     console.fill("set:one is read up to", "3")
     console.click("Set", "dialog")
-    console.shows("the cursor is set")
+    console.shows("cursor set")
     assert api.read("cursor:setter")[-1]["data"] == {"set:one": [3, one], "set:two": [4, two]}
     console.shows("7")
 
 
-def test_keys_move_and_tell_of_themselves(console: Console, api: Api) -> None:
+def test_the_keyboard_moves_through_rows_and_lists_its_shortcuts(
+    console: Console, api: Api
+) -> None:
     create(api, "keys", 1, 2)
     console.open("#/topics/keys")
     console.wait("document.querySelectorAll('.row').length === 2")
@@ -618,7 +631,7 @@ def test_keys_move_and_tell_of_themselves(console: Console, api: Api) -> None:
     assert console.wait("document.querySelector('dialog[open]')?.innerText.includes('next row')")
 
 
-def test_a_page_that_is_not_seen_asks_for_nothing(console: Console) -> None:
+def test_a_page_that_is_not_visible_sends_no_requests(console: Console) -> None:
     """Here 2 s are 20 ms."""
     console.open("#/")
     console.ask(
@@ -637,7 +650,7 @@ def test_a_page_that_is_not_seen_asks_for_nothing(console: Console) -> None:
     console.ask("seen(true)")
     console.wait("asked >= 3")
     console.ask("seen(false)")
-    before = console.ask("pause().then(() => asked)")  # what was asked is answered
+    before = console.ask("pause().then(() => asked)")  # no response is pending
     assert console.ask("pause().then(() => asked)") == before
     console.ask("seen(true)")
     console.wait(f"asked >= {before} + 3")

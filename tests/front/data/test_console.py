@@ -1,4 +1,4 @@
-"""The files of the console: who gets them, with which fields, and that there are no others."""
+"""The files of the console: access, header fields, and that no other file is served."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.front import bearer, running
+from topics.actors.link.board import ShardState
 from topics.config import Settings
 from topics.front.data import console
 from topics.front.table import ROUTES
@@ -152,3 +153,13 @@ def test_no_script_makes_html_of_text() -> None:
                 r"innerHTML|outerHTML|insertAdjacentHTML|unsafeHTML|document\.write|\beval\(|style=",
                 path.read_text(),
             ), path.name
+
+
+def test_the_overview_names_every_state_of_a_shard() -> None:
+    (names,) = re.findall(
+        r"const STATES = \[(.*?)\]", (FILES / "overview.js").read_text(), re.DOTALL
+    )
+    named = re.findall(r'"([a-z ]+)"', names)
+    assert [name.replace(" ", "_") for name in named] == [
+        state.name.lower().replace("no_room", "no_space") for state in ShardState
+    ]

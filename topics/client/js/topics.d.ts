@@ -36,7 +36,7 @@ export interface NewRecord {
   data: unknown;
   tag?: string;
   node?: string;
-  meta?: unknown;
+  meta?: Record<string, unknown>;
   delay_ms?: number;
   deliver_at?: number;
 }
@@ -86,7 +86,7 @@ export interface TopicRecord<Data = any> {
   $tag?: string;
   $node?: string;
   data: Data;
-  meta?: any;
+  meta?: Record<string, any>;
 }
 
 /** Lost records, from `gap_from` to `gap_to`. */

@@ -3,7 +3,7 @@
 import { html, nothing } from "./lit-html.js";
 import { curl, topicPath } from "./api.js";
 import { indented, recordText } from "./json.js";
-import { bytes, copyButton, count, moment, update } from "./ui.js";
+import { bytes, copyButton, count, moment, update, visible } from "./ui.js";
 
 const KEPT = 500, KEPT_CHARS = 32_000_000; // rows, and characters of their data
 const PREVIEW = 240, SHOWN = 200_000; // characters
@@ -34,10 +34,11 @@ export function passes({ record }, tag, text) {
 
 function opened({ topic, record, size }) {
   const { $seq, $ts, $tag, $node, data, meta } = record, shown = indented(data, SHOWN);
-  const fields = { seq: $seq, time: new Date($ts).toISOString(), tag: $tag, node: $node, meta };
+  const fields = { seq: $seq, time: new Date($ts).toISOString(), tag: visible($tag),
+    node: visible($node), meta: visible(meta) };
   return html`<div class="record"><dl>${Object.entries(fields).map(([field, value]) =>
-    (value === undefined ? nothing : html`<dt>${field}</dt><dd dir="auto">${value}</dd>`))}</dl>
-    <pre tabindex="0">${shown}</pre>
+    (value === undefined ? nothing : html`<dt>${field}</dt><dd>${value}</dd>`))}</dl>
+    <pre tabindex="0">${visible(shown)}</pre>
     ${shown.length < SHOWN ? nothing : html`<p class="hint">Only the first ${count(SHOWN)}
       characters are shown. “copy JSON” copies the complete record (${bytes(size)}).</p>`}
     <div class="buttons">${copyButton("copy JSON", () => recordText(record))}
@@ -58,8 +59,9 @@ export function rowList(rows, { touched = () => {}, aside = () => nothing } = {}
     ? html`<li class="lost"><span>${row.note}</span></li>`
     : html`<li><button type="button" data-row class="row" aria-expanded=${row.isOpen ?? false}
       @click=${() => toggle(row)}><span class="seq">#${row.seq}</span>
-      <time>${moment(row.record.$ts)}</time><span class="tag">${row.record.$tag ?? nothing}</span>
-      ${aside(row)}<span class="data">${row.preview}</span></button>
+      <time>${moment(row.record.$ts)}</time><span class="tag">${
+        visible(row.record.$tag) ?? nothing}</span>
+      ${aside(row)}<span class="data">${visible(row.preview)}</span></button>
       ${row.isOpen ? opened(row) : nothing}</li>`))}</ol>`;
 }
 

@@ -1,4 +1,4 @@
-// A topic: its records as they come, page by page; an append; its config.
+// A topic: its records live and page by page, a form for an append, and its config.
 import { html, nothing } from "./lit-html.js";
 import { ask, curl, diff, lacks, noted, query, session, streamLost, topicPath, topicState, word }
   from "./api.js";
@@ -12,7 +12,7 @@ import { subscribe } from "./topics.js";
 import { FIRST_RECORD } from "./topic_list.js";
 
 const VIEWS = { live, browse, publish, config };
-const LAST = 100; // records that live begins with
+const LAST = 100; // records with which the live page begins
 const PAGE = 100, PAGE_MAX = 1000;
 
 export function topicPage(name, tab, parameters) {
@@ -32,7 +32,7 @@ export function topicPage(name, tab, parameters) {
       ${stat("Seqs", records ? `${earliest_seq}–${head_seq}` : "none", `next is ${next_seq}`)}
       ${stat("Last write", last_write_ts ? `${ago(last_write_ts)} ago` : "never",
         last_write_ts ? moment(last_write_ts) : "")}
-      ${stat("Class", own.durability, `kept ${bounds.join(", ") || "for ever"}`)}</dl>`;
+      ${stat("Class", own.durability, `kept ${bounds.join(", ") || "forever"}`)}</dl>`;
   }
 
   function view() {
@@ -72,7 +72,8 @@ function live({ name, parameters }) {
     update();
   }
 
-  /** Called whenever the topic is there, which may be made again. */
+  /** Subscribe, unless it is done. Each poll that finds the topic calls this, because the topic may
+      have been recreated. */
   function begin({ head_seq }) {
     if (status !== "connecting") return;
     status = "asked";
@@ -83,7 +84,7 @@ function live({ name, parameters }) {
       record: ({ topic, ...record }) => take(rowOf(topic, record)),
       tombstone: (gap) => take(lossOf(gap)),
       topicDeleted() {
-        take(noteOf("the topic is deleted"));
+        take(noteOf("the topic was deleted"));
         subscription.close();
         status = "connecting";
       },
@@ -99,16 +100,16 @@ function live({ name, parameters }) {
   const choose = (event) => {
     location.hash = `${at("topics", name, "live")}?${query({ from: event.target.value })}`;
   };
-  const STARTS = [["last", `the last ${LAST}`], ["tail", "now on"], ["0", "the beginning"]];
+  const STARTS = [["last", `the last ${LAST}`], ["tail", "now"], ["0", "the beginning"]];
   const starts = STARTS.some(([value]) => value === from) ? STARTS
-    : [...STARTS, [from, `behind #${from}`]];
+    : [...STARTS, [from, `after #${from}`]];
   const SIGNS = { open: "live", waiting: "reconnecting", asked: "connecting" };
 
   function view() {
     const shown = tag || text ? rows.filter((row) => passes(row, tag, text)) : rows;
     return html`<div class="bar">
       <button type="button" aria-pressed=${isPaused} title="p" @click=${() => pause()}>${
-        isPaused ? `Go on${held.length ? ` · ${count(held.length)} new` : ""}` : "Pause"}</button>
+        isPaused ? `Resume${held.length ? ` · ${count(held.length)} new` : ""}` : "Pause"}</button>
       <label>from <select @change=${choose}>${starts.map(([value, label]) => html`
         <option value=${value} ?selected=${value === from}>${label}</option>`)}</select></label>
       ${search("tag, or eu:*", tag, (value) => { tag = value; update(); }, { isMain: false })}
@@ -136,8 +137,8 @@ function browse({ name, parameters }) {
     history.replaceState(null, "", `${at("topics", name, "browse")}?${query({ from })}`);
   }
 
-  /** The seq behind which the last PAGE records below `seq` begin: there may be holes of any size.
-      `few`: behind it are fewer; `many`: more than one answer holds. */
+  /** Return the seq after which the last PAGE records below `seq` begin. There may be gaps of any
+      size. After `few` there are fewer records, after `many` more than one response holds. */
   async function before(seq) {
     const first = (await topicState(name)).earliest_seq - 1;
     let few = seq - 1, many = first - 1, span = PAGE;
@@ -153,7 +154,7 @@ function browse({ name, parameters }) {
     return Math.max(few, first);
   }
 
-  /** The seq behind which all records are from a time on. */
+  /** Return the seq after which all records have at least this time. */
   async function since(ts) {
     const { earliest_seq, head_seq } = await topicState(name);
     let low = earliest_seq - 1, high = head_seq;
@@ -166,17 +167,17 @@ function browse({ name, parameters }) {
     return low;
   }
 
-  const showBehind = (search) => attempt(state, async () => show(await search()));
+  const showAfter = (search) => attempt(state, async () => show(await search()));
   const newest = async () => before((await topicState(name)).head_seq + 1);
   const given = parameters.get("from");
-  showBehind(given === null ? newest : () => Number(given) || 0);
+  showAfter(given === null ? newest : () => Number(given) || 0);
 
   const toSeq = ({ target: { valueAsNumber } }) =>
-    valueAsNumber >= 0 && showBehind(() => Math.max(valueAsNumber - 1, 0));
+    valueAsNumber >= 0 && showAfter(() => Math.max(valueAsNumber - 1, 0));
   const toTime = ({ target: { value } }) =>
-    value && showBehind(() => since(new Date(value).getTime()));
+    value && showAfter(() => since(new Date(value).getTime()));
   const button = (label, search, isOff) => html`<button type="button"
-    ?disabled=${state.isBusy || isOff} @click=${() => showBehind(search)}>${label}</button>`;
+    ?disabled=${state.isBusy || isOff} @click=${() => showAfter(search)}>${label}</button>`;
 
   function view() {
     const isFirst = !page || from < page.earliest_seq, isLast = !page || page.caught_up;
@@ -200,7 +201,7 @@ function browse({ name, parameters }) {
 
 // Publish
 
-const DRAFT = "topics-draft:"; // of a topic; kept in this tab until the append
+const DRAFT = "topics-draft:"; // and the topic: stored in this tab until the append
 const EMPTY = { data: "", meta: "", tag: "", node: "", key: "", delay: "" };
 
 function publish(topic) {

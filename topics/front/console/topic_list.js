@@ -1,4 +1,4 @@
-// Topics: those whose names begin with the filter, and a form for a new one.
+// Topics: the topics whose names begin with the filter, and a form for a new topic.
 import { html, nothing } from "./lit-html.js";
 import { ask, curl, query, topicPath, topicState } from "./api.js";
 import { action, ago, at, bytes, code, count, each, empty, listPage, mistake, nameCell, openForm,
@@ -6,9 +6,9 @@ import { action, ago, at, bytes, code, count, each, empty, listPage, mistake, na
 import { configForm, isInvalid, newForm } from "./config.js";
 
 const CONFIGS_MAX = 2000;
-const configs = new Map(); // of topics as they are listed, which does not tell their type
+const configs = new Map(); // by topic, because the list does not contain the type
 
-export const FIRST_RECORD = (name = "orders") => empty("There is nothing yet. Append a record:",
+export const FIRST_RECORD = (name = "orders") => empty("There are no records yet. Append one:",
   `topics append ${name} '{"sku": "A1"}'`,
   curl("POST", topicPath(name), { records: [{ data: { sku: "A1" } }] }));
 
