@@ -114,8 +114,9 @@ function refusal({ status, headers }, text) {
 }
 
 /** Send a request once. Return the JSON of the response. */
-async function post({ headers, at }, path, body, { signal, parse = JSON.parse, wait_ms = 0 } = {}) {
-  const connection = linked(signal), timeout_ms = RESPONSE_MS + wait_ms;
+async function post({ headers, at }, path, body,
+  { signal, parse = JSON.parse, timeout_ms = RESPONSE_MS } = {}) {
+  const connection = linked(signal);
   const watchdog = setTimeout(
     () => connection.abort(new Error(`no response for ${timeout_ms} ms`)), timeout_ms);
   const fields = new Headers(headers);
@@ -482,7 +483,8 @@ export function work({ url, key, queue, on, signal, concurrency = 1, lease_ms = 
     const jobs = [...held], until = deadline();
     if (!jobs.length) return true;
     try {
-      const { skipped } = await request("extend", leases(jobs, { lease_ms }));
+      const { skipped } = await request("extend", leases(jobs, { lease_ms }),
+        { timeout_ms: lease_ms / 3 });
       for (const lease of jobs) {
         if (skipped.includes(lease.job.$seq)) lose(lease);
         else lease.until = until;
@@ -508,7 +510,7 @@ export function work({ url, key, queue, on, signal, concurrency = 1, lease_ms = 
     if (max <= 0) return freed();
     try {
       const { claimed } = await request("claim", { max, lease_ms, wait_ms: CLAIM_WAIT_MS },
-        { signal: closing.signal, parse, wait_ms: CLAIM_WAIT_MS });
+        { signal: closing.signal, parse, timeout_ms: CLAIM_WAIT_MS + RESPONSE_MS });
       pause.reset();
       if (!isOpen) await call(on.status, { state: "open" });
       isOpen = true;
