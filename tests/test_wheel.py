@@ -1,5 +1,5 @@
-"""What an installation gets: the package ``topics``, the modules that Spark looks for by name, and
-a server that runs from any folder beside any other package.
+"""The content of an installation: the package ``topics``, the modules that Spark finds by name, and
+a server that runs from any folder together with any other package.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BUILD = (
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a wheel would hold beside its metadata: setuptools' own build step, on a copy, without a
-    network.
+    """Build the content of a wheel except its metadata, by the build step of setuptools on a copy,
+    without a network.
     """
     copy = tmp_path_factory.mktemp("copy")
     for name in ("pyproject.toml", "README.md", "supervisor.py"):
@@ -45,7 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_what_spark_finds_and_nothing_else(built: Path) -> None:
     assert {path.name for path in built.iterdir()} == {"topics", "pyspark_topics"}
-    kinds = ("*.py", "*.js", "*.md", "py.typed", "docs/*.json")
+    kinds = ("*.py", "*.js", "*.d.ts", "package.json", "*.md", "py.typed", "docs/*.json")
     found = {path for kind in kinds for path in (ROOT / "topics").rglob(kind)}
     found |= {*(ROOT / "topics/front/console").iterdir()}
     ours = {
@@ -82,7 +82,7 @@ for _ in range(read_int(out)):
 
 
 def lookup(path: Path, cwd: Path, program: str = LOOKUP) -> list[str]:
-    """What Spark's own search for sources prints in a process that imports from ``path``."""
+    """Return the output of Spark's search for sources in a process that imports from ``path``."""
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(
         command,

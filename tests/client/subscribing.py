@@ -1,9 +1,9 @@
-"""topics.js in a page of Chromium and in Node.js, and a server that says what a test wants."""
+"""Programs with topics.js in Chromium and in Node.js, and a server of prepared answers."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -19,39 +19,39 @@ import pytest
 
 from tests.support.chromium import Chromium
 
-MODULE = Path(__file__).parents[2] / "topics/client/topics.js"
+MODULE = Path(__file__).parents[2] / "topics/client/js/topics.js"
 WAIT_S = 60.0
 Told = list[tuple[str, Any]]  # the name of a handler, and what it was given
 
-SUBSCRIBE = """
-const { subscribe } = await import(MODULE);
-const names = ["record", "tombstone", "caughtUp", "topicDeleted", "status"];
+BEGIN = """
+const { append, subscribe, publish, work } = await import(MODULE);
 const shown = ({ error, ...event }) =>
   error ? { ...event, status: error.status, code: error.code } : event;
+const status = (event) => say(["status", shown(event)]);
+const options = OPTIONS;
+"""
+SUBSCRIBE = """
+const names = ["record", "tombstone", "caughtUp", "topicDeleted", "status"];
 const on = Object.fromEntries(names.map((name) => [name, (event) => say([name, shown(event)])]));
-const subscription = subscribe({ on, ...OPTIONS, ...MORE });
+const running = subscribe({ on, ...options, ...MORE });
 """
 
 
-def script(module: str, options: dict[str, Any], more: str) -> str:
-    texts = {"MODULE": module, "OPTIONS": json.dumps(options), "MORE": more}
-    made = SUBSCRIBE
-    for name, text in texts.items():
-        made = made.replace(name, text)
-    return made
+def script(module: str, options: dict[str, Any], program: str) -> str:
+    return BEGIN.replace("MODULE", module).replace("OPTIONS", json.dumps(options)) + program
 
 
-class Subscription:
-    """A subscription whose handlers tell what they are given. ``more`` is JavaScript: an object of
-    further options; ``on`` and ``say`` are there.
+class Running:
+    """A program that calls ``say([name, event])``. It defines ``running``, which has ``close()``.
+    ``options``, ``status`` (a handler) and the functions of topics.js are defined before it.
     """
 
     def told(self) -> Told:
-        """All that was told so far."""
+        """Return all that the program has reported."""
         raise NotImplementedError
 
     def wait(self, enough: Callable[[Told], bool]) -> Told:
-        """All that was told, once it is enough."""
+        """Wait until the reports satisfy ``enough``. Return all of them."""
         deadline = time.monotonic() + WAIT_S
         while not enough(told := self.told()):
             assert time.monotonic() < deadline, told[-20:]
@@ -59,7 +59,7 @@ class Subscription:
         return told
 
     def records(self, count: int) -> list[Any]:
-        """The data of so many records."""
+        """Wait for this number of records. Return their data."""
         return data(self.wait(lambda told: len(data(told)) >= count))
 
 
@@ -71,34 +71,35 @@ def of(told: Told, name: str) -> list[Any]:
     return [event for kind, event in told if kind == name]
 
 
-class InPage(Subscription):
-    """In the page that the browser has open, which is of another origin than any server."""
+class InPage(Running):
+    """A program in the open page of the browser, whose origin is that of no server."""
 
-    def __init__(self, browser: Chromium, page: str, options: dict[str, Any], more: str) -> None:
+    def __init__(
+        self, browser: Chromium, page: str, options: dict[str, Any], program: str = SUBSCRIBE
+    ) -> None:
         self._browser = browser
         browser.open(page)
         browser.evaluate("globalThis.told = []; globalThis.say = (one) => told.push(one); null")
-        lines = script('"/topics.js"', options, more)
-        browser.evaluate(f"(async () => {{ {lines} globalThis.subscription = subscription; }})()")
+        lines = script('"/topics.js"', options, program)
+        browser.evaluate(f"(async () => {{ {lines} globalThis.running = running; }})()")
 
     def told(self) -> Told:
         return [(name, event) for name, event in self._browser.evaluate("told")]
 
     def close(self) -> None:
-        self._browser.evaluate("subscription.close()")
+        self._browser.evaluate("running.close(); null")
 
 
-class InNode(Subscription):
-    """In a process of Node.js."""
+class InNode(Running):
+    """A program in a process of Node.js."""
 
-    def __init__(self, program: str, options: dict[str, Any], more: str) -> None:
-        module = "data:text/javascript;base64," + base64.b64encode(MODULE.read_bytes()).decode()
+    def __init__(self, node: str, options: dict[str, Any], program: str = SUBSCRIBE) -> None:
         say = "const say = (one) => console.log(JSON.stringify(one));"
-        close = 'process.stdin.on("data", () => subscription.close()).unref();'
-        lines = say + script("process.env.MODULE", options, more) + close
+        close = 'process.stdin.on("data", () => running.close()).unref();'
+        lines = say + script("process.env.MODULE", options, program) + close
         self._process = subprocess.Popen(
-            [program, "--input-type=module", "--eval", lines],
-            env=os.environ | {"MODULE": module},
+            [node, "--experimental-websocket", "--input-type=module", "--eval", lines],
+            env=os.environ | {"MODULE": MODULE.as_uri()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -116,14 +117,14 @@ class InNode(Subscription):
         return [*self._told]
 
     def close(self) -> None:
-        """The process has nothing to wait for then, and ends."""
+        """Close it. The process then has nothing to wait for, and ends."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"close\n")
         self._process.stdin.flush()
         self.join()
 
     def join(self) -> None:
-        """It ends by itself."""
+        """Wait until the process exits on its own."""
         assert self._process.wait(WAIT_S) == 0
         self._thread.join(WAIT_S)
 
@@ -135,8 +136,8 @@ class InNode(Subscription):
 
 
 class Answering(ThreadingHTTPServer):
-    """Answers the streams that are asked for one after the other by ``answers``, and keeps what
-    they were asked with; pages of any origin may ask.
+    """Replies to requests for streams with ``answers`` in turn, and keeps the path and event id of
+    each request. Pages of any origin may send requests.
     """
 
     daemon_threads = True
@@ -161,7 +162,7 @@ class Answering(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """HTTP/1.0: the end of the connection is that of the answer."""
+    """HTTP/1.0: the end of the connection is the end of the response."""
 
     server: Answering
 
@@ -192,8 +193,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def stream(*pieces: bytes, then: bytes | None = None) -> Callable[[BaseHTTPRequestHandler], None]:
-    """An event stream. It ends behind its pieces, unless there is something that it says ``then``
-    again and again; b"" is silence.
+    """Reply with an event stream of these chunks. It ends after them, unless ``then`` is given,
+    which is sent repeatedly; b"" keeps the stream open without data.
     """
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -214,7 +215,7 @@ def stream(*pieces: bytes, then: bytes | None = None) -> Callable[[BaseHTTPReque
 
 
 def silent(handler: BaseHTTPRequestHandler) -> None:
-    """No answer at all."""
+    """Send no response."""
     assert isinstance(handler, Handler)
     handler.server.is_over.wait(WAIT_S)
 
@@ -230,15 +231,22 @@ def refused(status: int, body: bytes = b"", **headers: str) -> Callable[[Any], N
     return answer
 
 
+@functools.cache
+def version(program: str) -> tuple[int, int]:
+    shown = subprocess.run([program, "--version"], check=True, capture_output=True, text=True)
+    major, minor, _ = shown.stdout.strip().removeprefix("v").split(".", 2)
+    return int(major), int(minor)
+
+
 def node() -> str:
     program = shutil.which("node")
-    if program is None:
-        pytest.skip("Node.js is not installed")
+    if program is None or version(program) < (20, 10):
+        pytest.skip("Node.js 20.10 or later, with a WebSocket, is not installed")
     return program
 
 
 @contextlib.contextmanager
 def page_server() -> Iterator[str]:
-    """The URL of a page that may import topics.js."""
+    """Serve a page that may import topics.js. Yield its URL."""
     with Answering() as server:
         yield server.url + "/"

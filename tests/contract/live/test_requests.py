@@ -88,3 +88,20 @@ def test_each_record_is_a_line_of_requests_as_soon_as_it_is_written(
             assert records([event]) == [number]
             assert json.loads(event["data"])["to_seq"] == number + 1
             ok(api.append(topic, number + 1))
+
+
+@pytest.mark.parametrize(("bound", "most"), [("", 300_000), ("&max_batch_bytes=60000", 65_535)])
+def test_max_batch_bytes_bounds_the_lines_of_a_backlog(
+    server: Server, api: Api, topic: str, bound: str, most: int
+) -> None:
+    """Go's `bufio.Scanner` reads lines of less than 64 KiB."""
+    record = {"data": "x" * 900, "tag": "t" * 200, "node": "n" * 100, "meta": {"m": "m" * 900}}
+    ok(api.append(topic, records=[record] * 1000), 201)
+    path = f"/v0/watch?topic={topic}&include_tags=true{bound}"
+    with RequestsSource(at(server.address, path)) as source:
+        lengths = []
+        for line in source.lines():
+            lengths.append(len(line))
+            if line == b"event: caught-up":
+                break
+    assert most * 3 // 4 < max(lengths) < most

@@ -1,4 +1,4 @@
-"""A browser that has the console of a real server open."""
+"""A browser that shows the console of a real server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_S = 30.0
 
 
 class Console:
-    """The console in the one page of a browser."""
+    """The console in the page of a browser."""
 
     def __init__(self, browser: chromium.Chromium, server: Server) -> None:
         self.browser, self.server = browser, server
@@ -25,14 +25,14 @@ class Console:
         browser.look(1200)
 
     def open(self, path: str = "#/") -> None:
-        """Load a page anew, without a key."""
+        """Load a page again, without a key or draft."""
         self.browser.open(f"{self.url}?{time.monotonic_ns()}{path}")
         if self.ask("sessionStorage.length"):
             self.ask("sessionStorage.clear()")
             self.open(path)
 
     def go(self, path: str) -> None:
-        """Go on to a page of the console, as a link would."""
+        """Open another page of the console, as a link does."""
         self.ask(
             f"""new Promise((over) => {{
               const drawn = () => requestAnimationFrame(() => requestAnimationFrame(over));
@@ -42,7 +42,7 @@ class Console:
         )
 
     def ask(self, script: str) -> Any:
-        """The value of a JavaScript expression."""
+        """Return the value of a JavaScript expression."""
         return self.browser.evaluate(script)
 
     def wait(self, script: str) -> bool:
@@ -63,7 +63,7 @@ class Console:
         return str(self.ask("document.body.innerText"))
 
     def click(self, label: str, within: str = "body") -> None:
-        """Click the button, tab or link with this text, once it can be used."""
+        """Click the button, tab or link with this text as soon as it is enabled."""
         self.wait(
             f"""(() => {{
               const found = [...document.querySelector({json.dumps(within)})
@@ -75,7 +75,7 @@ class Console:
         )
 
     def fill(self, label: str, value: str) -> None:
-        """Type into the field with this label, or choose from it."""
+        """Type into the field with this label, or select a value."""
         self.wait(
             f"""(() => {{
               const found = [...document.querySelectorAll("label")].findLast((each) =>
@@ -90,7 +90,7 @@ class Console:
         )
 
     def is_off(self, label: str) -> str:
-        """JavaScript: whether the button with this text cannot be used."""
+        """Return JavaScript: whether the button with this text is disabled."""
         return (
             "[...document.querySelectorAll('button')].find((each) =>"
             f" each.innerText.trim() === {json.dumps(label)})?.disabled"
@@ -98,13 +98,13 @@ class Console:
 
     @property
     def seqs(self) -> list[int]:
-        """Those of the rows, from top to bottom."""
+        """The seqs of the rows, from top to bottom."""
         found = self.ask("[...document.querySelectorAll('.row .seq')].map((e) => e.textContent)")
         return [int(text.removeprefix("#")) for text in found]
 
     @property
     def too_wide(self) -> list[str]:
-        """What reaches beyond the right edge of the window and is not cut off there."""
+        """Elements that extend beyond the right edge of the window."""
         found: list[str] = self.ask(
             """document.documentElement.scrollWidth <= innerWidth ? []
               : [...document.querySelectorAll("body *")]

@@ -39,14 +39,14 @@ def console(browser: chromium.Chromium, guarded: Server) -> Iterator[Console]:
 
 def sign_in(console: Console, key: str) -> None:
     console.fill("Key", key)
-    console.click("Go on")
+    console.click("Sign in")
 
 
-def test_the_key_is_asked_for_once_and_sent_in_streams_too(console: Console) -> None:
+def test_the_key_is_requested_once_and_sent_with_streams_too(console: Console) -> None:
     sign_in(console, "käse")
     console.shows("visible ASCII")
     sign_in(console, "wrong")
-    console.shows("the server does not know this key")
+    console.shows("the server does not accept this key")
     sign_in(console, READER)
     console.shows("Busiest topics")
     console.go("#/topics/mine/live")
@@ -55,22 +55,22 @@ def test_the_key_is_asked_for_once_and_sent_in_streams_too(console: Console) -> 
     console.browser.open("about:blank")
     console.browser.open(f"{console.url}#/topics/mine/live")
     console.shows("a record")
-    console.click("forget key")
+    console.click("sign out")
     console.shows("API key")
     assert console.ask("Object.keys(sessionStorage)") in ([], ["topics-denied"])
 
 
-def test_a_key_that_is_taken_away_is_asked_for_again(console: Console) -> None:
+def test_a_removed_key_is_requested_again(console: Console) -> None:
     sign_in(console, READER)
     console.go("#/topics/mine/live")
     console.shows("a record")
     console.ask("sessionStorage.setItem('topics-key', 'gone')")
     console.browser.open("about:blank")
     console.browser.open(f"{console.url}#/topics/mine/live")
-    console.shows("the server does not know this key")
+    console.shows("the server does not accept this key")
 
 
-def test_a_key_that_reads_makes_it_read_only_and_the_lacking_scope_is_named(
+def test_with_a_key_that_may_only_read_the_console_names_the_missing_scope(
     console: Console,
 ) -> None:
     sign_in(console, READER)
@@ -95,12 +95,12 @@ def test_a_key_that_reads_makes_it_read_only_and_the_lacking_scope_is_named(
     console.shows("the key lacks the scope delete")
     console.ask("document.querySelector('dialog').close()")
     assert console.wait(console.is_off("Delete the topic"))
-    console.click("forget key")
-    sign_in(console, BOSS)  # what the other key lacked is forgotten
+    console.click("sign out")
+    sign_in(console, BOSS)  # the scopes that the other key lacks do not matter now
     assert console.wait(f"({console.is_off('Delete the topic')}) === false")
 
 
-def test_a_key_of_a_prefix_sees_its_own_and_is_told_of_the_rest(console: Console) -> None:
+def test_a_key_with_a_prefix_sees_its_topics_and_an_error_for_others(console: Console) -> None:
     sign_in(console, WRITER)
     console.go("#/topics")
     console.shows("mine.dead")

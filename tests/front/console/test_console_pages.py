@@ -1,11 +1,11 @@
-"""The console in Chromium: what each page shows and does, with a server that holds all kinds of
-things.
-"""
+"""The console in Chromium: the content and actions of each page, with topics of all kinds."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,14 @@ import pytest
 from tests.front.console.conftest import WAIT_S, Console
 from tests.support import chromium
 from tests.support.api import Api, create, ok
+from tests.support.queues import until
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 
 HURT = "<img src=x onerror='globalThis.hurt=1'><script>globalThis.hurt=1</script>"
 LONG = "n" * 255
-PAGES = {  # each with a selector of what it shows when it is whole
+PAGES = {  # each with a selector of an element that it shows when it is complete
     "#/": ".attention a",
     "#/topics": "td.accent",
     "#/topics/shop:orders/live": ".row",
@@ -40,7 +41,7 @@ PAGES = {  # each with a selector of what it shows when it is whole
 
 @pytest.fixture(scope="module")
 def filled(server: Server) -> None:
-    """Topics of all kinds, with names, tags and records that may hurt."""
+    """Topics of all kinds, with hostile names, tags and records."""
     with Api(server.address) as api:
         epoch = create(api, "shop:orders", *range(9), cap_records=5)
         ok(api.append("shop:orders", records=[{"data": HURT, "tag": HURT, "node": HURT}]))
@@ -63,13 +64,13 @@ def filled(server: Server) -> None:
 
 
 def give_up(api: Api, queue: str, error: str, count: int) -> None:
-    """So many jobs of a queue become dead letters."""
+    """Let this number of jobs of a queue become dead letters."""
     asked = {"node": "worker", "max": count}
     claimed = ok(api.call("POST", f"/v0/topics/{queue}/claim", asked))["claimed"]
     nack = {"node": "worker", "seqs": [job["$seq"] for job in claimed], "error": error}
     ok(api.call("POST", f"/v0/topics/{queue}/nack", nack))
-    held = {"node": HURT, "lease_ms": 3_600_000}  # for as long as pages are looked at
-    ok(api.call("POST", f"/v0/topics/{queue}/claim", held))  # comes by them
+    held = {"node": HURT, "lease_ms": 3_600_000}  # longer than the module runs
+    ok(api.call("POST", f"/v0/topics/{queue}/claim", held))  # this claim moves them
     deadline = time.monotonic() + WAIT_S
     while api.get(f"{queue}.dead").status != 200 or api.state(f"{queue}.dead")["count"] < count:
         assert time.monotonic() < deadline
@@ -77,7 +78,7 @@ def give_up(api: Api, queue: str, error: str, count: int) -> None:
 
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("path", PAGES)
-def test_no_page_complains_runs_text_or_is_wider_than_the_window(
+def test_no_page_logs_errors_runs_text_or_is_wider_than_the_window(
     console: Console, path: str
 ) -> None:
     console.open(path)
@@ -93,14 +94,14 @@ def test_no_page_complains_runs_text_or_is_wider_than_the_window(
 
 
 @pytest.mark.usefixtures("filled")
-def test_what_looks_like_html_is_shown_as_it_is(console: Console) -> None:
+def test_text_that_looks_like_html_is_shown_unchanged(console: Console) -> None:
     for path in ("#/topics/shop:orders/browse", "#/queues/jobs/leases", "#/queues/jobs/dead"):
         console.open(path)
         console.shows(HURT[:40])
 
 
 @pytest.mark.usefixtures("filled")
-def test_a_new_server_says_on_every_page_what_to_do(
+def test_every_page_of_an_empty_server_shows_what_to_do(
     browser: chromium.Chromium, tmp_path: Path
 ) -> None:
     with Server(tmp_path / "data", shards=1) as server:
@@ -115,7 +116,7 @@ def test_a_new_server_says_on_every_page_what_to_do(
         browser.open("about:blank")
 
 
-def test_an_append_is_seen_live_and_after_a_restart_of_the_server(
+def test_an_append_is_shown_live_and_after_a_restart_of_the_server(
     console: Console, api: Api, server: Server
 ) -> None:
     create(api, "live", "first")
@@ -135,33 +136,35 @@ def test_an_append_is_seen_live_and_after_a_restart_of_the_server(
         assert complaint.startswith("Failed to load resource: net::ERR_"), complaint
 
 
-def test_500_rows_are_kept_and_the_rest_and_losses_are_told(console: Console, api: Api) -> None:
+def test_the_live_page_keeps_500_rows_and_reports_dropped_ones_and_losses(
+    console: Console, api: Api
+) -> None:
     create(api, "many", cap_records=600)
     ok(api.append("many", *range(1000)))
     console.open("#/topics/many/live?from=0")
     console.wait("document.querySelector('.row .seq')?.textContent === '#1000'")
-    console.shows("500 rows are kept", "101 older")  # of 600 records and a loss
+    console.shows("keeps 500 rows", "101 older")  # of 600 records and a loss
     assert console.seqs == [*range(1000, 500, -1)]
     console.go("#/topics/many/browse?from=0")
     console.shows("lost #1–#400")
 
 
-def test_a_pause_holds_rows_back_and_an_opened_row_makes_one(console: Console, api: Api) -> None:
+def test_a_pause_holds_back_rows_and_opening_a_row_pauses(console: Console, api: Api) -> None:
     create(api, "paused", {"key": "value"})
     console.open("#/topics/paused")
     console.wait("document.querySelectorAll('.row').length === 1")
     console.browser.press("j")
     console.browser.press("Enter")
-    console.shows('"key": "value"', "copy JSON", "copy curl", "Go on")
+    console.shows('"key": "value"', "copy JSON", "copy curl", "Resume")
     ok(api.append("paused", 2, 3))
-    console.shows("Go on · 2 new")
+    console.shows("Resume · 2 new")
     assert console.seqs == [1]
     console.browser.press("p")
     console.wait("document.querySelectorAll('.row').length === 3")
     assert console.seqs == [3, 2, 1]
 
 
-def test_the_filters_of_live_choose_by_tag_and_text(console: Console, api: Api) -> None:
+def test_the_live_page_filters_by_tag_and_text(console: Console, api: Api) -> None:
     create(api, "chosen")
     rows = [("eu:se", "x" * 500 + "needle"), ("eu:de", "hay"), ("us", "Needle")]
     ok(api.append("chosen", records=[{"data": data, "tag": tag} for tag, data in rows]))
@@ -178,7 +181,7 @@ def test_the_filters_of_live_choose_by_tag_and_text(console: Console, api: Api) 
         assert console.seqs == seqs
 
 
-def test_browsing_goes_both_ways_over_holes_to_a_seq_and_to_a_time(
+def test_browsing_moves_both_ways_over_gaps_and_to_a_seq_or_time(
     console: Console, api: Api
 ) -> None:
     create(api, "browsed")
@@ -226,18 +229,101 @@ def test_browsing_goes_both_ways_over_holes_to_a_seq_and_to_a_time(
     shown(4051, 4150)
 
 
-def test_a_long_record_is_shown_in_part_and_copied_whole(console: Console, api: Api) -> None:
+def test_a_long_record_is_shown_in_part_and_copied_completely(console: Console, api: Api) -> None:
     create(api, "long", "x" * 1_000_000)
     console.open("#/topics/long/browse")
     console.wait("document.querySelector('.row')")
     console.ask("document.querySelector('.row').click()")
     console.wait("document.querySelector('pre')")
     assert console.ask("document.querySelector('pre').textContent.length") == 200_000
-    console.shows("copy gives all")
+    console.shows("Only the first 200,000 characters")
     console.ask("navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null")
     console.click("copy JSON")
     console.shows("copied")
     assert json.loads(console.ask("copied"))["data"] == "x" * 1_000_000
+
+
+PAYLOAD = '{"n":1234567890123456789,"price":1.10,"big":1E400,"tag":"data","data":{"data":[1.0]}}'
+SHOWN = """{
+  "n": 1234567890123456789,
+  "price": 1.10,
+  "big": 1E400,
+  "tag": "data",
+  "data": {
+    "data": [
+      1.0
+    ]
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    "path", ["topics/exact/live?from=0", "topics/exact/browse", "queues/exact"]
+)
+def test_payloads_are_shown_and_copied_as_they_were_sent(
+    console: Console, api: Api, path: str
+) -> None:
+    create(api, "exact", type="queue")
+    record = f'{{"data":{PAYLOAD},"meta":{{"$m":0.10}},"tag":"t","node":"n"}}'
+    ok(api.call("POST", "/v0/topics/exact", f'{{"records":[{record}]}}'.encode()))
+    console.open(f"#/{path}")
+    console.shows(PAYLOAD)
+    console.ask("document.querySelector('.row').click()")
+    console.wait("document.querySelector('pre')")
+    assert console.ask("document.querySelector('pre').textContent") == SHOWN
+    console.shows('{"$m":0.10}')
+    console.ask("navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null")
+    console.click("copy JSON")
+    console.shows("copied")
+    (sent,) = re.findall(rb'"records":\[(.*)\],"next', api.diff("exact", include_tags=True).body)
+    assert console.ask("copied").encode() == sent
+    api.call("DELETE", "/v0/topics/exact")
+
+
+TEXTS = [
+    *('""', '"data"', r'"\\"', r'"\"data\":"', "0", "-1.50e+3", "true", "null", "[]", "{ }"),
+    *('{"data":1,"meta":[]}', r'[{"a\"b":[[],{}]}, "]}"]', "[1,\n 2.0]", '{"":{"":{}}}'),
+]
+
+
+def test_members_keep_their_text_whatever_it_is(console: Console) -> None:
+    console.open("#/")
+    records = ",".join(f'{{"$seq":1,"$tag":"data","data":{one},"meta":{one}}}' for one in TEXTS)
+    answer = f'{{"topic":"data","records":[{records}],"lag":2}}'
+    script = f"""import("/console/json.js").then(({{ parseRecords, recordText, indented }}) => {{
+      const {{ records, lag, topic }} = parseRecords({json.dumps(answer)});
+      return [lag, topic, records.map(({{ data, meta }}) => [data, meta]),
+        records.map(recordText).join(), records.map(({{ data }}) => indented(data, 1000))];
+    }})"""
+    lag, topic, members, copied, shown = console.ask(script)
+    assert (lag, topic, copied) == (2, "data", records)
+    assert members == [[text, text] for text in TEXTS]
+    assert [json.loads(text) for text in shown] == [json.loads(text) for text in TEXTS]
+
+
+def test_characters_that_reorder_text_are_shown_as_escapes(console: Console, api: Api) -> None:
+    create(api, "reordered")
+    record = {"data": "a\u202eb", "tag": "c\u2066d", "node": "e\u200ff", "meta": {"g": "\u2069"}}
+    body = json.dumps({"records": [record]}, ensure_ascii=False).encode()
+    ok(api.call("POST", "/v0/topics/reordered", body))
+    console.open("#/topics/reordered")
+    console.wait("document.querySelector('.row')")
+    console.ask("document.querySelector('.row').click()")
+    console.shows("a\\u202eb", "c\\u2066d", "e\\u200ff", "\\u2069")
+    shown = console.ask("document.querySelector('.records').textContent")
+    assert not re.search("[\u200f\u202e\u2066\u2069]", shown)
+
+
+def test_the_text_filter_finds_letters_that_were_sent_as_escapes(
+    console: Console, api: Api
+) -> None:
+    create(api, "escaped")
+    for text in (b'"K\\u00e4se"', '"Käse"'.encode(), b'"cheese"'):
+        ok(api.call("POST", "/v0/topics/escaped", b'{"records":[{"data":%b}]}' % text))
+    console.open("#/topics/escaped?from=0")
+    console.fill("text", "käse")
+    console.wait("document.querySelectorAll('.row').length === 2")
+    assert console.seqs == [2, 1]
 
 
 def test_a_record_is_published_as_it_was_typed(console: Console, api: Api) -> None:
@@ -245,21 +331,71 @@ def test_a_record_is_published_as_it_was_typed(console: Console, api: Api) -> No
     console.open("#/topics/published/publish")
     console.fill("Data", "{nonsense")
     console.click("Append")
-    console.shows("the data is not JSON")
+    console.shows("data is not valid JSON")
     console.fill("Data", '{"n": 12345678901234567890, "text": "é"}')
+    console.fill("Meta", "nonsense")
+    console.click("Append")
+    console.shows("meta is not valid JSON")
+    console.fill("Meta", '{"price": 1.10}')
     console.fill("Tag", 'a "tag"')
     console.fill("Node", "n1")
     console.fill("Idempotency key", "k1")
     console.click("Append")
     console.shows("Appended as #1")
     console.click("Append")
-    console.shows("It was there already as #1")
+    console.shows("Already appended as #1")
     (record,) = api.read("published", include_tags=True)
     assert record["data"] == {"n": 12345678901234567890, "text": "é"}
     assert (record["$tag"], record["$node"]) == ('a "tag"', "n1")
+    assert b'"meta":{"price": 1.10}' in api.diff("published").body
 
 
-def test_topics_are_made_configured_and_deleted_by_their_name(console: Console, api: Api) -> None:
+def test_a_draft_is_kept_until_it_is_appended(console: Console, api: Api) -> None:
+    create(api, "drafted", type="queue")
+    console.open("#/topics/drafted/publish")
+    texts = {"Data": '{"n": 1}', "Meta": "{}", "Tag": "t", "Delay": "7 days"}
+    for label, text in texts.items():
+        console.fill(label, text)
+    console.go("#/topics")
+    console.shows("New topic")
+    console.ask("history.back()")
+    value = "[...document.querySelectorAll('form :is(input, textarea)')].map((e) => e.value)"
+    console.wait(f"{value}.join() === '{{\"n\": 1}},{{}},t,,,7 days'")
+    console.go("#/topics/drafted/publish?other")  # another page has no draft of this topic
+    console.click("Append")
+    console.shows("“7 days” is not a time. Write for example 500ms, 30s, 10m or 7d.")
+    console.fill("Delay", "7d")
+    console.ask(
+        """document.querySelector("textarea").dispatchEvent(new KeyboardEvent("keydown",
+          { key: "Enter", ctrlKey: true, bubbles: true, cancelable: true }))"""
+    )
+    console.shows("Appended as #1")
+    assert api.state("drafted")["queue"]["delayed"] == 1
+    console.go("#/topics")
+    console.go("#/topics/drafted/publish")
+    console.shows("Append")
+    assert console.ask(f"{value}.join('')") == ""
+
+
+def test_a_draft_that_is_too_long_is_not_kept_and_says_so(console: Console, api: Api) -> None:
+    create(api, "too-long")
+    console.open("#/topics/too-long/publish")
+    console.fill("Data", "short")
+    console.shows("Append")
+    console.ask(
+        """(() => {
+          const area = document.querySelector("textarea");
+          area.value = "x".repeat(6_000_000);
+          area.dispatchEvent(new Event("input", { bubbles: true }));
+        })()"""
+    )
+    console.shows("too long to be kept")
+    assert console.ask("Object.keys(sessionStorage).length") == 0
+    console.fill("Data", "short")
+    console.wait("!document.body.innerText.includes('too long')")
+
+
+def test_a_topic_is_created_configured_and_deleted(console: Console, api: Api) -> None:
     console.open("#/topics")
     console.click("New topic")
     console.fill("Name", "no such name!")
@@ -300,9 +436,106 @@ def test_topics_are_made_configured_and_deleted_by_their_name(console: Console, 
     assert api.get("made").status == 404
 
 
-def test_the_list_of_topics_has_pages_and_begins_with_what_is_typed(
+def test_a_config_that_removes_records_asks_first(console: Console, api: Api) -> None:
+    create(api, "shrunk")
+    ok(api.append("shrunk", *range(400)))
+    console.open("#/topics/shrunk/config")
+    console.fill("cap_records", "30")
+    console.click("Save")
+    console.shows("Remove 370 records?", "They cannot be restored")
+    assert api.state("shrunk")["count"] == 400
+    console.click("Cancel", "dialog")
+    assert api.state("shrunk")["count"] == 400
+    console.click("Save")
+    console.click("Remove 370 records", "dialog")
+    console.shows("saved; 370 removed")
+    state = api.state("shrunk")
+    assert (state["count"], state["config"]["cap_records"]) == (30, 30)
+    console.fill("cap_records", "1k")
+    console.click("Save")
+    until(lambda: api.state("shrunk")["config"]["cap_records"] == 1000)
+    assert console.ask("document.querySelector('dialog[open]')") is None
+
+
+VALUE = "[...document.querySelectorAll('.field')].find((e) => e.innerText.startsWith('{}'))"
+
+
+def test_fields_of_a_config_take_units_and_show_the_stored_value_in_them(
     console: Console, api: Api
 ) -> None:
+    create(api, "units", ttl_ms=604_800_000, cap_bytes=64 << 20, lease_ms=90_500, type="queue")
+    console.open("#/topics/units/config")
+    for field, shown in (
+        ("ttl_ms", "7d"),
+        ("cap_bytes", "64MiB"),
+        ("lease_ms", "90500ms"),
+        ("cap_records", "0"),
+        ("idempotency_window_ms", "2m"),
+    ):
+        console.wait(f"{VALUE.format(field)}?.querySelector('input').value === '{shown}'")
+    assert "1 m 30 s" in console.ask(f"{VALUE.format('lease_ms')}.innerText")
+
+    def is_saved(field: str, value: int) -> bool:
+        return bool(api.state("units")["config"][field] == value)
+
+    for field, text, value in (
+        ("ttl_ms", "1.5h", 5_400_000),
+        ("ttl_ms", "2w", 1_209_600_000),
+        ("ttl_ms", "86400000", 86_400_000),
+        ("ttl_ms", "", 0),
+        ("cap_bytes", "1 gib", 1 << 30),
+        ("cap_bytes", "5M", 5 << 20),
+        ("cap_bytes", "7000", 7000),
+        ("max_deliveries", "5", 5),
+    ):
+        console.fill(field, text)
+        console.click("Save")
+        until(partial(is_saved, field, value))
+
+
+def test_a_bad_unit_is_reported_at_its_field_and_nothing_is_saved(
+    console: Console, api: Api
+) -> None:
+    create(api, "bad-units", ttl_ms=1000)
+    console.open("#/topics/bad-units/config")
+    console.fill("discard", "reject")
+    for field, text, message in (
+        ("ttl_ms", "7 dayz", "“7 dayz” is not a time. Write for example 500ms, 30s, 10m or 7d."),
+        ("ttl_ms", "-1", "“-1” is not a time"),
+        ("ttl_ms", "99999999999999999999d", "is not a time"),
+        ("cap_bytes", "64 apples", "“64 apples” is not a size. Write for example 5000, 64KiB"),
+        ("cap_records", "constructor", "is not a count"),
+    ):
+        console.fill(field, text)
+        console.wait(f"{VALUE.format(field)}.innerText.includes({json.dumps(message)})")
+        assert console.wait(console.is_off("Save"))
+        console.ask("document.querySelector('form').requestSubmit()")
+        console.fill(field, "1")
+        console.wait(f"({console.is_off('Save')}) === false")
+    assert api.state("bad-units")["config"]["ttl_ms"] == 1000
+
+
+def test_a_new_topic_or_router_does_not_change_an_existing_one(console: Console, api: Api) -> None:
+    create(api, "existing", *range(10))
+    console.open("#/topics")
+    console.click("New topic")
+    console.fill("Name", "existing")
+    console.fill("cap_records", "1")
+    console.click("Create", "dialog")
+    console.shows("a topic of this name exists already")
+    assert api.state("existing")["count"] == 10
+    ok(api.call("PUT", "/v0/routers/route", {"source": "existing", "dest": "copy"}), 201)
+    console.go("#/routers")
+    console.click("New router")
+    for label, text in (("Name", "route"), ("From the", "copy"), ("To the", "elsewhere")):
+        console.fill(label, text)
+    console.click("Create", "dialog")
+    console.shows("a router of this name exists already")
+    assert ok(api.call("GET", "/v0/routers/route"))["source"] == "existing"
+    assert api.get("elsewhere").status == 404
+
+
+def test_the_list_of_topics_has_pages_and_a_filter_by_prefix(console: Console, api: Api) -> None:
     for number in range(130):
         ok(api.append(f"page:{number:03d}", number), 201)
     console.open("#/topics")
@@ -328,7 +561,7 @@ def test_the_list_of_topics_has_pages_and_begins_with_what_is_typed(
     assert console.ask("document.activeElement.type") == "search"
 
 
-def test_routers_are_made_and_deleted_by_their_name(console: Console, api: Api) -> None:
+def test_a_router_is_created_and_deleted(console: Console, api: Api) -> None:
     create(api, "from")
     console.open("#/routers")
     console.click("New router")
@@ -338,7 +571,7 @@ def test_routers_are_made_and_deleted_by_their_name(console: Console, api: Api) 
     console.click("Create", "dialog")
     console.shows("dest must differ from source")
     console.fill("To the topic", "to")
-    console.fill("Only with the tag", "eu:*")
+    console.fill("Tag (optional)", "eu:*")
     console.fill("Guarantee", "exactly_once")
     console.click("Create", "dialog")
     console.wait("!document.querySelector('dialog[open]')")
@@ -353,20 +586,20 @@ def test_routers_are_made_and_deleted_by_their_name(console: Console, api: Api) 
     assert api.call("GET", "/v0/routers/from-%3Eto").status == 404
 
 
-def test_dead_letters_go_back_one_by_one_and_all(console: Console, api: Api) -> None:
+def test_a_redrive_moves_one_dead_letter_or_all(console: Console, api: Api) -> None:
     create(api, "mend", *range(5), type="queue", max_deliveries=1, dead_letter="mend.dead")
     give_up(api, "mend", "broken url", 5)
     console.open("#/queues/mend/dead")
     console.wait("document.querySelectorAll('.row').length === 5")
     console.shows("broken url", "5 in mend.dead")
     console.click("Redrive one")
-    console.shows("1 moved, 4 left", "4 in mend.dead")
+    console.shows("1 moved, 4 remaining", "4 in mend.dead")
     console.click("Redrive all")
-    console.shows("4 moved, 0 left", "There are no dead letters")
+    console.shows("4 moved, 0 remaining", "There are no dead letters")
     assert sorted(job["data"] for job in api.read("mend")) == [*range(5)]
 
 
-def test_a_cursor_is_set_and_its_other_topics_stay(console: Console, api: Api) -> None:
+def test_setting_a_cursor_keeps_its_other_topics(console: Console, api: Api) -> None:
     one, two = (create(api, name, *range(10)) for name in ("set:one", "set:two"))
     create(api, "cursor:setter", {"set:one": [9, one], "set:two": [4, two]})
     console.open("#/cursors")
@@ -375,12 +608,14 @@ def test_a_cursor_is_set_and_its_other_topics_stay(console: Console, api: Api) -
     console.click("set", "tbody")
     console.fill("set:one is read up to", "3")
     console.click("Set", "dialog")
-    console.shows("the cursor is set")
+    console.shows("cursor set")
     assert api.read("cursor:setter")[-1]["data"] == {"set:one": [3, one], "set:two": [4, two]}
     console.shows("7")
 
 
-def test_keys_move_and_tell_of_themselves(console: Console, api: Api) -> None:
+def test_the_keyboard_moves_through_rows_and_lists_its_shortcuts(
+    console: Console, api: Api
+) -> None:
     create(api, "keys", 1, 2)
     console.open("#/topics/keys")
     console.wait("document.querySelectorAll('.row').length === 2")
@@ -396,7 +631,7 @@ def test_keys_move_and_tell_of_themselves(console: Console, api: Api) -> None:
     assert console.wait("document.querySelector('dialog[open]')?.innerText.includes('next row')")
 
 
-def test_a_page_that_is_not_seen_asks_for_nothing(console: Console) -> None:
+def test_a_page_that_is_not_visible_sends_no_requests(console: Console) -> None:
     """Here 2 s are 20 ms."""
     console.open("#/")
     console.ask(
@@ -415,7 +650,7 @@ def test_a_page_that_is_not_seen_asks_for_nothing(console: Console) -> None:
     console.ask("seen(true)")
     console.wait("asked >= 3")
     console.ask("seen(false)")
-    before = console.ask("pause().then(() => asked)")  # what was asked is answered
+    before = console.ask("pause().then(() => asked)")  # no response is pending
     assert console.ask("pause().then(() => asked)") == before
     console.ask("seen(true)")
     console.wait(f"asked >= {before} + 3")

@@ -1,4 +1,4 @@
-"""The files of the console: who gets them, with which fields, and that there are no others."""
+"""The files of the console: access, header fields, and that no other file is served."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.front import bearer, running
+from topics.actors.link.board import ShardState
 from topics.config import Settings
 from topics.front.data import console
 from topics.front.table import ROUTES
@@ -19,7 +20,7 @@ OPEN = sorted(route.path for route in console.ROUTES)
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
-async def test_each_file_comes_once_with_its_type_and_fields_in_both_methods(coding: str) -> None:
+async def test_each_file_has_its_type_and_fields_for_get_and_head_and_a_304(coding: str) -> None:
     async with running() as run:
         client = await run.connect()
         for path in OPEN:
@@ -54,7 +55,7 @@ async def test_each_file_comes_once_with_its_type_and_fields_in_both_methods(cod
             )
 
 
-async def test_the_page_may_run_its_own_scripts_only_and_be_in_no_frame() -> None:
+async def test_the_page_may_run_only_its_own_scripts_and_not_be_framed() -> None:
     async with running() as run:
         answer = await (await run.connect()).ask("GET", "/console")
         policy = dict(
@@ -97,7 +98,7 @@ async def test_the_page_may_run_its_own_scripts_only_and_be_in_no_frame() -> Non
         *("/console/APP.JS", "/console/./app.js", "/console/app.js%20", "/console/a/app.js"),
     ],
 )
-async def test_no_other_path_gives_a_file(path: str) -> None:
+async def test_no_other_path_returns_a_file(path: str) -> None:
     async with running() as run:
         answer = await (await run.connect()).ask("GET", path)
         assert (answer.status, answer.code) == (404, "not_found")
@@ -112,7 +113,7 @@ async def test_the_files_need_no_key_and_everything_else_does() -> None:
             assert (await client.ask("GET", path)).status == 401
 
 
-async def test_off_is_off_and_the_root_names_no_console() -> None:
+async def test_a_console_that_is_off_has_no_paths_and_no_link() -> None:
     async with running(settings=Settings(console=False)) as run:
         client = await run.connect()
         for path in OPEN:
@@ -124,7 +125,7 @@ async def test_off_is_off_and_the_root_names_no_console() -> None:
         ] == "/console"
 
 
-def test_every_file_of_the_folder_is_served_and_every_served_one_is_asked_for() -> None:
+def test_every_file_of_the_folder_is_served_and_used() -> None:
     served = {path.removeprefix("/console/") for path in OPEN} - {"/console"}
     told = {path.name for path in FILES.iterdir() if path.suffix in console.MEDIA_TYPES}
     assert served == told - {"index.html"} | {"topics.js"}
@@ -134,7 +135,7 @@ def test_every_file_of_the_folder_is_served_and_every_served_one_is_asked_for() 
     assert all(route.is_public == (route in console.ROUTES) for route in ROUTES)
 
 
-def test_the_vendored_library_is_the_one_that_was_published() -> None:
+def test_the_vendored_library_is_the_published_one() -> None:
     digest, name = (FILES / "lit-html.sha256").read_text().split()
     library = FILES / name
     assert hashlib.sha256(library.read_bytes()).hexdigest() == digest
@@ -145,10 +146,20 @@ def test_the_vendored_library_is_the_one_that_was_published() -> None:
     assert not re.search(r"\beval\b|\bFunction\(", library.read_text())
 
 
-def test_no_script_makes_html_of_text() -> None:
-    for path in [*FILES.glob("*.js"), Path(console.TOPICS / "client/topics.js")]:
+def test_no_script_creates_html_from_text() -> None:
+    for path in [*FILES.glob("*.js"), Path(console.TOPICS / "client/js/topics.js")]:
         if path.name != "lit-html.js":
             assert not re.search(
                 r"innerHTML|outerHTML|insertAdjacentHTML|unsafeHTML|document\.write|\beval\(|style=",
                 path.read_text(),
             ), path.name
+
+
+def test_the_overview_names_every_state_of_a_shard() -> None:
+    (names,) = re.findall(
+        r"const STATES = \[(.*?)\]", (FILES / "overview.js").read_text(), re.DOTALL
+    )
+    named = re.findall(r'"([a-z ]+)"', names)
+    assert [name.replace(" ", "_") for name in named] == [
+        state.name.lower().replace("no_room", "no_space") for state in ShardState
+    ]

@@ -1,6 +1,7 @@
-// The API as the pages ask it: the key, what it may not do, and whether the server answers.
+// Requests to the API: the key, the scopes that it lacks, and whether the server responds.
+import { parseRecords } from "./json.js";
 
-const KEY = "topics-key", DENIED = "topics-denied"; // of this tab, until it is closed
+const KEY = "topics-key", DENIED = "topics-denied"; // stored in this tab until it is closed
 
 const failure = (status, code, message, detail = {}) =>
   Object.assign(new Error(message), { status, code, detail });
@@ -9,7 +10,7 @@ export const session = {
   key: sessionStorage.getItem(KEY) ?? "",
   denied: new Set(JSON.parse(sessionStorage.getItem(DENIED) ?? "[]")), // scopes that it lacks
   isKeyWanted: false,
-  isLost: false, // the server has not answered the last request
+  isLost: false, // the server did not respond to the last request
   changed() {}, // set by the app
 };
 
@@ -22,32 +23,33 @@ export function signIn(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** What a control is that needs this scope: off once the server has said that the key lacks it. */
+/** Whether the server has reported that the key lacks this scope. Controls that need it are off. */
 export const lacks = (scope) => session.denied.has(scope);
 export const why = (scope) => (lacks(scope) ? `the key lacks the scope ${scope}` : "");
 
-/** Also called of streams. */
+/** Set whether the connection is lost. Streams call this as well. */
 export function streamLost(isLost) {
   if (session.isLost === isLost) return;
   session.isLost = isLost;
   session.changed();
 }
 
-/** Also called with the errors of streams. Returns the error. */
+/** Remember what an error says about the key. Streams call this as well. Returns the error. */
 export function noted(error) {
   if (error.status === 401 && !session.isKeyWanted) {
     session.isKeyWanted = true;
     session.changed();
   }
-  // "read+write" of a key that reads: it lacks the other one.
+  // If a key with read needs "read+write", it lacks write.
   for (const scope of error.status === 403 ? error.detail?.scope?.split("+") ?? [] : [])
     if (scope !== "read") session.denied.add(scope);
   sessionStorage.setItem(DENIED, JSON.stringify([...session.denied]));
   return error;
 }
 
-/** The answer's JSON. Throws an Error with `status` (0 without an answer), `code` and `detail`. */
-export async function ask(method, path, body) {
+/** Return the JSON of the response. Throws an Error with `status` (0 if there was no response),
+    `code` and `detail`. */
+export async function ask(method, path, body, parse = JSON.parse) {
   const headers = { Accept: "application/json" };
   if (session.key) headers.Authorization = `Bearer ${session.key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -55,16 +57,16 @@ export async function ask(method, path, body) {
   let answer, document;
   try {
     answer = await fetch(path, { method, headers, body: text, cache: "no-store" });
-    document = await answer.json();
+    document = parse(await answer.text());
   } catch {
     streamLost(true);
-    throw failure(answer?.status ?? 0, "connection_lost", "the server does not answer");
+    throw failure(answer?.status ?? 0, "connection_lost", "the server does not respond");
   }
   const { code, message, detail } = document.error ?? {};
   streamLost([502, 504].includes(answer.status) || code === "shutting_down");
   if (answer.ok) return document;
   throw noted(failure(answer.status, code ?? `http_${answer.status}`,
-    message ?? `an answer with status ${answer.status}`, detail));
+    message ?? `a response with status ${answer.status}`, detail));
 }
 
 const of = (kind) => (name, rest = "") => `/v0/${kind}/${encodeURIComponent(name)}${rest}`;
@@ -72,18 +74,22 @@ export const topicPath = of("topics"), routerPath = of("routers");
 export const query = (fields) => new URLSearchParams(
   Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""));
 export const topicState = (name) => ask("GET", topicPath(name, "?touch=false"));
-export const diff = (name, from_seq, limit, more = {}) =>
-  ask("POST", topicPath(name, "/diff"), { from_seq, limit, include_tags: true, ...more });
+/** Read records, whose `data` and `meta` are texts (json.js). */
+export const diff = (name, from_seq, limit, more = {}) => ask("POST", topicPath(name, "/diff"),
+  { from_seq, limit, include_tags: true, ...more }, parseRecords);
 
-/** Whether a topic is there: its item of the list, which is no 404 where there is none. */
+/** Return the entry of a topic in the list; undefined if there is none. A GET would be a 404, which
+    the browser logs. */
 export async function listed(name) {
   const { topics } = await ask("GET", `/v0/topics?${query({ prefix: name, page_size: 1 })}`);
   return topics.find((each) => each.topic === name);
 }
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+/** A word of a command line, quoted if it must be. */
+export const word = (text) => (/^[\w.:=-]+$/.test(text) ? text : quoted(text));
 
-/** A command line for the same request; the key stands in a variable. */
+/** Return a command line that sends the same request. The key is a variable in it. */
 export function curl(method, path, body) {
   const parts = ["curl", ...(method === "GET" || method === "POST" ? [] : ["-X", method])];
   parts.push(quoted(location.origin + path));

@@ -1,4 +1,4 @@
-// The console: which page is shown, when it asks the server, the key, and the keyboard.
+// The console: selects the page, polls the server, asks for the key, and handles the keyboard.
 import { html, nothing, render } from "./lit-html.js";
 import { session, signIn } from "./api.js";
 import { closeDialog, drawWith, mistake, openDialog, problem, toasted, update } from "./ui.js";
@@ -9,8 +9,8 @@ import { queueList, queuePage } from "./queues.js";
 import { routerList } from "./routers.js";
 import { cursorList } from "./cursors.js";
 
-// A page is { title, view(), refresh?(), close?(), pause?() }, made with a name, a tab and the
-// parameters of its address, #/section/name/tab?parameters. While it is seen, it is refreshed.
+// A page is { title, view(), refresh(), close?(), pause?() }, created with the name, the tab and
+// the parameters of its address, #/section/name/tab?parameters. It is refreshed while visible.
 const POLL_MS = 2000, LOST_MS = 700;
 const PAGES = {
   "": ["Overview", overview],
@@ -20,7 +20,7 @@ const PAGES = {
   cursors: ["Cursors", cursorList],
 };
 
-let page, section = "", keyError, turn = 0, timer;
+let page, section = "", keyError, polls = 0, timer;
 
 function decoded(segment) {
   try {
@@ -39,28 +39,29 @@ function open() {
   page = PAGES[section][1](name, tab, new URLSearchParams(parameters));
   document.title = `${page.title} – topics`;
   scrollTo(0, 0);
-  poll();
+  refreshPage();
   update();
 }
 
-async function poll() {
+async function refreshPage() {
   clearTimeout(timer);
-  const mine = ++turn, current = page;
+  const poll = ++polls, current = page;
   if (document.hidden || session.isKeyWanted) return;
   const error = await current.refresh().then(() => undefined, (thrown) => thrown);
-  current.error = session.isLost ? undefined : error; // the banner says it
+  current.error = session.isLost ? undefined : error; // the banner reports a lost connection
   update();
-  if (mine === turn) timer = setTimeout(poll, session.isLost ? LOST_MS : POLL_MS);
+  if (poll === polls) timer = setTimeout(refreshPage, session.isLost ? LOST_MS : POLL_MS);
 }
 
 function signOut() {
+  sessionStorage.clear(); // with all drafts
   signIn("");
   open();
 }
 
 session.changed = () => {
   if (session.isKeyWanted) {
-    page.close?.(); // its stream is refused, too
+    page.close?.(); // its stream is refused as well
     closeDialog();
   }
   update();
@@ -74,7 +75,7 @@ function enter(event) {
   event.preventDefault();
   const key = new FormData(event.target).get("key").trim();
   const isValid = /^[\x21-\x7e]+$/.test(key);
-  keyError = isValid ? undefined : mistake("a key is made of visible ASCII characters");
+  keyError = isValid ? undefined : mistake("a key consists of visible ASCII characters");
   if (!isValid) return update();
   signIn(key);
   open();
@@ -82,14 +83,14 @@ function enter(event) {
 
 const keyForm = () => html`<form class="key" @submit=${enter}>
   <h1>API key</h1>
-  <p>This server wants a key. It is kept in this tab, until the tab is closed.</p>
-  ${problem(keyError ?? (session.key ? mistake("the server does not know this key") : undefined))}
+  <p>This server requires a key. The key is stored in this tab until the tab is closed.</p>
+  ${problem(keyError ?? (session.key ? mistake("the server does not accept this key") : undefined))}
   <label>Key <input name="key" type="password" autocomplete="off" autofocus required></label>
-  <div class="buttons"><button class="primary">Go on</button></div>
-  <p class="hint">Keys are entries of <code>TOPICS_API_KEYS</code>, or of the file of keys. One with
-    the scope <code>read</code> is enough to look around.</p></form>`;
+  <div class="buttons"><button class="primary">Sign in</button></div>
+  <p class="hint">Keys are listed in <code>TOPICS_API_KEYS</code> or in the key file of the
+    server. The scope <code>read</code> is sufficient to view all pages.</p></form>`;
 
-function standing() {
+function connectionState() {
   if (session.isLost) return html`<span class="state lost">reconnecting</span>`;
   const lacking = [...session.denied].join(", ");
   return html`${lacking ? html`<span class="badge" title="the key lacks ${lacking}">${
@@ -101,13 +102,14 @@ const frame = () => html`<header>
   <a class="mark" href="#/">topics</a>
   <nav aria-label="Pages">${Object.entries(PAGES).map(([path, [title]]) => html`
     <a href="#/${path}" aria-current=${path === section ? "page" : nothing}>${title}</a>`)}</nav>
-  <div class="tools">${standing()}
+  <div class="tools">${connectionState()}
     ${session.key && !session.isKeyWanted ? html`<button type="button" class="quiet"
-      @click=${signOut}>forget key</button>` : nothing}
-    <button type="button" class="help" aria-label="Keys" title="Keys" @click=${help}>?</button>
+      @click=${signOut}>sign out</button>` : nothing}
+    <button type="button" class="help" aria-label="Keyboard shortcuts"
+      title="Keyboard shortcuts" @click=${help}>?</button>
     </div>
   </header>
-  <div class="banner" role="status" ?hidden=${!session.isLost}>The server does not answer.
+  <div class="banner" role="status" ?hidden=${!session.isLost}>The server does not respond.
     Reconnecting…</div>
   <main>${session.isKeyWanted ? keyForm() : page.view()}</main>${toasted()}`;
 
@@ -117,10 +119,11 @@ drawWith(() => render(frame(), root));
 
 // The keyboard
 
-const HELP = [["/", "filter"], ["j", "next row"], ["k", "row before"], ["Enter", "open the row"],
-  ["p", "pause, or go on"], ["?", "these keys"]];
-const help = () => openDialog("Keys", () => html`<dl class="keys">${HELP.map(([key, what]) => html`
-  <dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl><div class="buttons">
+const HELP = [["/", "focus the filter"], ["j", "next row"], ["k", "previous row"],
+  ["Enter", "open the row"], ["Ctrl Enter", "append the record of a form"],
+  ["p", "pause or resume"], ["?", "show these shortcuts"]];
+const help = () => openDialog("Keyboard shortcuts", () => html`<dl class="keys">${HELP.map(
+  ([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl><div class="buttons">
   <button type="button" autofocus @click=${closeDialog}>Close</button></div>`);
 
 function move(step) {
@@ -150,5 +153,5 @@ addEventListener("keydown", (event) => {
   }
 });
 addEventListener("hashchange", open);
-document.addEventListener("visibilitychange", poll);
+document.addEventListener("visibilitychange", refreshPage);
 open();

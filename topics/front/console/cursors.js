@@ -1,5 +1,5 @@
-// Cursors: how far readers are that let the server keep it. Each is a topic cursor:NAME, whose last
-// record has the place in every topic: {topic: [seq, epoch]}.
+// Cursors: the positions of readers that store them on the server. Each is a topic cursor:NAME. Its
+// last record contains the position in every topic: {topic: [seq, epoch]}.
 import { html } from "./lit-html.js";
 import { ask, curl, diff, listed, query, topicPath } from "./api.js";
 import { action, ago, at, confirmRemoval, count, each, empty, listPage, nameCell, openForm, say,
@@ -11,14 +11,15 @@ const HEADS = ["Name", "Topic", ["At", "number wide"], ["Lag", "number"], ["Save
 
 /** A row for each topic of each cursor. */
 async function made({ topics }) {
-  const asked = new Map(); // each topic once
+  const asked = new Map(); // by topic, so that each is requested once
   const stateOf = (name) => asked.get(name) ?? asked.set(name, listed(name)).get(name);
   const rows = await each(topics, async ({ topic, head_seq, count: saved, last_write_ts }) => {
     const [record] = saved ? (await diff(topic, head_seq - 1, 1)).records : [];
-    const places = Object.entries(record?.data ?? {}).filter(([, place]) => Array.isArray(place));
+    const places = JSON.parse(record?.data ?? "null") ?? {};
     const cursor = topic.slice(PREFIX.length);
-    return Promise.all(places.map(async ([name, [seq, epoch]]) => ({ cursor, topic: name, seq,
-      epoch, places: record.data, ts: last_write_ts, state: await stateOf(name) })));
+    return Promise.all(Object.entries(places).filter(([, place]) => Array.isArray(place))
+      .map(async ([name, [seq, epoch]]) => ({ cursor, topic: name, seq, epoch, places,
+        ts: last_write_ts, state: await stateOf(name) })));
   });
   return rows.flatMap((found) => found ?? []);
 }
@@ -33,21 +34,22 @@ function set({ cursor, topic, places, state, ...row }, refresh) {
   let seq = Math.min(row.seq, state.head_seq);
   openForm(`Set ${cursor}`, {
     label: "Set",
-    fields: () => html`<p>Its reader goes on behind this seq when it starts again; 0 is the
-      beginning. Stop the reader first: one that runs saves its own place over this one.</p>
+    fields: () => html`<p>The reader continues after this seq when it starts again; 0 is the
+      beginning. Stop the reader first, because a running reader overwrites this position.</p>
       <label>${topic} is read up to <input type="number" min="0" max=${state.head_seq} required
         autofocus value=${seq} @input=${(event) => { seq = event.target.valueAsNumber; }}>
-        <small>it has #${state.earliest_seq} to #${state.head_seq}</small></label>`,
+        <small>the topic has #${state.earliest_seq} to #${state.head_seq}</small></label>`,
     async submit() {
       const data = { ...places, [topic]: [seq, state.epoch] };
       await ask("POST", topicPath(PREFIX + cursor), { records: [{ data }] });
-      say("the cursor is set");
+      say("cursor set");
       await refresh();
     },
   });
 }
 
-const remove = (cursor, refresh) => confirmRemoval("cursor", cursor, "Its reader begins again.",
+const remove = (cursor, refresh) => confirmRemoval("cursor", cursor,
+  "Its reader starts at the beginning.",
   async () => {
     await ask("DELETE", topicPath(PREFIX + cursor));
     await refresh();
@@ -68,7 +70,7 @@ export const cursorList = () => listPage({
   path: (asked) => ask("GET", `/v0/topics?${query(asked)}`),
   made,
   view,
-  none: () => empty("There are no cursors yet. A reader that keeps one goes on where it was:",
+  none: () => empty("There are no cursors yet. A reader with a cursor continues where it stopped:",
     "topics cursor set billing orders 0",
     curl("POST", topicPath(`${PREFIX}billing`), { records: [{ data: { orders: [0, 0] } }] })),
 });

@@ -1,11 +1,11 @@
-// Metrics as pages need them: rates between two samples, and the history of a few minutes.
+// Metrics for the pages: rates between two samples, and a history of a few minutes.
 import { ask } from "./api.js";
 
 const HISTORY = 40, FRESH_MS = 500;
 let before, latest, asking;
 export const history = { writes: [], reads: [], errors: [], sync: [] };
 
-/** The values of a metric by one of its labels. */
+/** Return the values of a metric, summed by one of its labels. */
 export function by(metrics, name, label) {
   const found = new Map();
   for (const row of metrics?.[name] ?? [])
@@ -13,7 +13,7 @@ export function by(metrics, name, label) {
   return found;
 }
 
-/** How long, in ms, this share of the syncs took at most, those between two samples, or all. */
+/** Return the quantile of the sync times in ms: of those between two samples, or of all. */
 function syncMs(now, then, share) {
   const earlier = new Map((then?.topics_wal_fsync_latency_us.buckets ?? [])
     .map(({ le, count }) => [le, count]));
@@ -38,7 +38,7 @@ function requests(metrics, label, isWanted) {
   return sum;
 }
 
-/** What has happened between this sample and the one before; rates are undefined without one. */
+/** Return the metrics and the rates since the previous sample; without one these are undefined. */
 export async function sample() {
   if (latest && performance.now() - latest.at < FRESH_MS) return latest;
   asking ??= ask("GET", "/v0/metrics").finally(() => { asking = undefined; });

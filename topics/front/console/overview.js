@@ -1,4 +1,4 @@
-// Overview: how the server does, and what needs attention.
+// Overview: the state of the server, and what needs attention.
 import { html, nothing } from "./lit-html.js";
 import { topicState } from "./api.js";
 import { at, bytes, count, duration, each, nameCell, problem, rate, sparkline, stat, table }
@@ -6,48 +6,51 @@ import { at, bytes, count, duration, each, nameCell, problem, rate, sparkline, s
 import { by, history, sample } from "./metrics.js";
 import { FIRST_RECORD } from "./topic_list.js";
 
-const STATES = ["down", "starting", "recovering", "ready", "read only", "stopped", "no room",
-  "damaged"];
+const STATES = ["down", "starting", "recovering", "ready", "read only", "stopped", "no space",
+  "damaged", "directory lost"]; // by the number of ShardState
 const READY = 3, QUEUES_MAX = 50, BUSIEST = 8, LAG_MS = 10_000;
 const CONFIGS_EVERY = 15; // refreshes
 
+const times = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
 export function overview() {
-  let now, turns = 0;
+  let now, refreshes = 0;
   const deadLetters = new Map(); // by queue: the topic of its dead letters, or null
 
   async function refresh() {
     now = await sample();
-    if (turns++ % CONFIGS_EVERY === 0) deadLetters.clear();
+    if (refreshes++ % CONFIGS_EVERY === 0) deadLetters.clear();
     const queues = [...by(now.metrics, "topics_topic_queue_ready", "topic").keys()];
     await each(queues.slice(0, QUEUES_MAX).filter((name) => !deadLetters.has(name)),
       async (name) => deadLetters.set(name, (await topicState(name)).config.dead_letter));
   }
 
-  /** What, how it stands, and the address of a page about it. */
-  function* worries(metrics) {
+  /** Yield each problem: the object, its state, and the address of a page about it. */
+  function* problems(metrics) {
     const of = (name, label) => by(metrics, `topics_${name}`, label);
     for (const [shard, state] of of("shard_state", "shard"))
-      if (state !== READY) yield [`shard ${shard}`, STATES[state], "#/"];
+      if (state !== READY) yield [`shard ${shard}`, STATES[state] ?? `state ${state}`, "#/"];
     const records = of("topic_records_live", "topic"), seen = new Set();
     for (const [queue, topic] of deadLetters)
       if (records.get(topic) && !seen.has(topic)) {
         seen.add(topic);
-        yield [topic, `${count(records.get(topic))} dead letters`, at("queues", queue, "dead")];
+        yield [topic, times(records.get(topic), "dead letter"), at("queues", queue, "dead")];
       }
     for (const [router, lag_ms] of of("router_lag_ms", "router"))
       if (lag_ms >= LAG_MS) yield [router, `router, ${duration(lag_ms)} behind`, "#/routers"];
     for (const [process, restarts] of of("process_restarts_total", "process"))
-      if (restarts) yield [process, `started again ${count(restarts)} times`, "#/"];
+      if (restarts) yield [process, times(restarts, "restart"), "#/"];
     if (metrics.topics_log_lines_dropped_total)
-      yield ["log", `${count(metrics.topics_log_lines_dropped_total)} lines dropped`, "#/"];
+      yield ["log", times(metrics.topics_log_lines_dropped_total, "dropped line"), "#/"];
   }
 
   function attention({ metrics }) {
-    const rows = [...worries(metrics)];
+    const rows = [...problems(metrics)];
     return html`<section><h2>Attention</h2>${rows.length ? html`<ul class="attention">${rows.map(
       ([name, what, href]) => html`<li><a data-row href=${href}><span class="name">${name}</span>
         <span>${what}</span></a></li>`)}</ul>`
-      : html`<p class="calm">Nothing: shards are ready, no dead letters, no late router.</p>`}
+      : html`<p class="calm">Nothing: all shards are ready, there are no dead letters, and no
+        router lags.</p>`}
       </section>`;
   }
 

@@ -1,8 +1,8 @@
-// Queues: how many jobs each has; and one of them: its jobs, who holds them, its dead letters.
+// Queues: the number of jobs in each; and one queue with its jobs, leases and dead letters.
 import { html, nothing } from "./lit-html.js";
 import { ask, curl, diff, listed, query, topicPath, topicState } from "./api.js";
 import { action, ago, at, attempt, count, duration, each, empty, mistake, nameCell, problem, say,
-  search, stat, table, tabs, update } from "./ui.js";
+  search, stat, table, tabs, update, visible } from "./ui.js";
 import { by, sample } from "./metrics.js";
 import { rowList, rowOf } from "./records.js";
 
@@ -46,15 +46,16 @@ export function queueList() {
 
   const CONFIG = { type: "queue", max_deliveries: 5, dead_letter: "jobs.dead" };
   const none = () => (filter ? empty(`No queue has “${filter}” in its name.`)
-    : empty("There are no queues yet. Make one, with a topic for jobs that fail:",
+    : empty("There are no queues yet. Create one with a topic for jobs that fail:",
       "topics create jobs --queue --set max_deliveries=5 --set dead_letter=jobs.dead",
       curl("PUT", topicPath("jobs"), CONFIG)));
   const view = function view() {
     return html`<div class="title"><h1>Queues</h1>
       ${search("name contains", filter, (value) => { filter = value; update(); })}</div>
       ${problem(this.error)}${!now ? nothing : names().length ? table(HEADS, rows()) : none()}
-      ${now?.topics_topic_metrics_truncated ? html`<p class="hint">Some may be missing: metrics tell
-        of the first <code>TOPICS_METRICS_TOPICS</code> topics by name.</p>` : nothing}`;
+      ${now?.topics_topic_metrics_truncated ? html`<p class="hint">Some queues may be missing:
+        the metrics contain only the first <code>TOPICS_METRICS_TOPICS</code> topics by name.</p>`
+        : nothing}`;
   };
 
   return { title: "Queues", refresh, view };
@@ -67,15 +68,15 @@ export function queuePage(name, tab) {
 
   async function refresh() {
     const now = await topicState(name), target = now.config.dead_letter;
-    if (!now.queue) throw mistake("the topic is no queue", "not_a_queue");
+    if (!now.queue) throw mistake("the topic is not a queue", "not_a_queue");
     dead = target ? await listed(target) ?? { topic: target, count: 0 } : undefined;
     [oldest, state] = [await oldestOf(now), now];
     if (here !== "dead")
       ({ leases } = await ask("GET", topicPath(name, `/leases?${query({ page_size: 500 })}`)));
-    if (here !== "leases") await look(here === "dead" ? dead : now);
+    if (here !== "leases") await readJobs(here === "dead" ? dead : now);
   }
 
-  async function look(topic) {
+  async function readJobs(topic) {
     const open = new Set((jobs ?? []).filter(({ isOpen }) => isOpen).map(({ seq }) => seq));
     const { records } = topic?.count ? await diff(topic.topic, topic.earliest_seq - 1, PAGE)
       : { records: [] };
@@ -88,7 +89,7 @@ export function queuePage(name, tab) {
       done = await ask("POST", topicPath(dead.topic, "/redrive"), { limit });
       moved += done.moved;
     } while (limit > 1 && done.moved && done.remaining);
-    say(`${count(moved)} moved, ${count(done.remaining)} left`);
+    say(`${count(moved)} moved, ${count(done.remaining)} remaining`);
     await refresh();
     if (done.skipped) throw mistake(`${count(done.skipped)} skipped`, done.reason);
   }
@@ -99,31 +100,32 @@ export function queuePage(name, tab) {
   function jobList() {
     const holders = new Map(leases.map(({ $seq, node }) => [$seq, node]));
     const aside = ({ seq }) => html`<span class="held">${
-      holders.has(seq) ? `held by ${holders.get(seq)}` : nothing}</span>`;
+      holders.has(seq) ? `held by ${visible(holders.get(seq))}` : nothing}</span>`;
     return jobs.length ? html`${rowList(jobs, { aside })}${rest(state.count)}`
-      : empty("There are no jobs. Each record is one:",
+      : empty("There are no jobs. Append one:",
         `topics append ${name} '{"url": "s3://b/x.png"}'`,
         curl("POST", topicPath(name), { records: [{ data: { url: "s3://b/x.png" } }] }));
   }
 
-  const HEADS = ["Job", "Held by", ["Left", "number"], ["Delivery", "number"],
+  const HEADS = ["Job", "Held by", ["Remaining", "number"], ["Delivery", "number"],
     ["Last error", "wide"]];
   const leaseList = () => (leases.length ? html`<div class="wrap">${table(HEADS, leases.map(
     (lease) => html`<tr><td>#${lease.$seq}</td>${nameCell(lease.node)}
     <td class="number">${duration(lease.deadline - Date.now())}</td>
     <td class="number">${count(lease.deliveries)}</td>
-    <td class="name wide">${lease.last_error ?? nothing}</td></tr>`))}</div>`
-    : empty("No job is held. A worker holds those that it works on:", `topics work ${name} -- cat`,
+    <td class="name wide" title=${visible(lease.last_error) ?? nothing}>${
+      visible(lease.last_error) ?? nothing}</td></tr>`))}</div>`
+    : empty("No job is leased. A worker leases its jobs:", `topics work ${name} -- cat`,
       curl("POST", topicPath(name, "/claim"), { node: "worker-1" })));
 
   function deadList() {
     if (!dead)
-      return empty("Jobs that fail come again for ever. Give the queue a topic for dead letters:",
+      return empty("Jobs that fail are delivered again forever. Set a topic for dead letters:",
         `topics config ${name} max_deliveries=5 dead_letter=${name}.dead`,
         curl("PUT", topicPath(name), { max_deliveries: 5, dead_letter: `${name}.dead` }));
     if (!dead.count) return empty(`There are no dead letters in ${dead.topic}.`);
-    const aside = ({ record: { meta } }) => html`<span class="reason">${meta?.$dead_letter_error
-      ?? "no error was told"}</span>`;
+    const aside = ({ record: { meta = "null" } }) => html`<span class="reason">${
+      visible(JSON.parse(meta)?.$dead_letter_error?.toString()) ?? "no error reported"}</span>`;
     const button = (label, limit, kind) => action(label, "write",
       () => attempt(redrive, () => move(limit)), { kind, isOff: redrive.isBusy });
     return html`<div class="bar"><span>${count(dead.count)} in
@@ -131,17 +133,19 @@ export function queuePage(name, tab) {
         <span class="rest"></span>${button("Redrive one", 1)}
         ${button("Redrive all", REDRIVE_MAX, "primary")}</div>
       ${problem(redrive.error)}${rowList(jobs, { aside })}${rest(dead.count)}
-      <p class="hint">A redrive moves the oldest first, back to the queue that each came from.</p>`;
+      <p class="hint">A redrive moves the oldest dead letters first, each to the queue that it
+        came from.</p>`;
   }
 
   function figures({ queue: { ready, in_flight, delayed }, config }) {
     const { max_deliveries, lease_ms } = config;
     return html`<dl class="stats">
-      ${stat("Ready", count(ready), oldest ? `the oldest job is ${ago(oldest)} old` : "")}
-      ${stat("In flight", count(in_flight), `a lease is ${duration(lease_ms)}`)}
+      ${stat("Ready", count(ready), oldest ? `oldest job: ${ago(oldest)}` : "")}
+      ${stat("In flight", count(in_flight), `lease: ${duration(lease_ms)}`)}
       ${stat("Delayed", count(delayed))}
       ${stat("Dead letters", count(dead?.count ?? 0), max_deliveries === 1 ? "after 1 delivery"
-        : max_deliveries ? `after ${count(max_deliveries)} deliveries` : "never made")}</dl>`;
+        : max_deliveries ? `after ${count(max_deliveries)} deliveries` : "deliveries: no limit")}
+      </dl>`;
   }
 
   function view() {

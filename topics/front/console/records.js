@@ -1,52 +1,53 @@
-// Rows of records and losses: a bounded list, and how its rows look.
+// Rows of records and losses: a bounded list, and how its rows are drawn. The `data` and `meta` of
+// a record are texts (json.js).
 import { html, nothing } from "./lit-html.js";
 import { curl, topicPath } from "./api.js";
-import { bytes, copyButton, count, moment, update } from "./ui.js";
+import { indented, recordText } from "./json.js";
+import { bytes, copyButton, count, moment, update, visible } from "./ui.js";
 
-const KEPT = 500, KEPT_CHARS = 32_000_000; // rows, and characters of their JSON
-const PREVIEW = 240, SHOWN = 200_000;
+const KEPT = 500, KEPT_CHARS = 32_000_000; // rows, and characters of their data
+const PREVIEW = 240, SHOWN = 200_000; // characters
 
-export function rowOf(topic, record) {
-  const text = JSON.stringify(record.data); // not kept: records may be long
-  return { topic, record, seq: record.$seq, size: text.length, preview: text.slice(0, PREVIEW) };
-}
+export const rowOf = (topic, record) => ({ topic, record, seq: record.$seq,
+  size: record.data.length, preview: record.data.slice(0, PREVIEW) });
 export const lossOf = ({ gap_from, gap_to, reason }) => ({ size: 0,
   note: `lost #${gap_from}${gap_to > gap_from ? `–#${gap_to}` : ""} (${reason})` });
 export const noteOf = (note) => ({ size: 0, note });
 
-/** Keep the first rows of a list. Returns how many were dropped. */
+/** Keep the first rows of a list. Returns how many rows were dropped. */
 export function bound(rows) {
   let chars = 0;
   const end = rows.findIndex(({ size }, at) => at >= KEPT || (chars += size) > KEPT_CHARS);
   return end < 0 ? 0 : rows.splice(Math.max(end, 1)).length;
 }
 
-/** Whether a row has the tag, or one that begins with what stands before a *, and the text. */
-export function passes({ record, size, preview }, tag, text) {
+const unescaped = (text) => text.replace(/\\u([0-9a-f]{4})/gi,
+  (_, code) => String.fromCharCode(parseInt(code, 16)));
+
+/** Return whether a row has the tag (a * at its end stands for any rest) and contains the text. */
+export function passes({ record }, tag, text) {
   if (!record) return true;
   const own = record.$tag ?? "", isGlob = tag.endsWith("*");
   if (tag && !(isGlob ? own.startsWith(tag.slice(0, -1)) : own === tag)) return false;
-  if (!text) return true;
-  const whole = size > PREVIEW ? JSON.stringify(record.data) : preview;
-  return whole.toLowerCase().includes(text.toLowerCase());
+  return !text || unescaped(record.data).toLowerCase().includes(text.toLowerCase());
 }
 
-function opened({ topic, record }) {
-  const { $seq, $ts, $tag, $node, data, meta } = record, shown = JSON.stringify(data, null, 2);
-  const fields = { seq: $seq, time: new Date($ts).toISOString(), tag: $tag, node: $node,
-    meta: meta && JSON.stringify(meta) };
+function opened({ topic, record, size }) {
+  const { $seq, $ts, $tag, $node, data, meta } = record, shown = indented(data, SHOWN);
+  const fields = { seq: $seq, time: new Date($ts).toISOString(), tag: visible($tag),
+    node: visible($node), meta: visible(meta) };
   return html`<div class="record"><dl>${Object.entries(fields).map(([field, value]) =>
     (value === undefined ? nothing : html`<dt>${field}</dt><dd>${value}</dd>`))}</dl>
-    <pre tabindex="0">${shown.slice(0, SHOWN)}</pre>
-    ${shown.length > SHOWN ? html`<p class="hint">The first ${bytes(SHOWN)} of
-      ${bytes(shown.length)}; copy gives all.</p>` : nothing}
-    <div class="buttons">${copyButton("copy JSON", () => JSON.stringify(record, null, 2))}
+    <pre tabindex="0">${visible(shown)}</pre>
+    ${shown.length < SHOWN ? nothing : html`<p class="hint">Only the first ${count(SHOWN)}
+      characters are shown. “copy JSON” copies the complete record (${bytes(size)}).</p>`}
+    <div class="buttons">${copyButton("copy JSON", () => recordText(record))}
       ${copyButton("copy curl", () => curl("POST", topicPath(topic, "/diff"),
         { from_seq: $seq - 1, limit: 1, include_tags: true }))}</div></div>`;
 }
 
-/** `aside` is what stands before the data of a row; `touched` is called when a row has the focus,
-    or is opened. */
+/** `aside` returns the text before the data of a row. `touched` is called when a row receives the
+    focus or is opened. */
 export function rowList(rows, { touched = () => {}, aside = () => nothing } = {}) {
   const toggle = (row) => {
     row.isOpen = !row.isOpen;
@@ -58,10 +59,11 @@ export function rowList(rows, { touched = () => {}, aside = () => nothing } = {}
     ? html`<li class="lost"><span>${row.note}</span></li>`
     : html`<li><button type="button" data-row class="row" aria-expanded=${row.isOpen ?? false}
       @click=${() => toggle(row)}><span class="seq">#${row.seq}</span>
-      <time>${moment(row.record.$ts)}</time><span class="tag">${row.record.$tag ?? nothing}</span>
-      ${aside(row)}<span class="data">${row.preview}</span></button>
+      <time>${moment(row.record.$ts)}</time><span class="tag">${
+        visible(row.record.$tag) ?? nothing}</span>
+      ${aside(row)}<span class="data">${visible(row.preview)}</span></button>
       ${row.isOpen ? opened(row) : nothing}</li>`))}</ol>`;
 }
 
-export const kept = (rows, dropped) => (dropped ? html`<p class="hint">${count(rows.length)} rows
-  are kept here; ${count(dropped)} older ones went by.</p>` : nothing);
+export const kept = (rows, dropped) => (dropped ? html`<p class="hint">This page keeps ${
+  count(rows.length)} rows; ${count(dropped)} older ones were removed from it.</p>` : nothing);

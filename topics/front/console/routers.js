@@ -1,8 +1,8 @@
-// Routers: what is copied where, and how late; a form for a new one.
+// Routers: their source, destination and lag, and a form for a new router.
 import { html, nothing } from "./lit-html.js";
 import { ask, curl, query, routerPath } from "./api.js";
-import { action, at, code, confirmRemoval, count, duration, each, empty, listPage, nameCell,
-  openForm, table, update } from "./ui.js";
+import { action, at, code, confirmRemoval, count, duration, each, empty, listPage, mistake,
+  nameCell, openForm, table, update, visible } from "./ui.js";
 import { by, sample } from "./metrics.js";
 
 const HEADS = ["Name", "From", ["Filter", "wide"], "To", ["Behind", "number"],
@@ -12,10 +12,10 @@ const shown = (guarantee) => guarantee.replaceAll("_", " ");
 
 export function routerList() {
   let now;
-  const filters = new Map(); // by name: lists do not tell them
+  const filters = new Map(); // by name, because the list does not contain them
 
   const remove = (router, refresh) => confirmRemoval("router", router,
-    "What it has copied stays.", async () => {
+    "The records that it has copied remain.", async () => {
       await ask("DELETE", routerPath(router));
       filters.delete(router);
       await refresh();
@@ -27,7 +27,7 @@ export function routerList() {
     return html`<div class="wrap">${table(HEADS, rows.map(({ router, ...each }) => html`
       <tr data-row tabindex="0">${nameCell(router)}
         <td class="name"><a href=${at("topics", each.source)}>${each.source}</a></td>
-        <td class="wide">${filters.get(router)?.[2] ?? nothing}</td>
+        <td class="filter wide">${visible(filters.get(router)?.[2]) ?? nothing}</td>
         <td class="name"><a href=${at("topics", each.dest)}>${each.dest}</a></td>
         <td class="number">${count(behind.get(router))}</td>
         <td class="number wide">${duration(lag.get(router))}</td>
@@ -47,7 +47,7 @@ export function routerList() {
     detail: (rows) => each(rows.filter(({ router }) => !filters.has(router)),
       async ({ router }) => filters.set(router, (await ask("GET", routerPath(router))).filter)),
     view,
-    none: () => empty("There are no routers yet. One copies what is appended to a topic:",
+    none: () => empty("There are no routers yet. A router copies the records of a topic:",
       "topics router create orders-to-audit orders audit",
       curl("PUT", routerPath("orders-to-audit"), { source: "orders", dest: "audit" })),
     button: (refresh) =>
@@ -69,13 +69,17 @@ function newRouter(refresh) {
       return html`${field("Name", "name")}
         <div class="fields">${field("From the topic", "source")}
           ${field("To the topic", "dest")}</div>
-        <div class="fields">${field("Only with the tag, or eu:*", "tag", false)}
+        <div class="fields">${field("Tag (optional), or eu:*", "tag", false)}
           <label>Guarantee <select @change=${set("guarantee")}>${GUARANTEES.map((each) => html`
             <option value=${each}>${shown(each)}</option>`)}</select></label></div>
         ${asked.name && asked.source && asked.dest
           ? code(curl("PUT", routerPath(asked.name), body())) : nothing}`;
     },
-    async submit() {
+    async submit() { // a PUT would change a router that exists
+      const { routers } = await ask("GET",
+        `/v0/routers?${query({ prefix: asked.name, page_size: 1 })}`);
+      if (routers[0]?.router === asked.name)
+        throw mistake("a router of this name exists already");
       await ask("PUT", routerPath(asked.name), body());
       await refresh();
       update();

@@ -1,16 +1,18 @@
-// A topic: its records as they come, page by page; an append; its config.
+// A topic: its records live and page by page, a form for an append, and its config.
 import { html, nothing } from "./lit-html.js";
-import { ask, curl, diff, noted, query, session, streamLost, topicPath, topicState }
+import { ask, curl, diff, lacks, noted, query, session, streamLost, topicPath, topicState, word }
   from "./api.js";
 import { action, ago, at, attempt, bytes, code, confirmRemoval, copyButton, count, duration, empty,
-  mistake, moment, problem, say, search, stat, tabs, update } from "./ui.js";
+  mistake, moment, openForm, problem, say, search, stat, tabs, update } from "./ui.js";
+import { parseRecords } from "./json.js";
 import { bound, kept, lossOf, noteOf, passes, rowList, rowOf } from "./records.js";
-import { configForm } from "./config.js";
+import { TIME, read } from "./units.js";
+import { configForm, isInvalid, newForm, written } from "./config.js";
 import { subscribe } from "./topics.js";
 import { FIRST_RECORD } from "./topic_list.js";
 
 const VIEWS = { live, browse, publish, config };
-const LAST = 100; // records that live begins with
+const LAST = 100; // records with which the live page begins
 const PAGE = 100, PAGE_MAX = 1000;
 
 export function topicPage(name, tab, parameters) {
@@ -30,7 +32,7 @@ export function topicPage(name, tab, parameters) {
       ${stat("Seqs", records ? `${earliest_seq}–${head_seq}` : "none", `next is ${next_seq}`)}
       ${stat("Last write", last_write_ts ? `${ago(last_write_ts)} ago` : "never",
         last_write_ts ? moment(last_write_ts) : "")}
-      ${stat("Class", own.durability, `kept ${bounds.join(", ") || "for ever"}`)}</dl>`;
+      ${stat("Class", own.durability, `kept ${bounds.join(", ") || "forever"}`)}</dl>`;
   }
 
   function view() {
@@ -70,17 +72,19 @@ function live({ name, parameters }) {
     update();
   }
 
-  /** Called whenever the topic is there, which may be made again. */
+  /** Subscribe, unless it is done. Each poll that finds the topic calls this, because the topic may
+      have been recreated. */
   function begin({ head_seq }) {
     if (status !== "connecting") return;
     status = "asked";
     const seq = from === "last" ? Math.max(head_seq - LAST, 0) : Number(from) || 0;
     const place = from === "tail" ? { tail: true } : { from_seq: seq };
-    subscription = subscribe({ key: session.key, topics: [name], ...place, on: {
+    const options = { key: session.key, topics: [name], ...place, parse: parseRecords };
+    subscription = subscribe({ ...options, on: {
       record: ({ topic, ...record }) => take(rowOf(topic, record)),
       tombstone: (gap) => take(lossOf(gap)),
       topicDeleted() {
-        take(noteOf("the topic is deleted"));
+        take(noteOf("the topic was deleted"));
         subscription.close();
         status = "connecting";
       },
@@ -96,16 +100,16 @@ function live({ name, parameters }) {
   const choose = (event) => {
     location.hash = `${at("topics", name, "live")}?${query({ from: event.target.value })}`;
   };
-  const STARTS = [["last", `the last ${LAST}`], ["tail", "now on"], ["0", "the beginning"]];
+  const STARTS = [["last", `the last ${LAST}`], ["tail", "now"], ["0", "the beginning"]];
   const starts = STARTS.some(([value]) => value === from) ? STARTS
-    : [...STARTS, [from, `behind #${from}`]];
+    : [...STARTS, [from, `after #${from}`]];
   const SIGNS = { open: "live", waiting: "reconnecting", asked: "connecting" };
 
   function view() {
     const shown = tag || text ? rows.filter((row) => passes(row, tag, text)) : rows;
     return html`<div class="bar">
       <button type="button" aria-pressed=${isPaused} title="p" @click=${() => pause()}>${
-        isPaused ? `Go on${held.length ? ` · ${count(held.length)} new` : ""}` : "Pause"}</button>
+        isPaused ? `Resume${held.length ? ` · ${count(held.length)} new` : ""}` : "Pause"}</button>
       <label>from <select @change=${choose}>${starts.map(([value, label]) => html`
         <option value=${value} ?selected=${value === from}>${label}</option>`)}</select></label>
       ${search("tag, or eu:*", tag, (value) => { tag = value; update(); }, { isMain: false })}
@@ -133,8 +137,8 @@ function browse({ name, parameters }) {
     history.replaceState(null, "", `${at("topics", name, "browse")}?${query({ from })}`);
   }
 
-  /** The seq behind which the last PAGE records below `seq` begin: there may be holes of any size.
-      `few`: behind it are fewer; `many`: more than one answer holds. */
+  /** Return the seq after which the last PAGE records below `seq` begin. There may be gaps of any
+      size. After `few` there are fewer records, after `many` more than one response holds. */
   async function before(seq) {
     const first = (await topicState(name)).earliest_seq - 1;
     let few = seq - 1, many = first - 1, span = PAGE;
@@ -150,7 +154,7 @@ function browse({ name, parameters }) {
     return Math.max(few, first);
   }
 
-  /** The seq behind which all records are from a time on. */
+  /** Return the seq after which all records have at least this time. */
   async function since(ts) {
     const { earliest_seq, head_seq } = await topicState(name);
     let low = earliest_seq - 1, high = head_seq;
@@ -163,17 +167,17 @@ function browse({ name, parameters }) {
     return low;
   }
 
-  const showBehind = (search) => attempt(state, async () => show(await search()));
+  const showAfter = (search) => attempt(state, async () => show(await search()));
   const newest = async () => before((await topicState(name)).head_seq + 1);
   const given = parameters.get("from");
-  showBehind(given === null ? newest : () => Number(given) || 0);
+  showAfter(given === null ? newest : () => Number(given) || 0);
 
   const toSeq = ({ target: { valueAsNumber } }) =>
-    valueAsNumber >= 0 && showBehind(() => Math.max(valueAsNumber - 1, 0));
+    valueAsNumber >= 0 && showAfter(() => Math.max(valueAsNumber - 1, 0));
   const toTime = ({ target: { value } }) =>
-    value && showBehind(() => since(new Date(value).getTime()));
+    value && showAfter(() => since(new Date(value).getTime()));
   const button = (label, search, isOff) => html`<button type="button"
-    ?disabled=${state.isBusy || isOff} @click=${() => showBehind(search)}>${label}</button>`;
+    ?disabled=${state.isBusy || isOff} @click=${() => showAfter(search)}>${label}</button>`;
 
   function view() {
     const isFirst = !page || from < page.earliest_seq, isLast = !page || page.caught_up;
@@ -197,53 +201,84 @@ function browse({ name, parameters }) {
 
 // Publish
 
+const DRAFT = "topics-draft:"; // and the topic: stored in this tab until the append
+const EMPTY = { data: "", meta: "", tag: "", node: "", key: "", delay: "" };
+
 function publish(topic) {
-  const { name } = topic, state = {}, asked = { data: "", tag: "", node: "", key: "", delay: "" };
+  const { name } = topic, state = {};
+  const draft = { ...EMPTY, ...JSON.parse(sessionStorage.getItem(DRAFT + name)) };
   let receipt;
 
-  /** The data go as they were typed: large numbers would not survive JSON.parse. */
+  function keep() {
+    try {
+      sessionStorage.setItem(DRAFT + name, JSON.stringify(draft));
+      state.isTooLong = false;
+    } catch { // longer than the storage of a tab
+      sessionStorage.removeItem(DRAFT + name);
+      state.isTooLong = true;
+    }
+  }
+
+  /** `data` and `meta` are sent as they were typed, because JSON.parse would change numbers. */
   function body() {
     const members = (fields) => Object.entries(fields).filter(([, value]) => value !== "")
       .map(([field, value]) => `,${JSON.stringify(field)}:${JSON.stringify(value)}`).join("");
-    const { data, tag, node, key, delay } = asked, delay_ms = delay === "" ? "" : Number(delay);
-    return `{"records":[{"data":${data.trim()}${members({ tag, delay_ms })}}]${
+    const { data, meta, tag, node, key, delay } = draft;
+    const more = members({ tag, delay_ms: delay.trim() === "" ? "" : read(TIME, delay) });
+    return `{"records":[{"data":${data.trim()}${meta.trim() && `,"meta":${meta.trim()}`}${more}}]${
       members({ node, idempotency_key: key })}}`;
   }
 
   async function send() {
     receipt = undefined;
-    try {
-      JSON.parse(asked.data);
-    } catch (error) {
-      throw mistake(`the data is not JSON: ${error.message}`);
+    for (const field of draft.meta.trim() ? ["data", "meta"] : ["data"]) {
+      try {
+        JSON.parse(draft[field]);
+      } catch (error) {
+        throw mistake(`${field} is not valid JSON: ${error.message}`);
+      }
     }
     receipt = await ask("POST", topicPath(name), body());
+    sessionStorage.removeItem(DRAFT + name);
     await topic.refresh();
   }
   const submit = (event) => {
     event.preventDefault();
-    return attempt(state, send);
+    return state.isBusy || lacks("write") ? undefined : attempt(state, send);
+  };
+  const press = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
   };
 
-  const set = (member) => (event) => { asked[member] = event.target.value; update(); };
+  const set = (member) => (event) => {
+    draft[member] = event.target.value;
+    keep();
+    update();
+  };
   const field = (label, member) => html`<label>${label}
-    <input autocomplete="off" spellcheck="false" .value=${asked[member]} @input=${set(member)}>
+    <input autocomplete="off" spellcheck="false" .value=${draft[member]} @input=${set(member)}>
     </label>`;
+  const area = (label, member, rows, example, isMain) => html`<label>${label}
+    <textarea rows=${rows} spellcheck="false" ?data-filter=${isMain} placeholder=${example}
+      .value=${draft[member]} @input=${set(member)}></textarea></label>`;
   const receipted = () => html`<p class="done" role="status">${receipt.deduped
-    ? "It was there already" : "Appended"} as <a href="${at("topics", name, "browse")}?${
+    ? "Already appended" : "Appended"} as <a href="${at("topics", name, "browse")}?${
     query({ from: receipt.first_seq - 1 })}">#${receipt.first_seq}</a></p>`;
 
   function view() {
-    return html`<form class="form" @submit=${submit}>
-      <label>Data, as JSON <textarea rows="8" spellcheck="false" data-filter
-        placeholder='{"sku": "A1"}' .value=${asked.data} @input=${set("data")}></textarea></label>
+    return html`<form class="form" @submit=${submit} @keydown=${press}>
+      ${area("Data, as JSON", "data", 8, '{"sku": "A1"}', true)}
+      ${area("Meta, as JSON (optional)", "meta", 2, '{"source": "console"}', false)}
       <div class="fields">${field("Tag", "tag")}${field("Node", "node")}
         ${field("Idempotency key", "key")}
-        ${topic.state?.queue ? field("Delay in ms", "delay") : nothing}</div>
+        ${topic.state?.queue ? field("Delay, such as 10m", "delay") : nothing}</div>
+      ${state.isTooLong ? html`<p class="hint">This draft is too long to be kept when you leave the
+        page.</p>` : nothing}
       ${problem(state.error)}${receipt ? receipted() : nothing}
       <div class="buttons">${action("Append", "write", submit,
           { kind: "primary", isOff: state.isBusy })}
-        ${copyButton("copy curl", () => curl("POST", topicPath(name), body()))}</div></form>`;
+        ${copyButton("copy curl", () => curl("POST", topicPath(name), body()))}
+        <span class="hint"><kbd>Ctrl</kbd> <kbd>Enter</kbd></span></div></form>`;
   }
 
   return { view };
@@ -252,32 +287,46 @@ function publish(topic) {
 // Config
 
 function config(topic) {
-  const { name } = topic, state = {}, patch = {};
+  const { name } = topic, state = {}, form = newForm();
 
+  /** Save the changes. Ask first if they remove records. */
   async function save() {
-    await ask("PUT", topicPath(name), patch);
-    for (const field of Object.keys(patch)) delete patch[field];
+    const patch = { ...form.patch }, put = () => change(patch);
+    const { dropped } = await ask("PUT", topicPath(name, "?dry_run=true"), patch);
+    if (!dropped) return put();
+    const records = dropped === 1 ? "1 record" : `${count(dropped)} records`;
+    openForm(`Remove ${records}?`, { label: `Remove ${records}`, kind: "danger", submit: put,
+      fields: () => html`<p>The new limits of <b class="mono">${name}</b> remove the oldest ${
+        records} now${topic.state.queue ? ", including leased jobs" : ""}. They cannot be
+        restored.</p>` });
+  }
+  async function change(patch) {
+    const { dropped } = await ask("PUT", topicPath(name), patch);
+    for (const [field, value] of Object.entries(patch)) // fields edited since then stay changed
+      if (form.patch[field] === value) delete form.patch[field];
     await topic.refresh();
-    say("saved");
+    say(dropped ? `saved; ${count(dropped)} removed` : "saved");
   }
   const submit = (event) => {
     event.preventDefault();
-    return attempt(state, save);
+    return isInvalid(form) ? undefined : attempt(state, save);
   };
   const remove = () => confirmRemoval("topic", name,
-    "All its records go, and the routers from it and to it.", async () => {
+    "This removes all its records, and all routers from it and to it.", async () => {
       await ask("DELETE", topicPath(name));
       location.hash = "#/topics";
     });
 
   function view() {
     if (!topic.state) return nothing;
-    const changes = Object.entries(patch).map(([field, value]) => ` ${field}=${value ?? "null"}`);
-    const isSame = changes.length === 0, own = topic.state.config;
-    return html`<form class="form" @submit=${submit}>${configForm(own, patch, update)}
+    const { patch } = form, own = topic.state.config;
+    const changes = Object.entries(patch)
+      .map(([field, value]) => ` ${word(`${field}=${written(field, value)}`)}`);
+    const isSame = changes.length === 0;
+    return html`<form class="form" @submit=${submit}>${configForm(own, form, update)}
       ${problem(state.error)}${isSame ? nothing : code(`topics config ${name}${changes.join("")}`)}
       <div class="buttons">${action("Save", "admin", submit,
-          { kind: "primary", isOff: isSame || state.isBusy })}
+          { kind: "primary", isOff: isSame || isInvalid(form) || state.isBusy })}
         ${copyButton("copy curl", () => curl("PUT", topicPath(name), isSame ? own : patch))}
         <span class="rest"></span>
         ${action("Delete the topic", "delete", remove, { kind: "danger" })}</div></form>`;

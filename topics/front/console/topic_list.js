@@ -1,14 +1,14 @@
-// Topics: those whose names begin with the filter, and a form for a new one.
+// Topics: the topics whose names begin with the filter, and a form for a new topic.
 import { html, nothing } from "./lit-html.js";
 import { ask, curl, query, topicPath, topicState } from "./api.js";
 import { action, ago, at, bytes, code, count, each, empty, listPage, mistake, nameCell, openForm,
   table } from "./ui.js";
-import { configForm } from "./config.js";
+import { configForm, isInvalid, newForm } from "./config.js";
 
 const CONFIGS_MAX = 2000;
-const configs = new Map(); // of topics as they are listed, which does not tell their type
+const configs = new Map(); // by topic, because the list does not contain the type
 
-export const FIRST_RECORD = (name = "orders") => empty("There is nothing yet. Append a record:",
+export const FIRST_RECORD = (name = "orders") => empty("There are no records yet. Append one:",
   `topics append ${name} '{"sku": "A1"}'`,
   curl("POST", topicPath(name), { records: [{ data: { sku: "A1" } }] }));
 
@@ -25,7 +25,8 @@ function row(topic) {
   return html`<tr>${nameCell(topic.topic, at("topics", topic.topic))}
     <td class=${type === "queue" ? "accent" : nothing}>${type}</td>
     <td class="wide">${durability}</td><td class="number">${count(topic.count)}</td>
-    <td class="number wide">${bytes(topic.bytes)}</td><td class="number">${ago(topic.last_write_ts)}</td></tr>`;
+    <td class="number wide">${bytes(topic.bytes)}</td>
+    <td class="number">${ago(topic.last_write_ts)}</td></tr>`;
 }
 
 const HEADS = ["Name", "Type", ["Class", "wide"], ["Records", "number"], ["Bytes", "number wide"],
@@ -43,17 +44,19 @@ export const topicList = () => listPage({
 
 function newTopic() {
   let name = "";
-  const patch = {};
+  const form = newForm(), { patch } = form;
   openForm("New topic", {
     label: "Create",
+    isReady: () => !isInvalid(form),
     fields: (drawIt) => html`<label>Name <input required autofocus spellcheck="false"
       autocomplete="off" maxlength="255"
       @input=${(event) => { name = event.target.value; drawIt(); }}></label>
-      ${configForm(undefined, patch, drawIt)}
+      ${configForm(undefined, form, drawIt)}
       ${name ? code(curl("PUT", topicPath(name), patch)) : nothing}`,
-    async submit() {
-      const { created } = await ask("PUT", topicPath(name), patch);
-      if (!created) throw mistake("there is a topic of this name already");
+    async submit() { // a PUT would change a topic that exists, and might remove records of it
+      const { created } = await ask("PUT", topicPath(name, "?dry_run=true"), patch);
+      if (!created) throw mistake("a topic of this name exists already");
+      await ask("PUT", topicPath(name), patch);
       location.hash = at("topics", name);
     },
   });

@@ -1,11 +1,11 @@
-// What pages are made of: when to draw, how values are written, and parts that recur.
+// Building blocks of the pages: drawing, the format of values, and common parts.
 import { html, nothing, render, svg } from "./lit-html.js";
 import { lacks, why } from "./api.js";
 
 let draw = () => {}, isDue = false;
 export const drawWith = (drawing) => { draw = drawing; };
 
-/** Draw soon; once, however often this is called. */
+/** Draw in the next frame. Several calls draw once. */
 export function update() {
   if (isDue) return;
   isDue = true;
@@ -31,7 +31,7 @@ export function bytes(value) {
 }
 
 const STEPS = [["d", 86_400_000], ["h", 3_600_000], ["m", 60_000], ["s", 1000]];
-/** Of ms: 180 µs, 1.2 ms, 41 s, 3 d 4 h. */
+/** Write a time given in ms: 180 µs, 1.2 ms, 41 s, 3 d 4 h. */
 export function duration(ms) {
   if (ms == null) return "–";
   if (ms <= 0) return "0 s";
@@ -44,17 +44,22 @@ export function duration(ms) {
 export const ago = (ts) => (ts == null ? "–" : duration(Math.max(Date.now() - ts, 0)));
 
 const two = (value) => String(value).padStart(2, "0");
-/** The time, and the date of another day. */
+/** Write a time of the local clock, with the date unless it is today. */
 export function moment(ts) {
   const at = new Date(ts), time = [at.getHours(), at.getMinutes(), at.getSeconds()].map(two);
   const date = [at.getFullYear(), two(at.getMonth() + 1), two(at.getDate())].join("-");
   return `${at.toDateString() === new Date().toDateString() ? "" : `${date} `}${time.join(":")}`;
 }
 
-/** The address of a page. */
+/** Show the characters that reorder the text around them as escapes. */
+export const visible = (text) => text?.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
+  (found) => `\\u${found.charCodeAt().toString(16).padStart(4, "0")}`);
+
+/** Return the address of a page. */
 export const at = (...path) => `#/${path.map(encodeURIComponent).join("/")}`;
 
-/** All results, a few requests at a time; undefined for what is gone meanwhile. */
+/** Return all results of `ask`, with four requests at a time. A result is undefined if the item no
+    longer exists. */
 export async function each(items, ask) {
   const results = [], left = items.entries();
   async function worker() {
@@ -77,9 +82,10 @@ export function say(text) {
 export const toasted = () => html`<div class="toast" role="status">${toast ?? nothing}</div>`;
 
 async function copy(text) {
-  if (navigator.clipboard) await navigator.clipboard.writeText(text);
-  else { // a page that is neither of https nor of this machine
-    const area = Object.assign(document.createElement("textarea"), { value: text });
+  const value = text();
+  if (navigator.clipboard) await navigator.clipboard.writeText(value);
+  else { // the page was loaded by plain http from another machine
+    const area = Object.assign(document.createElement("textarea"), { value });
     document.body.append(area);
     area.select();
     document.execCommand("copy");
@@ -88,7 +94,8 @@ async function copy(text) {
   say("copied");
 }
 export const copyButton = (label, text) => html`
-  <button type="button" class="quiet" @click=${() => copy(text())}>${label}</button>`;
+  <button type="button" class="quiet" 
+    @click=${() => copy(text).catch((error) => say(error.message))}>${label}</button>`;
 export const code = (text) => html`
   <div class="code"><code>${text}</code>${copyButton("copy", () => text)}</div>`;
 export const empty = (title, ...lines) => html`
@@ -96,7 +103,7 @@ export const empty = (title, ...lines) => html`
 export const problem = (error) => (error === undefined ? nothing : html`
   <p class="problem" role="alert"><b>${error.message}</b> <span>${error.code}</span></p>`);
 
-/** A button for what needs a scope. */
+/** A button for an action that needs a scope. */
 export const action = (label, scope, act, { kind = "", isOff = false } = {}) => html`
   <button type="button" class=${kind} ?disabled=${isOff || lacks(scope)} title=${why(scope)}
     @click=${act}>${label}</button>`;
@@ -124,18 +131,18 @@ export const search = (label, value, changed, { isMain = true } = {}) => html`
     ?data-filter=${isMain} placeholder=${label} spellcheck="false" .value=${value}
     @input=${(event) => changed(event.target.value.trim())}></label>`;
 
-/** A table of rows. A head is a title, or a title and the class of its cells. */
+/** A table. A head is a title, or a title and the class of its cells. */
 export const table = (heads, rows) => html`<table><thead><tr>${heads.map((head) => {
   const [title, kind] = [head].flat();
   return html`<th class=${kind ?? nothing}>${title}</th>`;
 })}</tr></thead><tbody>${rows}</tbody></table>`;
 
-export const nameCell = (name, href) => html`<td class="name" title=${name}>${
-  href ? html`<a data-row href=${href}>${name}</a>` : name}</td>`;
+export const nameCell = (name, href) => html`<td class="name" title=${visible(name)}>${
+  href ? html`<a data-row href=${href}>${name}</a>` : html`<span>${visible(name)}</span>`}</td>`;
 
 // Actions
 
-/** What a form or button does: `state.error` and `state.isBusy` tell how it stands. */
+/** Run the action of a form or button. `state.error` and `state.isBusy` show its progress. */
 export async function attempt(state, act) {
   Object.assign(state, { error: undefined, isBusy: true });
   update();
@@ -144,21 +151,21 @@ export async function attempt(state, act) {
   update();
 }
 
-/** An error that the console finds itself. */
+/** Return an error that the console itself has detected. */
 export const mistake = (message, code = "") => Object.assign(new Error(message), { code });
 
 const dialog = document.querySelector("#dialog");
 export const closeDialog = () => dialog.close();
 dialog.addEventListener("close", () => render(nothing, dialog));
 
-/** `content` is asked with what draws the dialog anew. */
+/** Show a dialog. `content` is called with a function that draws the dialog again. */
 export function openDialog(title, content) {
   const drawIt = () => render(html`<h2 id="dialog-title">${title}</h2>${content(drawIt)}`, dialog);
   drawIt();
   dialog.showModal();
 }
 
-/** A form that closes when `submit` has done its work, and shows its error otherwise. */
+/** Show a form. It closes when `submit` has succeeded, and shows the error otherwise. */
 export function openForm(title, { label, kind = "primary", isReady = () => true, fields, submit }) {
   const state = {};
   openDialog(title, (drawIt) => html`<form @submit=${async (event) => {
@@ -172,19 +179,19 @@ export function openForm(title, { label, kind = "primary", isReady = () => true,
       <button class=${kind} ?disabled=${!isReady()}>${label}</button></div></form>`);
 }
 
-/** Ask for the name of what is removed, then remove it. */
+/** Ask for the name of the object as a confirmation, then remove it. */
 export function confirmRemoval(kind, name, what, remove) {
   let typed = "";
   openForm(`Delete the ${kind}`, { label: "Delete", kind: "danger", submit: remove,
     isReady: () => typed === name && !lacks("delete"),
     fields: (drawIt) => html`<p>${what}</p>
-      <label><span>Type <b class="mono">${name}</b> to go on</span>
+      <label><span>Type <b class="mono">${name}</b> to confirm</span>
         <input name="name" autocomplete="off" spellcheck="false" autofocus
           @input=${(event) => { typed = event.target.value; drawIt(); }}></label>` });
 }
 
-/** A page with a list of the API, its filter and its pages. `made` makes rows of what has come;
-    `detail` asks what lists do not tell. */
+/** A page with a list of the API, its filter and its pages. `made` converts a response to rows;
+    `detail` requests fields that the list does not contain. */
 export function listPage({ title, path, prefix = "", made, detail, view, none, button }) {
   const SIZE = 100;
   let filter = "", cursors = [], rows, next;
@@ -192,20 +199,20 @@ export function listPage({ title, path, prefix = "", made, detail, view, none, b
   async function refresh() {
     const asked = { prefix: prefix + filter, page_size: SIZE, cursor: cursors.at(-1) };
     const found = await path(asked), list = await made(found);
-    if (asked.prefix !== prefix + filter || asked.cursor !== cursors.at(-1)) return; // too late
+    if (asked.prefix !== prefix + filter || asked.cursor !== cursors.at(-1)) return; // outdated
     [rows, next] = [list, found.next_cursor];
     update();
     await detail?.(rows);
   }
   function go(...following) {
     [cursors, rows, next] = [following, undefined, undefined];
-    refresh().then(update, () => {}); // the next poll tells of an error
+    refresh().then(update, () => {}); // the next poll reports the error
     update();
   }
 
   const pager = () => html`<div class="pager">
     <button type="button" ?disabled=${!cursors.length} @click=${() => go(...cursors.slice(0, -1))}>
-      Back</button><span class="hint">${SIZE} a page</span>
+      Back</button><span class="hint">${SIZE} per page</span>
     <button type="button" ?disabled=${!next} @click=${() => go(...cursors, next)}>More</button>
     </div>`;
 

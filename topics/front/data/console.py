@@ -1,10 +1,10 @@
-"""The console: a page for people, whose files a browser gets here. They ask `/v0` for all data,
-with the key of who uses them.
+"""The console: serves the files of a web page. The page requests all data from `/v0` with the key
+of its user.
 
 GET   /console, /console/FILE    If-None-Match
 
-The files hold no data, so they need no key, also with TOPICS_PROBE_AUTH: a browser has none before
-its page is there. TOPICS_CONSOLE=off: there are none.
+The files contain no data and need no key, also with TOPICS_PROBE_AUTH, because a browser has no key
+before it has loaded the page. With TOPICS_CONSOLE=off the paths do not exist.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MEDIA_TYPES: Final = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-# No script but these files, nothing from elsewhere, and no text that becomes a script: lit-html has
-# the one policy by which HTML is made, of its own templates.
+# The page runs only these scripts, loads nothing from other origins, and never converts text to a
+# script. Only lit-html may create HTML, from its own templates.
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     b" img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
@@ -47,7 +47,7 @@ HEADERS: Final[Headers] = (
 def _if_on(
     operation: Operation, context: RouteContext, request: Request, body: Body, at: int, then: Then
 ) -> None:
-    """The file. Raises `NotFound`."""
+    """Serve the file. Raises `NotFound` if the console is switched off."""
     if not context.settings.console:
         raise NotFound("no such path")
     operation(context, request, body, at, then)
@@ -55,7 +55,7 @@ def _if_on(
 
 def _rows() -> Iterator[tuple[Route, Operation]]:
     paths = {f"/console/{path.name}": path for path in (TOPICS / "front/console").iterdir()}
-    paths["/console/topics.js"] = TOPICS / "client/topics.js"
+    paths["/console/topics.js"] = TOPICS / "client/js/topics.js"
     paths["/console"] = paths.pop("/console/index.html")
     for path, source in paths.items():
         if source.suffix in MEDIA_TYPES:

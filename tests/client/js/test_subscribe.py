@@ -1,24 +1,24 @@
-"""topics.js, in a page of another origin and in Node.js."""
+"""`subscribe` of topics.js, in a page of another origin and in Node.js."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.client.conftest import url_of
+from tests.client.js.conftest import KEY, Run
 from tests.client.subscribing import (
+    SUBSCRIBE,
     Answering,
     InNode,
     InPage,
     data,
-    node,
     of,
-    page_server,
     refused,
     silent,
     stream,
@@ -28,62 +28,22 @@ from tests.support.event_sources import CANNED
 from tests.support.server import Server
 from topics.client import Topics
 
-KEY = "page-key"
 Subscribe = Callable[..., InPage | InNode]
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def page() -> Iterator[str]:
-    with page_server() as page:
-        yield page
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
-    with chromium.opened(tmp_path_factory.mktemp("chromium")) as browser:
-        yield browser
-
-
-@pytest.fixture(params=["chromium", "node"])
-def subscribe(request: pytest.FixtureRequest, page: str) -> Iterator[Subscribe]:
+@pytest.fixture
+def subscribe(run: Run) -> Subscribe:
     """``subscribe(more="{}", **options)``."""
-    opened: list[InPage | InNode] = []
 
     def open_one(more: str = "{}", **options: Any) -> InPage | InNode:
-        if request.param == "node":
-            opened.append(InNode(node(), options, more))
-        else:
-            browser = request.getfixturevalue("browser")
-            opened.append(InPage(browser, page, options, more))
-        return opened[-1]
+        return run(SUBSCRIBE.replace("MORE", more), **options)
 
-    yield open_one
-    for each in opened:
-        if isinstance(each, InNode):
-            each.kill()
-        else:
-            each.close()
+    return open_one
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory, page: str) -> Iterator[Server]:
-    """A server with keys, which lists the origin of the page alone."""
-    keys = f"{KEY},reader:read:client-:"
-    data_dir = tmp_path_factory.mktemp("guarded") / "data"
-    with Server(data_dir, api_keys=keys, cors_origins=page.rstrip("/")) as server:
-        server.env["TOPICS_PORT"] = str(server.port)
-        yield server
-
-
-@pytest.fixture
-def client(guarded: Server) -> Iterator[Topics]:
-    with Topics(url_of(guarded), key=KEY) as client:
-        yield client
-
-
-def test_every_record_comes_once_over_restarts_and_kills(
+def test_every_record_arrives_once_over_restarts_and_kills(
     subscribe: Subscribe, guarded: Server, client: Topics, name: str
 ) -> None:
     client.topic(name).put(durability="fsync")
@@ -113,7 +73,7 @@ def test_every_record_comes_once_over_restarts_and_kills(
     assert (states.count("open") > 4, {*states}) == (True, {"open", "waiting"})
 
 
-def test_losses_tags_and_the_end_of_a_topic_come_as_they_are(
+def test_losses_tags_and_a_deleted_topic_are_reported(
     subscribe: Subscribe, guarded: Server, client: Topics, name: str
 ) -> None:
     others = f"{name}-others"
@@ -146,7 +106,7 @@ def test_losses_tags_and_the_end_of_a_topic_come_as_they_are(
     ],
     ids=["wrong key", "no key", "topic of others", "no such topic", "no topic", "strange id"],
 )
-def test_a_refusal_is_told_once_and_ends_it(
+def test_a_refusal_is_reported_once_and_ends_the_subscription(
     subscribe: Subscribe,
     guarded: Server,
     client: Topics,
@@ -159,7 +119,7 @@ def test_a_refusal_is_told_once_and_ends_it(
     subscription = subscribe(**asked)
     subscription.wait(bool)
     if isinstance(subscription, InNode):
-        subscription.join()  # nothing is asked again: the process has ended by itself
+        subscription.join()  # the process has exited, so no request is repeated
     told = {"state": "closed", "status": status, "code": code}
     assert subscription.told() == [("status", told)]
 
@@ -176,8 +136,8 @@ UNKNOWN = b"event: of-a-later-server\ndata: {}\n\n"
 HEARTBEAT = b": hb\n\n"
 
 
-def test_it_comes_back_behind_the_last_event_whatever_happens(subscribe: Subscribe) -> None:
-    """A stream that hangs is cut after twice the heartbeat, which is 2 s here."""
+def test_it_continues_after_the_last_event_after_every_failure(subscribe: Subscribe) -> None:
+    """A silent stream is closed after twice the heartbeat, here 2 s."""
     first = b"id: a\nretry: 2000\n\n"
     moments = (
         refused(503, LATER),
@@ -209,7 +169,7 @@ def test_it_comes_back_behind_the_last_event_whatever_happens(subscribe: Subscri
     assert [event["pause_ms"] for event in waits[:2]] == [50, 1000]
 
 
-def test_pauses_double_while_streams_bring_nothing(subscribe: Subscribe) -> None:
+def test_pauses_double_while_streams_contain_no_events(subscribe: Subscribe) -> None:
     with Answering(*[stream(STOPS)] * 5, stream(record(1, "a"), then=HEARTBEAT)) as server:
         subscription = subscribe(url=server.url, topics="t")
         assert subscription.records(1) == [1]
@@ -218,7 +178,7 @@ def test_pauses_double_while_streams_bring_nothing(subscribe: Subscribe) -> None
         assert most_ms / 2 <= event["pause_ms"] <= most_ms
 
 
-def test_bytes_may_come_one_by_one(subscribe: Subscribe) -> None:
+def test_bytes_may_arrive_one_by_one(subscribe: Subscribe) -> None:
     pieces = [bytes((byte,)) for byte in CANNED]
     with Answering(stream(*pieces, then=HEARTBEAT)) as server:
         subscription = subscribe(url=server.url, topics="t")
@@ -234,7 +194,7 @@ PAGE = refused(200, b"<title>sign in</title>", Content_Type="text/html")
     [(PAGE, "bad_answer"), (stream(b"event: record\ndata: {\n\n", then=HEARTBEAT), None)],
     ids=["page", "event"],
 )
-def test_what_is_not_the_answer_of_a_server_ends_it(
+def test_a_response_that_is_not_from_a_server_ends_it(
     subscribe: Subscribe, answer: Any, code: str | None
 ) -> None:
     with Answering(answer) as server:
@@ -244,7 +204,7 @@ def test_what_is_not_the_answer_of_a_server_ends_it(
         assert len(server.asked) == 1
 
 
-def test_nothing_is_told_behind_a_close(subscribe: Subscribe) -> None:
+def test_no_handler_is_called_after_a_close(subscribe: Subscribe) -> None:
     with Answering(stream(then=record(1, "a"))) as server:
         subscription = subscribe(url=server.url, topics="t")
         subscription.records(3)
@@ -270,7 +230,7 @@ def test_a_signal_closes_it(subscribe: Subscribe) -> None:
         assert data(subscription.told()) == [1]
 
 
-def test_a_signal_that_has_come_before_lets_it_ask_for_nothing(subscribe: Subscribe) -> None:
+def test_with_an_aborted_signal_it_sends_no_request(subscribe: Subscribe) -> None:
     with Answering() as server:
         subscription = subscribe("{ signal: AbortSignal.abort() }", url=server.url, topics="t")
         if isinstance(subscription, InNode):
@@ -278,7 +238,7 @@ def test_a_signal_that_has_come_before_lets_it_ask_for_nothing(subscribe: Subscr
         assert (server.asked, subscription.told()) == ([], [])
 
 
-def test_it_waits_for_handlers_and_goes_on_when_they_fail(
+def test_it_awaits_handlers_and_continues_if_they_fail(
     browser: chromium.Chromium, page: str
 ) -> None:
     more = """(() => {
@@ -290,11 +250,13 @@ def test_it_waits_for_handlers_and_goes_on_when_they_fail(
       } } };
     })()"""
     with Answering(stream(record(1, "a") + record(2, "b") + record(3, "c"), then=b"")) as server:
-        subscription = InPage(browser, page, {"url": server.url, "topics": "t"}, more)
+        subscription = InPage(
+            browser, page, {"url": server.url, "topics": "t"}, SUBSCRIBE.replace("MORE", more)
+        )
         told = subscription.wait(lambda told: len(of(told, "uncaught")) == 3)
         assert data(told) == [1, 2, 3]
         assert [name for name, _ in told] == ["record", "uncaught"] * 3
         deadline = time.monotonic() + 60
-        while browser.evaluate("subscription.id") != "c":
+        while browser.evaluate("running.id") != "c":
             assert time.monotonic() < deadline
         subscription.close()
