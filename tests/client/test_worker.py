@@ -467,7 +467,7 @@ PROGRAM = """
 import sys, time
 from topics.client import Topics
 def handle(job):
-    sys.stdout.write("job\n")  # one write: print would write the end of the line separately
+    sys.stdout.write("job\\n")  # one write: print would write the end of the line separately
     sys.stdout.flush()
     time.sleep(float(sys.argv[3]))
 with Topics(sys.argv[1]) as client, client.queue(sys.argv[2]).worker() as worker:
