@@ -1,8 +1,8 @@
-"""Settings: one frozen value, read once in the supervisor and passed down. Field ``x_y`` is read
-from ``TOPICS_X_Y``.
+"""Settings: one frozen value, which the supervisor reads once and passes to all processes. The
+field ``x_y`` is read from ``TOPICS_X_Y``.
 
-Keys are not settings: ``topics.process.boot`` turns them into digests and forgets them. No module
-below the supervisor reads the environment.
+API keys are not settings: ``topics.process.boot`` keeps only their digests. No other module of the
+server reads the environment.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ INLINE_BYTES = 256 * KIB
 ARENA_BYTES = 256 * MIB
 
 API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
-CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server has no use for them
-# The largest byte budget of one read (§7.2); an answer also holds at least one record.
+CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server ignores them
+# The maximum byte budget of one read (§7.2). A response has at least one record, of any size.
 MAX_BATCH_BYTES = 8 * MIB
 
 
 class Problem(NamedTuple):
-    """One mistake in the settings. ``value`` is None where it may be a secret."""
+    """An invalid setting. ``value`` is None if it may be a secret."""
 
     variable: str
     value: str | None
@@ -51,10 +51,10 @@ class Problem(NamedTuple):
 
 
 class ConfigError(Exception):
-    """The settings are wrong; ``problems`` holds every mistake, ``str()`` gives one line for each.
+    """The settings are invalid. ``problems`` lists all problems; ``str()`` has a line for each.
 
-    ``settings`` has the values that were right, and defaults for the others: enough to look for
-    more mistakes.
+    ``settings`` has the valid values, and defaults for the others, so that the caller can check
+    them further.
     """
 
     def __init__(self, problems: Sequence[Problem], settings: Settings) -> None:
@@ -69,107 +69,108 @@ Cap = Annotated[int, Bound(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that the environment may set. Sizes in bytes, times in milliseconds, unless the
-    name says otherwise. What stands behind a field is its line in docs/reference.md.
+    """The settings of a server. Sizes are in bytes and times in ms, unless the name has another
+    unit. The text after a field is its line in docs/reference.md.
     """
 
-    # Where
+    # Address and data
     host: Annotated[str, Host()] = "127.0.0.1"
-    """The address to listen on. One that others can reach needs keys."""
+    """The address to listen on. An address that other machines can reach requires keys."""
     port: Annotated[int, Bound(0, 65_535)] = 4000
-    """The port; 0 lets the kernel choose."""
+    """The port; 0 for any free port."""
     data_dir: Path = Path("topics-data")
-    """Where the data is kept."""
+    """The data directory."""
     shards: Annotated[int, Bound(1, 64)] = 1
-    """Processes that hold the data; unset: the usable cores. Fixed when the directory is made."""
+    """The number of shard processes, by default the usable cores. The directory keeps its number.
+    """
 
-    # Who (§0.2); never the keys themselves
+    # Access (§0.2), without the keys themselves
     api_keys_file: Path | None = None
-    """A file of keys: one entry a line, `SECRET[:SCOPES[:PREFIXES]]`. SIGHUP reads it again."""
+    """A file of keys, one `SECRET[:SCOPES[:PREFIXES]]` per line. SIGHUP reloads it."""
     allow_insecure_no_auth: bool = False
-    """Serve everyone without keys on an address that others can reach."""
+    """Allow an address that other machines can reach without keys."""
     probe_auth: bool = False
-    """Health and ready need a key, too."""
+    """Require a key for health and ready."""
     allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()
-    """Host names of requests beside the loopback ones; `*`: any (`front/hosts.py`)."""
+    """Allowed host names of requests, in addition to loopback; `*`: any (`front/hosts.py`)."""
     cors_origins: Annotated[tuple[str, ...], Origins()] = ()
-    """Origins of pages that may read answers; `*`: any (`front/cors.py`)."""
+    """Origins of web pages that may read responses; `*`: any (`front/cors.py`)."""
     trusted_proxies: Annotated[tuple[Network, ...], Networks()] = ()
-    """Addresses and networks of proxies whose `X-Forwarded-For` counts (`front/proxies.py`)."""
+    """Addresses and networks of proxies whose `X-Forwarded-For` is trusted (`front/proxies.py`)."""
 
     # Writes (§2)
     max_batch_records: Count = 10_000
-    """Records of one append."""
+    """Maximum number of records of an append."""
     max_record_bytes: Annotated[int, Bound(1, GIB)] = 1 * MIB
-    """Bytes of a record's data and meta."""
+    """Maximum size of a record's data and meta."""
     max_body_bytes: Annotated[int, Bound(1, GIB)] = 64 * MIB
-    """Bytes of an append's body, on a WebSocket at most 16 MiB; other bodies have 128 KiB at
-    most.
+    """Maximum size of the body of an append; on a WebSocket at most 16 MiB. Other bodies have at
+    most 128 KiB.
     """
     max_meta_bytes: Annotated[int, Bound(1, GIB)] = 16 * KIB
-    """Bytes of a record's meta."""
-    # Lengths of tags and nodes are 16 bits wide on disk.
+    """Maximum size of a record's meta."""
+    # On disk, the lengths of tags and nodes have 16 bits.
     max_tag_bytes: Annotated[int, Bound(1, 65_535)] = 256
-    """Bytes of a tag."""
+    """Maximum size of a tag."""
     max_node_bytes: Annotated[int, Bound(1, 65_535)] = 128
-    """Bytes of a node."""
+    """Maximum size of a node."""
 
     # Reads and queues (§3, §7, §10)
     max_limit: Count = 1000
-    """Records of one page; a larger `limit` is clamped."""
+    """Maximum number of records of a page. A larger `limit` is clamped."""
     max_watch_topics: Count = 256
-    """Topics of one watch session."""
+    """Maximum number of topics of a watch session."""
     max_claim: Count = 1000
-    """Jobs of one claim; a larger `max` is clamped."""
+    """Maximum number of jobs of a claim. A larger `max` is clamped."""
 
-    # Caps (§11)
+    # Limits of resources (§11)
     max_topics: Cap = 100_000
-    """Topics of the server; 0: no cap, as for all caps."""
+    """Maximum number of topics. In all of these limits 0 means no limit."""
     max_routers: Cap = 10_000
-    """Routers of the server."""
+    """Maximum number of routers."""
     max_watch_sessions: Cap = 10_000
-    """Watch sessions of the server."""
+    """Maximum number of watch sessions."""
     max_watch_sessions_per_key: Cap = 5000
-    """Watch sessions of one key."""
+    """Maximum number of watch sessions of a key."""
     max_sse_connections: Cap = 10_000
-    """Event streams and WebSockets of the server."""
+    """Maximum number of event streams and WebSockets."""
     max_sse_connections_per_key: Cap = 1000
-    """Event streams and WebSockets of one key."""
+    """Maximum number of event streams and WebSockets of a key."""
     max_inflight_per_key: Cap = 1000
-    """Requests of one key at a time; one that waits counts."""
+    """Maximum number of concurrent requests of a key, including waiting ones."""
     max_total_bytes: Cap = 0
-    """Bytes of the records of all topics."""
+    """Maximum size of the records of all topics."""
     max_held_bytes: Cap = 96 * MIB
-    """Bytes of answers and streams that clients have not taken yet, and as many of requests that
-    they have not sent completely (`front/held_memory.py`).
+    """Maximum size of all unsent responses and events, and of all incomplete requests
+    (`front/held_memory.py`).
     """
 
-    # Internal bounds. Pages of ring and arena are taken only when touched.
+    # Internal bounds. The pages of rings and arenas use memory only after they are written.
     ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = 4 * MIB
-    """Messages under way from one process to another."""
+    """Size of the ring from one process to another."""
     inline_bytes: Annotated[int, Bound(1 * KIB, 256 * MIB)] = INLINE_BYTES
-    """A body or answer above it goes through the arena."""
+    """A larger body or response is passed in the arena."""
     arena_bytes: Annotated[int, Bound(1 * MIB, 64 * GIB)] = ARENA_BYTES
-    """Long bodies and answers under way from one process to another."""
+    """Size of the arena of large bodies and responses from one process to another."""
     wal_file_bytes: Annotated[int, Bound(64 * KIB, GIB)] = 64 * MIB
-    """A file of the log, at most."""
+    """Maximum size of a log file."""
     wal_sync_ms: Annotated[int, Bound(1, 60_000)] = 200
-    """The longest that a `disk` record waits for its sync."""
+    """Maximum time until a record of the class `disk` is synced."""
     drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
-    """The longest that a stop waits for requests."""
-    # A shard encodes its rows at once.
+    """Maximum time that a stop waits for requests."""
+    # A shard encodes all its rows in one step.
     metrics_topics: Annotated[int, Bound(0, 10_000)] = 1000
-    """Topics, and routers, of which metrics tell one by one."""
+    """Maximum number of topics, and of routers, with metrics of their own."""
     console: bool = True
-    """Serve a page for people at `/console`, which needs no key itself and asks for one."""
+    """Serve the web console at `/console`. The page itself needs no key and asks for one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe lines that are logged."""
+    """The lowest level of log lines."""
     access_log: Literal["off", "audit", "all"] = "off"
-    """Requests in the log: changes and refusals (audit), or all (`front/access_log.py`)."""
+    """Log requests: changes and refusals (`audit`), or `all` (`front/access_log.py`)."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
-        """Read every known variable; raise one ``ConfigError`` that lists all mistakes."""
+        """Read all known variables. Raise one `ConfigError` that lists all problems."""
         given: dict[str, Any] = {}
         problems: list[Problem] = []
         for name, kind in get_type_hints(cls, include_extras=True).items():
@@ -188,17 +189,15 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """``host`` is surely not reachable from outside; an unknown name counts as reachable
-        (§0.2).
-        """
+        """Whether only this machine can reach ``host`` (§0.2). False for an unknown name."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
 
     def lines(self) -> list[str]:
-        """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes
-        it. Holds no secret.
+        """Return ``TOPICS_NAME=value`` for each setting with a value, as in an environment file.
+        It contains no secret.
         """
         values = {variable_of(field.name): getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in values.items() if value not in (None, ())}
@@ -206,19 +205,19 @@ class Settings:
 
 
 def variable_of(field_name: str) -> str:
-    """The environment variable of a field."""
+    """Return the environment variable of a field."""
     return f"TOPICS_{field_name.upper()}"
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on: containers and ``taskset`` may allow fewer than the
-    machine has.
+    """Return the number of cores that this process may use. Containers and ``taskset`` may allow
+    fewer than the machine has.
     """
     return len(os.sched_getaffinity(0))
 
 
 def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
-    """Each name that starts with ``TOPICS_`` and is no setting, with the nearest name of one."""
+    """Return each name with the prefix ``TOPICS_`` that is not a setting, and the nearest setting."""
     known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
     ours = {*known, *CLIENT_VARIABLES}
     unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in ours)
@@ -229,7 +228,7 @@ def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
 
 
 def _parse(kind: Any, text: str) -> Any:
-    """The value of one variable; ``ValueError`` says what is allowed."""
+    """Return the value of a variable. Raise `ValueError` with the allowed values."""
     if kind is bool:
         return boolean(text)
     if get_origin(kind) is Annotated:
@@ -251,7 +250,7 @@ def _shown(value: Any) -> str:
 
 
 def _largest_message(settings: Settings) -> int:
-    """The longest body or answer that one arena block must hold."""
+    """Return the maximum size of a body or response, which must fit into the arena."""
     return max(settings.max_body_bytes, _largest_answer(settings))
 
 
@@ -260,10 +259,11 @@ def _largest_answer(settings: Settings) -> int:
 
 
 def _derived(settings: Settings) -> dict[str, int]:
-    """Defaults that follow from the machine and from the other values.
+    """Return the defaults that depend on the machine and on other settings.
 
-    An arena has room for four of the longest messages: one never stops the others, and one that
-    moves takes room twice. A key has room for two of the longest answers.
+    An arena has space for four of the largest messages, because a message that is moved needs its
+    space twice and must not block the others. `max_held_bytes` allows four of the largest
+    responses.
     """
     return {
         "shards": min(64, usable_cores()),
@@ -274,7 +274,7 @@ def _derived(settings: Settings) -> dict[str, int]:
 
 
 def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
-    """Values that are right alone and wrong together, of variables that have no problem already."""
+    """Return the problems of valid values that contradict each other."""
     found = []
     if settings.inline_bytes > settings.ring_bytes // 4:
         rule = f"must be at most a quarter of TOPICS_RING_BYTES, which is {settings.ring_bytes}"

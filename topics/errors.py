@@ -1,4 +1,4 @@
-"""Failures: every one that a caller may expect, as one tree; and how a program ends (`ExitCode`).
+"""Errors: the tree of all failures that a caller may expect, and the exit codes of programs.
 
     TopicsError
         InvalidRequest          invalid_request
@@ -24,10 +24,11 @@
         NotReady                not_ready
         ShuttingDown            shutting_down
 
-The class has the stable ``code`` of the contract (§0.5, §0.6); its docstring names the cause and
-the cure. The HTTP status of each is in ``topics/front/error_answers.py`` and nowhere else. Damage
-on disk (`topics.storage.disk.Damaged`) and wrong settings are not in this tree: readers get a
-tombstone, or the process stops.
+A class has the stable ``code`` of the contract (§0.5, §0.6). Its docstring contains the cause and
+the remedy, and `topics/docs/reference.md` is generated from it. Only
+``topics/front/error_answers.py`` has the HTTP status of each class. Damage on disk
+(`topics.storage.disk.Damaged`) and invalid settings are not in this tree: readers get a tombstone,
+or the process stops.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ from typing import Any, ClassVar
 
 
 class ExitCode(IntEnum):
-    """How every program of the project ends. Scripts rely on the numbers: never renumber."""
+    """The exit codes of all programs. Scripts rely on the numbers: never renumber."""
 
     DONE = 0
-    FAILED = 1  # the log, or the last line on stderr, says why
+    FAILED = 1  # the log or the last line on stderr contains the reason
     USAGE = 2  # wrong arguments, path or settings
-    DAMAGED = 3  # data that cannot be trusted: another start would not help
+    DAMAGED = 3  # corrupt data: another start would fail, too
     NOT_FOUND = 4  # no such topic, router or cursor
-    REFUSED = 5  # the API key is missing, unknown, or may not do this
-    UNREACHABLE = 6  # no server answers, or it is not ready
-    DIFFERENT = 7  # `apply --plan` and others that compare have found differences
+    REFUSED = 5  # the API key is missing or unknown, or lacks a scope or a prefix
+    UNREACHABLE = 6  # the server does not respond, or is not ready
+    DIFFERENT = 7  # `apply --plan` or another comparison found differences
     HUNG_UP = 129  # SIGHUP; not for a server, which reloads its keys
     INTERRUPTED = 130  # Ctrl-C; of a server only the second one
     TERMINATED = 143  # SIGTERM; not for a server or `work`, which finish their work
 
     @classmethod
     def sentence(cls) -> str:
-        """For the help of commands."""
+        """Return the exit codes as a sentence for the help of commands."""
         return (
             "Exit code: 0 done, 1 failed, 2 wrong arguments, path or settings, 3 damaged data,"
             " 4 not found, 5 refused by key, 6 unreachable or not ready, 7 differences found,"
@@ -65,7 +66,7 @@ class ExitCode(IntEnum):
 class TopicsError(Exception):
     """An expected failure.
 
-    ``message`` is for humans and may change between versions; ``detail`` is optional JSON for
+    ``message`` is for people and may change between versions. ``detail`` is optional JSON for
     programs (§0.5).
     """
 
@@ -78,7 +79,9 @@ class TopicsError(Exception):
 
     @staticmethod
     def restore(kind: type[TopicsError], message: str, detail: dict[str, Any]) -> TopicsError:
-        """A failure that another process has raised, whatever its own constructor takes."""
+        """Return a failure that another process has raised. The constructor of ``kind`` is not
+        called.
+        """
         found = kind.__new__(kind)
         TopicsError.__init__(found, message, **detail)
         return found
@@ -87,7 +90,7 @@ class TopicsError(Exception):
 class InvalidRequest(TopicsError):
     """Malformed JSON, a wrong type, a value out of range, a bad name or cursor.
 
-    Cure: mend the request; the message names the field.
+    Cure: correct the request; the message names the field.
     """
 
     code = "invalid_request"
@@ -105,7 +108,7 @@ class BatchTooLarge(TopicsError):
 class RecordTooLarge(TopicsError):
     """A record's data and meta, or its meta alone, above its limit.
 
-    Cure: keep large payloads elsewhere and append their address, or raise
+    Cure: store large payloads elsewhere and append their address, or raise
     TOPICS_MAX_RECORD_BYTES or TOPICS_MAX_META_BYTES.
     """
 
@@ -115,7 +118,7 @@ class RecordTooLarge(TopicsError):
 class Unauthorized(TopicsError):
     """No bearer token, or one that no configured key matches.
 
-    Cure: send ``Authorization: Bearer KEY``; TOPICS_API_KEY has the key of the commands.
+    Cure: send ``Authorization: Bearer KEY``. The commands read TOPICS_API_KEY.
     """
 
     code = "unauthorized"
@@ -134,16 +137,16 @@ class Forbidden(TopicsError):
 class NotFound(TopicsError):
     """No such path, or a watch session that has expired.
 
-    Cure: look at the path; begin an expired watch anew.
+    Cure: check the path; create an expired watch session again.
     """
 
     code = "not_found"
 
 
 class TopicNotFound(TopicsError):
-    """The topic does not exist and this call does not make it.
+    """The topic does not exist and this call does not create it.
 
-    Cure: make it (PUT, or an append with ``create``), or mend the name.
+    Cure: create it (PUT, or an append with ``create``), or correct the name.
     """
 
     code = "topic_not_found"
@@ -155,7 +158,7 @@ class TopicNotFound(TopicsError):
 class RouterNotFound(TopicsError):
     """The router does not exist.
 
-    Cure: make it by PUT, or mend the name.
+    Cure: create it by PUT, or correct the name.
     """
 
     code = "router_not_found"
@@ -176,17 +179,17 @@ class MethodNotAllowed(TopicsError):
 class TopicExistsIncompatible(TopicsError):
     """The topic exists with another ``type``, or is the dest of a router with another source.
 
-    Cure: take another name, or delete the topic or that router first.
+    Cure: use another name, or delete the topic or that router first.
     """
 
     code = "topic_exists_incompatible"
 
 
 class RouterCycle(TopicsError):
-    """The router would close a cycle. ``cycle``: its topics, the first one again at the end; None
-    stands for one that the caller's key may not see.
+    """The router would close a cycle. ``cycle`` lists its topics and ends with the first one; None
+    represents a topic outside of the key's prefixes.
 
-    Cure: route another way, or set ``allow_cycle``.
+    Cure: change the routers, or set ``allow_cycle``.
     """
 
     code = "router_cycle"
@@ -196,9 +199,9 @@ class RouterCycle(TopicsError):
 
 
 class TopicNotEmpty(TopicsError):
-    """``if_empty`` was asked for and the topic holds records.
+    """The request has ``if_empty`` and the topic contains records.
 
-    Cure: delete the records first, or leave ``if_empty`` out.
+    Cure: delete the records first, or omit ``if_empty``.
     """
 
     code = "topic_not_empty"
@@ -207,7 +210,7 @@ class TopicNotEmpty(TopicsError):
 class NotAQueue(TopicsError):
     """A queue call on a topic of type ``log``.
 
-    Cure: make a topic with ``type`` queue; the type of a topic does not change.
+    Cure: create a topic with the ``type`` queue; the type of a topic cannot be changed.
     """
 
     code = "not_a_queue"
@@ -236,16 +239,16 @@ class PayloadTooLarge(TopicsError):
 
 
 class NotAcceptable(TopicsError):
-    """The client's Accept header excludes what the route gives.
+    """The Accept header excludes the media type of the route.
 
-    Cure: accept ``text/event-stream`` of streams, ``application/json`` of all else.
+    Cure: accept ``text/event-stream`` for streams and ``application/json`` for other routes.
     """
 
     code = "not_acceptable"
 
 
 class UpgradeRequired(TopicsError):
-    """The path speaks another protocol than the request.
+    """The path requires another protocol.
 
     Cure: open ``/v0/ws`` as a WebSocket.
     """
@@ -256,34 +259,35 @@ class UpgradeRequired(TopicsError):
 class UnsupportedMediaType(TopicsError):
     """A body that is not ``application/json``, or an unknown content coding.
 
-    Cure: send ``Content-Type: application/json``; as content coding gzip or none.
+    Cure: send ``Content-Type: application/json``, and gzip or no content coding.
     """
 
     code = "unsupported_media_type"
 
 
 class Throttled(TopicsError):
-    """A cap is reached, or more is asked than the server can do now.
+    """A limit is reached, or the server is overloaded.
 
-    Cure: wait for ``Retry-After``; ``detail.limit`` names the cap that was reached, if one was.
+    Cure: wait for ``Retry-After``. ``detail.limit`` names the limit, if one is reached.
     """
 
     code = "throttled"
 
 
 class Internal(TopicsError):
-    """An unexpected error of the server; its log has the traceback.
+    """An unexpected error of the server. Its log contains the traceback.
 
-    Cure: report it with that traceback; ``X-Request-Id`` finds it.
+    Cure: report it with the traceback. The log line has the response's ``X-Request-Id``.
     """
 
     code = "internal"
 
 
 class NotReady(TopicsError):
-    """The topic's shard cannot do it now; ``detail.reason`` may say why (`disk_full`).
+    """The topic's shard cannot process the request now. ``detail.reason`` may contain the reason
+    (`disk_full`).
 
-    Cure: wait for ``Retry-After``; for ``disk_full`` make room; look at /v0/ready.
+    Cure: wait for ``Retry-After``. For ``disk_full`` free disk space. /v0/ready has the state.
     """
 
     code = "not_ready"
@@ -292,7 +296,7 @@ class NotReady(TopicsError):
 class ShuttingDown(TopicsError):
     """The server is draining.
 
-    Cure: try again; the next start serves it.
+    Cure: retry; the restarted server processes the request.
     """
 
     code = "shutting_down"
