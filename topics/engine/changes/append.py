@@ -363,8 +363,8 @@ def begin(change: Append) -> None:
     topic.next_seq = next_seq = change.first_seq + change.count
     topic.pending_bytes += change.size
     topic.pending += 1
-    # The write waits for a sync if an earlier change of the topic does, because changes are committed
-    # in order, or if its seqs are above the durable reservation.
+    # The write waits for a sync if an earlier change of the topic does, because changes are
+    # committed in order, or if its seqs are above the durable reservation.
     if (
         change.sync
         or topic.pending_sync > 0
