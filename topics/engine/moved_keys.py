@@ -28,8 +28,8 @@ SOURCES_MAX = 1024
 _DEAD_LETTER = "$dead_letter:"
 
 Part = tuple[str, bytes, bytes]
-"""A source in a checkpoint: all of its keys but the seq, and two columns of little-endian u64: seqs
-there, and seqs of the copies here.
+"""A source in a checkpoint: the common part of its keys, and two columns of little-endian u64:
+the seqs of the original records and the seqs of their copies.
 """
 
 
