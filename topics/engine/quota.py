@@ -117,8 +117,10 @@ class ByteQuota:
         Raise the errors of `SharedCap.take`; in this case nothing has changed.
         """
         charge = topic.charge
+        # The held part of the charge was taken for this write.
         rest = charge - self._held.get(topic.id, 0) if self._held else charge
         grown, cap_bytes = rest + size, topic.config.cap_bytes
+        # Bytes above the cap of the topic are evicted by the commit, so they are not charged.
         if cap_bytes and grown > cap_bytes:
             grown = max(rest, cap_bytes)
         if grown > charge:
@@ -153,6 +155,8 @@ class ByteQuota:
         """
         charge, size = topic.charge, topic.bytes + topic.pending_bytes
         config = topic.config
+        # A topic near its cap keeps the charge up to the cap, so that its next writes take nothing
+        # from the shared cap.
         if 0 < config.cap_bytes < size + written and config is topic.committed:
             size = max(config.cap_bytes, topic.bytes)
         if charge > size:

@@ -183,7 +183,7 @@ class _Reader:
         if self._scanned >= SCAN_RECORDS_MAX:
             self._page.unfinished = not self._page.worth_answering
             return False
-        # The entry has no live records.
+        # Skip an entry without live records.
         if not size:
             self._scanned += 1
             self._pass_to(end, end)

@@ -206,6 +206,7 @@ class RecordIndex:
         """
         start, gone, expected = self.find(begin) + self._front, self.gone, begin
         stop = bisect_left(self._first_seqs, end, start)
+        # Most ranges are complete, which this check detects without a loop in Python.
         if not (gone or self.dead_entries) and self._is_without_holes(start, stop, begin, end):
             return
         for index, (first_seq, count, size) in enumerate(
@@ -248,6 +249,7 @@ class RecordIndex:
         first_seq, whole, _, left = self.entry(index)
         gone = self.gone.get(first_seq, 0) + count
         assert gone <= whole, "a record goes once"
+        # If no record of the entry is left, mark the entry as dead. Otherwise store the new number.
         if gone == whole:
             self._sizes[index + self._front] = 0
             self.gone.pop(first_seq, None)

@@ -244,6 +244,7 @@ def delete_runs(
     entry_first = entry_end = 0
     for first, length in runs:
         seq, end = max(first, start_seq), first + length
+        # Deletes often name many short runs of one entry.
         if entry_first <= seq < end <= entry_end:  # most runs are in the entry of the previous run
             pieces.append((seq - entry_first, end - entry_first))
             continue
@@ -276,7 +277,7 @@ def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store
             deleted = store.delete_flags(locator)
         except Unreadable:  # no reader can read the entry, so its flags do not matter
             deleted = None
-        # Some records are deleted already. Delete only the live ones.
+        # If some of the records are deleted already, delete only the others.
         if deleted is not None and 1 in bytes(deleted[pieces[0][0] : pieces[-1][1]]):
             live = [run for piece in pieces for run in live_runs(deleted, *piece)]
         count = size = 0

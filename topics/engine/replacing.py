@@ -108,6 +108,7 @@ def _replace(
         else:
             unused.append(extent.locator)
     live = sum(extent.record_count for extent in used) - sum(gone)
+    # The live records of the old entries must all be in the new extents.
     assert live == live_count, "as many records live in the new extents"
     index.replace(start, stop, used, gone)
     # The old sizes may have been estimated, if records could not be read temporarily.

@@ -66,6 +66,7 @@ def count_beyond(topic: Topic, config: TopicConfig, now_ts: int, store: Store) -
     """Return the number of live records that the caps and age of ``config`` would remove now."""
     if not topic.count:
         return 0
+    # The cut point is the higher one of the cut points for the caps and for the age.
     seq, (over_count, over_bytes) = topic.start_seq, _over(topic, config)
     if over_count > 0 or over_bytes > 0:
         seq = _cut_point(topic, over_count, over_bytes, store)
@@ -98,7 +99,7 @@ def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> 
     while at < len(index):
         stop = min(at + TOTALS_STEP_ENTRIES, len(index))
         count, size = index.totals(at, stop)
-        # The cut point is in this step. Continue entry by entry.
+        # If the cut point is in this step, continue entry by entry.
         if stop - at > 1 and over_count < count and over_bytes < size:
             stop = at + 1
             count, size = index.live_count(at), index.entry(at)[3]
@@ -161,7 +162,7 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
             ts = _ts(store.records(locator), start)
         except Unreadable:
             ts = sys.maxsize
-        # No record from ``start`` on can be read, so the next entry determines the time.
+        # If no record from ``start`` on can be read, the next entry determines the time.
         if ts == sys.maxsize:
             return index.whole_entry(1).ts + ttl_ms + 1 if len(index) > 1 else None
     return ts + ttl_ms + 1

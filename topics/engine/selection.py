@@ -25,7 +25,7 @@ from topics.formats.ranges import IndexRun
 
 
 class Selection:
-    """The records below ``bound``, or only those that match if a match is given."""
+    """The records below ``bound``, or only the matching ones if a match is given."""
 
     __slots__ = ("_bound", "_found", "_match", "_next", "_store", "_taken", "_topic")
 

@@ -159,6 +159,7 @@ def keys_to_keep(topic: Topic, now: Now) -> Iterator[bytes | None]:
         now.ms, topic.config.idempotency_window_ms
     ):
         at = topic.index.find(first_seq)
+        # The write counts as removed if no entry of the index contains its first seq.
         is_gone = (
             first_seq < topic.start_seq
             or at == len(topic.index)

@@ -48,12 +48,10 @@ class Store(Protocol):
         """
 
     def release(self, locators: Sequence[Locator]) -> None:
-        """Free the memory or disk space at these locators, because the topic has no record
-        there.
-        """
+        """Release these locators, because the topic has no live record at them anymore."""
 
     def release_later(self, locators: Sequence[Locator]) -> None:
-        """Free records that are in no segment when the shard is idle, because there may be
+        """Release locators of records that are in no segment, in steps, because there may be
         millions.
         """
 

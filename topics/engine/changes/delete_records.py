@@ -136,6 +136,7 @@ def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
     change = DeleteRecords(topic, stop, runs, match, first)
     if stop < bound:
         change.rest = Rest(topic, stop, bound, match)
+    # A later slice of the request is decided when this one is committed.
     # The log needs no frame if it contains none of the records.
     if is_any and (runs[0].first if runs else topic.start_seq) <= topic.logged_seq:
         change.frames.append(change.frame(now))
@@ -147,9 +148,10 @@ def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
 def must_wait(table: TopicTable, name: str) -> bool:
     """Return whether a delete of matching records must wait until its topic has no pending changes.
 
-    During a replay, the records of this delete stay live until its DELETE frame. Suppose another
-    pending delete removes some of them first. Then the caps applied between the two frames would
-    count these records at the replay, and would evict more than the first time.
+    A start clears the delete flags of all records that a DELETE frame still to be replayed names,
+    so that the replay finds them live until then. If such a frame also named records that a pending
+    change removes first, the start would make these records live again, too. The caps that are
+    applied in between would count them, and would evict more than the first time.
     """
     topic = table.by_name.get(name)
     return (
@@ -181,6 +183,8 @@ def matching_slice(
     at, window, room, looked = max(first, topic.start_seq), WINDOW_MIN_SEQS, SLICE_RECORDS, 0
     while at < bound and room > 0 and looked < SLICE_LOOKS:
         found, stop, looks = _matching(topic, match, at, min(at + window, bound), store)
+        # If all records of the window match, they become one run, which is cheaper than single
+        # records. Otherwise cut the result at the limit, and search a wider window next.
         if len(found) == stop - at:
             room -= -(-len(found) // RUN_SHARE)
             window = WINDOW_MIN_SEQS

@@ -147,6 +147,7 @@ def decide(
     if change.frames:
         change.ts_ceiling = table.reserve_ts(now)
     change.note_pending()
+    # The log lacks the leases from before this change. They are logged after its commit.
     if topic.jobs is not None and keeps_leases(config) and not keeps_leases(before):
         topic.jobs.unlogged = change
     return change

@@ -48,6 +48,8 @@ def decide(
     topics = table.by_id.values()
     for topic in [each for each in topics if table.by_name.get(each.name) is not each]:
         table.remove(topic)  # Its TOPIC_DELETED frame is lost, and a later topic has its name.
+    # For each topic: determine its head, skip seqs that may be lost, apply damage, then start its
+    # jobs.
     for topic in watched(table.by_name.values()):
         topic.head_seq = max(topic.head_seq, replay.restored_head(topic))
         is_doubtful = settle_doubt(replay, topic)

@@ -76,6 +76,8 @@ def deal(
     jobs.end_pass(is_short=len(found) < min(len(asks), wanted))
     if len(asks) == 1:
         return [sorted(found)]
+    # Distribute the jobs in the order in which they were taken. Each claimer gets its own in seq
+    # order.
     hands: list[list[Taken]] = [[] for _ in asks]
     taken = iter(found)
     if evenly:
@@ -128,13 +130,13 @@ def _take(
             found += read
             for _, record in read:
                 size += len(record)
-            # The byte limit is reached. The jobs after the last record that was read are not
-            # delivered.
+            # If the byte limit is reached, return the jobs after the last record that was read to
+            # the line.
             if size >= max_bytes:
                 looked_at = seqs.index(read[-1][0]) + 1
                 jobs.untake(seqs[looked_at:])
                 del seqs[looked_at:]
-            # The missing records cannot be read.
+            # Hide the jobs whose records cannot be read.
             if len(read) < len(seqs):
                 for seq in set(seqs).difference(seq for seq, _ in read):
                     jobs.park(seq, now.ms + UNREADABLE_MS)
@@ -201,6 +203,8 @@ class _FreshRuns:
             seq = first_seq + start if start == at else jobs.skip(first_seq + start)
             if seq < first_seq + stop:
                 return seq, first_seq + stop
+            # If the rest of the entry has no fresh job, continue at the cursor. It may be several
+            # entries further.
             if seq >= first_seq + count:
                 self._at = index.find(seq)
             jobs.steps_left -= 1
@@ -249,6 +253,7 @@ def records_of(
     view: View | None = None
     deleted: Buffer | None = None
     for seq in seqs:
+        # Most seqs are in the current or in the next entry, so the index is rarely searched.
         if not first_seq <= seq < end:
             at = at + 1 if seq == end else index.find(seq)
             if at == len(index):

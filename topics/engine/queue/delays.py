@@ -128,7 +128,7 @@ class Delays(MutableMapping[int, int]):
         for column, value in zip(block, (seq, due_ts, until_ms), strict=True):
             column.insert(place, value)
         firsts[at] = block.seqs[0]
-        # Split a block that is too long.
+        # Split a block that has become too long.
         if len(block.seqs) > BLOCK_ROWS:
             half = BLOCK_ROWS // 2
             blocks[at : at + 1] = [block.part(0, half), block.part(half, len(block.seqs))]
@@ -181,6 +181,7 @@ class Delays(MutableMapping[int, int]):
             start, over = bisect_left(block.seqs, first), bisect_left(block.seqs, stop)
             self._count -= over - start
             self._end_wait(block.until[start:over])
+            # Complete blocks are dropped together at the end. Other blocks lose some of their rows.
             if over - start == len(block.seqs):
                 end += 1
                 continue

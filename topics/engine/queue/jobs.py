@@ -179,7 +179,7 @@ class Jobs:
         """
         in_flight = len(self.leases.held) + len(self.acking)
         hidden, delayed = len(self._hidden), self._delays.waiting
-        # `advance` left expired leases and delays. Count them as ended.
+        # If `advance` left expired leases and delays, count them as ended.
         if self._behind_at:
             now_ms = self._behind_at
             in_flight -= self.leases.ends.due(self.leases.expiry.next_at, now_ms)
@@ -223,9 +223,11 @@ class Jobs:
         ):
             self._behind_at = 0
             return
+        # If the last call left work, pause before the next one, unless a claim needs jobs now.
         if now_ms < self._paused_until and len(self._free) + len(self.due) >= wanted:
             self._behind_at = now_ms
             return
+        # Jobs whose leases or hidden times have ended become free in the order of these times.
         freed = self.leases.take_over(now_ms, ADVANCE_MAX)
         for _, seq in freed:
             self._deliveries.setdefault(seq, 1)
@@ -274,7 +276,7 @@ class Jobs:
         """Whether the last pass may have missed jobs.
 
         This is the case if it took too many steps without success, or if the last `advance` left
-        leases or delays that are over.
+        expired leases or delays.
         """
         return self.steps_left <= 0
 
@@ -293,7 +295,7 @@ class Jobs:
         while line and len(taken) < count and self.steps_left > 0:
             seq, place = line.popleft(), self._first_in_line
             self._first_in_line += 1
-            # The entry is stale: the job has left this slot.
+            # Skip a stale entry. The job has left this slot.
             if free.get(seq) != place:
                 self.steps_left -= 1
                 continue
@@ -358,7 +360,7 @@ class Jobs:
         """
         told, counts = [1] * len(seqs), self._deliveries
         if counts:
-            # A count of 1 needs no entry while the job is held.
+            # A count of 1 is not stored while the job is held.
             for at, seq in enumerate(seqs):
                 count = counts.pop(seq, 0) + 1
                 if count > 1:
@@ -403,6 +405,7 @@ class Jobs:
         ``uncounted`` is the number of deliveries that count again.
         """
         seq, ended = lease.seq, False
+        # If the job is in none of these states, it was claimed again or its record was deleted.
         for listed in (self._free, self._hidden, self.dead, self.acking):
             if seq in listed:
                 del listed[seq]
@@ -436,7 +439,7 @@ class Jobs:
     # Jobs that are moved to another topic
 
     def is_busy(self, seq: int, now_ms: int) -> bool:
-        """Return whether the job is leased or being moved, so that it cannot be set aside."""
+        """Return whether the job is leased or being moved, so that it cannot be reserved."""
         lease = self.leases.held.get(seq)
         if lease is not None:
             return lease.deadline_ms >= now_ms
@@ -489,7 +492,7 @@ class Jobs:
                 self.due = sorted({due for due in self.due if self._delays.get(due[1]) == due[0]})
         elif state is Apart.DEAD:
             self.dead[seq] = None
-        # The job was free, or fresh and now below the cursor.
+        # The job was free, or it was fresh and is below the cursor now.
         elif state is not None:
             self._deliveries.setdefault(seq, 0)
             self.free(seq)

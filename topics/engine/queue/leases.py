@@ -98,6 +98,7 @@ class LeaseTable:
         later = sorted({seq for seq in self._later if seq > after})
         found: list[Lease] = []
         last = 0
+        # Merge the sorted list with the newer leases, and skip leases that have ended since.
         for seq in heapq.merge(map(self._order.__getitem__, range(at, len(self._order))), later):
             lease = self.held.get(seq)
             if seq == last or lease is None:
@@ -136,6 +137,7 @@ class LeaseTable:
             self.held[seq] = Lease(seq, each, deadline_ms, holder)
         if self._order is not None:
             self._later.extend(seqs)
+            # If too many leases are new, drop both lists. The next page sorts again.
             if len(self._later) > ORDER_SLACK + len(self._order) // 8:
                 self._order, self._later = None, []
         if seqs:

@@ -108,6 +108,8 @@ class Timetable:
         """
         due: list[tuple[int, int]] = []
         left = limit
+        # First examine the buckets whose time has begun. Their entries are due or go into the heap.
+        # Then take the due entries from the heap.
         while self._order and self._order[0] * BUCKET_MS <= now_ms and left > 0:
             left -= self._open_bucket(self._order[0], now_ms, due, left)
         near, time_of = self._near, self._time_of
@@ -138,6 +140,7 @@ class Timetable:
         # Drop stale entries. A seq whose time has changed has another entry at its new time.
         times = ((self._time_of(seq), seq) for seq in seqs)
         timed = [(at, seq) for at, seq in times if at is not None and start <= at < end]
+        # A bucket that is completely due is sorted once, which is cheaper than using the heap.
         if end <= now_ms and not self._near:
             timed.sort()
             due += timed

@@ -100,7 +100,8 @@ def pick(
         return Picked([], cursor, 0, 0, 0, 0)
     floors = topic.floors
     lost_below = max(floors.cap, floors.loss, floors.damage, floors.trim)
-    # The cursor is below a floor. The TTL floor is left out, because expired records are skipped.
+    # If the cursor is below a floor, trim first. The TTL floor is left out, because expired records
+    # are skipped.
     if cursor + 1 < lost_below:
         hop, last = hops.at(cursor + 1)
         last = min(last, lost_below - 1)
@@ -267,6 +268,7 @@ class _Picker:
             if self._runs:
                 return False
             stop = begin + 1  # at least one record, regardless of its size
+        # A batch ends before damaged records. If the run begins with them, they are trimmed.
         bad = view.bad_run(begin, stop)
         if bad is not None:
             stop = bad[0]
@@ -297,6 +299,7 @@ class _Picker:
         if match is None:
             stop = min(stop, start + scan)
             return live_runs(deleted, start, stop), stop, stop - start
+        # No record of this entry has a tag, so none matches.
         if not view.flags & _TAGS:
             return (), stop, 1
         # The tag index of an extent finds all matches without reading its records.
