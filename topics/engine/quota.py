@@ -83,7 +83,7 @@ class SharedCap:
             raise Throttled(self._message, limit=self._name, max=self._most)
 
     def take_reserved(self) -> None:
-        """Take one unit that another shard has reserved until this call returns."""
+        """Take one unit. Another shard keeps it reserved until this call returns."""
         self._count.take(0)
 
     def give_back(self, amount: int = 1) -> None:

@@ -97,8 +97,9 @@ class Replay:
         return self._lsns.get(topic.id, self._lsn) if topic.id in self._heads else 0
 
     def doubt_heads(self, lsn: int, count: int) -> None:
-        """Note that ``count`` seqs in frames at this LSN cannot be read. Any topic may have lost
-        them.
+        """Note that frames at this LSN cannot be read.
+
+        Each topic may have lost up to ``count`` seqs in them.
         """
         for topic in self.table.by_id.values():
             if lsn < self.news_from(topic):

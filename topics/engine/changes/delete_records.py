@@ -8,9 +8,9 @@ slice is a change with its own DELETE frame, and ``rest`` describes the remainin
 fixes the bound of the delete: it removes no record at ``bound`` or above. If the process is killed
 between two slices, only the lowest seqs are deleted and the request is not answered.
 
-Alternatives that were rejected: deleting 1.5 M of 3 M records in one step blocked the shard for 6.6
-s. A frame with the condition instead of runs would require the tags of records that no longer exist
-at the replay. One frame for all slices would have to record the progress.
+Alternatives that were rejected: deleting 1.5 M of 3 M records in one step blocked the shard for
+6.6 s. A frame with the condition instead of runs would require the tags of records that no longer
+exist at the replay. One frame for all slices would have to record the progress.
 """
 
 from __future__ import annotations
