@@ -1,1 +1,1 @@
-"""The rules of topics. Time is an argument; what must happen is the result."""
+"""The rules of topics, without I/O. Time is an argument, and effects are returned as values."""

@@ -1,17 +1,17 @@
-"""Access: which key may do what (§0.2), by scopes and name prefixes. Of a secret only its SHA-256
-digest is kept.
+"""Access: the permissions of API keys (§0.2), by scopes and name prefixes. Only the SHA-256 digest
+of a secret is stored.
 
 One entry of ``TOPICS_API_KEYS``; entries are separated by commas:
 
-    key                     everything
+    key                     all scopes, any name
     key:scopes              the scopes, any name
     key:scopes:prefixes     the scopes, names that start with one of the prefixes
     key::prefixes           all scopes, names that start with one of the prefixes
 
 ``key`` is a secret, or ``sha256:`` and the 64 hex digits of its digest. ``scopes`` are joined by
-``+``, ``prefixes`` by ``|``; prefixes may contain ``:``. An empty field does not restrict; white
-space around an entry and empty entries are ignored. Everything else is refused: a key must never
-grant more, or less, than its author meant.
+``+``, ``prefixes`` by ``|``; prefixes may contain ``:``. An empty field does not restrict. White
+space around an entry and empty entries are ignored. All other input is rejected, because a key must
+never grant more, or less, than its author intended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topics.formats.names import covered
 
 
 class Scope(Flag):
-    """What a key may do. ``Scope.READ | Scope.WRITE`` asks for both, as a queue claim does."""
+    """A set of permissions. ``Scope.READ | Scope.WRITE`` requires both, as for a queue claim."""
 
     READ = 1
     WRITE = 2
@@ -49,19 +49,24 @@ _TOKENS = {
     "a": Scope.ADMIN,
     "rw": Scope.READ | Scope.WRITE,
 }
+# Number of hex digits of the name by which logs identify a key.
 ALIAS_DIGITS = 8
 HASHED = b"sha256:"
 _ENTRY = re.compile(rb"[^,\s](?:[^,]*[^,\s])?")
-_SECRET = re.compile(rb"[\x21-\x7e]+")  # as in an Authorization header
+_SECRET = re.compile(rb"[\x21-\x7e]+")  # the characters that an Authorization header can carry
 _DIGEST = re.compile(rb"sha256:([0-9A-Fa-f]{64})(?=:|\Z)")
 _TOKEN = rb"(?:%s)" % b"|".join(token.encode() for token in _TOKENS)
 _SCOPES = re.compile(rb"%b(?:\+%b)*" % (_TOKEN, _TOKEN))
-_PREFIX = rb"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}"  # what the name of a topic or a router starts with
+# A possible beginning of the name of a topic or a router.
+_PREFIX = rb"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}"
 _PREFIXES = re.compile(rb"%b(?:\|%b)*" % (_PREFIX, _PREFIX))
 
 
 class Principal:
-    """One key, without its secret. ``digest`` names it. ``is_admin``: it has the scope."""
+    """The permissions of one key, without its secret.
+
+    ``digest`` identifies the key. ``is_admin``: the key has the scope ADMIN.
+    """
 
     __slots__ = ("_mask", "alias", "digest", "is_admin", "prefixes", "scopes")
 
@@ -76,20 +81,20 @@ class Principal:
         self.prefixes = prefixes
         self._mask = scopes.value
         self.is_admin = self.allows(Scope.ADMIN)
-        # What logs call the key: of the digest's digest, because who has the digest may look for
-        # the secret. Empty where there is no key.
+        # The name of the key in logs. It is made from the digest of the digest, because a known
+        # digest would allow a search for the secret. It is empty if no key is configured.
         self.alias = hashlib.sha256(digest).hexdigest()[:ALIAS_DIGITS] if digest else ""
 
     def allows(self, scope: Scope) -> bool:
-        """Whether the key has every scope that is asked for."""
+        """Return whether the key has all scopes in ``scope``."""
         return not scope.value & ~self._mask
 
     def covers(self, name: str) -> bool:
-        """Whether the name of a topic or a router begins with one of the key's prefixes."""
+        """Return whether the name of a topic or a router starts with one of the key's prefixes."""
         return self.prefixes is None or covered(name, self.prefixes)
 
     def has_rights_of(self, other: Principal) -> bool:
-        """Whether scopes and prefixes are the same, in whatever order they were written."""
+        """Return whether both keys have the same scopes and prefixes, regardless of the order."""
         if self.prefixes is None or other.prefixes is None:
             same_names = self.prefixes is other.prefixes
         else:
@@ -97,7 +102,7 @@ class Principal:
         return same_names and self.scopes == other.scopes
 
 
-ANYONE = Principal(b"")  # every request, when no key is configured
+ANYONE = Principal(b"")  # the principal of every request if no key is configured
 
 
 class Access:
@@ -106,7 +111,9 @@ class Access:
     __slots__ = ("_by_digest", "enabled", "principals")
 
     def __init__(self, principals: Iterable[Principal] = ()) -> None:
-        """``ValueError`` when two keys have the same secret: their rights would be ambiguous."""
+        """Raise ``ValueError`` if two keys have the same secret, because their rights would be
+        ambiguous.
+        """
         self.principals = tuple(principals)
         self.enabled = bool(self.principals)
         self._by_digest = {principal.digest: principal for principal in self.principals}
@@ -115,11 +122,11 @@ class Access:
 
     @classmethod
     def parse(cls, text: str | bytearray) -> Access:
-        """Read comma-separated entries. ``ValueError`` names a bad entry by its number, never by
-        its content.
+        """Parse comma-separated entries.
 
-        White space alone configures no key. A bytearray is read in place, and overwritten with
-        zeros on every way out.
+        Raise ``ValueError`` for an invalid entry. The message contains its number, never its
+        content. White space alone configures no key. A bytearray is read in place, and is
+        overwritten with zeros on success and on failure.
         """
         buffer = bytearray(text, "utf-8", "surrogateescape") if isinstance(text, str) else text
         try:
@@ -134,8 +141,10 @@ class Access:
             buffer[:] = bytes(len(buffer))
 
     def authenticate(self, token: bytes) -> Principal | None:
-        """The key of a bearer token, or None. It is compared with every key, so that the time tells
-        nothing about which one matched.
+        """Return the key of a bearer token, or None if there is none.
+
+        The token is compared with every key in constant time, so that the response time does not
+        reveal which key matched.
         """
         if not self.enabled:
             return ANYONE
@@ -147,25 +156,29 @@ class Access:
         return found
 
     def current(self, principal: Principal) -> Principal | None:
-        """What an earlier principal of a key, or ANYONE, is now; None when the key is gone.
+        """Return the current permissions of a key that was authenticated earlier, or None if it was
+        removed.
 
-        Not for tokens: a search stops where it finds.
+        Do not use this for tokens from clients, because the lookup does not take constant time.
         """
         return self._by_digest.get(principal.digest) if self.enabled else ANYONE
 
 
 def digest_of(secret: bytes | bytearray | memoryview) -> bytes:
-    """What is kept of a secret. ``ValueError`` when no Authorization header could carry it."""
+    """Return the digest of a secret. Raise ``ValueError`` if no Authorization header can carry
+    it.
+    """
     if not _SECRET.fullmatch(secret):
         raise ValueError("the key must be one or more visible ASCII characters")
     return hashlib.sha256(secret).digest()
 
 
-# An entry is read in place: nothing is copied out of it before it is known to hold no secret.
+# The functions below parse an entry in place. They copy a field only after they know that it
+# contains no secret.
 
 
 def _principal(position: int, buffer: bytearray, start: int, end: int) -> Principal:
-    """One entry."""
+    """Parse one entry."""
     if buffer.startswith(HASHED, start, end):
         digest, key_end = _hashed(position, buffer, start, end)
     else:
@@ -179,6 +192,7 @@ def _principal(position: int, buffer: bytearray, start: int, end: int) -> Princi
 
 
 def _hashed(position: int, buffer: bytearray, start: int, end: int) -> tuple[bytes, int]:
+    """Parse the digest of an entry. Return it with the end of the field."""
     found = _DIGEST.match(buffer, start, end)
     if found is None:
         raise ValueError(f"entry {position}: 'sha256:' is not followed by exactly 64 hex digits")
@@ -186,6 +200,7 @@ def _hashed(position: int, buffer: bytearray, start: int, end: int) -> tuple[byt
 
 
 def _digest_of_secret(position: int, buffer: bytearray, start: int, end: int) -> tuple[bytes, int]:
+    """Hash the secret of an entry. Return the digest with the end of the field."""
     colon = buffer.find(b":", start, end)
     secret_end = end if colon < 0 else colon
     with memoryview(buffer) as view, view[start:secret_end] as secret:
@@ -196,9 +211,11 @@ def _digest_of_secret(position: int, buffer: bytearray, start: int, end: int) ->
 
 
 def _scopes(position: int, buffer: bytearray, start: int, end: int) -> Scope:
+    """Parse the scopes of an entry."""
     if start == end:
         return ALL_SCOPES
-    # The token is not shown: a ':' inside a secret makes the rest of it look like a scope.
+    # The message does not contain the token. If a secret contains ':', the rest of it is parsed as
+    # a scope.
     if not _SCOPES.fullmatch(buffer, start, end):
         known = ", ".join(_TOKENS)
         raise ValueError(
@@ -209,6 +226,7 @@ def _scopes(position: int, buffer: bytearray, start: int, end: int) -> Scope:
 
 
 def _prefixes(position: int, buffer: bytearray, start: int, end: int) -> tuple[str, ...] | None:
+    """Parse the name prefixes of an entry. Return None if there are none."""
     if start == end:
         return None
     if not _PREFIXES.fullmatch(buffer, start, end):

@@ -1,16 +1,18 @@
-"""Dedupe window: the idempotency keys of one topic (§0.8). A key stands for the seqs of the write
-that used it, for the length of the topic's window; that of a copy for longer (``moved_keys.py``).
+"""Dedupe window: the idempotency keys of one topic (§0.8). A key maps to the seqs of the write that
+used it, for the duration of the topic's window. The keys of copies are kept longer
+(``moved_keys.py``).
 
     key --BLAKE2b, 128 bits--> digest --newest generation first--> row --> first seq, count, time
 
-The window is a list of generations, each a dict of digests with columns of what they stand for, in
-the order of time. A new one begins after a quarter of the window, or `GENERATION_KEYS` keys; the
-oldest is dropped whole when the last of its keys is over. So an expiry costs the same however many
-keys end at once, at most a generation a step, and a key takes 100 to 140 bytes, none of which the
-collector looks at.
+The window is a list of generations. A generation is a dict of digests and columns of the other
+values, in the order of time. A new generation begins after a quarter of the window, or after
+`GENERATION_KEYS` keys. The oldest generation is dropped as a whole when all of its keys have
+expired. So the cost of an expiry does not depend on the number of keys that expire together, and
+one step drops at most one generation. A key takes 100 to 140 bytes, and none of its values is
+tracked by the garbage collector.
 
-Two keys with one digest would be taken for one: of 128 bits that is as likely as a wrong bit that
-every checksum of this server misses, and no client can look for such a pair.
+Two keys with the same digest would be treated as the same key. With 128 bits, this is as unlikely
+as a corrupt bit that no checksum of this server detects, and no client can search for such a pair.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ from typing import NamedTuple
 
 from topics.engine.moved_keys import MovedKeys, is_copy_key
 
-GENERATION_KEYS = 1 << 17  # dropped in a few milliseconds
+GENERATION_KEYS = 1 << 17  # a generation of this size is dropped in a few milliseconds
 DIGEST_BYTES = 16
 _DIGEST = blake2b(digest_size=DIGEST_BYTES)
 _BEFORE_ALL_MS = -(1 << 63)
 
 
 class DedupeEntry(NamedTuple):
-    """The write that a key stands for."""
+    """The write that has used a key."""
 
     first_seq: int
     record_count: int
 
 
 class KeyRow(NamedTuple):
-    """A key of the window. ``at_ms``: on the monotonic clock, which never steps."""
+    """A key of the window. ``at_ms`` is on the monotonic clock."""
 
     digest: bytes
     first_seq: int
@@ -46,7 +48,7 @@ class KeyRow(NamedTuple):
 
 
 class _Generation:
-    """Keys of neighbouring writes. ``rows``: by digest, the row of the columns that counts."""
+    """The keys of consecutive writes. ``rows`` maps a digest to its current row in the columns."""
 
     __slots__ = ("at", "counts", "rows", "seqs")
 
@@ -56,22 +58,27 @@ class _Generation:
 
 
 class DedupeWindow:
-    """Committed keys, oldest first. ``moved``: keys of copies, if there ever were any."""
+    """The keys of committed writes, oldest first. ``moved`` has the keys of copies, or is None if
+    there were none.
+    """
 
     __slots__ = ("_generations", "moved")
 
     def __init__(self) -> None:
-        # A tuple, as most topics have none, or few.
+        # A tuple, because most topics have no or few generations and it takes less memory than a
+        # list.
         self._generations: tuple[_Generation, ...] = ()
         self.moved: MovedKeys | None = None
 
     def __len__(self) -> int:
-        """Keys in memory, with those that are over and not dropped yet."""
+        """Return the number of keys in memory, including expired keys that are not dropped yet."""
         return sum(len(generation.rows) for generation in self._generations)
 
     def find(self, key: str, now_ms: int, window_ms: int, from_seq: int = 0) -> DedupeEntry | None:
-        """The write that a key stands for: one that is younger than ``window_ms``, from
-        ``from_seq`` on, or a copy.
+        """Return the write that has used a key, or None.
+
+        The write must be younger than ``window_ms`` and its first seq at least ``from_seq``. A copy
+        has neither bound.
         """
         if self._generations:
             digest = digest_of(key)
@@ -88,7 +95,7 @@ class DedupeWindow:
         return None
 
     def note_copy(self, key: str, seq: int) -> None:
-        """Keep the key of a copy beside the window."""
+        """Store the key of a copy alongside the window."""
         if self.moved is None:
             self.moved = MovedKeys()
         self.moved.note(key, seq)
@@ -96,7 +103,7 @@ class DedupeWindow:
     def remember(
         self, key: str, first_seq: int, record_count: int, now_ms: int, window_ms: int
     ) -> None:
-        """Keep the key of a write, which comes behind all others."""
+        """Store the key of a write that follows all earlier writes."""
         if is_copy_key(key):
             self.note_copy(key, first_seq)
         if window_ms:
@@ -104,8 +111,10 @@ class DedupeWindow:
         self.expire(now_ms, window_ms)
 
     def extend(self, writes: Iterable[tuple[int, int, int, int]], window_ms: int) -> None:
-        """Take keys into the window: digest, first seq, count of records and time of each. If a
-        replay has two writes the other way round, the later one has the time of the one before.
+        """Add keys to the window: digest, first seq, record count and time of each.
+
+        The times must be in ascending order. If a replay has two writes in the other order, the
+        later one gets the time of the earlier one.
         """
         newest = self._generations[-1] if self._generations else _Generation()
         rows, at, seqs, counts = newest.rows, newest.at, newest.seqs, newest.counts
@@ -119,7 +128,7 @@ class DedupeWindow:
                 self._generations += (newest,)
                 rows, at, seqs, counts = newest.rows, newest.at, newest.seqs, newest.counts
                 row, until_ms = 0, at_ms + window_ms // 4
-            if rows.setdefault(digest, row) != row:  # a key that comes again is the newest
+            if rows.setdefault(digest, row) != row:  # a repeated key moves to the end
                 del rows[digest]
                 rows[digest] = row
             at.append(at_ms)
@@ -128,8 +137,9 @@ class DedupeWindow:
             row, last_ms = row + 1, at_ms
 
     def expire(self, now_ms: int, window_ms: int) -> int:
-        """Drop the oldest generation, if all of its keys are ``window_ms`` old or older; how many
-        they were. There is no more to drop when it is 0.
+        """Drop the oldest generation if all of its keys are ``window_ms`` old or older.
+
+        Return the number of its keys. If it is 0, there is nothing more to drop.
         """
         generations = self._generations
         if not generations or now_ms - generations[0].at[-1] < window_ms:
@@ -138,8 +148,8 @@ class DedupeWindow:
         return len(generations[0].at)
 
     def oldest_seq(self, now_ms: int, window_ms: int, otherwise: int) -> int:
-        """First seq of the oldest write that is younger than ``window_ms``, ``otherwise`` when
-        there is none.
+        """Return the first seq of the oldest write that is younger than ``window_ms``, else
+        ``otherwise``.
         """
         for generation in self._generations:
             row = bisect_right(generation.at, now_ms - window_ms)
@@ -148,8 +158,9 @@ class DedupeWindow:
         return otherwise
 
     def rows(self, now_ms: int, window_ms: int) -> Iterator[KeyRow]:
-        """The keys that are younger than ``window_ms``, oldest first. The window may change between
-        two steps.
+        """Yield the keys that are younger than ``window_ms``, oldest first.
+
+        The window may change between two steps.
         """
         for generation in self._generations:
             if now_ms - generation.at[-1] < window_ms:
@@ -161,7 +172,7 @@ class DedupeWindow:
 
 
 def digest_of(key: str) -> int:
-    """What stands for the key, in memory and in checkpoints."""
-    digest = _DIGEST.copy()  # a quarter faster than a new one
+    """Return the digest that represents the key in memory and in checkpoints."""
+    digest = _DIGEST.copy()  # copying is a quarter faster than creating one
     digest.update(key.encode())
     return int.from_bytes(digest.digest(), "little")

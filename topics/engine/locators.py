@@ -1,12 +1,12 @@
-"""Locators: where a topic's index finds records again. 64-bit unsigned integers.
+"""Locators: 64-bit unsigned integers by which the index of a topic finds records in the store.
 
-    kind     bits 63, 62   the other bits              what it locates
+    kind     bits 63, 62   the other bits              what it refers to
     LOG      0, 0          LSN                         an APPEND frame of the log
     EXTENT   0, 1          segment << 24 | extent      an extent of a segment
     MEMORY   1, 0          number                      records of an `ephemeral` topic
 
-The kinds are ranges of numbers, so one comparison tells them apart. Locators are kept in
-``array("Q")``; no other module knows how they are composed.
+Each kind is a range of numbers, so that one comparison distinguishes them. Locators are stored in
+``array("Q")``. No other module composes or splits them.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ _EXTENT_INDEX_MASK = (1 << EXTENT_INDEX_BITS) - 1
 
 
 def in_log(lsn: int) -> Locator:
-    """The APPEND frame at this LSN."""
+    """Return the locator of the APPEND frame at this LSN."""
     return Locator(lsn)
 
 
 def in_extent(segment: int, index: int) -> Locator:
-    """The extent with this index in the directory of a segment."""
+    """Return the locator of an extent. ``index`` is its index in the directory of the segment."""
     return Locator(FIRST_EXTENT | segment << EXTENT_INDEX_BITS | index)
 
 
 def in_memory(number: int) -> Locator:
-    """Records in memory; ``number`` names them for the life of the process."""
+    """Return the locator of records in memory. ``number`` is unique while the process runs."""
     return Locator(FIRST_MEMORY | number)
 
 
 def is_in_log(locator: int) -> bool:
-    """Whether it locates a frame of the log."""
+    """Return whether the locator refers to a frame of the log."""
     return locator < FIRST_EXTENT
 
 
 def is_extent(locator: int) -> bool:
-    """Whether it locates an extent of a segment."""
+    """Return whether the locator refers to an extent of a segment."""
     return FIRST_EXTENT <= locator < FIRST_MEMORY
 
 
 def is_in_memory(locator: int) -> bool:
-    """Whether it locates records in memory."""
+    """Return whether the locator refers to records in memory."""
     return locator >= FIRST_MEMORY
 
 
 def lsn_of(locator: int) -> int:
-    """LSN of the frame that a LOG locator locates."""
+    """Return the LSN of the frame that a LOG locator refers to."""
     assert locator < FIRST_EXTENT, "the locator is of the kind LOG"
     return locator
 
 
 def split_locator(locator: int) -> tuple[int, int]:
-    """``(segment, index of the extent)`` of an EXTENT locator."""
+    """Return ``(segment, index of the extent)`` of an EXTENT locator."""
     return (locator & ~FIRST_EXTENT) >> EXTENT_INDEX_BITS, locator & _EXTENT_INDEX_MASK

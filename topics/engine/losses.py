@@ -1,7 +1,7 @@
-"""Losses: what a restart or damage takes from a topic, and seqs that are burnt for what the source
-of a router has lost. Readers are told of them.
+"""Losses: records that a topic has lost by a restart or by damage, and seqs that it skips because
+the source of a router has lost records. Readers get tombstones for them.
 
-    cause    ranges above live records  below them    readers are told
+    cause    ranges above live records  below them    reason in the tombstone
     restart  ``Topic.losses``           loss_floor    mixed
     damage   ``Topic.damaged``          damage_floor  damaged
     source   ``Topic.trimmed``          trim_floor    source_trim
@@ -21,15 +21,15 @@ from topics.formats.ranges import SeqRange, SeqRun, joined, united
 
 
 def lose(topic: Topic, lost: SeqRange) -> None:
-    """A restart took these seqs, the last of the topic; it goes on behind them."""
+    """Mark the last seqs of the topic as lost by a restart. The topic continues after them."""
     topic.losses = joined(topic.losses, lost)
     topic.head_seq = lost.last
 
 
 def trim_to(topic: Topic, burnt: SeqRange) -> None:
-    """The source of a router has lost records: as many seqs are burnt, the last of the topic.
+    """Skip seqs at the end of the topic, as many as the source of a router has lost.
 
-    Twice does no harm, as in a replay over a newer checkpoint.
+    Repeating this has no effect. A replay over a newer checkpoint does so.
     """
     is_later = not topic.trimmed or burnt.first > topic.trimmed[-1].last
     ranges = topic.trimmed
@@ -40,7 +40,9 @@ def trim_to(topic: Topic, burnt: SeqRange) -> None:
 
 
 def lose_damaged(topic: Topic, at: int, store: Store) -> None:
-    """A write is damaged: it leaves the index, and readers are told of what lived in it."""
+    """Remove a damaged write from the index. Mark its live records as lost, so that readers get a
+    tombstone.
+    """
     index = topic.index
     first_seq, count, locator, size = index.entry(at)
     if size:
@@ -60,7 +62,9 @@ def lose_damaged(topic: Topic, at: int, store: Store) -> None:
 
 
 class Loss(NamedTuple):
-    """Lost seqs ``first`` to ``last`` among live records; ``reason``: as readers are told."""
+    """Lost seqs ``first`` to ``last`` among live records. ``reason`` is the one in the
+    tombstone.
+    """
 
     first: int
     last: int
@@ -71,7 +75,7 @@ _last_of = attrgetter("last")
 
 
 def next_loss(topic: Topic, seq: int, last: int) -> Loss | None:
-    """The first lost range that has seqs from ``seq`` to ``last``."""
+    """Return the first lost range that has seqs from ``seq`` to ``last``, or None."""
     if seq > last:
         return None
     found = [

@@ -1,17 +1,18 @@
-"""Moved keys: which records of other topics a topic has got (decision 0049).
+"""Moved keys: which records of other topics have been copied to a topic (decision 0049).
 
-A copy that a shard appends has a key that names the record that it is a copy of::
+A copy that a shard appends has an idempotency key that identifies the original record::
 
     $dead_letter:SOURCE:EPOCH:SEQ....    a dead letter of the queue SOURCE
-    $redrive:SOURCE:EPOCH:SEQ....        a record that a redrive takes out of SOURCE
+    $redrive:SOURCE:EPOCH:SEQ....        a record that a redrive moves out of SOURCE
 
-A source has one batch under way at a time and begins the next when it knows what has become of each
-copy of the last one. So the newest keys of each source, as many as a batch may have, tell of every
-copy that may be made again, whatever has become of the copy and of the dedupe window. They are kept
-beside the window, in the order of the copies' seqs, and so a replay comes to the same keys.
+A source has at most one batch in flight. It starts the next batch when the outcome of each copy of
+the last one is known. So the newest keys of each source, as many as a batch can have, cover every
+copy that may be attempted again. This holds even if the copy was deleted or the dedupe window has
+expired. The keys are stored alongside the window, in the order of the seqs of the copies, so a
+replay restores the same keys.
 
-Bounds: `BATCH_JOBS` or `WINDOW_RECORDS` keys of 16 bytes for each source, `SOURCES_MAX` sources for
-each topic, of which the one that was idle longest goes first.
+Bounds: `BATCH_JOBS` or `WINDOW_RECORDS` keys of 16 bytes for each source, and `SOURCES_MAX` sources
+for each topic. Beyond that, the source that was idle longest is dropped first.
 """
 
 from __future__ import annotations
@@ -21,43 +22,45 @@ from collections.abc import Iterator
 
 from topics.formats.api.limits import KEY_MAX_CHARS
 
-BATCH_JOBS = 64  # of a queue, on their way to its dead-letter topic
-WINDOW_RECORDS = 256  # of a topic, on their way in a redrive
+BATCH_JOBS = 64  # jobs of one queue that are moved to its dead-letter topic together
+WINDOW_RECORDS = 256  # records of one topic that a redrive moves together
 SOURCES_MAX = 1024
 _DEAD_LETTER = "$dead_letter:"
 
 Part = tuple[str, bytes, bytes]
-"""A source in a checkpoint: all of its keys but the seq, and two columns of little-endian u64: seqs
-there, and seqs of the copies here.
+"""A source in a checkpoint: the common part of its keys, and two columns of little-endian u64:
+the seqs of the original records and the seqs of their copies.
 """
 
 
 def copy_key(what: str, source: str, epoch: int, seq: int) -> str:
-    """The key of a copy of the record ``seq`` of the topic ``source``.
+    """Return the key of a copy of the record ``seq`` of the topic ``source``.
 
-    It names the topic, for topics of two shards may have equal epochs. It is longer than a client's
-    key may be: nobody can take it before the copy comes, for which the record would then be
-    deleted.
+    The key contains the name of the topic, because topics of two shards may have equal epochs. It
+    is longer than a client's key may be. So no client can use the key before the copy is appended.
+    Otherwise the copy would be taken for a duplicate, and the original would be deleted.
     """
     return f"${what}:{source}:{epoch}:{seq}".ljust(KEY_MAX_CHARS + 1, ".")
 
 
 def is_copy_key(key: str) -> bool:
-    """Whether it is a key of a copy, not of a client."""
+    """Return whether the key belongs to a copy and not to a client."""
     return len(key) > KEY_MAX_CHARS
 
 
 class MovedKeys:
-    """The newest keys of copies of each source, the source that was idle longest first."""
+    """The newest keys of copies of each source. The source that was idle longest is the first
+    one.
+    """
 
     __slots__ = ("_sources",)
 
     def __init__(self) -> None:
-        # By source: seqs of the records there, and of their copies here.
+        # By source: the seqs of the original records, and the seqs of their copies.
         self._sources: dict[str, tuple[array[int], array[int]]] = {}
 
     def find(self, key: str) -> int:
-        """Seq of the copy with this key, 0 for none."""
+        """Return the seq of the copy with this key, or 0 if it is not known."""
         source, seq = _split(key)
         found = self._sources.get(source)
         if found is None or seq not in found[0]:
@@ -65,7 +68,10 @@ class MovedKeys:
         return found[1][found[0].index(seq)]
 
     def note(self, key: str, copy_seq: int) -> None:
-        """A copy is there. Copies come in the order of their seqs; one that is known is none."""
+        """Store the key of a copy. Copies must be noted in the order of their seqs.
+
+        A copy that is noted already is ignored.
+        """
         source, seq = _split(key)
         found = self._sources.pop(source) if source in self._sources else (array("Q"), array("Q"))
         self._sources[source] = seqs, copies = found
@@ -78,22 +84,24 @@ class MovedKeys:
         if len(self._sources) > SOURCES_MAX:
             del self._sources[next(iter(self._sources))]
 
-    # In a checkpoint
+    # Format in a checkpoint
 
     def parts(self) -> Iterator[tuple[str, array[int], array[int]]]:
-        """All sources, each as a part has it. They may change between two steps."""
+        """Yield all sources with their seqs and the seqs of the copies. They may change between two
+        steps.
+        """
         for source in tuple(self._sources):
             found = self._sources.get(source)
             if found is not None:
                 yield source, *found
 
     def restore(self, part: Part) -> None:
-        """Take over a part, in the order of `parts`."""
+        """Restore a source from a part. The parts must be in the order of `parts`."""
         source, seqs, copies = part
         self._sources[source] = array("Q", seqs), array("Q", copies)
 
 
 def _split(key: str) -> tuple[str, int]:
-    """The source, as one text of all but the seq, and the seq."""
+    """Return the source, which is all of the key before the seq, and the seq."""
     source, _, seq = key.rstrip(".").rpartition(":")
     return source, int(seq)

@@ -1,4 +1,4 @@
-"""Time as the rules are given it: no rule reads a clock."""
+"""Time as an argument: the rules never read a clock themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 
 class Now(NamedTuple):
-    """Both clocks in milliseconds. ``ts``: wall clock, since 1970. ``ms``: monotonic clock, for
+    """The time on both clocks in milliseconds.
+
+    ``ts`` is the wall clock, since 1970. ``ms`` is the monotonic clock, which is used for
     durations.
     """
 

@@ -1,4 +1,4 @@
-"""Page: the answer to one difference read, and the tombstone that may come first in it."""
+"""Page: the result of one difference read (§3), with the tombstone that may precede its records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from topics.formats.ranges import SeqRange
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Loss, told in band (§3.3). Both ends of the gap are lost."""
+    """A loss that is reported within a page (§3.3). All records from ``gap_from`` to ``gap_to``,
+    both included, are lost to the reader.
+    """
 
     gap_from: int
     gap_to: int
@@ -20,7 +22,7 @@ class Tombstone:
     head_seq: int
 
     def as_json(self) -> dict[str, Any]:
-        """The tombstone in an answer."""
+        """Return the tombstone as the JSON object of a response."""
         return {
             "gap_from": self.gap_from,
             "gap_to": self.gap_to,
@@ -33,10 +35,12 @@ class Tombstone:
 
 @dataclass(slots=True)
 class Page:
-    """Answer to one read.
+    """Result of one read.
 
-    ``pieces``: rendered records, to be joined by commas. ``unfinished``: nothing was found yet and
-    there is more to scan: ask again from ``next_from_seq``.
+    ``pieces`` are fragments of rendered records, to be joined by commas. ``count`` is the number of
+    these records, ``scanned`` the number of records that the read examined. ``unfinished``: the
+    read found nothing yet and stopped before the head. The caller must read again from
+    ``next_from_seq``.
     """
 
     from_seq: int
@@ -51,14 +55,14 @@ class Page:
 
     @property
     def caught_up(self) -> bool:
-        """The only sign that there is no more right now."""
+        """Return whether the reader has reached the head. No other field implies this."""
         return self.next_from_seq >= self.head_seq
 
     @property
     def worth_answering(self) -> bool:
-        """Whether a long poll ends with this page."""
+        """Return whether the page completes a long poll: it has records or a tombstone."""
         return bool(self.count or self.tombstone)
 
     def tell_gap(self, gap: SeqRange, reason: str) -> None:
-        """Put a tombstone into the page."""
+        """Set the tombstone of the page."""
         self.tombstone = Tombstone(gap.first, gap.last, reason, self.earliest_seq, self.head_seq)

@@ -1,12 +1,14 @@
-"""Priority: which topics go first while there is more to do than can be done (§0.10, §11).
+"""Priority: the order of topics while the server is overloaded (§0.10, §11).
 
-The effective priority of a topic is its manual one; else it follows the last read:
+The effective priority of a topic is its manual priority. Without one, it depends on the time of the
+last read:
 
     age of the last read   0    30 s   60 s   90 s   ...   4 min 29 s   later, never
     effective priority     500  250    125    62           1            0
 
-Effective priorities fall into bands, of which the highest goes first. Bands that have something to
-do share by weight, 16:8:4:2:1, so none starves; one that is alone gets all:
+Effective priorities are grouped into bands, and the highest band is served first. The bands that
+have waiting work share the capacity by weight, 16:8:4:2:1, so that none of them starves. A band
+that is alone gets all of it:
 
     band   effective priority   usually
     4      750 to 1000          manual
@@ -24,29 +26,35 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-RECENT: Final = 500  # priority of a topic that is read now
+RECENT: Final = 500  # priority of a topic immediately after a read
 HALF_LIFE_MS: Final = 30_000
 
 TOP_BAND: Final = 4
-NEW_BAND: Final = 1  # of a topic without a manual priority that nobody has read
-_LOWEST_OF_BAND: Final = (0, 1, 250, 750)  # of the bands from 1 on
+NEW_BAND: Final = 1  # of a topic without a manual priority that was never read
+_LOWEST_OF_BAND: Final = (0, 1, 250, 750)  # lowest priority of each band from 1 on
 BANDS: Final = len(_LOWEST_OF_BAND) + 1
 assert BANDS == TOP_BAND + 1
 WEIGHTS: Final = (1, 2, 4, 8, 16)  # by band
 
 
 def recency_priority(age_ms: int) -> int:
-    """The priority of a topic whose last read is so old: halved every 30 s, rounded down."""
+    """Return the priority of a topic whose last read is ``age_ms`` old.
+
+    It halves every 30 s and is rounded down.
+    """
     return int(RECENT * 2 ** (-max(0, age_ms) / HALF_LIFE_MS))
 
 
 def band_of(priority: int) -> int:
-    """The band of an effective priority, from 0 to `TOP_BAND`."""
+    """Return the band of an effective priority, from 0 to `TOP_BAND`."""
     return bisect_right(_LOWEST_OF_BAND, priority)
 
 
 class Queues(Generic[T]):
-    """A queue for each band, by number; ``weights`` may have one more for what has no band."""
+    """Weighted round-robin over one queue for each band.
+
+    ``weights`` may have one more entry, for items without a band.
+    """
 
     def __init__(self, weights: tuple[int, ...] = WEIGHTS) -> None:
         self._weights = weights
@@ -54,7 +62,7 @@ class Queues(Generic[T]):
         self.queues: tuple[deque[T], ...] = tuple(deque() for _ in weights)
 
     def next(self) -> int | None:
-        """Whose turn it is; None when all are empty."""
+        """Return the number of the queue to serve next, or None if all queues are empty."""
         having = [number for number, queue in enumerate(self.queues) if queue]
         if not having:
             return None
@@ -63,11 +71,12 @@ class Queues(Generic[T]):
                 if self._credit[number] > 0:
                     return number
             for number, weight in enumerate(self._weights):
-                # Debts are paid back, but nothing is saved up.
+                # Each round adds the weight as credit. Debts are carried over, but unused credit is
+                # not.
                 self._credit[number] = min(self._credit[number], 0)
                 if self.queues[number]:
                     self._credit[number] += weight
 
     def spend(self, number: int, cost: int = 1) -> None:
-        """What was taken from a queue counts so much."""
+        """Charge a queue for an item that was taken from it."""
         self._credit[number] -= cost

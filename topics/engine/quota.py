@@ -1,21 +1,22 @@
-"""Quota: what the topics of one shard take of the caps of the whole server (§11).
+"""Quota: the share of one shard in the server-wide caps (§11).
 
-    SharedCap    one cap of all shards, of which this shard takes and gives back its part
+    SharedCap    one cap of all shards; this shard takes and releases its share of it
     ByteQuota    the bytes of topics under such a cap
 
 Each topic is charged for its bytes (``Topic.charge``), and the shard holds the sum of its charges.
 
-    write decided        the charge grows by the size of its records, up to ``cap_bytes`` where the
-                         topic has one: what is above that goes as soon as the write is committed
-    anything settled     the charge falls to ``bytes + pending_bytes``, or to ``cap_bytes`` if that
-                         is less and no other config is under way
-    write committed      the same, but where a second one of its size would reach ``cap_bytes`` the
-                         room up to there is kept: it need not be found again for each write
+    write decided        the charge grows by the size of the records, but not beyond ``cap_bytes``
+                         if the topic has one, because the bytes above it are evicted by the commit
+    any change settled   the charge falls to ``bytes + pending_bytes``, or to ``cap_bytes`` if that
+                         is less and no other config is pending
+    write committed      the same; but if a second write of the same size would reach ``cap_bytes``,
+                         the charge stays at ``cap_bytes``, so that the next write takes nothing
 
-A charge is never below what the topic holds now, or will hold after any of its pending changes.
-Only a write lets it grow, and only as far as the cap allows. So the records of all topics never
-have more bytes than the cap, whatever is committed, undone, evicted or deleted, in any order; and
-a topic that trims itself goes on while the server is full.
+A charge is never below the bytes that the topic has now, or will have after any of its pending
+changes. Only a write raises a charge, and only as far as the cap allows. So the records of all
+topics never have more bytes than the cap, regardless of which changes are committed, undone,
+evicted or deleted, in any order. A topic that evicts its own records can be written to even while
+the server is full.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from topics.errors import NotReady, Throttled
 
 
 class Count(Protocol):
-    """What this shard holds, among all shards."""
+    """The amount that this shard holds, among all shards."""
 
     def take(self, most: int, amount: int = 1) -> bool:
-        """Hold ``amount`` more; False, and nothing is taken, when all shards together would hold
-        more than ``most``. 0: no cap.
+        """Hold ``amount`` more. Return False without a change if all shards together would hold
+        more than ``most``. A ``most`` of 0 is no cap.
         """
 
     def give_back(self, amount: int = 1) -> None:
         """Hold ``amount`` less."""
 
     def total(self) -> int:
-        """What all shards hold together."""
+        """Return the amount that all shards hold together."""
 
 
 class SharedCap:
-    """One cap of all shards."""
+    """One cap that all shards share."""
 
     __slots__ = ("_count", "_message", "_most", "_name", "_replayed")
 
@@ -55,17 +56,21 @@ class SharedCap:
         count: Count,
         replayed: Callable[[], float | None],
     ) -> None:
-        """``name`` is told as ``detail.limit``, ``message`` to humans. ``most``: at least 1.
-        ``replayed``: the share of its log that the last shard has replayed which has not said what
-        it holds; None when all have.
+        """``name`` is reported as ``detail.limit``, and ``message`` is the text for people.
+
+        ``most`` is the cap, at least 1. ``replayed`` returns None if the amount of every shard is
+        known. Otherwise a shard is still recovering, and ``replayed`` returns the share of its log
+        that the slowest one has replayed.
         """
         assert most > 0, "0 is no cap"
         self._name, self._message, self._most = name, message, most
         self._count, self._replayed = count, replayed
 
     def take(self, amount: int = 1) -> None:
-        """Take all of it or nothing. Raises `Throttled` when there is no room, `NotReady` while a
-        shard that recovers may hold more than is known.
+        """Take the complete amount or nothing.
+
+        Raise `Throttled` if the cap would be exceeded. Raise `NotReady` while a recovering shard
+        may hold an amount that is not known yet.
         """
         replayed = self._replayed()
         if replayed is not None:
@@ -78,21 +83,21 @@ class SharedCap:
             raise Throttled(self._message, limit=self._name, max=self._most)
 
     def take_reserved(self) -> None:
-        """Take one that another shard keeps for it until this is done."""
+        """Take one unit. Another shard keeps it reserved until this call returns."""
         self._count.take(0)
 
     def give_back(self, amount: int = 1) -> None:
-        """Give back what was taken."""
+        """Release an amount that was taken."""
         self._count.give_back(amount)
 
     @property
     def room(self) -> int:
-        """How much can be taken now; others may be faster."""
+        """Return the amount that can be taken now. Other shards may take it first."""
         return max(self._most - self._count.total(), 0) if self._replayed() is None else 0
 
     @property
     def is_scarce(self) -> bool:
-        """Less than an eighth of the cap is left."""
+        """Return whether less than an eighth of the cap is left."""
         return self._count.total() > self._most - self._most // 8
 
 
@@ -103,15 +108,19 @@ class ByteQuota:
 
     def __init__(self, cap: SharedCap) -> None:
         self.cap = cap
-        self._held: dict[int, int] = {}  # by topic id: part of its charge, for a write to come
+        # By topic id: the part of the charge that is held for a later write.
+        self._held: dict[int, int] = {}
 
     def take(self, topic: Topic, size: int) -> None:
-        """Charge the topic for a write of ``size`` bytes that is decided now. Raises as
-        `SharedCap.take`; then nothing has changed.
+        """Charge the topic for a write of ``size`` bytes that is decided now.
+
+        Raise the errors of `SharedCap.take`; in this case nothing has changed.
         """
         charge = topic.charge
+        # The held part of the charge was taken for this write.
         rest = charge - self._held.get(topic.id, 0) if self._held else charge
         grown, cap_bytes = rest + size, topic.config.cap_bytes
+        # Bytes above the cap of the topic are evicted by the commit, so they are not charged.
         if cap_bytes and grown > cap_bytes:
             grown = max(rest, cap_bytes)
         if grown > charge:
@@ -123,7 +132,9 @@ class ByteQuota:
             del self._held[topic.id]
 
     def hold(self, topic: Topic, size: int) -> None:
-        """Charge a new topic for a write that is decided later. Raises as `SharedCap.take`."""
+        """Charge a new topic for a write that is decided later. Raise the errors of
+        `SharedCap.take`.
+        """
         cap_bytes = topic.config.cap_bytes
         held = min(size, cap_bytes) if cap_bytes else size
         self.cap.take(held)
@@ -131,16 +142,21 @@ class ByteQuota:
         self._held[topic.id] = held
 
     def let_go(self, topic: Topic) -> None:
-        """No write comes that would use what is held."""
+        """Release the held bytes of a topic, because the write for which they were held does not
+        follow.
+        """
         if self._held.pop(topic.id, 0):
             self.recharge(topic)
 
     def recharge(self, topic: Topic, written: int = 0) -> None:
-        """A change of the topic is committed or undone, or records went. ``written``: the size of
-        the write that was committed.
+        """Update the charge after a change was committed or undone, or records were removed.
+
+        ``written`` is the size of the write that was committed.
         """
         charge, size = topic.charge, topic.bytes + topic.pending_bytes
         config = topic.config
+        # A topic near its cap keeps the charge up to the cap, so that its next writes take nothing
+        # from the shared cap.
         if 0 < config.cap_bytes < size + written and config is topic.committed:
             size = max(config.cap_bytes, topic.bytes)
         if charge > size:
@@ -150,14 +166,16 @@ class ByteQuota:
                 topic.charge = size
 
     def release(self, topic: Topic) -> None:
-        """The topic is gone for good."""
+        """Release the complete charge of a topic that was removed permanently."""
         self._held.pop(topic.id, None)
         if topic.charge:
             self.cap.give_back(topic.charge)
             topic.charge = 0
 
     def room_for(self, topic: Topic) -> int | None:
-        """How many bytes of records the topic may take now; None: as many as one likes."""
+        """Return the number of bytes that can be written to the topic now, or None if there is no
+        bound.
+        """
         room, cap_bytes = self.cap.room, topic.config.cap_bytes
         if cap_bytes and cap_bytes - topic.charge <= room:
             return None

@@ -1,8 +1,12 @@
-"""Difference read (§3): the records that a cursor gets, and where it stands afterwards.
+"""Difference read (§3): the records after a cursor, and the position of the cursor afterwards.
 
-A read walks the entries of the topic's index from the cursor on. An entry of which the reader gets
-every record as it stands is one slice; from others it selects and cuts records. What was lost on
-the way is told with a tombstone, at the start of a page: a page with records ends before it.
+A read walks the entries of the topic's index from the cursor on. If the reader gets every record of
+an entry unchanged, the whole entry is one slice of rendered bytes. From other entries the read
+selects records, and omits the fields that were not requested.
+
+Losses on the way are reported by a tombstone. A page has at most one tombstone, and the tombstone
+precedes all of its records. So a page with records ends before the next loss, and the next page
+begins with its tombstone.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View, json_nodes, live_runs
 from topics.formats.ranges import SeqRange
 
-# A read that skips most of what it scans gives way to others after so many records. One that skips
-# nothing never gets there.
+# A read stops after it has examined this number of records, so that it does not block the shard. A
+# read that skips no records reaches the page limit first.
 SCAN_RECORDS_MAX = 4000
 _NOWHERE = in_log(0)
 
@@ -32,12 +36,14 @@ def read(
     from_seq: int | None = None,
     head_seq: int | None = None,
 ) -> Page:
-    """Records after the cursor: at most ``limit`` of them and about ``max_batch_bytes``, but at
-    least one.
+    """Return the records after the cursor: at most ``limit`` of them and about ``max_batch_bytes``,
+    but at least one.
 
-    ``from_seq`` replaces the cursor of ``asked`` when a read goes on where an unfinished one
-    stopped. ``head_seq`` is the head for this reader, if it may not see all that is committed. No
-    page goes past that, nor does a gap. Past ``asked.until_seq`` goes only a gap: it is told whole.
+    - ``from_seq`` replaces the cursor of ``asked`` if the call continues an unfinished read.
+    - ``head_seq`` is the head for this reader, if the reader may not see all committed records.
+      Neither a page nor a tombstone extends beyond it.
+    - ``asked.until_seq`` bounds the records of the page. A tombstone may extend beyond it, because
+      a loss is always reported completely.
     """
     start = asked.from_seq if from_seq is None else from_seq
     head = topic.head_seq if head_seq is None else min(head_seq, topic.head_seq)
@@ -49,11 +55,12 @@ def read(
         and epoch != topic.epoch
         and (epoch is not None or asked.from_seq > topic.head_seq)
     ):
-        # The cursor belongs to an earlier topic of this name: it has another epoch, or a seq that
-        # this one never had.
+        # The cursor belongs to an earlier topic of this name, because it has another epoch, or a
+        # seq that this topic has never reached. The reader starts over at the beginning of this
+        # topic.
         page.from_seq = page.next_from_seq = start = 0
         page.tell_gap(SeqRange(1, head), "recreated")
-    # No floor is above the start: of most reads nothing else is looked at.
+    # No floor is above ``start_seq``. So most reads need no check but the comparison with it.
     elif start < last and start + 1 < topic.start_seq and start + 1 < topic.evict_floor:
         if topic.start_seq > last:
             last = head
@@ -64,8 +71,9 @@ def read(
 
 
 def _cause(topic: Topic, from_seq: int) -> str:
-    """What took something above a cursor that is below a floor; several causes, or a restart, are
-    ``mixed``.
+    """Return the reason of the loss above a cursor that is below a floor.
+
+    The reason is ``mixed`` if several floors are above the cursor, and for losses at a restart.
     """
     floors = topic.floors
     causes = {
@@ -80,8 +88,10 @@ def _cause(topic: Topic, from_seq: int) -> str:
 
 
 class _Damage(NamedTuple):
-    """Seqs ``first`` to ``last`` cannot be read. ``told``: those of them that the reader would
-    get.
+    """Seqs ``first`` to ``last``, which cannot be read.
+
+    ``told`` is the range among them that the tombstone reports, from the first to the last record
+    that the reader would get. It is None if the reader would get no record.
     """
 
     first: int
@@ -90,17 +100,17 @@ class _Damage(NamedTuple):
 
 
 class _Reader:
-    """One read under way: it walks the index from entry to entry.
+    """One read in progress. It walks the index from entry to entry.
 
-        what comes next                 the step
-        a loss or damage                tell the gap; a page with records ends before it
-        an entry without live records   pass over it
-        deleted records                 pass over them
-        records for the reader          take those that fit into the page
+        next in the topic               step
+        a loss or damage                report the gap; a page with records ends before it
+        an entry without live records   skip it
+        deleted records                 skip them
+        records for the reader          add those that fit into the page
 
-    ``seq`` is the next seq to look at, ``_at`` the entry that holds it or comes next. ``_end`` is
-    the entry behind the last one to look at, ``_cut_at`` the one that goes on behind ``_last``, or
-    -1.
+    ``seq`` is the next seq to examine. ``_at`` is the index of the entry that contains it, or of
+    the next entry. ``_end`` is the index after the last entry to examine. ``_cut_at`` is the index
+    of an entry that extends beyond ``_last``, or -1.
     """
 
     __slots__ = (
@@ -115,12 +125,12 @@ class _Reader:
         self._nodes = json_nodes(asked.nodes) if is_filtered else frozenset[bytes]()
         self._budget = asked.max_batch_bytes
         self._scanned = 0
-        self._damage: _Damage | None = None  # the nearest, in the entry at ``_at``
+        self._damage: _Damage | None = None  # the next damage, in the entry at ``_at``
         self._may_take_whole = True
         self._go_to(max(page.from_seq + 1, topic.start_seq), last)
 
     def fill_page(self) -> None:
-        """Read until the page is full or the way ends."""
+        """Read until the page is full or the last seq is reached."""
         self._take_whole_entries()
         at = self._at
         while self._step():
@@ -129,10 +139,10 @@ class _Reader:
                 at = self._at
         self._page.next_from_seq = self.seq - 1
 
-    # The way
+    # Movement through the index
 
     def _go_to(self, seq: int, last: int) -> None:
-        """Go on with ``seq``, up to ``last``."""
+        """Continue the read at ``seq``, up to ``last``."""
         topic, index = self._topic, self._index
         self.seq, self._last = min(seq, last + 1), last
         if last == topic.head_seq:
@@ -148,13 +158,13 @@ class _Reader:
         self._loss = next_loss(topic, self.seq, last) if has_losses else None
 
     def _pass_to(self, seq: int, end: int) -> None:
-        """Everything before ``seq`` is done; ``end``: the seq behind the entry."""
+        """Continue the read at ``seq``. ``end`` is the seq after the current entry."""
         self.seq = seq
         if seq == end:
             self._at += 1
 
     def _step(self) -> bool:
-        """Go one step; False when the page ends before ``seq``."""
+        """Take one step. Return False if the page ends before ``seq``."""
         first_seq, count, locator, size = (
             self._index.entry(self._at)
             if self._at < self._end
@@ -162,6 +172,8 @@ class _Reader:
         )
         end = first_seq + count if self._at != self._cut_at else self._last + 1
         self.seq = max(self.seq, first_seq)
+        # Losses and damage come first, because the records after them must not precede their
+        # tombstone.
         if self._loss is not None and self._loss.first <= self.seq:
             return self._pass_loss(self._loss)
         if self._damage is not None and self._damage.first <= self.seq:
@@ -171,6 +183,7 @@ class _Reader:
         if self._scanned >= SCAN_RECORDS_MAX:
             self._page.unfinished = not self._page.worth_answering
             return False
+        # Skip an entry without live records.
         if not size:
             self._scanned += 1
             self._pass_to(end, end)
@@ -184,14 +197,17 @@ class _Reader:
     # Records
 
     def _take_whole_entries(self) -> None:
-        """Take entries as long as the reader gets each as it stands: most reads are nothing else.
-        `_step` does the rest.
+        """Take complete entries while the reader gets all of their records unchanged.
+
+        Most reads need nothing but this loop. It stops at the first entry that needs more checks,
+        and `_step` handles that entry.
         """
         if not self._may_take_whole:
             return
         page, at, seq, budget = self._page, self._at, self.seq, self._budget
         room, scanned, asked, nodes = self._asked.limit - page.count, 0, self._asked, self._nodes
         records, gone = self._store.records, self._index.gone
+        # An entry has at least one record, so at most ``room`` entries fit.
         stop = min(self._end if self._cut_at < 0 else self._cut_at, at + room)
         known_flags = -1
         stop_seq = self._last + 1 if self._loss is None else self._loss.first
@@ -205,6 +221,8 @@ class _Reader:
                 ):
                     break
                 view = records(locator)
+                # The result of `cuts_nothing` depends only on the flags. Writes of one topic mostly
+                # have equal flags, so it is rarely computed.
                 if view.flags != known_flags:
                     if not view.cuts_nothing(
                         nodes, asked.include_tags, asked.include_meta, asked.include_data
@@ -220,14 +238,16 @@ class _Reader:
                 seq = first_seq + count
                 at += 1
         except Unreadable:
-            pass  # `_step` comes to it again
+            pass  # `_step` reads the entry again and reports the damage
         page.count += scanned
         page.scanned += scanned
         self._scanned += scanned
         self._at, self.seq, self._budget = at, seq, budget
 
     def _take_records(self, first_seq: int, end: int, locator: Locator) -> bool:
-        """Take records of an entry, or pass over deleted ones; False when the page is full."""
+        """Take records of the current entry, or skip deleted ones. Return False if the page is
+        full.
+        """
         start, deleted = self.seq - first_seq, None
         stop = bound = (end if self._damage is None else self._damage.first) - first_seq
         if first_seq in self._index.gone:
@@ -251,7 +271,7 @@ class _Reader:
         if stop == start:
             if page.count:
                 return False
-            stop = start + 1  # at least one record, whatever its size
+            stop = start + 1  # at least one record, regardless of its size
         if is_whole:
             self._add_slice(view.slice(start, stop), stop - start)
         else:
@@ -284,28 +304,35 @@ class _Reader:
         page.scanned += stop - start - deleted_count
         self._budget -= sum(len(record) for _, record in found)
 
-    # Loss and damage
+    # Losses and damage
 
     def _pass_loss(self, lost: Loss) -> bool:
-        """The read has come to seqs of which no record is left."""
+        """Report a lost range that begins at ``seq``, and continue after it.
+
+        Return False if the page must end before the loss.
+        """
         page = self._page
-        if page.worth_answering:  # the next page begins with the tombstone
+        if page.worth_answering:  # the next page begins with this tombstone
             self.seq = lost.first
             return False
-        # A gap is told whole, and the reader goes on behind it.
+        # A gap is always reported completely, and the reader continues after it. If it extends
+        # beyond the last seq of this read, the read continues up to the head.
         last = page.head_seq if lost.last > self._last else self._last
         gap_to = min(lost.last, page.head_seq)
         if lost.reason != "mixed":
             gap_from = max(lost.first, page.from_seq + 1)
         else:
-            # What the reader's filter dropped before it is no part of the gap.
+            # Records that the reader's filter skipped before the loss are not part of the gap.
             gap_from = lost.first if page.scanned else page.from_seq + 1
         page.tell_gap(SeqRange(gap_from, gap_to), lost.reason)
         self._go_to(gap_to + 1, last)
         return True
 
     def _pass_damage(self, damage: _Damage, end: int) -> bool:
-        """The read has come to damaged records of an entry."""
+        """Skip damaged records of an entry, and report the ones that the reader would get.
+
+        Return False if the page must end before them.
+        """
         page = self._page
         if damage.told is not None:
             if page.worth_answering:
@@ -318,7 +345,9 @@ class _Reader:
         return True
 
     def _damage_from(self, first_seq: int, end: int, locator: Locator) -> _Damage:
-        """The first seqs from ``seq`` to ``end`` (exclusive) of an entry that cannot be read."""
+        """Return the first run of records of an entry, from ``seq`` to ``end`` (exclusive), that
+        cannot be read.
+        """
         start, stop, deleted = self.seq - first_seq, end - first_seq, None
         told: tuple[int, int] | None
         try:
@@ -327,7 +356,8 @@ class _Reader:
             view = self._store.records(locator)
             start, stop = view.bad_run(start, stop) or (start, stop)
             told = view.wanted(start, stop, self._nodes, deleted)
-        except Unreadable:  # not even the tables: whatever is not deleted
+        # Not even the tables can be read. Report all records that are not deleted.
+        except Unreadable:
             runs = [*live_runs(deleted, start, stop)]
             told = (runs[0][0], runs[-1][1] - 1) if runs else None
         return _Damage(

@@ -1,15 +1,19 @@
-"""Record index: where the live records of one topic are. One entry for each write or extent.
+"""Record index: where the live records of one topic are stored. It has one entry for each write or
+extent.
 
-    column      type  holds
+    column      type  contents
     first_seqs  u64   seq of the first record
-    counts      u32   records, live or not
-    locators    u64   where the store finds them
-    sizes       u32   rendered bytes of the live ones; 0: none lives
+    counts      u32   number of records, live or not
+    locators    u64   where the store finds the records
+    sizes       u32   rendered bytes of the live records; 0 if no record is live
     ts          i64   `$ts` of the first record
 
-Records that are gone while others of their entry live are counted in a sparse dict: by a delete, or
-because the topic begins behind them. *Which* records of an entry are deleted is in its delete flags
-(`Store.delete_flags`); where the topic begins is ``Topic.start_seq``.
+The columns are arrays, so an entry costs 32 bytes and no Python object.
+
+A sparse dict counts the removed records of the entries that also have live records. Such records
+were deleted, or the topic begins above them. The index only has their number. The delete flags of
+an entry (`Store.delete_flags`) specify *which* of its records are deleted, and ``Topic.start_seq``
+is where the topic begins.
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ from topics.engine.locators import FIRST_EXTENT, Locator
 
 _EMPTY = array("Q")  # shared by all empty indexes: most topics are idle
 _NO_LOCATORS = cast("MutableSequence[Locator]", _EMPTY)
-_NONE_GONE: dict[int, int] = {}  # shared likewise
+_NONE_GONE: dict[int, int] = {}  # shared likewise by all indexes without such entries
+# `RecordIndex.drop` shortens the arrays only if more than this number of entries have been dropped.
 FRONT_SLACK_ENTRIES = 16
 
 
 class IndexEntry(NamedTuple):
-    """Contiguous records with one locator. ``ts``: `$ts` of the first."""
+    """Contiguous records with one locator. ``ts`` is the `$ts` of the first record."""
 
     first_seq: int
     record_count: int
@@ -38,12 +43,15 @@ class IndexEntry(NamedTuple):
 
     @property
     def last_seq(self) -> int:
-        """Seq of the last record."""
+        """Return the seq of the last record."""
         return self.first_seq + self.record_count - 1
 
 
 class RecordIndex:
-    """Entries in seq order. Seqs may be missing between two of them."""
+    """Entries in seq order. There may be gaps between the seqs of two entries.
+
+    The index of an entry counts from the first entry that was not dropped.
+    """
 
     __slots__ = (
         "_counts",
@@ -57,15 +65,15 @@ class RecordIndex:
     )
 
     def __init__(self) -> None:
-        # By first seq of an entry, how many of its records are gone while others live.
+        # By first seq of an entry: the number of removed records, if other records of it are live.
         self.gone = _NONE_GONE
         self._reset()
 
     def _reset(self) -> None:
         self._first_seqs = self._counts = self._sizes = self._ts = _EMPTY
         self._locators = _NO_LOCATORS
-        self._front = 0  # dropped entries that are still in the arrays
-        self.dead_entries = 0  # entries of which nothing lives
+        self._front = 0  # number of dropped entries at the start of the arrays
+        self.dead_entries = 0  # number of entries without live records
 
     def __len__(self) -> int:
         return len(self._locators) - self._front
@@ -82,10 +90,10 @@ class RecordIndex:
         self._sizes.append(size)
         self._ts.append(ts)
 
-    # Looking up
+    # Lookup
 
     def entry(self, index: int) -> tuple[int, int, Locator, int]:
-        """``(first_seq, count, locator, size)``."""
+        """Return ``(first_seq, count, locator, size)`` of an entry."""
         index += self._front
         return (
             self._first_seqs[index],
@@ -95,7 +103,9 @@ class RecordIndex:
         )
 
     def entries(self, start: int, stop: int) -> Iterator[tuple[int, int, Locator, int]]:
-        """``(first_seq, count, locator, size)`` of each from ``start`` to ``stop`` (exclusive)."""
+        """Return ``(first_seq, count, locator, size)`` of the entries ``start`` to ``stop``
+        (exclusive).
+        """
         some = slice(start + self._front, stop + self._front)
         return zip(
             self._first_seqs[some],
@@ -106,12 +116,13 @@ class RecordIndex:
         )
 
     def whole_entry(self, index: int) -> IndexEntry:
-        """All columns of an entry."""
+        """Return an entry with all of its columns."""
         return IndexEntry(*self.entry(index), self._ts[index + self._front])
 
     def find(self, seq: int) -> int:
-        """Index of the entry that holds ``seq``, or of the next one after it; ``len(self)`` when
-        there is none.
+        """Return the index of the entry that contains ``seq``, or else of the next entry after it.
+
+        Return ``len(self)`` if there is neither.
         """
         index = bisect_right(self._first_seqs, seq, self._front) - 1
         if index >= self._front and seq < self._first_seqs[index] + self._counts[index]:
@@ -119,17 +130,18 @@ class RecordIndex:
         return index + 1 - self._front
 
     def is_within_entry(self, seq: int) -> bool:
-        """Whether an entry holds ``seq`` and the seq before it."""
+        """Return whether one entry contains both ``seq`` and the seq before it."""
         index = self.find(seq)
         return index < len(self) and self.entry(index)[0] < seq
 
     def find_ts(self, ts: int) -> int:
-        """Index of the first entry whose first record is of ``ts`` or later."""
+        """Return the index of the first entry whose first record has a `$ts` of ``ts`` or later."""
         return bisect_left(self._ts, ts, self._front) - self._front
 
     def find_locator(self, lsn: int) -> int:
-        """Index of the first entry that is in the log at ``lsn`` or later. All entries behind it
-        must be in the log, too.
+        """Return the index of the first entry in the log at ``lsn`` or later.
+
+        All entries after it must be in the log, too.
         """
         locators = self._locators
         return bisect_left(
@@ -139,12 +151,12 @@ class RecordIndex:
         )
 
     def live_count(self, index: int) -> int:
-        """How many records of an entry are live."""
+        """Return the number of live records of an entry."""
         first_seq, count, _, size = self.entry(index)
         return count - self.gone.get(first_seq, 0) if size else 0
 
     def totals(self, start: int, stop: int) -> tuple[int, int]:
-        """Count and bytes of what is live in a range of entries."""
+        """Return the number and the bytes of the live records in a range of entries."""
         start, stop = start + self._front, stop + self._front
         counts, sizes = self._counts[start:stop], self._sizes[start:stop]
         live = (
@@ -157,23 +169,25 @@ class RecordIndex:
         return live, sum(sizes)
 
     def locators(self, start: int = 0, stop: int | None = None) -> Sequence[Locator]:
-        """Locators of a range of entries, by default of all."""
+        """Return the locators of a range of entries, by default of all entries."""
         return self._locators[
             start + self._front : len(self._locators) if stop is None else stop + self._front
         ]
 
     def from_seq(self, seq: int) -> Iterator[IndexEntry]:
-        """The entries that hold ``seq`` or a later one. The index may change between two steps."""
+        """Yield the entries that contain ``seq`` or a later seq. The index may change between two
+        steps.
+        """
         while (index := self.find(seq)) < len(self):
             entry = self.whole_entry(index)
             yield entry
             seq = entry.last_seq + 1
 
     def entries_between(self, lsn_from: int, lsn_to: int, seq: int = 0) -> Iterator[IndexEntry]:
-        """Writes of the log whose positions lie in a range and that hold ``seq`` or what follows,
-        in seq order.
+        """Yield the writes in the log between two LSNs that contain ``seq`` or later seqs, in seq
+        order.
 
-        The index may change between two of them.
+        ``lsn_to`` is exclusive. The index may change between two steps.
         """
         for entry in self.from_seq(seq):
             if entry.locator >= FIRST_EXTENT or entry.locator < lsn_from:
@@ -183,12 +197,16 @@ class RecordIndex:
             yield entry
 
     def not_whole(self, begin: int, end: int) -> Iterator[tuple[int, int, Locator | None]]:
-        """What does not live wholly among the seqs from ``begin`` to ``end`` (exclusive):
-        ``(first_seq, count, locator)`` of entries of which some records live, and without a locator
-        holes and entries of which none does. Both may reach over the ends.
+        """Yield the parts of the seqs from ``begin`` to ``end`` (exclusive) in which not all
+        records live.
+
+        Each part is ``(first_seq, count, locator)``. The locator is None for a gap between entries
+        and for an entry without live records. Otherwise the part is an entry with both live and
+        removed records. The first and the last part may extend beyond the range.
         """
         start, gone, expected = self.find(begin) + self._front, self.gone, begin
         stop = bisect_left(self._first_seqs, end, start)
+        # Most ranges are complete, which this check detects without a loop in Python.
         if not (gone or self.dead_entries) and self._is_without_holes(start, stop, begin, end):
             return
         for index, (first_seq, count, size) in enumerate(
@@ -211,7 +229,9 @@ class RecordIndex:
             yield expected, end - expected, None
 
     def _is_without_holes(self, start: int, stop: int, begin: int, end: int) -> bool:
-        """Whether the entries at ``start`` to ``stop`` hold all seqs from ``begin`` to ``end``."""
+        """Return whether the entries ``start`` to ``stop`` contain all seqs from ``begin`` to
+        ``end``.
+        """
         if start == stop:
             return begin == end
         first, last = self._first_seqs[start], stop - 1
@@ -221,18 +241,21 @@ class RecordIndex:
     # Removing
 
     def take(self, index: int, count: int, size: int) -> int:
-        """Note that so many live records of an entry are gone. Their bytes; ``size`` may be a guess
-        of them.
+        """Count ``count`` live records of an entry as removed, and return the bytes to subtract.
+
+        ``size`` is the number of their bytes. It may be an estimate if the records cannot be read,
+        so the result is bounded by the bytes of the entry.
         """
         first_seq, whole, _, left = self.entry(index)
         gone = self.gone.get(first_seq, 0) + count
         assert gone <= whole, "a record goes once"
+        # If no record of the entry is left, mark the entry as dead. Otherwise store the new number.
         if gone == whole:
             self._sizes[index + self._front] = 0
             self.gone.pop(first_seq, None)
             self.dead_entries += 1
             return left
-        taken = min(size, left - 1)  # the live ones have at least one
+        taken = min(size, left - 1)  # the remaining live records have at least one byte
         self._note_gone(first_seq, gone)
         self._sizes[index + self._front] = left - taken
         return taken
@@ -243,8 +266,10 @@ class RecordIndex:
         self.gone[first_seq] = count
 
     def drop(self, number: int) -> None:
-        """Remove the first entries. The arrays are cut only now and then, so that an entry moves a
-        few times at most.
+        """Remove the first ``number`` entries.
+
+        The arrays are shortened only when enough entries have been dropped, so that an entry is
+        copied a few times at most.
         """
         if self.gone:
             self._forget_gone(0, number)
@@ -261,8 +286,10 @@ class RecordIndex:
     def replace(
         self, first: int, stop: int, entries: Sequence[IndexEntry], gone: Sequence[int]
     ) -> None:
-        """Put ``entries`` where those from ``first`` to ``stop`` (exclusive) were. ``gone``: how
-        many records of each are gone, never all.
+        """Replace the entries ``first`` to ``stop`` (exclusive) with ``entries``.
+
+        ``gone`` has the number of removed records of each new entry, which is less than all of its
+        records.
         """
         assert first < stop, "entries replace others"
         self._forget_gone(first, stop)
@@ -287,6 +314,6 @@ class RecordIndex:
                 self.gone.pop(first_seq, None)
 
     def bytes_used(self) -> int:
-        """Memory of the arrays, spare room included."""
+        """Return the memory of the arrays in bytes, spare capacity included."""
         columns = (self._first_seqs, self._locators, self._counts, self._sizes, self._ts)
         return sum(column.__sizeof__() for column in columns if column is not _EMPTY)

@@ -1,13 +1,14 @@
-"""Removal: records leave a topic, and the topic begins at a later seq.
+"""Removal: removes records from a topic, and moves the start of the topic to a later seq.
 
-    cut_to        all records below a seq
-    delete_runs   runs of seqs anywhere
-    trim          what a replay comes to of an entry that begins below the start of the topic
-    settle        ``start_seq`` moves on to the first live record, and floors follow it
-    begin_at      the same, where the first live record is known
+    cut_to        removes all records below a seq
+    delete_runs   removes runs of seqs anywhere
+    trim          removes the records of a replayed entry that are below the start of the topic
+    settle        moves ``start_seq`` to the first live record, and updates the floors
+    begin_at      the same, if the first live record is known
 
-Counts, bytes and floors are exact after each of them. Records that go from the middle of an entry
-are flagged in the store; an entry without live records leaves the index once it is the first.
+Counts, bytes and floors are exact after each call. Records that are removed from the middle of an
+entry are flagged in the store. An entry without live records leaves the index when it is the first
+entry.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from topics.formats.ranges import IndexRun, SeqRun
 
 
 def cut_to(topic: Topic, seq: int, store: Store) -> int:
-    """Remove all records below ``seq``. The last live seq among them, 0 when none lived."""
+    """Remove all records below ``seq``.
+
+    Return the seq of the last live record among them, or 0 if none was live.
+    """
     index = topic.index
     if seq <= topic.start_seq:
         return 0
@@ -32,6 +36,8 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
     if stop:
         last = last or _last_live_seq(topic, stop, store)
         topic.count, topic.bytes = _totals_from(topic, stop)
+        # Releasing sealed records is cheap. Other records are released later, because there may be
+        # many.
         sealed = min(index.find(topic.sealed_seq + 1), stop)
         store.release(index.locators(0, sealed))
         store.release_later(index.locators(sealed, stop))
@@ -59,16 +65,16 @@ def count_below(topic: Topic, seq: int, store: Store) -> int:
 
 
 def _totals_from(topic: Topic, stop: int) -> tuple[int, int]:
-    """Count and bytes of the live records from the entry ``stop`` on."""
+    """Return the count and the bytes of the live records from the entry ``stop`` on."""
     index = topic.index
-    if 2 * stop > len(index):  # the shorter part is added up
+    if 2 * stop > len(index):  # sum the shorter part of the index
         return index.totals(stop, len(index))
     count, size = index.totals(0, stop)
     return topic.count - count, topic.bytes - size
 
 
 def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:
-    """Remove what an entry holds below ``seq``, as `cut_to`."""
+    """Remove the records of an entry that are below ``seq``. The result is the one of `cut_to`."""
     first_seq, _, _, size = topic.index.entry(at)
     if first_seq >= seq or not size:
         return 0
@@ -79,8 +85,10 @@ def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:
 
 
 def trim(topic: Topic, at: int, store: Store) -> None:
-    """Remove what an entry that was just added holds below ``start_seq``: a replay comes to records
-    that are gone.
+    """Remove the records of an entry that are below ``start_seq``.
+
+    A replay calls this for each entry that it adds, because the records may have been removed
+    since.
     """
     first_seq, count, _, size = topic.index.entry(at)
     if size and first_seq < topic.start_seq:
@@ -90,15 +98,16 @@ def trim(topic: Topic, at: int, store: Store) -> None:
 
 
 def _take(topic: Topic, at: int, count: int, size: int) -> None:
+    """Subtract removed records of an entry from the counters of the entry and of the topic."""
     topic.bytes -= topic.index.take(at, count, size)
     topic.count -= count
 
 
-# What lives in an entry
+# Live records of an entry
 
 
 class Live(NamedTuple):
-    """The live records of a part of an entry; ``last_seq`` 0: none."""
+    """The live records of a part of an entry. ``last_seq`` is 0 if there are none."""
 
     record_count: int
     size: int
@@ -106,7 +115,7 @@ class Live(NamedTuple):
 
 
 def live_of(topic: Topic, at: int, start: int, stop: int, store: Store) -> Live:
-    """The live ones of the records ``start`` to ``stop`` (exclusive) of an entry."""
+    """Return the live ones of the records ``start`` to ``stop`` (exclusive) of an entry."""
     first_seq, _, _, _ = topic.index.entry(at)
     deleted, view = deleted_in(topic, at, store), sized_view(topic, at, store)
     count = size = last = 0
@@ -118,14 +127,19 @@ def live_of(topic: Topic, at: int, start: int, stop: int, store: Store) -> Live:
 
 
 def deleted_in(topic: Topic, at: int, store: Store) -> Buffer | None:
-    """Delete flags of an entry, None when none is set. The store is not asked in vain."""
+    """Return the delete flags of an entry, or None if no record is deleted.
+
+    The store is accessed only if the index has deleted records for the entry.
+    """
     first_seq, _, locator, _ = topic.index.entry(at)
     return store.delete_flags(locator) if first_seq in topic.index.gone else None
 
 
 def sized_view(topic: Topic, at: int, store: Store) -> View:
-    """The records of an entry, for their lengths. Damage does not keep the rest of a topic from
-    going.
+    """Return a view of the records of an entry that is used for their lengths only.
+
+    If the records cannot be read, their lengths are estimated, so that damage does not prevent the
+    removal of other records.
     """
     _, count, locator, size = topic.index.entry(at)
     try:
@@ -135,7 +149,7 @@ def sized_view(topic: Topic, at: int, store: Store) -> View:
 
 
 class _EvenView(View):
-    """Stands for records whose lengths cannot be read: all are of one size."""
+    """Replaces a view whose lengths cannot be read. All records have the same size."""
 
     def __init__(self, count: int, size: int) -> None:
         super().__init__(0, count)
@@ -143,12 +157,14 @@ class _EvenView(View):
 
     @property
     def ends(self) -> memoryview:
-        """Where each record would end."""
+        """Return the estimated end of each record."""
         return cast("memoryview", self._ends)
 
 
 def _last_live_seq(topic: Topic, stop: int, store: Store) -> int:
-    """The last live seq of the entries before ``stop``, 0 for none."""
+    """Return the seq of the last live record in the entries before ``stop``, or 0 if there is
+    none.
+    """
     index = topic.index
     for at in range(stop - 1, -1, -1):
         first_seq, count, _, size = index.entry(at)
@@ -158,18 +174,18 @@ def _last_live_seq(topic: Topic, stop: int, store: Store) -> int:
     return 0
 
 
-# Where the topic begins
+# Start of the topic
 
 
 def settle(topic: Topic, store: Store) -> None:
-    """Move ``start_seq`` to the first live record. Losses before it become floors."""
+    """Move ``start_seq`` to the first live record. Lost ranges below it become floors."""
     if topic.index.dead_entries:
         _drop_dead_entries(topic, store)
     begin_at(topic, _first_live_seq(topic, store))
 
 
 def begin_at(topic: Topic, start: int) -> None:
-    """No record below ``start`` lives: losses before it become floors."""
+    """Set ``start_seq``. No record below ``start`` is live. Lost ranges below it become floors."""
     topic.start_seq = start
     while topic.losses and topic.losses[0].first < start:
         topic.loss_floor = max(topic.loss_floor, topic.losses[0].last + 1)
@@ -182,6 +198,7 @@ def begin_at(topic: Topic, start: int) -> None:
         topic.trimmed = topic.trimmed[1:]
     while topic.resident and topic.resident[0].last < start:
         topic.resident = topic.resident[1:]
+    # Drop the tag indexes that only have seqs below the start.
     while topic.tags:
         oldest = next(iter(topic.tags))
         if topic.tags[oldest].last_seq >= start:
@@ -190,7 +207,7 @@ def begin_at(topic: Topic, start: int) -> None:
 
 
 def _drop_dead_entries(topic: Topic, store: Store) -> None:
-    """Drop the entries before the first one with live records."""
+    """Drop the entries before the first entry with live records."""
     index, stop = topic.index, 0
     while stop < len(index) and not index.entry(stop)[3]:
         stop += 1
@@ -200,7 +217,7 @@ def _drop_dead_entries(topic: Topic, store: Store) -> None:
 
 
 def _first_live_seq(topic: Topic, store: Store) -> int:
-    """The first live seq, or the one behind the head."""
+    """Return the first live seq, or the seq after the head."""
     if not len(topic.index):
         return max(topic.start_seq, topic.head_seq + 1)
     first_seq, count, locator, _ = topic.index.entry(0)
@@ -215,7 +232,10 @@ def _first_live_seq(topic: Topic, store: Store) -> int:
 def delete_runs(
     topic: Topic, runs: Iterable[SeqRun], store: Store, *, are_finished: bool = False
 ) -> None:
-    """Delete runs of seqs, in rising order. ``are_finished``: jobs that are in no state by now."""
+    """Delete runs of seqs, which are in ascending order.
+
+    ``are_finished``: the seqs are jobs that have left all states already.
+    """
     if topic.jobs is not None and not are_finished:
         runs = tuple(runs)
         topic.jobs.forget_runs(runs)
@@ -224,7 +244,8 @@ def delete_runs(
     entry_first = entry_end = 0
     for first, length in runs:
         seq, end = max(first, start_seq), first + length
-        if entry_first <= seq < end <= entry_end:  # most are in the entry of the run before
+        # Deletes often name many short runs of one entry.
+        if entry_first <= seq < end <= entry_end:  # most runs are in the entry of the previous run
             pieces.append((seq - entry_first, end - entry_first))
             continue
         at = index.find(seq)
@@ -232,6 +253,7 @@ def delete_runs(
             first_seq, count, _, size = index.entry(at)
             if first_seq >= end:
                 break
+            # Collect all runs of one entry, so that its flags are written once.
             if at != of_entry:
                 if pieces:
                     _delete_in_entry(topic, of_entry, pieces, store)
@@ -246,14 +268,16 @@ def delete_runs(
 
 
 def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store) -> None:
+    """Flag the records of these runs of an entry as deleted, and update the counters."""
     first_seq, whole, locator, left = topic.index.entry(at)
     live, count, size = pieces, whole, left
     if pieces != [(0, whole)] or first_seq in topic.index.gone:
         ends = sized_view(topic, at, store).ends
         try:
             deleted = store.delete_flags(locator)
-        except Unreadable:  # nobody reads what is in there
+        except Unreadable:  # no reader can read the entry, so its flags do not matter
             deleted = None
+        # If some of the records are deleted already, delete only the others.
         if deleted is not None and 1 in bytes(deleted[pieces[0][0] : pieces[-1][1]]):
             live = [run for piece in pieces for run in live_runs(deleted, *piece)]
         count = size = 0

@@ -1,8 +1,9 @@
-"""Replaced entries: extents of a new segment take the place of the entries whose records they hold:
-writes that were sealed, or extents that were merged.
+"""Replaced entries: extents of a new segment replace the index entries whose records they contain.
+These entries are writes that were sealed, or extents that were merged.
 
-An entry may go into several extents, and an extent may hold many entries. Seqs of a replaced entry
-that are in no new extent were dead when it was written. Records in memory stay where they are.
+An entry may be split over several extents, and an extent may contain many entries. Seqs of a
+replaced entry that are in no new extent were not live when the extent was written. Entries of
+records in memory are not replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from topics.engine.removal import live_of
 from topics.engine.store import Store
 from topics.engine.topic import Topic
 
-# A part is no longer, unless an entry goes into several extents.
+# Bounds of one part. A part is longer only if one entry is split over several extents.
 STEP_EXTENTS: Final = 256
 STEP_ENTRIES: Final = 4096
 
@@ -27,11 +28,14 @@ STEP_ENTRIES: Final = 4096
 def replace_entries(
     topic: Topic, extents: Sequence[IndexEntry], first_seq: int, end_seq: int, store: Store
 ) -> list[Locator]:
-    """Put ``extents`` where the entries from ``first_seq`` to ``end_seq`` (exclusive) are; no entry
-    reaches over one of the bounds. The locators of those in which nothing lives: they are not used.
+    """Replace the entries from ``first_seq`` to ``end_seq`` (exclusive) with ``extents``.
+
+    No entry may contain seqs on both sides of a bound. Return the locators of the extents without
+    live records. They are not used.
     """
     rest, unused = [*extents], list[Locator]()
     index = topic.index
+    # Replace from the end, so that the indexes of the remaining runs stay valid.
     for start, stop in reversed(_runs_on_disk(index, index.find(first_seq), index.find(end_seq))):
         begin = bisect_left(rest, index.entry(start)[0], key=attrgetter("last_seq"))
         unused += _replace(topic, start, stop, rest[begin:], store)
@@ -43,8 +47,11 @@ def replace_entries(
 def parts(
     topic: Topic, extents: Sequence[IndexEntry], first_seq: int, last_seq: int
 ) -> Iterator[tuple[Sequence[IndexEntry], int, int]]:
-    """The arguments of `replace_entries`, some at a time, from a sequence of ``extents`` for the
-    entries from ``first_seq`` to ``last_seq``. The topic may change between two parts.
+    """Yield the arguments of successive calls of `replace_entries`, which replace a bounded number
+    of entries each.
+
+    ``extents`` replace the entries from ``first_seq`` to ``last_seq``. The topic may change between
+    two parts.
     """
     start = 0
     while first_seq <= last_seq:
@@ -56,7 +63,9 @@ def parts(
 def _part_end(
     index: RecordIndex, extents: Sequence[IndexEntry], start: int, end_seq: int
 ) -> tuple[int, int]:
-    """Where the next part begins: index of its first extent, and seq of its first entry."""
+    """Return the end of the next part: the index after its last extent, and the seq after its last
+    entry.
+    """
     if len(extents) - start < 2:
         return len(extents), end_seq
     first = index.find(extents[start].first_seq)
@@ -71,7 +80,7 @@ def _part_end(
 
 
 def _runs_on_disk(index: RecordIndex, start: int, stop: int) -> list[tuple[int, int]]:
-    """The entries from ``start`` to ``stop`` (exclusive) that are not in memory."""
+    """Return the runs of entries from ``start`` to ``stop`` (exclusive) that are not in memory."""
     locators = index.locators(start, stop)
     if max(locators, default=0) < FIRST_MEMORY:
         return [(start, stop)] if start < stop else []
@@ -87,6 +96,7 @@ def _runs_on_disk(index: RecordIndex, start: int, stop: int) -> list[tuple[int, 
 def _replace(
     topic: Topic, start: int, stop: int, extents: Sequence[IndexEntry], store: Store
 ) -> list[Locator]:
+    """Replace one run of entries. Return the locators of the extents without live records."""
     index = topic.index
     locators, (live_count, live_bytes) = index.locators(start, stop), index.totals(start, stop)
     used, gone, unused = list[IndexEntry](), list[int](), list[Locator]()
@@ -98,18 +108,20 @@ def _replace(
         else:
             unused.append(extent.locator)
     live = sum(extent.record_count for extent in used) - sum(gone)
+    # The live records of the old entries must all be in the new extents.
     assert live == live_count, "as many records live in the new extents"
     index.replace(start, stop, used, gone)
-    # Sizes of records that could not be read for a moment may have been guessed.
+    # The old sizes may have been estimated, if records could not be read temporarily.
     topic.bytes += sum(extent.size for extent in used) - live_bytes
     store.release(locators)
     return unused
 
 
 def _live_between(topic: Topic, start: int, end: int, store: Store) -> tuple[int, int]:
-    """Count and bytes of the live records from seq ``start`` to ``end`` (exclusive)."""
+    """Return the count and bytes of the live records from seq ``start`` to ``end`` (exclusive)."""
     index = topic.index
     first, stop = index.find(start), index.find(end)
+    # Entries that are only partly in the range are counted record by record.
     cut = {at for at in (first, stop) if at < len(index) and _is_cut(index, at, start, end)}
     whole_from = first + (first in cut)
     count, size = index.totals(whole_from, stop) if whole_from < stop else (0, 0)
@@ -123,7 +135,7 @@ def _live_between(topic: Topic, start: int, end: int, store: Store) -> tuple[int
 
 
 def _is_cut(index: RecordIndex, at: int, start: int, end: int) -> bool:
-    """Whether one of the bounds lies within an entry of which something lives."""
+    """Return whether an entry has live records and a bound is within the entry."""
     first_seq, count, _, size = index.entry(at)
     return size > 0 and (
         first_seq < start < first_seq + count or first_seq < end < first_seq + count

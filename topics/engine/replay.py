@@ -1,14 +1,15 @@
-"""Replay: how topics come back from a checkpoint, from extents of segments and from the log.
+"""Replay: restores topics from a checkpoint, from the extents of segments and from the log.
 
     restore_shard, restore_topic ...   the checkpoint        snapshot.py
     restore_extent ...                 its segments          snapshot.py
     replay of each frame               the log               changes/*.py
     begin                              the start itself      changes/start.py
 
-Without a checkpoint the replay begins with the first frame that there ever was. With one, frames
-are replayed over a state that is newer than they are: ``checkpointed`` says that a frame is below
-the LSN of the checkpoint, where it may repeat what is known, or name a topic that is gone. Every
-other frame must follow on what came before it: `Misfit`.
+Without a checkpoint, the replay begins with the first frame that was ever written. With a
+checkpoint, some frames are replayed over a state that is newer than they are. ``checkpointed``
+marks a frame below the LSN of the checkpoint. Such a frame may repeat known changes, or refer to a
+topic that was deleted since. Every other frame must follow on the state before it, or `Misfit` is
+raised.
 """
 
 from __future__ import annotations
@@ -28,38 +29,43 @@ from topics.formats.ranges import SeqRange
 
 
 class Misfit(Exception):
-    """A frame or an extent that cannot follow on what came before it: something is damaged or
+    """A frame or an extent does not follow on the state before it, because data are corrupt or
     missing.
     """
 
 
 class Doubt(NamedTuple):
-    """A topic may have had up to ``seqs`` seqs behind its head, if that has not moved since."""
+    """Up to ``seqs`` seqs may have been lost after ``head_seq``.
+
+    This only applies if ``head_seq`` is still the head of the topic after the replay.
+    """
 
     head_seq: int
     seqs: int
 
 
 class Replay:
-    """A replay under way, over the topics of one table."""
+    """A replay in progress, over the topics of one table."""
 
     __slots__ = ("_configs", "_heads", "_lsn", "_lsns", "doubts", "orphans", "table")
 
     def __init__(self, table: TopicTable) -> None:
         self.table = table
-        self.doubts: dict[int, Doubt] = {}  # by topic
-        # Seqs that are lost, by a topic that is not known: the frame that made it is lost, too.
+        self.doubts: dict[int, Doubt] = {}  # by topic id
+        # Lost seqs of unknown topics, by topic id. The frame that created such a topic is lost,
+        # too.
         self.orphans: dict[int, list[SeqRange]] = {}
-        # Of topics that came from the checkpoint, by id: their head, and the LSN below which their
-        # frames are applied, where that is not ``_lsn``. An orderly stop has one for all.
+        # By id of each topic in the checkpoint: its head, and the LSN below which the checkpoint
+        # contains its frames. The LSN is only stored if it is not ``_lsn``, because a checkpoint of
+        # an orderly stop has one LSN for all topics.
         self._heads: dict[int, int] = {}
         self._lsns: dict[int, int] = {}
         self._lsn = 0
-        # Most topics have the config of many others: each is there once.
+        # Many topics have equal configs, so each config is stored once.
         self._configs: dict[tuple[tuple[str, Any], ...], TopicConfig] = {}
 
     def config(self, fields: Mapping[str, Any]) -> TopicConfig:
-        """The config with these fields, as they are on disk."""
+        """Return the config with these fields, which are in the format on disk."""
         key = tuple(fields.items())
         found = self._configs.get(key)
         if found is None:
@@ -67,7 +73,9 @@ class Replay:
         return found
 
     def note_restored(self, topic: Topic, head_seq: int, lsn: int) -> None:
-        """The topic came from the checkpoint, which holds it with the frames below ``lsn``."""
+        """Note that the checkpoint contains the topic, with the effects of its frames below
+        ``lsn``.
+        """
         if not self._heads:
             self._lsn = lsn
         self._heads[topic.id] = head_seq
@@ -75,17 +83,24 @@ class Replay:
             self._lsns[topic.id] = lsn
 
     def restored_head(self, topic: Topic) -> int:
-        """Head of the topic in the checkpoint, 0 for a topic that it does not hold."""
+        """Return the head of the topic in the checkpoint, or 0 if the checkpoint does not contain
+        it.
+        """
         return self._heads.get(topic.id, 0)
 
     def news_from(self, topic: Topic) -> int:
-        """Frames of the topic below this LSN are applied: their caps and settings are not applied
-        again.
+        """Return the LSN below which the checkpoint contains the effects of the topic's frames.
+
+        The caps and settings of frames below it are not applied again. It is 0 if the checkpoint
+        does not contain the topic.
         """
         return self._lsns.get(topic.id, self._lsn) if topic.id in self._heads else 0
 
     def doubt_heads(self, lsn: int, count: int) -> None:
-        """Frames at this LSN cannot be read: each topic may have had up to ``count`` seqs there."""
+        """Note that frames at this LSN cannot be read.
+
+        Each topic may have lost up to ``count`` seqs in them.
+        """
         for topic in self.table.by_id.values():
             if lsn < self.news_from(topic):
                 continue
@@ -95,19 +110,23 @@ class Replay:
             self.doubts[topic.id] = Doubt(head_seq, more + count)
 
     def is_ahead(self, header: FrameHeader) -> bool:
-        """Whether a frame is about a topic of the checkpoint and is not below that LSN."""
+        """Return whether a frame belongs to a topic of the checkpoint and is newer than the
+        checkpoint.
+        """
         topic_id = header.topic_id
         return topic_id in self._heads and header.lsn >= self._lsns.get(topic_id, self._lsn)
 
     def topic_of(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
-        """The topic that a frame is about; None for one that is gone since. Raises `Misfit`."""
+        """Return the topic of a frame, or None if it was deleted since. Raise `Misfit` if it is
+        unknown.
+        """
         topic = self.table.by_id.get(header.topic_id)
         if topic is None and not checkpointed:
             raise Misfit("the topic is not known")
         return topic
 
     def raise_floors(self, topic: Topic, floors: Floors, start_seq: int) -> None:
-        """The topic begins at ``start_seq``, for the causes that ``floors`` name."""
+        """Move the start of the topic to ``start_seq``, and raise its floors."""
         cut_to(topic, start_seq, self.table.store)
         settle(topic, self.table.store)
         topic.raise_floors(floors)

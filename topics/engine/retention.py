@@ -1,24 +1,25 @@
-"""Retention: caps and age decide what a topic keeps (§0.7, §1.1).
+"""Retention: the caps and the maximum age decide which records a topic keeps (§0.7, §1.1).
 
-Caps are applied when a write or a config is committed, age when a config is committed and before
-every answer. The oldest records are removed first, even if they are leased. A topic with
-``discard`` "reject" refuses a write that does not fit; committed and pending records count. So no
-write removes a record of such a topic. A config with a lower cap or age does, because its owner
-requested that.
+Caps are applied when a write or a config is committed. The age is applied when a config is
+committed and before every response. The oldest records are removed first, even if they are leased.
+A topic with ``discard`` "reject" rejects a write that does not fit. Committed and pending records
+count. So no write removes a record of such a topic. A config with a lower cap or age does, because
+its owner requested that.
 
-    start_seq     the first live record, or head_seq + 1: `earliest_seq` of every answer
-    floors        for each cause (`Floors`): the seq below which it took something
-    evict_floor   the highest of them
+    start_seq     the first live record, or head_seq + 1: `earliest_seq` of every response
+    floors        for each cause (`Floors`): the seq below which it has removed records
+    evict_floor   the highest floor
 
 A cursor with ``from_seq + 1 < evict_floor`` gets a tombstone up to ``start_seq - 1``. Its reason is
-the one cause whose floor lies above the cursor; ``mixed`` for several, and for a loss.
+the one cause whose floor is above the cursor. It is ``mixed`` for several causes, and for a loss at
+a restart.
 
-- A replay applies the same caps in the same order as the first time, so no eviction is logged.
-- Age is taken by the clock: before an answer, and by a sweep at the time that `next_expiry` tells.
-  A floor that an answer has shown goes into the log (FLOOR frame, no sync awaited), so a clock that
-  steps back finds it there.
-- A PUT logs the floors with the config: a relaxed cap brings nothing back.
-- A DELETE frame holds runs of seqs, not a predicate: it cannot reach later records.
+- A replay applies the same caps in the same order as the first time, so evictions are not logged.
+- The age depends on the clock. It is applied before a response, and by a sweep at the time that
+  `next_expiry` returns. A floor that a response has shown is logged (FLOOR frame, without waiting
+  for a sync), so that it is kept if the clock is set back.
+- A PUT logs the floors with the config, because a higher cap does not restore any records.
+- A DELETE frame contains runs of seqs and no condition, so it cannot remove later records.
 """
 
 from __future__ import annotations
@@ -34,17 +35,19 @@ from topics.errors import TopicFull
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.records import View, live_runs
 
+# Number of index entries whose totals are computed in one step.
 TOTALS_STEP_ENTRIES = 256
 
 # Caps
 
 
 def apply_caps(topic: Topic, store: Store) -> None:
-    """Remove the oldest records until the rest fits the committed caps."""
+    """Remove the oldest records until the rest fits into the committed caps."""
     over_count, over_bytes = _over(topic, topic.committed)
     if over_count <= 0 and over_bytes <= 0:
         return
-    # A replay does not find the records in memory, and would remove less.
+    # A replay does not have the records in memory, so it would remove fewer records. In this case
+    # the new floor is logged.
     is_unknown_to_log = topic.resident and topic.start_seq <= topic.logged_seq
     last = cut_to(topic, _cut_point(topic, over_count, over_bytes, store), store)
     topic.cap_floor = max(topic.cap_floor, last + 1)
@@ -63,6 +66,7 @@ def count_beyond(topic: Topic, config: TopicConfig, now_ts: int, store: Store) -
     """Return the number of live records that the caps and age of ``config`` would remove now."""
     if not topic.count:
         return 0
+    # The cut point is the higher one of the cut points for the caps and for the age.
     seq, (over_count, over_bytes) = topic.start_seq, _over(topic, config)
     if over_count > 0 or over_bytes > 0:
         seq = _cut_point(topic, over_count, over_bytes, store)
@@ -72,7 +76,7 @@ def count_beyond(topic: Topic, config: TopicConfig, now_ts: int, store: Store) -
 
 
 def check_room(config: TopicConfig, count: int, size: int, name: str) -> None:
-    """Raises `TopicFull` when a topic that rejects would hold more than its caps."""
+    """Raise `TopicFull` if the topic rejects writes when full, and would exceed its caps."""
     if config.discard == "reject" and not _fits(config, count, size):
         raise TopicFull(
             f'topic "{name}" is full',
@@ -83,17 +87,19 @@ def check_room(config: TopicConfig, count: int, size: int, name: str) -> None:
 
 
 def _fits(config: TopicConfig, count: int, size: int) -> bool:
+    """Return whether these totals are within the caps."""
     return (not config.cap_records or count <= config.cap_records) and (
         not config.cap_bytes or size <= config.cap_bytes
     )
 
 
 def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> int:
-    """The lowest seq that may stay when so many records and so many bytes must go."""
+    """Return the lowest seq that may remain if this number of records and bytes must be removed."""
     index, at = topic.index, 0
     while at < len(index):
         stop = min(at + TOTALS_STEP_ENTRIES, len(index))
         count, size = index.totals(at, stop)
+        # If the cut point is in this step, continue entry by entry.
         if stop - at > 1 and over_count < count and over_bytes < size:
             stop = at + 1
             count, size = index.live_count(at), index.entry(at)[3]
@@ -109,6 +115,7 @@ def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> 
 
 
 def _cut_point_within(topic: Topic, at: int, over_count: int, over_bytes: int, store: Store) -> int:
+    """Return the cut point, which is in this entry."""
     first_seq, count, _, _ = topic.index.entry(at)
     deleted, view = deleted_in(topic, at, store), sized_view(topic, at, store)
     for start, stop in live_runs(deleted, max(topic.start_seq - first_seq, 0), count):
@@ -127,7 +134,10 @@ def _cut_point_within(topic: Topic, at: int, over_count: int, over_bytes: int, s
 
 
 def expire(topic: Topic, now_ts: int, store: Store) -> None:
-    """Remove what is older than the committed TTL. ``floor_due``: the log must be told."""
+    """Remove the records that are older than the committed TTL.
+
+    Set ``floor_due`` if the log contains any of them.
+    """
     ttl_ms = topic.committed.ttl_ms
     if not ttl_ms or not topic.count:
         return
@@ -138,8 +148,9 @@ def expire(topic: Topic, now_ts: int, store: Store) -> None:
 
 
 def next_expiry(topic: Topic, store: Store) -> int | None:
-    """When `expire` has something to remove (wall ms), by the committed TTL; None: never. Records
-    that cannot be read go with what follows them.
+    """Return the time at which `expire` has records to remove (wall ms), or None if it never has.
+
+    Records that cannot be read expire together with the records after them.
     """
     ttl_ms, index = topic.committed.ttl_ms, topic.index
     if not ttl_ms or not topic.count:
@@ -151,34 +162,38 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
             ts = _ts(store.records(locator), start)
         except Unreadable:
             ts = sys.maxsize
+        # If no record from ``start`` on can be read, the next entry determines the time.
         if ts == sys.maxsize:
             return index.whole_entry(1).ts + ttl_ms + 1 if len(index) > 1 else None
     return ts + ttl_ms + 1
 
 
 def _first_not_before(topic: Topic, ts: int, store: Store) -> int:
-    """Seq of the first record of ``ts`` or later."""
+    """Return the seq of the first record with a `$ts` of ``ts`` or later."""
     index = topic.index
     at = index.find_ts(ts) - 1
     if at < 0:
         return topic.start_seq
     first_seq, count, locator, _ = index.entry(at)
     if not is_extent(locator):
-        return first_seq + count  # a write has one $ts
+        return first_seq + count  # all records of a write have the same `$ts`
     start = max(topic.start_seq - first_seq, 0)
     if start >= count:
         return first_seq + count
     try:
         view = store.records(locator)
     except Unreadable:
-        return first_seq + start  # it goes when what follows is too old
+        return first_seq + start  # it expires together with the records after it
     if _ts(view, start) >= ts:
         return first_seq + start
     return first_seq + bisect_left(range(count), ts, start, key=lambda index: _ts(view, index))
 
 
 def _ts(view: View, index: int) -> int:
-    """``$ts`` of a record; for a damaged one, of the next that is whole."""
+    """Return the ``$ts`` of a record. For a damaged record, return that of the next readable one.
+
+    Return ``sys.maxsize`` if there is none.
+    """
     try:
         return view.ts(index)
     except Unreadable:

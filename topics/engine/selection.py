@@ -25,7 +25,7 @@ from topics.formats.ranges import IndexRun
 
 
 class Selection:
-    """The records below ``bound``, or only those that match if a match is given."""
+    """The records below ``bound``, or only the matching ones if a match is given."""
 
     __slots__ = ("_bound", "_found", "_match", "_next", "_store", "_taken", "_topic")
 
@@ -100,18 +100,18 @@ class Selection:
 
 
 def select(topic: Topic, store: Store, before_seq: int | None, match: TagMatch | None) -> Selection:
-    """The records of now that are below ``before_seq`` and match, each if given."""
+    """Return a selection of the existing records below ``before_seq`` that match, each if given."""
     bound = topic.head_seq + 1 if before_seq is None else before_seq
     return Selection(topic, store, bound, match)
 
 
 def count_live(topic: Topic, store: Store, seqs: Sequence[int]) -> int:
-    """How many of these seqs, rising, are those of live records."""
+    """Return how many of these seqs, in ascending order, belong to live records."""
     return sum(map(len, _live(topic, store, seqs)))
 
 
 def _live(topic: Topic, store: Store, seqs: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Those of these seqs that live, entry by entry."""
+    """Yield the live ones of these seqs, entry by entry."""
     index, position = topic.index, 0
     while position < len(seqs):
         at = index.find(max(seqs[position], topic.start_seq))
@@ -128,7 +128,7 @@ def _live(topic: Topic, store: Store, seqs: Sequence[int]) -> Iterator[Sequence[
 
 
 def _live_in(topic: Topic, at: int, from_seq: int, bound: int, store: Store) -> Iterator[IndexRun]:
-    """Runs of live records of an entry, of those from ``from_seq`` on and below ``bound``."""
+    """Return the runs of live records of an entry, from ``from_seq`` on and below ``bound``."""
     first_seq, count, _, size = topic.index.entry(at)
     start = max(from_seq, topic.start_seq) - first_seq
     stop = min(bound - first_seq, count)

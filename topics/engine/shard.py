@@ -1,12 +1,14 @@
-"""Shard engine: the topics of one shard and what holds for all of their changes. It is pure: time
-comes in, and what must happen comes out.
+"""Shard engine: the topics of one shard, and the operations that all changes of them share.
+
+The engine is pure. It reads no clock and does no I/O: the current time is an argument, and the
+required effects are returned as values.
 
     decide  ->  Change  ->  (the caller makes its frames durable)  ->  commit
-                                                                  '->  undo, when that failed
+                                                                  '->  undo, if that failed
 
 Each kind of change has a module in ``changes/`` that decides it. Changes of a topic are committed
-in the order of their decisions. When the log fails, every change that is not committed is undone,
-the last one first.
+in the order of their decisions. If the log fails, every change that is not committed is undone, the
+last one first.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.errors import NotAQueue, TopicNotFound
 
-SWEEP_TOPICS = 1024  # half a millisecond
-SWEEP_KEYS = 1 << 17  # some milliseconds
+SWEEP_TOPICS = 1024  # topics per call of `sweep_keys`, which take half a millisecond
+SWEEP_KEYS = 1 << 17  # keys per call of `sweep_keys`, which take some milliseconds
 
 
 class ShardEngine:
-    """Decisions about the topics of one shard; ``table`` holds the topics."""
+    """Decides the changes of the topics of one shard. ``table`` contains the topics."""
 
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
         self.table = table = TopicTable(shard, shards)
@@ -40,7 +42,7 @@ class ShardEngine:
 
     @property
     def store(self) -> Store:
-        """Finds the records of the topics."""
+        """The store that reads and releases the records of the topics."""
         return self.table.store
 
     @store.setter
@@ -48,8 +50,10 @@ class ShardEngine:
         self.table.store = store
 
     def expire(self, topic: Topic, now: Now) -> FloorMoved | None:
-        """Remove what is too old, at once, before anything is answered or decided. The change tells
-        the log, if it must know.
+        """Remove records that are older than the maximum age.
+
+        The caller does this before it answers a request for the topic or decides a change. Return a
+        change if the log must record the new floors, else None.
         """
         try:
             return floor.decide(self.table, topic, now)
@@ -57,7 +61,7 @@ class ShardEngine:
             self.recharge(topic)
 
     def queue(self, name: str) -> Topic:
-        """The queue of that name. Raises `TopicNotFound` and `NotAQueue`."""
+        """Return the queue of that name. Raise `TopicNotFound` or `NotAQueue` if there is none."""
         topic = self.topics.get(name)
         if topic is None:
             raise TopicNotFound(name)
@@ -68,8 +72,10 @@ class ShardEngine:
     # Idempotency keys
 
     def sweep_keys(self, now: Now) -> list[Topic]:
-        """Drop keys that are over, of the next `SWEEP_TOPICS` topics and not many more than
-        `SWEEP_KEYS`; the topics that have lost some. Call by call it comes to all topics.
+        """Drop expired idempotency keys of the next topics, and return the topics that lost keys.
+
+        A call checks at most `SWEEP_TOPICS` topics and stops soon after it has dropped `SWEEP_KEYS`
+        keys. Successive calls visit all topics in a cycle.
         """
         swept, left = list[Topic](), SWEEP_KEYS
         if not self._unswept:
@@ -79,6 +85,7 @@ class ShardEngine:
                 break
             topic = self.by_id.get(self._unswept[-1])
             count = topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms) if topic else 0
+            # A topic stays the next one until it has no more expired keys.
             if not count or topic is None:
                 self._unswept.pop()
                 continue
@@ -86,13 +93,14 @@ class ShardEngine:
             left -= count
         return swept
 
-    # What became of them
+    # Commit and undo
 
     def commit(self, change: Change, locator: Locator, now: Now, generation: int = 0) -> None:
-        """Make a change visible: its frames are as durable as the class promises.
+        """Make a change visible. The caller guarantees that its frames are as durable as the class
+        promises.
 
-        ``locator``: finds the records of an append again. ``generation``: LSN at which their log
-        file begins; their tags are dropped when that is sealed.
+        ``locator`` finds the records of an append in the store. ``generation`` is the LSN at which
+        their log file begins. Their tags are dropped from memory when that file is sealed.
         """
         table, written = self.table, 0
         try:
@@ -106,29 +114,32 @@ class ShardEngine:
                 table.byte_quota.recharge(change.topic, written)
 
     def undo(self, change: Change) -> None:
-        """Take a change back, as if it had never been asked: its frames could not be written. The
-        last one first, of those that are under way.
+        """Roll back a change whose frames could not be written, as if it had never been requested.
+
+        The caller undoes all pending changes, the last one first.
         """
         change.undo(self.table)
         self.recharge(change.topic)
 
-    # Caps of the whole server
+    # Server-wide caps
 
     def limit(self, topic_cap: SharedCap | None, byte_quota: ByteQuota | None) -> None:
-        """From now on the topics share these caps with other shards (§11). What is there is held
-        already: `count_held` tells how much.
+        """Apply these caps, which all shards share, to the topics of this shard (§11).
+
+        The existing topics must be counted against the caps already (`count_held`).
         """
         self.table.topic_cap, self.table.byte_quota = topic_cap, byte_quota
 
     def count_held(self) -> tuple[int, int]:
-        """How many topics there are, and the bytes that they are charged for. No change is under
-        way.
+        """Return the number of topics and the bytes that they are charged for.
+
+        No change may be pending.
         """
         for topic in self.by_id.values():
             topic.charge = topic.bytes
         return len(self.by_id), sum(topic.charge for topic in self.by_id.values())
 
     def recharge(self, topic: Topic) -> None:
-        """Records of the topic went, other than by a change."""
+        """Update the charge of a topic whose records were removed other than by a change."""
         if self.table.byte_quota is not None:
             self.table.byte_quota.recharge(topic)

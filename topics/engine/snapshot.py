@@ -1,7 +1,7 @@
-"""Snapshot: what a checkpoint keeps of a shard and of each topic, and how it comes back.
+"""Snapshot: the state of a shard and of each topic in a checkpoint, and its restoration.
 
-Everything is plain values (bytes: ``formats/disk/checkpoint.py``). The names of the keys are on
-disk: they never change. Only queues have ``queue``.
+All values are plain values (encoding: ``formats/disk/checkpoint.py``). The names of the keys are
+stored on disk and never change. Only queues have the key ``queue``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEYS_PER_STEP = 512
 SOURCES_PER_STEP = 64
 
 
-# What is kept
+# Creation
 
 
 def items_to_keep(
@@ -71,10 +71,11 @@ def items_to_keep(
 
 
 def snapshot_shard(table: TopicTable) -> dict[str, Any]:
-    """What a checkpoint keeps of the shard itself.
+    """Return the state of the shard itself for a checkpoint.
 
-    Routers may be ahead of the LSN from which on frames are replayed. Each frame about routers says
-    all of a router, or that it is gone, so replaying all of them again comes to the same end.
+    Routers may be newer than the LSN from which on frames are replayed. This is safe, because each
+    frame about a router contains its complete state, or its removal. So replaying all of these
+    frames again gives the same result.
     """
     kept: dict[str, Any] = {
         "last_id": table.last_id,
@@ -88,7 +89,9 @@ def snapshot_shard(table: TopicTable) -> dict[str, Any]:
 
 
 def topics_to_keep(table: TopicTable) -> Iterator[Topic]:
-    """The topics to be kept. Topics may change, go or come between two steps."""
+    """Yield the topics for a checkpoint. Topics may be changed, created or deleted between two
+    steps.
+    """
     for topic_id in list(table.by_id):
         topic = table.by_id.get(topic_id)
         if topic is not None:
@@ -96,10 +99,10 @@ def topics_to_keep(table: TopicTable) -> Iterator[Topic]:
 
 
 def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
-    """What a checkpoint keeps of a topic: what is committed.
+    """Return the committed state of a topic for a checkpoint.
 
-    Every frame of the topic below ``lsn`` is committed, and none from there on. The jobs of a queue
-    follow part by part (`jobs_to_keep`).
+    Every frame of the topic below ``lsn`` is committed, and no frame from there on. The jobs of a
+    queue follow in parts (`jobs_to_keep`).
     """
     kept = {
         "id": topic.id,
@@ -127,10 +130,11 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
 
 
 def jobs_to_keep(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
-    """Parts of the jobs, after `snapshot_topic`; the topic may change between two steps.
+    """Yield parts of the jobs, after `snapshot_topic`. The topic may change between two steps.
 
-    Changes of leases are effective before they are committed, so a part may know of frames beyond
-    the LSN of the topic: see `Ledger`. They are undone only together with the checkpoint.
+    Changes of leases are effective before they are committed. So a part may contain the effects of
+    frames beyond the LSN of the topic; see `Ledger`. If such a change is undone, the checkpoint is
+    dropped, too.
 
     If the log has no leases, only the checkpoint of an orderly stop (``is_last``) contains
     deliveries, delays of nacks and errors. If the process is killed before the next checkpoint, the
@@ -146,15 +150,16 @@ def jobs_to_keep(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[d
 
 
 def keys_to_keep(topic: Topic, now: Now) -> Iterator[bytes | None]:
-    """Idempotency keys that live and that no segment holds, because no record of their write is
-    left: each as a `KEY_ROW`.
+    """Yield the valid idempotency keys that no segment contains, each as a `KEY_ROW`.
 
-    None for a key that need not be kept. The topic may change between two steps.
+    No segment contains a key if no record of its write is left. None is yielded for a key that is
+    not included. The topic may change between two steps.
     """
     for digest, first_seq, count, at_ms in topic.dedupe.rows(
         now.ms, topic.config.idempotency_window_ms
     ):
         at = topic.index.find(first_seq)
+        # The write counts as removed if no entry of the index contains its first seq.
         is_gone = (
             first_seq < topic.start_seq
             or at == len(topic.index)
@@ -167,8 +172,9 @@ def keys_to_keep(topic: Topic, now: Now) -> Iterator[bytes | None]:
 
 
 def moved_to_keep(topic: Topic) -> Iterator[Part]:
-    """Keys of copies, source by source, but for those whose copies a restart takes. The topic may
-    change between two steps.
+    """Yield the keys of copies, source by source, without the copies that a restart loses.
+
+    The topic may change between two steps.
     """
     for source, seqs, copies in topic.dedupe.moved.parts() if topic.dedupe.moved else ():
         if topic.resident:
@@ -181,11 +187,11 @@ def moved_to_keep(topic: Topic) -> Iterator[Part]:
         yield source, seqs.tobytes(), copies.tobytes()
 
 
-# How it comes back
+# Restoration
 
 
 def restore_shard(table: TopicTable, kept: dict[str, Any]) -> None:
-    """Take over what `snapshot_shard` gave."""
+    """Restore the shard from a result of `snapshot_shard`."""
     table.last_id = max(table.last_id, kept["last_id"])
     table.last_epoch = max(table.last_epoch, kept["last_epoch"])
     table.reserved_ts = kept["reserved_ts"]
@@ -195,8 +201,9 @@ def restore_shard(table: TopicTable, kept: dict[str, Any]) -> None:
 
 
 def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
-    """Take over what `snapshot_topic` gave, before any extent or frame: its records come with
-    those.
+    """Restore a topic from a result of `snapshot_topic`, before any extent or frame.
+
+    The extents and frames then add its records.
     """
     config = replay.config(kept["config"])
     topic = Topic(kept["id"], kept["name"], kept["epoch"], config, kept["reserved"])
@@ -206,7 +213,8 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     topic.damaged = seq_ranges(kept["damaged"])
     topic.trimmed = seq_ranges(kept["trimmed"])
     topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
-    if topic.last_write_ts == topic.last_ts:  # of most topics: one number less in memory
+    # Most topics then share one int object, which saves memory.
+    if topic.last_write_ts == topic.last_ts:
         topic.last_write_ts = topic.last_ts
     topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
     open_ledger(topic)
@@ -221,14 +229,14 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
 
 
 def restore_jobs(replay: Replay, topic_id: int, part: Mapping[str, Any]) -> None:
-    """Take over a part that `jobs_to_keep` gave, after its topic."""
+    """Restore jobs from a part of `jobs_to_keep`, after their topic."""
     ledger = ledger_of(replay.table.by_id[topic_id])
     if ledger is not None:
         ledger.unpack(part)
 
 
 def restore_moved(replay: Replay, topic_id: int, parts: Iterable[Part]) -> None:
-    """Take over keys of copies that `moved_to_keep` gave, after their topic."""
+    """Restore keys of copies from `moved_to_keep`, after their topic."""
     dedupe = replay.table.by_id[topic_id].dedupe
     dedupe.moved = dedupe.moved or MovedKeys()
     for part in parts:
@@ -238,11 +246,11 @@ def restore_moved(replay: Replay, topic_id: int, parts: Iterable[Part]) -> None:
 def restore_extent(
     replay: Replay, topic_id: int, extent: IndexEntry, dead_count: int, dead_bytes: int
 ) -> bool:
-    """An extent that the checkpoint names, after its topic, in the order of seqs. False when
-    nothing lives in it: it is not used.
+    """Restore an extent that the checkpoint names, after its topic, in the order of seqs.
 
-    ``extent.size``: all rendered bytes. ``dead_count`` and ``dead_bytes``: what its flags say.
-    Raises `Misfit`.
+    ``extent.size`` is the number of all rendered bytes. ``dead_count`` and ``dead_bytes`` are the
+    deleted records according to its flags. Return False if the extent has no live records and is
+    not used. Raise `Misfit` if its seqs exist already.
     """
     first_seq, count, locator, size, ts = extent
     topic = replay.table.by_id.get(topic_id)

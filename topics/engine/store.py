@@ -1,7 +1,7 @@
-"""Store: the one way from the rules to bytes. It finds records by their locator.
+"""Store: the interface through which the rules access records. It finds records by their locators.
 
-Deleted records are flagged in the segment when they are in an extent, else in memory
-(`DeleteFlags`), until they are sealed.
+Deleted records are marked by flags. The flags of an extent are in its segment. Other flags are in
+memory (`DeleteFlags`) until the records are sealed.
 """
 
 from __future__ import annotations
@@ -14,34 +14,46 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View
 from topics.formats.ranges import IndexRun
 
+# Number of flags that are copied and searched in one step.
 FLAGS_STEP = 4096
 
 
 class Unreadable(Exception):
-    """Bytes at a locator are not those that were written there. The store logs it once."""
+    """The bytes at a locator are not the bytes that were written. The store logs each such error
+    once.
+    """
 
 
 class Store(Protocol):
-    """Finds records by the locator that was given when they were committed."""
+    """Finds records by the locators with which they were committed."""
 
     def records(self, locator: Locator) -> View:
-        """The records at a locator; valid until the next change of the store. Reading them may
-        raise `Unreadable`.
+        """Return the records at a locator. They are valid until the next change of the store.
+
+        Reading them may raise `Unreadable`.
         """
 
     def delete_flags(self, locator: Locator) -> Buffer | None:
-        """A byte for each record, 1: deleted; None when none is. May raise `Unreadable`."""
+        """Return one byte for each record, 1 if it is deleted, or None if no record is deleted.
+
+        May raise `Unreadable`.
+        """
 
     def flag_deleted(
         self, locator: Locator, count: int, runs: Sequence[IndexRun], size: int
     ) -> None:
-        """Flag these of the ``count`` records of a locator, of ``size`` bytes, as deleted."""
+        """Flag these records as deleted, out of the ``count`` records of a locator.
+
+        ``size`` is the number of their rendered bytes.
+        """
 
     def release(self, locators: Sequence[Locator]) -> None:
-        """Free what these locators find: the topic has no record there any more."""
+        """Release these locators, because the topic has no live record at them anymore."""
 
     def release_later(self, locators: Sequence[Locator]) -> None:
-        """Free records that are in no segment when there is time: millions may go at once."""
+        """Release locators of records that are in no segment, in steps, because there may be
+        millions.
+        """
 
 
 class DeleteFlags(dict[int, bytes | bytearray]):
@@ -50,11 +62,11 @@ class DeleteFlags(dict[int, bytes | bytearray]):
     __slots__ = ()
 
     def flag(self, locator: int, count: int, runs: Sequence[IndexRun]) -> None:
-        """As `Store.flag_deleted`."""
+        """Flag records as deleted, as `Store.flag_deleted` does."""
         flags = self.get(locator)
         if flags is None:
             if count == 1:
-                # One object for all writes of one record, and these are most.
+                # All writes of one record share this object, and most writes have one record.
                 self[locator] = b"\1"
                 return
             flags = self[locator] = bytearray(count)
@@ -70,7 +82,7 @@ class DeleteFlags(dict[int, bytes | bytearray]):
 
 
 def first_live(deleted: Buffer, start: int, stop: int) -> int:
-    """Index of the first record of the range that is not deleted, ``stop`` when there is none."""
+    """Return the index of the first record in the range that is not deleted, or ``stop``."""
     for begin in range(start, stop, FLAGS_STEP):
         end = min(begin + FLAGS_STEP, stop)
         live = len(bytes(deleted[begin:end]).lstrip(b"\1"))
@@ -80,7 +92,7 @@ def first_live(deleted: Buffer, start: int, stop: int) -> int:
 
 
 def last_live(deleted: Buffer, start: int, stop: int) -> int:
-    """Index of the last record of the range that is not deleted, -1 when there is none."""
+    """Return the index of the last record in the range that is not deleted, or -1."""
     for end in range(stop, start, -FLAGS_STEP):
         begin = max(end - FLAGS_STEP, start)
         live = len(bytes(deleted[begin:end]).rstrip(b"\1"))

@@ -1,10 +1,10 @@
-"""Tag index: which records have which tag (§5). One for each topic and log file, in memory; it is
-dropped as a whole when the file is sealed.
+"""Tag index: finds the records with a tag (§5). There is one for each topic and log file, in
+memory. It is dropped completely when the file is sealed.
 
-Tags are JSON strings. The index is a list of portions of 4,096 tags. A portion is a dict from tag
-to seqs; when it is full, its tags are sorted once. So no append waits for more than that: no table
-of all tags grows, and nothing is merged. A tag is looked up in every portion, a prefix by bisection
-in each of them: a million tags are 250 portions, which take about a millisecond.
+Tags are JSON strings. The index is a list of portions of 4,096 tags each. A portion is a dict from
+tag to seqs. When it is full, its tags are sorted once. No append waits for more work than that,
+because no table of all tags grows and no tables are merged. A lookup searches every portion for a
+tag, or by bisection for a prefix. A million tags are 250 portions, which take about a millisecond.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Portion = dict[bytes, "int | array[int]"]
 
 
 class TagIndex:
-    """Tags of the records of one topic in one log file. Seqs come in rising order."""
+    """The tags of one topic in one log file. Seqs are added in ascending order."""
 
     __slots__ = ("_ends", "_full", "_open", "first_seq", "last_seq")
 
     def __init__(self) -> None:
-        self.first_seq = 0  # tags of earlier records are found in extents
+        self.first_seq = 0  # extents contain the tags of earlier records
         self.last_seq = 0
         self._open: Portion = {}
-        # Each with its tags in order, of which some may have been forgotten since.
+        # Each with its sorted tags. Some of these tags may have been removed from the dict since.
         self._full: list[tuple[Portion, PackedTexts]] = []
         self._ends = array("Q")  # last seq of each full portion
 
     def add(self, tagged: Iterable[tuple[int, bytes]], first_seq: int) -> None:
-        """Note ``(index, tag)`` of the records of a write."""
+        """Add ``(index, tag)`` of the records of a write that begins at ``first_seq``."""
         seqs = self._open
         for index, tag in tagged:
             seq = first_seq + index
@@ -54,8 +54,9 @@ class TagIndex:
             self.last_seq = seq
 
     def find(self, match: TagMatch, first: int, stop: int) -> tuple[list[int], int]:
-        """Seqs from ``first`` to ``stop`` (exclusive) of the records that match, and how many tags
-        were looked at.
+        """Return the seqs from ``first`` to ``stop`` (exclusive) of the matching records.
+
+        Also return the number of tags that were examined.
         """
         seqs: list[int] = []
         first, looked = max(first, self.first_seq), 1
@@ -68,7 +69,9 @@ class TagIndex:
         return seqs, looked
 
     def forget(self, match: TagMatch, first: int, stop: int) -> None:
-        """Forget the records from ``first`` to ``stop`` (exclusive) that match: deleted ones."""
+        """Remove the matching records from ``first`` to ``stop`` (exclusive), which were
+        deleted.
+        """
         for portion, tag in list(self._matching(match, first, stop)):
             found = portion[tag]
             if not isinstance(found, int):
@@ -79,15 +82,18 @@ class TagIndex:
                 del portion[tag]
 
     def free_some(self) -> bool:
-        """Free a part of the memory; True while there is more. Nothing is found in an index that is
-        being freed.
+        """Free a part of the memory. Return True while there is more.
+
+        No records can be found in an index that is being freed.
         """
         self._open = {}
         del self._full[-PORTIONS_FREED_AT_ONCE:]
         return bool(self._full)
 
     def _matching(self, match: TagMatch, first: int, stop: int) -> Iterator[tuple[Portion, bytes]]:
-        """Matching tags of the portions that have seqs from ``first`` to ``stop`` (exclusive)."""
+        """Yield the matching tags of the portions that have seqs from ``first`` to ``stop``
+        (exclusive).
+        """
         portions = self._portions(first, stop)
         if match.op == "Eq":
             text = json_string(match.text)
@@ -102,7 +108,9 @@ class TagIndex:
                     yield portion, tag
 
     def _portions(self, first: int, stop: int) -> list[tuple[Portion, PackedTexts | None]]:
-        """The portions that have seqs in this range."""
+        """Return the portions that have seqs in this range, each with its sorted tags, or None if
+        it is open.
+        """
         ends = self._ends
         at = bisect_left(ends, first)
         found: list[tuple[Portion, PackedTexts | None]] = []
@@ -114,7 +122,8 @@ class TagIndex:
 
 
 def json_prefix(text: str) -> bytes:
-    """The JSON string of every text that begins with ``text`` begins so: each character is rendered
-    by itself.
+    """Return the bytes with which the JSON string of every text that starts with ``text`` begins.
+
+    Such a prefix exists because each character is encoded independently of the others.
     """
     return json_string(text)[:-1]

@@ -1,17 +1,20 @@
-"""Topic: the state of one topic.
+"""Topic: the in-memory state of one topic.
 
-Two heads. ``next_seq`` is the seq that the next write gets, ``head_seq`` the last seq that is as
-durable as its class promises. Readers see no more than ``head_seq``; a write that fails on its way
-to the disk gives its seqs back (`Topic.give_back`).
-
-Two configs. ``config`` is the one decided last and rules writes, ``committed`` is durable and rules
-what may be seen.
-
-Five floors: the seq below which a cap, age, a restart, damage or the source of a router has taken
-something. All are at most ``start_seq``, the seq of the first live record, or ``head_seq + 1``.
-What a restart took above live records is in ``losses``, what was found damaged there in
-``damaged``, seqs burnt there for what a router's source has lost in ``trimmed``, until it is a
-floor.
+- Two heads. ``next_seq`` is the seq that the next write gets. ``head_seq`` is the last committed
+  seq: its record is as durable as its durability class promises. Readers see no records above
+  ``head_seq``. If a write fails before it is durable, its seqs are returned (`Topic.give_back`) and
+  the next write gets them.
+- Two configs. ``config`` is the result of the latest decision and applies to new writes.
+  ``committed`` is the latest durable config and applies to everything that readers can observe,
+  such as evictions.
+- Five floors, one for each cause of loss: a cap, the maximum age (TTL), a restart, damage, and
+  losses of the source of a router. A floor is the seq below which its cause has removed records. No
+  floor is above ``start_seq``, which is the seq of the first live record, or ``head_seq + 1`` if
+  the topic is empty.
+- Three lists of lost ranges above the first live record: ``losses`` (a restart lost them),
+  ``damaged`` (their bytes are corrupt) and ``trimmed`` (seqs that were skipped because the source
+  of a router has lost records). When the topic later begins above such a range, the range becomes a
+  floor (`engine.removal.begin_at`).
 """
 
 from __future__ import annotations
@@ -29,15 +32,16 @@ from topics.formats.api.topic_config import TopicConfig, shared_config
 from topics.formats.disk.frame_bodies import Floors
 from topics.formats.ranges import SeqRange, joined, united
 
-# How many seqs are reserved at once, ahead of use.
+# Bounds for the number of seqs that one reservation adds. Seqs are reserved before they are used.
 RESERVE_MIN = 4096
 RESERVE_MAX = 1 << 20
-_NO_PENDING_KEYS: dict[str, object] = {}  # shared by all topics without one: most are idle
+# Shared by all topics without pending keys, because most topics are idle.
+_NO_PENDING_KEYS: dict[str, object] = {}
 
 
 class Topic:
-    """One incarnation of a topic. ``epoch`` tells it from earlier and later topics of the same
-    name.
+    """One incarnation of a topic. ``epoch`` distinguishes it from earlier and later topics of the
+    same name.
     """
 
     __slots__ = (
@@ -71,98 +75,108 @@ class Topic:
         self.head_seq = 0
         self.next_seq = 1
         self.start_seq = 1
-        self.logged_seq = 0  # no record above it is in the log
-        self.sealed_seq = 0  # no record above it is in a segment
+        self.logged_seq = 0  # no record above this seq is in the log
+        self.sealed_seq = 0  # no record above this seq is in a segment
 
         self.cap_floor = self.ttl_floor = self.loss_floor = self.damage_floor = 1
         self.trim_floor = 1
-        self.floor_due = False  # the log must be told of a floor that a replay could not find out
+        # The log needs a FLOOR frame, because a replay could not compute the current floors.
+        self.floor_due = False
         self.losses: tuple[SeqRange, ...] = ()
         self.damaged: tuple[SeqRange, ...] = ()
         self.trimmed: tuple[SeqRange, ...] = ()
-        self.resident: tuple[SeqRange, ...] = ()  # records in memory only: a restart takes them
+        # Seqs of records in memory only, which a restart loses.
+        self.resident: tuple[SeqRange, ...] = ()
 
         self.jobs = Jobs() if config.type == "queue" else None
-        # By router that feeds the topic: (cursor, total), see `engine.routing.derivations`.
+        # By id of each router that appends to this topic: (cursor, total), see
+        # `engine.routing.derivations`.
         self.derivations: dict[int, tuple[int, int]] | None = None
 
         self.index = RecordIndex()
         self.count = 0
         self.bytes = 0
-        self.tags: dict[int, TagIndex] | None = None  # by log file
+        # One index for each log file that is not sealed.
+        self.tags: dict[int, TagIndex] | None = None
 
         self.dedupe = DedupeWindow()
-        # Keys of earlier writes are forgotten, and stay so when the window grows.
+        # Idempotency keys of writes below this seq have expired. They stay expired if the window is
+        # extended.
         self.keys_from_seq = 0
 
-        self.last_ts = 0  # $ts never goes back within a topic
+        self.last_ts = 0  # `$ts` never decreases within a topic
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
-        self.last_read_ms: int | None = None  # the same on the monotonic clock
+        self.last_read_ms: int | None = None  # time of the last read on the monotonic clock
 
-        # No seq above it is handed out before a higher reservation is synced.
+        # The durable reservation. A write with a seq above it is acknowledged only after a sync.
         self.reserved_seq = reserved_seq
         self.reserving_seq = (
-            reserved_seq  # the same, reservations on their way to the disk included
+            reserved_seq  # the same, including reservations that are not durable yet
         )
 
-        # Changes that are decided and not committed.
+        # Changes that are decided and neither committed nor undone.
         self.pending = 0
-        self.pending_sync = 0  # those that wait for a sync
-        self.pending_bytes = 0  # of their records
-        self.pending_burnt = 0  # seqs that they burn
-        self.pending_keys = _NO_PENDING_KEYS  # each with its `Append`
+        self.pending_sync = 0  # number of these changes that wait for a sync
+        self.pending_bytes = 0  # bytes of their records
+        self.pending_burnt = 0  # number of seqs that they skip
+        self.pending_keys = _NO_PENDING_KEYS  # idempotency key to the `Append` that uses it
 
-        self.charge = 0  # bytes of the quota that it has taken, see `engine.quota`
-        # Told of each committed change: those who have readers, pollers or routers of it.
+        self.charge = 0  # bytes that the topic is charged for, see `engine.quota`
+        # Functions that are called with each committed change, for feeds, long polls, routers and
+        # so on.
         self.followers: tuple[Callable[[Any], object], ...] = ()
 
-    # What may be asked
+    # Queries
 
     @property
     def earliest_seq(self) -> int:
-        """Seq of the first live record; ``head_seq + 1`` when there is none (§1.2)."""
+        """Return the seq of the first live record, or ``head_seq + 1`` if the topic is empty
+        (§1.2).
+        """
         return self.start_seq
 
     @property
     def floors(self) -> Floors:
-        """For each cause the seq below which it has taken records."""
+        """Return for each cause the seq below which it has removed records."""
         return Floors(
             self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor, self.trim_floor
         )
 
     @property
     def evict_floor(self) -> int:
-        """A reader that wants a seq below it has lost something (§3.3)."""
+        """Return the highest floor. A reader that needs a seq below it has lost records (§3.3)."""
         return max(
             self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor, self.trim_floor
         )
 
     @property
     def is_perishable(self) -> bool:
-        """Whether `ShardEngine.expire` may have something to do."""
+        """Return whether `ShardEngine.expire` may have something to do."""
         return self.committed.ttl_ms > 0 or self.floor_due
 
     def note_pending_key(self, key: str, change: object) -> None:
-        """Note that the key stands for an `Append` that is under way."""
+        """Note that ``change``, an `Append` that is not committed yet, uses this idempotency
+        key.
+        """
         if self.pending_keys is _NO_PENDING_KEYS:
             self.pending_keys = {}
         self.pending_keys[key] = change
 
-    # Who is told of its changes
+    # Notification of committed changes
 
     def follow(self, tell: Callable[[Any], object]) -> None:
-        """Call ``tell`` with each change of the topic that is committed. Nothing happens the second
-        time.
+        """Call ``tell`` with each committed change of the topic. Registering a function twice has
+        no effect.
         """
         if tell not in self.followers:
             self.followers += (tell,)
 
     def unfollow(self, tell: Callable[[Any], object]) -> None:
-        """Call ``tell`` no more."""
+        """Stop calling ``tell``."""
         self.followers = tuple(each for each in self.followers if each != tell)
 
-    # What is committed or given back
+    # Commit and rollback
 
     def settle_config(self, config: TopicConfig) -> None:
         """Note that this config is durable."""
@@ -172,7 +186,7 @@ class Topic:
     def commit_records(
         self, first_seq: int, count: int, locator: Locator, ts_ms: int, size: int
     ) -> None:
-        """Make a write readable."""
+        """Make the records of a write readable. ``size`` is the number of their rendered bytes."""
         assert first_seq > self.head_seq, "writes are committed in seq order"
         self.index.add(first_seq, count, locator, size, ts_ms)
         self.head_seq = first_seq + count - 1
@@ -181,8 +195,10 @@ class Topic:
         self.last_write_ts = ts_ms
 
     def give_back(self, first_seq: int) -> None:
-        """Free the seqs of the write that begins here: it failed before anyone could see it. No
-        later write may be under way.
+        """Return the seqs of a failed write that begins at ``first_seq``, before any reader has
+        seen them.
+
+        The caller undoes the last write first, so no later write may be pending.
         """
         self.next_seq = first_seq
         self.resident = tuple(
@@ -194,7 +210,10 @@ class Topic:
     def note_tags(
         self, first_seq: int, tagged: Iterable[tuple[int, bytes]], generation: int
     ) -> None:
-        """Note ``(index, tag)`` of the records of a write. ``generation``: names its log file."""
+        """Add ``(index, tag)`` of the records of a write to the tag index of its log file.
+
+        ``generation`` identifies the log file.
+        """
         if self.tags is None:
             self.tags = {}
         tags = self.tags.get(generation)
@@ -203,18 +222,22 @@ class Topic:
         tags.add(tagged, first_seq)
 
     def begin_tags(self, generation: int, first_seq: int) -> None:
-        """Find no tags of a log file before ``first_seq`` any more: a segment holds them now."""
+        """Ignore the tags of a log file before ``first_seq``, because a segment contains them
+        now.
+        """
         if self.tags is not None and generation in self.tags:
             self.tags[generation].first_seq = first_seq
 
     def drop_tags(self, generation: int) -> TagIndex | None:
-        """Forget the tags of a log file: a segment holds them now. The index, if there was one, for
-        the caller to free.
+        """Remove the tag index of a log file, because a segment contains its tags now.
+
+        Return the index, or None if there was none. The caller frees it in steps
+        (`TagIndex.free_some`).
         """
         return self.tags.pop(generation, None) if self.tags is not None else None
 
     def raise_floors(self, floors: Floors) -> None:
-        """Each floor is at least what is told."""
+        """Raise each floor to at least the given one."""
         raised = Floors(*map(max, self.floors, floors))
         self.cap_floor, self.ttl_floor, self.loss_floor = raised.cap, raised.ttl, raised.loss
         self.damage_floor, self.trim_floor = raised.damage, raised.trim
@@ -222,27 +245,31 @@ class Topic:
     # Reservations
 
     def reserved(self, ceiling: int) -> None:
-        """Note that this reservation is durable."""
+        """Note that the reservation of the seqs up to ``ceiling`` is durable."""
         self.reserved_seq = max(self.reserved_seq, ceiling)
         self.reserving_seq = max(self.reserving_seq, ceiling)
 
     def forget_reservation(self, ceiling: int) -> None:
-        """Note that this reservation failed. Only what is durable counts then: to reserve too much
-        does no harm.
+        """Note that the reservation up to ``ceiling`` failed, and fall back to the durable one.
+
+        If an earlier reservation is still in flight, the topic reserves more than it needs, which
+        is harmless.
         """
-        if self.reserving_seq == ceiling:  # otherwise a higher one is under way
+        if self.reserving_seq == ceiling:  # otherwise a higher reservation is in flight
             self.reserving_seq = self.reserved_seq
 
     def reserve_above(self, last_seq: int) -> int:
-        """Begin to reserve what ``last_seq`` needs; the ceiling."""
+        """Start a reservation that covers ``last_seq`` and the seqs after it. Return its
+        ceiling.
+        """
         ceiling = last_seq + min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
         self.reserving_seq = max(self.reserving_seq, ceiling)
         return ceiling
 
-    # What a restart takes
+    # Losses at a restart
 
     def note_resident(self, first_seq: int, last_seq: int) -> None:
-        """Note that these seqs are those of records in memory only."""
+        """Note that these seqs belong to records that are in memory only."""
         ranges = self.resident
         if len(ranges) == 1 and first_seq == ranges[0].last + 1:  # the usual case
             self.resident = (SeqRange(ranges[0].first, last_seq),)
@@ -250,7 +277,9 @@ class Topic:
             self.resident = joined(ranges, SeqRange(first_seq, last_seq))
 
     def losses_at_restart(self, head_seq: int) -> tuple[SeqRange, ...]:
-        """Ranges of seqs up to ``head_seq`` that would be lost if the process ended now."""
+        """Return the ranges of seqs up to ``head_seq`` that would be lost if the process ended
+        now.
+        """
         start = self.start_seq
         at_risk = [
             SeqRange(max(first, start), min(last, head_seq))
@@ -262,11 +291,14 @@ class Topic:
     # Priority
 
     def touch(self, now_ts: int, now_ms: int) -> None:
-        """Note a read, for the automatic priority (§0.10)."""
+        """Note the time of a read, for the automatic priority (§0.10)."""
         self.last_read_ts, self.last_read_ms = now_ts, now_ms
 
     def effective_priority(self, now_ms: int) -> int:
-        """The manual priority; else what the last read leaves (`topics.engine.priority`)."""
+        """Return the manual priority if there is one, else the automatic one.
+
+        The automatic priority depends on the time since the last read (`topics.engine.priority`).
+        """
         if self.config.priority is not None:
             return self.config.priority
         if not self.config.auto_priority or self.last_read_ms is None:
@@ -274,7 +306,7 @@ class Topic:
         return recency_priority(now_ms - self.last_read_ms)
 
     def band(self, now_ms: int) -> int:
-        """Which band of appends it belongs to (`topics.engine.priority`)."""
+        """Return the priority band of the topic's appends (`topics.engine.priority`)."""
         if self.last_read_ms is None and self.config.priority is None:
             return NEW_BAND
         return band_of(self.effective_priority(now_ms))

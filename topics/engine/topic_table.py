@@ -1,7 +1,7 @@
-"""Topic table: the topics of one shard, by name and by id, and what they share.
+"""Topic table: the topics of one shard by name and by id, and the state that they share.
 
-Topic ids are unique over all shards and never used again: ``id % shards == shard``. A `$ts` below
-``reserved_ts`` may be given to a record in memory: a restart goes on above it.
+Topic ids are unique over all shards and are never reused: ``id % shards == shard``. A record in
+memory gets no `$ts` above ``reserved_ts``, because a restart continues with a `$ts` above it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import TS_AHEAD_MS
 from topics.formats.names import covered
 
-SORTED_RATIO: Final = 16  # of more names than so many pages, the first are found without sorting
+# If more names match than this number of pages contains, a page is selected with a heap.
+SORTED_RATIO: Final = 16
 
 
 class TopicTable:
-    """Topics of one shard.
+    """The topics of one shard.
 
-    ``store`` finds their records. It must be set before records go: by caps, age, deletes or a
-    replay.
+    ``store`` reads and releases the records of the topics. It must be set before records are
+    removed by caps, age, deletes or a replay.
     """
 
     store: Store
@@ -38,21 +39,25 @@ class TopicTable:
         self.by_id: dict[int, Topic] = {}
         self.last_id = shard
         self.last_epoch = 0
-        # No record in memory has a `$ts` above it, unless the log or a checkpoint holds that `$ts`.
+        # The durable reservation: no record in memory has a `$ts` above it, unless the log or a
+        # checkpoint contains that `$ts`.
         self.reserved_ts = 0
-        self.reserving_ts = 0  # the same, reservations on their way to the disk included
-        # A process begins at a random one: no token of an earlier process holds.
+        self.reserving_ts = 0  # also counts reservations that are not durable yet
+        # A process starts with a random number, so that lease tokens of an earlier process are
+        # invalid.
         self.next_lease_number = 1
-        self.delete_flags = DeleteFlags()  # of records that are in no segment; the store keeps them
-        self.routers = RouterGraph()  # all routers of the server, in the shard that owns them
-        # What changes of the shard itself are about. It is in no table.
+        # Of records in the log or in memory. The store updates it.
+        self.delete_flags = DeleteFlags()
+        # All routers of the server. It is empty in the shards that do not own them.
+        self.routers = RouterGraph()
+        # The topic of changes that concern the shard itself. It is in none of the tables above.
         self.shard_topic = Topic(0, "", 0, TopicConfig())
-        # Caps of the whole server (§11), None where there is none.
+        # Caps that all shards share (§11); None if there is no cap.
         self.topic_cap: SharedCap | None = None
         self.byte_quota: ByteQuota | None = None
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name. Raises `TopicNotFound`."""
+        """Return the topic of that name. Raise `TopicNotFound` if there is none."""
         found = self.by_name.get(name)
         if found is None:
             raise TopicNotFound(name)
@@ -61,14 +66,21 @@ class TopicTable:
     def names(
         self, prefix: str, after: str | None, prefixes: list[str] | None, limit: int
     ) -> list[str]:
-        """The first names of topics in order, from behind ``after`` on (§1.3)."""
+        """Return up to ``limit`` topic names after ``after``, in ascending order (§1.3).
+
+        Only names that start with ``prefix`` and with one of ``prefixes``, the name prefixes of the
+        API key, are returned.
+        """
         found = _matching(self.by_name, prefix, after, prefixes)
         if len(found) > SORTED_RATIO * limit:
             return heapq.nsmallest(limit, found)
         return sorted(found)[:limit]
 
     def new_topic(self, name: str, config: TopicConfig, now: Now) -> Topic:
-        """The next incarnation of this name, not yet in the table."""
+        """Return a new incarnation of this name, without adding it to the table.
+
+        Its id and epoch are higher than all earlier ones of this shard.
+        """
         return Topic(
             self.last_id + self.shards,
             name,
@@ -78,29 +90,31 @@ class TopicTable:
         )
 
     def add(self, topic: Topic) -> None:
-        """From now on the topic is found by its name and by its id."""
+        """Make the topic available by its name and by its id."""
         topic.deleted = False
         self.by_name[topic.name] = self.by_id[topic.id] = topic
         self.last_id = max(self.last_id, topic.id)
         self.last_epoch = max(self.last_epoch, topic.epoch)
 
     def add_older(self, topic: Topic) -> None:
-        """`add`, but a later topic of the same name keeps the name."""
+        """Add the topic by its id, but do not replace a later topic of the same name."""
         later = self.by_name.get(topic.name)
         self.add(topic)
         if later is not None and later.id > topic.id:
             self.by_name[topic.name] = later
 
     def remove(self, topic: Topic) -> None:
-        """The topic is no longer found."""
+        """Remove the topic from the table, so that it is no longer found."""
         topic.deleted = True
         del self.by_id[topic.id]
         if self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
 
     def admit(self, topic: Topic, *, has_place: bool = False) -> None:
-        """`add` a new topic, which takes a place among those of the whole server. ``has_place``: it
-        is kept for this topic. Raises as `SharedCap.take`; then the topic is not there.
+        """Add a new topic, and count it against the server-wide topic cap.
+
+        ``has_place``: another shard has already reserved the slot for this topic. Raises the errors
+        of `SharedCap.take`; in this case the topic is not added.
         """
         if self.topic_cap is not None:
             if has_place:
@@ -110,40 +124,44 @@ class TopicTable:
         self.add(topic)
 
     def dismiss(self, topic: Topic) -> None:
-        """A topic that was admitted is not made: `remove` it and all that it has taken."""
+        """Undo `admit`: remove the topic and release its share of the caps."""
         self.remove(topic)
         self.vacate(topic)
 
     def vacate(self, topic: Topic) -> None:
-        """A topic that was removed is gone for good: its place and its bytes are free."""
+        """Release the slot and the bytes of a topic that was removed permanently."""
         if self.topic_cap is not None:
             self.topic_cap.give_back()
         if self.byte_quota is not None:
             self.byte_quota.release(topic)
 
     def let_go(self, topic: Topic) -> None:
-        """The append for which the topic was made is decided, or will not be."""
+        """Release the bytes held for the first append of the topic, because the append was decided
+        or dropped.
+        """
         if self.byte_quota is not None:
             self.byte_quota.let_go(topic)
 
     def take_lease_numbers(self, count: int) -> int:
-        """The first of ``count`` numbers of leases, which are never given again."""
+        """Return the first of ``count`` consecutive lease numbers. They are never returned
+        again.
+        """
         first = self.next_lease_number
         self.next_lease_number += count
         return first
 
     def reserve_ts(self, now: Now) -> int:
-        """The ceiling up to which frames of now reserve `$ts`."""
+        """Start a reservation of `$ts` by frames that are written now. Return its ceiling."""
         ceiling = now.ts + TS_AHEAD_MS
         self.reserving_ts = max(self.reserving_ts, ceiling)
         return ceiling
 
     def ts_reserved(self, ceiling: int) -> None:
-        """This reservation is durable."""
+        """Note that the reservation of `$ts` up to ``ceiling`` is durable."""
         self.reserved_ts = max(self.reserved_ts, ceiling)
 
     def forget_ts_reservation(self) -> None:
-        """A reservation of `$ts` failed: only what is durable counts."""
+        """Note that a reservation of `$ts` failed, and fall back to the durable one."""
         self.reserving_ts = self.reserved_ts
 
 

@@ -1,14 +1,15 @@
-"""Usage: what the topics of a shard hold, in sums, for the metrics (§8.3).
+"""Usage: the sums over all topics of a shard for the metrics (§8.3), such as records, bytes and
+leases.
 
-    a change, an expiry --touch--> touched --begin--> under way --step--> counted
-    the end of a lease, of a delay --its time--------^
+    a change, an expiry --touch--> touched --begin--> pending --step--> counted
+    the end of a lease or of a delay --its time-------^
 
-A shard may hold very many topics, so the sums are kept, with what was counted of each topic last,
-and only those that may have changed are counted again. A queue also changes by time: `begin` finds
-those whose time has come. A step counts a bounded number of topics. After the last one the sums are
-what counting all topics gives, but for what has changed since `begin`.
+A shard may have very many topics. So the sums are kept, together with the last figures of each
+topic, and only topics that may have changed are counted again. A queue also changes with time, so
+`begin` adds the queues whose time has come. A step counts a bounded number of topics. After the
+last step, the sums are the result of counting all topics, except for changes since `begin`.
 
-Keys and records that are too old count until they are dropped.
+Expired keys and expired records count until they are dropped.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from topics.engine.queue.timetable import NEVER
 from topics.engine.topic import Topic
 
 CLASSES: Final = {name: at for at, name in enumerate(("fsync", "disk", "memory", "ephemeral"))}
-STEP_TOPICS: Final = 512  # less than a millisecond
-STALE_MIN: Final = 1024  # fewer times that do not count are not swept up
+STEP_TOPICS: Final = 512  # topics per step, which take less than a millisecond
+STALE_MIN: Final = 1024  # a heap with fewer stale times is not rebuilt
 
 
 class Sums(NamedTuple):
-    """What all topics hold together. ``by_class``: topics, in the order of `CLASSES`."""
+    """The sums over all topics. ``by_class`` has the number of topics of each class, as in
+    `CLASSES`.
+    """
 
     by_class: tuple[int, ...]
     queues: int
@@ -38,13 +41,13 @@ class Sums(NamedTuple):
 
 
 Counted: TypeAlias = tuple[int, int, int, int, int, int, int]
-"""What one topic holds: the index of its class, and the fields of `Sums` behind the first."""
+"""The figures of one topic: the index of its class, and the fields of `Sums` after the first."""
 
 NOTHING: Final[Counted] = (0, 0, 0, 0, 0, 0, 0)
 
 
 class Usage:
-    """The sums over the topics of one shard. It begins with ``topics`` counted."""
+    """The sums over the topics of one shard. The constructor counts all ``topics``."""
 
     def __init__(self, topics: Iterable[Topic], now_ms: int) -> None:
         self._by_class = [0] * len(CLASSES)
@@ -52,20 +55,22 @@ class Usage:
         self._counted: dict[int, Counted] = {}  # by topic id
         self._touched: set[Topic] = set()
         self._under_way: list[Topic] = []
-        # Queues that change by time: a heap of (monotonic ms, topic id), and the entry that counts.
+        # Queues that change with time: a heap of (monotonic ms, topic id), and by topic id the
+        # current entry. Other entries of the heap are stale.
         self._times: list[tuple[int, int]] = []
         self._timed: dict[int, tuple[int, Topic]] = {}
-        self.touch = self._touched.add  # called for each change: a topic may hold something else
+        # Called for each change, because the figures of the topic may change.
+        self.touch = self._touched.add
         for topic in topics:
             self._count(topic, now_ms)
 
     @property
     def sums(self) -> Sums:
-        """What was counted up to the last step."""
+        """Return the sums as of the last step."""
         return Sums(tuple(self._by_class), *self._totals)
 
     def begin_anew(self, topics: Iterable[Topic]) -> None:
-        """Take all topics to be counted, and forget what was counted so far."""
+        """Discard the sums, and schedule all topics to be counted."""
         self._by_class, self._totals = [0] * len(CLASSES), [0] * len(NOTHING[1:])
         self._counted.clear()
         self._times.clear()
@@ -73,7 +78,7 @@ class Usage:
         self._under_way = list(topics)
 
     def begin(self, now_ms: int) -> None:
-        """Take what was touched, and queues whose time has come, to be counted."""
+        """Schedule the changed topics, and the queues whose time has come, to be counted."""
         self._under_way += self._touched
         self._touched.clear()
         while self._times and self._times[0][0] <= now_ms:
@@ -84,12 +89,13 @@ class Usage:
                 self._under_way.append(known[1])
 
     def step(self, now_ms: int) -> bool:
-        """Count some; whether there are more."""
+        """Count some of the scheduled topics. Return whether there are more."""
         for _ in range(min(STEP_TOPICS, len(self._under_way))):
             self._count(self._under_way.pop(), now_ms)
         return bool(self._under_way)
 
     def _count(self, topic: Topic, now_ms: int) -> None:
+        """Count one topic, and update the sums by the difference."""
         known = self._counted.get(topic.id)
         if topic.deleted:
             if known is not None:
@@ -110,22 +116,24 @@ class Usage:
             self._plan(topic, topic.jobs.next_at)
 
     def _add(self, before: Counted, after: Counted) -> None:
+        """Replace the figures of a topic in the sums."""
         totals = self._totals
         _, queue, records, size, *rest = before
         _, queue_now, records_now, size_now, *rest_now = after
         totals[0] += queue_now - queue
         totals[1] += records_now - records
         totals[2] += size_now - size
-        if rest != rest_now:  # seldom: keys, leases and delays
+        if rest != rest_now:  # rare: keys, leases and delays
             for at, (old, new) in enumerate(zip(rest, rest_now, strict=True), 3):
                 totals[at] += new - old
 
     def _plan(self, topic: Topic, next_at: int) -> None:
         """Count the queue again at ``next_at``.
 
-        A later time than is planned already is found out when that has come, and an earlier one
-        leaves the other where it is. Of those there are never many more than queues: a job may be
-        delayed by a month.
+        If an earlier time is planned already, it stays, and the later time is planned when that one
+        is reached. If a later time is planned, its entry becomes stale. The heap is rebuilt if it
+        has many more entries than queues, because a stale entry may stay for a month, which is the
+        longest delay.
         """
         planned = self._timed.get(topic.id)
         if next_at < NEVER and (planned is None or next_at < planned[0]):
@@ -137,6 +145,7 @@ class Usage:
 
 
 def _counted(topic: Topic, now_ms: int) -> Counted:
+    """Return the current figures of a topic."""
     jobs, durability = topic.jobs, CLASSES[topic.committed.durability]
     if jobs is None:
         return durability, 0, topic.count, topic.bytes, len(topic.dedupe), 0, 0

@@ -1,1 +1,3 @@
-"""Changes of topics: one module per kind, with its decision, frames, commit, undo and replay."""
+"""Changes of topics. There is one module for each kind, with its decision, frames, commit, undo and
+replay.
+"""

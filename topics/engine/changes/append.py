@@ -1,11 +1,12 @@
-"""Append: the records of one write get their seqs (§2).
+"""Append: assigns seqs to the records of one write (§2).
 
-A decision hands out seqs and `$ts`. The records go into an APPEND frame, or stay in memory
-(`ephemeral`). The commit puts them into the index and their key into the dedupe window, and applies
-caps.
+The decision assigns seqs and `$ts`. The records go into an APPEND frame, or stay in memory
+(`ephemeral`). The commit adds the records to the index and their idempotency key to the dedupe
+window, and applies caps.
 
-A write whose idempotency key is known is not decided again: its caller gets the `DedupeEntry`, or
-follows the first attempt while that is under way (`InFlightDuplicate`).
+A write whose idempotency key is known is not decided again. If the first attempt is committed, the
+caller gets its `DedupeEntry`. If the first attempt is in flight, the caller waits for it
+(`InFlightDuplicate`).
 """
 
 from __future__ import annotations
@@ -41,17 +42,20 @@ from topics.formats.disk.rendering import EncodedRecords, Rendering, encode
 from topics.formats.json_text import json_string
 
 _TAGS, _DELAYS = int(RecordFlags.TAGS), int(RecordFlags.DELAYS)
-MEMORY_GENERATION_SEQS = 1 << 16  # tags of records in memory are dropped in portions of so many
+# Number of seqs whose tags, if the records are in memory, share one index and are dropped together.
+MEMORY_GENERATION_SEQS = 1 << 16
 
 
 class Append(Change):
-    """Records under way.
+    """The records of one write that are not committed yet.
 
-    ``resident``: the records, when their class keeps them in memory only. ``ceiling``: up to which
-    seq the frames reserve, 0 when they do not; ``ts_ceiling``: the same for `$ts`. ``tags``:
-    ``(index, tag)`` of each record that has one. ``due``: of each record when it may be delivered
-    (wall ms), 0 for at once; empty when all are. ``followers``: retries of the same key, which the
-    caller answers.
+    - ``resident``: the records, if their class keeps them in memory only.
+    - ``ceiling``: the seq up to which the frames reserve seqs; 0 if they do not. ``ts_ceiling``:
+      the same for `$ts`.
+    - ``tags``: ``(index, tag)`` of each record that has a tag.
+    - ``due``: the delivery time of each record (wall ms), 0 for immediate delivery; empty if no
+      record has a delay.
+    - ``followers``: retries with the same key, which the caller answers together with this write.
     """
 
     __slots__ = (
@@ -73,7 +77,7 @@ class Append(Change):
     def __init__(
         self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None
     ) -> None:
-        # Without a call of `Change.__init__` for each write.
+        # `Change.__init__` is not called, because this constructor runs for each write.
         self.topic, self.sync = topic, False
         self.frames: list[Frame] = []
         self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
@@ -86,14 +90,16 @@ class Append(Change):
 
     @property
     def last_seq(self) -> int:
-        """Seq of the last record."""
+        """Return the seq of the last record."""
         return self.first_seq + self.count - 1
 
     def commit_records(
         self, table: TopicTable, locator: Locator, now: Now, generation: int
     ) -> None:
-        """Make the records readable. ``generation``: LSN at which their log file begins; their tags
-        are dropped with it.
+        """Make the records readable.
+
+        ``generation`` is the LSN at which their log file begins. Their tags are dropped together
+        with the other tags of this file.
         """
         topic = self.topic
         topic.pending -= 1
@@ -105,7 +111,7 @@ class Append(Change):
             table.ts_reserved(self.ts_ceiling)
         size = self.size
         topic.pending_bytes -= size
-        # `Topic.commit_records`, inline.
+        # This is `Topic.commit_records`, inlined for speed.
         first_seq, count, ts = self.first_seq, self.count, self.ts
         assert first_seq > topic.head_seq, "writes are committed in seq order"
         topic.index.add(first_seq, count, locator, size, ts)
@@ -129,7 +135,11 @@ class Append(Change):
             apply_caps(topic, table.store)
 
     def undo(self, table: TopicTable, /) -> None:
-        """Give seqs, bytes and key back. A streamed append may be decided and not yet under way."""
+        """Return the seqs, the bytes and the key to the topic.
+
+        This may also be called for a streamed append that is decided but whose frame is not queued
+        yet.
+        """
         self.note_settled()
         topic = self.topic
         assert topic.next_seq == self.last_seq + 1, "the last write is undone first"
@@ -146,21 +156,21 @@ class Append(Change):
 
 
 class InFlightDuplicate(NamedTuple):
-    """A retry whose first attempt, ``leader``, is under way: it gets the answer of that one."""
+    """A retry whose first attempt, ``leader``, is in flight. The retry gets the same response."""
 
     leader: Append
 
 
-# Deciding
+# Decisions
 
 
 def decide(
     table: TopicTable, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None
 ) -> Append | InFlightDuplicate | DedupeEntry:
-    """Give the records their seqs (§2), unless their key is known.
+    """Assign seqs to the records (§2), unless their idempotency key is known.
 
-    Raises `TopicFull` when they do not fit and the topic rejects, `TopicNotFound` when it is not to
-    be made.
+    Raise `TopicFull` if the records do not fit and the topic rejects writes when it is full. Raise
+    `TopicNotFound` if the topic does not exist and is not to be created.
     """
     topic = table.by_name.get(name)
     made = topic is None
@@ -209,10 +219,11 @@ def decide_streamed(
     now: Now,
     due: Sequence[int] = (),
 ) -> Append:
-    """Give seqs to a write that is rendered run by run, of ``size`` bytes. The topic has no other
-    change under way. ``due``: as `due_times` gives it.
+    """Assign seqs to a write of ``size`` bytes that is rendered in several runs.
 
-    Its frame holds no records: they must be durable in a blob before it is written.
+    No other change of the topic may be pending. ``due`` is a result of `due_times`. The frame
+    contains no records. The caller must make the records durable in a blob before it writes the
+    frame.
     """
     assert not topic.pending, "a streamed append has its topic to itself"
     check_topic_room(topic, len(body.records), size)
@@ -224,8 +235,8 @@ def decide_streamed(
     begin(change)
     change.due = due
     if topic.config.durability == "ephemeral":
-        # A reservation under way may fail while the records are still being rendered: only what is
-        # reserved durably counts.
+        # A reservation in flight may fail while the records are still being rendered. So only the
+        # durable reservation counts.
         keep_in_memory(table, change, topic.reserved_seq, now)
     else:
         frame = external_append_frame(
@@ -245,8 +256,10 @@ def make_topic(
     prefixes: list[str] | None = None,
     size: int = 0,
 ) -> put_topic.PutTopic:
-    """Make the topic that a streamed append asks for, before its records. ``size``: their bytes,
-    where it matters; room for them is kept until `decide_streamed` or `TopicTable.let_go`.
+    """Create the topic for a streamed append, before its records are rendered.
+
+    ``size`` is the number of bytes of the records. If a byte quota applies, it is held for them
+    until `decide_streamed` or `TopicTable.let_go`.
     """
     topic = put_topic.new_topic_for(table, name, body, now, prefixes)
     check_topic_room(topic, len(body.records), size)
@@ -263,7 +276,7 @@ def make_topic(
 
 
 def find_duplicate(topic: Topic, key: str, now: Now) -> InFlightDuplicate | DedupeEntry | None:
-    """The write that an idempotency key stands for, if it has been used (§0.8)."""
+    """Return the earlier write that has used this idempotency key, if it is still known (§0.8)."""
     leader = topic.pending_keys.get(key)
     if leader is not None:
         assert isinstance(leader, Append), "only appends have keys"
@@ -273,12 +286,16 @@ def find_duplicate(topic: Topic, key: str, now: Now) -> InFlightDuplicate | Dedu
 
 
 def keeps_key(topic: Topic, key: str) -> bool:
-    """Whether the key of a write is kept: with a window of 0 that of a copy alone."""
+    """Return whether the key of a write is stored. With a window of 0, only keys of copies are
+    stored.
+    """
     return topic.config.idempotency_window_ms > 0 or is_copy_key(key)
 
 
 def check_topic_room(topic: Topic, count: int, size: int) -> None:
-    """Raises `TopicFull` when the topic rejects what it has no room for (§1.1)."""
+    """Raise `TopicFull` if the topic rejects writes when it is full and these records do not fit
+    (§1.1).
+    """
     pending = topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
     check_room(
         topic.config,
@@ -289,13 +306,15 @@ def check_topic_room(topic: Topic, count: int, size: int) -> None:
 
 
 def take_bytes(table: TopicTable, topic: Topic, size: int) -> None:
-    """Charge the topic for a write that is decided now (§11). Raises as `SharedCap.take`."""
+    """Charge the topic for a write that is decided now (§11). Raise the errors of
+    `SharedCap.take`.
+    """
     if table.byte_quota is not None:
         table.byte_quota.take(topic, size)
 
 
 def _take_room(table: TopicTable, topic: Topic, size: int, *, is_new: bool) -> None:
-    """The topic's place, if it is new, and the bytes of its write: both or none."""
+    """Count a new topic and charge the bytes of its write. If one fails, do neither."""
     if is_new:
         table.admit(topic)
     try:
@@ -307,9 +326,10 @@ def _take_room(table: TopicTable, topic: Topic, size: int, *, is_new: bool) -> N
 
 
 def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
-    """When each record may be delivered (wall ms), 0 for at once; empty when all are.
+    """Return the delivery time of each record (wall ms), 0 for immediate delivery.
 
-    Raises `InvalidRequest` for a delay on a log, and for a time that is too far ahead.
+    Return an empty sequence if no record has a delay. Raise `InvalidRequest` for a delay in a topic
+    that is no queue, and for a time that is too far in the future.
     """
     if isinstance(body, PlainAppend) or not has_delays(body.records):
         return ()
@@ -327,7 +347,7 @@ def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
 
 
 def _delay(topic: Topic, first_seq: int, due: Sequence[int], now: Now) -> None:
-    """Some of the records, of a queue, are delivered later."""
+    """Add the delays of committed records to the jobs of the queue."""
     assert topic.jobs is not None, "only jobs have delays"
     for seq, due_ts in enumerate(due, first_seq):
         if due_ts:
@@ -335,7 +355,7 @@ def _delay(topic: Topic, first_seq: int, due: Sequence[int], now: Now) -> None:
 
 
 def begin(change: Append) -> None:
-    """The topic gives its next seqs to this write, which is pending from now on."""
+    """Assign the next seqs of the topic to this write, and count it as pending."""
     topic = change.topic
     if change.key is not None:
         topic.note_pending_key(change.key, change)
@@ -343,6 +363,8 @@ def begin(change: Append) -> None:
     topic.next_seq = next_seq = change.first_seq + change.count
     topic.pending_bytes += change.size
     topic.pending += 1
+    # The write waits for a sync if an earlier change of the topic does, because changes are
+    # committed in order, or if its seqs are above the durable reservation.
     if (
         change.sync
         or topic.pending_sync > 0
@@ -354,8 +376,9 @@ def begin(change: Append) -> None:
 
 
 def _begin_with_topic(table: TopicTable, change: Append, now: Now) -> None:
-    """Make the topic, which is admitted, with its first write. Its frame holds the head, so it is
-    encoded before the seqs are handed out.
+    """Create the topic, which is admitted already, together with its first write.
+
+    The TOPIC frame contains the head of the topic, so it is encoded before seqs are assigned.
     """
     change.frames.append(put_topic.frame_of(change.topic, now))
     change.created = change.is_config = change.sync = True
@@ -364,17 +387,18 @@ def _begin_with_topic(table: TopicTable, change: Append, now: Now) -> None:
 
 
 def keep_in_memory(table: TopicTable, change: Append, reserved_seq: int, now: Now) -> None:
-    """The log does not hold these records: their seqs are reserved before they are acknowledged.
+    """Reserve the seqs and the `$ts` of records in memory before they are acknowledged.
 
-    ``reserved_seq``: the reservation that is sure to hold when the frames of this change are
+    The log does not contain these records, so a restart could otherwise assign their seqs again.
+    ``reserved_seq`` is the reservation that certainly holds when the frames of this change are
     written.
     """
     topic = change.topic
     if change.last_seq > reserved_seq:
         change.ceiling = topic.reserve_above(change.last_seq)
         change.frames.append(seqs_reserved_frame(topic.id, change.ceiling))
-    # About once a second such a write waits for a reservation of `$ts`. The log knows every `$ts`
-    # that is above the clock.
+    # About once a second such a write reserves `$ts` and waits for the sync. The log contains every
+    # `$ts` that is above the clock.
     if now.ts > table.reserved_ts or (
         now.ts + TS_AHEAD_MS // 2 > table.reserved_ts == table.reserving_ts
     ):
@@ -384,6 +408,7 @@ def keep_in_memory(table: TopicTable, change: Append, reserved_seq: int, now: No
 
 
 def _tags_of(body: AppendBody) -> list[tuple[int, bytes]]:
+    """Return ``(index, tag)`` of the records that have a tag, each tag as a JSON string."""
     if isinstance(body, PlainAppend):
         return []
     return [
@@ -403,8 +428,10 @@ def replay(
     generation: int = 0,
     checkpointed: bool = False,
 ) -> Topic | None:
-    """The topic, None for a write that is passed over. ``external_size``: bytes of its records in a
-    blob; ``generation``: LSN at which the log file begins. Raises `Misfit`.
+    """Replay an APPEND frame. Return the topic, or None if the write is skipped.
+
+    ``external_size`` is the number of bytes of the records if they are in a blob. ``generation`` is
+    the LSN at which the log file begins. Raise `Misfit` if the frame cannot follow on the state.
     """
     _, _, lsn, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
     table = replay.table
@@ -415,7 +442,7 @@ def replay(
         raise Misfit(
             "the topic is not known" if topic is None else f"seq {first_seq} is there already"
         )
-    # `Topic.commit_records` and more, inline: a start replays frames by the million.
+    # This inlines `Topic.commit_records` and more, because a start replays millions of frames.
     size = external_size or (
         blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count
     )
@@ -425,7 +452,7 @@ def replay(
     topic.head_seq = topic.logged_seq = next_seq - 1
     topic.count += count
     topic.bytes += size
-    if ts_ms >= topic.last_ts:  # the checkpoint may hold a later one, of records in memory
+    if ts_ms >= topic.last_ts:  # the checkpoint may contain a later `$ts`, of records in memory
         topic.last_write_ts = topic.last_ts = ts_ms
     if first_seq < topic.start_seq:
         trim(topic, len(topic.index) - 1, table.store)

@@ -1,4 +1,4 @@
-"""Replay of a frame by its kind."""
+"""Replay of frames: dispatches a frame to the module of its kind."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
 
 
 def replay_frame(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """A frame of any kind but APPEND, which `append.replay` takes: it needs more, and is by far the
-    most frequent. Raises `Misfit`.
+    """Replay a frame of any kind except APPEND. Raise `Misfit` if it cannot follow on the state.
+
+    APPEND frames go to `append.replay` directly, because it needs more arguments and they are by
+    far the most frequent.
     """
     play = REPLAYS.get(header.kind)
     if play is None:

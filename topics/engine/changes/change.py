@@ -1,11 +1,12 @@
-"""Base of all changes: what is decided about one topic, and waits until its frames are durable.
+"""Base of all changes. A change is a decision about one topic that waits until its frames are
+durable.
 
     decide  ->  Change  ->  (the caller makes its frames durable)  ->  commit
-                                                                  '->  undo, when that failed
+                                                                  '->  undo, if that failed
 
-A decision hands out seqs and counts as pending; only `commit` makes it visible to readers. Changes
-of one topic are committed in the order of their decisions. When the log fails, every change that is
-not committed is undone, the last one first.
+A decision assigns seqs and counts as pending. Only `commit` makes it visible to readers. Changes of
+one topic are committed in the order of their decisions. If the log fails, every change that is not
+committed is undone, the last one first.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from topics.formats.disk.frames import Frame
 
 
 class Change:
-    """A decided change of one topic. ``sync``: it is answered only after a sync of its frames.
-    ``is_config``: it makes, configures or deletes the topic.
+    """A decided change of one topic.
+
+    ``sync``: the change is acknowledged only after a sync of its frames. ``is_config``: the change
+    creates, configures or deletes the topic.
     """
 
     __slots__ = ("frames", "sync", "topic")
@@ -27,21 +30,23 @@ class Change:
         self.topic, self.frames, self.sync = topic, frames, sync
 
     def commit(self, _: TopicTable, /) -> None:
-        """Make it visible: its frames are as durable as the class of the topic promises."""
+        """Make the change visible. Its frames are as durable as the class of the topic promises."""
         self.note_settled()
 
     def undo(self, _: TopicTable, /) -> None:
-        """Take it back: its frames could not be written. It gives back what it took, no more."""
+        """Roll back the change, because its frames could not be written. Other changes are not
+        affected.
+        """
         self.note_settled()
 
     def note_pending(self) -> None:
-        """Count it among the changes of its topic that are not committed."""
+        """Count the change as pending for its topic."""
         self.topic.pending += 1
         if self.sync:
             self.topic.pending_sync += 1
 
     def note_settled(self) -> None:
-        """It is committed or undone."""
+        """Count the change as committed or undone."""
         self.topic.pending -= 1
         if self.sync:
             self.topic.pending_sync -= 1

@@ -1,14 +1,16 @@
-"""Delete records: what is below a seq, what has a tag, or both (§5).
+"""Delete records: the records below a seq, the records with a tag, or both (§5).
 
-Which seqs go is decided at once, of those that are there now. The log is told by a DELETE frame if
-it holds any of them; to replay that twice does no harm.
+The decision selects the records among those that exist at this moment. It writes a DELETE frame if
+the log contains any of them. Replaying the frame twice has no effect.
 
-A delete that takes many records is decided slice by slice, so that no turn of the shard is long:
-each slice is a change with a DELETE frame of its own, and ``rest`` says what is left. What the
-whole delete may take is fixed when it is asked for: nothing at ``bound`` or behind it. In one piece
-1.5 M of 3 M records stopped their shard for 6.6 s. A frame with predicate and bound instead of runs
-would need the tags of records that are gone by the replay; one frame for all, committed in slices,
-would have to say how far. A kill between two slices leaves a part, the lowest seqs, unanswered.
+A delete of many records is decided in slices, so that no iteration of the shard loop is long. Each
+slice is a change with its own DELETE frame, and ``rest`` describes the remaining part. The request
+fixes the bound of the delete: it removes no record at ``bound`` or above. If the process is killed
+between two slices, only the lowest seqs are deleted and the request is not answered.
+
+Alternatives that were rejected: deleting 1.5 M of 3 M records in one step blocked the shard for
+6.6 s. A frame with the condition instead of runs would require the tags of records that no longer
+exist at the replay. One frame for all slices would have to record the progress.
 """
 
 from __future__ import annotations
@@ -36,20 +38,22 @@ from topics.formats.disk.frames import Frame, FrameHeader
 from topics.formats.json_text import json_string
 from topics.formats.ranges import SeqRun, runs_of_seqs
 
-# Of one slice, which takes a few milliseconds to decide and to commit.
-SLICE_RECORDS: Final = 2048  # that match
-RUN_SHARE: Final = 8  # so many count as one, where a whole window of them matches
-SLICE_ENTRIES: Final = 4096  # of the index, when all records below a seq go
-SLICE_JOBS: Final = 4096  # seqs of a queue, likewise
-SLICE_LOOKS: Final = 16_384  # tags and deleted records that are looked at, about
-# Seqs that are looked at together: twice as many each time, while few of them match.
+# Bounds of one slice, which takes a few milliseconds to decide and to commit.
+SLICE_RECORDS: Final = 2048  # matching records
+RUN_SHARE: Final = 8  # this number of records counts as one, if all records of a window match
+SLICE_ENTRIES: Final = 4096  # entries of the index, if all records below a seq are deleted
+SLICE_JOBS: Final = 4096  # seqs of a queue, in the same case
+SLICE_LOOKS: Final = 16_384  # examined tags and deleted records, approximately
+# Number of seqs that are examined together. It doubles while few of them match.
 WINDOW_MIN_SEQS: Final = 2048
 WINDOW_MAX_SEQS: Final = 65_536  # as many as an extent has at most
-EXTENT_LOOKS: Final = 64  # what it costs to find a tag in an extent
+EXTENT_LOOKS: Final = 64  # cost of a tag lookup in an extent, in the unit of `SLICE_LOOKS`
 
 
 class Rest(NamedTuple):
-    """What is left of a delete: the records from ``first`` on and below ``bound`` that match."""
+    """The remaining part of a delete: the matching records from ``first`` on and below
+    ``bound``.
+    """
 
     topic: Topic
     first: int
@@ -58,8 +62,11 @@ class Rest(NamedTuple):
 
 
 class DeleteRecords(Change):
-    """Records that go: those in ``runs``, or all below ``bound`` when that is None. ``deleted``:
-    how many they were, known after the commit. ``rest``: what the next slice goes on with.
+    """One slice of a delete: the records in ``runs``, or all records below ``bound`` if ``runs`` is
+    None.
+
+    ``deleted`` is the number of deleted records, known after the commit. ``rest`` describes the
+    next slice, or is None if there is none.
     """
 
     __slots__ = ("bound", "deleted", "first", "match", "rest", "runs")
@@ -78,7 +85,7 @@ class DeleteRecords(Change):
         self.deleted = 0
 
     def commit(self, table: TopicTable, /) -> None:
-        """Flag the records, or cut them off the index."""
+        """Flag the records as deleted, or cut them off the index."""
         self.note_settled()
         topic, before = self.topic, self.topic.count
         if self.runs is None:
@@ -91,18 +98,20 @@ class DeleteRecords(Change):
                 tags.forget(self.match, self.first, self.bound)
 
     def frame(self, now: Now) -> Frame:
-        """The DELETE frame."""
+        """Return the DELETE frame."""
         if self.runs is None:
             return delete_below_frame(self.topic.id, self.bound, now.ts)
         return delete_runs_frame(self.topic.id, self.runs, now.ts)
 
 
-# Deciding
+# Decisions
 
 
 def asked(table: TopicTable, name: str, before_seq: int | None, match: TagMatch | None) -> Rest:
-    """What a delete of now is about: the records below ``before_seq`` that match, of those that are
-    there (§5). Raises `TopicNotFound`.
+    """Return what a delete that is requested now may remove (§5).
+
+    These are the existing records below ``before_seq`` that match. Raise `TopicNotFound` if the
+    topic does not exist.
     """
     topic = table.topic(name)
     bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
@@ -110,8 +119,10 @@ def asked(table: TopicTable, name: str, before_seq: int | None, match: TagMatch 
 
 
 def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
-    """Delete the first slice of ``rest``; ``rest`` of the change is what is left then. The topic
-    still stands, and the slice before this one is committed.
+    """Delete the first slice of ``rest``. The ``rest`` of the returned change is the remaining
+    part.
+
+    The topic must still exist, and the previous slice must be committed.
     """
     topic, first, bound, match = rest
     runs = None
@@ -125,7 +136,8 @@ def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
     change = DeleteRecords(topic, stop, runs, match, first)
     if stop < bound:
         change.rest = Rest(topic, stop, bound, match)
-    # No replay needs to be told of what the log does not hold.
+    # A later slice of the request is decided when this one is committed.
+    # The log needs no frame if it contains none of the records.
     if is_any and (runs[0].first if runs else topic.start_seq) <= topic.logged_seq:
         change.frames.append(change.frame(now))
     change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
@@ -134,11 +146,12 @@ def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
 
 
 def must_wait(table: TopicTable, name: str) -> bool:
-    """Whether a delete of matching records is decided only when its topic has no other change under
-    way.
+    """Return whether a delete of matching records must wait until its topic has no pending changes.
 
-    A replay lets what this delete names live until it comes to it. Had another delete taken some of
-    that before, caps on the way would count it and evict more than they did at first.
+    A start clears the delete flags of all records that a DELETE frame still to be replayed names,
+    so that the replay finds them live until then. If such a frame also named records that a pending
+    change removes first, the start would make these records live again, too. The caps that are
+    applied in between would count them, and would evict more than the first time.
     """
     topic = table.by_name.get(name)
     return (
@@ -149,7 +162,7 @@ def must_wait(table: TopicTable, name: str) -> bool:
 
 
 def _cut_slice(topic: Topic, bound: int) -> int:
-    """The seq below which one slice cuts, of a topic of which all below ``bound`` goes."""
+    """Return the seq below which one slice cuts, if all records below ``bound`` are deleted."""
     index = topic.index
     if len(index) > SLICE_ENTRIES:
         bound = min(bound, index.entry(SLICE_ENTRIES)[0])
@@ -161,13 +174,17 @@ def _cut_slice(topic: Topic, bound: int) -> int:
 def matching_slice(
     topic: Topic, match: TagMatch, first: int, bound: int, store: Store
 ) -> tuple[list[int], int]:
-    """Seqs of one slice, from ``first`` on and below ``bound``, rising; some of them may be gone.
-    And the seq where the next slice begins.
+    """Return the matching seqs of one slice and the seq at which the next slice begins.
+
+    The seqs are from ``first`` on and below ``bound``, in ascending order. Some of them may belong
+    to deleted records.
     """
     seqs: list[int] = []
     at, window, room, looked = max(first, topic.start_seq), WINDOW_MIN_SEQS, SLICE_RECORDS, 0
     while at < bound and room > 0 and looked < SLICE_LOOKS:
         found, stop, looks = _matching(topic, match, at, min(at + window, bound), store)
+        # If all records of the window match, they become one run, which is cheaper than single
+        # records. Otherwise cut the result at the limit, and search a wider window next.
         if len(found) == stop - at:
             room -= -(-len(found) // RUN_SHARE)
             window = WINDOW_MIN_SEQS
@@ -185,8 +202,9 @@ def matching_slice(
 def _matching(
     topic: Topic, match: TagMatch, first: int, stop: int, store: Store
 ) -> tuple[list[int], int, int]:
-    """Seqs from ``first`` on that match, rising; the seq up to which that is all, ``stop`` at most;
-    and how much was looked at.
+    """Return matching seqs, the seq up to which they are complete, and the cost of the search.
+
+    The seqs are from ``first`` on, in ascending order. The search ends at ``stop`` or earlier.
     """
     seqs: list[int] = []
     looked = 0
@@ -210,12 +228,13 @@ def _matching(
 def _matching_in_extent(
     entry: IndexEntry, match: TagMatch, first: int, stop: int, store: Store
 ) -> tuple[list[int], int]:
-    """Seqs of the live records of an extent that match, and how much was looked at."""
+    """Return the seqs of the live records of an extent that match, and the cost of the search."""
     try:
         view = cast("ExtentView", store.records(entry.locator))
         flags = store.delete_flags(entry.locator)
     except Unreadable:
-        # Its tags are unknown, and the rest of the topic must not stay because of it.
+        # The tags of the extent cannot be read. Skip it, so that the delete can continue with the
+        # rest of the topic.
         return [], EXTENT_LOOKS
     first_seq = entry.first_seq
     begin, end = max(first - first_seq, 0), min(stop - first_seq, entry.record_count)
@@ -232,7 +251,7 @@ def _matching_in_extent(
 
 
 def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """Raises `Misfit`."""
+    """Replay a DELETE frame. Raise `Misfit` if the frame cannot follow on the state."""
     topic = replay.topic_of(header, checkpointed)
     if topic is None:
         return

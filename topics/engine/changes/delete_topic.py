@@ -1,5 +1,7 @@
-"""Delete topic: a topic goes with everything in it (§1.4). Its name is free at once, the rest when
-the TOPIC_DELETED frame is durable.
+"""Delete topic: deletes a topic with all of its records (§1.4).
+
+The name is available immediately. The slot, the bytes and the records are released when the
+TOPIC_DELETED frame is durable.
 """
 
 from __future__ import annotations
@@ -15,32 +17,33 @@ from topics.formats.disk.frames import FrameHeader
 
 
 class DeleteTopic(Change):
-    """A topic that goes."""
+    """The deletion of a topic."""
 
     __slots__ = ()
     is_config = True
 
     def commit(self, table: TopicTable, /) -> None:
-        """Free its place and its bytes (§11); the caller frees its records."""
+        """Release its slot and its bytes in the shared caps (§11). The caller frees its records."""
         self.note_settled()
         table.vacate(self.topic)
 
     def undo(self, table: TopicTable, /) -> None:
-        """Put the topic back."""
+        """Add the topic to the table again."""
         self.note_settled()
         table.add(self.topic)
 
 
 def check(table: TopicTable, name: str, if_empty: bool) -> None:
-    """Raises `TopicNotEmpty` when `decide` would."""
+    """Raise `TopicNotEmpty` if ``if_empty`` is set and the topic has records or pending writes."""
     topic = table.by_name.get(name)
     if if_empty and topic and (topic.count or topic.next_seq > topic.head_seq + 1):
         raise TopicNotEmpty(f'topic "{name}" holds records', topic=name, count=topic.count)
 
 
 def decide(table: TopicTable, name: str, if_empty: bool, now: Now) -> DeleteTopic | None:
-    """Remove a topic with everything in it (§1.4); None when there is none. Raises
-    `TopicNotEmpty`.
+    """Delete a topic with all of its records (§1.4). Return None if it does not exist.
+
+    Raise `TopicNotEmpty` as `check` does.
     """
     topic = table.by_name.get(name)
     if topic is None:
@@ -53,7 +56,7 @@ def decide(table: TopicTable, name: str, if_empty: bool, now: Now) -> DeleteTopi
 
 
 def replay(replay: Replay, header: FrameHeader, _body: Buffer, checkpointed: bool) -> None:
-    """Raises `Misfit`."""
+    """Replay a TOPIC_DELETED frame. Raise `Misfit` if the topic is not known."""
     topic = replay.topic_of(header, checkpointed)
     if topic is not None:
         replay.table.delete_flags.forget(topic.index.locators())

@@ -1,9 +1,9 @@
-"""Finish jobs: an ack, or the end of a move to another topic, takes jobs away for good (§10.4).
+"""Finish jobs: deletes jobs after an ack, or after they were moved to another topic (§10.4).
 
-decide   the jobs are nobody's from now on; a DELETE frame when the log holds any of them
-commit   their records are deleted
-undo     an acked job is held again; one that was moved stays dying, for the topic has it
-replay   a DELETE frame (`delete_records.replay`); its flag DEAD_LETTERED counts its jobs
+decide   no client can claim the jobs from now on; a DELETE frame if the log contains any
+commit   deletes their records
+undo     an acked job is leased again; a moved job stays dying, because the target has it
+replay   a DELETE frame (`delete_records.replay`); its flag DEAD_LETTERED counts the jobs
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ SEQ = attrgetter("seq")
 
 
 class FinishJobs(Change):
-    """Jobs that go: ``seqs``, rising. ``leases``: of an ack, those that its holders had.
-    ``dead_lettered``: a dead-letter topic has the jobs.
+    """Jobs that are deleted: ``seqs``, in ascending order.
+
+    ``leases`` has the former leases of acked jobs. ``dead_lettered``: the dead-letter topic
+    contains the jobs.
     """
 
     __slots__ = ("_dead_lettered", "leases", "runs", "seqs")
@@ -43,7 +45,7 @@ class FinishJobs(Change):
     ) -> None:
         self.topic, self.seqs, self.leases, self._dead_lettered = topic, seqs, leases, dead_lettered
         self.runs = runs_of_seqs(seqs)
-        # No replay needs to be told of what the log does not hold.
+        # The log needs no frame if it contains none of the jobs.
         self.frames = (
             [delete_runs_frame(topic.id, self.runs, now.ts, dead_lettered=dead_lettered)]
             if seqs and seqs[0] <= topic.logged_seq
@@ -53,45 +55,50 @@ class FinishJobs(Change):
         self.note_pending()
 
     def commit(self, table: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Delete the records of the jobs, and count the dead-lettered ones."""
         self.note_settled()
         jobs = jobs_of(self.topic) if self.leases or self._dead_lettered else None
         if jobs is not None and self._dead_lettered:
-            jobs.dead_lettered += len(self.seqs)  # whatever damage there is, as a replay
+            jobs.dead_lettered += len(self.seqs)  # also if records are damaged, as a replay does
         elif jobs is not None:
             jobs.finish(self.seqs)
         if self.runs:
             delete_runs(self.topic, self.runs, table.store, are_finished=bool(self.leases))
 
     def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
+        """Restore the leases of acked jobs."""
         self.note_settled()
         for lease in self.leases:
             jobs_of(self.topic).restore_lease(lease)
 
 
-# Deciding
+# Decisions
 
 
 def begin_ack(
     topic: Topic, node: str, seqs: Sequence[int], tokens: Sequence[str] | None, now: Now
 ) -> tuple[list[Lease], list[int]]:
-    """End the leases of the jobs that ``node`` holds (§10.4): they are for `ack`. ``tokens``: of
-    the leases, one for each seq, if they are to be checked. Also gives the seqs that are not held.
+    """End the leases of the jobs that ``node`` holds, and return the leases for `ack` (§10.4).
+
+    ``tokens`` has the lease token of each seq, if the tokens are to be checked. Also return the
+    seqs that are not held.
     """
     held, skipped = held_by(topic, node, seqs, tokens, now)
     return jobs_of(topic).begin_acks(held), skipped
 
 
 def ack(topic: Topic, leases: Iterable[Lease], now: Now) -> FinishJobs:
-    """Delete the jobs of these leases for good, of one ack or of several."""
+    """Delete the jobs of these leases permanently. The leases may come from several ack
+    requests.
+    """
     leases = sorted(leases, key=SEQ)
     return FinishJobs(topic, [*map(SEQ, leases)], now, leases=leases)
 
 
 def bury(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
-    """The dead-letter topic has these jobs: delete them. Those whose record has gone meanwhile are
-    not counted.
+    """Delete jobs that the dead-letter topic contains now.
+
+    A job whose record was deleted in the meantime is not counted.
     """
     dying = jobs_of(topic).dying
     there = sorted(seq for seq in seqs if seq in dying)
@@ -99,5 +106,5 @@ def bury(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
 
 
 def remove(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
-    """These records were set aside, and go."""
+    """Delete records that were reserved for a move."""
     return FinishJobs(topic, sorted(seqs), now)

@@ -1,6 +1,7 @@
-"""Floor moved: records went by age or cap, and the log is told where the topic begins (§0.7).
+"""Floor moved: logs where a topic begins, after records were removed by age or by a cap (§0.7).
 
-What is too old goes at once. There is a FLOOR frame when a replay could not find out by itself.
+Expired records are removed immediately. A FLOOR frame is written only if a replay could not compute
+the floors from the other frames.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from topics.formats.disk.frames import FrameHeader
 
 
 class FloorMoved(Change):
-    """Records went of themselves. It does not count as pending: nobody waits for it."""
+    """Logs the floors of a topic. It does not count as pending, because no caller waits for it."""
 
     __slots__ = ()
 
     def commit(self, _: TopicTable, /) -> None:
-        """Do nothing: the records are gone."""
+        """Do nothing, because the records are removed already."""
 
     def undo(self, _: TopicTable, /) -> None:
-        """Tell the log again: what was shown as gone stays so."""
+        """Schedule another FLOOR frame, because readers may have seen the floors already."""
         self.topic.floor_due = True
 
 
 def decide(table: TopicTable, topic: Topic, now: Now) -> FloorMoved | None:
-    """Remove what is too old, before anything is answered or decided. The change tells the log, if
-    it must know.
+    """Remove expired records. The caller does this before it answers a request or decides a change.
+
+    Return a change if the log needs the floors, else None.
     """
     expire(topic, now.ts, table.store)
     if not topic.floor_due:
@@ -41,12 +43,14 @@ def decide(table: TopicTable, topic: Topic, now: Now) -> FloorMoved | None:
 
 
 def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """Raises `Misfit`."""
+    """Replay a FLOOR frame. Raise `Misfit` if the topic is not known."""
     topic = replay.topic_of(header, checkpointed)
     if topic is None or header.lsn < replay.news_from(topic):
         return
     floors = decode_floors(body)
     if floors.cap < topic.cap_floor <= header.first_seq:
-        # A write before this frame was committed after it: its cap found these records gone.
+        # A write before this frame was committed after it. When its cap was applied, these records
+        # had already been removed. The replay has removed them by the cap, so the cap floor is
+        # corrected.
         topic.cap_floor = floors.cap
     replay.raise_floors(topic, floors, header.first_seq)

@@ -1,13 +1,13 @@
-"""Forward: routers append copies to their dests, together with their cursors (§6).
+"""Forward: a router appends copies to its dest, together with its cursor (§6).
 
-    Forward   copies for one dest, and the cursor of its router; for an `ephemeral` dest the copies
-              stay in memory and the log holds the cursor alone
-    Advance   no copies: what the source has lost shows in the dest as burnt seqs; or the cursor
-              alone, over records that nobody wanted
+    Forward   copies for one dest and the cursor of its router; for an `ephemeral` dest, the copies
+              stay in memory and the log only contains the cursor
+    Advance   no copies; either the dest skips seqs for lost records of the source, or only the
+              cursor moves, over records that are not forwarded
 
-The changes of all dests that take the same from one source share ONE FORWARD frame
-(``formats/disk/copies.py``). It holds copies and cursors, so a crash leaves both or neither: no
-record is skipped, and none is forwarded twice.
+The changes of all dests that receive the same records from one source share ONE FORWARD frame
+(``formats/disk/copies.py``). The frame contains the copies and the cursors, so after a crash the
+log has either both or neither. No record is skipped, and no record is forwarded twice.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _TAGS = int(RecordFlags.TAGS)
 
 
 class Taker(NamedTuple):
-    """A dest that takes part in a forward, for one router, which is called ``name``. ``total``:
-    copies that the router has made before.
+    """A dest that takes part in a forward, for one router with this ``name``.
+
+    ``total`` is the number of copies that the router has made before.
     """
 
     topic: Topic
@@ -54,7 +55,9 @@ class Taker(NamedTuple):
 
 
 class Forward(Append):
-    """Copies under way. ``reached``: where the router stands when they are committed."""
+    """Copies that are not committed yet. ``reached`` is the progress of the router after the
+    commit.
+    """
 
     __slots__ = ("hop", "reached", "router")
 
@@ -66,15 +69,18 @@ class Forward(Append):
     def commit_records(
         self, table: TopicTable, locator: Locator, now: Now, generation: int
     ) -> None:
-        """Note where the router stands, and make the copies readable."""
-        # In this order: caps may meet damage, and the copies are there nevertheless.
+        """Set the progress of the router, and make the copies readable."""
+        # The order matters. Applying caps may raise if it reads damaged bytes, but the copies are
+        # committed nevertheless.
         note_derivation(self.topic, self.router, self.reached)
         super().commit_records(table, locator, now, generation)
 
 
 class Advance(Change):
-    """A cursor that moves on without copies; ``burnt``: seqs of the dest that stand for what the
-    source has lost.
+    """Moves a cursor without copies.
+
+    ``burnt`` is the range of skipped seqs in the dest. It represents the lost records of the
+    source.
     """
 
     __slots__ = ("burnt", "hop", "reached", "router", "trimmed")
@@ -92,7 +98,7 @@ class Advance(Change):
         self.note_pending()
 
     def commit(self, _: TopicTable, /) -> None:
-        """Move the cursor; readers are told of the burnt seqs."""
+        """Set the progress of the router, and report the skipped seqs to readers."""
         self.note_settled()
         if self.burnt is not None:
             self.topic.pending_burnt -= self.trimmed
@@ -100,7 +106,7 @@ class Advance(Change):
         note_derivation(self.topic, self.router, self.reached)
 
     def undo(self, _: TopicTable, /) -> None:
-        """Give the seqs back."""
+        """Return the skipped seqs to the topic."""
         self.note_settled()
         if self.burnt is not None:
             self.topic.pending_burnt -= self.trimmed
@@ -109,8 +115,10 @@ class Advance(Change):
 
 
 class Forwarded(NamedTuple):
-    """What was decided: the frame for all of ``changes``, in the order of its rows, and the takers
-    for which the server has no room.
+    """The result of a decision.
+
+    ``frame`` is the frame for all of ``changes``, in the order of its rows. ``refused`` has the
+    takers whose bytes do not fit into the server-wide quota.
     """
 
     frame: Frame
@@ -118,7 +126,7 @@ class Forwarded(NamedTuple):
     refused: Sequence[Taker] = ()
 
 
-# Deciding
+# Decisions
 
 
 def forward(
@@ -129,8 +137,10 @@ def forward(
     ts: int,
     now: Now,
 ) -> Forwarded:
-    """Append the copies of ``copier`` to the dests of ``takers``, which have room for them and
-    whose `copy_ts` is ``ts`` (§6). ``body``: of the frame, rows omitted.
+    """Append the copies of ``copier`` to the dests of ``takers`` (§6).
+
+    The dests must have capacity for the copies, and the `copy_ts` of each must be ``ts``. ``body``
+    is the body of the frame without rows.
     """
     changes, refused, rows = [], [], []
     tags = [*view_of(copier.render(1, ts)).tagged(0, copier.count)] if copier.flags & _TAGS else ()
@@ -139,7 +149,7 @@ def forward(
         size = copier.size(topic.next_seq, ts)
         try:
             append.take_bytes(table, topic, size)
-        except (Throttled, NotReady):  # another shard was faster
+        except (Throttled, NotReady):  # another shard has used up the quota in the meantime
             refused.append(taker)
             continue
         change = Forward(taker, copier.count, size, ts, body.cursor, body.hop)
@@ -160,13 +170,13 @@ def forward(
 
 
 def copy_ts(topic: Topic, now: Now) -> int:
-    """``$ts`` of copies that are decided now."""
+    """Return the `$ts` of copies that are decided now."""
     return max(now.ts, topic.last_ts)
 
 
 def fitting(table: TopicTable, topic: Topic, copier: Copier, ts: int) -> int:
-    """How many of these copies, the first ones, the topic and the server have room for (§1.1,
-    §11).
+    """Return how many of these copies, from the first one on, fit into the topic and the server
+    (§1.1, §11).
     """
     count = room_for(topic, copier.count)
     left = bytes_left(table, topic)
@@ -176,7 +186,9 @@ def fitting(table: TopicTable, topic: Topic, copier: Copier, ts: int) -> int:
 
 
 def room_for(topic: Topic, count: int) -> int:
-    """How many of ``count`` records the cap of a topic that rejects has room for."""
+    """Return how many of ``count`` records fit under the cap of a topic that rejects writes when
+    full.
+    """
     config = topic.config
     if config.discard != "reject" or not config.cap_records:
         return count
@@ -185,7 +197,9 @@ def room_for(topic: Topic, count: int) -> int:
 
 
 def bytes_left(table: TopicTable, topic: Topic) -> int | None:
-    """Bytes that the topic and the server have room for; None: there is no bound."""
+    """Return the bytes that still fit into the topic and the server, or None if there is no
+    bound.
+    """
     config, left = topic.config, None
     if config.discard == "reject" and config.cap_bytes:
         left = config.cap_bytes - topic.bytes - topic.pending_bytes
@@ -197,8 +211,10 @@ def bytes_left(table: TopicTable, topic: Topic) -> int | None:
 
 
 def advance(takers: Sequence[Taker], cursor: int, trimmed: int, hop: int, now: Now) -> Forwarded:
-    """Move routers on to ``cursor`` without copies. ``trimmed``: how many seqs the source has lost;
-    ``hop``: of the seqs that are burnt for them.
+    """Move the cursors of routers to ``cursor`` without copies.
+
+    ``trimmed`` is the number of seqs that the source has lost, and ``hop`` is the hop of the seqs
+    that are skipped for them.
     """
     ts = max(copy_ts(taker.topic, now) for taker in takers)
     changes = [Advance(taker, trimmed, cursor, hop) for taker in takers]
@@ -220,7 +236,10 @@ def replay(
     checkpointed: bool,
     generation: int = 0,
 ) -> None:
-    """``generation``: LSN at which the log file begins. Raises `Misfit`."""
+    """Replay a FORWARD frame. Raise `Misfit` if it cannot follow on the state.
+
+    ``generation`` is the LSN at which the log file begins.
+    """
     for index, row in enumerate(held.rows):
         lsn = row_lsn(header.lsn, header.ext_len, index)
         copy = header._replace(lsn=lsn, topic_id=row.topic_id, first_seq=row.first_seq)
@@ -240,13 +259,15 @@ def replay(
 def replay_trim(
     replay: Replay, header: FrameHeader, topic: Topic, trimmed: int, checkpointed: bool
 ) -> None:
-    """Seqs of a dest were burnt, from the ``first_seq`` of ``header`` on. Raises `Misfit`."""
+    """Replay seqs that a dest has skipped, from the ``first_seq`` of ``header`` on. Raise `Misfit`
+    if they are used already.
+    """
     if header.first_seq <= topic.head_seq:
         if not checkpointed:
             raise Misfit(f"seq {header.first_seq} is there already")
         return
     known_to = max(topic.head_seq, replay.restored_head(topic))
-    if header.first_seq > known_to + 1:  # records in memory were between
+    if header.first_seq > known_to + 1:  # the seqs between belonged to records in memory
         topic.losses = united(topic.losses, (SeqRange(known_to + 1, header.first_seq - 1),))
     trim_to(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1))
     topic.next_seq = topic.head_seq + 1

@@ -1,13 +1,13 @@
-"""Lease jobs: jobs are claimed, released or extended, or begin their move to a dead-letter topic
+"""Lease jobs: claims, releases and extends jobs, or starts their move to a dead-letter topic
 (§10.2, §10.5, §10.6).
 
-decide   effective at once; a LEASE frame where leases are durable, and for every move
-commit   nothing is left to do: the caller answers
-undo     the leases are as before, of jobs that nothing else has happened to
-replay   LEASE frames go into the ledger (`topics.engine.queue.ledger`)
+    decide   effective immediately; a LEASE frame if leases are durable, and for every move
+    commit   does nothing; the caller answers the request
+    undo     restores the former leases, except of jobs that have changed again since
+    replay   LEASE frames change the ledger (`topics.engine.queue.ledger`)
 
-A change without frames is answered at once. One with frames is answered when they are as durable as
-the class of the topic promises; a move is synced before it goes on.
+A change without frames is acknowledged immediately. A change with frames is acknowledged when they
+are as durable as the class of the topic promises. A move is synced before it continues.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from topics.formats.disk.frames import Frame
 
 
 class LeaseChange(Change):
-    """What has become of leases. ``seqs``: the jobs; ``skipped``: those that were asked for and are
-    not held. ``until_ts``: their new deadline (wall ms). ``jobs``: those of a claim.
+    """A change of leases.
+
+    ``seqs`` has the changed jobs, and ``skipped`` the requested jobs that the client does not hold.
+    ``until_ts`` is the new deadline (wall ms). ``jobs`` has the jobs of a claim.
     """
 
     __slots__ = ("_doomed", "jobs", "seqs", "skipped", "until_ts")
@@ -42,17 +44,24 @@ class LeaseChange(Change):
         self.seqs, self.skipped = seqs, skipped
         self.jobs: Sequence[Job] = ()
         self.until_ts = 0
-        self._doomed: dict[int, str] | None = None  # what the log said of these before
+        # The former entries of these jobs in `Jobs.doomed`.
+        self._doomed: dict[int, str] | None = None
 
     def log(self, frames: list[Frame], *, sync: bool) -> None:
-        """The change is pending until these frames are durable; without any it is not."""
+        """Set the frames. The change is pending until they are durable. Without frames it is not
+        pending.
+        """
         self.frames = frames
         if frames:
             self.sync = sync or self.topic.config.durable or self.topic.pending_sync > 0
             self.note_pending()
 
     def doom(self, dead_letter: str | None = None) -> None:
-        """The log says now of these jobs that they go to ``dead_letter``, or that they do not."""
+        """Note whether the last frame of these jobs marks them as DYING.
+
+        ``dead_letter`` is the topic to which they are moved, or None if the frame does not mark
+        them.
+        """
         doomed = jobs_of(self.topic).doomed
         if doomed or dead_letter is not None:
             self._doomed = {seq: doomed.pop(seq) for seq in self.seqs if seq in doomed}
@@ -60,11 +69,11 @@ class LeaseChange(Change):
                 doomed.update(dict.fromkeys(self.seqs, dead_letter))
 
     def commit(self, _: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Count the change as committed. Its effects are visible already."""
         self.note_settled()
 
     def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
+        """Restore the former state of the jobs."""
         self.note_settled()
         self.take_back()
         if self._doomed is not None:
@@ -74,7 +83,7 @@ class LeaseChange(Change):
             jobs.doomed.update(item for item in self._doomed.items() if jobs.is_listed(item[0]))
 
     def take_back(self) -> None:
-        """Undo what the change has done to the jobs."""
+        """Undo the effects of the change on the jobs."""
         raise NotImplementedError
 
 
@@ -84,14 +93,15 @@ class ClaimJobs(LeaseChange):
     __slots__ = ()
 
     def take_back(self) -> None:
-        """The jobs are claimable again, and this delivery is not counted."""
+        """Make the jobs claimable again, and do not count this delivery."""
         for job in self.jobs:
             jobs_of(self.topic).take_back(job.seq, job.number)
 
 
 class EndLeases(LeaseChange):
-    """Jobs that are claimable again: now, or after a delay. ``uncounted``: how many of the
-    deliveries of each have reached nobody.
+    """Jobs that are claimable again, immediately or after a delay.
+
+    ``uncounted`` is the number of deliveries of each job that no client has received.
     """
 
     __slots__ = ("_errors", "leases", "uncounted")
@@ -99,16 +109,16 @@ class EndLeases(LeaseChange):
     def __init__(self, topic: Topic, leases: Sequence[Lease], skipped: Sequence[int]) -> None:
         super().__init__(topic, [lease.seq for lease in leases], skipped)
         self.leases, self.uncounted = leases, 0
-        self._errors: dict[int, str | None] = {}  # of each job, what was said before
+        self._errors: dict[int, str | None] = {}  # by seq: the former error text of the job
 
     def note(self, error: str) -> None:
-        """What the worker says of the jobs."""
+        """Set the error text of the jobs, which the worker has sent."""
         errors = jobs_of(self.topic).errors
         self._errors = {seq: errors.get(seq) for seq in self.seqs}
         errors.update(dict.fromkeys(self.seqs, error))
 
     def take_back(self) -> None:
-        """They are held as before."""
+        """Restore the leases and the former error texts."""
         jobs = jobs_of(self.topic)
         for lease in self.leases:
             jobs.restore_lease(lease, uncounted=self.uncounted)
@@ -128,7 +138,7 @@ class ExtendLeases(LeaseChange):
         self.leases = leases
 
     def take_back(self) -> None:
-        """They have their former deadlines."""
+        """Restore the former deadlines."""
         table = jobs_of(self.topic).leases
         for lease in self.leases:
             if table.has_number(lease.seq, lease.number):
@@ -145,16 +155,16 @@ class LogLeases(LeaseChange):
 
 
 class DyingJobs(LeaseChange):
-    """Exhausted jobs on their way to the dead-letter topic."""
+    """Exhausted jobs that are being moved to the dead-letter topic."""
 
     __slots__ = ()
 
     def take_back(self) -> None:
-        """They stay."""
+        """Return the jobs to the state dead."""
         keep_dead(self.topic, self.seqs)
 
 
-# Deciding
+# Decisions
 
 
 def claim(
@@ -166,10 +176,12 @@ def claim(
     evenly: bool,
     max_bytes: int = U64_MAX,
 ) -> list[LeaseChange]:
-    """Lease jobs to all askers in one pass, free ones first (§10.2); a change for each.
+    """Lease jobs to all claimers in one pass, free jobs first (§10.2). Return a change for each
+    claimer.
 
-    ``evenly``: dealt round-robin, to a cohort. Otherwise the first asker takes what it may. The
-    records of all of them have about ``max_bytes`` at most.
+    ``evenly`` deals the jobs round-robin, as for a cohort. Otherwise the first claimer gets as many
+    jobs as it requested, then the second, and so on. All records together have about ``max_bytes``
+    at most.
     """
     jobs = jobs_of(topic)
     hands = deal(topic, jobs, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
@@ -182,6 +194,7 @@ def claim(
 def _leased(
     table: TopicTable, topic: Topic, jobs: Jobs, ask: Ask, taken: list[Taken], now: Now
 ) -> LeaseChange:
+    """Lease the taken jobs to one claimer, and return the change."""
     if not taken:
         return ClaimJobs(topic, ())
     seqs = [seq for seq, _ in taken]
@@ -214,8 +227,10 @@ def release(topic: Topic, holder: Holder, now: Now) -> LeaseChange:
 
 
 def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseChange:
-    """A claim has reached nobody: end these leases, (seq, number), as if they had not been given,
-    unless others have taken their place.
+    """Undo a claim whose response has reached no client.
+
+    ``jobs`` has (seq, number) of the leases. Their deliveries are not counted. A job that has
+    another lease in the meantime is not changed.
     """
     jobs_of(topic).advance(now.ms)
     leases = jobs_of(topic).leases
@@ -232,8 +247,9 @@ def nack(
     now: Now,
     error: str | None = None,
 ) -> LeaseChange:
-    """Give back the jobs that ``node`` holds; they are claimable after ``delay_ms`` (§10.5).
-    ``error``: why; without one, what an earlier nack has said stays.
+    """Release the jobs that ``node`` holds. They are claimable after ``delay_ms`` (§10.5).
+
+    ``error`` is the reason. Without it, the error text of an earlier nack is kept.
     """
     return _end(topic, *held_by(topic, node, seqs, tokens, now), delay_ms, now, error=error)
 
@@ -248,7 +264,7 @@ def _end(
     counts: bool = True,
     error: str | None = None,
 ) -> LeaseChange:
-    """``counts``: the delivery has reached somebody."""
+    """End the leases of ``seqs``. ``counts``: the delivery has reached a client and is counted."""
     jobs, until_ms = jobs_of(topic), now.ms + delay_ms if delay_ms else None
     change = EndLeases(topic, [jobs.end_lease(seq, until_ms) for seq in seqs], skipped)
     if not counts:
@@ -274,15 +290,15 @@ def extend(
     lease_ms: int,
     now: Now,
 ) -> LeaseChange:
-    """The leases that ``node`` holds end ``lease_ms`` from now (§10.6)."""
+    """Set the deadline of the leases that ``node`` holds to ``lease_ms`` from now (§10.6)."""
     table = jobs_of(topic).leases
     held, skipped = held_by(topic, node, seqs, tokens, now)
     change = ExtendLeases(topic, [table.held[seq] for seq in held], skipped)
     change.until_ts = now.ts + lease_ms
     table.extend(held, now.ms + lease_ms)
     if held and keeps_leases(topic.config):
-        # All of what the leases are now: the log may not know of them, if leases have become
-        # durable since.
+        # The frame contains the complete leases, because the log has no frame of them if the leases
+        # of the topic became durable after the claim.
         counts = [jobs_of(topic).deliveries(seq) for seq in held]
         numbers = [lease.number for lease in change.leases]
         rows = LeaseRows(LeaseOp.CLAIMED, held, counts, node, change.until_ts, numbers)
@@ -292,11 +308,14 @@ def extend(
 
 
 def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
-    """Begin to move exhausted jobs to the dead-letter topic (§10.6), or go on with the batch that
-    is dying. When it is committed, append them there, then `finish_jobs.bury` or `keep_dead`.
+    """Start to move exhausted jobs to the dead-letter topic (§10.6), or continue with the batch
+    that is dying.
+
+    After the commit, the caller appends the jobs there, and then calls `finish_jobs.bury` or
+    `keep_dead`.
     """
     jobs = jobs_of(topic)
-    if jobs.dying:  # the log knows
+    if jobs.dying:  # the log contains their LEASE frame
         return DyingJobs(topic, [*islice(jobs.dying, max_jobs)])
     seqs = [*islice(jobs.dead, max_jobs)]
     for seq in seqs:
@@ -348,7 +367,7 @@ def _what_they_share(
 
 
 def keep_dead(topic: Topic, seqs: Iterable[int]) -> None:
-    """The dead-letter topic has refused these jobs: they stay."""
+    """Return jobs to the state dead, because the dead-letter topic has refused them."""
     jobs = jobs_of(topic)
     for seq in seqs:
         if seq in jobs.dying:
@@ -359,8 +378,10 @@ def keep_dead(topic: Topic, seqs: Iterable[int]) -> None:
 def held_by(
     topic: Topic, node: str, seqs: Sequence[int], tokens: Sequence[str] | None, now: Now
 ) -> tuple[list[int], list[int]]:
-    """Of the asked seqs those that ``node`` holds, and the others; each once, in their order. A seq
-    that stands there several times is held if one of its tokens is right.
+    """Split the requested seqs into the jobs that ``node`` holds and the others.
+
+    Each seq is returned once, in the order of the request. A seq that is requested several times is
+    held if one of its tokens is valid.
     """
     jobs = jobs_of(topic)
     jobs.advance(now.ms)

@@ -1,5 +1,7 @@
-"""Put topic: a topic is made or configured (§1.1), by a TOPIC frame when anything differs. The new
-config speaks for writes at once, and for what may be seen when it is durable.
+"""Put topic: creates or configures a topic (§1.1), with a TOPIC frame if anything changes.
+
+The new config applies to writes immediately. It applies to what readers can observe when it is
+durable.
 """
 
 from __future__ import annotations
@@ -55,11 +57,11 @@ class PutTopic(Change):
 
     @property
     def changes_limits(self) -> bool:
-        """Whether the PUT changed a cap or the maximum age of an existing topic."""
+        """Return whether the PUT changed a cap or the maximum age of an existing topic."""
         return self.before is not None and _limits(self.before) != _limits(self.config)
 
     def commit(self, table: TopicTable, /) -> None:
-        """Let the config speak for what may be seen."""
+        """Apply the config to what readers can observe: evict and expire records."""
         self.note_settled()
         table.ts_reserved(self.ts_ceiling)
         topic, count = self.topic, self.topic.count
@@ -73,7 +75,7 @@ class PutTopic(Change):
             self.dropped = count - topic.count
 
     def undo(self, table: TopicTable, /) -> None:
-        """Return to the config before; a topic that was made is gone."""
+        """Restore the previous config, or remove the topic if it was new."""
         self.note_settled()
         if self.before is not None:
             self.topic.config = self.before
@@ -87,7 +89,7 @@ def _limits(config: TopicConfig) -> tuple[int, int, int]:
     return config.cap_records, config.cap_bytes, config.ttl_ms
 
 
-# Deciding
+# Decisions
 
 
 def plan(
@@ -123,8 +125,10 @@ def decide(
     *,
     has_place: bool = False,
 ) -> PutTopic:
-    """Make or configure a topic (§1.1). Without a difference it has no frame, but still waits for
-    earlier ones. ``has_place``: another shard keeps a place for a new one.
+    """Create or configure a topic (§1.1).
+
+    If nothing changes, the change has no frame but still waits for earlier changes. ``has_place``:
+    another shard has already reserved a slot for a new topic.
     """
     topic = table.by_name.get(name)
     config = merge(name, topic.config if topic else None, patch)
@@ -133,7 +137,7 @@ def decide(
         return make(table, table.new_topic(name, config, now), now, has_place=has_place)
     before, topic.config = topic.config, config
     if config.idempotency_window_ms > before.idempotency_window_ms:
-        # A key whose time was over does not come back.
+        # A key that has expired must not become valid again when the window is extended.
         alive_seq = topic.dedupe.oldest_seq(
             now.ms, before.idempotency_window_ms, topic.head_seq + 1
         )
@@ -143,13 +147,14 @@ def decide(
     if change.frames:
         change.ts_ceiling = table.reserve_ts(now)
     change.note_pending()
+    # The log lacks the leases from before this change. They are logged after its commit.
     if topic.jobs is not None and keeps_leases(config) and not keeps_leases(before):
         topic.jobs.unlogged = change
     return change
 
 
 def make(table: TopicTable, topic: Topic, now: Now, *, has_place: bool = False) -> PutTopic:
-    """Put a new topic into the table. Raises as `TopicTable.admit`."""
+    """Add a new topic to the table. Raise the errors of `TopicTable.admit`."""
     table.admit(topic, has_place=has_place)
     change = PutTopic(topic, [frame_of(topic, now)], None, now)
     change.ts_ceiling = table.reserve_ts(now)
@@ -160,8 +165,9 @@ def make(table: TopicTable, topic: Topic, now: Now, *, has_place: bool = False) 
 def new_topic_for(
     table: TopicTable, name: str, body: AppendBody, now: Now, prefixes: list[str] | None
 ) -> Topic:
-    """The topic that an append asks for, not yet in the table. Raises `TopicNotFound` when it is
-    not to be made.
+    """Return the topic that an append creates, without adding it to the table.
+
+    Raise `TopicNotFound` if the topic is not to be created.
     """
     config = merge(name, None, body.config or TopicConfigPatch())
     create = body.create
@@ -174,11 +180,14 @@ def new_topic_for(
 
 
 def check_inline_config(name: str, config: TopicConfigPatch) -> None:
-    """A bad config is refused also where it would be ignored (§2: the topic exists)."""
+    """Raise an error for an invalid config, even if it would be ignored because the topic exists
+    (§2).
+    """
     merge(name, None, config)
 
 
 def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:
+    """Raise `Forbidden` if the API key does not cover the dead-letter topic."""
     if config.dead_letter is not None and not covered(config.dead_letter, prefixes):
         raise Forbidden("dead_letter is outside the key's prefixes", field="dead_letter")
 
@@ -187,7 +196,9 @@ def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:
 
 
 def frame_of(topic: Topic, now: Now) -> Frame:
-    """All that the log must hold of a topic besides its records."""
+    """Return a TOPIC frame with everything that the log must contain of a topic besides its
+    records.
+    """
     head_seq = topic.next_seq - 1
     body = TopicBody(
         name=topic.name,
@@ -206,7 +217,12 @@ def frame_of(topic: Topic, now: Now) -> Frame:
 
 
 def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
-    """A topic that the checkpoint does not hold comes back until the replay comes to its end."""
+    """Replay a TOPIC frame.
+
+    A frame below the LSN of the checkpoint may name a topic that the checkpoint does not contain,
+    because the topic was deleted before. The topic is created nevertheless, and the replay of its
+    TOPIC_DELETED frame removes it again.
+    """
     replay_ts(replay, header)
     table = replay.table
     topic = table.by_id.get(header.topic_id)

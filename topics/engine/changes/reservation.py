@@ -1,12 +1,13 @@
-"""Reservation: seqs and `$ts` promised to the disk ahead of use.
+"""Reservation: seqs and `$ts` that are reserved durably before they are used.
 
-A power loss takes unsynced records, and no seq may be given twice: a start goes on above what was
-reserved. A kill takes what was in memory alone, an orderly stop nothing: so a process that was only
-killed leaves no hole, which a start above the ceiling in every case would. To sync the head with
-each acknowledgement is class ``fsync``, which needs no reservation. Seqs are reserved by topic,
-`$ts` for all topics of the shard that keep records in memory.
+A power loss removes unsynced records, but no seq may be assigned twice. So a start after a power
+loss continues above the reserved seqs. After a kill, only topics with records in memory do so,
+because the kernel still has all other records. After an orderly stop, no topic does. So the seqs
+have no unnecessary gaps. Syncing the head with each acknowledgement is the class ``fsync``, which
+needs no reservation. Seqs are reserved for each topic, and `$ts` for all topics of the shard that
+keep records in memory.
 
-    SEQS_RESERVED   after the append that comes near the end of the last reservation
+    SEQS_RESERVED   after an append near the end of the last reservation
     TS_RESERVED     with records in memory, about once a second
 """
 
@@ -22,7 +23,9 @@ from topics.formats.disk.frames import FrameHeader
 
 
 class Reservation(Change):
-    """Seqs up to ``ceiling`` are reserved. It does not count as pending: nobody waits for it."""
+    """Reserves the seqs up to ``ceiling``. It does not count as pending, because no caller waits
+    for it.
+    """
 
     __slots__ = ("ceiling",)
 
@@ -31,16 +34,16 @@ class Reservation(Change):
         self.ceiling = ceiling
 
     def commit(self, _: TopicTable, /) -> None:
-        """Let the ceiling hold."""
+        """Apply the reservation."""
         self.topic.reserved(self.ceiling)
 
     def undo(self, _: TopicTable, /) -> None:
-        """Go back to what is reserved durably."""
+        """Fall back to the durable reservation."""
         self.topic.forget_reservation(self.ceiling)
 
 
 def decide(topic: Topic) -> Reservation | None:
-    """The reservation that is due after an append, None for most. No other change waits for it."""
+    """Return the reservation that is due after an append, or None. No other change waits for it."""
     if topic.config.durability == "fsync":
         return None  # no seq is acknowledged before its own sync
     last_seq = topic.next_seq - 1
@@ -50,7 +53,7 @@ def decide(topic: Topic) -> Reservation | None:
 
 
 def replay_seqs(replay: Replay, header: FrameHeader, _body: Buffer, checkpointed: bool) -> None:
-    """A SEQS_RESERVED frame. Raises `Misfit`."""
+    """Replay a SEQS_RESERVED frame. Raise `Misfit` if the topic is not known."""
     topic = replay.topic_of(header, checkpointed)
     if topic is not None:
         topic.reserved_seq = topic.reserving_seq = max(topic.reserved_seq, header.first_seq)
@@ -59,5 +62,5 @@ def replay_seqs(replay: Replay, header: FrameHeader, _body: Buffer, checkpointed
 def replay_ts(
     replay: Replay, header: FrameHeader, _body: Buffer = b"", _checkpointed: bool = False
 ) -> None:
-    """A TS_RESERVED frame, or another that reserves `$ts` too."""
+    """Replay a TS_RESERVED frame, or another frame that also reserves `$ts`."""
     replay.table.ts_reserved(header.ts_ms + TS_AHEAD_MS)

@@ -1,8 +1,8 @@
-"""Routers: one is made or configured, or some are removed (§6). Changes of the shard that owns all
-routers, one after another.
+"""Router changes: create, configure or remove routers (§6). They are changes of the shard that owns
+all routers, and only one is pending at a time.
 
-Their frames, ROUTER_SET and ROUTERS_GONE, are replayed also where the checkpoint knows them: ids
-tell which life of a name is the later one.
+Their frames, ROUTER_SET and ROUTERS_GONE, are replayed even if the checkpoint contains their
+effects. This is safe because the ids specify which incarnation of a name is the later one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topics.formats.disk.frames import Frame, FrameHeader
 
 
 class RouterChange(Change):
-    """Base of both: a change of the shard itself."""
+    """Base class: a change of the shard itself."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class RouterChange(Change):
 
 
 class PutRouter(RouterChange):
-    """A router made or configured."""
+    """Creates or configures a router."""
 
     __slots__ = ("router",)
 
@@ -44,13 +44,13 @@ class PutRouter(RouterChange):
         self.router = router
 
     def commit(self, table: TopicTable, /) -> None:
-        """Let the graph have it."""
+        """Add the router to the graph."""
         self.note_settled()
         table.routers.put(self.router)
 
 
 class RemoveRouters(RouterChange):
-    """Routers that go."""
+    """Removes routers."""
 
     __slots__ = ("router_ids",)
 
@@ -59,30 +59,30 @@ class RemoveRouters(RouterChange):
         self.router_ids = router_ids
 
     def commit(self, table: TopicTable, /) -> None:
-        """Take them out of the graph."""
+        """Remove the routers from the graph."""
         self.note_settled()
         for router_id in self.router_ids:
             table.routers.remove(router_id)
 
 
 def put(table: TopicTable, router: Router, now: Now) -> PutRouter:
-    """Make or configure a router (§6.1). No other change of routers is under way."""
+    """Create or configure a router (§6.1). No other change of routers may be pending."""
     graph = table.routers
     assert router.id > graph.last_id or router.id in graph.by_id, "an id is not used again"
     return PutRouter(table, router, now)
 
 
 def remove(table: TopicTable, router_ids: Sequence[int], now: Now) -> RemoveRouters:
-    """Remove those of these routers that are there. No other change of routers is under way."""
+    """Remove the existing ones of these routers. No other change of routers may be pending."""
     return RemoveRouters(table, [each for each in router_ids if each in table.routers.by_id], now)
 
 
 def replay_set(replay: Replay, _header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
-    """A ROUTER_SET frame."""
+    """Replay a ROUTER_SET frame."""
     replay.table.routers.put(Router.unpack(body))
 
 
 def replay_gone(replay: Replay, _header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
-    """A ROUTERS_GONE frame."""
+    """Replay a ROUTERS_GONE frame."""
     for router_id in decode_router_ids(body):
         replay.table.routers.remove(router_id)

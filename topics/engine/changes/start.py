@@ -1,13 +1,13 @@
-"""Start: a process takes over what the one before it left.
+"""Start: completes the replay, so that the new process can continue the work of the previous one.
 
-decide        after the last frame of a replay: what the restart took is told as lost
-replay        a START frame: the reservations of `$ts` before it are over
-replay_lost   a LOST frame, which a repair has put in the place of frames that could not be read:
-              seqs of a topic are damaged; or any topic may have had some, and goes on above them if
-              no later frame shows its head
+    decide        runs after the last frame of the replay, and reports what the restart has lost
+    replay        a START frame: the reservations of `$ts` before it are no longer needed
+    replay_lost   a LOST frame, which a repair has written in place of frames that could not be
+                  read; either seqs of a topic are damaged, or any topic may have lost some seqs
+                  and continues above them, unless a later frame contains its head
 
-What unreadable frames said besides is not known: records that they deleted are back, settings that
-they changed are as they were, a job that they leased is free.
+The other effects of unreadable frames are unknown. Records that they deleted are live again,
+settings that they changed have their former values, and jobs that they leased are free.
 """
 
 from __future__ import annotations
@@ -35,25 +35,27 @@ def decide(
     clean: bool,
     tail_may_be_lost: bool,
 ) -> list[Frame]:
-    """Settle every topic after the last frame of the replay. Where seqs may have gone with unsynced
-    records, or with records in memory, the topic goes on above the reserved ones; where records in
-    memory have gone, at the reserved `$ts`.
+    """Settle every topic after the last frame of the replay. Return frames for the next replay.
 
-    ``watched`` passes the topics and their jobs on, and sees the progress. ``clean``: the process
-    before ended in order. The frames tell the next replay: they must be synced before the first
-    write.
+    A topic continues above its reserved seqs if seqs may be lost, either with unsynced records or
+    with records in memory. If records in memory are lost, it also continues at the reserved `$ts`.
+
+    ``watched`` passes topics and jobs through and counts them, to report the progress. ``clean``:
+    the previous process stopped in order. The caller must sync the frames before the first write.
     """
     frames: list[Frame] = []
     table = replay.table
     topics = table.by_id.values()
     for topic in [each for each in topics if table.by_name.get(each.name) is not each]:
-        table.remove(topic)  # the frame that deleted it is lost, and a later topic has its name
+        table.remove(topic)  # Its TOPIC_DELETED frame is lost, and a later topic has its name.
+    # For each topic: determine its head, skip seqs that may be lost, apply damage, then start its
+    # jobs.
     for topic in watched(table.by_name.values()):
         topic.head_seq = max(topic.head_seq, replay.restored_head(topic))
         is_doubtful = settle_doubt(replay, topic)
         durability = topic.config.durability
-        # The frame that made a topic `fsync` was synced with every write before it, and holds the
-        # head.
+        # A topic of class `fsync` is never at risk, because the TOPIC frame that made it `fsync`
+        # contains its head, and was synced together with every write before it.
         at_risk = durability == "ephemeral" or (tail_may_be_lost and durability != "fsync")
         is_skipping = not clean and at_risk and topic.head_seq < topic.reserved_seq
         if is_skipping:
@@ -63,18 +65,20 @@ def decide(
         settle(topic, table.store)
         begin(topic, table.store, now, watched)
         if is_skipping or is_doubtful:
-            # The log knows every seq that was given in another class, and with it the last `$ts`.
+            # The log contains every seq that was assigned in another class, and so also the last
+            # `$ts`.
             if durability == "ephemeral":
                 topic.last_ts = max(topic.last_ts, table.reserved_ts)
             frames.append(put_topic.frame_of(topic, now))
-    # As the START frame says that follows.
+    # The START frame, which follows, reserves the same.
     table.reserved_ts = table.reserving_ts = now.ts + TS_AHEAD_MS
     return frames
 
 
 def _lose_damaged_again(topic: Topic, store: Store) -> None:
-    """Writes that were found damaged before the stop, and are not sealed since, came back with the
-    log.
+    """Remove writes again that were found damaged before the stop and are not sealed.
+
+    The replay of the log has added them again.
     """
     index = topic.index
     for first, last in topic.damaged:
@@ -90,7 +94,7 @@ def _lose_damaged_again(topic: Topic, store: Store) -> None:
 
 
 def replay(replay: Replay, header: FrameHeader, _body: Buffer, _checkpointed: bool) -> None:
-    """What was reserved before is in the topics."""
+    """Replay a START frame. The topics already contain the effects of earlier reservations."""
     replay.table.reserved_ts = header.ts_ms + TS_AHEAD_MS
 
 
@@ -98,7 +102,7 @@ def replay(replay: Replay, header: FrameHeader, _body: Buffer, _checkpointed: bo
 
 
 def replay_lost(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
-    """A LOST frame."""
+    """Replay a LOST frame."""
     for topic_id, first_seq, seqs in decode_losses(header, body):
         if topic_id:
             _replay_loss(replay, topic_id, first_seq, seqs)
@@ -115,13 +119,14 @@ def _replay_loss(replay: Replay, topic_id: int, first_seq: int, seqs: int) -> No
     lost = SeqRange(first_seq, first_seq + seqs - 1)
     if topic is None:
         replay.orphans.setdefault(topic_id, []).append(lost)
-    elif lost.last >= topic.start_seq:  # also where the checkpoint knows the head
+    elif lost.last >= topic.start_seq:  # even if the checkpoint contains the head
         _lose_end(topic, SeqRange(max(lost.first, topic.start_seq), lost.last))
 
 
 def settle_doubt(replay: Replay, topic: Topic) -> bool:
-    """After the last frame: let the topic go on above all seqs that it may have lost; whether it
-    may.
+    """After the last frame, let the topic continue above all seqs that it may have lost.
+
+    Return whether it may have lost any.
     """
     doubt = replay.doubts.get(topic.id)
     if doubt is None or topic.head_seq > doubt.head_seq:
@@ -131,7 +136,7 @@ def settle_doubt(replay: Replay, topic: Topic) -> bool:
 
 
 def _lose_end(topic: Topic, lost: SeqRange) -> None:
-    """Twice does no harm."""
+    """Mark the seqs as damaged, and raise the head above them. Repeating this has no effect."""
     topic.damaged = united(topic.damaged, (lost,))
     topic.head_seq = max(topic.head_seq, lost.last)
     topic.next_seq = topic.head_seq + 1

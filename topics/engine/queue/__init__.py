@@ -1,1 +1,1 @@
-"""Queues: the states of jobs, leases and claims (§10), pure."""
+"""The rules of queues (§10): the states of jobs, leases and claims. They are pure."""

@@ -1,11 +1,11 @@
-"""Claims: which jobs a pass hands out, and in what order (§10.2).
+"""Claims: selects the jobs that a pass delivers, and their order (§10.2).
 
-    free jobs, in the order in which they became so
-    then the fresh and the due, by (`$ts` or delivery time, seq)
+    first the free jobs, in the order in which they became free
+    then the fresh and the due jobs, by (`$ts` or delivery time, seq)
 
-A pass takes runs of fresh jobs entry by entry of the index; only while a due job waits does it look
-at single records. A job whose record cannot be read is hidden for a while: it must not stop the
-others.
+A pass serves one or more claimers. It takes runs of fresh jobs entry by entry of the index. It
+examines single records only while a due job waits. A job whose record cannot be read is hidden for
+a while, so that it does not block other jobs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View, live_runs
 
-UNREADABLE_MS = 60_000  # until a job with a damaged record is tried again
-STEP = 64  # jobs that are taken out of the line at once
+UNREADABLE_MS = 60_000  # delay before a job with a damaged record is tried again
+STEP = 64  # maximum number of jobs taken from the line in one step
 
 
 class Ask(NamedTuple):
-    """One claimer of a pass."""
+    """The request of one claimer of a pass."""
 
     holder: Holder
     max_jobs: int
@@ -39,7 +39,7 @@ class Ask(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A leased job. ``deadline_ts``: wall ms. ``record``: its rendered record."""
+    """A leased job. ``deadline_ts`` is in wall ms. ``record`` is its rendered record."""
 
     seq: int
     number: int
@@ -62,10 +62,12 @@ def deal(
     evenly: bool,
     max_bytes: int,
 ) -> list[list[Taken]]:
-    """Take jobs for all askers; a list for each of them, in the order of seqs.
+    """Take jobs for all claimers of a pass, and return a list for each of them, in the order of
+    seqs.
 
-    ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on. No more are
-    taken once their records have ``max_bytes``.
+    ``evenly`` deals the jobs round-robin. Otherwise the first claimer gets as many jobs as it
+    requested, then the second, and so on. The pass takes no more jobs once their records have
+    ``max_bytes``.
     """
     wanted = asks[0].max_jobs if len(asks) == 1 else sum(ask.max_jobs for ask in asks)
     jobs.advance(now.ms, wanted)
@@ -74,6 +76,8 @@ def deal(
     jobs.end_pass(is_short=len(found) < min(len(asks), wanted))
     if len(asks) == 1:
         return [sorted(found)]
+    # Distribute the jobs in the order in which they were taken. Each claimer gets its own in seq
+    # order.
     hands: list[list[Taken]] = [[] for _ in asks]
     taken = iter(found)
     if evenly:
@@ -89,14 +93,14 @@ def deal(
 
 
 def _turns(asks: Sequence[Ask], hands: list[list[Taken]]) -> Iterator[list[Taken]]:
-    """Whose turn it is, as long as somebody has room."""
+    """Yield the list that gets the next job, round-robin, while a claimer can take more jobs."""
     for ask, hand in cycle(zip(asks, hands, strict=True)):
         if len(hand) < ask.max_jobs:
             yield hand
 
 
 def jobs_of(topic: Topic) -> Jobs:
-    """The jobs of a topic that is a queue."""
+    """Return the jobs of a topic that is a queue."""
     assert topic.jobs is not None, "the topic is a queue"
     return topic.jobs
 
@@ -104,12 +108,18 @@ def jobs_of(topic: Topic) -> Jobs:
 def _take(
     topic: Topic, jobs: Jobs, store: Store, count: int, max_bytes: int, now: Now
 ) -> list[Taken]:
-    """As `deal`. A pass that cannot read (OSError) takes nothing."""
+    """Take up to ``count`` jobs for a pass.
+
+    If the records cannot be read because of an OSError, return all taken jobs to the line and raise
+    it.
+    """
     found, size = list[Taken](), 0
     usual_bytes = max(1, topic.bytes // max(1, topic.count))
     seqs: list[int] = []
     try:
         while len(found) < count and size < max_bytes and jobs.steps_left > 0:
+            # Take about as many jobs as fit into ``max_bytes``, so that few are returned to the
+            # line.
             wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
             seqs = jobs.take_free(wanted, topic.config)
             if len(seqs) < wanted:
@@ -120,10 +130,13 @@ def _take(
             found += read
             for _, record in read:
                 size += len(record)
+            # If the byte limit is reached, return the jobs after the last record that was read to
+            # the line.
             if size >= max_bytes:
                 looked_at = seqs.index(read[-1][0]) + 1
                 jobs.untake(seqs[looked_at:])
                 del seqs[looked_at:]
+            # Hide the jobs whose records cannot be read.
             if len(read) < len(seqs):
                 for seq in set(seqs).difference(seq for seq, _ in read):
                     jobs.park(seq, now.ms + UNREADABLE_MS)
@@ -138,7 +151,7 @@ def _take(
 
 
 def _take_new(topic: Topic, jobs: Jobs, store: Store, count: int, taken: list[int]) -> None:
-    """Add jobs to ``taken`` until they are ``count``, or there are no more."""
+    """Append fresh and due jobs to ``taken`` until it has ``count`` jobs or there are no more."""
     fresh = _FreshRuns(topic, jobs, store)
     while len(taken) < count:
         run, due = fresh.next_run(), jobs.next_due() if jobs.due else None
@@ -155,21 +168,24 @@ def _take_new(topic: Topic, jobs: Jobs, store: Store, count: int, taken: list[in
             stop = fresh.over_whole_entries(stop, enough)
         stop = min(stop, enough)
         if due is not None:
-            # A due job may be in this run itself, and `$ts` its time: the run goes on behind it.
+            # Deliver only the fresh jobs that precede the due job. This is at least the first one.
+            # The next iteration takes the due job.
             stop = first + bisect_right(range(first, stop), due, key=fresh.key)
         taken += range(first, stop)
         jobs.cursor = stop
 
 
 class _FreshRuns:
-    """Walks over the live seqs from the claim cursor on."""
+    """Iterates over the live seqs from the claim cursor on."""
 
     def __init__(self, topic: Topic, jobs: Jobs, store: Store) -> None:
         self._topic, self._store, self._jobs = topic, store, jobs
         self._at = topic.index.find(max(jobs.cursor, topic.start_seq))
 
     def next_run(self) -> tuple[int, int] | None:
-        """The next run of live seqs in one entry, its end excluded."""
+        """Return the next run of live seqs in one entry as (first, stop), or None if there is
+        none.
+        """
         topic, index, jobs = self._topic, self._topic.index, self._jobs
         while self._at < len(index) and jobs.steps_left > 0:
             first_seq, count, locator, size = index.entry(self._at)
@@ -178,7 +194,8 @@ class _FreshRuns:
             if size and at < count:
                 start, stop = at, count
                 if first_seq in index.gone:
-                    # Which of its records live is unknown if they cannot be read: none is taken.
+                    # If the flags cannot be read, it is unknown which records are live. No job of
+                    # the entry is taken.
                     with contextlib.suppress(Unreadable):
                         start = count
                         flags = self._store.delete_flags(locator)
@@ -186,14 +203,17 @@ class _FreshRuns:
             seq = first_seq + start if start == at else jobs.skip(first_seq + start)
             if seq < first_seq + stop:
                 return seq, first_seq + stop
+            # If the rest of the entry has no fresh job, continue at the cursor. It may be several
+            # entries further.
             if seq >= first_seq + count:
                 self._at = index.find(seq)
             jobs.steps_left -= 1
         return None
 
     def over_whole_entries(self, stop: int, enough: int) -> int:
-        """Where a run that ends at ``stop`` ends if it goes on over entries of which all records
-        live; no look at more of them than is ``enough``.
+        """Extend a run that ends at ``stop`` over the following entries whose records are all live.
+
+        Return its new end. No entry beyond ``enough`` is examined.
         """
         index, gone, at = self._topic.index, self._topic.index.gone, self._at + 1
         while stop < enough and at < len(index):
@@ -206,8 +226,9 @@ class _FreshRuns:
         return stop
 
     def key(self, seq: int) -> tuple[int, int]:
-        """By which the job at ``seq``, in the current entry, is ordered among those never
-        delivered.
+        """Return the sort key of the job at ``seq`` among the jobs that were never delivered.
+
+        ``seq`` is in the current entry.
         """
         first_seq, _, locator, _, ts = self._topic.index.whole_entry(self._at)
         if is_extent(locator):
@@ -222,14 +243,17 @@ class _FreshRuns:
 def records_of(
     topic: Topic, store: Store, seqs: Sequence[int], max_bytes: int = sys.maxsize
 ) -> list[Taken]:
-    """The rendered records of these seqs, of those that live and can be read, up to the one with
-    which they have ``max_bytes``.
+    """Return the rendered records of these seqs, without records that are deleted or cannot be
+    read.
+
+    The result ends with the record that reaches ``max_bytes``.
     """
     index, found = topic.index, list[Taken]()
     at = first_seq = end = 0
     view: View | None = None
     deleted: Buffer | None = None
     for seq in seqs:
+        # Most seqs are in the current or in the next entry, so the index is rarely searched.
         if not first_seq <= seq < end:
             at = at + 1 if seq == end else index.find(seq)
             if at == len(index):
@@ -252,15 +276,17 @@ def records_of(
     return found
 
 
-# Jobs that are moved elsewhere
+# Jobs that are moved to another topic
 
 
 def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) -> list[Taken]:
-    """The exhausted jobs that are to be moved next (§10.6), and their rendered records: the rest of
-    the batch that is dying, else those that `lease_jobs.dying` begins with. At most ``max_jobs``,
-    and no more once these have ``max_bytes``.
+    """Return the exhausted jobs to be moved next, with their rendered records (§10.6).
 
-    Jobs whose record cannot be read are hidden for a while.
+    These are the remaining jobs of the batch that is dying. If there is no such batch, they are the
+    jobs with which `lease_jobs.dying` starts the next one. At most ``max_jobs`` are returned, and
+    no more once their records have ``max_bytes``.
+
+    A job whose record cannot be read is hidden for a while.
     """
     jobs, found, size = jobs_of(topic), list[Taken](), 0
     waiting = jobs.dying or jobs.dead
@@ -271,7 +297,7 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
         found += record
         if record:
             size += len(record[0][1])
-        else:  # as for a claim: it must not stop the others
+        else:  # as in a claim: it must not block other jobs
             del waiting[seq]
             jobs.park(seq, now.ms + UNREADABLE_MS)
     return found
@@ -280,7 +306,7 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
 def set_aside(topic: Topic, seqs: Iterable[int], now: Now) -> list[int]:
     """Reserve the records that are not busy, and return their seqs. The topic is a queue or a log.
 
-    No client may claim these records until they are put back or removed.
+    No client can claim these records until they are put back or removed.
     """
     jobs = topic.jobs
     return [seq for seq in seqs if jobs is None or jobs.set_aside(seq, now.ms)]
@@ -293,17 +319,17 @@ def count_busy(topic: Topic, seqs: Iterable[int], now: Now) -> int:
 
 
 def put_back(topic: Topic, seqs: Iterable[int], now: Now) -> None:
-    """These records were set aside, and stay."""
+    """Make reserved records available again."""
     if topic.jobs is not None:
         for seq in seqs:
             topic.jobs.put_back(seq, now)
 
 
-# Who holds which jobs
+# Lists of leases
 
 
 class LeaseView(NamedTuple):
-    """A lease as it is listed. ``deadline_ts``: wall ms."""
+    """A lease in a list. ``deadline_ts`` is in wall ms."""
 
     seq: int
     node: str
@@ -314,7 +340,10 @@ class LeaseView(NamedTuple):
 
 
 def leases(topic: Topic, after: int, limit: int, node: str | None, now: Now) -> list[LeaseView]:
-    """Up to ``limit`` leases of jobs above ``after``, of ``node`` or of all, by seq."""
+    """Return up to ``limit`` leases of jobs above ``after``, by seq.
+
+    Only leases of ``node`` are returned if it is given.
+    """
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
     return [

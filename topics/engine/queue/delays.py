@@ -1,11 +1,13 @@
-"""Delays: until when jobs that were never delivered must wait (additions: delayed jobs).
+"""Delays: the times before which jobs that were never delivered must not be delivered (additions:
+delayed jobs).
 
-Rows in the order of seqs, in columns of blocks: 24 bytes a job, and a run of them goes in one step.
+The rows are in ascending order of seqs. They are stored as columns in blocks of up to `BLOCK_ROWS`
+rows. A row takes 24 bytes, and a run of seqs is removed in one step.
 
-    column  type  holds
+    column  type  contents
     seqs    u64
-    due     i64   at which time the job is delivered at the earliest (wall ms)
-    until   i64   the same on the monotonic clock; 0: it is due, or the clock has not begun
+    due     i64   earliest delivery time (wall ms)
+    until   i64   the same time on the monotonic clock; 0 if the job is due, or during a replay
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Delays(MutableMapping[int, int]):
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
-        self._firsts: list[int] = []  # no seq of the block is below
+        self._firsts: list[int] = []  # by block: no seq of the block is below it
         self._count = self.waiting = 0
         self.ends = Tally()
 
@@ -76,12 +78,12 @@ class Delays(MutableMapping[int, int]):
         return (block, row) if row < len(block.seqs) and block.seqs[row] == seq else None
 
     def until_ms(self, seq: int) -> int | None:
-        """When the job is due (monotonic ms); None: it is, or has no delay."""
+        """Return the due time of a job (monotonic ms), or None if it is due or has no delay."""
         found = self._find(seq)
         return found and (found[0].until[found[1]] or None)
 
     def rows(self, after: int = 0, limit: int = sys.maxsize) -> Iterator[tuple[int, int]]:
-        """``(seq, due_ts)`` of up to ``limit`` jobs above ``after``, rising."""
+        """Yield ``(seq, due_ts)`` of up to ``limit`` jobs above ``after``, in ascending order."""
         at = max(bisect_right(self._firsts, after) - 1, 0)
         while at < len(self._blocks) and limit > 0:
             seqs, due, _ = self._blocks[at]
@@ -92,20 +94,21 @@ class Delays(MutableMapping[int, int]):
             at += 1
 
     def times(self) -> Iterator[tuple[int, int]]:
-        """``(until_ms, seq)`` of all that are not due."""
+        """Yield ``(until_ms, seq)`` of all jobs that are not due."""
         for seqs, _, until in self._blocks:
             yield from ((at, seq) for at, seq in zip(until, seqs, strict=True) if at)
 
-    # Changing
+    # Changes
 
     def put(self, seq: int, due_ts: int, until_ms: int) -> None:
-        """Note the delay of a job, in place of the one that it has."""
+        """Set the delay of a job, and replace its former delay."""
         blocks, firsts = self._blocks, self._firsts
         self._count += 1
         if until_ms:
             self.waiting += 1
             self.ends.add(until_ms)
         if not blocks or seq > blocks[-1].seqs[-1]:
+            # Most seqs are above all others, so they are appended to the last block.
             if not blocks or len(blocks[-1].seqs) == BLOCK_ROWS:
                 blocks.append(_Block(array("Q"), array("q"), array("q")))
                 firsts.append(seq)
@@ -125,13 +128,17 @@ class Delays(MutableMapping[int, int]):
         for column, value in zip(block, (seq, due_ts, until_ms), strict=True):
             column.insert(place, value)
         firsts[at] = block.seqs[0]
+        # Split a block that has become too long.
         if len(block.seqs) > BLOCK_ROWS:
             half = BLOCK_ROWS // 2
             blocks[at : at + 1] = [block.part(0, half), block.part(half, len(block.seqs))]
             firsts[at : at + 1] = [blocks[at].seqs[0], blocks[at + 1].seqs[0]]
 
     def note_due(self, seq: int) -> int | None:
-        """Its time has come; when that was (wall ms), None if the job has no such delay."""
+        """Mark a job as due, and return its due time (wall ms).
+
+        Return None if the job is not waiting.
+        """
         found = self._find(seq)
         if found is None or not found[0].until[found[1]]:
             return None
@@ -154,7 +161,9 @@ class Delays(MutableMapping[int, int]):
                 self.ends.remove(until_ms, count)
 
     def take(self, seq: int) -> tuple[int, bool] | None:
-        """Forget the delay of a job: when it is due (wall ms), and whether it is."""
+        """Remove the delay of a job. Return its due time (wall ms) and whether it is due, or
+        None.
+        """
         found = self._find(seq)
         if found is None:
             return None
@@ -164,7 +173,7 @@ class Delays(MutableMapping[int, int]):
         return due_ts, not until_ms
 
     def drop(self, first: int, stop: int) -> None:
-        """Forget the delays of the jobs from ``first`` to ``stop`` (exclusive)."""
+        """Remove the delays of the jobs from ``first`` to ``stop`` (exclusive)."""
         blocks, firsts = self._blocks, self._firsts
         at = end = max(bisect_right(firsts, first) - 1, 0)
         while end < len(blocks) and firsts[end] < stop:
@@ -172,18 +181,19 @@ class Delays(MutableMapping[int, int]):
             start, over = bisect_left(block.seqs, first), bisect_left(block.seqs, stop)
             self._count -= over - start
             self._end_wait(block.until[start:over])
+            # Complete blocks are dropped together at the end. Other blocks lose some of their rows.
             if over - start == len(block.seqs):
                 end += 1
                 continue
             for column in block:
                 del column[start:over]
-            if start:  # some rows stand before
+            if start:  # some rows before ``first`` remain in the block
                 at = end = end + 1
             else:
                 break
         del blocks[at:end], firsts[at:end]
 
     def drop_runs(self, runs: Iterable[SeqRun]) -> None:
-        """Forget the delays of the jobs of these runs."""
+        """Remove the delays of the jobs of these runs."""
         for first, length in runs if self._count else ():
             self.drop(first, first + length)

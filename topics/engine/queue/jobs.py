@@ -1,22 +1,27 @@
-"""Jobs: what is known of the jobs of a queue beyond their records (§10).
+"""Jobs: the states of the jobs of one queue (§10). A job is a live record of the queue.
 
-    append --> fresh ---------------------------claim--> held --ack--> acking --durable--> gone
+    append --> fresh ---------------------------claim--> held --ack--> acking --durable--> deleted
          '--> delayed --its time--> due --------claim-----^  |
                                                           |  '--nack, end of the lease--.
          hidden <--nack with a delay------------.         |                             v
             '--its time--> free <---------------'---------'-----------claim----------- free
-                             '--a pass finds it exhausted--> dead --> dying --moved--> gone
-                                                              '-refused-'
+                             '--exhausted, found by a pass--> dead --> dying --moved--> deleted
+                                                               '-refused-'
 
-Every live record is in one state. Only the fresh are not listed: they are the live seqs from
-``cursor`` on that ``_apart`` does not name. So the cost of a claim does not depend on how many jobs
-wait or are set aside, and what is ready is what remains of the live ones.
+Every live record is in exactly one state. A job is exhausted if it has been delivered
+``max_deliveries`` times and the queue has a dead-letter topic. A pass, which takes jobs for one or
+more claims, moves an exhausted job to the state dead instead of delivering it.
+
+Jobs in all states except fresh are listed by seq. The fresh jobs are the live seqs from ``cursor``
+on that ``_apart`` does not contain. So the cost of a claim does not depend on the number of waiting
+or reserved jobs. The number of ready jobs is the number of live records minus the jobs in the other
+states.
 
 Work that grows with the number of jobs is bounded. A pass takes at most `PASS_STEPS` steps without
 success, and then `is_unfinished` is true. `advance` ends at most `ADVANCE_MAX` leases and delays in
 one call. The next call continues `ADVANCE_PAUSE_MS` later, or as soon as a pass finds fewer jobs
-than requested. The counters treat leases and delays that are over as ended even if `advance` has
-not reached them (`Tally`), so ``ready`` is at most 16 ms late.
+than requested. The counters treat expired leases and delays as ended even if `advance` has not
+reached them (`Tally`), so ``ready`` is at most 16 ms late.
 
 Leases, delays after a nack and delivery times use the monotonic clock. A record that a cap, its age
 or a delete removes leaves every state immediately (`cut`, `forget_runs`).
@@ -42,16 +47,19 @@ from topics.formats.api.limits import DELAY_MS_MAX, LEASE_MS_BOUNDS
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.ranges import SeqRun
 
+# A heap or line is rebuilt only if it has more than this number of stale entries.
 HEAP_STALE_MIN = 4096
-LEDGER_STEP = 512  # jobs that are told at once: half a millisecond
+LEDGER_STEP = 512  # jobs of one part of a checkpoint, which takes half a millisecond
 ADVANCE_MAX, ADVANCE_PAUSE_MS = 2048, 10
-PASS_STEPS = 4096  # of a pass, each without a job that it may take: a few milliseconds
+PASS_STEPS = 4096  # unsuccessful steps of one pass, which take a few milliseconds
 
 
 class Counters(NamedTuple):
-    """The ``queue`` object of a topic's state (§10.7). ``ready``: jobs that the next pass may
-    deliver: live, not held, not waiting for a time, and not on their way to another topic. A job
-    that has used up its deliveries is on its way once a pass has found it.
+    """The ``queue`` object of a topic's state (§10.7).
+
+    ``ready`` is the number of jobs that the next pass may deliver. These jobs are live, not leased,
+    not delayed, and not being moved to another topic. An exhausted job counts as ready until a pass
+    has found it.
     """
 
     ready: int
@@ -60,11 +68,13 @@ class Counters(NamedTuple):
     delayed: int
 
 
+# A function that passes the items of an iterable through and counts them, to report the progress of
+# a start.
 Watched: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 class Apart(Enum):
-    """The state of a job before it was set aside."""
+    """The state of a job before it was reserved by `Jobs.set_aside`."""
 
     FRESH = "fresh"
     FREE = "free"
@@ -105,9 +115,11 @@ class Hidden(dict[int, int]):
 
 
 class Jobs:
-    """The jobs of one queue. ``dead_lettered``: how many the dead-letter topic has got.
+    """The jobs of one queue.
 
-    While a replay is under way ``ledger`` holds all of it, and `begin` ends that.
+    ``dead_lettered`` is the number of jobs that were moved to the dead-letter topic. While a replay
+    is in progress, ``ledger`` contains the complete state of the jobs and the other fields are
+    empty. `begin` ends this phase.
     """
 
     __slots__ = (
@@ -121,42 +133,53 @@ class Jobs:
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = ledger
         self.leases = LeaseTable()
-        self.cursor = 1  # no fresh job is below it
-        self._apart = SeqSet()  # from the cursor on: those that are not fresh, some have gone
-        self._in_line: deque[int] = deque()  # free jobs, and some that no longer stand there
-        self._first_in_line = 0  # number of the first place
-        self._free: dict[int, int] = {}  # number of its place
+        self.cursor = 1  # no fresh job has a seq below it
+        # From the cursor on: the jobs that are not fresh. It may also contain seqs of deleted
+        # records.
+        self._apart = SeqSet()
+        # The line of free jobs. It may contain stale entries, which `_free` does not confirm.
+        self._in_line: deque[int] = deque()
+        self._first_in_line = 0  # number of the first slot of the line
+        self._free: dict[int, int] = {}  # by seq of a free job: the number of its slot in the line
         self._hidden = Hidden()
         self._hidden_times = Timetable(self._hidden.get)
-        self._delays = Delays()  # of jobs that are delayed or due
+        self._delays = Delays()  # delivery times of jobs that are delayed or due
         self._delay_times = Timetable(self._delays.until_ms)
-        self.due: list[tuple[int, int]] = []  # heap of (time, seq); some are no longer due
-        # Of each job that has been delivered, but 1 of those that are held is left out.
+        self.due: list[tuple[int, int]] = []  # heap of (time, seq), with stale entries
+        # By seq: the number of deliveries. A held or acking job without an entry has been delivered
+        # once.
         self._deliveries: dict[int, int] = {}
-        self.errors: dict[int, str] = {}  # what the last nack with an error said of a job
+        self.errors: dict[int, str] = {}  # by seq: the error text of the last nack that had one
+        # Acked jobs with their former leases, until the delete is durable.
         self.acking: dict[int, Lease] = {}
-        self.dead: OrderedDict[int, None] = OrderedDict()  # exhausted, and not on their way
-        # On their way to the dead-letter topic, which may have them: one batch, until each is gone
-        # or refused (decision 0049).
+        self.dead: OrderedDict[int, None] = OrderedDict()  # exhausted jobs that are not being moved
+        # One batch of jobs that are being moved to the dead-letter topic. The topic may already
+        # contain them. The batch ends when each job is deleted or refused (decision 0049).
         self.dying: dict[int, None] = {}
-        # Those of which the log says last that they are dying: the topic that they go to, "" where
-        # a version wrote it whose keys of copies do not name the queue.
+        # Jobs whose last frame in the log marks them as DYING, with the name of their dead-letter
+        # topic. The name is "" in frames of an earlier version, whose copy keys do not contain the
+        # name of the queue.
         self.doomed: dict[int, str] = {}
-        self.aside: dict[int, tuple[Apart, int]] = {}  # on their way to another topic
+        self.aside: dict[int, tuple[Apart, int]] = {}  # jobs that a redrive has reserved
         # The change that made leases durable, until the log contains the leases from before it.
         self.unlogged: object = None
         self.dead_lettered = 0
         self._paused_until = 0  # monotonic ms: `advance` does nothing before
         self._behind_at = 0  # monotonic ms of the last `advance` if it left work; otherwise 0
-        self._start_seq = 0  # of the last `cut`
-        self.steps_left = 0  # that the pass may still take in vain; 0: it ends
+        self._start_seq = 0  # start seq of the last `cut`
+        # Unsuccessful steps that the current pass may still take; the pass ends at 0.
+        self.steps_left = 0
 
-    # What may be asked
+    # Queries
 
     def counters(self, live_count: int) -> Counters:
-        """The counters as of the last `advance`, when so many records of the topic live."""
+        """Return the counters as of the last `advance`.
+
+        ``live_count`` is the number of live records of the topic.
+        """
         in_flight = len(self.leases.held) + len(self.acking)
         hidden, delayed = len(self._hidden), self._delays.waiting
+        # If `advance` left expired leases and delays, count them as ended.
         if self._behind_at:
             now_ms = self._behind_at
             in_flight -= self.leases.ends.due(self.leases.expiry.next_at, now_ms)
@@ -167,18 +190,20 @@ class Jobs:
         return Counters(ready, in_flight, self.dead_lettered, delayed)
 
     def deliveries(self, seq: int) -> int:
-        """How many times a job has been delivered."""
+        """Return the number of deliveries of a job."""
         is_held = seq in self.leases.held or seq in self.acking
         return self._deliveries.get(seq, 1 if is_held else 0)
 
     @property
     def next_at(self) -> int:
-        """No job becomes claimable by time before it (monotonic ms)."""
+        """Return a time before which no lease and no delay ends (monotonic ms)."""
         times = self.leases.expiry, self._hidden_times, self._delay_times
         return min([timetable.next_at for timetable in times])
 
     def is_exhausted(self, seq: int, config: TopicConfig) -> bool:
-        """Whether the job is to be moved and not to be delivered again (§10.6)."""
+        """Return whether the job must be moved to the dead-letter topic and not delivered again
+        (§10.6).
+        """
         return (
             0 < config.max_deliveries <= self._deliveries.get(seq, 0)
             and config.dead_letter is not None
@@ -187,7 +212,7 @@ class Jobs:
     # Time
 
     def advance(self, now_ms: int, wanted: int = 0) -> None:
-        """End up to `ADVANCE_MAX` leases and delays that are over by ``now_ms``.
+        """End up to `ADVANCE_MAX` leases and delays that have expired by ``now_ms``.
 
         ``wanted`` is the number of jobs that the caller is about to claim.
         """
@@ -198,13 +223,15 @@ class Jobs:
         ):
             self._behind_at = 0
             return
+        # If the last call left work, pause before the next one, unless a claim needs jobs now.
         if now_ms < self._paused_until and len(self._free) + len(self.due) >= wanted:
             self._behind_at = now_ms
             return
+        # Jobs whose leases or hidden times have ended become free in the order of these times.
         freed = self.leases.take_over(now_ms, ADVANCE_MAX)
         for _, seq in freed:
             self._deliveries.setdefault(seq, 1)
-        # Also of an empty dict: what is dropped must not stand in the way of `next_at`.
+        # Also call this if no job is hidden, because stale entries must not hold back `next_at`.
         shown = self._hidden_times.take_due(now_ms, ADVANCE_MAX)
         if shown:
             freed += [due for due in shown if self._hidden.pop(due[1], None) is not None]
@@ -219,21 +246,21 @@ class Jobs:
         self._paused_until = 0 if is_done else now_ms + ADVANCE_PAUSE_MS
         self._behind_at = 0 if is_done else now_ms
 
-    # The states
+    # State transitions
 
     def free(self, seq: int) -> None:
-        """The job is claimable again, behind all others that are."""
+        """Make a job claimable again, after all other free jobs."""
         self._free[seq] = self._first_in_line + len(self._in_line)
         self._in_line.append(seq)
 
     def hide(self, seq: int, until_ms: int) -> None:
-        """The job is claimable again from then on."""
+        """Hide a job until ``until_ms`` (monotonic ms). Then it is claimable again."""
         self._hidden[seq] = until_ms
         self._hidden_times.add(until_ms, (seq,))
         self._hidden_times.trim(len(self._hidden), 1)
 
     def delay(self, seq: int, due_ts: int, now: Now) -> None:
-        """The job is delivered at ``due_ts`` (wall ms) at the earliest."""
+        """Delay a new job: it is delivered at ``due_ts`` (wall ms) at the earliest."""
         self._apart.add(seq)
         if due_ts <= now.ts:
             self._delays.put(seq, due_ts, 0)
@@ -249,7 +276,7 @@ class Jobs:
         """Whether the last pass may have missed jobs.
 
         This is the case if it took too many steps without success, or if the last `advance` left
-        leases or delays that are over.
+        expired leases or delays.
         """
         return self.steps_left <= 0
 
@@ -259,12 +286,16 @@ class Jobs:
             self.steps_left = 0
 
     def take_free(self, count: int, config: TopicConfig) -> list[int]:
-        """Take up to ``count`` free jobs out of the line; exhausted ones die on the way."""
+        """Take up to ``count`` free jobs from the line, and return their seqs.
+
+        Exhausted jobs that the pass finds change to the state dead.
+        """
         taken: list[int] = []
         line, free = self._in_line, self._free
         while line and len(taken) < count and self.steps_left > 0:
             seq, place = line.popleft(), self._first_in_line
             self._first_in_line += 1
+            # Skip a stale entry. The job has left this slot.
             if free.get(seq) != place:
                 self.steps_left -= 1
                 continue
@@ -277,19 +308,22 @@ class Jobs:
         return taken
 
     def park(self, seq: int, until_ms: int) -> None:
-        """A job that was taken cannot be delivered before then."""
+        """Hide a taken job that cannot be delivered until ``until_ms``."""
         self._deliveries.setdefault(seq, 0)
         self.hide(seq, until_ms)
         self.steps_left -= 1
 
     def untake(self, seqs: Sequence[int]) -> None:
-        """Jobs that were taken are not delivered: they are the first in line, in this order."""
+        """Return taken jobs that were not delivered to the front of the line, in this order."""
         for seq in reversed(seqs):
             self._deliveries.setdefault(seq, 0)
             self._free_first(seq)
 
     def next_due(self) -> tuple[int, int] | None:
-        """(time, seq) of the due job that comes first; unknown while the pass `is_unfinished`."""
+        """Return (time, seq) of the first due job, or None if there is none.
+
+        The result is not reliable if the pass `is_unfinished`.
+        """
         due = self.due
         while due and self._delays.get(due[0][1]) != due[0][0] and self.steps_left > 0:
             heapq.heappop(due)
@@ -297,13 +331,13 @@ class Jobs:
         return due[0] if due else None
 
     def take_due(self) -> int:
-        """Take the job that `next_due` has shown."""
+        """Take the job that `next_due` returned, and return its seq."""
         _, seq = heapq.heappop(self.due)
         self._delays.take(seq)
         return seq
 
     def skip(self, seq: int) -> int:
-        """Move the cursor over all that is known not to be fresh, up from ``seq``. Its place."""
+        """Move the cursor from ``seq`` to the next seq that may be fresh, and return the cursor."""
         self.cursor = max(self.cursor, seq)
         if self._apart.blocks:
             self.cursor = self._apart.next_out(self.cursor)
@@ -311,15 +345,22 @@ class Jobs:
         return self.cursor
 
     def fresh_until(self, first: int, stop: int) -> int:
-        """Up to where all live seqs from ``first`` on are fresh; at most ``stop``."""
+        """Return the first seq from ``first`` on that is not fresh; at most ``stop``.
+
+        All live seqs from ``first`` to the result (exclusive) are fresh.
+        """
         return self._apart.next_in(first, stop) if self._apart.blocks else stop
 
     def deliver(
         self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder
     ) -> list[int]:
-        """Lease jobs that were taken. How often each has been delivered now."""
+        """Lease taken jobs, and return the number of deliveries of each job, this one included.
+
+        The leases get ``number`` and the numbers after it.
+        """
         told, counts = [1] * len(seqs), self._deliveries
         if counts:
+            # A count of 1 is not stored while the job is held.
             for at, seq in enumerate(seqs):
                 count = counts.pop(seq, 0) + 1
                 if count > 1:
@@ -328,23 +369,27 @@ class Jobs:
         return told
 
     def take_back(self, seq: int, number: int) -> None:
-        """Undo the delivery of a job that is still held under this number."""
+        """Undo the delivery of a job, if it is still leased under this number."""
         if self.leases.has_number(seq, number):
             self._deliveries[seq] = self.deliveries(seq) - 1
             self.leases.drop(seq)
             self._free_first(seq)
 
     def _free_first(self, seq: int) -> None:
+        """Put a free job at the front of the line."""
         self._first_in_line -= 1
         self._free[seq] = self._first_in_line
         self._in_line.appendleft(seq)
 
     def uncount(self, seq: int) -> None:
-        """The last delivery of a free job has reached nobody."""
+        """Undo the count of the last delivery of a free job, because no client has received it."""
         self._deliveries[seq] -= 1
 
     def end_lease(self, seq: int, until_ms: int | None) -> Lease:
-        """A held job is claimable again, at once or from ``until_ms`` on."""
+        """End the lease of a held job, and return the lease.
+
+        The job is claimable immediately, or from ``until_ms`` on (monotonic ms).
+        """
         lease = self.leases.drop(seq)
         assert lease is not None, "only held jobs are released"
         self._deliveries.setdefault(seq, 1)
@@ -355,10 +400,12 @@ class Jobs:
         return lease
 
     def restore_lease(self, lease: Lease, *, uncounted: int = 0) -> None:
-        """Undo the end of a lease, unless the record has gone meanwhile. ``uncounted``: deliveries
-        that count again.
+        """Undo the end of a lease, unless the record was deleted in the meantime.
+
+        ``uncounted`` is the number of deliveries that count again.
         """
         seq, ended = lease.seq, False
+        # If the job is in none of these states, it was claimed again or its record was deleted.
         for listed in (self._free, self._hidden, self.dead, self.acking):
             if seq in listed:
                 del listed[seq]
@@ -370,7 +417,9 @@ class Jobs:
             self.leases.grant((seq,), lease.number, lease.deadline_ms, lease.holder)
 
     def begin_acks(self, seqs: Iterable[int]) -> list[Lease]:
-        """Held jobs are done: they go when that is durable."""
+        """End the leases of acked jobs, and return the leases. The jobs are acking until the delete
+        is durable.
+        """
         ended = list[Lease]()
         for seq in seqs:
             lease = self.leases.drop(seq)
@@ -380,25 +429,27 @@ class Jobs:
         return ended
 
     def revive_dead(self) -> None:
-        """The config has changed: the next pass looks at the exhausted ones again."""
+        """Free the exhausted jobs after a change of the config, so that the next pass checks them
+        again.
+        """
         for seq in self.dead:
             self.free(seq)
         self.dead.clear()
 
-    # Jobs on their way to another topic
+    # Jobs that are moved to another topic
 
     def is_busy(self, seq: int, now_ms: int) -> bool:
-        """Return whether the job is leased or being moved, so that it cannot be set aside."""
+        """Return whether the job is leased or being moved, so that it cannot be reserved."""
         lease = self.leases.held.get(seq)
         if lease is not None:
             return lease.deadline_ms >= now_ms
         return seq in self.acking or seq in self.dying or seq in self.aside
 
     def set_aside(self, seq: int, now_ms: int) -> bool:
-        """Reserve this job, so that no client may claim it until `put_back`.
+        """Reserve this job, so that no client can claim it until `put_back`.
 
-        Return False if the job is busy. A lease that is over is ended here, even if `advance` has
-        not reached it yet.
+        Return False if the job is busy. An expired lease is ended here, even if `advance` has not
+        reached it yet.
         """
         if self.is_busy(seq, now_ms):
             return False
@@ -408,6 +459,7 @@ class Jobs:
         return True
 
     def _leave_state(self, seq: int) -> tuple[Apart, int]:
+        """Remove a job from its state, and return the state with its time, if it has one."""
         if seq in self.dead:
             del self.dead[seq]
             return Apart.DEAD, 0
@@ -424,21 +476,23 @@ class Jobs:
         return Apart.FRESH, 0
 
     def put_back(self, seq: int, now: Now) -> None:
-        """Undo `set_aside`, if the record still lives."""
+        """Undo `set_aside`, if the record is still live. The job returns to its former state."""
         state, time = self.aside.pop(seq, (None, 0))
+        # A fresh job below the cursor would not be found again, so the last branch makes it free.
         if state is Apart.FRESH and seq >= self.cursor:
             self._apart.discard(seq)
         elif state is Apart.HIDDEN:
             self.hide(seq, time)
         elif state is Apart.DELAYED:
             self.delay(seq, time, now)
-        elif state is Apart.DUE:  # also by a clock that has been set back
+        elif state is Apart.DUE:  # it stays due even if the clock was set back
             self._delays.put(seq, time, 0)
             heapq.heappush(self.due, (time, seq))
             if len(self.due) > 2 * len(self._delays) + HEAP_STALE_MIN:
                 self.due = sorted({due for due in self.due if self._delays.get(due[1]) == due[0]})
         elif state is Apart.DEAD:
             self.dead[seq] = None
+        # The job was free, or it was fresh and is below the cursor now.
         elif state is not None:
             self._deliveries.setdefault(seq, 0)
             self.free(seq)
@@ -447,7 +501,7 @@ class Jobs:
                 self._first_in_line = 0
                 self._free = {seq: place for place, seq in enumerate(self._in_line)}
 
-    # What a restart knows
+    # State across a restart
 
     def begin(
         self,
@@ -456,8 +510,10 @@ class Jobs:
         dead_letter: str | None = None,
         watched: Watched = iter,
     ) -> None:
-        """The replay has ended: go on from what it has found. No record below ``start_seq`` lives.
-        ``dead_letter``: of the queue. ``watched`` passes jobs on, and sees the progress.
+        """End the replay, and continue with the state in the ledger.
+
+        No record below ``start_seq`` is live. ``dead_letter`` is the dead-letter topic of the
+        queue. ``watched`` passes jobs through and counts them, to report the progress.
         """
         ledger, self.ledger = self.ledger, None
         assert ledger is not None, "a replay ends once"
@@ -466,18 +522,19 @@ class Jobs:
         for seq, due_ts in watched(ledger.delays.items()):
             if seq not in ledger.rows:
                 self.delay(seq, due_ts, now)
-        # Free jobs of one time are in the order of their line.
+        # `sorted` is stable, so free jobs with the same time keep their order in the line.
         rows = sorted(ledger.rows.items(), key=lambda item: item[1].until_ts)
         for seq, row in watched(rows):
             self._apart.add(seq)
             self._begin_row(seq, row, now)
-        # Of those that were dying only the last batch may be in the target.
+        # Of the jobs that were dying, only the last batch may be in the target topic already.
         for seq in [*islice(reversed(self.dead), BATCH_JOBS)][::-1]:
             if self.doomed[seq] == dead_letter:
                 del self.dead[seq]
                 self.dying[seq] = None
 
     def _begin_row(self, seq: int, row: JobRow, now: Now) -> None:
+        """Restore the state of a job from a row of the ledger."""
         left_ms = min(row.until_ts - now.ts, LEASE_MS_BOUNDS[1])
         if row.state is JobState.HELD and left_ms >= 0:
             if row.deliveries > 1:
@@ -497,7 +554,7 @@ class Jobs:
     def ledgers(
         self, now: Now, *, with_leases: bool, with_counts: bool = False
     ) -> Iterator[Ledger]:
-        """Yield the state that a restart needs, some jobs at a time.
+        """Yield the state that a restart needs, in parts of some jobs each.
 
         ``with_leases`` also includes leases and deliveries. ``with_counts`` also includes
         deliveries, delays of nacks and errors, and ends all leases.
@@ -505,13 +562,13 @@ class Jobs:
         Jobs may change between two steps. Each job that is listed now is included in its state at
         the time of its step. All other changes are in frames that are written from now on.
         """
-        aside, last = tuple(self.aside), 0  # some may be back among the delayed ones when told
+        aside, last = tuple(self.aside), 0  # some may be delayed again at their step
         while delays := [*self._delays.rows(last, LEDGER_STEP)]:
             ledger = Ledger()
             for last, due_ts in delays:
                 ledger.delays.put(last, due_ts, 0)
             yield ledger
-        seqs = [*self.listed(), *aside]  # some may be listed twice
+        seqs = [*self.listed(), *aside]  # some seqs may occur twice
         for start in range(0, len(seqs), LEDGER_STEP):
             ledger = Ledger()
             for seq in seqs[start : start + LEDGER_STEP]:
@@ -534,10 +591,11 @@ class Jobs:
         return [*chain(*self._lists())]
 
     def row(self, seq: int, now: Now) -> JobRow | None:
-        """The job, unless it was never delivered."""
+        """Return the row of a job for the ledger, or None if the job was never delivered."""
         deliveries = self.deliveries(seq)
         if seq in self.doomed:
-            # The dead-letter topic may have it: it is not delivered again, whatever refused it.
+            # The dead-letter topic may contain the job already. So the job is not delivered again
+            # after a restart, even if the topic has refused it.
             return JobRow(JobState.DYING, 0, 0, deliveries, self.doomed[seq])
         lease = self.leases.held.get(seq) or self.acking.get(seq)
         if lease is not None:
@@ -553,14 +611,17 @@ class Jobs:
         return None
 
     def _due_at(self, seq: int) -> int | None:
-        """When a job that has a delay is due (wall ms)."""
+        """Return the delivery time of a delayed job (wall ms), or None."""
         state, due_ts = self.aside.get(seq, (None, 0))
         return due_ts if state in (Apart.DUE, Apart.DELAYED) else self._delays.get(seq)
 
-    # Records that go
+    # Removed records
 
     def cut(self, start_seq: int) -> None:
-        """No record below ``start_seq`` lives."""
+        """Remove all jobs below ``start_seq``, because their records were removed.
+
+        The cost depends only on the number of seqs since the last call.
+        """
         if self.ledger is not None:
             self.ledger.cut(start_seq)
             return
@@ -570,7 +631,9 @@ class Jobs:
             self.forget_runs((SeqRun(first, start_seq - first),))
 
     def forget_runs(self, runs: Iterable[SeqRun]) -> None:
-        """No record of these runs lives, which are in rising order."""
+        """Remove the jobs of these runs, because their records were deleted. The runs are in
+        ascending order.
+        """
         if self.ledger is not None:
             self.ledger.forget_runs(runs)
             return
@@ -581,6 +644,7 @@ class Jobs:
             self._forget(those_in(runs, sum(map(len, lists)), chain(*lists)))
 
     def _lists(self) -> tuple[LeaseTable | dict[int, Any], ...]:
+        """Return the lists of all jobs that are neither fresh, delayed nor due."""
         return (
             # This is the order after a restart: jobs whose leases ended follow the free jobs, and
             # DYING jobs are last.
@@ -589,12 +653,14 @@ class Jobs:
         )
 
     def is_listed(self, seq: int) -> bool:
-        """Whether the job lives and is not fresh."""
+        """Return whether the job is live and not fresh."""
         return seq in self._delays or any(seq in each for each in self._lists())
 
     def finish(self, seqs: Iterable[int]) -> None:
-        """The ack of these jobs is durable: as `forget_runs`, and cheaper, for it names most of all
-        jobs.
+        """Remove jobs whose ack is durable.
+
+        This does the same as `forget_runs` for acking jobs. It is faster, because acked jobs are in
+        few lists and this is the most frequent way for a job to end.
         """
         acking, deliveries = self.acking, self._deliveries
         doomed, errors = self.doomed, self.errors
@@ -605,6 +671,7 @@ class Jobs:
             errors.pop(seq, None)
 
     def _forget(self, seqs: Collection[int]) -> None:
+        """Remove jobs from all lists. The seqs that are in no list are ignored."""
         for seq in seqs if self.leases else ():
             self.leases.drop(seq)
         named: tuple[dict[int, Any], ...] = (

@@ -1,10 +1,10 @@
-"""Leases: who holds which jobs, until when (§10.2, §10.3).
+"""Leases: which node holds which jobs, and until when (§10.2, §10.3).
 
-    grant --> held --drop: ack, nack, release, expiry, the record has gone--> no lease
+    grant --> held --drop: ack, nack, release, expiry, record deleted--> no lease
                ^  |
                '--' extend
 
-At ``now == deadline`` a lease holds; one millisecond later it is over.
+A lease is valid at ``now == deadline`` and has expired one millisecond later.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ import msgspec
 from topics.engine.queue.timetable import Tally, Timetable
 
 _PREFIX = "lease_"
-ORDER_SLACK = 1024  # new leases that a sorted list may have beside it, and an eighth of its own
+# A sorted list of seqs stays valid with this number of newer leases, plus an eighth of its own
+# length.
+ORDER_SLACK = 1024
 
 
 class Holder:
-    """Who holds leases: the polled claims of one node together, or one stream of jobs.
+    """The holder of leases: all polled claims of one node together, or one stream of jobs.
 
-    ``held``: how many leases. ``seqs``: of a stream, the jobs that it holds.
+    ``held`` is the number of its leases. ``seqs`` has the jobs of a stream.
     """
 
     __slots__ = ("held", "node", "seqs")
@@ -37,7 +39,7 @@ class Holder:
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """One lease. ``deadline_ms``: on the monotonic clock."""
+    """One lease. ``deadline_ms`` is on the monotonic clock."""
 
     seq: int
     number: int
@@ -46,14 +48,16 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 def lease_id(number: int) -> str:
-    """The token of a lease, as clients see it."""
+    """Return the token of a lease that clients get."""
     return f"{_PREFIX}{number:x}"
 
 
 class LeaseTable:
-    """The leases of one queue. ``held`` has them by seq. ``expiry`` has the times at which they are
-    over, and ``ends`` counts these times. ``loosened`` has the streams that hold fewer leases than
-    before; the task that serves the streams removes them.
+    """The leases of one queue.
+
+    ``held`` has the leases by seq. ``expiry`` has the times at which they have expired, and
+    ``ends`` counts these times. ``loosened`` has the streams that hold fewer leases than before.
+    The task that serves the streams removes them.
     """
 
     __slots__ = ("_later", "_order", "ends", "expiry", "held", "loosened", "pollers")
@@ -61,9 +65,10 @@ class LeaseTable:
     def __init__(self) -> None:
         self.held: dict[int, Lease] = {}
         self.expiry, self.ends = Timetable(self._over_at), Tally()
-        # While they are listed: all seqs that were held at some time since, in two sorted parts.
+        # Used while a client lists the leases page by page. It has all seqs that were held at some
+        # time since the first page: ``_order`` is sorted, and ``_later`` has the newer ones.
         self._order: array[int] | None = None
-        self._later: list[int] = []  # those that were leased since, not sorted
+        self._later: list[int] = []  # leased after ``_order`` was made, not sorted
         self.pollers: dict[str, Holder] = {}
         self.loosened: list[Holder] = []
 
@@ -77,14 +82,15 @@ class LeaseTable:
         return iter(self.held)
 
     def poller(self, node: str) -> Holder:
-        """Who holds what this node claims by polling."""
+        """Return the holder of the jobs that this node claims by polling."""
         return self.pollers.get(node) or Holder(node)
 
     def page(self, after: int, limit: int, node: str | None, now_ms: int) -> list[Lease]:
-        """The first ``limit`` leases above ``after``, by seq, of ``node`` if one is given.
+        """Return the first ``limit`` leases above ``after``, by seq, of ``node`` if it is given.
 
-        The first page of several sorts the seqs of all leases. The last one forgets that, or a
-        number of new leases: the next page sorts anew.
+        The first page sorts the seqs of all leases, and the next pages use this list. The list is
+        dropped after the last page, or if many leases are granted in the meantime. Then the next
+        page sorts again.
         """
         if self._order is None:
             self._order = array("Q", sorted(self.held))
@@ -92,6 +98,7 @@ class LeaseTable:
         later = sorted({seq for seq in self._later if seq > after})
         found: list[Lease] = []
         last = 0
+        # Merge the sorted list with the newer leases, and skip leases that have ended since.
         for seq in heapq.merge(map(self._order.__getitem__, range(at, len(self._order))), later):
             lease = self.held.get(seq)
             if seq == last or lease is None:
@@ -105,7 +112,7 @@ class LeaseTable:
         return found
 
     def is_held(self, seq: int, node: str, token: str | None, now_ms: int) -> bool:
-        """Whether ``node`` holds the job now; under this token, if one is given."""
+        """Return whether ``node`` holds the job now, under ``token`` if it is given."""
         lease = self.held.get(seq)
         return (
             lease is not None
@@ -115,12 +122,12 @@ class LeaseTable:
         )
 
     def has_number(self, seq: int, number: int) -> bool:
-        """Whether the job is held under this number."""
+        """Return whether the job is leased under this number."""
         lease = self.held.get(seq)
         return lease is not None and lease.number == number
 
     def grant(self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder) -> None:
-        """Lease jobs that nobody holds, under ``number`` and the numbers after it."""
+        """Lease jobs that are not held, under ``number`` and the numbers after it."""
         if holder.seqs is None:
             holder = self.pollers.setdefault(holder.node, holder)
         else:
@@ -130,6 +137,7 @@ class LeaseTable:
             self.held[seq] = Lease(seq, each, deadline_ms, holder)
         if self._order is not None:
             self._later.extend(seqs)
+            # If too many leases are new, drop both lists. The next page sorts again.
             if len(self._later) > ORDER_SLACK + len(self._order) // 8:
                 self._order, self._later = None, []
         if seqs:
@@ -148,13 +156,14 @@ class LeaseTable:
         self.expiry.trim(len(self.held), len(seqs))
 
     def drop(self, seq: int) -> Lease | None:
-        """End a lease; what it was, None when nobody holds the job."""
+        """End and return the lease of a job, or return None if the job is not held."""
         lease = self.held.pop(seq, None)
         if lease is None:
             return None
         self.ends.remove(lease.deadline_ms + 1)
         if not self.held:
-            self.held, self._order, self._later = {}, None, []  # give the memory back
+            # A dict does not shrink, so free its memory.
+            self.held, self._order, self._later = {}, None, []
         holder = lease.holder
         holder.held -= 1
         if holder.seqs is not None:
@@ -165,8 +174,9 @@ class LeaseTable:
         return lease
 
     def take_over(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
-        """End the leases that are over; (time, seq) of each, in this order. ``limit``: as
-        `Timetable.take_due`.
+        """End the leases that have expired, and return (time, seq) of each, in this order.
+
+        ``limit`` is the one of `Timetable.take_due`.
         """
         due = self.expiry.take_due(now_ms, limit)
         return [each for each in due if self.drop(each[1]) is not None]

@@ -1,26 +1,28 @@
-"""Ledger: state of the jobs of one queue after a restart, beyond their records (decision 0025).
+"""Ledger: the state of the jobs of one queue that survives a restart (decision 0025). The records
+themselves are not part of it.
 
-    rows           by seq: jobs that are leased, claimable again, or on their way to a dead-letter
-                   topic; the others were never delivered, as far as the log knows
-    delays         by seq: when a job that was never delivered may be (wall ms)
+    rows           by seq: jobs that are leased, claimable again, or being moved to a dead-letter
+                   topic; according to the log, the other jobs were never delivered
+    delays         by seq: earliest delivery time of a job that was never delivered (wall ms)
     dead_lettered  the number of jobs moved to a dead-letter topic
 
-A checkpoint fills it (`unpack`), the replay of the log changes it, and `Jobs.begin` takes over from
-it. All times are wall clock: after a restart the rest of each time counts.
+A start loads the ledger from a checkpoint (`unpack`) and applies the frames of the log to it. Then
+`Jobs.begin` creates the states of the jobs from it. All times are wall clock: after a restart the
+remaining part of each time counts.
 
-A replay may apply frames over a checkpoint that knows of some of them already: changes of leases
-are effective before their frames are written. The result is the same for each job:
+A replay may apply frames to a checkpoint that already contains their effects, because changes of
+leases are effective before their frames are written. The result is the same for each job:
 
-- A row is the outcome of the last frame about its job, which contains all of it. A checkpoint that
-  knows of later frames has another row, or none; those frames are replayed, too, and the last of
-  them decides.
-- Only the sum, `dead_lettered`, must not know of a frame that is replayed. It is that of committed
-  changes, and frames below the LSN as of which the checkpoint holds the topic are not counted.
+- A row is the outcome of the last frame about its job, and each frame contains the complete row. A
+  checkpoint that contains the effects of later frames has another row, or none. Those later frames
+  are replayed, too, and the last of them decides.
+- Only the sum `dead_lettered` must not contain the effects of a frame that is replayed. So it only
+  counts committed changes, and frames below the LSN of the topic in the checkpoint are not counted.
 - Rows and delays of jobs whose record was deleted in the meantime are dropped at the end of the
   replay (`topics.engine.queue.queue_replay`).
 
-A checkpoint holds ``dead_lettered`` with the topic, and the jobs in parts of plain values. The
-columns of rows have an item for each row, in the same order, and so have both columns of delays.
+A checkpoint contains ``dead_lettered`` with the topic, and the jobs in parts of plain values. The
+columns of rows have one item for each row, in the same order, and so do the two columns of delays.
 Integers are little-endian. A part:
 
     key         items  meaning
@@ -28,13 +30,14 @@ Integers are little-endian. A part:
     state       u8     `JobState`
     until       i64    ``until_ts``
     number      u64    of the lease
-    deliveries  u32    how often it was delivered
+    deliveries  u32    number of deliveries
     node        u32    index into ``nodes``
     nodes       text   each holder once
     delayed     u64    seqs of the delays
-    due         i64    when each is due (wall ms)
-    erred       u64    seqs of the rows with an error of a nack; these three where there is one
-    error       u32    of each of them, index into ``errors``
+    due         i64    delivery time of each delay (wall ms)
+    erred       u64    seqs of the rows with an error of a nack; the last three keys are omitted
+                       if no row has an error
+    error       u32    of each of these rows, index into ``errors``
     errors      text   each error once
 """
 
@@ -54,17 +57,21 @@ from topics.formats.ranges import SeqRun
 
 
 class JobState(IntEnum):
-    """State of a job that was delivered. Written to disk: never renumber, only add."""
+    """State of a job that was delivered. The numbers are stored on disk: never renumber, only
+    add.
+    """
 
     HELD = 1
     FREE = 2  # claimable from ``until_ts`` on
-    DYING = 3  # on its way to a dead-letter topic
+    DYING = 3  # being moved to a dead-letter topic
 
 
 class JobRow(NamedTuple):
-    """One job. ``until_ts`` (wall ms): its deadline, or from when on it is claimable. ``number`` of
-    its lease and ``node``: 0 and empty while nobody holds it. ``node`` of a dying one: the topic
-    that it goes to.
+    """The state of one job.
+
+    ``until_ts`` (wall ms) is the deadline of its lease, or the time from which on it is claimable.
+    ``number`` (of the lease) and ``node`` are 0 and empty if the job is not leased. For a dying
+    job, ``node`` is the topic to which it is moved.
     """
 
     state: JobState
@@ -79,26 +86,31 @@ _STATES = {int(state): state for state in JobState}
 
 
 def keeps_leases(config: TopicConfig) -> bool:
-    """Return whether the log contains leases and deliveries, and not only jobs that are moved."""
+    """Return whether the log contains all leases and deliveries, and not only jobs that are
+    moved.
+    """
     return config.leases_durable and config.durability != "ephemeral"
 
 
 class Ledger:
-    """The jobs of one queue; free and dying ones in the order in which they became so."""
+    """The jobs of one queue. Free and dying jobs are in the order in which they became free or
+    dying.
+    """
 
     __slots__ = ("_start_seq", "dead_lettered", "delays", "errors", "rows")
 
     def __init__(self) -> None:
         self.rows: dict[int, JobRow] = {}
-        self.errors: dict[int, str] = {}  # of rows: what the last nack with an error said
+        # Error text of the last nack that had one, for jobs with a row.
+        self.errors: dict[int, str] = {}
         self.delays = Delays()
         self.dead_lettered = 0
-        self._start_seq = 0  # of the last `cut`
+        self._start_seq = 0  # start seq of the last `cut`
 
-    # What the log says
+    # Frames of the log
 
     def apply(self, frame: LeaseRows) -> None:
-        """A LEASE frame."""
+        """Apply a LEASE frame."""
         if frame.op == LeaseOp.CLAIMED:
             self._claim(frame)
         else:
@@ -115,46 +127,51 @@ class Ledger:
         self._forget_delays(frame.seqs)
         state = JobState.DYING if frame.op == LeaseOp.DYING else JobState.FREE
         for seq, deliveries in zip(frame.seqs, frame.deliveries, strict=True):
-            self.rows.pop(seq, None)  # it goes to the end of the line
+            self.rows.pop(seq, None)  # the new row comes last, as the job is last in the line
             self.rows[seq] = JobRow(state, frame.until_ts, 0, deliveries, frame.node)
         if frame.error is not None:
             self.errors.update(dict.fromkeys(frame.seqs, frame.error))
 
     def delay(self, first_seq: int, due: Iterable[int]) -> None:
-        """A write of records from ``first_seq`` on. ``due``: of each (wall ms), 0 for at once."""
+        """Add the delays of a write that begins at ``first_seq``.
+
+        ``due`` has the delivery time of each record (wall ms), or 0 for immediate delivery.
+        """
         self.delays.update((seq, due_ts) for seq, due_ts in enumerate(due, first_seq) if due_ts)
 
     def _forget_delays(self, seqs: Iterable[int]) -> None:
-        """These jobs have been delivered."""
+        """Remove the delays of jobs that have been delivered."""
         if self.delays:
             for seq in seqs:
                 self.delays.pop(seq, None)
 
-    # What no longer counts
+    # Removal
 
     def clear_leases(self) -> None:
-        """Leases are not durable from here on: only jobs on their way elsewhere stay."""
+        """Remove all rows except dying jobs, because leases are not durable from here on."""
         self.rows = {seq: row for seq, row in self.rows.items() if row.state is JobState.DYING}
         self.errors = {seq: error for seq, error in self.errors.items() if seq in self.rows}
 
     def revive(self, is_exhausted: Callable[[JobRow], bool]) -> None:
-        """Jobs on their way elsewhere that are not exhausted by the config of now are claimable."""
+        """Make dying jobs claimable that are not exhausted according to the current config."""
         for seq, row in self.rows.items():
             if row.state is JobState.DYING and not is_exhausted(row):
                 self.rows[seq] = row._replace(state=JobState.FREE, node="")
 
     def cut(self, start_seq: int) -> None:
-        """No record below ``start_seq`` lives.
+        """Remove the jobs below ``start_seq``, because their records were removed.
 
-        It costs no more than the seqs since the last call: a replay of a capped queue calls it for
-        each write.
+        The cost depends only on the number of seqs since the last call, because a replay of a
+        capped queue calls this for each write.
         """
         first, self._start_seq = self._start_seq, max(self._start_seq, start_seq)
         if first < start_seq:
             self.forget_runs((SeqRun(first, start_seq - first),))
 
     def forget_runs(self, runs: Iterable[SeqRun]) -> None:
-        """No record of these runs lives, which are in rising order."""
+        """Remove the jobs of these runs, because their records were deleted. The runs are in
+        ascending order.
+        """
         if self.rows or self.delays:
             runs = tuple(runs)
             self.delays.drop_runs(runs)
@@ -163,16 +180,16 @@ class Ledger:
                 self.errors.pop(seq, None)
 
     def forget(self, seqs: Iterable[int]) -> None:
-        """The records of these jobs have gone."""
+        """Remove these jobs, because their records were deleted."""
         for seq in seqs:
             self.rows.pop(seq, None)
             self.errors.pop(seq, None)
             self.delays.pop(seq, None)
 
-    # In a checkpoint
+    # Format in a checkpoint
 
     def pack(self) -> dict[str, Any]:
-        """One part, as plain values; `dead_lettered` is not in it."""
+        """Return one part as plain values, without `dead_lettered`."""
         rows, delays = self.rows, self.delays
         states, untils, numbers, deliveries, nodes = (
             zip(*rows.values(), strict=True) if rows else ((),) * 5
@@ -200,7 +217,7 @@ class Ledger:
         }
 
     def unpack(self, part: Mapping[str, Any]) -> None:
-        """Take over what `pack` gave."""
+        """Add the rows, delays and errors of a part that `pack` returned."""
         columns = (
             map(_STATES.__getitem__, part["state"]),
             _unpacked("q", part["until"]),
@@ -226,8 +243,10 @@ def _unpacked(typecode: _Column, packed: bytes) -> Sequence[int]:
 
 
 def those_in(runs: Sequence[SeqRun], count: int, known: Iterable[int]) -> Collection[int]:
-    """The seqs of these runs, in rising order, or those of ``known`` that are in them, where
-    these ``count`` are fewer.
+    """Return the seqs of these runs, in ascending order.
+
+    If the ``count`` seqs of ``known`` are fewer than the seqs of the runs, return the known seqs
+    that are in the runs instead. So the cost is bounded by the smaller number.
     """
     if sum(run.length for run in runs) <= count:
         return [*chain.from_iterable(range(first, first + length) for first, length in runs)]

@@ -1,14 +1,15 @@
-"""Replay of a queue: the ledger of a topic follows the log, then the jobs begin from it.
+"""Replay of a queue: applies the frames of the log to the ledger of a topic, then creates its jobs.
 
-    APPEND with DELAYS                  delays of its records                note_delays
-    LEASE                               rows                                 replay
-    DELETE with DEAD_LETTERED           how many were moved                  count_dead_lettered
-    TOPIC                               leases count while they are durable  follow_config
-    whatever removes records            their rows and delays go             removal.py
-    after the last frame                the jobs of now                      begin
+    frame or event                 effect on the ledger                       function
+    APPEND with DELAYS             adds the delays of its records             note_delays
+    LEASE                          replaces rows                              replay
+    DELETE with DEAD_LETTERED      counts the moved jobs                      count_dead_lettered
+    TOPIC                          drops leases if they are not durable       follow_config
+    any removal of records         drops their rows and delays                removal.py
+    end of the log                 creates the states of the jobs             begin
 
-Frames below the LSN as of which the checkpoint holds the topic are in its ledger: only what they
-remove is removed once more.
+The checkpoint contains the effects of all frames below the LSN of the topic. Such frames are not
+applied to the ledger again, except for their removals.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _OPS = frozenset(LeaseOp)
 
 
 def ledger_of(topic: Topic) -> Ledger | None:
-    """The ledger of a queue during a replay; None for a log."""
+    """Return the ledger of a queue during a replay, or None for a topic that is no queue."""
     return topic.jobs.ledger if topic.jobs is not None else None
 
 
 def open_ledger(topic: Topic) -> None:
-    """The topic has come back: if it is a queue, its jobs are in a ledger until `begin`."""
+    """Create the ledger of a restored topic if it is a queue. It is used until `begin`."""
     if topic.jobs is not None:
         topic.jobs.ledger = Ledger()
 
@@ -50,7 +51,7 @@ def open_ledger(topic: Topic) -> None:
 
 
 def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """A LEASE frame. Raises `Misfit`."""
+    """Replay a LEASE frame. Raise `Misfit` if the frame cannot belong to the topic."""
     topic = replay.topic_of(header, checkpointed)
     if topic is None or header.lsn < replay.news_from(topic):
         return
@@ -63,7 +64,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool
 
 
 def note_delays(replay: Replay, topic: Topic, lsn: int, first_seq: int) -> None:
-    """An APPEND frame whose records have delays."""
+    """Replay the delays of an APPEND frame whose records have delays."""
     ledger = ledger_of(topic)
     if ledger is not None and lsn >= replay.news_from(topic):
         view = cast("RecordsView", replay.table.store.records(in_log(lsn)))
@@ -73,7 +74,7 @@ def note_delays(replay: Replay, topic: Topic, lsn: int, first_seq: int) -> None:
 def count_dead_lettered(
     replay: Replay, topic: Topic, header: FrameHeader, runs: Iterable[SeqRun]
 ) -> None:
-    """A DELETE frame of these runs."""
+    """Count the jobs of a DELETE frame if they were moved to the dead-letter topic."""
     if header.flags & _DEAD_LETTERED and header.lsn >= replay.news_from(topic):
         ledger = ledger_of(topic)
         if ledger is not None:
@@ -81,7 +82,7 @@ def count_dead_lettered(
 
 
 def follow_config(topic: Topic) -> None:
-    """A TOPIC frame: from here on the log has no leases, or has them all."""
+    """Replay a TOPIC frame: drop the leases if the log contains no leases from here on."""
     ledger = ledger_of(topic)
     if ledger is not None and not keeps_leases(topic.config):
         ledger.clear_leases()
@@ -91,12 +92,14 @@ def follow_config(topic: Topic) -> None:
 
 
 def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None:
-    """The jobs of a queue go on from what the replay has found. ``watched`` passes jobs on, and
-    sees the progress.
+    """Create the states of a queue's jobs from its ledger.
+
+    ``watched`` passes jobs through and counts them, to report the progress of the start.
     """
     jobs, ledger = topic.jobs, ledger_of(topic)
     if jobs is None or ledger is None:
         return
+    # Drop jobs without a live record before the remaining jobs become claimable.
     for known in (sorted(ledger.rows), [*ledger.delays]):
         ledger.forget([*_gone(topic, watched(known), store)])
     config = topic.config
@@ -109,10 +112,11 @@ def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None
 
 
 def _gone(topic: Topic, seqs: Iterable[int], store: Store) -> Iterator[int]:
-    """Those of these seqs, rising, that have no live record.
+    """Yield the seqs that have no live record. The seqs are in ascending order.
 
-    A replay may come to such jobs: their records were in memory only; or a frame of a lease stands
-    behind the DELETE frame, or is replayed over a checkpoint without the record.
+    The ledger may contain such jobs for three reasons. Their records were in memory only. A LEASE
+    frame may follow the DELETE frame of its record. Or a LEASE frame is replayed over a checkpoint
+    that no longer contains the record.
     """
     index, first, end = topic.index, 0, 0
     deleted: Buffer | None = None
@@ -136,4 +140,4 @@ def _deleted(topic: Topic, at: int, store: Store) -> Buffer | None:
     try:
         return deleted_in(topic, at, store)
     except Unreadable:
-        return None  # which of them live is unknown
+        return None  # it is unknown which records are live, so treat all as live

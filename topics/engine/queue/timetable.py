@@ -1,16 +1,17 @@
-"""Timetable: seqs by the time at which something is due for them.
+"""Timetable: seqs ordered by the time at which they are due, as for a lease that expires.
 
     add --> far: lists of seqs, one for each BUCKET_MS --their time is near--> near: a heap
             near --time--> `take_due`
 
-The owner knows the time of each seq; an entry whose seq has another time by then, or none, is
-dropped when its bucket comes near. So nothing is ever searched here, and an entry costs 8 bytes.
-Times are monotonic milliseconds.
+The owner knows the current time of each seq, so an entry is only a hint. When the bucket of an
+entry comes near, the entry is dropped if its seq has another time or none. So changing a time needs
+no search, and an entry takes 8 bytes. Times are monotonic milliseconds.
 
-``next_at``: nothing is due before it, as far as is known without looking at entries.
+No entry is due before ``next_at``. This is a lower bound, because it is computed without examining
+the entries.
 
-Seqs that are due are taken in bounded steps. A `Tally` counts the seqs of an owner by their times,
-so that the number of due seqs is known before they are taken.
+Due seqs are taken in bounded steps. A `Tally` counts the seqs of an owner by their times, so that
+the number of due seqs is known before they are taken.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 BUCKET_MS = 256
-STALE_MIN = 4096  # a shorter timetable is not swept
-SWEEP_STEP = 16  # entries that are looked at for each that is added: more than are added
+STALE_MIN = 4096  # a timetable with fewer stale entries is not swept
+# A sweep examines this number of entries for each new one, so that it overtakes the additions.
+SWEEP_STEP = 16
 NO_SEQS = array("Q")
-SLOT_MS = 16  # of a `Tally`, which counts a seq as due at most this much later
+SLOT_MS = 16  # width of a slot of a `Tally`, which counts a seq as due at most this much later
 NEVER = sys.maxsize
 
 
@@ -62,24 +64,27 @@ class Tally:
 
 
 class Timetable:
-    """``time_of`` tells when a seq is due, None when it is not. ``count``: of entries, dropped ones
-    included.
+    """Seqs by the time at which they are due.
+
+    ``time_of`` returns the time of a seq, or None if it is never due. ``count`` is the number of
+    entries, stale ones included.
     """
 
     __slots__ = ("_far", "_near", "_near_until", "_order", "_sweep", "_time_of", "count", "next_at")
 
     def __init__(self, time_of: Callable[[int], int | None]) -> None:
         self._time_of = time_of
-        self._far: dict[int, array[int]] = {}  # by bucket
-        self._order: list[int] = []  # heap of the buckets in ``_far``, and some that were swept
+        self._far: dict[int, array[int]] = {}  # by bucket number
+        # Heap of the bucket numbers in ``_far``, and of some that were swept.
+        self._order: list[int] = []
         self._near: list[tuple[int, int]] = []  # heap of (time, seq)
-        self._near_until = 0  # what is due before it is in ``_near``
+        self._near_until = 0  # all entries that are due before this time are in ``_near``
         self._sweep: Iterator[bool] | None = None
         self.count = 0
         self.next_at = NEVER
 
     def add(self, at: int, seqs: Sequence[int]) -> None:
-        """These seqs are due at ``at``."""
+        """Add seqs that are due at ``at``."""
         self.count += len(seqs)
         if at < self._near_until:
             for seq in seqs:
@@ -94,14 +99,17 @@ class Timetable:
         bucket.extend(seqs)
 
     def take_due(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
-        """(time, seq) of what is due by now, in this order. One may stand there twice.
+        """Remove and return (time, seq) of the seqs that are due by ``now_ms``, in this order.
 
-        ``limit``: how many entries are looked at, once when their bucket comes near and once when
-        they are due. `next_at` tells whether that was all. What comes later may have an earlier
-        time if one bucket has more entries than that.
+        A seq may occur twice. ``limit`` bounds the number of entries that are examined. An entry is
+        examined when its bucket comes near and again when it is due. If ``next_at`` is still due
+        after the call, entries remain. The next call may return an earlier time than this one if a
+        single bucket has more entries than ``limit``.
         """
         due: list[tuple[int, int]] = []
         left = limit
+        # First examine the buckets whose time has begun. Their entries are due or go into the heap.
+        # Then take the due entries from the heap.
         while self._order and self._order[0] * BUCKET_MS <= now_ms and left > 0:
             left -= self._open_bucket(self._order[0], now_ms, due, left)
         near, time_of = self._near, self._time_of
@@ -117,17 +125,22 @@ class Timetable:
         return due
 
     def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]], limit: int) -> int:
-        """Look at up to ``limit`` entries of the bucket; how many."""
+        """Examine up to ``limit`` entries of a bucket, and return their number.
+
+        Entries that are due are added to ``due`` if the complete bucket is due, else to the heap.
+        """
         start, end = bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
         seqs = self._far.pop(bucket, NO_SEQS)
-        if len(seqs) > limit:  # a copy: a sweep must not go on in it
+        # The bucket gets a new array, so that a sweep stops using the old one.
+        if len(seqs) > limit:
             self._far[bucket], seqs = seqs[limit:], seqs[:limit]
         else:
             heapq.heappop(self._order)
             self._near_until = max(self._near_until, end)
-        # One whose time has changed stands where it is due now, too.
+        # Drop stale entries. A seq whose time has changed has another entry at its new time.
         times = ((self._time_of(seq), seq) for seq in seqs)
         timed = [(at, seq) for at, seq in times if at is not None and start <= at < end]
+        # A bucket that is completely due is sorted once, which is cheaper than using the heap.
         if end <= now_ms and not self._near:
             timed.sort()
             due += timed
@@ -139,8 +152,10 @@ class Timetable:
         return len(seqs)
 
     def trim(self, live: int, added: int) -> None:
-        """Drop some entries that are no longer true, while they are most of all. ``live``: how many
-        seqs have a time. ``added``: entries since the last call; the work is in proportion to it.
+        """Drop some stale entries if most entries are stale.
+
+        ``live`` is the number of seqs that have a time. ``added`` is the number of entries since
+        the last call, and the work is proportional to it.
         """
         if self._sweep is None:
             if self.count <= 2 * live + STALE_MIN:
@@ -152,7 +167,7 @@ class Timetable:
                 return
 
     def _swept(self) -> Iterator[bool]:
-        """Look at the far entries, `SWEEP_STEP` at a time; False after each step."""
+        """Remove stale far entries. Yield False after each `SWEEP_STEP` entries."""
         for bucket, seqs in tuple(self._far.items()):
             read, kept, end = 0, 0, len(seqs)
             while read < end and self._far.get(bucket) is seqs:

@@ -1,1 +1,1 @@
-"""The rules of routers (§6): their graph, what they copy, how far they have come."""
+"""The rules of routers (§6): their graph, the selection of records to copy, and their progress."""

@@ -1,10 +1,11 @@
-"""Derivations: how far each router that feeds a topic has come, as the topic's own log has it.
+"""Derivations: the progress of each router that appends to a topic, as stored in the topic's own
+log.
 
-    cursor   seq of the source up to which everything is done
-    total    records that were forwarded so far in this life of the router
+    cursor   seq of the source up to which all records have been processed
+    total    number of records that this incarnation of the router has forwarded
 
-Both are committed together with the copies (`engine.changes.forward`), so they never tell of more
-or of less than the topic holds.
+Both are committed together with the copies (`engine.changes.forward`), so they always match the
+records that the topic contains.
 """
 
 from __future__ import annotations
@@ -16,27 +17,29 @@ from topics.engine.topic import Topic
 
 
 class Derivation(NamedTuple):
-    """How far one router has come."""
+    """The progress of one router."""
 
     cursor: int
     total: int
 
 
 def derivation_of(topic: Topic, router: int, start_seq: int) -> Derivation:
-    """How far this router has come; one that has not begun stands at ``start_seq``."""
+    """Return the progress of this router. A router without progress begins at ``start_seq``."""
     known = None if topic.derivations is None else topic.derivations.get(router)
     return Derivation(start_seq, 0) if known is None else Derivation(*known)
 
 
 def note_derivation(topic: Topic, router: int, reached: Derivation) -> None:
-    """The router has come so far."""
+    """Set the progress of the router."""
     if topic.derivations is None:
         topic.derivations = {}
     topic.derivations[router] = reached
 
 
 def forget_derivations(topic: Topic, keep: Iterable[int]) -> None:
-    """Only these routers feed the topic now."""
+    """Drop the progress of all routers except ``keep``, because only these append to the topic
+    now.
+    """
     if topic.derivations is not None:
         kept = set(keep)
         left = {router: at for router, at in topic.derivations.items() if router in kept}

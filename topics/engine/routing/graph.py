@@ -1,9 +1,11 @@
-"""Graph of routers: all routers of the server, as the shard that owns them decides on them (§6).
+"""Graph of routers: all routers of the server, in the shard that owns them (§6).
 
-A router is an edge from its source to its dest. A dest has one source, and no router closes a cycle
-unless it allows that: then the hops of records on the cycle are bounded. Each life of a router has
-an id: one that gets another source or dest is a new life of its name. Ids rise and are never used
-again.
+A router is an edge from its source to its dest. All routers into a dest have the same source. A
+router may close a cycle only if it allows that. Then the number of hops of the records on the cycle
+is bounded.
+
+Each incarnation of a router has an id. A router that gets another source or dest is a new
+incarnation of its name. Ids are ascending and are never reused.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ FAN_IN = "router_dest_fan_in"
 
 @dataclass(frozen=True)
 class Router:
-    """One life of a router. ``base_total``: records that its name forwarded in earlier lives."""
+    """One incarnation of a router.
+
+    ``base_total`` is the number of records that earlier incarnations of the name have forwarded.
+    """
 
     id: int
     name: str
@@ -34,22 +39,22 @@ class Router:
     source_id: int
     source_epoch: int
     dest_id: int
-    start_seq: int  # head of the source when it was made: what follows is forwarded
+    start_seq: int  # head of the source at the creation; later records are forwarded
     base_total: int = 0
 
     @property
     def source(self) -> str:
-        """The topic whose records it forwards."""
+        """Return the name of the topic whose records are forwarded."""
         return self.config.source
 
     @property
     def dest(self) -> str:
-        """The topic that gets the copies."""
+        """Return the name of the topic that gets the copies."""
         return self.config.dest
 
     @cached_property
     def packed(self) -> bytes:
-        """Its bytes in logs and checkpoints."""
+        """Return the encoding of the router in logs and checkpoints."""
         return encode_router(
             RouterBody(
                 name=self.name,
@@ -65,7 +70,7 @@ class Router:
 
     @classmethod
     def unpack(cls, packed: Buffer) -> Router:
-        """The router that ``packed`` holds."""
+        """Return the router that ``packed`` encodes."""
         held = decode_router(packed)
         return cls(
             id=held.id,
@@ -80,8 +85,10 @@ class Router:
 
 
 class RouterGraph:
-    """The routers, by name, by id and by topic. ``last_id``: the highest id that was ever used.
-    ``cyclic``: ids of those that stand on a cycle.
+    """The routers by name, by id and by topic.
+
+    ``last_id`` is the highest id that was ever used. ``cyclic`` has the ids of the routers on
+    cycles.
     """
 
     def __init__(self) -> None:
@@ -90,25 +97,28 @@ class RouterGraph:
         self.by_id: dict[int, Router] = {}
         self.last_id = 0
         self._names: list[str] = []  # sorted
-        self._allowing = 0  # how many allow a cycle
-        # Of each topic: the routers that it is the source of, and those that it is the dest of.
+        self._allowing = 0  # number of routers that allow a cycle
+        # By topic: the routers that have it as their source, and the routers that have it as their
+        # dest.
         self._from: dict[str, dict[int, Router]] = {}
         self._into: dict[str, dict[int, Router]] = {}
 
     def __len__(self) -> int:
         return len(self.by_name)
 
-    # Asking
+    # Queries
 
     def router(self, name: str) -> Router:
-        """The router of that name. Raises `RouterNotFound`."""
+        """Return the router of that name. Raise `RouterNotFound` if there is none."""
         found = self.by_name.get(name)
         if found is None:
             raise RouterNotFound(name)
         return found
 
     def names(self, prefix: str, after: str | None) -> Iterator[str]:
-        """Names that begin so, in order, those above ``after``."""
+        """Yield the router names that start with ``prefix`` and are above ``after``, in ascending
+        order.
+        """
         start = bisect_left(self._names, prefix)
         if after is not None:
             start = max(start, bisect_right(self._names, after))
@@ -121,7 +131,7 @@ class RouterGraph:
     def select(
         self, prefix: str, after: str | None, source: str | None, dest: str | None
     ) -> Iterator[Router]:
-        """The routers of `names` that have these ends, each if given."""
+        """Yield the routers of `names` that have this source and this dest, if given."""
         names: Iterable[str] = self.names(prefix, after)
         if source is not None or dest is not None:
             named = self._from.get(source, {}) if source else self._into.get(dest or "", {})
@@ -136,15 +146,16 @@ class RouterGraph:
                 yield router
 
     def of_topic(self, topic: str) -> list[Router]:
-        """The routers that name the topic, by id."""
+        """Return the routers that have the topic as source or dest, by id."""
         found = {**self._from.get(topic, {}), **self._into.get(topic, {})}
         return [found[router_id] for router_id in sorted(found)]
 
     def check(self, name: str, config: RouterConfig) -> None:
-        """Whether the router ``name`` may get this config. What it has already is not judged again.
+        """Check that the router ``name`` may get this config.
 
-        Raises `TopicExistsIncompatible` when its dest has another source, `RouterCycle` when it
-        would close a cycle and does not allow that.
+        Raise `TopicExistsIncompatible` if its dest has another source, or `RouterCycle` if it would
+        close a cycle and does not allow that. Properties that the router has already are not
+        checked again.
         """
         now = self.by_name.get(name)
         is_moved = now is None or (now.source, now.dest) != (config.source, config.dest)
@@ -156,6 +167,9 @@ class RouterGraph:
                 raise RouterCycle([config.source, *way])
 
     def _check_fan_in(self, name: str, config: RouterConfig) -> None:
+        """Raise `TopicExistsIncompatible` if another router appends to the dest from another
+        source.
+        """
         for other in self._into.get(config.dest, {}).values():
             if other.name != name and other.source != config.source:
                 raise TopicExistsIncompatible(
@@ -165,8 +179,9 @@ class RouterGraph:
                 )
 
     def _way(self, start: str, end: str, without: str) -> list[str] | None:
-        """The shortest way along routers from one topic to another, both included; the router
-        ``without`` is not taken.
+        """Return the shortest path along routers from one topic to another, both included.
+
+        Return None if there is no path. The router ``without`` is ignored.
         """
         before: dict[str, str | None] = {start: None}
         line = deque([start])
@@ -180,11 +195,12 @@ class RouterGraph:
                     line.append(router.dest)
         return None
 
-    # Changing
+    # Changes
 
     def put(self, router: Router) -> None:
-        """From now on this is the router of its name. Nothing happens when there is a later life of
-        the name.
+        """Add the router, or replace the earlier incarnation of its name.
+
+        Do nothing if the graph has a later incarnation. A replay may apply old frames.
         """
         self.last_id = max(self.last_id, router.id)
         earlier = self.by_name.get(router.name)
@@ -198,11 +214,11 @@ class RouterGraph:
         self._from.setdefault(router.source, {})[router.id] = router
         self._into.setdefault(router.dest, {})[router.id] = router
         self._allowing += router.config.allow_cycle
-        if self._allowing:  # else there is no cycle
+        if self._allowing:  # otherwise no router can be on a cycle
             self._mark_cycle(router.source)
 
     def remove(self, router_id: int) -> Router | None:
-        """The router goes; None when it is not there."""
+        """Remove and return the router. Return None if it does not exist."""
         self.last_id = max(self.last_id, router_id)
         router = self.by_id.get(router_id)
         if router is not None:
@@ -221,25 +237,29 @@ class RouterGraph:
                 del ends[topic]
         self.cyclic.difference_update(each.id for each in self._within(on_cycle))
         self.cyclic.discard(router.id)
+        # Mark the cycles again that remain without this router.
         while on_cycle:
             on_cycle -= self._mark_cycle(next(iter(on_cycle)))
 
     # Cycles
 
     def _mark_cycle(self, topic: str) -> set[str]:
-        """Note the routers on a cycle with ``topic``; the topics of all these cycles."""
+        """Mark the routers on cycles through ``topic``. Return the topics of all these cycles."""
         found = self._component(topic)
         if len(found) > 1:
             self.cyclic.update(each.id for each in self._within(found))
         return found
 
     def _component(self, topic: str) -> set[str]:
-        """The topics that can be reached from ``topic`` and that reach it, itself among them."""
+        """Return the strongly connected component of ``topic``.
+
+        These are the topics that it reaches and that reach it, itself included.
+        """
         to_there = _reached(topic, self._into, lambda router: router.source)
         return to_there & _reached(topic, self._from, lambda router: router.dest)
 
     def _within(self, topics: set[str]) -> Iterator[Router]:
-        """The routers between these topics."""
+        """Yield the routers whose source and dest are both among these topics."""
         for topic in topics:
             for router in self._from.get(topic, {}).values():
                 if router.dest in topics:
@@ -249,7 +269,10 @@ class RouterGraph:
 def _reached(
     topic: str, ends: Mapping[str, Mapping[int, Router]], end: Callable[[Router], str]
 ) -> set[str]:
-    """The topics that the routers of ``ends`` lead to, step by step, ``topic`` among them."""
+    """Return the topics that are reachable from ``topic`` along ``ends``, itself included.
+
+    ``ends`` has the routers of each topic, and ``end`` returns the topic to which a router leads.
+    """
     found, line = {topic}, [topic]
     while line:
         for router in ends.get(line.pop(), {}).values():
@@ -260,6 +283,7 @@ def _reached(
 
 
 def _path(before: dict[str, str | None], end: str) -> list[str]:
+    """Return the path to ``end``, by following the predecessors in ``before``."""
     path, topic = [end], before[end]
     while topic is not None:
         path.append(topic)

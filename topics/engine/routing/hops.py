@@ -1,7 +1,8 @@
-"""Hops: how many routers the records of a topic have come through, by ranges of seqs.
+"""Hops: the number of routers that the records of a topic have passed, by ranges of seqs.
 
-A record of a client has hop 0, a copy one more than its original. They are in memory only: what is
-not known has hop 0, so after a restart a cycle goes on for a few hops more, and ends.
+A record of a client has hop 0, and a copy has one more than its original. The hops are in memory
+only, and unknown hops count as 0. So after a restart, records pass a cycle for a few more hops
+until the bound stops them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from bisect import bisect_left
 
 from topics.formats.api.limits import U64_MAX
 
-HOPS_MAX = 8  # a record with so many is not forwarded by a router on a cycle
+HOPS_MAX = 8  # a record with this number of hops is not forwarded by a router on a cycle
 
 
 class Hops:
-    """Of one topic. Ranges with hop 0 are not kept."""
+    """The hops of one topic. Ranges with hop 0 are not stored."""
 
     __slots__ = ("_firsts", "_hops", "_lasts")
 
@@ -27,7 +28,9 @@ class Hops:
         return len(self._hops)
 
     def note(self, first: int, last: int, hop: int) -> None:
-        """Seqs ``first`` to ``last`` have this hop; they are above all that were noted before."""
+        """Note that the seqs ``first`` to ``last`` have this hop. They must be above all earlier
+        ones.
+        """
         lasts = self._lasts
         assert not lasts or lasts[-1] < first <= last, "seqs rise"
         if not hop:
@@ -40,7 +43,9 @@ class Hops:
         self._hops.append(hop)
 
     def at(self, seq: int) -> tuple[int, int]:
-        """Hop of ``seq``, and the last seq in a row that has it too."""
+        """Return the hop of ``seq``, and the last seq of the run around it that has the same
+        hop.
+        """
         index = bisect_left(self._lasts, seq)
         if index == len(self._lasts):
             return 0, U64_MAX
@@ -48,7 +53,7 @@ class Hops:
         return (self._hops[index], self._lasts[index]) if first <= seq else (0, first - 1)
 
     def drop_to(self, seq: int) -> None:
-        """Forget what is at or below ``seq``."""
+        """Drop the hops of all seqs up to ``seq``, included."""
         count = bisect_left(self._lasts, seq + 1)
         if count:
             del self._firsts[:count], self._lasts[:count], self._hops[:count]

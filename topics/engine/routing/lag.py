@@ -1,4 +1,6 @@
-"""Router lag: how much of its source a router has still to look at."""
+"""Router lag: the number of records of its source that a router has not processed yet, and their
+age.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ from topics.formats.disk.records import live_runs
 
 
 def lag(topic: Topic, store: Store, cursor: int, now_ts: int) -> tuple[int, int]:
-    """Live records past the cursor, and the age of the oldest of them by `$ts` in ms; 0 and 0 when
-    there is none. Of what cannot be read the best guess.
+    """Return the number of live records after the cursor, and the age of the oldest one by `$ts` in
+    ms.
+
+    Return 0 and 0 if there is none. For records that cannot be read, both are estimates.
     """
     index, seq = topic.index, max(cursor + 1, topic.start_seq)
     at = index.find(seq)
@@ -26,7 +30,7 @@ def lag(topic: Topic, store: Store, cursor: int, now_ts: int) -> tuple[int, int]
 
 
 def _live_from(topic: Topic, at: int, seq: int, store: Store) -> int:
-    """How many records of an entry live from ``seq`` on."""
+    """Return the number of live records of an entry from ``seq`` on."""
     first_seq, count, _, size = topic.index.entry(at)
     if not size:
         return 0
@@ -40,7 +44,10 @@ def _live_from(topic: Topic, at: int, seq: int, store: Store) -> int:
 
 
 def _live_behind(topic: Topic, at: int) -> int:
-    """How many records live behind an entry; the shorter side of the index is summed."""
+    """Return the number of live records after an entry.
+
+    The shorter part of the index is summed.
+    """
     index = topic.index
     if len(index) - at <= at:
         return index.totals(at + 1, len(index))[0]
@@ -48,6 +55,9 @@ def _live_behind(topic: Topic, at: int) -> int:
 
 
 def _next_with_records(topic: Topic, at: int) -> int:
+    """Return the index of the first entry from ``at`` on that has live records, or the number of
+    entries.
+    """
     index = topic.index
     while at < len(index) and not index.entry(at)[3]:
         at += 1
@@ -55,7 +65,7 @@ def _next_with_records(topic: Topic, at: int) -> int:
 
 
 def _oldest_ts(topic: Topic, at: int, seq: int, store: Store) -> int:
-    """``$ts`` of the first live record of an entry, from ``seq`` on."""
+    """Return the `$ts` of the first live record of an entry, from ``seq`` on."""
     entry = topic.index.whole_entry(at)
     if not is_extent(entry.locator):
         return entry.ts  # a write has one $ts

@@ -1,17 +1,19 @@
-"""Picking: which records of a source a router forwards next.
+"""Picking: selects the records of a source that a router forwards next.
 
-    what comes next                              the step
-    a loss or damage                             a trim; a batch of records ends before it
-    records at another hop than those picked     the batch ends before them
-    records or a loss at the highest hop         pass over them
-    records deleted, or unwanted by the filter   pass over them
-    other records                                pick what fits the bounds
+    next in the source                            step
+    a loss or damage                              a trim; a batch of records ends before it
+    records with another hop than the batch       the batch ends before them
+    records or a loss with the highest hop        skip them
+    records deleted, or rejected by the filter    skip them
+    other records                                 pick as many as the bounds allow
 
-A loss is met as by a reader (`reading`): first the floors, then the ranges above live records, then
-bytes that cannot be read. But records that were too old are passed over, as deleted ones are.
+A trim reports lost records of the source: the dest skips as many seqs as were lost. Losses are
+found in the same order as by a reader (`reading`): first the floors, then the lost ranges above
+live records, then bytes that cannot be read. The one difference is that records that have expired
+by age are skipped, like deleted ones.
 
-Whole entries are picked without a look at their records: then it is up to who reads them to find
-that they cannot be read, and to pick again with ``reads_all``.
+Complete entries are picked without reading their records. If the caller finds later that such a
+record cannot be read, it must pick again with ``reads_all``.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ _TAGS = int(RecordFlags.TAGS)
 
 
 class PickedRun(NamedTuple):
-    """Records ``start`` to ``stop`` (exclusive) of the entry that begins at ``first_seq``: all of
-    them are live and wanted.
+    """Records ``start`` to ``stop`` (exclusive) of the entry that begins at ``first_seq``.
+
+    All of them are live and match the filter.
     """
 
     locator: Locator
@@ -50,11 +53,15 @@ class PickedRun(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """What is to be done next, up to ``to_seq``: ``runs`` of records in the order of their seqs, or
-    a trim, or neither: then nothing up to ``to_seq`` is to be forwarded.
+    """The next step of a router, up to ``to_seq``.
 
-    ``trimmed``: how many seqs are lost. ``hop``: of what was picked or lost, not of its copies.
-    ``count``, ``size``: of the picked records; bytes as rendered, commas included.
+    It is one of three: ``runs`` of records in seq order, a trim, or neither if no record up to
+    ``to_seq`` is to be forwarded.
+
+    - ``trimmed``: the number of lost seqs.
+    - ``hop``: of the picked or lost records in the source, not of their copies.
+    - ``count``, ``size``: number and bytes of the picked records; bytes as rendered, commas
+      included.
     """
 
     runs: Sequence[PickedRun]
@@ -79,17 +86,22 @@ def pick(
     hop_max: int = HOPS_MAX,
     reads_all: bool = False,
 ) -> Picked:
-    """What follows the cursor, as far as the bounds reach, but at least one record. ``to_seq`` is
-    the cursor when there is nothing.
+    """Return the next records after the cursor, as many as the bounds allow, but at least one.
 
-    ``scan_records`` bounds what is looked at: ask again from ``to_seq``, also when nothing was
-    picked. What is older than the TTL must be gone. ``hop_max``: records of so many hops are passed
-    over; ``reads_all``: find out also which records of the log cannot be read.
+    ``to_seq`` of the result is the cursor if the source has nothing after it. The caller must have
+    removed records that are older than the TTL.
+
+    - ``scan_records`` bounds the number of examined records. Call again from ``to_seq``, even if no
+      record was picked.
+    - ``hop_max``: records with this number of hops or more are skipped.
+    - ``reads_all``: also find the records of the log that cannot be read.
     """
     if cursor >= topic.head_seq:
         return Picked([], cursor, 0, 0, 0, 0)
     floors = topic.floors
     lost_below = max(floors.cap, floors.loss, floors.damage, floors.trim)
+    # If the cursor is below a floor, trim first. The TTL floor is left out, because expired records
+    # are skipped.
     if cursor + 1 < lost_below:
         hop, last = hops.at(cursor + 1)
         last = min(last, lost_below - 1)
@@ -100,7 +112,7 @@ def pick(
 
 @dataclass(slots=True)
 class _Room:
-    """What may still be picked."""
+    """The bounds that are left for the rest of the call."""
 
     records: int
     size: int
@@ -109,12 +121,15 @@ class _Room:
 
     @property
     def is_left(self) -> bool:
+        """Return whether no bound is exhausted."""
         return min(self.records, self.size, self.runs, self.scan) > 0
 
 
 class _Picker:
-    """One call of `pick`. ``_seq`` is the next seq to look at, ``_at`` the entry that holds it or
-    comes next.
+    """One call of `pick`.
+
+    ``_seq`` is the next seq to examine. ``_at`` is the index of the entry that contains it, or of
+    the next entry.
     """
 
     __slots__ = (
@@ -141,7 +156,7 @@ class _Picker:
         self._runs: list[PickedRun] = []
 
     def pick(self, hops: Hops) -> Picked:
-        """Pick until a bound, a loss or another hop ends the batch."""
+        """Pick records until a bound, a loss or another hop ends the batch."""
         head = self._topic.head_seq
         loss = next_loss(self._topic, self._seq, head)
         end = head + 1 if loss is None else loss.first
@@ -152,13 +167,17 @@ class _Picker:
                 self._seq, self._at = stop, self._index.find(stop)
             elif (self._runs and hop != self._hop) or not self._pick_to(stop, hop):
                 break
+        # A loss becomes a trim only if no record was picked before it.
         if loss is not None and self._seq >= loss.first and not (self._runs or self._trimmed):
             self._pass_loss(loss, hops)
         hop = self._hop if self._runs or self._trimmed else 0
         return Picked(self._runs, self._seq - 1, self._trimmed, hop, self._count, self._size)
 
     def _pass_loss(self, loss: Loss, hops: Hops) -> None:
-        """What is lost at one hop is trimmed, as its records would have been forwarded."""
+        """Trim the lost seqs that have one hop, as their records would have been forwarded.
+
+        Skip them without a trim if they have the highest hop.
+        """
         self._hop, last = hops.at(self._seq)
         last = min(last, loss.last)
         if self._hop < self._hop_max:
@@ -166,8 +185,9 @@ class _Picker:
         self._seq = last + 1
 
     def _pick_to(self, stop_seq: int, hop: int) -> bool:
-        """Pick what is below ``stop_seq``, which is all at one hop; False when a bound or damage
-        ends the batch.
+        """Pick records below ``stop_seq``, which all have the same hop.
+
+        Return False if a bound or damage ends the batch.
         """
         self._hop, index = hop, self._index
         while True:
@@ -184,7 +204,11 @@ class _Picker:
     # Records
 
     def _take_whole_entries(self, stop_seq: int) -> None:
-        """Take writes as long as each is wanted as it stands: most calls do nothing else."""
+        """Pick complete writes while all of their records match. Most calls need nothing but this
+        loop.
+
+        It stops at entries with deleted records and at extents, which `_take_records` handles.
+        """
         room, at, seq, runs = self._room, self._at, self._seq, self._runs
         entry_at, gone, end = self._index.entry, self._index.gone, len(self._index)
         records, budget, scan = room.records, room.size, room.scan
@@ -211,7 +235,7 @@ class _Picker:
         self._at, self._seq = at, seq
 
     def _take_records(self, stop_seq: int) -> bool:
-        """Take records of the entry at hand; False when the batch ends within it."""
+        """Pick records of the current entry. Return False if the batch ends within it."""
         first_seq, count, locator, size = self._index.entry(self._at)
         start = max(self._seq - first_seq, 0)
         stop = min(stop_seq - first_seq, count)
@@ -235,7 +259,7 @@ class _Picker:
         return True
 
     def _add(self, view: View, run: PickedRun) -> bool:
-        """Pick what fits of a run; False when that is not all of it."""
+        """Pick the first records of a run that fit. Return False if some are left."""
         room, begin, end = self._room, run.start, run.stop
         if not (room.runs > 0 and room.records > 0 and room.size > 0):
             return False
@@ -243,7 +267,8 @@ class _Picker:
         if stop == begin:
             if self._runs:
                 return False
-            stop = begin + 1  # at least one record, whatever its size
+            stop = begin + 1  # at least one record, regardless of its size
+        # A batch ends before damaged records. If the run begins with them, they are trimmed.
         bad = view.bad_run(begin, stop)
         if bad is not None:
             stop = bad[0]
@@ -265,15 +290,19 @@ class _Picker:
     def _wanted(
         self, view: View, start: int, stop: int, deleted: Buffer | None
     ) -> tuple[Iterable[IndexRun], int, int]:
-        """Runs of live records in the range that match, where the look at them ended, and how many
-        were looked at.
+        """Return the matching live records of the range, the end of the examined range, and its
+        cost.
+
+        The records are runs. The cost is the number of examined records.
         """
         match, scan = self._match, self._room.scan
         if match is None:
             stop = min(stop, start + scan)
             return live_runs(deleted, start, stop), stop, stop - start
+        # No record of this entry has a tag, so none matches.
         if not view.flags & _TAGS:
             return (), stop, 1
+        # The tag index of an extent finds all matches without reading its records.
         found = _in_extent(view, match, scan) if isinstance(view, ExtentView) else None
         if found is None:
             stop = min(stop, start + scan)
@@ -291,7 +320,7 @@ class _Picker:
     # Damage
 
     def _pass_unreadable(self, first_seq: int, start: int, stop: int) -> bool:
-        """An entry cannot be read at all: whatever is not deleted in it is lost."""
+        """Handle an entry that cannot be read: all of its records that are not deleted are lost."""
         try:
             deleted = deleted_in(self._topic, self._at, self._store)
             runs = [*live_runs(deleted, start, stop)]
@@ -309,14 +338,20 @@ class _Picker:
         return True
 
     def _trim(self, first_seq: int, lost: IndexRun) -> None:
-        """These records of an entry are lost; nothing is told when others were picked before."""
+        """Trim lost records of an entry.
+
+        If records were picked before them, do nothing: the batch ends here and the next call trims.
+        """
         if not self._runs:
             self._trimmed = lost[1] - lost[0]
             self._seq = first_seq + lost[1]
 
 
 def _in_extent(view: ExtentView, match: TagMatch, scan: int) -> Sequence[int] | None:
-    """Indexes of all records that match, ascending; None when they are too many to be sorted."""
+    """Return the indexes of all matching records of an extent, in ascending order.
+
+    Return None if there are too many to sort.
+    """
     if match.op == "Eq":
         return view.find_tag(json_string(match.text))
     found = view.find_prefix(json_prefix(match.text))
@@ -324,7 +359,7 @@ def _in_extent(view: ExtentView, match: TagMatch, scan: int) -> Sequence[int] | 
 
 
 def _in_tags(view: View, match: TagMatch, start: int, stop: int) -> Iterator[int]:
-    """Indexes of the records in the range that match."""
+    """Yield the indexes of the matching records in the range."""
     tagged = view.tagged(start, stop)
     if match.op == "Eq":
         text = json_string(match.text)
@@ -334,7 +369,7 @@ def _in_tags(view: View, match: TagMatch, start: int, stop: int) -> Iterator[int
 
 
 def _runs_of(indexes: Iterable[int]) -> Iterator[IndexRun]:
-    """Rising indexes as the fewest runs."""
+    """Yield ascending indexes as the fewest possible runs."""
     begin = end = -1
     for index in indexes:
         if index != end:
