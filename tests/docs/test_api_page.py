@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from tests.docs.pages import FENCE, ROOT
+from topics.actors.shard.peers import PEER_AWAY
+from topics.actors.shard_client.readiness import TROUBLES
 from topics.config import KIB, MIB, Settings
 from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.api.diff_body import DeleteBody, DiffBody
@@ -22,10 +24,14 @@ from topics.formats.api.router_json import RouterConfig, RouterPatch
 from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch
 from topics.formats.api.watch import Start, ViewOptions, WatchBody
 from topics.formats.api.websocket_commands import SubscribeBody
+from topics.front.admin.metrics import CAPS
 from topics.front.data.watch import OPTIONS
 from topics.front.error_answers import STATUS
+from topics.front.limits import make_slots
 from topics.front.table import ROUTES
 
+OPENAPI: Final = json.loads((ROOT / "topics/docs/openapi.json").read_bytes())
+ASYNCAPI: Final = json.loads((ROOT / "topics/docs/asyncapi.json").read_bytes())
 PAGE: Final = (ROOT / "topics/docs/api.md").read_text()
 DECISION: Final = "decisions/0003-message-router.md"
 HEADING: Final = re.compile(r"^#{2,3} (\d+(?:\.\d+)?)[. ]", re.MULTILINE)
@@ -136,6 +142,29 @@ def test_each_parameter_of_a_query_is_named_where_its_route_is() -> None:
 def test_the_table_of_errors_is_that_of_the_code() -> None:
     shown = {(int(row[0]), codes(row[1])[0]) for row in rows(section("0.6")) if codes(row[1])}
     assert shown == {(status, kind.code) for kind, status in STATUS.items()}
+
+
+def test_the_reasons_of_a_shard_that_is_not_ready_are_named() -> None:
+    states = {"read_only", "timeout", "recovering", PEER_AWAY, *TROUBLES}
+    assert [reason for reason in states if f"`{reason}`" not in section("0.6")] == []
+
+
+def test_the_reasons_of_tombstones_are_those_of_the_specification() -> None:
+    schema = OPENAPI["components"]["schemas"]["Tombstone"]["properties"]["reason"]
+    (found,) = (each for each in tables(section("3.3")) if each[0] == ["reason", "cause"])
+    assert {codes(row[0])[0] for row in found[1:]} == {*schema["enum"], "from_seq_too_old"}
+
+
+# Events
+
+
+@pytest.mark.parametrize(
+    ("channel", "number"),
+    [("watch", "7.2"), ("session", "7.2"), ("work", "10.8"), ("socket", "7.3")],
+)
+def test_the_events_of_a_stream_are_named(channel: str, number: str) -> None:
+    names = ASYNCAPI["channels"][channel]["messages"]
+    assert [name for name in names if f"`{name}`" not in section(number)] == []
 
 
 # Sections
@@ -260,9 +289,19 @@ def amount(text: str) -> int | None:
 def test_the_limits_have_the_defaults_of_the_settings() -> None:
     settings, seen = Settings(), 0
     for row in rows(section("11")):
-        for cell in (row[1], row[2]):
+        for cell in row[1:3]:
             for name in re.findall(r"^`TOPICS_(\w+)`$", cell):
                 shown = amount(row[3 - row.index(cell)])
                 assert shown == getattr(settings, name.lower()), row
                 seen += 1
     assert seen >= 17, "both tables are read"
+
+
+def test_the_table_of_caps_has_the_names_that_refusals_have() -> None:
+    slots = make_slots(Settings(), 1)
+    kinds = (slots.requests, slots.streams, slots.watch_sessions, slots.connections)
+    named = {cap.name for kind in kinds for cap in (kind.in_all, kind.per_key) if cap is not None}
+    (found,) = (each for each in tables(section("11")) if each[0][0] == "`detail.limit`")
+    shown = {codes(row[0])[0] for row in found[1:]}
+    others = {"max_topics", "max_routers", "max_total_bytes", "max_held_bytes", "max_backups"}
+    assert shown == {*named, *CAPS, *others, "max_held_bytes_per_key"}
