@@ -1,4 +1,4 @@
-"""POST /v0/topics/:topic/diff (§3) without waiting: fields, bounds, node filter (§4.5), recreated
+"""POST /v0/topics/:topic/diff (§3) without waiting: fields, bounds, node filter (§4), recreated
 tombstone (§3.3).
 """
 

@@ -35,6 +35,12 @@ by `python -m tests.docs.reference --write`.
 
 [Settings](#settings) · [Errors](#errors) · [Metrics](#metrics) · [Commands](#commands)
 """
+ABOUT_ERRORS: Final = """
+## Errors
+
+Each is `{"error": {"code", "message", "detail"?}}` (§0.5 of [api](api.md)).
+
+"""
 ABOUT_SETTINGS: Final = """
 ## Settings
 
@@ -150,7 +156,7 @@ def reference() -> str:
             OPENING,
             ABOUT_SETTINGS,
             table(("variable", "default", "meaning"), settings()),
-            '\n## Errors\n\nEach is `{"error": {"code", "message", "detail"?}}`.\n\n',
+            ABOUT_ERRORS,
             table(("code", "status", "cause", "cure"), errors()),
             "\n## Metrics\n\nOf `GET /v0/metrics`.\n\n",
             table(("name", "type", "meaning"), metrics(shown_metrics())),

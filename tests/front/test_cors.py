@@ -1,4 +1,4 @@
-"""CORS (RULINGS, "CORS"): which answers have which fields."""
+"""CORS (§0.2)."""
 
 from __future__ import annotations
 

@@ -58,6 +58,11 @@ def openapi() -> Json:
             "description": "Members of answers may be added: clients ignore what they do not"
             " know. Bounds that are settings (TOPICS_MAX_...) are not told here.",
         },
+        "externalDocs": {
+            "description": "Beside this file in the package: all routes, fields and errors, with"
+            " examples and guarantees.",
+            "url": "api.md",
+        },
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {

@@ -16,7 +16,7 @@ from topics.formats.api.websocket_frames import FrameReader
 MAX_BYTES = 1 << 20
 
 
-KEY = bytes.fromhex("37fa213d")  # of the examples in §5.7
+KEY = bytes.fromhex("37fa213d")  # of the examples in RFC 6455 §5.7
 
 
 UTF8 = "aé€😀"

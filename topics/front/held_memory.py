@@ -33,7 +33,7 @@ from topics.front.transfer_rate import TransferRate
 DEFAULT_MAX_BYTES = 96 << 20
 BEHIND_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
-STALL_MAX_S = 30.0  # §7.3: `slow_consumer_timeout`; the largest age of the oldest unsent byte
+STALL_MAX_S = 30.0  # §7.6; the largest age of the oldest unsent byte
 UNREAD_MIN_BYTES = 1024  # less unread input of one client is not counted
 TAKE_MIN_BYTES_PER_S = 16 * 1024  # `STALL_MAX_S` grows by one second for each 16 KiB read
 

@@ -1,4 +1,4 @@
-"""ADR 011 §5 to §7: requests, events and failed handlers. Test ids name the section."""
+"""`decisions/0003` §5 to §7: requests, events and failed handlers. Test ids name the section."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ADR 011 §1, §3, §4: which subjects pass, which handlers a message gets, in which order, and
-registrations that change meanwhile. Test ids name the section.
+"""`decisions/0003` §1, §3, §4: which subjects pass, which handlers a message gets, in which order,
+and registrations that change meanwhile. Test ids name the section.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ADR 011 §2, §8, §9: link sessions, the messages and calls on them, and their end."""
+"""`decisions/0003` §2, §8, §9: link sessions, the messages and calls on them, and their end."""
 
 from __future__ import annotations
 

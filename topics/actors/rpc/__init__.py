@@ -1,1 +1,1 @@
-"""RPC between processes: the message router of ADR 011, and the typed calls on top of it."""
+"""RPC between processes: the message router (`decisions/0003`) and the typed calls on top of it."""

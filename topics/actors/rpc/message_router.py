@@ -1,5 +1,4 @@
-"""Message router: dispatches messages to handlers (ADR 011). ``decisions/0003-message-router.md``
-says how the ADR reads in Python, and why.
+"""Message router: dispatches messages to handlers, by the rules of ``decisions/0003``.
 
     message -> policy: reserved 1003, not allowed 1002
             -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised,
@@ -60,7 +59,7 @@ WANTED: Final = {"rpc": "request", "event": "notification"}
 
 
 class RpcErrorPayload(NamedTuple):
-    """How a failed handler's request is answered (§7)."""
+    """How a failed handler's request is answered (`decisions/0003` §7)."""
 
     code: int
     message: str

@@ -1,5 +1,5 @@
-"""Which handlers a subject has: the policy for subjects (ADR 011 §3), the registrations of one
-scope (the ``Router`` of §1), and what matches a subject (§4).
+"""Which handlers a subject has: the policy for subjects (`decisions/0003` §3), the
+registrations of one scope (§1), and what matches a subject (§4).
 """
 
 from __future__ import annotations

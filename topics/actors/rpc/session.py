@@ -1,5 +1,5 @@
 """Link session: the calls to one peer and their answers, the messages from it and their answers,
-and its end (ADR 011 §2, §8, §9).
+and its end (`decisions/0003` §2, §8, §9).
 
     open --close()--> closing: calls under way fail, closed-listeners run
                          --> closed: session-scoped handlers are gone
@@ -41,7 +41,7 @@ Attachment: TypeAlias = Buffer | ArenaBlock
 
 
 class RemoteError(Exception):
-    """The peer answered with an error. ``code`` as in ADR 011 §7; from 2000 on application."""
+    """The peer replied with an error. The ranges of ``code`` are in `decisions/0003` §7."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(f"{message} ({code})")
@@ -314,8 +314,8 @@ class AlreadyAnsweredError(RuntimeError):
 class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
     """A message on its way through the handlers, which cannot set anything of it.
 
-    ``session``: the link session that it came on. ``frame``: the message itself (ADR 011 §2), for
-    diagnostics and tracing. ``envelope``: what its payload says; None of a custom message.
+    ``session``: the link session that it came on. ``frame``: the message itself, for diagnostics
+    and tracing (`decisions/0003` §2). ``envelope``: its payload; None of a custom message.
     ``params``: those of the envelope, as the NamedTuple that the handler is registered with.
     ``parked_ms``: for how long it waited behind others.
 
@@ -419,7 +419,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             session.transport.release(self.frame)
 
     def error(self, code: int, message: str, data: Any = None) -> None:
-        """Answer with an error, otherwise as `reply`. Codes as in ADR 011 §7."""
+        """Answer with an error, otherwise as `reply`. Codes as in `decisions/0003` §7."""
         self.reply(Failure(self.cid, int(code), message, data))
 
     def outlast(self) -> None:

@@ -36,7 +36,7 @@ from topics.formats.api.nesting import NESTING_MAX
 
 KEY_MAX_CHARS = 256  # §0.8
 META_MAX_KEYS = 64  # §2
-NODES_MAX = 64  # of one reader (§4.5)
+NODES_MAX = 64  # of one reader (§4)
 MATCH_MAX_BYTES = 65_535  # no tag on a disk is longer
 WEBSOCKET_MESSAGE_MAX_BYTES = 16 << 20  # unmasked by the library in one step of 3 ms
 REQUEST_ID_MAX_BYTES = 256  # as it was sent, quotes and escapes included
@@ -118,7 +118,7 @@ def check_node(node: str | None, limits: Limits, index: int | None = None) -> No
 
 
 def checked_nodes(node: str | list[str] | None, limits: Limits) -> list[str]:
-    """The node ids of a reader (§4.5), each once, sorted; equal ones of many readers are one
+    """The node ids of a reader (§4), each once, sorted; equal ones of many readers are one
     object. Raises `InvalidRequest`.
     """
     nodes = [node] if isinstance(node, str) else node or []

@@ -1,5 +1,5 @@
 """Response heads: status line and header fields as bytes (RFC 9112 §4), and the chunks of a body
-without a length (§7.1). No other module renders header fields for a socket.
+without a length (RFC 9112 §7.1). No other module renders header fields for a socket.
 
     chunk    = size in hex CRLF data CRLF    never empty: an empty one is `LAST_CHUNK`
 

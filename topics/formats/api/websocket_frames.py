@@ -208,10 +208,10 @@ _KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
 
 
 def is_key(key: bytes) -> bool:
-    """Whether a Sec-WebSocket-Key is 16 bytes of base64 (§4.2.1)."""
+    """Whether a Sec-WebSocket-Key is 16 bytes of base64 (RFC 6455 §4.2.1)."""
     return _KEY.fullmatch(key) is not None
 
 
 def accept_key(key: bytes) -> bytes:
-    """The Sec-WebSocket-Accept that answers a Sec-WebSocket-Key (§4.2.2)."""
+    """The Sec-WebSocket-Accept that answers a Sec-WebSocket-Key (RFC 6455 §4.2.2)."""
     return accept_key_of(key.decode()).encode()

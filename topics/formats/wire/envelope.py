@@ -1,5 +1,5 @@
-"""RPC envelopes: the payload of a message under ``rpc/`` or ``event/`` (ADR 011 §5, §6). Each is
-one MessagePack map.
+"""RPC envelopes: the payload of a message under ``rpc/`` or ``event/``. Each is one MessagePack map
+(`decisions/0003` §5, §6).
 
     envelope       "t"   further keys
     request        "Q"   "cid" unsigned, "method" text, "params" any

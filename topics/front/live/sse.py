@@ -1,4 +1,4 @@
-"""Event streams (§7.3 to §7.6): what the streams of watches and of work have in common.
+"""Event streams (§7.2, §7.5, §7.6): what the streams of watches and of work have in common.
 
 head         `HEADERS`
 at open      `RETRY`: how soon a client comes back
