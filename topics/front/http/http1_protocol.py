@@ -1,4 +1,5 @@
-"""HTTP/1.1: reads the requests of one connection, and answers them in their order.
+"""HTTP/1.1 protocol: the state machine of one connection. It reads requests and answers them in
+order.
 
                  .--------------------- answered <-------------------.
                  v                                                    |
@@ -8,20 +9,20 @@
 
     head   head_reader    body   request_stream, body_reader    operation   dispatch
 
-What a request usually needs is a plain function: a short body, an operation that asks a shard, an
-answer that the socket takes at once. All else is a task:
+Plain functions serve a typical request: a short body, an operation that calls a shard, a response
+that the socket accepts immediately. All other cases run in a task:
 
-    body       long, chunked, or not there after `SHORT_MAX_BYTES`     body_reader
-    admin      the admin plane answers                                  admin_plane
-    stream     until either side ends it
-    answer     compressed, or longer than what the socket takes at once
+    body       long, chunked, or more than `SHORT_MAX_BYTES` to wait for  body_reader
+    admin      the admin plane answers                                   admin_plane
+    stream     until either side closes it
+    response   compressed, or longer than the socket accepts immediately
 
-A task that ends goes on with `serve`. The last answer of a connection with unread input is followed
-by LINGERING.
+After a task has ended, `serve` continues with the next request. The last response of a connection
+with unread input is followed by LINGERING.
 
-A client that hangs up while its connection ``waits`` is noticed in every state. At the end of the
-connection (OVER) a call under way is abandoned and a task cancelled. Nothing but a cancellation
-escapes.
+In every state, the protocol notices a client that hangs up while its connection ``waits``. When the
+connection ends (state OVER), a call in flight is abandoned and a task is cancelled. Except for a
+cancellation, no exception leaves this module.
 """
 
 from __future__ import annotations
@@ -51,26 +52,27 @@ from topics.front.request import Request
 
 LOG = logging.getLogger("topics.front")
 
-REQUESTS_PER_TURN = 8  # of one connection, if they came together; one takes 0.1 ms
-SHORT_MAX_BYTES = RECV_BYTES  # of a body that is waited for without a task
-SKIP_MAX_BYTES = 64 * 1024  # of an unused body that is read; else the connection closes
+REQUESTS_PER_TURN = 8  # of one connection, if they arrived together; one takes 0.1 ms
+SHORT_MAX_BYTES = RECV_BYTES  # longest body that is awaited without a task
+# Longest unused body that is read and discarded; for a longer one the connection closes.
+SKIP_MAX_BYTES = 64 * 1024
 INPUT = select.EPOLLIN | HALF_CLOSED
 CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
 
 
 class State(Enum):
-    """What the connection waits for."""
+    """The state of a connection."""
 
-    READING = auto()  # input: the poller watches the socket
-    SERVING = auto()  # nothing: it is being served
-    CALLING = auto()  # a shard
-    IN_TASK = auto()
-    LINGERING = auto()  # for the end of the input, after the last answer
-    OVER = auto()
+    READING = auto()  # waits for input: the poller watches the socket
+    SERVING = auto()  # is serving requests
+    CALLING = auto()  # waits for a shard
+    IN_TASK = auto()  # a task serves the current request
+    LINGERING = auto()  # waits for the end of the input, after the last response
+    OVER = auto()  # the connection has ended
 
 
 class Http1Protocol:
-    """One connection. ``watched`` and ``ticket`` belong to the poller."""
+    """The protocol of one connection. ``watched`` and ``ticket`` belong to the poller."""
 
     __slots__ = (
         "__weakref__",
@@ -101,21 +103,23 @@ class Http1Protocol:
         self._scope: trio.CancelScope | None = None  # of its task
         # Of the current request
         self._head: AdmittedHead | None = None
-        self._call: Any = None  # what is asked of a shard, if it may be abandoned
-        self._result: Answer | TopicsError | None = None  # came before the operation returned
-        self._unused_bytes = 0  # of the last request's body, not received yet
+        self._call: Any = None  # the call to a shard, if it can be abandoned
+        # A result that arrived before the operation returned.
+        self._result: Answer | TopicsError | None = None
+        self._unused_bytes = 0  # bytes of the last request's body that have not been received
         connection.owner = self
 
-    # What happens
+    # Events
 
     def begin(self) -> None:
-        """The client was accepted."""
+        """Start to serve an accepted client."""
         self._parts.connections.request_count += 1
         self.serve()
 
     def ready(self, events: int) -> None:
-        """The socket has input, or the client has hung up. What would be reported again and again
-        is not watched for any more.
+        """Handle input or a hang-up of the client.
+
+        Events that the poller would report repeatedly without any effect are no longer watched.
         """
         connection = self.connection
         if self._state is not State.READING:
@@ -155,11 +159,11 @@ class Http1Protocol:
             self._watch(HALF_CLOSED)
 
     def watch_hang_up(self) -> None:
-        """See `topics.front.http.connection.Owner`."""
+        """Implement `topics.front.http.connection.Owner`."""
         self._watch(HALF_CLOSED)
 
     def end(self) -> None:
-        """See `topics.front.http.connection.Owner`."""
+        """Implement `topics.front.http.connection.Owner`."""
         if self._state is State.IN_TASK:
             if self._scope is not None:
                 self._scope.cancel()
@@ -167,20 +171,22 @@ class Http1Protocol:
             self._over()
 
     def leave(self) -> None:
-        """The socket is about to be closed: the next one may get its descriptor at once."""
+        """Stop watching the socket before it is closed, because a new socket may reuse its
+        descriptor immediately.
+        """
         if self.watched is not None:
             self._poller.leave(self)
 
     def _watch(self, events: int) -> None:
         try:
             self._poller.watch(self, events)
-        except OSError:  # no memory for it
+        except OSError:  # no memory for the epoll entry
             self.connection.end_idle()
 
     # Requests
 
     def serve(self) -> None:
-        """Answer requests until one has to wait, or there is none."""
+        """Serve buffered requests until one must wait or the buffer has no complete request."""
         self._state, self._is_serving = State.SERVING, True
         connection = self.connection
         try:
@@ -191,7 +197,7 @@ class Http1Protocol:
                 if not self._next():
                     break
             else:
-                self._start(trio.lowlevel.checkpoint)  # others first
+                self._start(trio.lowlevel.checkpoint)  # let other connections run first
         except CLIENT_GONE:
             self._over()
         except Exception:
@@ -209,7 +215,7 @@ class Http1Protocol:
             connection.count_unread()
 
     def _next(self) -> bool:
-        """Answer the next request; False when that has to wait."""
+        """Serve the next request. Return False if it must wait."""
         if self._head is not None:
             return self._with_body(self._head)
         if self._unused_bytes and not self._pass_over():
@@ -232,7 +238,7 @@ class Http1Protocol:
         return self._answer_unadmitted(found)
 
     def _enter(self, head: AdmittedHead) -> bool:
-        """Begin a request whose head was admitted."""
+        """Start a request whose head was admitted. Return whether its response was sent."""
         request, connection = head.request, self.connection
         if request.principal is not ANYONE or not request.route.is_open:
             connection.quiet_since, connection.principal = NEVER, request.principal
@@ -249,7 +255,7 @@ class Http1Protocol:
         return self._answer(head, b"")
 
     def _with_body(self, head: AdmittedHead) -> bool:
-        """Serve a request whose route uses the body."""
+        """Serve a request whose route uses the body. Return whether its response was sent."""
         if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
             body = self.connection.take(length) if length else b""
             if body is None:
@@ -269,7 +275,8 @@ class Http1Protocol:
             self._over()
             return
         else:
-            connection.buffer, connection.pos = b"", 0  # it holds a token
+            # The buffer contains a token, so it must not be kept.
+            connection.buffer, connection.pos = b"", 0
             timings = connection.timings
             patience_s = timings.late_s if connection.is_late else timings.idle_s
             connection.idle, connection.deadline = True, connection.quiet_since + patience_s
@@ -279,7 +286,7 @@ class Http1Protocol:
 
     def _wait_for_body(self, head: AdmittedHead) -> bool:
         connection = self.connection
-        if connection.deadline == NEVER:  # from here on it is waited for
+        if connection.deadline == NEVER:  # the first wait for this body
             if head.expects_continue:
                 self._start(self._read_and_answer, head)
                 return False
@@ -292,10 +299,10 @@ class Http1Protocol:
         if self.watched != INPUT:
             self._watch(INPUT)
 
-    # Answers of the data plane
+    # Responses of the data plane
 
     def _answer(self, head: AdmittedHead, body: bytes) -> bool:
-        """A request with its body, which is short."""
+        """Serve a request with its complete, short body. Return whether its response was sent."""
         connection, exchange = self.connection, self.exchange
         if connection.deadline != NEVER:  # the connection has waited for the body
             connection.deadline, exchange.at = NEVER, time.monotonic_ns()
@@ -328,13 +335,13 @@ class Http1Protocol:
         return False
 
     def _answered(self, result: Answer | TopicsError) -> None:
-        """The operation is over, perhaps before it returned."""
+        """Handle the result of an operation, which may arrive before the operation returns."""
         if self._is_serving:
             self._result = result
             return
         head, request = self._head, self.exchange.request
         if self._state is not State.CALLING or head is None or request is None:
-            if isinstance(result, Answer):  # the connection is over
+            if isinstance(result, Answer):  # the connection has ended
                 result.unsent()
                 result.done()
             return
@@ -362,7 +369,7 @@ class Http1Protocol:
         self._rest()
 
     def _finish(self, head: AdmittedHead, request: Request, result: Answer | TopicsError) -> bool:
-        """Send the answer of a plain operation; whether it was sent."""
+        """Send the result of an operation that needed no task. Return whether it was sent."""
         dispatcher = self._parts.dispatcher
         if request.is_timed or request.gzip_out or not isinstance(result, Answer):
             answer = dispatcher.finished(request, result, self.exchange.at)
@@ -379,7 +386,7 @@ class Http1Protocol:
             answer = self.exchange.within_limits(answer)
         return self._send(answer, close=head.close)
 
-    # Requests that run nothing
+    # Requests that run no operation
 
     def _answer_unadmitted(self, found: RefusedHead | PreflightHead) -> bool:
         head = found.head
@@ -392,7 +399,7 @@ class Http1Protocol:
     def _refuse(
         self, answer: Answer, length: int | None, close: bool, expects_continue: bool
     ) -> bool:
-        """Answer without using the body."""
+        """Send a response without using the request body."""
         self._leave_unused(length, expects_continue)
         return self._send(answer, close=close)
 
@@ -408,7 +415,9 @@ class Http1Protocol:
             self._unused_bytes = connection.skip(length)
 
     def _pass_over(self) -> bool:
-        """Drop received bytes of an unused body after the answer. Return whether it is complete."""
+        """Discard received bytes of an unused body, after the response. Return whether all were
+        discarded.
+        """
         connection = self.connection
         self._unused_bytes = left = connection.skip(self._unused_bytes)
         if left:
@@ -422,7 +431,7 @@ class Http1Protocol:
     # Sending
 
     def _send(self, answer: Answer, *, close: bool) -> bool:
-        """Send an answer; whether the socket has taken it."""
+        """Send a response. Return whether the socket has accepted all of it."""
         if answer.on_unsent is not None and not self.connection.is_there:
             self._start(self._deliver, answer, close)
             return False
@@ -436,7 +445,7 @@ class Http1Protocol:
         return True
 
     def _sent(self) -> None:
-        """The current request is over."""
+        """Finish the current request, because its response was sent."""
         self.exchange.end()
         connection, connections = self.connection, self._parts.connections
         self._head = None
@@ -444,7 +453,9 @@ class Http1Protocol:
         connection.quiet_since = connections.now
 
     def _apologize(self) -> None:
-        """After an unexpected error, which is being handled."""
+        """Send a 500 response after an unexpected exception. Call this while the exception is
+        handled.
+        """
         LOG.exception("unexpected server error: connection")
         if self.exchange.has_answered:
             self._over()
@@ -460,7 +471,7 @@ class Http1Protocol:
         self.connection.unread_body = True
         return error_answer(Internal("internal error"))
 
-    # The end
+    # The end of the connection
 
     def _end_after_answer(self) -> None:
         connection = self.connection
@@ -472,7 +483,7 @@ class Http1Protocol:
             self._over()
 
     def _linger(self) -> None:
-        """Read and drop input, because the last answer was sent. Raise `OSError`."""
+        """Start to read and discard input, because the last response was sent. Raise `OSError`."""
         self._state = State.LINGERING
         self.connection.linger()
         self._watch(INPUT)
@@ -486,7 +497,7 @@ class Http1Protocol:
             self._over()
 
     def _over(self) -> None:
-        """The connection is over. Safe to call twice."""
+        """Close the connection and release its resources. Safe to call twice."""
         if self._state is State.OVER:
             return
         self._state = State.OVER
@@ -502,7 +513,9 @@ class Http1Protocol:
     # Tasks
 
     def _start(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Go on in a task."""
+        """Continue in a task. If the server has already stopped, release the arguments and end the
+        connection.
+        """
         self._state = State.IN_TASK
         if not self._poller.start(self._run, function, *args):
             self._state = State.SERVING
@@ -520,7 +533,7 @@ class Http1Protocol:
                 if self.connection.is_ended:
                     self._scope.cancel()
                 running = function(*args)
-                del args  # they may include a body, and the task may last as long as a stream
+                del args  # they may include a body, and the task of a stream may last for days
                 await self._attempt(running)
         except BaseException:
             self._over()
@@ -550,10 +563,10 @@ class Http1Protocol:
             self._over()
 
     async def _read_and_answer(self, head: AdmittedHead) -> None:
-        """Serve a request whose body has not arrived or is long."""
+        """Serve a request whose body is long or has not fully arrived."""
         try:
-            # No variable of this frame refers to the body, because the frame lasts as long as the
-            # request.
+            # No variable of this frame refers to the body, because the frame exists until the
+            # request has ended.
             answering = (self._ask_admin if head.is_admin else self._ask_data)(
                 head, await self._parts.bodies.read(self.connection, head)
             )
@@ -565,7 +578,7 @@ class Http1Protocol:
             await answering
 
     async def _ask_data(self, head: AdmittedHead, body: Any) -> None:
-        """The data plane answers, in a task."""
+        """Let the data plane answer, in a task."""
         exchange, dispatcher = self.exchange, self._parts.dispatcher
         try:
             request = exchange.renew()
@@ -576,13 +589,13 @@ class Http1Protocol:
         if request.route.waits:
             self.connection.begin_waiting()
         running = dispatcher.run(request, body, exchange.at)
-        del body  # an operation may wait for a long time after it has sent the body
+        del body  # release it: an operation may wait for a long time after it has sent the body
         answer = await running
         self.connection.waits = False
         await self._deliver(exchange.within_limits(answer), head.close)
 
     async def _ask_admin(self, head: AdmittedHead, body: Any) -> None:
-        """The admin plane answers."""
+        """Let the admin plane answer, in a task."""
         exchange, dispatcher, admin = self.exchange, self._parts.dispatcher, self._parts.admin
         exchange.at = at = time.monotonic_ns()
         call = AdminCall(head.request, body, at)
@@ -601,10 +614,12 @@ class Http1Protocol:
         await self._deliver(exchange.within_limits(answer), head.close)
 
     async def _await_answer(self, head: AdmittedHead, call: Coroutine[Any, Any, Answer]) -> None:
-        """An operation of the data plane that needs time, as one that opens a stream."""
+        """Wait for an operation of the data plane that is a coroutine, such as one that opens a
+        stream.
+        """
         exchange = self.exchange
         try:
-            request = exchange.renew()  # the key may have gone before this task ran
+            request = exchange.renew()  # the key may have been removed before this task ran
         except TopicsError as failure:
             call.close()
             await self._deliver(self._parts.dispatcher.failed(failure), head.close)
@@ -617,7 +632,9 @@ class Http1Protocol:
             await self._deliver(exchange.within_limits(answer), head.close)
 
     async def _begin_stream(self, head: AdmittedHead, answer: Answer) -> None:
-        """A stream has the connection from now on, unless its key has gone."""
+        """Run a stream on the connection until it ends, unless its key was removed or has lost its
+        rights.
+        """
         try:
             self.exchange.renew()
         except TopicsError as failure:
@@ -634,7 +651,7 @@ class Http1Protocol:
         await self._deliver(exchange.within_limits(packed), head.close)
 
     async def _deliver(self, answer: Answer, close: bool) -> None:
-        """Send an answer and wait until the socket has taken it."""
+        """Send a response and wait until the socket has accepted all of it."""
         await self.exchange.send(answer, close=close)
         self._sent()
 
