@@ -76,8 +76,9 @@ class Refusals:
         self._reason = reason
 
     def refuse(self, sock: socket.socket, failure: Throttled) -> None:
-        """Send the failure as a response. The socket is closed later, so that the client can read
-        it.
+        """Send the failure as a response.
+
+        The socket is closed later, so that the client can read it.
         """
         answer = error_answer(failure)
         head = self._responses.render(
@@ -173,8 +174,9 @@ class Acceptor:
         self._half_closed: deque[socket.socket] = deque()  # their clients may have disconnected
 
     async def run(self, listener: socket.socket, take: Take) -> None:
-        """Accept until cancelled, then close waiting sockets. Raise `OSError` if the listener
-        breaks.
+        """Accept until cancelled, then close waiting sockets.
+
+        Raise `OSError` if the listener breaks.
 
         ``take`` is called with each socket and its first input.
         """

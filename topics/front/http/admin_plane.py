@@ -109,8 +109,9 @@ class AdminPlane:
             await self._ended.wait()
 
     def end(self) -> None:
-        """Let `run` return, because no requests are left. Also stops `run` before or during the
-        import.
+        """Let `run` return, because no requests are left.
+
+        Also stops `run` before or during the import.
         """
         self._ended.set()
         self._loading.cancel()

@@ -101,8 +101,9 @@ class BodySink:
         self._rate.count(received, trio.current_time())
 
     async def room(self, most: int) -> memoryview:
-        """Return memory for the next 1 to ``most`` bytes. Call `took` after writing to it. Raises
-        as `put`.
+        """Return memory for the next 1 to ``most`` bytes.
+
+        Call `took` after writing to it. Raises as `put`.
         """
         if self.length == len(self._view):
             await self._grow(self.length + 1)

@@ -149,8 +149,9 @@ class Connection(RequestStream):
             owner.watch_hang_up()
 
     def probe(self) -> None:
-        """Send one more byte of the next response. The kernel of a client that has closed its
-        socket replies with a reset.
+        """Send one more byte of the next response.
+
+        The kernel of a client that has closed its socket replies with a reset.
         """
         with contextlib.suppress(OSError):
             self._probe_bytes += self.sock.send(PROBE[self._probe_bytes :][:1])
@@ -501,8 +502,9 @@ class Connections:
         self.held.on_excess()  # a client's rate may have fallen since the last check
 
     async def shed(self) -> None:
-        """End clients to free their memory, until cancelled. Each loop iteration ends a bounded
-        number.
+        """Disconnect clients to free their memory, until cancelled.
+
+        Each loop iteration disconnects a bounded number of clients.
         """
         while True:
             excess = trio.Event()
@@ -514,7 +516,9 @@ class Connections:
                 client.shed()
 
     def drain(self) -> None:
-        """Start the drain: connections end after their current request, idle ones without input
+        """Start the drain.
+
+        Connections close after their current request, and idle connections without input close
         immediately.
 
         A client that connects later gets `Timings.late_s` for one request. The drain does not wait

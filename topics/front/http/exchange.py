@@ -43,8 +43,9 @@ EMPTY = (NO_CONTENT, 304)  # statuses without a body and without content-length
 
 @dataclass(frozen=True, slots=True)
 class HttpParts:
-    """The objects that all connections of a front share. ``left`` is called when a connection has
-    ended.
+    """The objects that all connections of a front share.
+
+    ``left`` is called when a connection has ended.
     """
 
     guard: Guard
@@ -124,8 +125,9 @@ class Exchange:
             self._is_entered = has_key  # requests without a key are not counted
 
     def renew(self) -> Request:
-        """Return the request with the current rights of its key. Call this right before the
-        operation.
+        """Return the request with the current rights of its key.
+
+        Call this right before the operation.
 
         Raise `TopicsError` if the key was removed, or no longer covers the request.
         """
@@ -197,8 +199,9 @@ class Exchange:
             answer.done()
 
     async def send_rest(self, answer: Answer, unsent: Sequence[memoryview], length: int) -> None:
-        """Send the parts that `send_now` has returned, in a task. Raise `OSError` if the connection
-        fails.
+        """Send the parts that `send_now` has returned, in a task.
+
+        Raise `OSError` if the connection fails.
         """
         try:
             answer.on_lost(self._connection.cut)

@@ -69,8 +69,9 @@ class HeadMemory(Generic[T]):
         return {**self._old, **self.young}
 
     def get(self, digest: bytes) -> T | None:
-        """Return the value of the digest, or None. An entry of the old generation becomes young
-        again.
+        """Return the value of the digest, or None.
+
+        An entry of the old generation becomes young again.
         """
         found = self.young.get(digest)
         if found is None and (found := self._old.get(digest)) is not None:

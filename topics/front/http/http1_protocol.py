@@ -415,8 +415,9 @@ class Http1Protocol:
             self._unused_bytes = connection.skip(length)
 
     def _pass_over(self) -> bool:
-        """Discard received bytes of an unused body, after the response. Return whether all were
-        discarded.
+        """Discard received bytes of an unused body, after the response.
+
+        Return whether all were discarded.
         """
         connection = self.connection
         self._unused_bytes = left = connection.skip(self._unused_bytes)
@@ -453,8 +454,9 @@ class Http1Protocol:
         connection.quiet_since = connections.now
 
     def _apologize(self) -> None:
-        """Send a 500 response after an unexpected exception. Call this while the exception is
-        handled.
+        """Send a 500 response after an unexpected exception.
+
+        Call this while the exception is handled.
         """
         LOG.exception("unexpected server error: connection")
         if self.exchange.has_answered:
@@ -513,8 +515,9 @@ class Http1Protocol:
     # Tasks
 
     def _start(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Continue in a task. If the server has already stopped, release the arguments and end the
-        connection.
+        """Continue in a task.
+
+        If the server has already stopped, release the arguments and end the connection.
         """
         self._state = State.IN_TASK
         if not self._poller.start(self._run, function, *args):

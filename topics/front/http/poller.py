@@ -36,8 +36,9 @@ class Watched(Protocol):
 
 
 class Poller:
-    """The sockets of one front. Tasks run in ``nursery``. ``connections`` are closed when `run`
-    ends.
+    """The sockets of one front.
+
+    Tasks run in ``nursery``. ``connections`` are closed when `run` ends.
     """
 
     def __init__(self, nursery: trio.Nursery, connections: Connections) -> None:

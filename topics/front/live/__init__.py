@@ -1,1 +1,3 @@
-"""Watch and WebSocket: streams, their pages and sessions."""
+"""Live delivery: watch streams, work streams and WebSockets, with their feeds, pages and
+sessions.
+"""
