@@ -1,11 +1,15 @@
-"""The HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
+"""HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
 
     listener --> Acceptor --> an Http1Protocol for each connection --> Guard --> Dispatcher
                                          data plane: operations --> shards <--.       |
                                          admin plane: Quart views ------------'-------'
 
-Drain: new requests are refused; in-flight requests finish; long polls end after `POLL_GRACE_S`;
-connections that remain are cut; clients that connected meanwhile have a moment for their answers.
+The drain has these steps:
+
+- New requests are refused, and in-flight requests finish.
+- Long polls end after `POLL_GRACE_S`.
+- The remaining connections are reset when their share of ``drain_ms`` is over.
+- Clients that connected during the drain get a short time for their responses.
 """
 
 from __future__ import annotations
@@ -49,13 +53,15 @@ from topics.front.table import match, operations_for
 LOG = logging.getLogger("topics.front")
 
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
-DATE = "%a, %d %b %Y %H:%M:%S GMT"  # of RFC 9110; the locale of dates is always C
-LATE_SHARE = 0.05  # of that time again, for answers to clients that connected during the drain
-POLL_GRACE_S = 0.5  # a read that still runs after so long is a long poll, and is ended
+# The date format of RFC 9110. It needs the C locale, which the process never changes for dates.
+DATE = "%a, %d %b %Y %H:%M:%S GMT"
+# Of the drain time again, for responses to clients that connected during the drain.
+LATE_SHARE = 0.05
+POLL_GRACE_S = 0.5  # a read that still runs after this time is a long poll, and is ended
 
 
 class Server:
-    """All parts of a front. Tests read ``connections`` and sweep by hand."""
+    """All parts of a front. Tests read ``connections`` and call the sweep themselves."""
 
     def __init__(
         self,
@@ -68,8 +74,9 @@ class Server:
         write_request: Write | None = None,
         board: Board | None = None,
     ) -> None:
-        """``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too. ``board`` has the
-        metrics of all processes.
+        """``probe_auth`` is TOPICS_PROBE_AUTH: health and readiness need a key, too.
+
+        ``board`` has the metrics of all processes.
         """
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
@@ -136,17 +143,20 @@ class Server:
         )
 
     def _lines_of_unread(self) -> bytes:
-        """The fields of an answer to a client of which nothing was read."""
+        """Return the header lines of a response to a client from which nothing was read."""
         return self._ids.line() + self.guard.cors.lines_of_unread
 
     def _load_admin(self) -> Application:
-        """Runs in a thread. Imports here: the data plane serves before there is an admin plane."""
+        """Import and build the admin plane, in a thread.
+
+        The import is here, because the data plane must start to serve without it.
+        """
         from topics.front.admin.application import make_application
 
         return make_application(self.dispatcher, self._context)
 
     def measured(self) -> Mapping[str, int | Sequence[int]]:
-        """What the front counts, by the names of the metrics."""
+        """Return the metrics that the front counts, by name."""
         return {
             **self.request_counts.values(),
             "topics_connections_open": len(self.connections),
@@ -159,8 +169,9 @@ class Server:
         }
 
     async def run(self, listener: socket.socket, stop: trio.Event) -> None:
-        """Serve until ``stop`` is set and all connections have ended, or most of ``drain_ms`` has
-        passed.
+        """Serve until ``stop`` is set and all connections have ended.
+
+        Return at the latest when most of ``drain_ms`` has passed after ``stop``.
         """
         async with trio.open_nursery() as admin:
             admin.start_soon(self._admin.run)
@@ -183,7 +194,10 @@ class Server:
             await wait_beat()
 
     def _replace_keys(self, access: Access) -> None:
-        """Go by these keys, and end what they do not allow any more. Nothing waits in between."""
+        """Replace the keys, and end everything that they no longer permit.
+
+        This function never waits.
+        """
         self.keys.access = access
         self.parts.heads.forget()
         self.guard.drain.end_refused(self.guard.renewed)
@@ -195,8 +209,10 @@ class Server:
         self.acceptor.tick()
 
     async def _serve_until(self, listener: socket.socket, stop: trio.Event, poller: Poller) -> None:
-        """Accept also while draining: a client that connects then gets an answer and does not
-        hang in the listen queue.
+        """Accept clients until the end of the drain.
+
+        A client that connects during the drain gets a response and does not hang in the listen
+        queue.
         """
         with listener:
             async with trio.open_nursery() as accepting:
@@ -215,7 +231,9 @@ class Server:
         await self.acceptor.run(listener, take)
 
     async def _drain(self) -> None:
-        """In-flight requests finish, long polls end early, all other connections are cut."""
+        """Let in-flight requests finish, end long polls early, and reset the remaining
+        connections.
+        """
         self.guard.drain.begin()
         self.live.drain()
         self.connections.drain()
@@ -230,8 +248,9 @@ class Server:
             self.connections.cut_all()
 
     async def _end_late(self) -> None:
-        """No client can connect any more: a moment for the answers to those that did during the
-        drain.
+        """Wait a short time for responses to clients that connected during the drain.
+
+        The listener is already closed, so no further client can connect.
         """
         self.connections.drain()
         with trio.move_on_after(LATE_SHARE * self._drain_s):
