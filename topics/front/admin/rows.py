@@ -1,4 +1,4 @@
-"""Rows of the admin plane, without the views that answer them: Quart is loaded later."""
+"""Rows of the admin plane, without their views, so that the route table does not import Quart."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Backup: all data of the server as one tar.
+"""Backup: sends all data of the server as one tar.
 
-GET   /v0/backup    a key with the scope admin and without prefixes
+    GET   /v0/backup    for a key with the scope admin and without prefixes
 
-It is an answer without a length. One that is broken off ends without its last chunk, and is no
-backup: `topics.front.data.backup_stream`.
+The response has no length. An aborted response ends without its last chunk, and is not a backup
+(`topics.front.data.backup_stream`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADERS: Final = (
 
 
 def backup(context: RouteContext, request: Request, _body: Body, _at: int, _then: Then) -> Begun:
-    """The GET. Raises `Forbidden`, `Throttled` and `NotReady`."""
+    """Start a backup. Raise `Forbidden`, `Throttled` or `NotReady`."""
     return _begin(context, request)
 
 

@@ -1,10 +1,10 @@
-"""The console: a page for people, whose files a browser gets here. They ask `/v0` for all data,
-with the key of who uses them.
+"""Console: serves the files of the web page for operators.
 
-GET   /console, /console/FILE    If-None-Match
+    GET   /console, /console/FILE    If-None-Match
 
-The files hold no data, so they need no key, also with TOPICS_PROBE_AUTH: a browser has none before
-its page is there. TOPICS_CONSOLE=off: there are none.
+The page requests all data from `/v0`, with the key of its user. The files contain no data, so they
+need no key, even with TOPICS_PROBE_AUTH: a browser has no key before the page is loaded. With
+TOPICS_CONSOLE=off the paths do not exist.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MEDIA_TYPES: Final = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-# No script but these files, nothing from elsewhere, and no text that becomes a script: lit-html has
-# the one policy by which HTML is made, of its own templates.
+# The policy permits only the scripts of these files, no content of other origins, and no conversion
+# of text to scripts. Only lit-html, with its single policy, creates HTML, from its own templates.
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     b" img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
@@ -47,7 +47,7 @@ HEADERS: Final[Headers] = (
 def _if_on(
     operation: Operation, context: RouteContext, request: Request, body: Body, at: int, then: Then
 ) -> None:
-    """The file. Raises `NotFound`."""
+    """Serve the file if the console is enabled. Raise `NotFound` otherwise."""
     if not context.settings.console:
         raise NotFound("no such path")
     operation(context, request, body, at, then)
