@@ -3,7 +3,7 @@
     order     check                              failure                        module
     0         the host's name                    403 forbidden                  hosts
     1         bearer token                       401 unauthorized               authorization
-    2         path, then method                  404 not_found, 405 …           routes.table
+    2         path, then method                  404 not_found, 405 …           table
     3         scope, prefix, foreign page        403 forbidden                  authorization, hosts
     4         the server is not draining         503 shutting_down              drain
     5         media type, content coding         415 unsupported_media_type     media

@@ -53,7 +53,7 @@ from topics.front.table import match, operations_for
 LOG = logging.getLogger("topics.front")
 
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
-# The date format of RFC 9110. It needs the C locale, which the process never changes for dates.
+# The date format of RFC 9110. It needs the C locale; nothing sets another one.
 DATE = "%a, %d %b %Y %H:%M:%S GMT"
 # Of the drain time again, for responses to clients that connected during the drain.
 LATE_SHARE = 0.05

@@ -53,7 +53,7 @@ LOG = logging.getLogger("topics.front")
 # Attempts to cut the logs, because a move between topics may take longer than a hold.
 CUTS_MAX: Final = 10
 PAUSE_S: Final = 0.5  # between two attempts
-AHEAD_PIECES: Final = 8  # chunks that were read and not sent yet
+AHEAD_PIECES: Final = 8  # chunks that were read and have not been sent
 # While other clients send requests. Reading, hashing and sending take about 4 ms per MiB.
 BUSY_BYTES_PER_S: Final = 32 << 20
 # The nice value of the thread that reads.
@@ -118,11 +118,13 @@ class Backup:
         self._backups.finished_ms = time.time_ns() // 1_000_000
 
     async def _send(self, request: Request, connection: Connection) -> None:
+        """Send the flags, the files up to the cut, and the manifest."""
         stream = BackupStream(int(time.time()))
         await self._send_all(request, connection, stream.add(self._flags))
         created_ms = time.time_ns() // 1_000_000
         cuts, found = await self._cut()
         await self._send_all(request, connection, stream.add([*self._files, *found]))
+        # All shards confirm that they still have the files of the backup.
         await self._ask_all(BACKUP_END)
         self.abandon()  # a client that has received the last byte may request the next backup
         manifest = Manifest(
@@ -209,6 +211,7 @@ class Backup:
 
 
 def _chunk(data: bytes) -> Sequence[bytes]:
+    """Return the parts of one chunk of a chunked body."""
     return chunk_start(len(data)), data, CHUNK_END
 
 
@@ -231,6 +234,7 @@ async def reading(pieces: Iterator[bytes]) -> AsyncIterator[trio.MemoryReceiveCh
             except (OSError, Damaged) as error:
                 failures.append(error)
             finally:
+                # Closing the channel ends the iteration of the reader.
                 token.run_sync_soon(send.close)
 
     # Use a new thread, because trio's threads are reused and a process may not raise a priority

@@ -162,8 +162,9 @@ class ReadAhead:
         ``then`` is called with the response or the failure, possibly before this returns. Return
         the call in flight if it can be abandoned. It may wait for the ``wait_ms`` of the body.
         """
-        # The name of the field may be escaped, which needs a backslash.
+        # The name of the field may be escaped, so a backslash also counts.
         may_wait = type(body) is not bytes or b"wait_ms" in body or b"\\" in body
+        # The drain need not end a request that cannot wait for records.
         if not (may_wait or self._drain.is_draining):
             return self._begin(request, body, at, then)
         call = self._drain.waiting(request, then)
@@ -171,6 +172,7 @@ class ReadAhead:
         return call
 
     def _begin(self, request: Request, body: Body, at: int, then: Then) -> Pending | None:
+        """Respond from a page that was read ahead, wait for such a page, or call the shard."""
         if type(body) is not bytes or len(body) > BODY_MAX_BYTES:
             return self._ask_now(request, body, at, then, None, is_read_on=False)
         key = PageKey(request.topic, body)
@@ -179,6 +181,7 @@ class ReadAhead:
             is_guessed = key in self._guesses
             self._guesses.pop(key, None)
             return self._ask_now(request, body, at, then, key, is_read_on=is_guessed)
+        # The page was requested and has not arrived. The request waits for it.
         if run.pages is None:
             run.waiting = partial(self._answer_or_ask, request, at, then, key, run)
             return None
@@ -187,6 +190,7 @@ class ReadAhead:
     def _answer_or_ask(
         self, request: Request, at: int, then: Then, key: PageKey, run: Run
     ) -> Pending | None:
+        """Respond from the run, or call the shard if the run has no correct page."""
         answer = self._answer(request.shard, key, run, at)
         if answer is None:
             return self._ask_now(request, key.body, at, then, key, is_read_on=False)
@@ -213,9 +217,12 @@ class ReadAhead:
             if key is not None and next_from_seq is not None and key.has_cursor:
                 following = key.moved_to(next_from_seq)
                 if is_read_on:
+                    # The client has made the predicted request: request the page after this one.
                     ask = partial(self.ask, request.shard, following, 1)
                     answer.reply = RunAfterReply(ask, reply)
                 elif following not in self._runs:
+                    # Only predict the next request. Nothing is read ahead before the client has
+                    # made it.
                     self._guess(following)
             then(answer)
 
@@ -223,6 +230,7 @@ class ReadAhead:
         return self._shards.call(request.shard, DIFF, params, body, answered)
 
     def _guess(self, key: PageKey) -> None:
+        """Store a predicted request, and drop the oldest one above the bound."""
         if len(self._guesses) >= GUESSES_MAX:
             del self._guesses[next(iter(self._guesses))]
         self._guesses[key] = None
@@ -248,6 +256,7 @@ class ReadAhead:
 
         def arrived(reply: Reply[DiffAheadResult] | TopicsError) -> None:
             if isinstance(reply, TopicsError):
+                # The waiting request calls the shard itself and gets the error.
                 run.pages = deque()
             else:
                 run.keep(reply)
@@ -264,6 +273,7 @@ class ReadAhead:
 
         Return None if there is no page or if the page is stale.
         """
+        # `head` returns None if the topic has changed since the page was read, except by appends.
         head = self._shards.head(shard, run.mark) if run.pages else None
         if head is None or not run.pages:
             return None
@@ -286,6 +296,7 @@ class ReadAhead:
             page_count = min(2 * run.page_count, RUN_PAGES_MAX)
             ask = partial(self.ask, shard, key.moved_to(last.next_from_seq), page_count)
             next_run = RunAfterReply(ask)
+        # The run is stored under the request that its next page answers.
         if run.pages and self._has_room():
             run.used_ns = time.monotonic_ns()
             self._runs[key.moved_to(page.next_from_seq)] = run

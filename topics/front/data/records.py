@@ -112,6 +112,8 @@ class Appends:
         """
         query = request.query
         with_seqs = query is EMPTY or query[RETURN_SEQS]
+        # Only short bodies without an idempotency key can join a group, and only while a batch is
+        # open.
         if not self._batch.is_open or type(body) is not bytes or request.key is not None:
             self._send(Group(request, with_seqs, [body], [at], [then], 0, parked_ms))
             return
@@ -128,11 +130,13 @@ class Appends:
             group.length += len(body)
         most = JOINED_MAX if key in self._begun else JOINED_FIRST
         if group.length > JOINED_MAX_BYTES or len(group.thens) == most:
+            # The group is full: send it while the front reads more requests.
             del self._groups[key]
             self._begun.add(key)
             self._send(group, early=True)
 
     def _end_turn(self) -> None:
+        """Send the remaining groups at the end of an iteration."""
         self._batch.at_end = None
         self._begun.clear()
         while self._groups:  # a client whose request fails immediately may append again
@@ -141,6 +145,7 @@ class Appends:
                 self._send(group)
 
     def _send(self, group: Group, *, early: bool = False) -> None:
+        """Send a group as one message."""
         request, bodies, ats = group.request, group.bodies, group.ats
         principal, shard, is_one = request.principal, request.shard, len(bodies) == 1
         params = AppendParams(
@@ -163,6 +168,7 @@ class Appends:
             answered(Internal("internal error"))
 
     def _answered_one(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
+        """Respond to the only request of a group, without copying the body of the reply."""
         then = group.thens[0]
         if isinstance(reply, TopicsError):
             then(reply)
@@ -191,9 +197,11 @@ class Appends:
                 LOG.exception("unexpected server error: append")
 
     def _answers(self, topic: str, reply: Reply[AppendResult]) -> list[Answer | TopicsError]:
+        """Return the responses to the requests of a group, in order."""
         result, bodies = reply.result, bytes(reply.body)
         reply.release()
         assert result.lengths is not None, "a group has several requests"
+        # The last outcome has the newest band of the topic.
         self._bands.learn(topic, band_in(result.outcomes[-1]))
         failures = iter(failures_of(result) if result.failures else ())
         answers: list[Answer | TopicsError] = []

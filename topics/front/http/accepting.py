@@ -103,8 +103,11 @@ class Refusals:
         self._close_all_but(0)
 
     def _close_all_but(self, most: int) -> None:
+        """Close the oldest sockets of refused clients until at most ``most`` are open."""
         while len(self._lingering) > most:
             sock = self._lingering.popleft()
+            # Closing a socket with unread input sends a reset, and the client would lose the
+            # response.
             with contextlib.suppress(OSError):
                 sock.recv(DISCARD_BYTES)
             sock.close()
@@ -176,9 +179,8 @@ class Acceptor:
     async def run(self, listener: socket.socket, take: Take) -> None:
         """Accept until cancelled, then close waiting sockets.
 
-        Raise `OSError` if the listener breaks.
-
-        ``take`` is called with each socket and its first input.
+        ``take`` is called with each socket and its first input. Raise `OSError` if the listener
+        breaks.
         """
         listener.setblocking(False)
         self._is_running = True
@@ -187,6 +189,7 @@ class Acceptor:
             seen = self._request_count()
             silent = 0  # new clients whose first request has not been counted yet
             while True:
+                # Do not sleep while clients wait, but let other tasks run.
                 if self._count or self._half_closed:
                     await trio.lowlevel.checkpoint()
                 else:
@@ -194,6 +197,8 @@ class Acceptor:
                 for _ in range(ACCEPTS_PER_TURN):
                     if not (await self._may_accept(listener) and await self._accept(listener)):
                         break
+                # First requests of new clients do not count, so that new clients do not raise their
+                # own limit.
                 requests, seen = self._request_count() - seen, self._request_count()
                 of_others = max(0, requests - silent)
                 silent = max(0, silent - requests)
@@ -229,6 +234,7 @@ class Acceptor:
                 self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _give_up_spare(self) -> None:
+        """Close the spare descriptor, so that one descriptor is free."""
         if self._spare_fd >= 0:
             os.close(self._spare_fd)
             self._spare_fd = -1
@@ -254,9 +260,11 @@ class Acceptor:
             return
         self._sort()
         until = time.monotonic() + SPENT_MAX_S
+        # Clients with a key are first.
         while self._known and most and time.monotonic() < until:
             yield self._next_known()
             most -= 1
+        # Next are clients without a key, at least one per iteration.
         here = deque(self._next_waiting(max(1, most)))
         while here:
             yield here.popleft()
@@ -264,8 +272,10 @@ class Acceptor:
             if time.monotonic() > until:
                 break
         self._waiting.extendleft(reversed(here))
+        # Then follow clients that have sent nothing yet.
         for _ in range(max(0, min(most, len(self._fresh)))):
             yield self._fresh.popleft()
+        # Half-closed clients are last, one per iteration.
         if self._half_closed:
             yield self._half_closed.popleft()
 
@@ -369,7 +379,9 @@ class Acceptor:
         self.slots.acquire()
 
     async def _free_slot(self) -> bool:
-        """End another client for a new one. Return whether a slot is free."""
+        """Close the connection of another client for a new one. Return whether a slot is free."""
+        # Clients without a key are refused first. If few of them wait, the key with the most
+        # waiting clients is next.
         waiting = self._waiting
         if len(waiting) < WAITING_MAX:
             waiting = max(self._known.values(), key=len, default=waiting)
@@ -431,6 +443,7 @@ class Acceptor:
 
 
 def _peek(sock: socket.socket) -> bytes:
+    """Return the first input of a client without consuming it."""
     try:
         return sock.recv(PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:  # the client has just disconnected
@@ -447,6 +460,6 @@ def _prepare(sock: socket.socket) -> bytes:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         return sock.recv(FIRST_READ_BYTES)
-    # No input yet, or the client has disconnected; the driver's next read finds out.
     except OSError:
+        # There is no input yet, or the client has disconnected. The driver's next read finds out.
         return b""

@@ -17,7 +17,6 @@ request needs no task.
 to admit new clients, and drains.
 
     every tick    past its deadline --idle, no input--> closed, --else--> reset
-                  waiting for a call whose client has hung up --> reset
     when full     the connection that has been quiet longest is closed, without a key first
 
 A connection is quiet while it has no admitted request in flight: between two requests, while a head
@@ -124,13 +123,13 @@ class Connection(RequestStream):
         self._probe_bytes = 0  # bytes of the next response that were sent as probes
         self.quiet_since = connections.now
         self.principal: Principal = ANYONE
-        self.closing = False
+        self.closing = False  # the connection closes after the current response
         self.is_chunked = False  # the current response has no length and is sent in chunks
         # The client may still be sending bytes that the server will not read.
         self.unread_body = False
         self.is_lingering = False  # the last response was sent; see `linger`
         self.is_counted = False  # the ledger contains unread input of this connection
-        self.body_deadline = NEVER
+        self.body_deadline = NEVER  # the body must be complete by then; see `earned`
         self.trace: TraceFields | None = None  # of the current request
         self.sent_bytes = 0  # of the current response, heads included
         self.received_bytes = len(said)  # of the current request, and of later ones in the buffer
@@ -190,6 +189,7 @@ class Connection(RequestStream):
 
     @property
     def _hang_up(self) -> int:
+        """The hang-up events of the socket, or 0."""
         return poll_now([self.fd], HALF_CLOSED).get(self.fd, 0)
 
     async def receive_more(self) -> bool:
@@ -266,6 +266,7 @@ class Connection(RequestStream):
         except BlockingIOError:
             sent = 0
         self.sent_bytes += sent
+        # Skip the bytes of each part that were sent.
         unsent = []
         for part in parts:
             if sent < len(part):
@@ -292,6 +293,7 @@ class Connection(RequestStream):
         try:
             for part in unsent:
                 while part:
+                    # The sweep enforces this deadline. It moves while the client reads.
                     self.deadline = holding.due
                     await trio.lowlevel.wait_writable(self.fd)
                     try:
@@ -318,6 +320,7 @@ class Connection(RequestStream):
         self._end()
 
     def _end(self) -> None:
+        """Let the owner stop in its current state and close the connection."""
         self.closing = self.is_ended = True
         if self.owner is not None:
             self.owner.end()
@@ -443,6 +446,7 @@ class Connections:
         A connection with unread input is skipped, because a request has just arrived. If the server
         has keys, this does not protect clients without a key, which could always have input.
         """
+        # Connections with input but without a key are the second choice.
         has_looked, unknown = False, list[Connection]()
         while True:
             if not self._quiet:
@@ -451,6 +455,7 @@ class Connections:
                 # Search once: input is read and hang-ups are noticed only in later iterations.
                 has_looked = True
             since, connection = self._quiet.pop()
+            # Skip connections that have become active or have ended since the search.
             if connection.quiet_since == since and not connection.is_ended:
                 if not (connection.idle and connection.has_input):
                     return connection
@@ -482,7 +487,7 @@ class Connections:
             self.sweep(now)
 
     def sweep(self, now: float) -> None:
-        """End connections past their deadline."""
+        """Close or reset connections past their deadline, and log the displaced connections."""
         self.now, self._quiet, self._search_from = now, [], 0
         if self._displaced:
             LOG.warning("quiet connections closed for others: %d", self._displaced)

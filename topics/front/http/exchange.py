@@ -127,9 +127,8 @@ class Exchange:
     def renew(self) -> Request:
         """Return the request with the current rights of its key.
 
-        Call this right before the operation.
-
-        Raise `TopicsError` if the key was removed, or no longer covers the request.
+        Call this right before the operation. Raise `TopicsError` if the key was removed, or no
+        longer covers the request.
         """
         assert self.request is not None, "a request is under way"
         if self.request.principal is not ANYONE:
@@ -147,6 +146,7 @@ class Exchange:
             return
         self.is_open = False
         connection = self._connection
+        # Bytes of later requests, which are still in the buffer, do not count.
         bytes_in = connection.received_bytes - len(connection.buffer) + connection.pos
         duration_ns = time.monotonic_ns() - self.at
         seconds = duration_ns / 1e9
@@ -270,6 +270,7 @@ class Exchange:
         return self._parts.dispatcher.failed(failure)
 
     def _rendered(self, answer: Answer, close: bool) -> tuple[bytes | memoryview, ...]:
+        """Render a response to the parts that are written to the socket."""
         self.has_answered = True
         parts, connection, request = self._parts, self._connection, self.request
         if request is not None and request.head is not None:
@@ -289,6 +290,7 @@ class Exchange:
         )
         if self._is_head:
             return (head,)
+        # Copy a short body to its head, so that one buffer is sent.
         return (head, body) if len(body) > COPY_MAX_BYTES else (head + body,)
 
     def _fields(self, status: int) -> bytes:
@@ -304,6 +306,7 @@ class Exchange:
         return lines
 
     def _traced(self, trace: TraceFields) -> bytes:
+        """Return the common header lines of a request with trace fields."""
         request_id = trace.request_id or b"%b%x" % (self._prefix, next(self._numbers))
         traceparent = trace.traceparent
         more = b"" if traceparent is None else b"traceparent: %b\r\n" % traceparent
@@ -312,6 +315,7 @@ class Exchange:
     # The access log
 
     def _log(self, log: AccessLog, bytes_in: int, ms: float, *, cut: bool) -> None:
+        """Write the line of the access log, if the level includes this request."""
         subject = self._subject()
         if not log.wants(subject.route, self._status):
             return
@@ -337,6 +341,7 @@ class Exchange:
         log.tell(subject, finished)
 
     def _subject(self) -> Subject:
+        """Return the object of the request for the access log."""
         head = self.head
         if head is None:
             return Subject()
@@ -349,6 +354,7 @@ class Exchange:
 
 
 def _without_connection(headers: Headers) -> Headers:
+    """Remove the field Connection, because the renderer adds ``Connection: close``."""
     return tuple(header for header in headers if header[0] != b"connection")
 
 

@@ -146,16 +146,21 @@ class Http1Protocol:
         self.serve()
 
     def _note_hang_up(self, events: int) -> None:
+        """Handle an event while no input is read, in the states CALLING and IN_TASK."""
         connection = self.connection
         if not connection.waits:
+            # Input of later requests stays in the socket until the current response was sent.
             self._poller.leave(self)
         elif events & GONE:
             self._poller.leave(self)
             connection.cut()
         elif events & HALF_CLOSED:
+            # The reaction of the client's kernel to the probe is reported even without watched
+            # events.
             self._watch(0)
             connection.probe()
         else:
+            # There is only unread input, which epoll would report repeatedly.
             self._watch(HALF_CLOSED)
 
     def watch_hang_up(self) -> None:
@@ -178,6 +183,7 @@ class Http1Protocol:
             self._poller.leave(self)
 
     def _watch(self, events: int) -> None:
+        """Watch the socket for ``events``. Close the connection if that fails."""
         try:
             self._poller.watch(self, events)
         except OSError:  # no memory for the epoll entry
@@ -216,6 +222,7 @@ class Http1Protocol:
 
     def _next(self) -> bool:
         """Serve the next request. Return False if it must wait."""
+        # The head was read before, and the request has waited for its body.
         if self._head is not None:
             return self._with_body(self._head)
         if self._unused_bytes and not self._pass_over():
@@ -229,6 +236,8 @@ class Http1Protocol:
             connection.idle, connection.deadline = False, NEVER
             found, connection.trace = self._parts.heads.decide(raw)
         except InvalidRequest as failure:
+            # The end of this request cannot be determined, so the connection closes after the
+            # response.
             self.exchange.begin_unread()
             connection.unread_body = True
             return self._send(error_answer(failure), close=True)
@@ -265,6 +274,11 @@ class Http1Protocol:
         return False
 
     def _wait_for_head(self) -> None:
+        """Wait for the next head, or for the rest of an incomplete head.
+
+        Set the deadline: `Timings.head_s` for an incomplete head, otherwise ``idle_s`` or
+        ``late_s``. During the drain, close an idle connection without input instead.
+        """
         connection = self.connection
         connections = connection.connections
         if connection.part is not None or connection.pos < len(connection.buffer):
@@ -285,8 +299,10 @@ class Http1Protocol:
             self._watch(INPUT)
 
     def _wait_for_body(self, head: AdmittedHead) -> bool:
+        """Wait for the rest of a short body. Return False."""
         connection = self.connection
         if connection.deadline == NEVER:  # the first wait for this body
+            # The task sends the interim response 100 (Continue).
             if head.expects_continue:
                 self._start(self._read_and_answer, head)
                 return False
@@ -295,6 +311,7 @@ class Http1Protocol:
         return False
 
     def _read(self) -> None:
+        """Watch the socket for input."""
         self._state = State.READING
         if self.watched != INPUT:
             self._watch(INPUT)
@@ -309,6 +326,7 @@ class Http1Protocol:
         if head.is_admin:
             self._start(self._ask_admin, head, body)
             return False
+        # The key may have changed while the body arrived.
         try:
             request = exchange.renew()
         except TopicsError as failure:
@@ -328,6 +346,8 @@ class Http1Protocol:
         if result is not None:
             self._state, connection.waits = State.SERVING, False
             return self._finish(head, request, result)
+        # There is no result yet: the operation continues in a task, or the shard will call
+        # `_answered`.
         if type(call) is CoroutineType:
             self._start(self._await_answer, head, call)
         else:
@@ -337,6 +357,7 @@ class Http1Protocol:
     def _answered(self, result: Answer | TopicsError) -> None:
         """Handle the result of an operation, which may arrive before the operation returns."""
         if self._is_serving:
+            # The operation has not returned yet. `_answer` sends the result.
             self._result = result
             return
         head, request = self._head, self.exchange.request
@@ -356,6 +377,7 @@ class Http1Protocol:
         else:
             connection = self.connection
             if is_sent:
+                # Continue with `serve` if there is more to do than to wait for a head.
                 if (
                     connection.closing
                     or self._unused_bytes
@@ -389,6 +411,7 @@ class Http1Protocol:
     # Requests that run no operation
 
     def _answer_unadmitted(self, found: RefusedHead | PreflightHead) -> bool:
+        """Respond to a head that was refused, or to a preflight."""
         head = found.head
         if isinstance(found, RefusedHead):
             answer = self._parts.dispatcher.failed(found.failure)
@@ -406,7 +429,7 @@ class Http1Protocol:
     def _leave_unused(self, length: int | None, expects_continue: bool) -> None:
         """Decide what happens to the unused body of this request.
 
-        A short body is skipped after the answer. Otherwise the connection is closed.
+        A short body is skipped after the response. Otherwise the connection is closed.
         """
         connection = self.connection
         if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
@@ -424,7 +447,7 @@ class Http1Protocol:
         if left:
             if connection.deadline == NEVER:
                 connection.begin_body()
-            # The answer was sent, so the connection may be closed at any time.
+            # The response was sent, so the connection may be closed at any time.
             connection.idle = True
             self._read()
         return not left
@@ -433,6 +456,8 @@ class Http1Protocol:
 
     def _send(self, answer: Answer, *, close: bool) -> bool:
         """Send a response. Return whether the socket has accepted all of it."""
+        # The client has hung up, and an undelivered response must be reported. A task finds out
+        # whether the client still reads.
         if answer.on_unsent is not None and not self.connection.is_there:
             self._start(self._deliver, answer, close)
             return False
@@ -469,6 +494,7 @@ class Http1Protocol:
             self._over()
 
     def _apology(self) -> Answer:
+        """Return a 500 response, and let the connection close after it."""
         self.exchange.begin_unread()
         self.connection.unread_body = True
         return error_answer(Internal("internal error"))
@@ -476,6 +502,7 @@ class Http1Protocol:
     # The end of the connection
 
     def _end_after_answer(self) -> None:
+        """Close the connection after its last response, after lingering if necessary."""
         connection = self.connection
         if self._unused_bytes:
             connection.unread_body = True
@@ -491,6 +518,7 @@ class Http1Protocol:
         self._watch(INPUT)
 
     def _drop_input(self) -> None:
+        """Discard input while lingering. Close the connection at the end of the input."""
         try:
             is_open = self.connection.drop_input()
         except OSError:
@@ -517,7 +545,7 @@ class Http1Protocol:
     def _start(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Continue in a task.
 
-        If the server has already stopped, release the arguments and end the connection.
+        If the server has already stopped, release the arguments and close the connection.
         """
         self._state = State.IN_TASK
         if not self._poller.start(self._run, function, *args):
@@ -531,6 +559,7 @@ class Http1Protocol:
             self._over()
 
     async def _run(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run a function as the task of this connection, then serve the next requests."""
         try:
             with trio.CancelScope() as self._scope:
                 if self.connection.is_ended:
@@ -548,6 +577,7 @@ class Http1Protocol:
             self.serve()
 
     async def _attempt(self, running: Awaitable[None]) -> None:
+        """Await a function of a task. If it fails, send a 500 response or close the connection."""
         try:
             await running
         except* CLIENT_GONE:
@@ -648,6 +678,7 @@ class Http1Protocol:
             self.exchange.end()
 
     async def _compress_and_send(self, head: AdmittedHead, answer: Answer) -> None:
+        """Compress a response and send it."""
         exchange, request = self.exchange, self.exchange.request
         assert request is not None, "a request is under way"
         packed = await self._parts.dispatcher.compressed(request, answer, exchange.at)
@@ -659,5 +690,6 @@ class Http1Protocol:
         self._sent()
 
     async def _send_rest(self, answer: Answer, unsent: Any, length: int) -> None:
+        """Send the rest of a response after the socket has accepted its beginning."""
         await self.exchange.send_rest(answer, unsent, length)
         self._sent()

@@ -100,6 +100,7 @@ class Feeds:
         return opening
 
     def _subscription(self, reader: Reader) -> FeedSubscription:
+        """Create a subscription that is not open yet."""
         self._last_number += 1
         feed = FeedSubscription(self._last_number, reader.shard, reader.topic, reader.view)
         self._by_view[reader.topic, reader.view] = self.by_number[feed.number] = feed
@@ -152,11 +153,13 @@ class Feeds:
             self._wake(reader)
 
     def _wake(self, reader: Reader) -> None:
+        """Let a waiting reader catch up."""
         self._waiting.pop(reader, None)
         reader.is_waiting = False
         reader.stream.catch_up()
 
     def _drop(self, feed: FeedSubscription) -> None:
+        """Remove a feed and its kept pages."""
         feed.is_open = False
         self.kept.forget(feed.kept)
         self.by_number.pop(feed.number, None)
@@ -185,6 +188,7 @@ class Feeds:
         self._drop(feed)
         for reader in _detached(feed):
             if params.error:
+                # A retry opens the feed again, or reports the error to the client.
                 reader.stream.catch_up()
             else:
                 reader.stream.attempt(reader.stream.tell_deleted, reader, params.head_seq)
@@ -209,9 +213,12 @@ class Feeds:
         self.kept.keep(feed.kept, page)
         for reader in list(feed.live):
             stream = reader.stream
+            # The reader has read further itself.
             if page.to_seq <= reader.seq:
                 continue
             if stream.outbox.unsent is not None or reader.seq != page.follows_seq:
+                # The socket is stalled, or the reader is not where the page begins: it must catch
+                # up.
                 feed.live.pop(reader, None)
                 reader.is_live = False
                 stream.catch_up()

@@ -81,7 +81,8 @@ class Streams:
         self._deferred: list[tuple[Stream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
         self._turns = trio.CapacityLimiter(TURNS_MAX)
-        # The last short event and its chunk, shared by all streams that receive this event.
+        # The last short event and its chunk. A page is one `bytes` object for all streams, so the
+        # chunk of an event is made once.
         self.shared = b""
         self.shared_chunk: tuple[bytes, ...] = (b"",)
 
@@ -92,6 +93,7 @@ class Streams:
             while True:
                 await wait_beat()
                 self.beat()
+                # The loop may have missed ticks: check the streams of all ticks since the last one.
                 last = int(trio.current_time() // BEAT_S)
                 while self._beat < last:
                     self._beat += 1
@@ -115,6 +117,7 @@ class Streams:
             self._due[beat].add(stream)
 
     def _forget(self, stream: Stream) -> None:
+        """Remove the stream from the schedule of checks."""
         beat, stream.beat = stream.beat, None
         if beat is not None:
             self._due[beat].discard(stream)
@@ -122,6 +125,7 @@ class Streams:
                 del self._due[beat]
 
     def _look_after_some(self, due: set[Stream]) -> None:
+        """Check a bounded number of streams of one tick, and schedule their next checks."""
         for stream in [*islice(due, LOOKS_MAX)]:
             self._forget(stream)
             stream.attempt(stream.look)
@@ -129,12 +133,14 @@ class Streams:
                 self.look_in(stream, stream.quiet_s())
 
     def _make_deferred(self) -> None:
+        """Make the deferred calls."""
         deferred, self._deferred = self._deferred, []
         for stream, call in deferred:
             stream.attempt(call)
 
     async def _run_deferred(self) -> None:
         while True:
+            # This task runs after the loop has handled the current batch of messages.
             await self._has_deferred.wait()
             self._has_deferred = trio.Event()
             self._make_deferred()
@@ -284,7 +290,7 @@ class Stream(ABC):
     async def until_ended(self) -> None:
         """Wait for the end of the stream.
 
-        Discard received bytes, and end the stream on a hang-up.
+        Discard received bytes, and close the stream on a hang-up.
         """
         with self.scope:
             with contextlib.suppress(OSError):
@@ -295,6 +301,7 @@ class Stream(ABC):
                             break
                     except BlockingIOError:
                         continue
+            # Limit the number of streams that end in one iteration.
             await self.live.turn()
             self.outbox.finish()
             self.end()
@@ -308,7 +315,7 @@ class Stream(ABC):
         return self.outbox.last_sent + self.heartbeat_s - BEAT_S - time.monotonic()
 
     def look(self) -> None:
-        """Send a heartbeat, or end the stream of a client that is too slow, if it is due."""
+        """Send a heartbeat, or close the stream of a client that is too slow, if it is due."""
         if self.quiet_s() <= 0:
             self.shed() if self.outbox.holding else self.outbox.write(self.heartbeat())
 
@@ -416,9 +423,8 @@ class Outbox:
     def write(self, *parts: bytes) -> None:
         """Send the parts, and keep the bytes that the socket does not accept.
 
-        Long parts are not copied.
-
-        While the outbox is stalled, callers may only write data with a bound, or final data.
+        Long parts are not copied. While the outbox is stalled, callers may only write data with a
+        bound, or final data.
         """
         if self.is_closed:
             return
@@ -426,16 +432,19 @@ class Outbox:
             live = self._live
             is_shared = parts[0] is live.shared and len(parts) == 1
             parts = live.shared_chunk if is_shared else self._chunk(parts)
+        # Keep the order: the unsent data is first.
         if self.unsent is not None:
             self._keep_rest(parts, 0)
             return
         size = sum(map(len, parts))
+        # Join short parts, so that they are sent as one buffer.
         if len(parts) > 1 and size <= JOIN_MAX_BYTES:
             parts = (b"".join(parts),)
         try:
             if len(parts) == 1 and size <= SEND_MAX_BYTES:
                 sent = self._sock.send(parts[0])
             else:
+                # The length of one write is bounded, so that a long page does not block the loop.
                 some = parts if size <= SEND_MAX_BYTES else _first_of(parts, SEND_MAX_BYTES)
                 sent = self._sock.sendmsg(some)
         except BlockingIOError:
@@ -453,14 +462,17 @@ class Outbox:
             self._live.nursery.start_soon(self._send_unsent, self._sending)
 
     def _chunk(self, parts: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Return the parts of one chunk of a chunked body."""
         size = sum(map(len, parts))
         if len(parts) == 1 and size <= JOIN_MAX_BYTES:
             live = self._live
             live.shared, live.shared_chunk = parts[0], (chunk_of(parts[0]),)
             return live.shared_chunk
+        # Nothing is sent for empty data, because an empty chunk would end the body.
         return (chunk_start(size), *parts, CHUNK_END) if size else parts
 
     def _keep_rest(self, parts: Sequence[bytes], sent: int) -> None:
+        """Keep the parts without their first ``sent`` bytes."""
         for part in parts:
             if sent < len(part):
                 self._keep(part, sent)
@@ -472,6 +484,7 @@ class Outbox:
         """
         held, now = self._live.held, trio.current_time()
         if self.holding is None:
+            # The stream is checked when its client counts as too slow.
             self.holding = held.hold(self._owner, self._owner.principal.digest, now)
             self._live.look_in(self._owner, self.holding.due - now)
         held.add(self.holding, part, len(part), now)
@@ -526,6 +539,7 @@ class Outbox:
                 while self.unsent is not None and not self.is_closed:
                     await trio.lowlevel.wait_writable(self._sock)
                     await self._live.turn()
+                    # The stream may have ended during the waits.
                     if self.unsent is not None:
                         self._send_some(self.unsent)
         except (OSError, trio.ClosedResourceError):
@@ -535,6 +549,7 @@ class Outbox:
             self._owner.attempt(self._owner.resumed)
 
     def _send_some(self, unsent: memoryview) -> None:
+        """Send a bounded number of unsent bytes, and continue with the backlog at their end."""
         with contextlib.suppress(BlockingIOError):
             sent = self._sock.send(unsent[:SEND_MAX_BYTES])
             self.last_sent = time.monotonic()
@@ -557,6 +572,7 @@ class Outbox:
             self._keep(part)
 
     def _release(self) -> None:
+        """Release the holding of the unsent data."""
         if self.holding is not None:
             holding, self.holding = self.holding, None
             self._live.held.release(holding)

@@ -129,13 +129,16 @@ class TopicStream(ReaderStream):
                 self.live.nursery.start_soon(self._catch_up_with, shard)
 
     async def _catch_up_with(self, shard: int) -> None:
+        """Advance the readers of one shard in rotation, until none needs it or the stream is
+        stalled.
+        """
         try:
             while not self.ended and not self.is_stalled:
                 behind = (one for one in self.readers.values() if one.needs_catch_up)
                 reader = next((one for one in behind if one.shard == shard), None)
                 if reader is None:
                     return
-                # Move it to the end, so that the readers take turns.
+                # Move the reader to the end, so that the readers take turns.
                 self.readers[reader.topic] = self.readers.pop(reader.topic)
                 await self._advance(reader)
         except Exception:
@@ -148,6 +151,8 @@ class TopicStream(ReaderStream):
         feeds = self.live.feeds
         try:
             feed = await feeds.join(reader)
+            # The feed was closed or replaced during the wait. The next iteration joins the new
+            # feed.
             if reader.feed is not feed or not feed.is_open:
                 return
             if _stands_at(reader, feed):
@@ -183,6 +188,7 @@ class TopicStream(ReaderStream):
                 epoch = feed.epoch
                 await trio.lowlevel.checkpoint()
                 return page, epoch
+            # Read only up to the next kept page, which then continues the reader.
             if reader.seq < feed.seq:
                 until_seq = feed.kept.next_edge(reader.seq, feed.seq)
         refusal = self.live.held.refusal(self.principal.digest, reader.view.bytes)
@@ -191,6 +197,7 @@ class TopicStream(ReaderStream):
         return await self.live.feeds.reads.read(reader, until_seq)
 
     def _go_live(self, reader: Reader, feed: FeedSubscription) -> None:
+        """Make a reader live, because it has read all pages before the next page of the feed."""
         reader.epoch = feed.epoch
         reader.is_live, reader.is_connecting = True, False
         feed.live[reader] = None
@@ -230,6 +237,7 @@ class TopicStream(ReaderStream):
 
         Return the loss report.
         """
+        # The client has requested records that the topic had already evicted.
         is_start_too_old = (
             reader.is_connecting
             and tombstone["reason"] in LOSSES
@@ -264,6 +272,9 @@ class TopicStream(ReaderStream):
 
 
 def _has_epoch_of(reader: Reader, feed: FeedSubscription) -> bool:
+    """Return whether the reader's cursor belongs to the incarnation of the topic that the feed
+    sends.
+    """
     return reader.epoch is None or reader.epoch == feed.epoch
 
 

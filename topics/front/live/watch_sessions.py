@@ -32,7 +32,7 @@ class Earlier:
     """The earlier incarnation of a recreated topic. It was delivered up to ``last`` at most."""
 
     last: int
-    epoch: int
+    epoch: int  # the epoch of this incarnation
     # Seqs of the new incarnation that ids have carried.
     shown: set[int] = field(default_factory=set)
 
@@ -72,6 +72,7 @@ class WatchSession:
         """Move the cursor of a topic to ``seq``."""
         if self.has_checkpoints:
             self._note_move(topic)
+        # The topic was recreated: from now on seqs of ids may belong to either incarnation.
         last, before = self.cursors[topic]
         if epoch != before:
             known = self.earlier.get(topic)
@@ -91,6 +92,7 @@ class WatchSession:
         for topic, (cursor, *_) in self.unsent.items():
             if self.has_checkpoints:
                 self._note_move(topic)
+            # The cursor is back in the earlier incarnation, so seqs are no longer ambiguous.
             if cursor[1] != self.cursors[topic][1]:
                 self.earlier.pop(topic, None)
             self.cursors[topic] = cursor
@@ -108,11 +110,14 @@ class WatchSession:
             self.unsent = {}
         else:
             return
+        # The cursors of one incarnation are only moved back. Between incarnations, seqs are not
+        # comparable.
         for topic, (seq, epoch) in back:
             at, now = self.cursors[topic]
             self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch
 
     def _cursors_of_map(self, known: dict[str, int]) -> list[tuple[str, Cursor]]:
+        """Return the cursors of a map that this session may have sent."""
         found = []
         for topic, seq in known.items():
             if topic in self.cursors and seq >= 0:
@@ -130,6 +135,7 @@ class WatchSession:
         now, unsent = self.cursors[topic], self.unsent.get(topic)
         if cursor == now or (unsent and cursor in unsent):
             return True
+        # Compare with the cursor before the first data that was not sent completely.
         first = unsent[0] if unsent else now
         return cursor[0] < first[0] if cursor[1] == first[1] else first[1] == now[1]
 
@@ -147,6 +153,7 @@ class WatchSession:
 
         The last one is final.
         """
+        # The moves since this checkpoint are no longer stored completely: use an older map.
         if self.moves and known + 1 < self.moves[0][0]:
             maps = (cursors for checkpoint, cursors in reversed(self.maps) if checkpoint <= known)
             return list(next(maps).items())
@@ -157,6 +164,7 @@ class WatchSession:
         ]
 
     def _note_move(self, topic: str) -> None:
+        """Store the cursor before a move, and from time to time a map of all cursors."""
         if self.checkpoint % MOVES_KEPT == 0:
             # Drop every second map, but keep the first one for the oldest checkpoints.
             if len(self.maps) == MAPS_KEPT:
@@ -166,6 +174,7 @@ class WatchSession:
         self.moves.append((self.checkpoint, topic, self.cursors[topic]))
 
     def _note_shown(self, topic: str, seq: int) -> None:
+        """Store a seq of the new incarnation that an id carries."""
         shown = self.earlier[topic].shown
         shown.add(seq)
         # After this many moves, the client has received the end of the earlier topic.

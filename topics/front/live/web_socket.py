@@ -104,6 +104,7 @@ class WebSocket(WebSocketStream):
         self._short_max_bytes = short_body_max(settings)
         may_write = principal.allows(Scope.WRITE)
         most = min(settings.max_body_bytes, WEBSOCKET_MESSAGE_MAX_BYTES)
+        # A key without the scope WRITE has no use for long messages.
         self._message_max_bytes = most if may_write else self._short_max_bytes
 
     # Input
@@ -126,10 +127,13 @@ class WebSocket(WebSocketStream):
             connection.sent_bytes += self.outbox.sent_bytes
 
     async def _serve(self, reader: FrameReader, data: bytes) -> None:
+        """Handle frames and wait for input, until either side closes the socket."""
         # Commands that arrived before the end of the stream are not executed after it, because the
         # key may have been removed.
         while not self.ended and await self._handle(reader, data):
             data = b""
+            # The reader has further complete frames. Handle them in the next iteration of the event
+            # loop.
             if reader.has_more:
                 await self._wait_for_room()
                 await trio.lowlevel.checkpoint()
@@ -152,6 +156,8 @@ class WebSocket(WebSocketStream):
             self.outbox.write(close_frame(failure.code, failure.reason))
             self._connection.unread_body = True
             return False
+        # No message is incomplete, or another message has begun. Control frames do not restart the
+        # clock.
         if not reader.is_amid or any(frame.opcode < Opcode.CLOSE for frame in frames):
             self._clock.restart()
         if reader.held_bytes != self._held_bytes:
@@ -167,6 +173,7 @@ class WebSocket(WebSocketStream):
             await self._wait_for_room()
             if amid:
                 self._clock.start_waiting()
+                # Schedule the check that enforces the time limit.
                 self.live.look_in(self, self._clock.due - time.monotonic())
             await trio.lowlevel.wait_readable(self.sock)
             try:
@@ -196,7 +203,7 @@ class WebSocket(WebSocketStream):
         return min(super().quiet_s(), self._clock.due - time.monotonic())
 
     def look(self) -> None:
-        """Also end the socket if a message is not completed in time."""
+        """Also close the socket if a message is not completed in time."""
         if self._clock.due <= time.monotonic():
             self.fail(408, "the message took too long to come")
         else:
@@ -208,7 +215,7 @@ class WebSocket(WebSocketStream):
         super().resumed()
 
     def drain(self) -> None:
-        """Refuse new publishes. End when all publishes have been answered."""
+        """Refuse new publishes. Close the socket when all publishes have been answered."""
         self._draining = True
         if self._publishes.is_idle:
             super().drain()
@@ -258,11 +265,16 @@ class WebSocket(WebSocketStream):
         return True
 
     def _send_replies(self) -> None:
+        """Send the replies of this iteration in one write."""
         if self._replies:
             replies, self._replies = self._replies, []
             self.outbox.write(b"".join(replies))
 
     def _send_answers(self, answers: bytes) -> None:
+        """Send the results of publishes, and resume reading.
+
+        During the drain, close the socket if it was the last result.
+        """
         if self.ended:
             return
         self.outbox.write(answers)
@@ -324,6 +336,10 @@ class WebSocket(WebSocketStream):
     def _publish(
         self, head: CommandHead, request_id: bytes, message: bytes
     ) -> Coroutine[Any, Any, None] | None:
+        """Publish a message. Return a coroutine to await if the message takes long to copy.
+
+        Raise `TopicsError` if the publish is refused.
+        """
         if self._draining:
             raise shutting_down()
         topic = self._topic(head, Scope.WRITE)
@@ -352,6 +368,7 @@ class WebSocket(WebSocketStream):
             self._replies.append(refusal(request_id, failure))
 
     def _topic(self, head: CommandHead, scope: Scope) -> str:
+        """Return the checked topic of a command. Raise `InvalidRequest` or `Forbidden`."""
         if head.topic is None:
             raise InvalidRequest("topic is required", field="topic")
         check_topic_name(head.topic, field="topic")
