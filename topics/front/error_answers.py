@@ -67,6 +67,7 @@ def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
 
 
 def _headers(status: int, failure: errors.TopicsError) -> Headers:
+    """Return the header fields that the status requires."""
     detail = failure.detail
     if status in (429, 503):
         seconds = retry_after_s(detail.get("retry_after_ms", RETRY_AFTER_MS))

@@ -81,12 +81,14 @@ class _Sum:
         self._counts: dict[int, int] = {}
 
     def add(self, block: int, length: int) -> None:
+        """Count a client that waits for the block."""
         count = self._counts.get(block, 0)
         self._counts[block] = count + 1
         if not count:
             self.size += length
 
     def remove(self, block: int, length: int) -> None:
+        """Stop counting a client that waits for the block."""
         count = self._counts.pop(block)
         if count > 1:
             self._counts[block] = count - 1
@@ -172,6 +174,7 @@ class HeldMemory:
         holding = Holding(client, key, now)
         of_key = self._keys.get(key)
         if of_key is None:
+            # A key may use half of the total bound. Without keys, only the total bound applies.
             of_key = self._keys[key] = _Sum(self._all.most // 2 if key else 0)
         of_key.holdings.add(holding)
         self._all.holdings.add(holding)
@@ -188,6 +191,7 @@ class HeldMemory:
         holding.blocks.append((id(block), length))
         holding.size += length
         holding.rate.count(length, now)  # an initial credit of some seconds
+        # The first block does not count: it may be a single long response.
         if holding.size - holding.blocks[0][1] > BEHIND_MAX_BYTES:
             self._overlong.append(holding)
             self.on_excess()
@@ -236,6 +240,7 @@ class HeldMemory:
         for holding in found:
             self.release(holding)
         for one in [*self._keys.values(), self._all]:
+            # No client is disconnected below half of the bound.
             if 0 < one.most < 2 * one.size:
                 found += self._slowest(one, now)
         return [*(holding.client for holding in found), *self.unread.excess()]

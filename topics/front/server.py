@@ -76,7 +76,8 @@ class Server:
     ) -> None:
         """``probe_auth`` is TOPICS_PROBE_AUTH: health and readiness need a key, too.
 
-        ``board`` has the metrics of all processes.
+        ``timings`` are the time limits of connections; None means the defaults. ``write_request``
+        writes a line of the access log. ``board`` has the metrics of all processes.
         """
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
@@ -119,11 +120,13 @@ class Server:
         self.dispatcher = Dispatcher(operations_for(context), shards.readiness)
         self._admin = AdminPlane(self._load_admin)
         self.parts = self._make_parts(settings, shards, write_request)
+        # Set the date of responses before the first request.
         self._tick(0.0)
 
     def _make_parts(
         self, settings: Settings, shards: Shards, write_request: Write | None
     ) -> HttpParts:
+        """Return the objects that all connections share."""
         inline_bytes, log = settings.inline_bytes, None
         if settings.access_log != "off" and write_request is not None:
             log = AccessLog(settings.access_log, write_request)
@@ -173,6 +176,7 @@ class Server:
 
         Return at the latest when most of ``drain_ms`` has passed after ``stop``.
         """
+        # The admin plane ends last, because its requests run in tasks of the inner nursery.
         async with trio.open_nursery() as admin:
             admin.start_soon(self._admin.run)
             async with trio.open_nursery() as nursery:
@@ -188,6 +192,7 @@ class Server:
             self._admin.end()
 
     async def _look_for_keys(self) -> None:
+        """Check for new keys at each tick, until cancelled."""
         while True:
             if (access := self._key_source.changed()) is not None:
                 self._replace_keys(access)
@@ -199,12 +204,14 @@ class Server:
         This function never waits.
         """
         self.keys.access = access
+        # Cached heads contain admissions by the old keys.
         self.parts.heads.forget()
         self.guard.drain.end_refused(self.guard.renewed)
         self.live.end_refused()
         self._context.watches.end_refused()
 
     def _tick(self, _now: float) -> None:
+        """Update the date of responses and the acceptor, once a second."""
         self._responses.set_date(time.strftime(DATE, time.gmtime()).encode("ascii"))
         self.acceptor.tick()
 
@@ -223,6 +230,8 @@ class Server:
         await self._end_late()
 
     async def _accept(self, listener: socket.socket, poller: Poller) -> None:
+        """Accept clients and start a protocol for each of them, until cancelled."""
+
         def take(sock: socket.socket, said: bytes) -> None:
             connection = Connection(sock, self.connections, said)
             self.connections.add(connection)
@@ -237,6 +246,7 @@ class Server:
         self.guard.drain.begin()
         self.live.drain()
         self.connections.drain()
+        # Reads that finish on their own get a normal response.
         with trio.move_on_after(self._poll_grace_s):
             await self.connections.wait_empty()
         self.guard.drain.stop_waiting()

@@ -97,6 +97,7 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
         admitted().response = made
         return made
 
+    # Every response passes `keep`, also those of the error handlers.
     app.register_error_handler(TopicsError, refuse)
     app.register_error_handler(Exception, apologize)
     app.after_request(keep)
@@ -155,6 +156,7 @@ class Application:
             )
             await protocol.initiate()
             await protocol.handle(RawData(_head_of(call.request)))
+        # Only the body is used, because the front renders its own head.
         wire = b"".join(sent)
         assert call.response is not None, "Hypercorn answered without asking the application"
         return answer_of(call.response, memoryview(wire)[wire.index(b"\r\n\r\n") + 4 :])
@@ -172,6 +174,7 @@ class Application:
 
 
 def _head_of(request: Request) -> bytes:
+    """Return a minimal request head for Hypercorn."""
     # A HEAD request uses the view of GET, because the response has the same length.
     route = request.route
     path = route.path_of(request.topic or request.router)

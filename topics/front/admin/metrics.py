@@ -51,7 +51,9 @@ from topics.front.request import listed
 from topics.front.route import Route
 
 STEP_NS: Final = 1_000_000  # then other tasks run
+# Seconds that a page waits for the shards.
 READ_MAX_S: Final = 1.0
+# The settings that the metric ``topics_limit_max`` reports.
 CAPS: Final = (
     *("max_topics", "max_routers", "max_total_bytes", "max_watch_sessions"),
     *("max_sse_connections", "max_sse_connections_per_key", "max_inflight_per_key"),
@@ -155,14 +157,17 @@ def server_families(context: RouteContext) -> Iterator[Family]:
 
 
 def _one(value: float) -> list[Series]:
+    """Return the single series of a metric without labels."""
     return [((), value)]
 
 
 def _labelled(label: str, values: Iterable[tuple[object, int]]) -> list[Series]:
+    """Return one series for each value of a label."""
     return [(((label, str(name)),), int(value)) for name, value in values]
 
 
 def _states_text(states: type[FrontState] | type[ShardState]) -> str:
+    """Return the help text of a metric whose values are states."""
     return ", ".join(f"{state.value}: {state.name.lower()}" for state in states) + "."
 
 
@@ -181,6 +186,7 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
         found.append(reply.result)
         reply.release()
 
+    # The limit includes the wait for a free slot of `metric_reads`.
     with trio.move_on_after(READ_MAX_S):
         async with context.metric_reads, trio.open_nursery() as nursery:
             for shard in range(context.shards.count):
@@ -209,6 +215,7 @@ def _families(
 
     A field that is None has no series.
     """
+    # Each shard returns its first names, so the first ``most`` names of all shards are complete.
     rows = sorted(chain.from_iterable(rows for rows, _ in parts), key=itemgetter(0))
     is_cut = is_cut or len(rows) > most or any(truncated for _, truncated in parts)
     names, *values = zip(*rows[:most], strict=True) if rows else [()] * (1 + len(columns))

@@ -29,7 +29,10 @@ METRIC_READS_MAX = 4  # concurrent reads of metrics by one front
 
 @dataclass(frozen=True, slots=True)
 class RouteContext:
-    """The parts of one front."""
+    """The parts of one front, as operations and views use them.
+
+    ``started_ns`` is the start of the front in monotonic ns.
+    """
 
     shards: Shards
     settings: Settings

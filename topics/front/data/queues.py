@@ -45,6 +45,7 @@ def claim(context: RouteContext, request: Request, body: Body, at: int, then: Th
 
     def answer(reply: Reply[calls.ClaimResult]) -> Answer:
         answer = shard_answer(reply)
+        # If the response does not reach the client, the shard releases the leases immediately.
         if reply.result.seqs:
             leases = calls.UnclaimedParams(topic, *reply.result)
             answer.on_unsent = partial(_give_back, shards, shard, leases)
@@ -56,6 +57,7 @@ def claim(context: RouteContext, request: Request, body: Body, at: int, then: Th
 
 
 def _give_back(shards: Shards, shard: int, leases: calls.UnclaimedParams) -> None:
+    """Release leases whose response did not reach the client."""
     shards.notify(shard, calls.UNCLAIMED, leases)
 
 
@@ -80,8 +82,10 @@ def work(context: RouteContext, request: Request, _body: Body, _at: int, _then: 
 
 
 async def _open(context: RouteContext, request: Request) -> Answer:
+    """Return the response that starts the stream, after the shard has opened it."""
     assert request.head is not None, "a request for a stream keeps its head"
     query, live = request.query, context.live
+    # Check all parameters first, because opening the stream leases jobs.
     node, lease_ms = query[NODE], query[LEASE_MS]
     if node is None:
         raise InvalidRequest("node is required", field="node")
@@ -106,11 +110,13 @@ async def _open(context: RouteContext, request: Request) -> Answer:
         await WorkStream(live, subscription, connection).run()
 
     answer = Answer(200, headers=HEADERS, stream=run)
+    # If the stream never starts, its leases are released.
     answer.on_unsent = partial(live.work.close, subscription)
     return answer
 
 
 def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
+    """Return the row of a POST by which workers report or claim jobs."""
     path = f"/v0/topics/:topic/{name}"
     return Route("POST", path, f"queue.{name}", scope, body=BodyRule.REQUIRED, waits=waits)
 

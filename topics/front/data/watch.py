@@ -40,6 +40,7 @@ from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Route
 
 LENIENT = Parameter("lenient", boolean, default=False)
+# Parameters of the event stream without a session.
 TOPICS = Names("topic")
 FROM_SEQ = Parameter("from_seq", integer, default=0)
 TAIL = Parameter("tail", boolean, default=False)
@@ -56,6 +57,7 @@ OPTIONS: tuple[Parameter[Any], ...] = (
 
 def create(context: RouteContext, request: Request, body: Body, at: int, _then: Then) -> Begun:
     """Create a watch session (`POST /v0/watch`)."""
+    # The body is in a block of shared memory: copy it and free the block.
     if not isinstance(body, Buffer):
         view = bytes(body.view)
         body.free()
@@ -65,6 +67,7 @@ def create(context: RouteContext, request: Request, body: Body, at: int, _then: 
 
 
 async def _create(context: RouteContext, request: Request, asked: WatchRequest, at: int) -> Answer:
+    """Create the session. The response waits for the heads of the topics."""
     lenient = request.query[LENIENT]
     members = await context.watches.create(asked, request.principal, lenient=lenient)
     return json_answer(members, at)
@@ -80,6 +83,7 @@ def stream(context: RouteContext, request: Request, _body: Body, _at: int, then:
     let_go = context.live.hold_slot(session.principal)
 
     async def run(connection: Connection) -> None:
+        # The stream takes its own slot when it begins.
         let_go()
         await watches.stream(session, connection, last_event_id)
 
@@ -96,6 +100,7 @@ def stream_of_topics(
 
 
 async def _open_stream(context: RouteContext, request: Request) -> Answer:
+    """Return the response that starts the stream, or a short event stream with an error 503."""
     assert request.head is not None, "a request for a stream keeps its head"
     query, live, principal, fields = request.query, context.live, request.principal, request.head
     names = query[TOPICS]
@@ -118,6 +123,7 @@ async def _open_stream(context: RouteContext, request: Request) -> Answer:
     id = CursorsId(cursors)
 
     async def run(connection: Connection) -> None:
+        # The stream takes its own slot when it begins.
         let_go()
         heartbeat_s = asked.heartbeat_ms / 1000
         await OneRequestStream(

@@ -46,6 +46,7 @@ class BodyReader:
         return body
 
     def _sink(self, connection: Connection, request: Request, max_bytes: int) -> BodySink:
+        """Return the sink of a request, with the ledger of unread input."""
         unread, key = connection.connections.held.unread, request.principal.digest
         return BodySink(
             self._shards,
@@ -58,9 +59,11 @@ class BodyReader:
     async def _fill(self, connection: Connection, request: Request, length: int) -> Body:
         """Receive a body of known length: read the socket directly into the memory of the sink."""
         with self._sink(connection, request, length) as sink:
+            # First use the bytes of the body that arrived with the head.
             ready = memoryview(connection.buffer)[connection.pos : connection.pos + length]
             connection.pos += len(ready)
             await sink.write(ready)
+            # Release the view, so that the memory of the buffer can be freed.
             del ready
             connection.count_unread()
             while sink.length < length:
@@ -74,6 +77,7 @@ class BodyReader:
     async def _collect(self, connection: Connection, head: AdmittedHead) -> Body:
         """Receive a body whose final length is unknown, because it is chunked, gzipped, or both."""
         request = head.request
+        # The final length is unknown, so the limit of the route applies.
         most = self._guard.body_limits.max_bytes(request.route)
         with self._sink(connection, request, most) as sink:
             gzip = GzipSink(sink, most) if request.gzip_in else None
@@ -99,8 +103,10 @@ async def _write_next(
             raise ConnectionResetError("the client left within a body")
         connection.earned(len(connection.buffer))
     else:
+        # Many buffered chunks must not block other connections.
         await trio.lowlevel.checkpoint()
     pieces, connection.pos = parts.take(connection.buffer, connection.pos)
+    # A wrong media type is an error only if the body is not empty.
     if pieces and request.wrong_media is not None:
         raise request.wrong_media
     for piece in pieces:

@@ -72,11 +72,13 @@ class BodySink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
+        # The front's buffer is freed, so remove it from the ledger.
         self._keep(self, 0)
         if self._block is not None:
             self._block.free()
             self._block = None
         swallowed = self._scope.__exit__(kind, error, trace)
+        # Replace the cancellation by its reason.
         if self._scope.cancelled_caught and self._failure is not None:
             raise self._failure
         return swallowed
@@ -92,6 +94,7 @@ class BodySink:
 
     def turnover_s(self, now: float) -> float:
         """Implement `topics.actors.link.arena.Holder`."""
+        # A body that gives up counts as the slowest one.
         if self._failure is not None:
             return math.inf
         return self._rate.turnover_s(self._wanted_bytes, now)
@@ -142,9 +145,11 @@ class BodySink:
         return block
 
     async def _grow(self, end: int) -> None:
+        """Grow the memory to at least ``end`` bytes. Raise as `put`."""
         if end > self._max_bytes:
             raise too_large(self._max_bytes)
         first = FIRST_INLINE_BYTES if end <= self._inline_bytes else FIRST_BYTES
+        # Doubling bounds the cost of copies.
         size = min(self._max_bytes, max(2 * self.length, end, first))
         if end <= self._inline_bytes:
             larger = memoryview(bytearray(min(size, self._inline_bytes)))
@@ -170,12 +175,18 @@ class BodySink:
         deadline = trio.current_time() + (GROW_WAIT_S if self._block is not None else 0)
         while trio.current_time() < deadline:
             await trio.sleep(GROW_POLL_S)
+            # The body could not receive anything during the pause, so it does not count as slow for
+            # it.
             self._rate.skip_to(trio.current_time())
             if await self._try_grow(size):
                 return
         raise no_room()
 
     async def _try_grow(self, size: int) -> bool:
+        """Try to move the body to a block of ``size`` bytes, or to grow its block.
+
+        Return whether it worked.
+        """
         block = self._block
         if block is None:
             block = self._shards.reserve(self._shard, size, self)
@@ -183,11 +194,13 @@ class BodySink:
                 return False
             self._block = block
             block.view[: self.length] = self._view[: self.length]
+            # The data is in the block now, and the front's buffer is freed.
             self._keep(self, 0)
         else:
             steps = block.grow(size, self.length)
             if steps is None:
                 return False
+            # A block is copied in steps.
             for _ in steps:
                 await trio.lowlevel.checkpoint()
         self._view = block.view

@@ -157,6 +157,7 @@ class HeadReader:
         Raise `InvalidRequest` if the head is not well-formed.
         """
         digest = blake2b(raw, digest_size=16).digest()
+        # The direct look-up in `young` saves a function call in the usual case.
         known = self.remembered.young.get(digest) or self.remembered.get(digest)
         if known is not None:
             return known, None
@@ -181,6 +182,7 @@ class HeadReader:
         known = self.of_topics.get(nameless)
         request = None if known is None else self._guard.renamed(known.request, topic)
         if known is None or request is None:
+            # There is no such decision, or the key does not cover this topic: let the guard decide.
             return self._judge(parse_head(raw), digest, nameless)
         head = structs.replace(known, request=request)
         self.remembered.put(digest, head)
@@ -213,6 +215,7 @@ class HeadReader:
         return admitted
 
     def _admitted(self, head: Head, cors: bytes, request: Request) -> AdmittedHead:
+        """Return the admission of a head, with the form of its body."""
         route = request.route
         is_short = head.length is not None and head.length <= self._inline_bytes
         return AdmittedHead(
@@ -231,8 +234,10 @@ class HeadReader:
 
 
 def _digest_of(raw: bytes) -> bytes:
+    """Return the cache key of a head. It does not reveal the token."""
     return blake2b(raw, digest_size=16).digest()
 
 
 def _index_of(route: Route | None) -> int:
+    """Return the index of a route in `ROUTE_NAMES`."""
     return OTHER_ROUTE if route is None else ROUTE_INDEXES[route.name]

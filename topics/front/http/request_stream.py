@@ -49,6 +49,7 @@ class RequestStream:
             # Empty lines before a request are ignored (RFC 9112 §2.2).
             if buffer.startswith(b"\r\n", self.pos):
                 self.pos = end_of_empty_lines(buffer, self.pos)
+            # The usual case: the head arrived in one read.
             end = buffer.find(HEAD_END, self.pos)
             if end >= 0:
                 raw = buffer[self.pos : end + 4]
@@ -57,6 +58,7 @@ class RequestStream:
             if self.pos == len(buffer):
                 return None
             part = self.part = PartialHead()
+        # The head arrives in fragments, which are collected in `part`.
         used = part.feed(buffer[self.pos :])
         if used is None:
             self.buffer, self.pos = b"", 0

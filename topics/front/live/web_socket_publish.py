@@ -116,6 +116,7 @@ class Publishes:
     def add(self, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
         """Add a publish to a batch. `flush` sends it."""
         batch, length = self._batches.get(topic), len(message)
+        # Publishes of one batch have equal options, and one batch fits into an inline message.
         if batch is not None and (
             batch.seqs != seqs or batch.length + length > self._batch_max_bytes
         ):
@@ -136,6 +137,7 @@ class Publishes:
         try:
             body = await self._filled(shard, message)
         except TopicsError as failure:
+            # The publish fails, but the socket continues.
             self._answered(batch, failure)
         except BaseException:
             self._count_out(batch)
@@ -154,6 +156,7 @@ class Publishes:
                 end = start + COPY_BYTES
                 block.view[start:end] = view[start:end]
                 await trio.lowlevel.checkpoint()
+                # The block is needed for another body, or the shard went down.
                 if filling.failure is not None:
                     raise filling.failure
         except BaseException:
@@ -162,6 +165,7 @@ class Publishes:
         return block
 
     def _count_in(self, batch: PublishBatch, request_id: bytes, length: int) -> None:
+        """Add a publish to its batch, and count it as unanswered."""
         batch.request_ids.append(request_id)
         batch.length += length
         self._unanswered += 1
@@ -169,6 +173,7 @@ class Publishes:
         self._live.publish_bytes += length
 
     def _count_out(self, batch: PublishBatch) -> None:
+        """Stop counting the publishes of a batch as unanswered."""
         self._unanswered -= len(batch.request_ids)
         self._unanswered_bytes -= batch.length
         self._live.publish_bytes -= batch.length
@@ -180,6 +185,7 @@ class Publishes:
             self._send(batch)
 
     def _send(self, batch: PublishBatch) -> None:
+        """Send a batch to the shard of its topic."""
         bodies = batch.bodies
         lengths = [len(body) for body in bodies] if len(bodies) > 1 else None
         shard = self._live.shards.shard_of(batch.topic)
@@ -194,6 +200,7 @@ class Publishes:
     def _ask(
         self, batch: PublishBatch, shard: int, lengths: Sequence[int] | None, body: Body
     ) -> None:
+        """Call the shard. The result is passed to `_answered`."""
         params = AppendParams(
             *(batch.topic, None, batch.seqs, self._prefixes, batch.at, lengths),
             may_configure=self._may_configure,
@@ -207,9 +214,8 @@ class Publishes:
     def _attachment(self, shard: int, body: bytes) -> Body:
         """Return the body in the form in which it travels.
 
-        A long body is copied into shared memory.
-
-        This must not wait. Raise `Throttled` or `NotReady`.
+        A long body is copied into shared memory. This must not wait. Raise `Throttled` or
+        `NotReady`.
         """
         if len(body) <= self._settings.inline_bytes:
             return body
@@ -220,7 +226,9 @@ class Publishes:
         return block
 
     def _answered(self, batch: PublishBatch, answer: Reply[AppendResult] | TopicsError) -> None:
+        """Add the results of a batch, and schedule their delivery."""
         self._count_out(batch)
+        # Results of one batch of messages are sent in one write.
         if not self._answers:
             self._live.defer(self._stream, self._deliver)
         if isinstance(answer, TopicsError):
@@ -250,5 +258,6 @@ class Publishes:
             )
 
     def _deliver(self) -> None:
+        """Send the collected results to the client."""
         answers, self._answers = self._answers, []
         self._on_answers(b"".join(answers))

@@ -136,6 +136,7 @@ class WorkSubscriptions:
         return pressure.pause_s(subscription.shard, pressure.bands.of(subscription.topic))
 
     def _tell_taken(self, subscription: WorkSubscription) -> None:
+        """Notify the shard, unless the subscription was closed in the meantime."""
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
             self._shards.notify(subscription.shard, WORK_TAKEN, params)
@@ -150,6 +151,8 @@ class WorkSubscriptions:
         subscription.is_closed = True
         subscription.forget()
         self._slots.release(subscription.principal)
+        # The number of delivered pages lets the shard find out which jobs the client has not
+        # received.
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)
             self._shards.notify(subscription.shard, WORK_CLOSE, params)

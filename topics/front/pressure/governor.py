@@ -53,7 +53,7 @@ class Governor:
         self._came, self._refused = [0] * BANDS, 0
         self._rates = [0.0] * BANDS  # writes per second, by band
         self._shares = [0.0] * BANDS  # the part of each band that is refused
-        self._debts = [0.0] * BANDS
+        self._debts = [0.0] * BANDS  # the accumulated part of writes to refuse, by band
 
     @property
     def writes_per_s(self) -> float:
@@ -73,6 +73,8 @@ class Governor:
         The caller must call `refuse` if the write is refused.
         """
         self._came[band] += 1
+        # Spread refusals evenly: each write adds the refused part of its band, and a full unit
+        # refuses one.
         debt = self._debts[band] + self._shares[band]
         self._debts[band] = debt % 1.0
         return debt < 1.0
@@ -107,6 +109,7 @@ class Governor:
         self.is_calm = not (self._late or self.share)
 
     def _measure(self, elapsed_s: float) -> None:
+        """Update the rates with the writes of this tick."""
         if elapsed_s > 0:
             taken = (sum(self._came) - self._refused) / elapsed_s
             self.taken_per_s += SMOOTHING * (taken - self.taken_per_s)
@@ -115,6 +118,7 @@ class Governor:
         self._came, self._refused = [0] * BANDS, 0
 
     def _control(self, excess: float, ticks: float, *, is_short: bool) -> None:
+        """Update ``share`` with the excess and its change, or let it fade."""
         if self.share or self._late >= REFUSE_AT:
             step = INTEGRAL * ticks * (excess - 1.0) + PROPORTIONAL * (excess - self._excess)
             share = self.share * FADE if excess < 0.5 or is_short else self.share + step

@@ -141,10 +141,12 @@ class Promises:
                 self._lapse(holder, dues, now)
 
     def _lapse(self, holder: Holder, dues: deque[float], now: float) -> None:
+        """Remove the promises of a holder that have expired."""
         while dues and dues[0] + LIFE_S < now:
             self._pop(holder, dues)
 
     def _pop(self, holder: Holder, dues: deque[float]) -> None:
+        """Remove the oldest promise of a holder."""
         dues.popleft()
         self.count -= 1
         if not dues:
