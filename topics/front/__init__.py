@@ -9,6 +9,6 @@
     guard, ...    one module per rule that applies to every request
     pressure/     refusals and pauses while the server is overloaded
 
-Imports point downwards in this list. The front must not depend on the on-disk layout, and it
-must not store state that may not be lost in a restart.
+Imports point downwards in this list. The front must not depend on the on-disk layout. A
+restart loses all its state, so it must not keep the only copy of any data.
 """

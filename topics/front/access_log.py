@@ -35,7 +35,7 @@ from topics.formats.names import valid_router_name, valid_topic_name
 from topics.front.route import Route
 
 ALWAYS_AUDITED = (201, 401, 403)
-METHOD_MAX_CHARS = 32  # of a method that the server does not know
+METHOD_MAX_CHARS = 32  # of a method name; an unknown method may be longer
 
 Write = Callable[[Mapping[str, Any]], None]
 Level = Literal["off", "audit", "all"]

@@ -1,5 +1,4 @@
-"""Acceptor: accepts a bounded number of clients per iteration, and refuses clients if no slot is
-free.
+"""Acceptor: accepts clients, a bounded number per iteration; refuses them if no slot is free.
 
     listen queue --accept, many per iteration--> waiting --take, few per iteration--> a driver each
                      |                             |-- with a key: first
@@ -461,5 +460,5 @@ def _prepare(sock: socket.socket) -> bytes:
     try:
         return sock.recv(FIRST_READ_BYTES)
     except OSError:
-        # There is no input yet, or the client has disconnected. The driver's next read finds out.
+        # There is no input yet, or the client has disconnected. The next read tells which.
         return b""

@@ -4,11 +4,11 @@
        '---------------- the client has disconnected ------------------------^
 
 Each connection has one `Exchange`, which is reused for each request. So without the access log, a
-request allocates no memory for it. The exchange adds the header fields that every response has: the
-request id, the traceparent, and those of CORS. It counts the outcome and writes the line of the
-access log. This module sends the responses of both planes, refusals and streams. Middleware of
-Quart would not see all of them. The log line is written only at the end of a request; requests that
-hang are visible in the metrics.
+request allocates no memory for it. All responses are sent here: those of both planes, refusals and
+streams. The exchange adds the common header fields (request id, traceparent, CORS), counts the
+outcome, and writes the line of the access log. A middleware of Quart could not do this, because it
+sees only requests of the admin plane. The log line is written only at the end of a request;
+requests that hang are visible in the metrics.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""HTTP/1.1 protocol: the state machine of one connection. It reads requests and answers them in
-order.
+"""HTTP/1.1 protocol: the state machine of one connection, which answers requests in order.
 
                  .--------------------- answered <-------------------.
                  v                                                    |
@@ -12,8 +11,8 @@ order.
 Plain functions serve a typical request: a short body, an operation that calls a shard, a response
 that the socket accepts immediately. All other cases run in a task:
 
-    body       long, chunked, or more than `SHORT_MAX_BYTES` to wait for  body_reader
-    admin      the admin plane answers                                   admin_plane
+    body       chunked, gzipped, or longer than `SHORT_MAX_BYTES`    body_reader
+    admin      all requests of the admin plane                       admin_plane
     stream     until either side closes it
     response   compressed, or longer than the socket accepts immediately
 
@@ -456,7 +455,7 @@ class Http1Protocol:
 
     def _send(self, answer: Answer, *, close: bool) -> bool:
         """Send a response. Return whether the socket has accepted all of it."""
-        # The client has hung up, and an undelivered response must be reported. A task finds out
+        # The client has hung up, and an undelivered response must be reported. A task checks
         # whether the client still reads.
         if answer.on_unsent is not None and not self.connection.is_there:
             self._start(self._deliver, answer, close)
@@ -611,7 +610,7 @@ class Http1Protocol:
             await answering
 
     async def _ask_data(self, head: AdmittedHead, body: Any) -> None:
-        """Let the data plane answer, in a task."""
+        """Run an operation of the data plane in a task, and send its response."""
         exchange, dispatcher = self.exchange, self._parts.dispatcher
         try:
             request = exchange.renew()
@@ -628,7 +627,7 @@ class Http1Protocol:
         await self._deliver(exchange.within_limits(answer), head.close)
 
     async def _ask_admin(self, head: AdmittedHead, body: Any) -> None:
-        """Let the admin plane answer, in a task."""
+        """Run a view of the admin plane in a task, and send its response."""
         exchange, dispatcher, admin = self.exchange, self._parts.dispatcher, self._parts.admin
         exchange.at = at = time.monotonic_ns()
         call = AdminCall(head.request, body, at)

@@ -1,3 +1,1 @@
-"""Live delivery: watch streams, work streams and WebSockets, with their feeds, pages and
-sessions.
-"""
+"""Live delivery: watch streams, work streams and WebSockets, with their feeds and sessions."""

@@ -201,8 +201,7 @@ class TopicStream(ReaderStream):
         reader.epoch = feed.epoch
         reader.is_live, reader.is_connecting = True, False
         feed.live[reader] = None
-        # A reader above the feed knows a later head, and its client was notified when it reached
-        # that head.
+        # A reader above the feed has read up to a later head, and its client was notified there.
         if not reader.is_caught_up and reader.seq == feed.head_seq:
             reader.is_caught_up = True
             self.outbox.write(self.caught_up_event(reader, feed.head_seq))
@@ -246,7 +245,7 @@ class TopicStream(ReaderStream):
         if is_start_too_old:
             tombstone = {**tombstone, "reason": "from_seq_too_old"}
         reader.seq = page.from_seq
-        # The client knows the head of the earlier topic only.
+        # The client was only notified for the earlier topic.
         if tombstone["reason"] == "recreated":
             reader.is_caught_up = False
         self.moved(reader)

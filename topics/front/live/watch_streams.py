@@ -128,9 +128,7 @@ class WatchStream(EventStream):
         return self.session.id()
 
     def repeat_deleted(self) -> None:
-        """Report again which topics were deleted, because an id does not tell whether the client
-        knows.
-        """
+        """Report deleted topics again, because an id does not confirm these events."""
         if self.session.deleted:
             events = [self.gone_event(*deleted) for deleted in self.session.deleted.items()]
             self.outbox.write(b"".join(events))
@@ -162,8 +160,8 @@ class WatchStream(EventStream):
 class OneRequestStream(EventStream):
     """A GET that names its topics.
 
-    ``gone`` contains topics of the client's id that no longer exist. ``id`` contains the cursors
-    that the client knows.
+    ``gone`` contains topics of the client's id that no longer exist. ``id`` is the id of
+    the client's cursors.
     """
 
     def __init__(

@@ -1,12 +1,11 @@
-"""WebSocket publishes (§7.3): send batches of publishes to the shards, and the results to the
-client.
+"""WebSocket publishes (§7.3): sends batches to the shards, and their results to the client.
 
     publishes of one read --by topic--> batch --one message--> shard --one message--> results
 
-Publishes to one topic that arrive in one read travel as one batch, and so do their results. Results
-of one topic are in order. The shard decides each publish separately. A batch is closed when it is
-as long as an inline message may be. A longer publish travels alone, through shared memory. A very
-long publish is copied there in steps (`add_long`).
+Publishes to one topic that arrive in one read are sent as one batch, and so are their results. The
+results of one topic are in order. The shard decides each publish separately. A batch is sent when
+it has the maximum length of an inline message. A longer publish is sent alone, in shared memory. A
+very long publish is copied there in steps (`add_long`).
 
 Publishes are sent without waiting for each other. The unanswered publishes are bounded for each
 socket and for all sockets (`is_full`). Above a bound, the socket is not read.
@@ -46,7 +45,7 @@ COPY_BYTES = 1 << 20  # copied in one step
 
 
 class PublishBatch:
-    """Publishes to one topic that travel together.
+    """Publishes to one topic that are sent together.
 
     ``at`` is the time of the first one in monotonic ns.
     """
@@ -212,7 +211,7 @@ class Publishes:
         self._live.shards.call(shard, APPEND, params, body, answered)
 
     def _attachment(self, shard: int, body: bytes) -> Body:
-        """Return the body in the form in which it travels.
+        """Return the body in the form in which it is sent.
 
         A long body is copied into shared memory. This must not wait. Raise `Throttled` or
         `NotReady`.

@@ -4,11 +4,10 @@
 
     id: SEQ        of the job
     event: job     or error, without an id: the stream ends, or is paced
-    data: JSON     a member of ``claimed``, with its topic
+    data: JSON     like a member of ``claimed``, with its topic
 
 So a client that reads slowly delays its own jobs, and at most one page of jobs waits in memory for
-it. However the stream ends, its shard releases the leases of the jobs that the client has not
-acknowledged.
+it. However the stream ends, its shard releases its leases.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class WorkSubscriptions:
         subscription.is_closed = True
         subscription.forget()
         self._slots.release(subscription.principal)
-        # The number of delivered pages lets the shard find out which jobs the client has not
+        # From the number of delivered pages, the shard determines which jobs the client has not
         # received.
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)

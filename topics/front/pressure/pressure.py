@@ -162,7 +162,7 @@ class Turns:
     An iteration of the event loop runs all tasks that are ready, in any order. New events wait for
     the end of the iteration, regardless of their priority. So while a higher band is active,
     appends of lower bands leave an iteration that has become long, and iterations stay short. The
-    top band is never parked. ``lag`` knows when the current iteration began.
+    top band is never parked. ``lag`` has the start of the current iteration.
     """
 
     def __init__(self, clock: Callable[[], float], lag: LoopLag) -> None:
