@@ -61,6 +61,7 @@ async def compressed(answer: Answer) -> Answer:
 
 
 async def _gzip(view: memoryview) -> bytes:
+    """Compress in steps, so that other tasks run in between."""
     packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, WBITS_GZIP)
     parts = []
     for start in range(0, len(view), STEP_BYTES):
@@ -72,6 +73,7 @@ async def _gzip(view: memoryview) -> bytes:
 
 LOG = logging.getLogger("topics.front")
 
+# A callback that is called once, with the response or the failure.
 Then: TypeAlias = Callable[[Answer | TopicsError], None]
 
 
@@ -82,6 +84,7 @@ class Pending(Protocol):
         """Drop the result. Does nothing if the result has arrived."""
 
 
+# The result of an operation; see the module's description.
 Begun: TypeAlias = Pending | Coroutine[Any, Any, Answer] | None
 Operation: TypeAlias = Callable[..., Any]
 
@@ -172,11 +175,13 @@ async def answer_of(begin: Callable[[Then], Begun]) -> Answer:
             if waits:
                 trio.lowlevel.reschedule(task)
         elif isinstance(result, Answer):
+            # The task was cancelled, so the response cannot be sent.
             result.unsent()
             result.done()
 
     begun = begin(then)
     del begin  # it refers to the body
+    # The operation has not finished: await its coroutine, or wait for `then`.
     if not results:
         if isinstance(begun, Coroutine):
             answer: Answer = await begun

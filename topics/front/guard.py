@@ -204,11 +204,13 @@ class Guard:
         return matched, authenticate(self._keys.access, head.fields, token)
 
     def _check_page(self, fields: HeadFields) -> None:
+        """Raise `Forbidden` if a browser sent the request for a page of another site."""
         if is_from_foreign_page(fields) and not self.cors.allows(fields):
             rule = "pages of other sites may not request this; TOPICS_CORS_ORIGINS adds origins"
             raise Forbidden(rule)
 
     def _check_length(self, route: Route, length: int | None) -> None:
+        """Raise `PayloadTooLarge` if the declared length is above the limit of the route."""
         most = self.body_limits.max_bytes(route)
         if length is not None and length > most:
             raise too_large(most)
@@ -223,6 +225,7 @@ def _kept(fields: HeadFields) -> HeadFields:
 
 
 def _check_name(matched: RouteMatch) -> None:
+    """Raise `InvalidRequest` if a name in the path is not valid."""
     if matched.topic is not None:
         check_topic_name(matched.topic)
     if matched.router is not None:
@@ -243,6 +246,7 @@ def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType |
 
 
 def _idempotency_key(fields: HeadFields) -> str | None:
+    """Return the value of Idempotency-Key, or None. Raise `InvalidRequest`."""
     values = fields.values(b"idempotency-key")
     if not values:
         return None

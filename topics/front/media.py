@@ -54,6 +54,7 @@ def accepts_gzip(accept_encoding: bytes) -> bool:
 
 
 def _weight(text: bytes | None) -> float:
+    """Return the weight of a ``q=`` parameter: 1 if it is absent, 0 if it is malformed."""
     try:
         return 1.0 if text is None else float(text)
     except ValueError:

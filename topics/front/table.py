@@ -60,10 +60,12 @@ def operations_for(context: RouteContext) -> dict[Route, Operation]:
 
 
 def _segments(path: str) -> Segments:
+    """Return the segments of a path."""
     return tuple(path.split("/")[1:])
 
 
 PATH_MAX_BYTES = 8 * 1024  # many times the longest valid path
+# All paths, the routes of each path by method, and the paths with a placeholder.
 PATHS = {_segments(route.path) for route in ROUTES}
 ROUTES_AT: dict[Segments, dict[str, Route]] = {
     path: {m: r for r in ROUTES if _segments(r.path) == path for m in r.methods} for path in PATHS
@@ -92,12 +94,15 @@ def match(method: str, target: bytes) -> RouteMatch:
 
 
 def _decoded(path: bytes) -> str:
+    """Return a path with its percent-escapes decoded."""
     if b"%" in path:
         return unquote_to_bytes(path).decode("utf-8", "replace")
     return path.decode("latin-1")
 
 
 def _find(segments: Segments) -> tuple[Segments | None, str | None]:
+    """Return the matching path of the table and the name at its placeholder, if any."""
+    # Paths without a placeholder are found by a look-up, and have precedence.
     if segments in PATHS and segments not in NAMED_PATHS:
         return segments, None
     for pattern in NAMED_PATHS:

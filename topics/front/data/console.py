@@ -54,7 +54,9 @@ def _if_on(
 
 
 def _rows() -> Iterator[tuple[Route, Operation]]:
+    """Yield the routes of all files. The files are read once, at import."""
     paths = {f"/console/{path.name}": path for path in (TOPICS / "front/console").iterdir()}
+    # The JavaScript client is served with the files of the console.
     paths["/console/topics.js"] = TOPICS / "client/topics.js"
     paths["/console"] = paths.pop("/console/index.html")
     for path, source in paths.items():

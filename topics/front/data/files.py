@@ -46,6 +46,7 @@ def serve(
     assert request.head is not None, "the route negotiates"
     is_packed = request.gzip_out and len(file.content) >= COMPRESS_MIN_BYTES
     etag = b'"%b%b"' % (file.digest, b"-gzip" if is_packed else b"")
+    # If-None-Match uses the weak comparison, so a prefix ``W/`` is ignored (RFC 9110 §13.1.2).
     known = {tag.removeprefix(b"w/") for tag in list_members(request.head.joined(b"if-none-match"))}
     headers = ((b"etag", etag), *file.headers)
     if known & {etag, b"*"}:

@@ -93,8 +93,9 @@ class ReadingRoom:
         self._let_in()
 
     def _let_in(self) -> None:
+        """Call waiting functions in order while there is space."""
         waiting = self._waiting
-        # A call to a shard that is down returns immediately and calls `leave` here.
+        # A call to a shard that is down fails within ``ask``, which may lead here again.
         if self._is_busy:
             return
         self._is_busy = True
@@ -132,10 +133,12 @@ class FeedReads:
         try:
             result, body = await read.wait()
             if len(body) > LONG_BYTES:
+                # Limit the number of long pages that one iteration delivers.
                 async with self._long:
                     pass
         finally:
             del read.readers[reader]
+            # The last reader releases the space of the page.
             if not read.readers and read.leave is not None:
                 read.leave()
         if read.page is None:
@@ -149,6 +152,7 @@ class FeedReads:
             del self._reads[params]
             read.settle(answer)
 
+        # The readers may have left while the read waited for space.
         if not any(reader.stream.is_following(reader) for reader in read.readers):
             then(NotReady("nobody waits for this page"))
             return False

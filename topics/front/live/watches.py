@@ -148,6 +148,7 @@ class Watches:
                 self._forget(session)
 
     def _note_idle(self, session: WatchSession) -> None:
+        """Mark a session as idle, as the last one in the order of removal."""
         session.left_at = time.monotonic()
         self._idle.pop(session.wid, None)
         self._idle[session.wid] = session
@@ -159,6 +160,7 @@ class Watches:
             self._forget(session)
 
     def _forget(self, session: WatchSession) -> None:
+        """Remove a session, and release its slot."""
         del self._sessions[session.wid]
         self._idle.pop(session.wid, None)
         self.live.slots.watch_sessions.release(session.principal)

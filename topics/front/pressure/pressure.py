@@ -183,6 +183,7 @@ class Turns:
         self._seen[band] = began
         if band == TOP_BAND or not (self.waiting or self._clock() - began > PASS_S):
             return True
+        # In a long iteration, continue only if no higher band had an append within `ACTIVE_S`.
         return began - max(self._seen[band + 1 :]) > ACTIVE_S
 
     def park(self, band: int, go: Callable[[float], object]) -> None:
@@ -211,6 +212,7 @@ class Turns:
             release = min(max(release * factor, RELEASE_MIN), RELEASE_MAX)
 
     def _give(self, count: int) -> None:
+        """Release up to ``count`` appends in the order of priorities."""
         for _ in range(min(count, self.waiting)):
             band = self._parked.next()
             assert band is not None, "an append waits"
@@ -253,6 +255,7 @@ class Pressure:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.turns.run)
             while True:
+                # Without pressure, the usual ticks suffice.
                 is_idle = self.is_calm and self._lag_ms < IDLE_LAG_MS
                 if is_idle:
                     await wait_beat()
@@ -278,6 +281,7 @@ class Pressure:
         self._tell(now)
 
     def _tell(self, now: float) -> None:
+        """Log the start of refusals, and the end of the pressure."""
         share = max(governor.share for governor in self.governors)
         if share and not self._is_told and now - self._told_at >= TOLD_EVERY_S:
             self._is_told, self._told_at = True, now
@@ -330,6 +334,7 @@ class Pressure:
             self._check(governor, (key, f"/{name}"), band, b"")
 
     def _check(self, governor: Governor, holder: Holder, band: int, body: Buffer) -> None:
+        """Raise `Throttled` with a reserved time, unless the write is admitted or has opted out."""
         if governor.admits(band):
             return
         now = self._clock()
@@ -338,6 +343,7 @@ class Pressure:
             return
         governor.refuse()
         self.refused_count += 1
+        # Retries get a fixed part of the measured capacity.
         apart_s = 1.0 / (RETRY_PART * max(governor.taken_per_s, RATE_MIN))
         due = self.promises.give(holder, now, apart_s)
         raise Throttled(
