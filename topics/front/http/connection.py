@@ -173,10 +173,11 @@ class Connection(RequestStream):
     async def _may_read(self) -> bool:
         """Return whether a half-closed client may still read.
 
-        The client confirms the probe byte, or resets the connection. A client that has not
-        confirmed earlier responses by the end of the wait is only slow, so it may still read.
+        The client's kernel acknowledges the probe byte, or resets the connection. A client that has
+        not acknowledged earlier responses by the end of the wait is only slow, so it may still
+        read.
         """
-        # Earlier responses are unconfirmed.
+        # Bytes of earlier responses are not acknowledged.
         is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes
         self.probe()
         for pause_s in PROBE_PAUSES_S:
