@@ -1,25 +1,28 @@
-"""Access log: one line for each request, written when its answer has been sent (TOPICS_ACCESS_LOG).
+"""Access log: one line per request, written after its response was sent (TOPICS_ACCESS_LOG).
 
     off      nothing
-    audit    changes of topics, routers and records (`Route.is_audited`), topics that an append
-             makes (201), backups, refusals 401 and 403, and WebSockets
+    audit    changes of topics, routers and records (`Route.is_audited`), appends that create a
+             topic (201), backups, refusals with 401 and 403, and WebSockets
     all      every request
 
-A stream or WebSocket has one line, when it ends; commands on a WebSocket have none.
+A stream or WebSocket has one line, written when it ends. Commands on a WebSocket have no lines.
 
     event        request
-    request_id   as in the answer; trace: the request's traceparent, where it had one
-    key          the first 8 hex digits of SHA-256 of the key's digest: it names a key and helps
-                 nobody to guess it; absent without keys and for clients without a valid one
-    method       and route (its name), topic or router; a name that is not valid is left out
-    status       of the answer, absent when the client was gone before there was one
-    cut          true when the client did not take the whole answer
-    bytes_in     of the wire, heads included; bytes_out likewise
-    ms           from the whole request to the last byte of its answer, or to the end of the stream
-    peer         the client's address: that of the other end of the connection and its port, or,
-                 behind a proxy of TOPICS_TRUSTED_PROXIES, the one that this proxy names
+    request_id   as in the response
+    trace        the request's traceparent, if it has one
+    key          the first 8 hex digits of SHA-256 of the key's digest, which identify a key and do
+                 not help to guess it; absent without keys and for clients without a valid key
+    method       of the request
+    route        the name of the route; also topic or router, if the name is valid
+    status       of the response; absent if the client disconnected before there was a response
+    cut          true if the response was not sent completely
+    bytes_in     received bytes, heads included
+    bytes_out    sent bytes, heads included
+    ms           from the complete request to the last byte of its response or of the stream
+    peer         the client's address and port; for a proxy of TOPICS_TRUSTED_PROXIES, the
+                 address that the proxy reports
 
-No line holds a token, a query string, a path as it was sent, or the id of a watch session.
+No line may contain a token, a query string, a path as it was sent, or the id of a watch session.
 """
 
 from __future__ import annotations
@@ -32,14 +35,14 @@ from topics.formats.names import valid_router_name, valid_topic_name
 from topics.front.route import Route
 
 ALWAYS_AUDITED = (201, 401, 403)
-METHOD_MAX_CHARS = 32  # of one that is none of ours
+METHOD_MAX_CHARS = 32  # of a method name; an unknown method may be longer
 
 Write = Callable[[Mapping[str, Any]], None]
 Level = Literal["off", "audit", "all"]
 
 
 class Subject(NamedTuple):
-    """What a request was about, as far as it is known."""
+    """The object of a request, with the parts that are known."""
 
     method: str = ""
     route: Route | None = None
@@ -49,7 +52,7 @@ class Subject(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """What came of a request. ``status`` 0: there was no answer."""
+    """The outcome of a request. ``status`` is 0 if no response was sent."""
 
     request_id: str
     trace: str
@@ -62,17 +65,17 @@ class Finished(NamedTuple):
 
 
 class AccessLog:
-    """The log of one front. ``write`` neither waits nor raises."""
+    """The access log of one front. ``write`` must neither wait nor raise."""
 
     def __init__(self, level: Level, write: Write) -> None:
         self._has_all, self._write = level == "all", write
 
     def wants(self, route: Route | None, status: int) -> bool:
-        """Whether such a request is logged."""
+        """Return whether a request with this route and status is logged."""
         return self._has_all or status in ALWAYS_AUDITED or (route is not None and route.is_audited)
 
     def tell(self, subject: Subject, finished: Finished) -> None:
-        """Write the line."""
+        """Write the line of a request."""
         route, topic, router = subject.route, subject.topic, subject.router
         members = {
             "request_id": finished.request_id,

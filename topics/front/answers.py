@@ -1,4 +1,4 @@
-"""Finished answers: a status, a media type and the bytes that are sent as they are."""
+"""Answers: finished HTTP responses, with a status, a media type and the body as it is sent."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from topics.actors.rpc.session import Reply
 from topics.formats.api.request_heads import Headers
 from topics.formats.api.response_heads import JSON
 
-Stream = Callable[[Any], Awaitable[None]]  # given the connection, until either side ends it
+# Called with the connection; runs until either side closes the stream.
+Stream = Callable[[Any], Awaitable[None]]
 
 
 class Held(Protocol):
-    """What holds the memory of an answer's body: a shard's `Reply`, or what stands for it."""
+    """The owner of the memory of a response body: the `Reply` of a shard, or a substitute."""
 
     def on_lost(self, give_up: Callable[[], object]) -> None:
-        """``give_up`` is called if the memory is needed; it leads to `release` soon."""
+        """Call ``give_up`` if the memory is needed. It must soon lead to `release`."""
 
     def release(self) -> None:
-        """The body is not needed any more."""
+        """Release the memory, because the body is no longer needed."""
 
 
 class Answer(msgspec.Struct, eq=False):
-    """One response. The body of an answer with a ``reply`` may live in shared memory: whoever sends
-    the answer calls `done` afterwards. A ``stream`` follows the head and the body, without its
-    length; its headers are the whole head. Who sets ``on_unsent`` hears that the answer, or the
-    head of the stream, did not reach the client.
+    """One HTTP response.
+
+    The body of a response with a ``reply`` may be in shared memory, so the sender must call `done`
+    afterwards. A ``stream`` follows the head and the body, which then has no length; its
+    ``headers`` are the complete head. ``on_unsent`` is called if the response, or the head of the
+    stream, did not reach the client.
     """
 
     status: int
@@ -42,20 +45,18 @@ class Answer(msgspec.Struct, eq=False):
     on_unsent: Callable[[], None] | None = None
 
     def on_lost(self, release: Callable[[], object]) -> None:
-        """``release`` is called when the shared memory is needed before `done`; it must lead to
-        `done`.
-        """
+        """Call ``release`` if the shared memory is needed before `done`. It must lead to `done`."""
         if self.reply is not None:
             self.reply.on_lost(release)
 
     def unsent(self) -> None:
-        """The answer could not be sent, or not whole."""
+        """Report that the response could not be sent, or not completely. Safe to call twice."""
         if self.on_unsent is not None:
             on_unsent, self.on_unsent = self.on_unsent, None
             on_unsent()
 
     def done(self) -> None:
-        """Give the shared memory back. Safe to call twice."""
+        """Release the shared memory. Safe to call twice."""
         if self.reply is not None:
             reply, self.reply = self.reply, None
             self.body = b""
@@ -63,25 +64,31 @@ class Answer(msgspec.Struct, eq=False):
 
 
 def shard_answer(reply: Reply[Any], *, made: Headers = ()) -> Answer:
-    """The finished bytes of a shard; 201 for a request that has ``made`` something (`location`)."""
+    """Return the response with the finished body of a shard.
+
+    The status is 201 for a request that has created a resource; ``made`` is then its `location`.
+    """
     body = reply.body
-    # Bytes are the front's own: nothing is to be given back.
+    # A body of type `bytes` belongs to the front, so there is no shared memory to release.
     held = None if type(body) is bytes else reply
     return Answer(201 if made else 200, body, held, made)
 
 
 def location(kind: str, name: str) -> Headers:
-    """Where the topic or router that a request has made can be got."""
+    """Return the Location header of a created topic or router."""
     return ((b"location", f"/v0/{kind}/{quote(name, safe=':')}".encode("ascii")),)
 
 
 def json_answer(document: dict[str, Any], at: int) -> Answer:
-    """A 200 rendered by the front, with ``performance`` added. ``at``: monotonic ns."""
+    """Return a 200 response that the front renders, with the member ``performance``.
+
+    ``at`` is the start of the request in monotonic ns.
+    """
     return Answer(
         200, msgspec.json.encode({**document, "performance": {"server_total_ms": elapsed_ms(at)}})
     )
 
 
 def elapsed_ms(at: int) -> float:
-    """Milliseconds since ``at`` (monotonic ns), to the microsecond."""
+    """Return the milliseconds since ``at`` (monotonic ns), rounded down to the microsecond."""
     return (time.monotonic_ns() - at) // 1000 / 1000

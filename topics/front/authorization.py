@@ -1,7 +1,8 @@
-"""Authorisation (§0.2): who a request is from, what its key may do, which names may be names.
+"""Authorization (§0.2): authenticates keys, checks their scopes and prefixes, and validates names.
 
-HTTP requests of both planes pass them in the guard, WebSocket commands when they arrive. Names that
-stand in bodies are checked where the body is decoded, by the same `formats.names.covered`.
+The guard calls these functions for the HTTP requests of both planes, and WebSockets call them for
+each command. Names in bodies are checked where the body is decoded, with the same rule
+(`formats.names.covered`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
 
 
 def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Principal:
-    """The key of a request. ``token`` from the query counts when there is no Authorization field.
-    Raises `Unauthorized`.
+    """Return the principal of a request's key.
+
+    ``token`` from the query is used only if there is no Authorization header. Raise `Unauthorized`
+    without a known key. If the server has no keys, return `ANYONE`.
     """
     if not access.enabled:
         return ANYONE
@@ -52,7 +55,7 @@ def key_of(access: Access, said: bytes) -> bytes | None:
 
 
 def authorize(principal: Principal, scope: Scope | None, name: str | None = None) -> None:
-    """Raises `Forbidden` unless the key has the scope and its prefixes cover the ``name`` of a
+    """Raise `Forbidden` unless the key has the scope and its prefixes cover ``name``, the name of a
     topic or a router.
     """
     if scope is not None and not principal.allows(scope):
@@ -63,7 +66,7 @@ def authorize(principal: Principal, scope: Scope | None, name: str | None = None
 
 
 def check_topic_name(name: str, **detail: str) -> None:
-    """Raises `InvalidRequest` with ``detail`` unless ``name`` may name a topic (§1.1)."""
+    """Raise `InvalidRequest` with ``detail`` if ``name`` is not a valid topic name (§1.1)."""
     if not valid_topic_name(name):
         raise InvalidRequest(
             "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit",
@@ -72,7 +75,7 @@ def check_topic_name(name: str, **detail: str) -> None:
 
 
 def check_router_name(name: str) -> None:
-    """Raises `InvalidRequest` unless ``name`` may name a router (§6)."""
+    """Raise `InvalidRequest` if ``name`` is not a valid router name (§6)."""
     if not valid_router_name(name):
         raise InvalidRequest(
             "not a router name: 1 to 255 of A-Z a-z 0-9 . _ : - >, the first a letter or digit"

@@ -1,4 +1,4 @@
-"""Limits of request bodies: how long a body may be, and the failures above that."""
+"""Limits of request bodies: the maximum length for each route, and the errors above it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from topics.errors import PayloadTooLarge, Throttled
 from topics.front.error_answers import RETRY_AFTER_MS
 from topics.front.route import BodyRule, Route
 
-SHORT_BODY_BYTES = 128 * 1024  # decoded in one turn of an event loop: 4 to 9 ms at worst
-WATCH_TOPIC_BYTES = 512  # a name of 255 characters and its start
+SHORT_BODY_BYTES = 128 * 1024  # decoded in one loop iteration: 4 to 9 ms at worst
+WATCH_TOPIC_BYTES = 512  # a name of 255 characters and its start position
 JOB_BYTES = 64  # a seq and a lease_id
-ESCAPED = 8  # a JSON string is at most so many times as long as its text
+ESCAPED = 8  # the maximum ratio of a JSON string to its text, because of escapes
 
 
 class BodyLimits:
-    """The longest body of each route."""
+    """The maximum length of the body of each route."""
 
     def __init__(self, settings: Settings) -> None:
         self._max_bytes = settings.max_body_bytes
         self._short_max_bytes = short_body_max(settings)
 
     def max_bytes(self, route: Route) -> int:
-        """How many bytes a body of this route may have."""
+        """Return the maximum number of bytes of a body of this route."""
         is_short = route.body is not BodyRule.NONE and not route.long_body
         return self._short_max_bytes if is_short else self._max_bytes
 
 
 def short_body_max(settings: Settings) -> int:
-    """The longest body that any request but an append can need."""
+    """Return the maximum length that a body of any request except an append can need."""
     texts = ESCAPED * max(settings.max_tag_bytes, settings.max_node_bytes)
     topics, jobs = settings.max_watch_topics, settings.max_claim
     wanted = max(SHORT_BODY_BYTES, WATCH_TOPIC_BYTES * topics, JOB_BYTES * jobs, texts)
@@ -35,12 +35,13 @@ def short_body_max(settings: Settings) -> int:
 
 
 def too_large(limit: int) -> PayloadTooLarge:
-    """The body is above ``limit`` bytes: TOPICS_MAX_BODY_BYTES, or `short_body_max` for all but
-    appends.
+    """Return the error for a body above ``limit`` bytes.
+
+    The limit is TOPICS_MAX_BODY_BYTES for appends, and `short_body_max` for other requests.
     """
     return PayloadTooLarge(f"the body is larger than {limit} bytes", max=limit)
 
 
 def no_room() -> Throttled:
-    """The shared memory for long bodies is full."""
+    """Return the error for a body that finds no space in the shared memory for long bodies."""
     return Throttled("no room for another large body at the moment", retry_after_ms=RETRY_AFTER_MS)

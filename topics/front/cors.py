@@ -1,17 +1,18 @@
-"""CORS: which pages of other sites may read answers (TOPICS_CORS_ORIGINS).
+"""CORS: the header fields that permit pages of other sites to read responses (TOPICS_CORS_ORIGINS).
 
-    setting     Origin of the request    the answer has
-    unset       any                      nothing of CORS
-    *           any, or none             Access-Control-Allow-Origin: *, and what is exposed
-    a list      one of the list          that origin, what is exposed, Vary: Origin
+    setting     Origin of the request    the response has
+    unset       any                      no CORS fields
+    *           any, or none             Access-Control-Allow-Origin: *, and the exposed fields
+    a list      one of the list          that origin, the exposed fields, Vary: Origin
     a list      another, or none         Vary: Origin
 
-With ``*`` no answer depends on Origin: a cache may give one to any page, and needs no Vary.
+With ``*`` no response depends on Origin. So a cache may use one response for all pages, and needs
+no Vary.
 
-A preflight (OPTIONS with Origin and Access-Control-Request-Method) asks for no key: browsers send
-none with it. It says what pages may send, whatever the path; the request that follows is judged as
-any other. No answer depends on cookies, so ``*`` opens nothing to a page that its own server could
-not reach with the same key.
+A preflight (OPTIONS with Origin and Access-Control-Request-Method) needs no key, because browsers
+send none with it. Its response lists the permissions of pages, for any path. The request that
+follows is checked like any other request. No response depends on cookies, so ``*`` gives a page
+only the access that its own server could have with the same key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from topics.formats.api.request_heads import Head, Headers, HeadFields
 from topics.formats.api.response_heads import field_lines
 
 ANY = b"*"
-MAX_AGE_S = 7200  # browsers keep a preflight no longer; a removed origin is refused at once anyway
+# Browsers cache a preflight no longer; a removed origin is refused immediately anyway.
+MAX_AGE_S = 7200
 ALLOWED: Headers = (
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (
@@ -39,22 +41,24 @@ class Cors:
     def __init__(self, origins: tuple[str, ...]) -> None:
         self._origins = frozenset(origin.encode("ascii") for origin in origins)
         self._has_any = ANY in self._origins
-        # Of an answer to a head that could not be read.
+        # The fields of a response to a head that could not be read.
         self.lines_of_unread = self.lines(HeadFields(()))
 
     def allows(self, fields: HeadFields) -> bool:
-        """Whether the request comes from a page whose origin is listed."""
+        """Return whether the request comes from a page whose origin is listed."""
         return self._origin_of(fields) is not None
 
     def lines(self, fields: HeadFields) -> bytes:
-        """The field lines of every answer to a request with these fields."""
+        """Return the CORS fields of every response to a request with these fields."""
         if self._has_any:
             return self._lines(ANY)
         origin = self._origin_of(fields) if self._origins else None
         return self._vary() if origin is None else self._lines(origin)
 
     def is_preflight(self, head: Head) -> bool:
-        """Whether a browser asks what a page may send."""
+        """Return whether the request is a preflight: a browser requests the permissions of a
+        page.
+        """
         return (
             bool(self._origins)
             and head.method == "OPTIONS"
@@ -63,11 +67,11 @@ class Cors:
         )
 
     def allowed(self, fields: HeadFields) -> Headers:
-        """What the answer to a preflight has beside `lines`."""
+        """Return the fields that the response to a preflight has in addition to `lines`."""
         return ALLOWED if self.allows(fields) else ()
 
     def _origin_of(self, fields: HeadFields) -> bytes | None:
-        """What Access-Control-Allow-Origin says, if anything."""
+        """Return the value of Access-Control-Allow-Origin, or None."""
         values = fields.values(b"origin")
         if values and self._has_any:
             return ANY

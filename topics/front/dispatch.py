@@ -1,14 +1,15 @@
-"""Dispatch: run the operation of an admitted request and turn every failure into an answer.
+"""Dispatcher: runs the operation of an admitted request and converts every failure to a response.
 
-An operation of the data plane is a plain function: it asks a shard and goes on in a callback.
+An operation of the data plane is a plain function that calls a shard and continues in a callback:
 
-    operation(context, request, body, at, then)  ``then`` is called with the answer or the failure
-                                                 once, perhaps before it returns. Returns what is
-                                                 asked, if it may be abandoned, or a coroutine that
-                                                 leads to the answer instead of ``then``
+    operation(context, request, body, at, then)
 
-Requests of the admin plane are answered by coroutines (`topics.front.admin`). `Dispatcher.awaited`
-finishes their answers, too.
+It calls ``then`` with the response or the failure exactly once, possibly before it returns. It
+returns the call in flight if the call can be abandoned, otherwise None. Or it returns a coroutine,
+whose result is the response; then it does not call ``then``.
+
+Requests of the admin plane are served by coroutines (`topics.front.admin`). `Dispatcher.awaited`
+completes their responses, too.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from topics.front.request import Body, Request
 from topics.front.route import Route
 from topics.front.server_timing import server_timing
 
-COMPRESS_MIN_BYTES = 1024  # below this the header costs more than gzip saves
-GZIP_LEVEL = 1  # a large answer must not hold the loop
+COMPRESS_MIN_BYTES = 1024  # below this length, the header field costs more than gzip saves
+GZIP_LEVEL = 1  # the fastest level, because a large response must not block the loop
 STEP_BYTES = 64 * 1024
 WBITS_GZIP = 31
 GZIP_HEADERS = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 
 
 async def compressed(answer: Answer) -> Answer:
-    """The same answer under gzip; a small answer unchanged.
+    """Return the response with a gzipped body, or unchanged if it is short.
 
-    Raises `NotReady` when the shard goes down and its successor needs the memory.
+    Raise `NotReady` if the shard goes down and its successor needs the memory of the body.
     """
     if len(answer.body) < COMPRESS_MIN_BYTES:
         return answer
@@ -60,6 +61,7 @@ async def compressed(answer: Answer) -> Answer:
 
 
 async def _gzip(view: memoryview) -> bytes:
+    """Compress in steps, so that other tasks run in between."""
     packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, WBITS_GZIP)
     parts = []
     for start in range(0, len(view), STEP_BYTES):
@@ -71,22 +73,24 @@ async def _gzip(view: memoryview) -> bytes:
 
 LOG = logging.getLogger("topics.front")
 
+# A callback that is called once, with the response or the failure.
 Then: TypeAlias = Callable[[Answer | TopicsError], None]
 
 
 class Pending(Protocol):
-    """What is asked of a shard."""
+    """A call to a shard that is in flight."""
 
     def abandon(self) -> None:
-        """Nobody wants the answer. Does nothing when it has come."""
+        """Drop the result. Does nothing if the result has arrived."""
 
 
+# The result of an operation; see the module's description.
 Begun: TypeAlias = Pending | Coroutine[Any, Any, Answer] | None
 Operation: TypeAlias = Callable[..., Any]
 
 
 class Dispatcher:
-    """The operations of the data plane, and the answers of both planes."""
+    """Runs the operations of the data plane, and completes the responses of both planes."""
 
     def __init__(
         self, operations: Mapping[Route, Operation], readiness: Callable[[], Readiness]
@@ -94,15 +98,16 @@ class Dispatcher:
         self.operations, self._readiness = operations, readiness
 
     async def run(self, request: Request, body: Body, at: int) -> Answer:
-        """Answer a request of the data plane, in a task; takes over ``body``. ``at``: monotonic ns
-        when the front had the whole request.
+        """Run a request of the data plane in a task. Takes ownership of ``body``.
+
+        ``at`` is the time at which the front had the complete request, in monotonic ns.
         """
         call = answer_of(partial(self.operations[request.route], request, body, at))
-        del body  # free it: the shard has it, and the answer may take a long time
+        del body  # release it: the shard has a copy, and the result may take a long time
         return await self.awaited(request, call, at)
 
     async def awaited(self, request: Request, call: Coroutine[Any, Any, Answer], at: int) -> Answer:
-        """The answer of an operation that is a coroutine."""
+        """Return the response of an operation that is a coroutine."""
         try:
             result: Answer | TopicsError = await call
         except TopicsError as failure:
@@ -112,22 +117,22 @@ class Dispatcher:
         return await self.compressed(request, self.finished(request, result, at), at)
 
     def finished(self, request: Request, result: Answer | TopicsError, at: int) -> Answer:
-        """What is sent, but for its compression: with Server-Timing, or what has failed."""
+        """Convert a result to the response that is sent, except for its compression."""
         answer = self.refused(request, result, at) if isinstance(result, TopicsError) else result
         if request.is_timed:
             answer.headers += server_timing(answer, at)
         return answer
 
     def refused(self, request: Request, failure: TopicsError, at: int) -> Answer:
-        """The answer to what an operation has raised. An error of a shard is logged."""
+        """Convert the failure of an operation to a response. Log an unexpected error of a shard."""
         if isinstance(failure, Internal) and failure.message != UNEXPECTED:
-            # Not LOG.exception: the traceback is in the log of the shard.
+            # LOG.exception is not used, because the traceback is in the log of the shard.
             LOG.error("unexpected shard error: route %s: %s", request.route.name, failure.message)
             failure = Internal(UNEXPECTED)
         return self.failed(failure, at)
 
     async def compressed(self, request: Request, answer: Answer, at: int) -> Answer:
-        """The answer as the client takes it."""
+        """Compress the response if the client accepts gzip."""
         if not request.gzip_out or answer.stream is not None:
             return answer
         try:
@@ -136,13 +141,19 @@ class Dispatcher:
             return self.failed(failure, at)
 
     def failed(self, failure: TopicsError, at: int = 0) -> Answer:
-        """The answer to an expected failure; a `NotReady` tells the replay progress (§0.6)."""
+        """Return the response to an expected failure.
+
+        A `NotReady` reports the replay progress (§0.6).
+        """
         if isinstance(failure, NotReady):
             failure.detail.setdefault("replay_progress", self._readiness().progress)
         return error_answer(failure, at)
 
     def unexpected(self, request: Request) -> Internal:
-        """After an error that is being handled."""
+        """Log an unexpected exception and return its error.
+
+        Call this while the exception is handled.
+        """
         LOG.exception("unexpected server error: route %s", request.route.name)
         return Internal(UNEXPECTED)
 
@@ -151,7 +162,10 @@ UNEXPECTED = "internal error"
 
 
 async def answer_of(begin: Callable[[Then], Begun]) -> Answer:
-    """The answer of a plain operation, for a task. Raises the failure."""
+    """Run a plain operation in a task. Return its response, or raise its failure.
+
+    If the task is cancelled, the call is abandoned, and a later result is released.
+    """
     results: list[Answer | TopicsError] = []
     task, waits, is_gone = trio.lowlevel.current_task(), False, False
 
@@ -161,11 +175,13 @@ async def answer_of(begin: Callable[[Then], Begun]) -> Answer:
             if waits:
                 trio.lowlevel.reschedule(task)
         elif isinstance(result, Answer):
+            # The task was cancelled, so the response cannot be sent.
             result.unsent()
             result.done()
 
     begun = begin(then)
     del begin  # it refers to the body
+    # The operation has not finished: await its coroutine, or wait for `then`.
     if not results:
         if isinstance(begun, Coroutine):
             answer: Answer = await begun

@@ -1,8 +1,8 @@
-"""Draining: the server goes down, in-flight requests finish, waiting calls end early.
+"""Drain: refuses new requests, and ends waiting calls early, so that the server can shut down.
 
-serving --begin--> draining (new requests are refused) --stop_waiting--> long polls end too
+    serving --begin--> draining: new requests are refused --stop_waiting--> long polls end, too
 
-Waiting calls also end when their key is gone.
+In-flight requests finish normally. Waiting calls also end when their key is removed.
 """
 
 from __future__ import annotations
@@ -18,48 +18,51 @@ from topics.front.dispatch import Pending, Then
 from topics.front.error_answers import RETRY_AFTER_MS
 from topics.front.request import Request
 
-LATE_READ_S: Final = 0.5  # for a call that begins after the waiting calls have ended
+LATE_READ_S: Final = 0.5  # time limit of a call that begins after the waiting calls were ended
 
 
 class WaitingCall:
-    """A call that may wait for records. ``then`` is called with its answer, or with that which ends
-    it.
+    """A call that may wait for records.
+
+    ``then`` is called with its result, or with the failure that ends it.
     """
 
     __slots__ = ("_asked", "_calls", "_then", "request")
 
     def __init__(self, calls: set[WaitingCall], request: Request, then: Then) -> None:
         self._calls, self._then, self.request = calls, then, request
-        self._asked: Pending | None = None  # of a shard; it has `answered`
+        self._asked: Pending | None = None  # the call to the shard, whose callback is `answered`
         calls.add(self)
 
     def wait_for(self, asked: Pending | None) -> None:
-        """Keep the call to a shard whose callback is `answered`, unless it is over already."""
+        """Store the call to a shard whose callback is `answered`, unless the result has already
+        arrived.
+        """
         if self in self._calls:
             self._asked = asked
 
     def answered(self, result: Answer | TopicsError) -> None:
-        """The shard has answered."""
+        """Pass on the result of the shard."""
         self._calls.discard(self)
         self._asked = None
         self._then(result)
 
     def abandon(self) -> None:
-        """Nobody waits any more."""
+        """Abandon the call, because its client has disconnected."""
         self._calls.discard(self)
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.abandon()
 
     def fail(self, failure: TopicsError) -> None:
-        """End it, if it waits."""
+        """Stop the call with a failure if it still waits."""
         if self in self._calls:
             self.abandon()
             self._then(failure)
 
 
 class Drain:
-    """Whether this front drains, and the calls that a drain ends early."""
+    """Whether this front drains, and the calls that the drain ends early."""
 
     def __init__(self) -> None:
         self.is_draining = False
@@ -67,20 +70,22 @@ class Drain:
         self._may_wait = True
 
     def begin(self) -> None:
-        """From now on new requests are refused."""
+        """Start the drain: new requests are refused from now on."""
         self.is_draining = True
 
     def waiting(self, request: Request, then: Then) -> WaitingCall:
-        """A call begins that may wait for records; `wait_for` follows."""
+        """Register a call that may wait for records. The caller must call `wait_for` afterwards."""
         call = WaitingCall(self._calls, request, then)
         if not self._may_wait:
-            # A body may arrive after the waiting calls have ended: there is time for a page, not
-            # for a wait.
+            # A body may arrive after the waiting calls were ended. Then there is time to read a
+            # page, but not to wait for records.
             trio.lowlevel.spawn_system_task(_end_late, call)
         return call
 
     def end_refused(self, check: Callable[[Request], object]) -> None:
-        """End the waiting calls whose requests ``check`` refuses, with its failure."""
+        """Stop the waiting calls whose requests ``check`` refuses, with the exception that it
+        raises.
+        """
         for call in [*self._calls]:
             try:
                 check(call.request)
@@ -88,7 +93,9 @@ class Drain:
                 call.fail(failure)
 
     def stop_waiting(self) -> None:
-        """End all waiting calls with `ShuttingDown`, and soon those that still begin."""
+        """Stop all waiting calls with `ShuttingDown`, and also calls that begin later, after
+        `LATE_READ_S`.
+        """
         self._may_wait = False
         for call in [*self._calls]:
             call.fail(shutting_down())
@@ -100,5 +107,5 @@ async def _end_late(call: WaitingCall) -> None:
 
 
 def shutting_down() -> ShuttingDown:
-    """The failure of a request that comes during the drain."""
+    """Return the error for a request that arrives during the drain."""
     return ShuttingDown("the server is shutting down", retry_after_ms=RETRY_AFTER_MS)

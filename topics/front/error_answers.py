@@ -1,5 +1,5 @@
-"""Failures as HTTP answers: the only table from error class to status (§0.6), the error envelope
-(§0.5) and the headers that a status demands.
+"""Error responses: the only table from error class to HTTP status (§0.6), the error envelope (§0.5)
+and the header fields that a status requires.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ STATUS: dict[type[errors.TopicsError], int] = {
     errors.NotReady: 503,
     errors.ShuttingDown: 503,
 }
-RETRY_AFTER_MS = 1000  # when the server cannot know better
+RETRY_AFTER_MS = 1000  # used if the server cannot estimate the delay
 
 
 def status_of(failure: errors.TopicsError) -> int:
-    """The status of the failure's class, or of the nearest class above it."""
+    """Return the status of the failure's class, or of its nearest base class in the table."""
     for cls in type(failure).__mro__:
         if cls in STATUS:
             return STATUS[cls]
@@ -49,8 +49,11 @@ def status_of(failure: errors.TopicsError) -> int:
 
 
 def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
-    """The envelope. ``at`` (monotonic ns) adds ``performance``; 0: nothing was measured. The frames
-    that have raised the failure are forgotten: they may refer to it, a circle.
+    """Return the error envelope as a response.
+
+    ``at`` (monotonic ns) adds the member ``performance``; 0 means that no time was measured. The
+    traceback of the failure is removed, because its frames may refer to the failure, which would be
+    a reference cycle.
     """
     failure.__traceback__ = None
     error: dict[str, Any] = {"code": failure.code, "message": failure.message}
@@ -64,6 +67,7 @@ def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
 
 
 def _headers(status: int, failure: errors.TopicsError) -> Headers:
+    """Return the header fields that the status requires."""
     detail = failure.detail
     if status in (429, 503):
         seconds = retry_after_s(detail.get("retry_after_ms", RETRY_AFTER_MS))
@@ -79,5 +83,8 @@ def _headers(status: int, failure: errors.TopicsError) -> Headers:
 
 
 def retry_after_s(retry_after_ms: float) -> int:
-    """Whole seconds, rounded up, at least 1: a 0 would make clients loop."""
+    """Return the value of Retry-After in seconds, rounded up, at least 1.
+
+    A client would retry in a tight loop with 0.
+    """
     return max(1, math.ceil(retry_after_ms / 1000))

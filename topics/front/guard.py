@@ -1,19 +1,19 @@
-"""Admission: every request of both planes passes these checks, in this order.
+"""Guard: admits or refuses every request of both planes, with these checks in this order.
 
     order     check                              failure                        module
     0         the host's name                    403 forbidden                  hosts
     1         bearer token                       401 unauthorized               authorization
-    2         path, then method                  404 not_found, 405 …           routes.table
+    2         path, then method                  404 not_found, 405 …           table
     3         scope, prefix, foreign page        403 forbidden                  authorization, hosts
     4         the server is not draining         503 shutting_down              drain
     5         media type, content coding         415 unsupported_media_type     media
     6         declared length of the body        413 payload_too_large          body_limits
     7         name, query, header values         400 invalid_request
 
-`admit` reads the request head only and keeps nothing, so its outcome may be remembered for the next
-equal head, until the keys change. Whatever else can change between two equal heads (the drain, the
-key's requests in flight) is checked by `enter`, and the key itself again by `renewed`, right before
-the operation.
+`admit` reads only the request head and stores nothing. So its result may be cached for equal heads
+until the keys change. Conditions that can change between two equal heads (the drain, the number of
+the key's requests in flight) are checked by `enter`. The key is checked again by `renewed`, right
+before the operation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ Match = Callable[[str, bytes], RouteMatch]
 
 
 class Guard:
-    """The checks. ``match`` finds the row of a method and target, ``shard_of`` a topic's shard."""
+    """Checks requests.
+
+    ``match`` returns the route of a method and target, ``shard_of`` the shard of a topic.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Guard:
         self._hosts = HostRule(settings, has_keys=keys.access.enabled)
 
     def admit(self, head: Head) -> Request:
-        """Check a head. Raises `TopicsError`."""
+        """Check a head. Return the admitted request, or raise `TopicsError`."""
         fields = head.fields
         self._hosts.check([*fields.values(b"host"), *authority_of(head.target)])
         matched, principal = self._identify(head)
@@ -117,28 +120,30 @@ class Guard:
         )
 
     def renamed(self, request: Request, topic: str) -> Request | None:
-        """What `admit` gives for the same head with the name of another topic, which is valid; None
-        when it refuses that.
+        """Return the result of `admit` for the same head with the valid name of another topic.
+
+        Return None if `admit` would refuse that name.
         """
         if not request.principal.covers(topic):
             return None
         return replace(request, topic=topic, shard=self._shard_of(topic))
 
     def admit_preflight(self, head: Head) -> None:
-        """Check the head of a preflight: no key is asked for. Raises `Forbidden`, `NotFound`."""
+        """Check the head of a preflight, which has no key. Raise `Forbidden` or `NotFound`."""
         self._hosts.check([*head.fields.values(b"host"), *authority_of(head.target)])
-        with contextlib.suppress(MethodNotAllowed):  # no route has this method; the path is known
+        # No route has the method OPTIONS, but the path exists.
+        with contextlib.suppress(MethodNotAllowed):
             self._match(head.method, head.target)
 
     def route_of(self, head: Head) -> Route | None:
-        """The route of a head that was not admitted."""
+        """Return the route of a head that was not admitted, or None."""
         try:
             return self._match(head.method, head.target).route
         except TopicsError:
             return None
 
     def subject_of(self, head: Head) -> Subject:
-        """What a head that was not admitted is about, for the log. Raises nothing."""
+        """Return the object of a head that was not admitted, for the access log. Raises nothing."""
         try:
             matched = self._match(head.method, head.target)
         except TopicsError:
@@ -152,14 +157,15 @@ class Guard:
         return Subject(head.method, matched.route, topic, router, principal)
 
     def enter(self, request: Request) -> None:
-        """Count the request in; pair it with `leave`. Raises `ShuttingDown`, or `Throttled` above
-        the key's cap (§11).
+        """Count the request as in flight. The caller must call `leave` afterwards.
+
+        Raise `ShuttingDown` during the drain, or `Throttled` above the key's cap (§11).
         """
         route = request.route
         if not route.is_open:
             if self.drain.is_draining and not route.answers_in_drain:
                 raise shutting_down()
-            if request.principal is not ANYONE:  # who has no cap
+            if request.principal is not ANYONE:  # ANYONE has no cap
                 self._requests.acquire(request.principal)
 
     def renewed(self, request: Request) -> Request:
@@ -178,12 +184,15 @@ class Guard:
         return replace(request, principal=principal)
 
     def leave(self, request: Request) -> None:
-        """The request that `enter` let in is over."""
+        """Stop counting a request that `enter` has counted."""
         if not request.route.is_open and request.principal is not ANYONE:
             self._requests.release(request.principal)
 
     def _identify(self, head: Head) -> tuple[RouteMatch, Principal]:
-        """Where the request goes, and whose it is. A client without a key hears of no path."""
+        """Return the route of the request, and its principal.
+
+        A client without a key gets 401 for any path, so that it cannot find out which paths exist.
+        """
         try:
             matched = self._match(head.method, head.target)
         except (NotFound, MethodNotAllowed):
@@ -195,22 +204,28 @@ class Guard:
         return matched, authenticate(self._keys.access, head.fields, token)
 
     def _check_page(self, fields: HeadFields) -> None:
+        """Raise `Forbidden` if a browser sent the request for a page of another site."""
         if is_from_foreign_page(fields) and not self.cors.allows(fields):
             rule = "pages of other sites may not request this; TOPICS_CORS_ORIGINS adds origins"
             raise Forbidden(rule)
 
     def _check_length(self, route: Route, length: int | None) -> None:
+        """Raise `PayloadTooLarge` if the declared length is above the limit of the route."""
         most = self.body_limits.max_bytes(route)
         if length is not None and length > most:
             raise too_large(most)
 
 
 def _kept(fields: HeadFields) -> HeadFields:
-    """What a request keeps of its head: a stream may last for days, and needs no token."""
+    """Return the fields that a request keeps.
+
+    A stream may last for days and must not keep the token.
+    """
     return fields.without(b"authorization")
 
 
 def _check_name(matched: RouteMatch) -> None:
+    """Raise `InvalidRequest` if a name in the path is not valid."""
     if matched.topic is not None:
         check_topic_name(matched.topic)
     if matched.router is not None:
@@ -218,8 +233,9 @@ def _check_name(matched: RouteMatch) -> None:
 
 
 def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType | None]:
-    """Whether a body comes under gzip, and what is wrong with its type. Only a chunked body of a
-    wrong type passes, because it may be empty.
+    """Return whether the body is gzipped, and the error of its media type.
+
+    A wrong type is raised immediately, except for a chunked body, because it may be empty.
     """
     if route.body is BodyRule.NONE or head.length == 0:
         return False, None
@@ -230,6 +246,7 @@ def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType |
 
 
 def _idempotency_key(fields: HeadFields) -> str | None:
+    """Return the value of Idempotency-Key, or None. Raise `InvalidRequest`."""
     values = fields.values(b"idempotency-key")
     if not values:
         return None

@@ -1,6 +1,7 @@
-"""Held memory: the ledger of the memory that the front uses because clients are slow. A client has
-not read its responses, stream events, jobs or WebSocket messages, or it has not sent a complete
-request (`UnreadInput`).
+"""Held memory: the ledger of the memory that the front uses because clients are slow.
+
+A client has not read its responses, stream events, jobs or WebSocket messages, or it has not sent a
+complete request (`UnreadInput`).
 
     memory of                           bound                   its name in a refusal
     all clients                         TOPICS_MAX_HELD_BYTES   max_held_bytes
@@ -8,18 +9,18 @@ request (`UnreadInput`).
     a client, after its first block     `BEHIND_MAX_BYTES`
     unread input of all clients         TOPICS_MAX_HELD_BYTES
 
-    a sum of clients holds    ended, slowest first                            new long answers
+    a sum of clients holds    disconnected, slowest first                     new long responses
     up to half of its bound   no client                                       sent
     up to its bound           clients that need longer than `TURNOVER_MAX_S`  sent
-    more                      all clients, until the bound holds              refused (`refusal`)
+    more                      clients, until the sum is within the bound      refused (`refusal`)
 
 A *block* is one object in memory. A block that many clients wait for, such as a page of a feed,
 counts once in each sum. A client that reads less than `TAKE_MIN_BYTES_PER_S` is disconnected, too
 (`Holding.due`). This depends on the age of the oldest unsent byte, not on the time since the client
 last read a byte.
 
-The ledger knows neither sockets nor clocks, and disconnects no client: `excess` returns the clients
-to disconnect.
+The ledger uses neither sockets nor clocks, and disconnects no client itself: `excess` returns the
+clients to disconnect.
 """
 
 from __future__ import annotations
@@ -42,49 +43,52 @@ class Client(Protocol):
     """A connection, a stream or a body that holds memory because its client is slow."""
 
     def shed(self) -> None:
-        """End it now: its memory is needed."""
+        """Disconnect the client now, because its memory is needed."""
 
 
 class Holding:
-    """What one client has not taken yet: blocks, the first of which it is being sent."""
+    """The unsent data of one client: blocks, the first of which is being sent."""
 
     __slots__ = ("_taken", "blocks", "client", "key", "rate", "since", "size")
 
     def __init__(self, client: Client, key: bytes, now: float) -> None:
         self.client, self.key, self.since = client, key, now
-        self.blocks: list[tuple[int, int]] = []  # identity and length
-        self.size = 0  # of all of them
-        self.rate = TransferRate()  # at which the client takes
+        self.blocks: list[tuple[int, int]] = []  # identity and length of each block
+        self.size = 0  # of all blocks, in bytes
+        self.rate = TransferRate()  # the rate at which the client reads
         self._taken = 0
 
     @property
     def due(self) -> float:
-        """When the client is too slow."""
+        """The time at which the client counts as too slow."""
         return self.since + STALL_MAX_S + self._taken / TAKE_MIN_BYTES_PER_S
 
     def took(self, count: int, now: float) -> None:
-        """The client has taken so many bytes."""
+        """Count ``count`` bytes that the client has accepted."""
         self._taken += count
         self.rate.count(count, now)
 
 
 class _Sum:
-    """What some clients hold together, each block once."""
+    """The total memory of a group of clients, with each block counted once."""
 
     __slots__ = ("_counts", "holdings", "most", "size")
 
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 0
         self.holdings: set[Holding] = set()
-        self._counts: dict[int, int] = {}  # of clients that wait for a block, by its identity
+        # Number of clients that wait for a block, by its identity.
+        self._counts: dict[int, int] = {}
 
     def add(self, block: int, length: int) -> None:
+        """Count a client that waits for the block."""
         count = self._counts.get(block, 0)
         self._counts[block] = count + 1
         if not count:
             self.size += length
 
     def remove(self, block: int, length: int) -> None:
+        """Stop counting a client that waits for the block."""
         count = self._counts.pop(block)
         if count > 1:
             self._counts[block] = count - 1
@@ -145,40 +149,49 @@ class UnreadInput:
 
 
 class HeldMemory:
-    """The ledger of one front; ``most`` 0 means no bound. ``on_excess`` is called when `excess` has
-    something to tell before the next tick.
+    """The ledger of one front. ``most`` 0 means no bound.
+
+    ``on_excess`` is called when `excess` may return clients before the next tick.
     """
 
     def __init__(self, most: int = DEFAULT_MAX_BYTES) -> None:
         self.on_excess: Callable[[], None] = _nothing
         self.unread = UnreadInput(most, lambda: self.on_excess())
         self._all = _Sum(most)
-        self._keys: dict[bytes, _Sum] = {}  # those that hold something; b"" without keys
-        self._overlong: list[Holding] = []  # above BEHIND_MAX_BYTES
+        self._keys: dict[bytes, _Sum] = {}  # keys with held memory; b"" without keys
+        self._overlong: list[Holding] = []  # holdings above `BEHIND_MAX_BYTES`
 
     @property
     def size(self) -> int:
-        """Bytes that are held."""
+        """The number of held bytes."""
         return self._all.size
 
     def hold(self, client: Client, key: bytes, now: float) -> Holding:
-        """A client of the key ``key`` takes less than it is sent; pair it with `release`."""
+        """Start a holding for a client that accepts less than it is sent.
+
+        The caller must call `release`.
+        """
         holding = Holding(client, key, now)
         of_key = self._keys.get(key)
         if of_key is None:
+            # A key may use half of the total bound. Without keys, only the total bound applies.
             of_key = self._keys[key] = _Sum(self._all.most // 2 if key else 0)
         of_key.holdings.add(holding)
         self._all.holdings.add(holding)
         return holding
 
     def add(self, holding: Holding, block: object, length: int, now: float) -> None:
-        """The client waits for this block, too. It must live until the holding is released."""
+        """Add a block that the client waits for.
+
+        The block must exist until the holding is released.
+        """
         of_key = self._keys.get(holding.key)
         if of_key is None or holding not in of_key.holdings:
-            return  # it was told to end
+            return  # the client is already being disconnected
         holding.blocks.append((id(block), length))
         holding.size += length
-        holding.rate.count(length, now)  # a credit of some seconds
+        holding.rate.count(length, now)  # an initial credit of some seconds
+        # The first block does not count: it may be a single long response.
         if holding.size - holding.blocks[0][1] > BEHIND_MAX_BYTES:
             self._overlong.append(holding)
             self.on_excess()
@@ -188,7 +201,10 @@ class HeldMemory:
                 self.on_excess()
 
     def release(self, holding: Holding) -> None:
-        """The client has taken everything, or ends. Safe to call twice."""
+        """Release a holding, because the client has accepted everything or is disconnected.
+
+        Safe to call twice.
+        """
         of_key = self._keys.get(holding.key)
         if of_key is None or holding not in of_key.holdings:
             return
@@ -200,8 +216,10 @@ class HeldMemory:
             del self._keys[holding.key]
 
     def refusal(self, key: bytes, length: int) -> Throttled | None:
-        """Why there is no room for an answer or a page to a client of this key. A key that holds
-        nothing is never refused.
+        """Return the error if a bound permits no response or page of ``length`` bytes to a client
+        of the key.
+
+        A key without held memory is never refused.
         """
         of_key = self._keys.get(key)
         if of_key is None:
@@ -213,18 +231,22 @@ class HeldMemory:
         return None
 
     def excess(self, now: float) -> list[Client]:
-        """The clients that must end; they are released. Call it once a second as well."""
+        """Release the holdings of clients that must be disconnected, and return the clients.
+
+        Call this on ``on_excess`` and once a second.
+        """
         overlong, self._overlong = self._overlong, []
         found = [holding for holding in overlong if holding in self._all.holdings]
         for holding in found:
             self.release(holding)
         for one in [*self._keys.values(), self._all]:
+            # No client is disconnected below half of the bound.
             if 0 < one.most < 2 * one.size:
                 found += self._slowest(one, now)
         return [*(holding.client for holding in found), *self.unread.excess()]
 
     def _slowest(self, one: _Sum, now: float) -> Iterator[Holding]:
-        """Release holdings until the sum is within its bound."""
+        """Release holdings, slowest first, until the sum is within its bound."""
         slowness = {holding: holding.rate.turnover_s(holding.size, now) for holding in one.holdings}
         for holding in sorted(slowness, key=slowness.__getitem__, reverse=True):
             if one.size <= (one.most // 2 if slowness[holding] > TURNOVER_MAX_S else one.most):

@@ -60,13 +60,14 @@ class HostRule:
         self._ends = (b".localhost", *(name for name in allowed if name.startswith(b".")))
 
     def check(self, authorities: Iterable[bytes]) -> None:
-        """Raises `Forbidden` when one of them is not an accepted name."""
+        """Raise `Forbidden` if one of the authorities is not an accepted name."""
         if not self._is_active:
             return
         for authority in authorities:
             host = host_of(authority)
             if host is None or not self._is_accepted(host):
-                # What is no name is not repeated: a secret may stand before an @.
+                # A malformed authority is not repeated in the message, because it may contain a
+                # secret before an @.
                 shown = (host or b"")[:SHOWN_MAX].decode("latin-1")
                 rule = "is not a name of this server; TOPICS_ALLOWED_HOSTS adds names"
                 raise Forbidden(f'the host "{shown}" {rule}')
@@ -76,7 +77,7 @@ class HostRule:
 
 
 def host_of(authority: bytes) -> bytes | None:
-    """``name:port`` without the port, in lower case; None when it is not of that form."""
+    """Return the host of ``name:port`` in lower case, or None if it is malformed."""
     if len(authority) > AUTHORITY_MAX_BYTES:  # the client is not authenticated yet
         return None
     found = AUTHORITY.fullmatch(authority)
@@ -84,7 +85,7 @@ def host_of(authority: bytes) -> bytes | None:
 
 
 def is_loopback(host: bytes) -> bool:
-    """Whether the name can mean only the machine of the client."""
+    """Return whether the name can only refer to the machine of the client."""
     if host == b"localhost":
         return True
     try:

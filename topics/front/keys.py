@@ -1,10 +1,10 @@
-"""Keys of a front: those that count now, and what has become of those that counted earlier.
+"""Keys of a front: the current keys, and the effects of a change on requests in flight.
 
-key table --KeySource--> Server, each beat  --> Keys.access: requests are checked against it
-                                                |-> remembered heads: forgotten
-                                                |-> waiting calls:    ended, if refused now
-                                                '-> streams, watch sessions: ended, if the key
-                                                    is gone or has other rights
+key table --KeySource--> Server, each tick --> Keys.access: requests are checked against it
+                                            |-> cached heads: dropped
+                                            |-> waiting calls: ended, if they are refused now
+                                            '-> streams, watch sessions: closed, if the key
+                                                was removed or has other rights
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from topics.errors import Unauthorized
 
 
 class KeySource(Protocol):
-    """Where a front has its keys from."""
+    """The source of the keys of a front."""
 
     @property
     def access(self) -> Access:
         """The keys at the start."""
 
     def changed(self) -> Access | None:
-        """The keys, when they have changed since the last call."""
+        """Return the keys if they have changed since the last call, otherwise None."""
 
 
 class Keys:
-    """The keys that count. ``access`` is replaced when they change."""
+    """The current keys. ``access`` is replaced when they change."""
 
     def __init__(self, access: Access | None = None) -> None:
-        """No keys, unless there are some."""
+        """``access`` None means a server without keys."""
         self.access = Access() if access is None else access
 
     def refusal(self, principal: Principal) -> Unauthorized | None:
-        """Why what a principal began must end: its key is gone, or has other rights."""
+        """Return the error if a stream or session of the principal must end, otherwise None.
+
+        It must end if its key was removed or has other rights.
+        """
         if principal is ANYONE:
             return None
         now = self.access.current(principal)
@@ -45,11 +48,11 @@ class Keys:
         return Unauthorized("the rights of this key have changed")
 
     def check(self, principal: Principal) -> None:
-        """Raises what `refusal` tells."""
+        """Raise the error that `refusal` returns, if any."""
         if (failure := self.refusal(principal)) is not None:
             raise failure
 
 
 def key_is_gone() -> Unauthorized:
-    """The failure of what a key began that was removed meanwhile."""
+    """Return the error for a request whose key was removed in the meantime."""
     return Unauthorized("this key was removed")

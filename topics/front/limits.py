@@ -1,12 +1,12 @@
-"""Limits of one client among others (§11): requests in flight, streams and connections.
+"""Limits of single clients (§11): requests in flight, streams, watch sessions and connections.
 
-    what          cap in all                    cap for each key                    taken by
+    kind          total cap                     cap for each key                    acquired by
     requests      -                             TOPICS_MAX_INFLIGHT_PER_KEY         the guard
     streams       TOPICS_MAX_SSE_CONNECTIONS    TOPICS_MAX_SSE_CONNECTIONS_PER_KEY  live
     sessions      TOPICS_MAX_WATCH_SESSIONS     TOPICS_MAX_WATCH_SESSIONS_PER_KEY   watches
     connections   descriptors of this process   -                                   the acceptor
 
-All of them take and release `Slots`.
+Each row is an instance of `Slots`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from topics.front.error_answers import RETRY_AFTER_MS
 
 
 class Cap(NamedTuple):
-    """A cap and the name that clients and operators know it by; ``most`` 0: no cap."""
+    """A cap with its public name. ``most`` 0 means no cap."""
 
     name: str
     most: int
 
 
 class Slots:
-    """Slots for one kind of thing, in all and for each key. `ANYONE` has no cap of its own."""
+    """The slots of one kind, with a total cap and a cap for each key.
+
+    `ANYONE` has no cap of its own.
+    """
 
     def __init__(
         self,
@@ -38,28 +41,34 @@ class Slots:
         per_key: Cap | None = None,
         retry_after_ms: int | None = RETRY_AFTER_MS,
     ) -> None:
-        """``message`` names what is too many; ``retry_after_ms`` None: not in the detail."""
+        """``message`` is the text of the error.
+
+        ``retry_after_ms`` None: not in the error's detail.
+        """
         self.in_all, self.per_key = in_all, per_key
         self._message, self._retry_after_ms = message, retry_after_ms
-        self.used = 0  # by all, ANYONE included
-        self._by_key: dict[bytes, int] = {}  # of the keys that have any, by digest
+        self.used = 0  # by all principals, ANYONE included
+        self._by_key: dict[bytes, int] = {}  # keys that use slots, by digest
 
     def used_by(self, principal: Principal) -> int:
-        """How many slots a key has taken."""
+        """Return the number of slots that a key uses."""
         return self._by_key.get(principal.digest, 0)
 
     @property
     def is_full(self) -> bool:
-        """There is no slot in all."""
+        """Whether the total cap is reached."""
         return self.in_all is not None and 0 < self.in_all.most <= self.used
 
     def acquire(self, principal: Principal = ANYONE) -> None:
-        """Take a slot; pair it with `release`. Raises `Throttled` when there is none."""
+        """Acquire a slot.
+
+        The caller must call `release` afterwards. Raise `Throttled` if none is free.
+        """
         self.check(principal)
         self.add(principal)
 
     def check(self, principal: Principal = ANYONE, *, leaving: int = 0) -> None:
-        """Raises `Throttled` when there is no slot even after ``leaving`` of the key's are
+        """Raise `Throttled` if no slot is free even after ``leaving`` slots of the key are
         released.
         """
         in_all, per_key = self.in_all, self.per_key
@@ -71,13 +80,13 @@ class Slots:
             raise self._throttled(per_key)
 
     def add(self, principal: Principal) -> None:
-        """Take a slot that `check` has just found."""
+        """Acquire a slot without a check, right after `check`."""
         self.used += 1
         if principal is not ANYONE:
             self._by_key[principal.digest] = self.used_by(principal) + 1
 
     def release(self, principal: Principal = ANYONE) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         assert self.used, "only what was taken is given back"
         self.used -= 1
         if principal is not ANYONE:
@@ -86,7 +95,7 @@ class Slots:
                 self._by_key[principal.digest] = left
 
     def failure(self) -> Throttled:
-        """Why a thing that finds no slot in all is refused."""
+        """Return the error for the total cap."""
         assert self.in_all is not None, "without a cap there is always a slot"
         return self._throttled(self.in_all)
 
@@ -97,7 +106,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class FrontSlots:
-    """One `Slots` for each row of the table."""
+    """One `Slots` for each row of the table above."""
 
     requests: Slots
     streams: Slots
@@ -106,7 +115,7 @@ class FrontSlots:
 
 
 def make_slots(settings: Settings, connections_max: int) -> FrontSlots:
-    """Slots with the caps of the settings."""
+    """Return slots with the caps of the settings."""
     return FrontSlots(
         requests=Slots(
             "this key has too many requests in flight",

@@ -1,4 +1,4 @@
-"""Content negotiation: media type and coding of bodies, coding of answers (RFC 9110 §8, §12)."""
+"""Content negotiation: media type and coding of bodies, coding of responses (RFC 9110 §8, §12)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ _PLAIN_TEXT = (b"text/plain", b"text/*", b"*/*")
 _EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 GZIP_NAMES = ([b"gzip"], [b"x-gzip"])
 
-# Possessive: two neighbouring runs of blanks would otherwise be tried in every split between them.
+# The quantifiers are possessive. Otherwise two adjacent runs of blanks would be tried in every
+# split between them.
 CODING = re.compile(
     rb"[ \t]*+([!#$%&'*+\-.^_`|~0-9A-Za-z]++)[ \t]*+(?:;[ \t]*+[qQ]=([0-9.]{1,5}))?[ \t]*+"
 )
 
 
 def check_body_media(fields: HeadFields) -> tuple[bool, UnsupportedMediaType | None]:
-    """Whether a request body comes under gzip, and the failure if it is not JSON in UTF-8 under a
-    known coding.
+    """Return whether a request body is gzipped, and the error of its media type or coding.
+
+    The body must be JSON in UTF-8, with the coding gzip or none.
     """
     wrong = None
     media = fields.values(b"content-type")
@@ -39,8 +41,9 @@ def check_body_media(fields: HeadFields) -> tuple[bool, UnsupportedMediaType | N
 
 
 def accepts_gzip(accept_encoding: bytes) -> bool:
-    """Whether an Accept-Encoding value allows gzip (RFC 9110 §12.5.3). A malformed value allows
-    nothing.
+    """Return whether an Accept-Encoding value permits gzip (RFC 9110 §12.5.3).
+
+    A malformed member permits nothing.
     """
     weights: dict[bytes, float] = {}
     for part in list_members(accept_encoding):
@@ -51,6 +54,7 @@ def accepts_gzip(accept_encoding: bytes) -> bool:
 
 
 def _weight(text: bytes | None) -> float:
+    """Return the weight of a ``q=`` parameter: 1 if it is absent, 0 if it is malformed."""
     try:
         return 1.0 if text is None else float(text)
     except ValueError:
@@ -58,15 +62,16 @@ def _weight(text: bytes | None) -> float:
 
 
 def prefers_json(accept: bytes) -> bool:
-    """Whether an Accept value names JSON and ranks nothing that allows plain text above it."""
+    """Return whether an Accept value names JSON and does not prefer plain text."""
     weights = {media: _weight(q) for media, q in _ranges(accept)}
     text = next((weights[media] for media in _PLAIN_TEXT if media in weights), 0.0)
     return weights.get(JSON, 0.0) > 0 and weights[JSON] >= text
 
 
 def accepts_events(accept: bytes) -> bool:
-    """Whether an Accept value allows an event stream; an absent one allows everything. The most
-    specific range counts.
+    """Return whether an Accept value permits an event stream. An absent field permits everything.
+
+    The most specific range counts.
     """
     allowed = {media: q is None or q.strip(b"0.") != b"" for media, q in _ranges(accept)}
     return not accept.strip() or next(
@@ -75,7 +80,7 @@ def accepts_events(accept: bytes) -> bool:
 
 
 def _ranges(accept: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """Each range of an Accept value, and what stands behind its ``q=``."""
+    """Yield each range of an Accept value, with the text after its ``q=``, or None."""
     for part in list_members(accept):
         media, *parameters = [piece.strip() for piece in part.split(b";", ACCEPT_PARAMETERS_MAX)]
         yield media, next((piece[2:] for piece in parameters if piece.startswith(b"q=")), None)

@@ -1,13 +1,13 @@
-"""Trusted proxies: whose X-Forwarded-For is believed (TOPICS_TRUSTED_PROXIES).
+"""Trusted proxies: determines the client's address from X-Forwarded-For (TOPICS_TRUSTED_PROXIES).
 
     X-Forwarded-For: 192.0.2.1, 203.0.113.7, 10.0.0.2            peer: 10.0.0.1
                      |          |            '- a trusted proxy        '- a trusted proxy
                      |          '- the client
-                     '- what the client has said itself
+                     '- sent by the client itself
 
-Each proxy appends the address that it sees. So the list is true from its right end on, up to the
-first address that is no trusted proxy; anybody may have written what stands before it. A peer that
-is no trusted proxy is believed nothing, nor is a Unix socket.
+Each proxy appends the address of its peer. So the list is reliable from its right end up to the
+first address that is not a trusted proxy. Any client may have written the addresses before it. The
+header of a peer that is not a trusted proxy, or of a Unix socket, must be ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from topics.formats.setting_values import Network
 
-HOPS_MAX: Final = 16  # a longer row of trusted proxies is malformed
+HOPS_MAX: Final = 16  # a longer chain of trusted proxies counts as malformed
 _ADDRESS: Final = re.compile(
     r"\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?|([0-9A-Fa-f:.]+)", re.ASCII
 )
@@ -27,14 +27,16 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TrustedProxies:
-    """Tells the client of a request from the proxy that passed it on."""
+    """Determines the client of a request that a trusted proxy has forwarded."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = networks
 
     def client_of(self, peer: str, forwarded: bytes) -> str:
-        """The client's address, without a port, of a connection with ``peer``; ``peer`` itself
-        where it is not trusted, and where the list is malformed before the client's address.
+        """Return the client's address, without a port, of a connection with ``peer``.
+
+        Return ``peer`` itself if it is not trusted, or if the list is malformed to the right of the
+        client's address.
         """
         found = _address(peer)
         if found is None or not self._trust(found):
@@ -46,14 +48,17 @@ class TrustedProxies:
                 return peer
             if not self._trust(found):
                 break
-        return str(found)  # of proxies alone: the farthest one
+        return str(found)  # if all addresses are trusted proxies: the leftmost one
 
     def _trust(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
 
 
 def _address(text: str) -> Address | None:
-    """An address, with or without a port and brackets; of IPv4 also where it is mapped."""
+    """Parse an address with an optional port and brackets.
+
+    Convert a mapped IPv4 address to IPv4.
+    """
     found = _ADDRESS.fullmatch(text)
     if found is None:
         return None

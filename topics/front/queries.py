@@ -1,8 +1,8 @@
-"""Query strings: the declared parameters of a route, typed. Unknown parameters are ignored; of a
-repeated parameter the last value counts, if the parameter is not a list.
+"""Query strings: parses the declared parameters of a route to typed values.
 
-A query has at most `QUERY_MAX_BYTES` and `PARAMETERS_MAX` parameters. ``?token=`` is searched for
-in longer queries too, because a client without a key must hear 401 before anything else.
+Unknown parameters are ignored. The last value of a repeated parameter counts, unless the parameter
+is a list. A query has at most `QUERY_MAX_BYTES` and `PARAMETERS_MAX` parameters. ``?token=`` is
+also found in longer queries, because a client without a key must get 401 before any other error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from urllib.parse import parse_qs, unquote_to_bytes
 from topics.errors import InvalidRequest
 from topics.formats.names import NAME_MAX
 
-QUERY_MAX_BYTES = 24 * 1024  # 64 of the longest names, with options and a key
+QUERY_MAX_BYTES = 24 * 1024  # space for 64 of the longest names, with options and a key
 PARAMETERS_MAX = 96
 DIGITS_MAX = 20
-# Any letter of the name may be escaped.
+# Each letter of the name may be percent-encoded.
 TOKEN = re.compile(rb"(?:^|&)(?:t|%74)(?:o|%6[Ff])(?:k|%6[Bb])(?:e|%65)(?:n|%6[Ee])=([^&]*)")
 
 T = TypeVar("T")
@@ -34,18 +34,18 @@ class Parameter(Generic[T]):
     default: T
 
     def of(self, values: list[str]) -> T:
-        """The value of a parameter that was sent so often."""
+        """Return the value of a parameter that was sent with these values."""
         return self.parse(self.name, values[-1])
 
 
 class Names(Parameter[tuple[str, ...]]):
-    """A parameter that may be repeated: its texts, each once."""
+    """A parameter that may be repeated. Its value is the tuple of distinct texts."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, lambda _name, value: (value,), ())
 
     def of(self, values: list[str]) -> tuple[str, ...]:
-        """All of them."""
+        """Return all distinct values in their order."""
         return tuple(dict.fromkeys(values))
 
 
@@ -58,12 +58,12 @@ class Query:
         self._values = values
 
     def __getitem__(self, parameter: Parameter[T]) -> T:
-        """The value that was sent, or the default."""
+        """Return the value that was sent, or the default."""
         value: T = self._values.get(parameter, parameter.default)
         return value
 
     def has(self, parameter: Parameter[Any]) -> bool:
-        """Whether it was sent."""
+        """Return whether the parameter was sent."""
         return parameter in self._values
 
 
@@ -71,7 +71,7 @@ EMPTY = Query({})
 
 
 def parse_query(parameters: tuple[Parameter[Any], ...], raw: bytes) -> Query:
-    """Parse the query of a route with these parameters. Raises `InvalidRequest`."""
+    """Parse the query of a route with these parameters. Raise `InvalidRequest`."""
     if len(raw) > QUERY_MAX_BYTES or raw.count(b"&") >= PARAMETERS_MAX:
         raise InvalidRequest(
             f"the query string has more than {QUERY_MAX_BYTES} bytes or {PARAMETERS_MAX} parameters"
@@ -86,13 +86,13 @@ def parse_query(parameters: tuple[Parameter[Any], ...], raw: bytes) -> Query:
 
 
 def find_token(raw: bytes) -> bytes | None:
-    """The first ``token`` of a query, found without parsing the rest; None when there is none."""
+    """Return the first ``token`` of a query without parsing the rest, or None."""
     found = TOKEN.search(raw)
     return unquote_to_bytes(found[1].replace(b"+", b" ")) if found else None
 
 
 def text(_name: str, value: str) -> str:
-    """Any text."""
+    """Accept any text."""
     return value
 
 
@@ -107,14 +107,14 @@ def name_text(name: str, value: str) -> str:
 
 
 def boolean(name: str, value: str) -> bool:
-    """``true`` or ``false``. Raises `InvalidRequest`."""
+    """Parse ``true`` or ``false``. Raise `InvalidRequest` for other values."""
     if value not in ("true", "false"):
         raise InvalidRequest(f"{name} must be true or false", parameter=name)
     return value == "true"
 
 
 def integer(name: str, value: str) -> int:
-    """An integer without a sign. Raises `InvalidRequest`."""
+    """Parse an integer without a sign. Raise `InvalidRequest` for other values."""
     if not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX):
         raise InvalidRequest(f"{name} must be an integer", parameter=name)
     return int(value)

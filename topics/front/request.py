@@ -1,4 +1,4 @@
-"""Admitted requests: what the guard found in a request head, checked."""
+"""Admitted requests: the checked data of a request head."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from topics.formats.api.request_heads import HeadFields
 from topics.front.queries import Query
 from topics.front.route import Route
 
-Body: TypeAlias = Attachment  # of a request
+Body: TypeAlias = Attachment  # the body of a request
 
 
 def listed(prefixes: tuple[str, ...] | None) -> list[str] | None:
-    """A key's prefixes as the calls table has them."""
+    """Return a key's prefixes in the form of the calls to shards."""
     return None if prefixes is None else list(prefixes)
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request that `Guard.admit` let through."""
+    """A request that `Guard.admit` has admitted."""
 
     method: str
     route: Route
-    topic: str  # "" where the route has none
-    wid: str  # likewise
-    router: str  # likewise
-    shard: int  # of the topic, 0 where there is none
+    topic: str  # "" if the route has none
+    wid: str  # "" if the route has none
+    router: str  # "" if the route has none
+    shard: int  # the shard of the topic; 0 without a topic
     principal: Principal
     query: Query
-    key: str | None  # Idempotency-Key
+    key: str | None  # the value of Idempotency-Key
     gzip_in: bool
     gzip_out: bool
     wrong_media: UnsupportedMediaType | None  # raised only if the chunked body is not empty
-    # Without the token; of a request for a stream, or of one that negotiates.
+    # The header fields without the token, for streams and for routes that negotiate.
     head: HeadFields | None
-    is_timed: bool = False  # the answer has Server-Timing
+    is_timed: bool = False  # the response has Server-Timing

@@ -1,11 +1,15 @@
-"""The HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
+"""HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
 
     listener --> Acceptor --> an Http1Protocol for each connection --> Guard --> Dispatcher
                                          data plane: operations --> shards <--.       |
                                          admin plane: Quart views ------------'-------'
 
-Drain: new requests are refused; in-flight requests finish; long polls end after `POLL_GRACE_S`;
-connections that remain are cut; clients that connected meanwhile have a moment for their answers.
+The drain has these steps:
+
+- New requests are refused, and in-flight requests finish.
+- Long polls end after `POLL_GRACE_S`.
+- The remaining connections are reset when their share of ``drain_ms`` is over.
+- Clients that connected during the drain get a short time for their responses.
 """
 
 from __future__ import annotations
@@ -49,13 +53,15 @@ from topics.front.table import match, operations_for
 LOG = logging.getLogger("topics.front")
 
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
-DATE = "%a, %d %b %Y %H:%M:%S GMT"  # of RFC 9110; the locale of dates is always C
-LATE_SHARE = 0.05  # of that time again, for answers to clients that connected during the drain
-POLL_GRACE_S = 0.5  # a read that still runs after so long is a long poll, and is ended
+# The date format of RFC 9110. It needs the C locale; nothing sets another one.
+DATE = "%a, %d %b %Y %H:%M:%S GMT"
+# Of the drain time again, for responses to clients that connected during the drain.
+LATE_SHARE = 0.05
+POLL_GRACE_S = 0.5  # a read that still runs after this time is a long poll, and is ended
 
 
 class Server:
-    """All parts of a front. Tests read ``connections`` and sweep by hand."""
+    """All parts of a front. Tests read ``connections`` and call the sweep themselves."""
 
     def __init__(
         self,
@@ -68,8 +74,10 @@ class Server:
         write_request: Write | None = None,
         board: Board | None = None,
     ) -> None:
-        """``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too. ``board`` has the
-        metrics of all processes.
+        """``probe_auth`` is TOPICS_PROBE_AUTH: health and readiness need a key, too.
+
+        ``timings`` are the time limits of connections; None means the defaults. ``write_request``
+        writes a line of the access log. ``board`` has the metrics of all processes.
         """
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
@@ -112,11 +120,13 @@ class Server:
         self.dispatcher = Dispatcher(operations_for(context), shards.readiness)
         self._admin = AdminPlane(self._load_admin)
         self.parts = self._make_parts(settings, shards, write_request)
+        # Set the date of responses before the first request.
         self._tick(0.0)
 
     def _make_parts(
         self, settings: Settings, shards: Shards, write_request: Write | None
     ) -> HttpParts:
+        """Return the objects that all connections share."""
         inline_bytes, log = settings.inline_bytes, None
         if settings.access_log != "off" and write_request is not None:
             log = AccessLog(settings.access_log, write_request)
@@ -136,17 +146,20 @@ class Server:
         )
 
     def _lines_of_unread(self) -> bytes:
-        """The fields of an answer to a client of which nothing was read."""
+        """Return the header lines of a response to a client from which nothing was read."""
         return self._ids.line() + self.guard.cors.lines_of_unread
 
     def _load_admin(self) -> Application:
-        """Runs in a thread. Imports here: the data plane serves before there is an admin plane."""
+        """Import and build the admin plane, in a thread.
+
+        The import is here, because the data plane must start to serve without it.
+        """
         from topics.front.admin.application import make_application
 
         return make_application(self.dispatcher, self._context)
 
     def measured(self) -> Mapping[str, int | Sequence[int]]:
-        """What the front counts, by the names of the metrics."""
+        """Return the metrics that the front counts, by name."""
         return {
             **self.request_counts.values(),
             "topics_connections_open": len(self.connections),
@@ -159,9 +172,11 @@ class Server:
         }
 
     async def run(self, listener: socket.socket, stop: trio.Event) -> None:
-        """Serve until ``stop`` is set and all connections have ended, or most of ``drain_ms`` has
-        passed.
+        """Serve until ``stop`` is set and all connections have ended.
+
+        Return at the latest when most of ``drain_ms`` has passed after ``stop``.
         """
+        # The admin plane ends last, because its requests run in tasks of the inner nursery.
         async with trio.open_nursery() as admin:
             admin.start_soon(self._admin.run)
             async with trio.open_nursery() as nursery:
@@ -177,26 +192,34 @@ class Server:
             self._admin.end()
 
     async def _look_for_keys(self) -> None:
+        """Check for new keys at each tick, until cancelled."""
         while True:
             if (access := self._key_source.changed()) is not None:
                 self._replace_keys(access)
             await wait_beat()
 
     def _replace_keys(self, access: Access) -> None:
-        """Go by these keys, and end what they do not allow any more. Nothing waits in between."""
+        """Replace the keys, and end everything that they no longer permit.
+
+        This function never waits.
+        """
         self.keys.access = access
+        # Cached heads contain admissions by the old keys.
         self.parts.heads.forget()
         self.guard.drain.end_refused(self.guard.renewed)
         self.live.end_refused()
         self._context.watches.end_refused()
 
     def _tick(self, _now: float) -> None:
+        """Update the date of responses and the acceptor, once a second."""
         self._responses.set_date(time.strftime(DATE, time.gmtime()).encode("ascii"))
         self.acceptor.tick()
 
     async def _serve_until(self, listener: socket.socket, stop: trio.Event, poller: Poller) -> None:
-        """Accept also while draining: a client that connects then gets an answer and does not
-        hang in the listen queue.
+        """Accept clients until the end of the drain.
+
+        A client that connects during the drain gets a response and does not hang in the listen
+        queue.
         """
         with listener:
             async with trio.open_nursery() as accepting:
@@ -207,6 +230,8 @@ class Server:
         await self._end_late()
 
     async def _accept(self, listener: socket.socket, poller: Poller) -> None:
+        """Accept clients and start a protocol for each of them, until cancelled."""
+
         def take(sock: socket.socket, said: bytes) -> None:
             connection = Connection(sock, self.connections, said)
             self.connections.add(connection)
@@ -215,10 +240,13 @@ class Server:
         await self.acceptor.run(listener, take)
 
     async def _drain(self) -> None:
-        """In-flight requests finish, long polls end early, all other connections are cut."""
+        """Let in-flight requests finish, end long polls early, and reset the remaining
+        connections.
+        """
         self.guard.drain.begin()
         self.live.drain()
         self.connections.drain()
+        # Reads that finish on their own get a normal response.
         with trio.move_on_after(self._poll_grace_s):
             await self.connections.wait_empty()
         self.guard.drain.stop_waiting()
@@ -230,8 +258,9 @@ class Server:
             self.connections.cut_all()
 
     async def _end_late(self) -> None:
-        """No client can connect any more: a moment for the answers to those that did during the
-        drain.
+        """Wait a short time for responses to clients that connected during the drain.
+
+        The listener is already closed, so no further client can connect.
         """
         self.connections.drain()
         with trio.move_on_after(LATE_SHARE * self._drain_s):

@@ -1,4 +1,4 @@
-"""Server-Timing: the ``performance`` member (§0.9) as a header field, for browsers' tools.
+"""Server-Timing: the member ``performance`` (§0.9) as a header field, for the tools of browsers.
 
     ?server_timing=true    a parameter of every route
 
@@ -8,7 +8,7 @@
     fsync_ms            fsync
     throttle_wait_ms    throttle
 
-An answer without that member, as that of a stream, has ``total`` alone.
+A response without this member, such as that of a stream, has only ``total``.
 """
 
 from __future__ import annotations
@@ -28,23 +28,26 @@ METRICS = {
     b"fsync_ms": b"fsync",
     b"throttle_wait_ms": b"throttle",
 }
-TAIL_BYTES = 512  # of an answer, that hold its last member
+TAIL_BYTES = 512  # the end of a response body, which contains its last member
 _PERFORMANCE = re.compile(rb'"performance":\{([^{}]*)\}\}\s*\Z')
 _MEMBER = re.compile(rb'"(\w+)":([0-9.]+)')
 
 
 def parameters_of(route: Route, query: bytes) -> tuple[Parameter[Any], ...]:
-    """The parameters of a route, and this one where the query may have it."""
+    """Return the parameters of a route, and `ASKED` if the query may contain it."""
     return (*route.parameters, ASKED) if b"server_timing" in query else route.parameters
 
 
 def is_asked(query: Query) -> bool:
-    """Whether the client wants the field."""
+    """Return whether the client has requested the field."""
     return query[ASKED]
 
 
 def server_timing(answer: Answer, at: int) -> Headers:
-    """The field of an answer that is not compressed yet. ``at``: as that of `elapsed_ms`."""
+    """Return the field of a response that is not compressed yet.
+
+    ``at`` is passed to `elapsed_ms`.
+    """
     found = _PERFORMANCE.search(bytes(answer.body[-TAIL_BYTES:]))
     members = _MEMBER.findall(found[1]) if found else []
     metrics = [(METRICS[name], value) for name, value in members if name in METRICS]

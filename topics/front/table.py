@@ -1,8 +1,9 @@
-"""The route table: all rows of the HTTP surface, and the one matcher for them.
+"""Route table: all rows of the HTTP surface, and the only function that matches them.
 
 A new resource of the data plane is a module with `ROUTES` and one line in `OPERATIONS`. Appends and
-diffs have objects of their own, which are called without a context in between. A new resource of
-the admin plane has its rows in `topics.front.admin.rows`, and a module with `VIEWS`.
+diffs are methods of their own objects, which are called without a `RouteContext` to save time. A
+new resource of the admin plane has its rows in `topics.front.admin.rows`, and a module with
+`VIEWS`.
 
 A path is split at ``/`` after percent-decoding, so an encoded slash separates segments like a plain
 one.
@@ -50,7 +51,7 @@ ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS, *rows.ROWS)
 
 
 def operations_for(context: RouteContext) -> dict[Route, Operation]:
-    """The operation of each row of the data plane, bound to a front."""
+    """Return the operation of each row of the data plane, bound to a front."""
     return {
         records.APPEND_ROUTE: records.Appends(context.shards, context.pressure).append,
         read_ahead.DIFF_ROUTE: read_ahead.ReadAhead(context.shards, context.drain).diff,
@@ -59,10 +60,12 @@ def operations_for(context: RouteContext) -> dict[Route, Operation]:
 
 
 def _segments(path: str) -> Segments:
+    """Return the segments of a path."""
     return tuple(path.split("/")[1:])
 
 
 PATH_MAX_BYTES = 8 * 1024  # many times the longest valid path
+# All paths, the routes of each path by method, and the paths with a placeholder.
 PATHS = {_segments(route.path) for route in ROUTES}
 ROUTES_AT: dict[Segments, dict[str, Route]] = {
     path: {m: r for r in ROUTES if _segments(r.path) == path for m in r.methods} for path in PATHS
@@ -71,7 +74,10 @@ NAMED_PATHS = [path for path in PATHS if not set(NAMES).isdisjoint(path)]
 
 
 def match(method: str, target: bytes) -> RouteMatch:
-    """Find the row. Raises `NotFound`, or `MethodNotAllowed` with ``detail.allow``."""
+    """Return the route of a method and target.
+
+    Raise `NotFound`, or `MethodNotAllowed` with ``detail.allow``.
+    """
     path, _, query = origin_form(target).partition(b"?")
     if len(path) > PATH_MAX_BYTES:
         raise NotFound("no such path")
@@ -88,12 +94,15 @@ def match(method: str, target: bytes) -> RouteMatch:
 
 
 def _decoded(path: bytes) -> str:
+    """Return a path with its percent-escapes decoded."""
     if b"%" in path:
         return unquote_to_bytes(path).decode("utf-8", "replace")
     return path.decode("latin-1")
 
 
 def _find(segments: Segments) -> tuple[Segments | None, str | None]:
+    """Return the matching path of the table and the name at its placeholder, if any."""
+    # Paths without a placeholder are found by a look-up, and have precedence.
     if segments in PATHS and segments not in NAMED_PATHS:
         return segments, None
     for pattern in NAMED_PATHS:

@@ -1,15 +1,16 @@
-"""Transfer rate: how fast a client fills or empties the memory that is held for it."""
+"""Transfer rate: the speed at which a client fills or empties the memory that is held for it."""
 
 from __future__ import annotations
 
 import math
 
-HALF_LIFE_S = 2.0  # a byte counts half as much for the rate after so long
+HALF_LIFE_S = 2.0  # after this time, a byte counts half as much for the rate
 
 
 class TransferRate:
-    """Bytes of the last seconds, exponentially weighted. A client that has just begun counts as
-    slow.
+    """The exponentially weighted bytes of the last seconds.
+
+    A client that has just begun counts as slow.
     """
 
     __slots__ = ("_at", "_recent")
@@ -19,15 +20,15 @@ class TransferRate:
         self._at = 0.0
 
     def count(self, moved: int, now: float) -> None:
-        """So many bytes came or went."""
+        """Count ``moved`` bytes, received or sent."""
         self._recent, self._at = self._recent_at(now) + moved, now
 
     def skip_to(self, now: float) -> None:
-        """The time until now does not count: the client could do nothing."""
+        """Exclude the time until ``now``, because the client could not transfer anything."""
         self._at = now
 
     def turnover_s(self, held: int, now: float) -> float:
-        """How long ``held`` bytes take at the present rate."""
+        """Return the seconds that ``held`` bytes take at the current rate."""
         rate = self._recent_at(now) * math.log(2) / HALF_LIFE_S
         return held / rate if rate > 0 else math.inf
 

@@ -1,8 +1,8 @@
-"""The admin plane: a Quart-Trio application for what people and tools ask now and then.
+"""The admin plane: a Quart-Trio application for the rare requests of operators and tools.
 
-application    Quart under Hypercorn, a rule for each row
-views          what the views of all resources share
-topics, queues, routers, metrics    the views: ordinary coroutines
-rows           the rows, which are known before Quart is loaded
+application    Quart behind Hypercorn, with a rule for each row
+views          functions that the views of all resources use
+topic_list, leases, routers, metrics    the views: coroutines
+rows           the rows of the route table, which exist before Quart is imported
 paging         pages of lists
 """

@@ -1,16 +1,17 @@
-"""The application of the admin plane: Quart-Trio behind an unmodified Hypercorn, with one rule for
-each row.
+"""Application of the admin plane: Quart-Trio behind an unmodified Hypercorn, with one rule for each
+row.
 
     admitted head, body --> head written here --> H11Protocol --> Quart --> view
-                 answer <-- body of the response, its status and fields <-----'
+                 response <-- body of the response, its status and fields <----'
 
-It answers requests that the data plane has read and admitted. Hypercorn gets a head that this
-module writes: method, path as the route table understood it, a fixed Host. Request and body travel
-beside it, as an `AdminCall` in the ASGI scope. The data plane sends the answer as one of its own,
-with the same head.
+It serves requests that the data plane has read and admitted. Hypercorn gets a head that this module
+writes: method, path as matched by the route table, and a fixed Host. The request and its body are
+passed separately, as an `AdminCall` in the ASGI scope. The data plane sends the response with its
+own head.
 
-No byte of a client may reach Hypercorn: there is no second reading of one message, no upgrade that
-it could take and no error answer of its own. No byte of a head of Hypercorn's reaches a client.
+No byte of a client may reach Hypercorn. So no message is parsed twice, and Hypercorn gets no
+upgrade and no malformed request that it would respond to itself. No byte of a head that Hypercorn
+writes may reach a client.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ App = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
 
 
 def hypercorn_config() -> Config:
-    """Hypercorn's settings. It opens no socket: the data plane hands it one request at a time."""
+    """Return Hypercorn's settings.
+
+    It opens no socket; the data plane passes it one request at a time.
+    """
     config = Config()
     config.accesslog = None
     config.errorlog = LOG
@@ -63,7 +67,7 @@ def hypercorn_config() -> Config:
 
 
 def make_application(dispatcher: Dispatcher, context: RouteContext) -> Application:
-    """Build everything that answers requests of the admin plane."""
+    """Build all parts that serve requests of the admin plane."""
     app = ASGIWrapper(make_app(dispatcher, VIEWS))  # type: ignore[arg-type]
     return Application(app, hypercorn_config(), WorkerContext(None), context)
 
@@ -71,7 +75,7 @@ def make_application(dispatcher: Dispatcher, context: RouteContext) -> Applicati
 def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
     """Build the Quart application."""
     app = QuartTrio(__name__, static_folder=None)
-    app.config["RESPONSE_TIMEOUT"] = None  # the data plane has the deadlines
+    app.config["RESPONSE_TIMEOUT"] = None  # the data plane enforces deadlines
     for route, view in views.items():
         rule = route.path.replace(TOPIC, "<topic>").replace(ROUTER, "<router>")
         app.add_url_rule(
@@ -93,6 +97,7 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
         admitted().response = made
         return made
 
+    # Every response passes `keep`, also those of the error handlers.
     app.register_error_handler(TopicsError, refuse)
     app.register_error_handler(Exception, apologize)
     app.after_request(keep)
@@ -100,11 +105,11 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
 
 
 def _shielded(app: QuartTrio) -> App:
-    """Let each message of an answer through to its end.
+    """Let the application send each message of a response completely.
 
-    Hypercorn 0.18 puts ``http.disconnect`` while it still handles the last body message; quart-trio
-    0.12 then cancels its nursery, and with it that message. So messages are sent shielded; none of
-    them waits for the client.
+    Hypercorn 0.18 sends ``http.disconnect`` while it still handles the last body message.
+    Quart-trio 0.12 then cancels its nursery, and with it the handling of that message. So messages
+    are sent in a shielded scope. None of them waits for the client.
     """
 
     async def shielded(scope: AsgiMessage, receive: Receive, send: Send) -> None:
@@ -119,7 +124,7 @@ def _shielded(app: QuartTrio) -> App:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What Hypercorn needs to answer a request."""
+    """The parts that Hypercorn needs to serve a request."""
 
     app: ASGIWrapper
     config: Config
@@ -127,7 +132,10 @@ class Application:
     context: RouteContext
 
     async def ask(self, call: AdminCall) -> Answer:
-        """The answer, whose body lives in no shared memory. Nothing here waits for the client."""
+        """Return the response.
+
+        Its body is not in shared memory. This never waits for the client.
+        """
         sent: list[bytes] = []
 
         async def take(event: Event) -> None:
@@ -148,13 +156,14 @@ class Application:
             )
             await protocol.initiate()
             await protocol.handle(RawData(_head_of(call.request)))
+        # Only the body is used, because the front renders its own head.
         wire = b"".join(sent)
         assert call.response is not None, "Hypercorn answered without asking the application"
         return answer_of(call.response, memoryview(wire)[wire.index(b"\r\n\r\n") + 4 :])
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """The life of the application: requests are for the time within."""
+        """Run the application's lifespan. Requests are permitted within the context."""
         lifespan = Lifespan(self.app, self.config, {})
         async with trio.open_nursery() as nursery:
             await nursery.start(lifespan.handle_lifespan)
@@ -165,6 +174,8 @@ class Application:
 
 
 def _head_of(request: Request) -> bytes:
-    route = request.route  # its method: that of a HEAD is GET, whose length the answer tells
+    """Return a minimal request head for Hypercorn."""
+    # A HEAD request uses the view of GET, because the response has the same length.
+    route = request.route
     path = route.path_of(request.topic or request.router)
     return f"{route.method} {path} HTTP/1.1\r\nhost: topics\r\n\r\n".encode("ascii")

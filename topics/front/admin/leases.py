@@ -1,4 +1,4 @@
-"""Queues (§10): who holds which job, and dead letters back to their queues.
+"""Leases and redrives of queues (§10).
 
 GET    /v0/topics/:topic/leases   ?page_size ?cursor ?node
 POST   /v0/topics/:topic/redrive
@@ -21,7 +21,7 @@ from topics.front.route import Route
 
 
 async def leases(topic: str) -> Response:
-    """A page of leases by their seqs. Only a key that may write is shown the lease ids."""
+    """Return a page of leases, ordered by seq. Only a key that may write gets the lease ids."""
     call = admitted()
     query, node = call.request.query, call.request.query[rows.NODE]
     if node is not None:
@@ -45,9 +45,9 @@ def _page(reply: Reply[calls.LeasesResult]) -> tuple[bytes, int | None]:
 
 
 async def redrive(topic: str) -> Response:
-    """Dead letters back to their queues.
+    """Move dead letters back to their queues.
 
-    The shard checks ``to`` against the key's prefixes before it looks for the topic.
+    The shard checks ``to`` against the key's prefixes before it looks up the topic.
     """
     call = admitted()
     params = calls.RedriveParams(topic, listed(call.request.principal.prefixes), call.at)

@@ -1,13 +1,14 @@
-"""Metrics (§8.3): the text that Prometheus reads, or the same values as JSON.
+"""Metrics (§8.3): the Prometheus text format, or the same values as JSON.
 
-GET   /v0/metrics, /metrics    Accept: application/json
+    GET   /v0/metrics, /metrics    Accept: application/json
 
-What processes have counted stands on the board, what they are in the words and settings of the
-server: neither needs a shard, so a page is answered whatever their state, and while the server
-drains. Rows of single topics and routers come from the shards, which are asked all at once. One
-that has not answered within `READ_MAX_S`, or is down, is left out, and the page says so:
-``topics_topic_metrics_truncated`` is 1 whenever a topic may be missing. A shard looks at all its
-names for one answer, so a few pages are read at once: in a crowd of requests many have no rows.
+The counters of all processes are stored on the board, and their states and settings are also
+available without a shard. So a page can be served in any state of the shards, and during the drain.
+The rows of single topics and routers come from the shards, which are called concurrently. A shard
+that is down or has not responded within `READ_MAX_S` is omitted. Then the page reports this:
+``topics_topic_metrics_truncated`` is 1 if any topic may be missing. A shard scans all its names for
+one page, so only a few pages are read concurrently. If there are many concurrent requests, many of
+them get no rows.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ from topics.front.media import prefers_json
 from topics.front.request import listed
 from topics.front.route import Route
 
-STEP_NS: Final = 1_000_000  # then others have their turn
+STEP_NS: Final = 1_000_000  # then other tasks run
+# Seconds that a page waits for the shards.
 READ_MAX_S: Final = 1.0
+# The settings that the metric ``topics_limit_max`` reports.
 CAPS: Final = (
     *("max_topics", "max_routers", "max_total_bytes", "max_watch_sessions"),
     *("max_sse_connections", "max_sse_connections_per_key", "max_inflight_per_key"),
 )
-# The fields of a row behind its name, in their order.
+# The fields of a row after its name, in order.
 TOPICS: Final = {
     "head_seq": ("topic_head_seq", GAUGE, "Highest assigned seq per topic."),
     "earliest_seq": ("topic_earliest_seq", GAUGE, "Lowest seq that readers can get."),
@@ -77,7 +80,8 @@ ROUTERS: Final = {
 
 
 async def metrics() -> Response:
-    """Everything that the key may see: aggregates of all, and rows within its prefixes.
+    """Return all metrics that the key may read: aggregates of the server, and rows within its
+    prefixes.
 
     Raise `Unauthorized`.
     """
@@ -86,7 +90,7 @@ async def metrics() -> Response:
     assert request.head is not None, "the route negotiates"
     prefixes, most = listed(request.principal.prefixes), parts.settings.metrics_topics
     found = await _ask_all(parts, MetricsParams(prefixes, most, most)) if most else []
-    parts.live.keys.check(request.principal)  # it may have changed while this waited
+    parts.live.keys.check(request.principal)  # the keys may have changed during the wait
     families = chain(
         server_families(parts), counters.families(parts.board), row_families(parts, found)
     )
@@ -97,7 +101,7 @@ async def metrics() -> Response:
 
 
 async def _joined(pieces: Iterator[bytes]) -> bytes:
-    """All pieces, made a millisecond at a time."""
+    """Join all chunks. Other tasks run after each millisecond."""
     made, until = [], time.monotonic_ns() + STEP_NS
     for piece in pieces:
         made.append(piece)
@@ -107,11 +111,11 @@ async def _joined(pieces: Iterator[bytes]) -> bytes:
     return b"".join(made)
 
 
-# Of the whole server
+# Metrics of the server
 
 
 def server_families(context: RouteContext) -> Iterator[Family]:
-    """What the board, the limits and the settings say."""
+    """Yield the metrics of the board, the limits and the settings."""
     board, slots, readiness = context.board, context.live.slots, context.shards.readiness()
     is_ready = readiness.ready and not (readiness.draining or context.drain.is_draining)
     versions = (("version", __version__), ("python", platform.python_version()))
@@ -153,32 +157,36 @@ def server_families(context: RouteContext) -> Iterator[Family]:
 
 
 def _one(value: float) -> list[Series]:
+    """Return the single series of a metric without labels."""
     return [((), value)]
 
 
 def _labelled(label: str, values: Iterable[tuple[object, int]]) -> list[Series]:
+    """Return one series for each value of a label."""
     return [(((label, str(name)),), int(value)) for name, value in values]
 
 
 def _states_text(states: type[FrontState] | type[ShardState]) -> str:
+    """Return the help text of a metric whose values are states."""
     return ", ".join(f"{state.value}: {state.name.lower()}" for state in states) + "."
 
 
-# Of single topics and routers
+# Metrics of single topics and routers
 
 
 async def _ask_all(context: RouteContext, params: MetricsParams) -> list[MetricsResult]:
-    """The results of those shards that answer in time."""
+    """Return the results of the shards that respond in time."""
     found: list[MetricsResult] = []
 
     async def ask(shard: int) -> None:
         try:
             reply = await context.shards.answer(shard, METRICS_READ, params)
-        except TopicsError:  # it is down, and the others count
+        except TopicsError:  # the shard is down; the other shards still count
             return
         found.append(reply.result)
         reply.release()
 
+    # The limit includes the wait for a free slot of `metric_reads`.
     with trio.move_on_after(READ_MAX_S):
         async with context.metric_reads, trio.open_nursery() as nursery:
             for shard in range(context.shards.count):
@@ -187,7 +195,7 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
 
 
 def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[Family]:
-    """The rows that the shards have told of, a bounded number, the first by name."""
+    """Yield the rows of the shards, up to a bound, in the order of their names."""
     is_cut = len(found) < context.shards.count
     most = context.settings.metrics_topics
     yield from _families("topic", TOPICS, [one[:2] for one in found], most, is_cut=is_cut)
@@ -202,9 +210,12 @@ def _families(
     *,
     is_cut: bool,
 ) -> Iterator[Family]:
-    """A family for each column of the rows of all shards, and whether rows are missing. A field
-    that is None has no series.
+    """Yield a family for each column of the rows, and a gauge that reports whether rows are
+    missing.
+
+    A field that is None has no series.
     """
+    # Each shard returns its first names, so the first ``most`` names of all shards are complete.
     rows = sorted(chain.from_iterable(rows for rows, _ in parts), key=itemgetter(0))
     is_cut = is_cut or len(rows) > most or any(truncated for _, truncated in parts)
     names, *values = zip(*rows[:most], strict=True) if rows else [()] * (1 + len(columns))

@@ -1,7 +1,7 @@
 """Pages of lists: their size and their cursors.
 
-A cursor is what the page before ended with, as URL-safe base64 of ``{"after": ...}`` without
-padding. To clients it is opaque.
+A cursor is the last name or seq of the previous page, as URL-safe base64 of ``{"after": ...}``
+without padding. It is opaque to clients.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ T = TypeVar("T")
 
 
 def page_size(name: str, value: str) -> int:
-    """The page size, clamped. Raises `InvalidRequest` for anything but digits."""
+    """Parse a page size and clamp it to the bounds.
+
+    Raise `InvalidRequest` for anything but digits.
+    """
     return min(max(integer(name, value), 1), PAGE_SIZE_MAX)
 
 
 class Cursor(msgspec.Struct, Generic[T], forbid_unknown_fields=True):
-    """What a cursor holds: the last name or seq of a page."""
+    """The content of a cursor: the last name or seq of a page."""
 
     after: T
 
@@ -44,12 +47,12 @@ class Cursors(Generic[T]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def encode(self, after: T) -> str:
-        """The cursor of the page behind ``after``."""
+        """Return the cursor of the page after ``after``."""
         document = msgspec.json.encode(Cursor(after))
         return base64.urlsafe_b64encode(document).rstrip(b"=").decode("ascii")
 
     def decode(self, name: str, value: str) -> T:
-        """What a cursor holds. Padding is tolerated. Raises `InvalidRequest`."""
+        """Return the content of a cursor. Padding is accepted. Raise `InvalidRequest`."""
         if len(value) > CURSOR_MAX:
             raise InvalidRequest(f"{name} has more than {CURSOR_MAX} characters", parameter=name)
         try:
@@ -69,13 +72,15 @@ SIZE = Parameter("page_size", page_size, default=PAGE_SIZE)
 def named_items(
     reply: Reply[calls.TopicListResult] | Reply[calls.RouterListResult],
 ) -> list[tuple[str, bytes]]:
-    """Copy the things of a list, each with its JSON."""
+    """Copy the items of a list. Return each name with its JSON."""
     return [(name, bytes(item)) for name, item in reply.result.items]
 
 
 def answer(kind: str, items: Sequence[tuple[str, bytes]], size: int, at: int) -> Answer:
-    """A page of at most ``size`` things of a ``kind``: names, each with its JSON. One more in
-    ``items`` tells that another page follows. ``at``: monotonic ns.
+    """Return a page with at most ``size`` items of a ``kind``, each a name with its JSON.
+
+    If ``items`` has more items, the response has a cursor for the next page. ``at`` is in monotonic
+    ns.
     """
     page = items[:size]
     more = {"next_cursor": NAMES.encode(page[-1][0])} if len(items) > len(page) else {}

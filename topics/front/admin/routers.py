@@ -1,12 +1,12 @@
 """Routers (§6): create or configure, get, list, delete.
 
-PUT      /v0/routers/:router
-GET      /v0/routers/:router
-GET      /v0/routers           ?prefix ?source ?dest ?page_size ?cursor
-DELETE   /v0/routers/:router
+    PUT      /v0/routers/:router
+    GET      /v0/routers/:router
+    GET      /v0/routers           ?prefix ?source ?dest ?page_size ?cursor
+    DELETE   /v0/routers/:router
 
 One shard owns all routers (`calls.ROUTER_OWNER`, the shard of requests without a topic). It decodes
-the body, and it refuses a router of which an end is outside the key's prefixes; the guard has
+the body, and refuses a router whose source or dest is outside the key's prefixes. The guard has
 checked the router's own name.
 """
 
@@ -35,17 +35,21 @@ async def put(router: str) -> Response:
 
 
 async def get(router: str) -> Response:
-    """Config and counters of a router."""
+    """Return the config and counters of a router."""
     return response(shard_answer(await ask(calls.ROUTER_GET, _params(router))))
 
 
 async def delete(router: str) -> Response:
-    """Remove a router."""
+    """Delete a router."""
     return response(shard_answer(await ask(calls.ROUTER_DELETE, _params(router))))
 
 
 async def list_routers() -> Response:
-    """A page of routers by name. One more than the page tells whether another page follows."""
+    """Return a page of routers, ordered by name.
+
+    The shard returns one router more than the page, so that the cursor of the next page is only set
+    if there is one.
+    """
     call = admitted()
     query, size = call.request.query, call.request.query[paging.SIZE]
     params = calls.RouterListParams(

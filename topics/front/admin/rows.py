@@ -1,4 +1,4 @@
-"""Rows of the admin plane, without the views that answer them: Quart is loaded later."""
+"""Rows of the admin plane, without their views, so that the route table does not import Quart."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from topics.front.admin import paging
 from topics.front.queries import Parameter, boolean, name_text, text
 from topics.front.route import BodyRule, Route
 
+# Query parameters.
 PREFIX = Parameter("prefix", name_text, default="")
 NAME_CURSOR: Parameter[str | None] = Parameter("cursor", paging.NAMES.decode, default=None)
 SEQ_CURSOR = Parameter("cursor", paging.SEQS.decode, default=0)
@@ -15,6 +16,7 @@ SOURCE: Parameter[str | None] = Parameter("source", name_text, default=None)
 DEST: Parameter[str | None] = Parameter("dest", name_text, default=None)
 NODE: Parameter[str | None] = Parameter("node", text, default=None)
 
+# Rows.
 ROUTER = "/v0/routers/:router"
 TOPIC_LIST = Route(
     *("GET", "/v0/topics", "topic.list", Scope.READ),
@@ -38,6 +40,7 @@ ROUTER_LIST = Route(
     *("GET", "/v0/routers", "router.list", Scope.READ),
     parameters=(PREFIX, SOURCE, DEST, paging.SIZE, NAME_CURSOR),
 )
+# Prometheus requests /metrics by default.
 METRICS, METRICS_AT_ROOT = (
     Route("GET", path, "metrics", Scope.READ, negotiates=True, answers_in_drain=True)
     for path in ("/v0/metrics", "/metrics")

@@ -1,4 +1,4 @@
-"""Topics (§1.3): the list.
+"""The list of topics (§1.3).
 
 GET      /v0/topics           ?prefix ?page_size ?cursor ?touch
 """
@@ -15,9 +15,10 @@ from topics.front.route import Route
 
 
 async def list_topics() -> Response:
-    """A page of topics by name.
+    """Return a page of topics, ordered by name.
 
-    Each shard lists its own topics, one more than the page, which tells whether another follows.
+    Each shard lists its own topics, up to one more than the page, so that the cursor of the next
+    page is only set if there is one.
     """
     call = admitted()
     query, size = call.request.query, call.request.query[paging.SIZE]

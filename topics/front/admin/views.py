@@ -1,8 +1,8 @@
-"""What the views of all resources share: the admitted request, calls to shards, and responses.
+"""View functions: the admitted request, calls to shards, and responses of the admin plane.
 
-The data plane has read and admitted the request (`topics.front.http.admin_plane`). Views use what
-it found, and do not read the head or the body again. Their failures are answered by the error
-handlers of `topics.front.admin.application`.
+The data plane has read and admitted the request (`topics.front.http.admin_plane`). Views use its
+parsed values, and must not parse the head or the body again. The error handlers of
+`topics.front.admin.application` convert their exceptions to responses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics.front.answers import Answer
 from topics.front.data.context import RouteContext
 from topics.front.http.admin_plane import AdminCall
 
-CALL, CONTEXT = "topics.call", "topics.context"  # in the ASGI scope's state
+CALL, CONTEXT = "topics.call", "topics.context"  # keys in the state of the ASGI scope
 CONTENT_TYPE = "content-type"
 
 T = TypeVar("T")
@@ -30,19 +30,19 @@ View: TypeAlias = Callable[..., Awaitable[Response]]
 
 
 def admitted() -> AdminCall:
-    """The request that this view answers."""
+    """Return the request that this view serves."""
     call: AdminCall = request.scope["state"][CALL]
     return call
 
 
 def context() -> RouteContext:
-    """The parts of this front."""
+    """Return the parts of this front."""
     found: RouteContext = request.scope["state"][CONTEXT]
     return found
 
 
 def response(answer: Answer) -> Response:
-    """The response with this answer, whose shared memory is given back."""
+    """Convert an `Answer` to a Quart response, and release its shared memory."""
     try:
         made = Response(bytes(answer.body), answer.status)
     finally:
@@ -54,9 +54,9 @@ def response(answer: Answer) -> Response:
 
 
 async def ask(call: Call[P, R], params: P, *, has_body: bool = False) -> Reply[R]:
-    """Ask the shard of the request's topic, or the one that owns the routers.
+    """Call the shard of the request's topic, or the shard that owns the routers.
 
-    ``has_body``: the request's body goes with the call. Raise `TopicsError`.
+    ``has_body``: send the request's body with the call. Raise `TopicsError`.
     """
     asked = admitted()
     body = asked.take_body() if has_body else b""
@@ -64,7 +64,7 @@ async def ask(call: Call[P, R], params: P, *, has_body: bool = False) -> Reply[R
 
 
 async def ask_all(call: Call[P, R], params: P, take: Callable[[Reply[R]], T]) -> list[T]:
-    """Ask all shards at once. Return what ``take`` copies of each reply, by shard.
+    """Call all shards concurrently. Return the data that ``take`` copies from each reply, by shard.
 
     Raise the first `TopicsError`.
     """
@@ -86,7 +86,7 @@ async def ask_all(call: Call[P, R], params: P, take: Callable[[Reply[R]], T]) ->
 
 
 def copied(reply: Reply[R], take: Callable[[Reply[R]], T]) -> T:
-    """What ``take`` copies of a reply, whose shared memory is given back."""
+    """Return the data that ``take`` copies from a reply, and release the reply's shared memory."""
     try:
         return take(reply)
     finally:
@@ -94,7 +94,9 @@ def copied(reply: Reply[R], take: Callable[[Reply[R]], T]) -> T:
 
 
 def answer_of(made: Response, body: memoryview) -> Answer:
-    """The answer that the data plane sends: the fields of the response, and its body as sent."""
+    """Convert a Quart response to the `Answer` that the data plane sends, with the body from
+    Hypercorn.
+    """
     headers: Headers = tuple(
         (name.lower().encode("ascii"), value.encode("ascii"))
         for name, value in made.headers.items()

@@ -1,5 +1,5 @@
-"""The data plane: rows and operations, one module per resource.
+"""The data plane: routes and operations, with one module per resource.
 
-Here is what producers, consumers and workers call in a loop, every stream, and every route that
-needs no key. Operations are plain functions (`topics.front.dispatch`).
+It contains the routes that producers, consumers and workers call in a loop, all streams, and all
+routes that need no key. Operations are plain functions (`topics.front.dispatch`).
 """

@@ -1,9 +1,9 @@
-"""Backup: all data of the server as one tar.
+"""Backup: sends all data of the server as one tar.
 
-GET   /v0/backup    a key with the scope admin and without prefixes
+    GET   /v0/backup    for a key with the scope admin and without prefixes
 
-It is an answer without a length. One that is broken off ends without its last chunk, and is no
-backup: `topics.front.data.backup_stream`.
+The response has no length. An aborted response ends without its last chunk, and is not a backup
+(`topics.front.data.backup_stream`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ HEADERS: Final = (
 
 
 def backup(context: RouteContext, request: Request, _body: Body, _at: int, _then: Then) -> Begun:
-    """The GET. Raises `Forbidden`, `Throttled` and `NotReady`."""
+    """Start a backup. Raise `Forbidden`, `Throttled` or `NotReady`."""
     return _begin(context, request)
 
 
 async def _begin(context: RouteContext, request: Request) -> Answer:
+    """Return the response that starts the backup, after all shards have pinned their files."""
     if request.principal.prefixes is not None:
         raise Forbidden("a backup has all names, and the key has only those with its prefixes")
     begun = Backup(context.shards, context.drain, context.live.keys, context.backups)
     await begun.begin()
     answer = Answer(200, headers=HEADERS, stream=partial(begun.run, request))
+    # If the stream never starts, the shards release their files.
     answer.on_unsent = begun.abandon
     return answer
 

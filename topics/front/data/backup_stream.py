@@ -1,13 +1,14 @@
-"""Backups: the front's side of one (``decisions/0067``).
+"""Backup stream: coordinates the shards for a backup, and sends its files (``decisions/0067``).
 
-    begin: all shards pin --> flags --> all hold, all cut, all go on --> files --> all confirm
-       |                        |  one tar, in chunks, as fast as its client takes it       |
-       '-- one cannot: 503      '-- anything fails, drain: broken off                       v
+    begin: all shards pin --> flags --> all hold, all cut, all resume --> files --> all confirm
+       |                        |  one tar, in chunks, at the speed of its client          |
+       '-- one cannot: 503      '-- any failure, drain: aborted                            v
                                                                         manifest, last chunk
 
-The shards say which bytes of which files belong to it. They are read and hashed by a thread that
-has the processor last, and sent slowly while other clients ask for something. Without the last
-chunk HTTP says that the answer is broken, and without its manifest no tar is a backup.
+The shards return the files, and the byte range of each file, that belong to the backup. A thread
+with low priority reads and hashes them. They are sent slowly while other clients send requests. An
+aborted backup must be recognizable: without the last chunk, HTTP clients detect an incomplete
+response, and a tar without its manifest is not a backup.
 """
 
 from __future__ import annotations
@@ -49,25 +50,27 @@ from topics.storage.disk import Damaged
 
 LOG = logging.getLogger("topics.front")
 
-CUTS_MAX: Final = 10  # attempts; a move between topics may take longer than a hold
-PAUSE_S: Final = 0.5  # between two of them
-AHEAD_PIECES: Final = 8  # read and not sent
-# While others ask for something: reading, hashing and sending take some 4 ms for each MiB.
+# Attempts to cut the logs, because a move between topics may take longer than a hold.
+CUTS_MAX: Final = 10
+PAUSE_S: Final = 0.5  # between two attempts
+AHEAD_PIECES: Final = 8  # chunks that were read and have not been sent
+# While other clients send requests. Reading, hashing and sending take about 4 ms per MiB.
 BUSY_BYTES_PER_S: Final = 32 << 20
+# The nice value of the thread that reads.
 NICE: Final = 15
 
 
 class Backups:
-    """What a front knows of its backups: one at a time, and how they ended."""
+    """The backups of a front: at most one at a time, and the number of each outcome."""
 
     def __init__(self) -> None:
         self.slots = Slots("a backup is under way", in_all=Cap("max_backups", 1))
-        self.counts = [0, 0]  # finished, failed
+        self.counts = [0, 0]  # [finished, failed]
         self.finished_ms = 0
 
 
 class Backup:
-    """One backup. Begun by `begin`, ended by `run` or `abandon`."""
+    """One backup. `begin` starts it, and `run` or `abandon` ends it."""
 
     def __init__(self, shards: Shards, drain: Drain, keys: Keys, backups: Backups) -> None:
         self._shards, self._drain, self._keys, self._backups = shards, drain, keys, backups
@@ -75,10 +78,13 @@ class Backup:
         self._flags: list[File] = []
         self._files: list[File] = []
         self._is_over = False
-        self._seen_requests = 0  # of all clients of the front
+        self._seen_requests = 0  # number of requests of all clients of the front at the last check
 
     async def begin(self) -> None:
-        """Let all shards keep what they have. Raises as `Slots.acquire`, and `NotReady`."""
+        """Let all shards pin their files.
+
+        Raise the exceptions of `Slots.acquire`, or `NotReady`.
+        """
         self._backups.slots.acquire()
         try:
             for begun in await self._ask_all(BACKUP_BEGIN):
@@ -89,15 +95,16 @@ class Backup:
             raise
 
     def abandon(self) -> None:
-        """Let the shards keep nothing for it, and another one begin. Safe to call twice."""
+        """Let the shards release their files, and permit another backup. Safe to call twice."""
         if not self._is_over:
             self._is_over = True
-            for shard in range(self._shards.count):  # also one that is stalled hears of it
+            # A stalled shard receives this when it continues.
+            for shard in range(self._shards.count):
                 self._shards.notify(shard, BACKUP_ABANDONED, self._params)
             self._backups.slots.release()
 
     async def run(self, request: Request, connection: Connection) -> None:
-        """Send it. Raises OSError when it is broken off."""
+        """Send the backup. Raise `OSError` if it is aborted."""
         is_whole = False
         try:
             await self._send(request, connection)
@@ -111,13 +118,15 @@ class Backup:
         self._backups.finished_ms = time.time_ns() // 1_000_000
 
     async def _send(self, request: Request, connection: Connection) -> None:
+        """Send the flags, the files up to the cut, and the manifest."""
         stream = BackupStream(int(time.time()))
         await self._send_all(request, connection, stream.add(self._flags))
         created_ms = time.time_ns() // 1_000_000
         cuts, found = await self._cut()
         await self._send_all(request, connection, stream.add([*self._files, *found]))
+        # All shards confirm that they still have the files of the backup.
         await self._ask_all(BACKUP_END)
-        self.abandon()  # who has the last byte may ask for the next backup
+        self.abandon()  # a client that has received the last byte may request the next backup
         manifest = Manifest(
             FORMAT, __version__, self._shards.count, created_ms, cuts, stream.members
         )
@@ -126,7 +135,10 @@ class Backup:
     async def _send_all(
         self, request: Request, connection: Connection, pieces: Iterator[bytes]
     ) -> None:
-        """Send what a thread reads. Raises what the thread has raised, and `TopicsError`."""
+        """Send the bytes that a thread reads.
+
+        Raise the exceptions of the thread, or `TopicsError`.
+        """
         async with reading(pieces) as found:
             async for piece in found:
                 if self._drain.is_draining:
@@ -137,18 +149,18 @@ class Backup:
                     await self._pace(connection, len(piece))
 
     async def _pace(self, connection: Connection, size: int) -> None:
-        """Leave the processor to other clients, if there have been any since the last piece."""
+        """Leave the CPU to other clients, if they have sent requests since the last chunk."""
         count = connection.connections.request_count
         if count != self._seen_requests:
             self._seen_requests = count
             await trio.sleep(size / BUSY_BYTES_PER_S)
 
-    # The shards
+    # Calls to the shards
 
     async def _cut(self) -> tuple[list[int], list[File]]:
-        """The LSN up to which each log belongs to the backup, and the files of all logs.
+        """Return the LSN up to which each log belongs to the backup, and the files of all logs.
 
-        Raises `NotReady`.
+        Retry up to `CUTS_MAX` times. Raise `NotReady`.
         """
         for attempt in range(1, CUTS_MAX + 1):
             try:
@@ -166,7 +178,7 @@ class Backup:
         return cuts, [File._make(row) for answer in answers for row in answer.files]
 
     async def _ask_all(self, call: Call[BackupParams, R]) -> list[R]:
-        """What the shards answer. Raises what the first of them fails with."""
+        """Call all shards and return their results. Raise the first failure."""
         found: dict[int, R] = {}
         failures: list[TopicsError] = []
 
@@ -188,7 +200,7 @@ class Backup:
         return [found[shard] for shard in range(self._shards.count)]
 
     def _release(self) -> None:
-        """Let moves go on where they are held, and wait for no answer."""
+        """Let held moves continue, without waiting for the results."""
 
         def drop(answer: Reply[Any] | TopicsError) -> None:
             if isinstance(answer, Reply):
@@ -199,13 +211,15 @@ class Backup:
 
 
 def _chunk(data: bytes) -> Sequence[bytes]:
+    """Return the parts of one chunk of a chunked body."""
     return chunk_start(len(data)), data, CHUNK_END
 
 
 @contextlib.asynccontextmanager
 async def reading(pieces: Iterator[bytes]) -> AsyncIterator[trio.MemoryReceiveChannel[bytes]]:
-    """What a thread of low priority takes from ``pieces``, `AHEAD_PIECES` ahead. At its end the
-    context raises what the thread has raised.
+    """Iterate ``pieces`` in a thread of low priority, up to `AHEAD_PIECES` ahead of the reader.
+
+    At its end, the context manager raises the exception of the thread.
     """
     send, receive = trio.open_memory_channel[bytes](AHEAD_PIECES)
     token = trio.lowlevel.current_trio_token()
@@ -220,9 +234,11 @@ async def reading(pieces: Iterator[bytes]) -> AsyncIterator[trio.MemoryReceiveCh
             except (OSError, Damaged) as error:
                 failures.append(error)
             finally:
+                # Closing the channel ends the iteration of the reader.
                 token.run_sync_soon(send.close)
 
-    # Not one of trio's, which others use after it: a priority is never raised again.
+    # Use a new thread, because trio's threads are reused and a process may not raise a priority
+    # again.
     threading.Thread(target=read, name="backup", daemon=True).start()
     with receive:
         yield receive

@@ -1,10 +1,10 @@
-"""The console: serves the files of a web page. The page requests all data from `/v0` with the key
-of its user.
+"""Console: serves the files of the web page for operators.
 
-GET   /console, /console/FILE    If-None-Match
+    GET   /console, /console/FILE    If-None-Match
 
-The files contain no data and need no key, also with TOPICS_PROBE_AUTH, because a browser has no key
-before it has loaded the page. With TOPICS_CONSOLE=off the paths do not exist.
+The page requests all data from `/v0`, with the key of its user. The files contain no data, so they
+need no key, even with TOPICS_PROBE_AUTH: a browser has no key before the page is loaded. With
+TOPICS_CONSOLE=off the paths do not exist.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MEDIA_TYPES: Final = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-# The page runs only these scripts, loads nothing from other origins, and never converts text to a
-# script. Only lit-html may create HTML, from its own templates.
+# The policy permits only the scripts of these files, no content of other origins, and no conversion
+# of text to scripts. Only lit-html, with its single policy, creates HTML, from its own templates.
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     b" img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
@@ -47,14 +47,16 @@ HEADERS: Final[Headers] = (
 def _if_on(
     operation: Operation, context: RouteContext, request: Request, body: Body, at: int, then: Then
 ) -> None:
-    """Serve the file. Raises `NotFound` if the console is switched off."""
+    """Serve the file if the console is enabled. Raise `NotFound` otherwise."""
     if not context.settings.console:
         raise NotFound("no such path")
     operation(context, request, body, at, then)
 
 
 def _rows() -> Iterator[tuple[Route, Operation]]:
+    """Yield the routes of all files. The files are read once, at import."""
     paths = {f"/console/{path.name}": path for path in (TOPICS / "front/console").iterdir()}
+    # The JavaScript client is served with the files of the console.
     paths["/console/topics.js"] = TOPICS / "client/js/topics.js"
     paths["/console"] = paths.pop("/console/index.html")
     for path, source in paths.items():

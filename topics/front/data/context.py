@@ -1,4 +1,4 @@
-"""What the operations of all routes work with, and the one way in which they ask a shard."""
+"""Route context: the parts of a front that operations use, and the call of a shard."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Body, Request
 
-METRIC_READS_MAX = 4  # at once, by one front
+METRIC_READS_MAX = 4  # concurrent reads of metrics by one front
 
 
 @dataclass(frozen=True, slots=True)
 class RouteContext:
-    """The parts of one front."""
+    """The parts of one front, as operations and views use them.
+
+    ``started_ns`` is the start of the front in monotonic ns.
+    """
 
     shards: Shards
     settings: Settings
@@ -47,7 +50,7 @@ class RouteContext:
     def of(
         cls, shards: Shards, settings: Settings, drain: Drain, live: Live, board: Board
     ) -> RouteContext:
-        """The context of a front, with what the routes keep themselves."""
+        """Return the context of a front, with the objects that only routes use."""
         return cls(
             shards=shards,
             settings=settings,
@@ -70,7 +73,7 @@ class RouteContext:
         then: Then,
         answer: Callable[[Reply[R]], Answer] = shard_answer,
     ) -> Pending | None:
-        """Ask the shard of the request's topic; ``answer`` makes an answer of what it says."""
+        """Call the shard of the request's topic. ``answer`` converts its reply to a response."""
 
         def answered(reply: Reply[R] | TopicsError) -> None:
             then(reply if isinstance(reply, TopicsError) else answer(reply))

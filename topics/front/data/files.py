@@ -1,9 +1,9 @@
-"""Files of the package that are served as they stand, each on a path of its own: no path of a
-client reaches the file system.
+"""Static files: serves files of the package unchanged.
 
     GET, If-None-Match: the ETag that the client has --> 304, or 200 with the file
 
-The ETag is that of the content. The compressed bytes have another one.
+Each file has its own path. A path of a client must never reach the file system. The ETag is derived
+from the content, and the gzipped form has another ETag.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from topics.front.dispatch import COMPRESS_MIN_BYTES, Operation, Then
 from topics.front.request import Body, Request
 from topics.front.route import Route
 
-VARY: Final = (b"vary", b"accept-encoding")  # gzip adds it, too
+VARY: Final = (b"vary", b"accept-encoding")  # compression also adds it
 
 
 class File(NamedTuple):
-    """What is served of a file. ``headers``: field lines beside the ETag."""
+    """A file as it is served. ``headers`` are the header fields in addition to the ETag."""
 
     content: bytes
     digest: bytes
@@ -33,7 +33,7 @@ class File(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, media_type: bytes, headers: Headers = ()) -> File:
-        """Read it. Raises `OSError`."""
+        """Read a file. Raise `OSError`."""
         content = path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()[:32].encode("ascii")
         return cls(content, digest, media_type, ((b"cache-control", b"no-cache"), *headers))
@@ -42,10 +42,11 @@ class File(NamedTuple):
 def serve(
     file: File, _context: RouteContext, request: Request, _body: Body, _at: int, then: Then
 ) -> None:
-    """The file, or 304 for a client that has it."""
+    """Return the file, or 304 for a client that has it."""
     assert request.head is not None, "the route negotiates"
     is_packed = request.gzip_out and len(file.content) >= COMPRESS_MIN_BYTES
     etag = b'"%b%b"' % (file.digest, b"-gzip" if is_packed else b"")
+    # If-None-Match uses the weak comparison, so a prefix ``W/`` is ignored (RFC 9110 §13.1.2).
     known = {tag.removeprefix(b"w/") for tag in list_members(request.head.joined(b"if-none-match"))}
     headers = ((b"etag", etag), *file.headers)
     if known & {etag, b"*"}:
@@ -56,7 +57,10 @@ def serve(
 
 
 def row(path: str, name: str, file: File, *, is_public: bool = False) -> tuple[Route, Operation]:
-    """The row of the route table. ``is_public``: for anybody, also with TOPICS_PROBE_AUTH."""
+    """Return a row of the route table.
+
+    ``is_public``: no key is needed, even with TOPICS_PROBE_AUTH.
+    """
     route = Route(
         "GET",
         path,

@@ -2,7 +2,7 @@
 
 GET   /v0/health, /healthz    §8.1
 GET   /v0/ready, /readyz      §8.2
-GET   /, /v0                  name, version, links, where the documentation is
+GET   /, /v0                  name, version, links, location of the documentation
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from topics.front.route import Route
 
 
 def health(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
-    """§8.1. 200 as long as this process can answer."""
+    """Return 200 while this process can respond (§8.1)."""
     uptime_ms = (time.monotonic_ns() - context.started_ns) // 1_000_000
     then(json_answer({"status": "ok", "version": __version__, "uptime_ms": uptime_ms}, at))
 
 
 def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
-    """§8.2. A shard that serves readers only is named; the server is ready."""
+    """Return 200 if the server is ready (§8.2).
+
+    Shards that only serve readers are listed, and the server counts as ready. Raise `ShuttingDown`
+    during the drain, or the error of `unready`.
+    """
     readiness = context.shards.readiness()
     if readiness.draining or context.drain.is_draining:
         raise shutting_down()
@@ -51,7 +55,7 @@ DOCS: Final = "README.md and topics/docs/*.md of the distribution topics-engine"
 
 
 def root(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
-    """The server's name, its version, links, and where its pages for people are."""
+    """Return the server's name, its version, links, and the location of its documentation."""
     links = LINKS | {"console": "/console"} if context.settings.console else LINKS
     answer = {"name": "topics", "version": __version__, "links": links, "docs": DOCS}
     found = json_answer(answer, at)

@@ -1,15 +1,16 @@
-"""Queues (§10): lease jobs, say what became of them.
+"""Queues (§10): lease jobs and report their outcome.
 
-POST   /v0/topics/:topic/claim                               §10.2, may wait
-POST   /v0/topics/:topic/ack                                 §10.4
-POST   /v0/topics/:topic/nack                                §10.5
-POST   /v0/topics/:topic/extend                              §10.6
-GET    /v0/topics/:topic/work     ?node ?max ?lease_ms       §10.8, an event stream; ``?token=``
-                                                             instead of a header
+    POST   /v0/topics/:topic/claim                             §10.2, may wait
+    POST   /v0/topics/:topic/ack                               §10.4
+    POST   /v0/topics/:topic/nack                              §10.5
+    POST   /v0/topics/:topic/extend                            §10.6
+    GET    /v0/topics/:topic/work     ?node ?max ?lease_ms     §10.8, an event stream; ``?token=``
+                                                               instead of a header
 
-The shard decodes all bodies. What it has leased to a client that does not hear of it is given back:
-by `queue.unclaimed` when the answer cannot be sent, or comes when nobody waits for it any more, and
-by `work.close` when a stream ends. An answer that the client's kernel has taken counts as heard.
+The shard decodes all bodies. Leases whose response does not reach the client are released: by
+`queue.unclaimed` if the response cannot be sent, or if it is ready after the client has
+disconnected, and by `work.close` when a stream ends. A response that the client's kernel has
+accepted counts as received.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ LEASE_MS: Parameter[int | None] = Parameter("lease_ms", integer, default=None)
 
 
 def claim(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
-    """§10.2. May wait for as long as the ``wait_ms`` of the body says."""
+    """Lease jobs (§10.2). May wait for the ``wait_ms`` of the body."""
     shards, shard, topic = context.shards, request.shard, request.topic
 
     def answer(reply: Reply[calls.ClaimResult]) -> Answer:
         answer = shard_answer(reply)
+        # If the response does not reach the client, the shard releases the leases immediately.
         if reply.result.seqs:
             leases = calls.UnclaimedParams(topic, *reply.result)
             answer.on_unsent = partial(_give_back, shards, shard, leases)
@@ -55,32 +57,35 @@ def claim(context: RouteContext, request: Request, body: Body, at: int, then: Th
 
 
 def _give_back(shards: Shards, shard: int, leases: calls.UnclaimedParams) -> None:
+    """Release leases whose response did not reach the client."""
     shards.notify(shard, calls.UNCLAIMED, leases)
 
 
 def ack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
-    """§10.4."""
+    """Acknowledge jobs (§10.4)."""
     return context.ask(request, calls.ACK, calls.TopicParams(request.topic, at), body, then)
 
 
 def nack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
-    """§10.5."""
+    """Release jobs for a retry (§10.5)."""
     return context.ask(request, calls.NACK, calls.TopicParams(request.topic, at), body, then)
 
 
 def extend(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
-    """§10.6."""
+    """Extend leases (§10.6)."""
     return context.ask(request, calls.EXTEND, calls.TopicParams(request.topic, at), body, then)
 
 
 def work(context: RouteContext, request: Request, _body: Body, _at: int, _then: Then) -> Begun:
-    """§10.8: an event stream, if the shard opens it: a refusal is a plain answer."""
+    """Open a stream of jobs (§10.8). If the shard refuses, the response is a plain error."""
     return _open(context, request)
 
 
 async def _open(context: RouteContext, request: Request) -> Answer:
+    """Return the response that starts the stream, after the shard has opened it."""
     assert request.head is not None, "a request for a stream keeps its head"
     query, live = request.query, context.live
+    # Check all parameters first, because opening the stream leases jobs.
     node, lease_ms = query[NODE], query[LEASE_MS]
     if node is None:
         raise InvalidRequest("node is required", field="node")
@@ -105,11 +110,13 @@ async def _open(context: RouteContext, request: Request) -> Answer:
         await WorkStream(live, subscription, connection).run()
 
     answer = Answer(200, headers=HEADERS, stream=run)
+    # If the stream never starts, its leases are released.
     answer.on_unsent = partial(live.work.close, subscription)
     return answer
 
 
 def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
+    """Return the row of a POST by which workers report or claim jobs."""
     path = f"/v0/topics/:topic/{name}"
     return Route("POST", path, f"queue.{name}", scope, body=BodyRule.REQUIRED, waits=waits)
 

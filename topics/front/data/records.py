@@ -1,18 +1,18 @@
 """Records of a topic: append (§2) and delete (§5). `topics.front.data.read_ahead` has the diff.
 
-POST   /v0/topics/:topic          ?return_seqs    §2
-POST   /v0/topics/:topic/delete                   §5
+    POST   /v0/topics/:topic          ?return_seqs    §2
+    POST   /v0/topics/:topic/delete                   §5
 
-What clients append to one topic within a turn of the front is one message:
+Appends to one topic that arrive in one iteration of the front's loop are sent as one message:
 
-    append --within a turn--> group of its topic --end of the turn, or full--> message --> shard
-                              one answer --> the answer to each request, in their order
+    append --in one iteration--> group of its topic --end, or group is full--> message --> shard
+                                                 one reply --> a response to each request, in order
 
-Requests join whose bodies are in memory and short, without a key, of clients with one API key. The
-shard decides each request for itself. A request that is alone in its turn is the message that it
-would be anyway.
+Requests join a group if their bodies are in memory and short, they have no idempotency key, and
+their clients use the same API key. The shard decides each request separately. A request that is
+alone in its iteration is sent in the same form as without groups.
 
-A turn is an open batch (`topics.actors.shard_client.shards`): a pass of the event loop.
+An iteration of the loop corresponds to an open batch (`topics.actors.shard_client.shards`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ from topics.front.route import BodyRule, Route
 
 LOG = logging.getLogger("topics.front")
 
-JOINED_FIRST = 8  # requests of a turn's first message: the shard begins while the front reads on
-JOINED_MAX = 32  # of those that follow
-JOINED_MAX_BYTES = 16 * 1024  # of their bodies, or one request
+# Requests of the first message, so that the shard starts while the front reads more.
+JOINED_FIRST = 8
+JOINED_MAX = 32  # requests of the later messages of an iteration
+JOINED_MAX_BYTES = 16 * 1024  # of the bodies of a group, unless it is one request
 
 Key: TypeAlias = tuple[str, bool, Principal]
 
@@ -61,7 +62,10 @@ RETURN_SEQS = Parameter("return_seqs", boolean, default=True)
 
 
 class Group(msgspec.Struct, eq=False):
-    """Requests that travel together. ``request``: the first of them. ``length``: of the bodies."""
+    """Requests that are sent together.
+
+    ``request`` is the first one, ``length`` that of all bodies.
+    """
 
     request: Request
     with_seqs: bool
@@ -73,23 +77,23 @@ class Group(msgspec.Struct, eq=False):
 
 
 class Appends:
-    """All appends of a front."""
+    """The appends of all connections of a front."""
 
     def __init__(self, shards: Shards, pressure: Pressure) -> None:
         self._shards, self._batch = shards, shards.batch
         self._pressure, self._bands = pressure, pressure.bands
         pressure.turns.batch = shards.batch
         self._groups: dict[Key, Group] = {}
-        self._begun: set[Key] = set()  # sent within this turn
+        self._begun: set[Key] = set()  # groups with a message that was sent in this iteration
 
     def append(self, request: Request, body: Body, at: int, then: Then) -> Begun:
-        """§2. The shard decodes the body. `Throttled` under pressure."""
+        """Append records (§2). The shard decodes the body. Raise `Throttled` under pressure."""
         pressure = self._pressure
         if not pressure.is_calm:
             refusal = pressure.refusal_of(request, body)
             if refusal is not None:
                 return hold_back(refusal)
-        # While all topics are in one band, none goes before others.
+        # If all topics are in one band, no append has priority over another.
         if self._bands.known or pressure.turns.waiting:
             band = self._bands.of(request.topic)
             if not pressure.turns.may_go(band):
@@ -101,11 +105,15 @@ class Appends:
     def _join(
         self, request: Request, body: Body, at: int, then: Then, parked_ms: float = 0.0
     ) -> None:
-        """Send it with others of its topic, if it may travel with them. ``parked_ms``: for how long
-        it waited for its turn; a group tells that of its first.
+        """Add the request to the group of its topic, or send it alone if it cannot join.
+
+        ``parked_ms`` is the time for which it was parked. A group reports the time of its first
+        request.
         """
         query = request.query
         with_seqs = query is EMPTY or query[RETURN_SEQS]
+        # Only short bodies without an idempotency key can join a group, and only while a batch is
+        # open.
         if not self._batch.is_open or type(body) is not bytes or request.key is not None:
             self._send(Group(request, with_seqs, [body], [at], [then], 0, parked_ms))
             return
@@ -122,19 +130,22 @@ class Appends:
             group.length += len(body)
         most = JOINED_MAX if key in self._begun else JOINED_FIRST
         if group.length > JOINED_MAX_BYTES or len(group.thens) == most:
+            # The group is full: send it while the front reads more requests.
             del self._groups[key]
             self._begun.add(key)
             self._send(group, early=True)
 
     def _end_turn(self) -> None:
+        """Send the remaining groups at the end of an iteration."""
         self._batch.at_end = None
         self._begun.clear()
-        while self._groups:  # who is refused at once may append again
+        while self._groups:  # a client whose request fails immediately may append again
             groups, self._groups = self._groups, {}
             for group in groups.values():
                 self._send(group)
 
     def _send(self, group: Group, *, early: bool = False) -> None:
+        """Send a group as one message."""
         request, bodies, ats = group.request, group.bodies, group.ats
         principal, shard, is_one = request.principal, request.shard, len(bodies) == 1
         params = AppendParams(
@@ -157,6 +168,7 @@ class Appends:
             answered(Internal("internal error"))
 
     def _answered_one(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
+        """Respond to the only request of a group, without copying the body of the reply."""
         then = group.thens[0]
         if isinstance(reply, TopicsError):
             then(reply)
@@ -173,7 +185,7 @@ class Appends:
             then(shard_answer(reply, made=made))
 
     def _answered(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
-        """Answer each request of a group."""
+        """Respond to each request of a group."""
         if isinstance(reply, TopicsError):
             answers: list[Answer | TopicsError] = [reply] * len(group.thens)
         else:
@@ -181,13 +193,15 @@ class Appends:
         for then, answer in zip(group.thens, answers, strict=True):
             try:
                 then(answer)
-            except Exception:  # of one connection: the others have their answers
+            except Exception:  # an error of one connection; the others still get their responses
                 LOG.exception("unexpected server error: append")
 
     def _answers(self, topic: str, reply: Reply[AppendResult]) -> list[Answer | TopicsError]:
+        """Return the responses to the requests of a group, in order."""
         result, bodies = reply.result, bytes(reply.body)
         reply.release()
         assert result.lengths is not None, "a group has several requests"
+        # The last outcome has the newest band of the topic.
         self._bands.learn(topic, band_in(result.outcomes[-1]))
         failures = iter(failures_of(result) if result.failures else ())
         answers: list[Answer | TopicsError] = []
@@ -204,7 +218,7 @@ class Appends:
 
 
 def delete(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
-    """§5."""
+    """Delete records (§5)."""
     params = TopicParams(request.topic, at)
     return context.ask(request, DELETE_RECORDS, params, body, then)
 

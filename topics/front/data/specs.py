@@ -1,10 +1,11 @@
-"""Specifications: the documents that programs read of this API, as they stand beside the pages for
-people. `tests.specs` makes them from the route table and the structs that validate.
+"""Specifications: serves the machine-readable documents of this API.
 
-GET   /v0/openapi.json     OpenAPI 3.1: all of HTTP
-GET   /v0/asyncapi.json    AsyncAPI 3.1: the events of streams, the messages of a WebSocket
+    GET   /v0/openapi.json     OpenAPI 3.1: all HTTP routes
+    GET   /v0/asyncapi.json    AsyncAPI 3.1: the events of streams, the messages of a WebSocket
 
-No key is needed, unless TOPICS_PROBE_AUTH is set: no data stands in them.
+`tests.specs` generates them from the route table and the structs that validate requests. They are
+stored with the documentation. No key is needed, unless TOPICS_PROBE_AUTH is set, because they
+contain no data.
 """
 
 from __future__ import annotations

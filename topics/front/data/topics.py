@@ -1,4 +1,4 @@
-"""Topics (§1): create or configure, state, delete.
+"""Topics (§1): create or configure, get the state, delete.
 
 PUT      /v0/topics/:topic    ?dry_run                  §1.1
 GET      /v0/topics/:topic    ?touch                    §1.2
@@ -25,7 +25,7 @@ IF_EMPTY = Parameter("if_empty", boolean, default=False)
 
 
 def put(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
-    """§1.1."""
+    """Create or configure a topic (§1.1)."""
     prefixes = listed(request.principal.prefixes)
     params = calls.TopicPutParams(request.topic, prefixes, at, request.query[DRY_RUN])
     answer = partial(_put_answer, request.topic)
@@ -37,13 +37,13 @@ def _put_answer(topic: str, reply: Reply[calls.PutResult]) -> Answer:
 
 
 def get(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
-    """§1.2."""
+    """Return the config and state of a topic (§1.2)."""
     params = calls.TopicGetParams(request.topic, request.query[TOUCH], at)
     return context.ask(request, calls.TOPIC_GET, params, b"", then)
 
 
 def delete(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
-    """§1.4."""
+    """Delete a topic (§1.4)."""
     prefixes = listed(request.principal.prefixes)
     params = calls.TopicDeleteParams(request.topic, request.query[IF_EMPTY], prefixes, at)
     return context.ask(request, calls.TOPIC_DELETE, params, b"", then)

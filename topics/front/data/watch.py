@@ -3,11 +3,11 @@
     POST   /v0/watch    ?lenient    a session for up to TOPICS_MAX_WATCH_TOPICS topics
     GET    /v0/watch/:wid           its event stream; ``?token=`` instead of a header
     GET    /v0/watch    ?topic ...  both in one request, without a session: the ids of its events
-                                    have all that a client needs to go on. Without a shard, and
-                                    in the drain, it ends at once with an ``error`` event 503: a
-                                    status 503 would make an EventSource give up for ever
+                                    contain all data that a client needs to resume
 
-The sessions and streams themselves are `topics.front.live`.
+If a shard is not ready, and during the drain, the third request gets an ``error`` event 503 in a
+response with status 200 that ends immediately. With status 503 an EventSource would never
+reconnect. The sessions and streams are implemented in `topics.front.live`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Route
 
 LENIENT = Parameter("lenient", boolean, default=False)
+# Parameters of the event stream without a session.
 TOPICS = Names("topic")
 FROM_SEQ = Parameter("from_seq", integer, default=0)
 TAIL = Parameter("tail", boolean, default=False)
@@ -55,7 +56,8 @@ OPTIONS: tuple[Parameter[Any], ...] = (
 
 
 def create(context: RouteContext, request: Request, body: Body, at: int, _then: Then) -> Begun:
-    """The POST."""
+    """Create a watch session (`POST /v0/watch`)."""
+    # The body is in a block of shared memory: copy it and free the block.
     if not isinstance(body, Buffer):
         view = bytes(body.view)
         body.free()
@@ -65,13 +67,14 @@ def create(context: RouteContext, request: Request, body: Body, at: int, _then: 
 
 
 async def _create(context: RouteContext, request: Request, asked: WatchRequest, at: int) -> Answer:
+    """Create the session. The response waits for the heads of the topics."""
     lenient = request.query[LENIENT]
     members = await context.watches.create(asked, request.principal, lenient=lenient)
     return json_answer(members, at)
 
 
 def stream(context: RouteContext, request: Request, _body: Body, _at: int, then: Then) -> None:
-    """The GET: an event stream that continues after ``Last-Event-ID``."""
+    """Open the event stream of a session, which continues after ``Last-Event-ID``."""
     assert request.head is not None, "a request for a stream keeps its head"
     watches, fields = context.watches, request.head
     session = watches.open(request.wid, request.principal, fields.joined(b"accept"))
@@ -80,6 +83,7 @@ def stream(context: RouteContext, request: Request, _body: Body, _at: int, then:
     let_go = context.live.hold_slot(session.principal)
 
     async def run(connection: Connection) -> None:
+        # The stream takes its own slot when it begins.
         let_go()
         await watches.stream(session, connection, last_event_id)
 
@@ -91,11 +95,12 @@ def stream(context: RouteContext, request: Request, _body: Body, _at: int, then:
 def stream_of_topics(
     context: RouteContext, request: Request, _body: Body, _at: int, _then: Then
 ) -> Begun:
-    """The GET without a session. Each is a stream of its own."""
+    """Open an event stream without a session. Each request is an independent stream."""
     return _open_stream(context, request)
 
 
 async def _open_stream(context: RouteContext, request: Request) -> Answer:
+    """Return the response that starts the stream, or a short event stream with an error 503."""
     assert request.head is not None, "a request for a stream keeps its head"
     query, live, principal, fields = request.query, context.live, request.principal, request.head
     names = query[TOPICS]
@@ -118,21 +123,22 @@ async def _open_stream(context: RouteContext, request: Request) -> Answer:
     id = CursorsId(cursors)
 
     async def run(connection: Connection) -> None:
+        # The stream takes its own slot when it begins.
         let_go()
         heartbeat_s = asked.heartbeat_ms / 1000
         await OneRequestStream(
             live, connection, principal, heartbeat_s, asked.view, cursors, gone, id
         ).run()
 
-    # The first id, without an event: a client that began at the head loses nothing if it must come
-    # back before the first event.
+    # Send the first id without an event. So a client that began at the head loses nothing if it
+    # must reconnect before the first event.
     answer = Answer(200, b"id: %b\n%b" % (id.text(), RETRY), headers=HEADERS, stream=run)
     answer.on_unsent = let_go
     return answer
 
 
 def _known(last_event_id: bytes, query: Query, names: tuple[str, ...]) -> dict[str, Cursor]:
-    """Return the cursors up to which the client has seen each topic. Raise `InvalidRequest`.
+    """Return the cursors up to which the client has received each topic. Raise `InvalidRequest`.
 
     An EventSource that reconnects sends the header with its original URL. So the header is newer
     than the ``cursor`` of the URL.
@@ -163,7 +169,7 @@ ROUTES = {
         query_token=True,
         answers_in_drain=True,
     ): stream_of_topics,
-    # No scope: the session knows its key.
+    # No scope is needed, because the session checks its key.
     Route(
         "GET",
         "/v0/watch/:wid",

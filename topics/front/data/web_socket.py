@@ -1,8 +1,8 @@
-"""WebSocket (§7): the handshake that turns a connection into a socket for publish and subscribe.
+"""WebSocket (§7): the handshake that upgrades a connection for publish and subscribe.
 
-    GET   /v0/ws    Upgrade: websocket    every command on the socket is authorised on its own
+    GET   /v0/ws    Upgrade: websocket    every command on the socket is authorized separately
 
-The socket itself is `topics.front.live`.
+The open socket is served by `topics.front.live`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from topics.front.route import Route
 
 
 def upgrade(fields: HeadFields) -> Headers:
-    """The headers of the answer that makes a connection a WebSocket. Raises `InvalidRequest`,
-    `UpgradeRequired`.
+    """Return the header fields of the response that upgrades a connection to a WebSocket.
+
+    Raise `InvalidRequest` or `UpgradeRequired`.
     """
     protocols = list_members(fields.joined(b"upgrade"))
     options = list_members(fields.joined(b"connection"))
@@ -33,7 +34,8 @@ def upgrade(fields: HeadFields) -> Headers:
     if len(keys) != 1 or not is_key(keys[0]):
         raise InvalidRequest("Sec-WebSocket-Key must be 16 bytes in base64")
     if fields.values(b"transfer-encoding") or {*fields.values(b"content-length")} - {b"0"}:
-        raise InvalidRequest("the handshake of a WebSocket has no body")  # would be read as frames
+        # A body would be read as frames.
+        raise InvalidRequest("the handshake of a WebSocket has no body")
     return (
         (b"upgrade", b"websocket"),
         (b"connection", b"Upgrade"),
@@ -42,9 +44,10 @@ def upgrade(fields: HeadFields) -> Headers:
 
 
 def open_socket(context: RouteContext, request: Request, _body: Body, _at: int, then: Then) -> None:
-    """The handshake. Raises `UpgradeRequired`, `Throttled`."""
+    """Handle the handshake. Raise `InvalidRequest`, `UpgradeRequired` or `Throttled`."""
     assert request.head is not None, "a request for a stream keeps its head"
     headers = upgrade(request.head)
+    # The slot is held until the stream acquires its own.
     context.live.check_room(request.principal)
     context.pressure.check_stream(request.principal.digest, "ws", [], None)
     let_go = context.live.hold_slot(request.principal)

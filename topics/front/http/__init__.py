@@ -1,1 +1,3 @@
-"""HTTP/1.1 on sockets: accepting, connections, heads, bodies, the requests of a connection."""
+"""HTTP/1.1 on sockets: accepts clients, reads heads and bodies, and serves the requests of each
+connection.
+"""

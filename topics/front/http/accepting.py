@@ -1,17 +1,17 @@
-"""Accepting clients: accepts a bounded number in a turn, and refuses clients if no slot is free.
+"""Acceptor: accepts clients, a bounded number per iteration; refuses them if no slot is free.
 
-    listen queue --accept, many in a turn--> waiting --taken, few in a turn--> a driver for each
-                     |                          |-- with a key: first
-                     |                          '-- half closed: last, closed if space is needed
-                     |-- connections_max are open -.
-                     '-- no descriptor is left ----+-- many wait: 429 throttled for the oldest
-                                                   |-- one that is quiet is ended for it
-                                                   '-- none is: 429 throttled, close
+    listen queue --accept, many per iteration--> waiting --take, few per iteration--> a driver each
+                     |                             |-- with a key: first
+                     |                             '-- half-closed: last, closed to free a slot
+                     |-- `connections_max` are open --.
+                     '-- no descriptor is left -------+-- many wait: 429 throttled for the oldest
+                                                      |-- a connection is quiet: it is closed
+                                                      '-- none is: 429 throttled, close
 
 So clients that connect and send nothing do not exclude other clients (`Connections.make_room`). A
 client that is neither accepted nor refused would hang in the listen queue. So the front accepts
-clients even if many wait and no slot is free, and refuses for each the one that has waited for
-longest: one without a key, or one of the key with the most waiting clients. It keeps a spare
+clients even if many wait and no slot is free. For each of them it refuses the client that has
+waited longest: one without a key, or one of the key with the most waiting clients. It keeps a spare
 descriptor to accept and refuse clients.
 
 If more clients wait than one iteration takes, clients whose first input contains a known key are
@@ -21,10 +21,13 @@ while it waits. The front cannot distinguish it from a half-closed client that s
 are served last.
 
 If the listen queue is full, the kernel drops new connections, and the clients retry after 1, 3 and
-7 s. So the front accepts clients sooner than it serves them (decision 0074). A turn takes as many
-waiting clients as there were requests of established clients in the last turn, within bounds, and
-stops after `SPENT_MAX_S`. So established clients keep half of the loop's time, regardless of the
-number of new clients.
+7 s. So the front accepts clients before it serves them (decision 0074). An iteration takes as many
+waiting clients as there were requests of established clients in the last iteration, within bounds,
+and stops after `SPENT_MAX_S`. So established clients keep half of the loop's time, regardless of
+the number of new clients.
+
+If the descriptor limit is reached, the acceptor must not stop or spin: it waits `RETRY_S`, or
+refuses a client with the spare descriptor.
 """
 
 from __future__ import annotations
@@ -50,28 +53,32 @@ from topics.front.limits import Slots
 
 LOG = logging.getLogger("topics.front")
 
-LINGERING_MAX = 32  # refused clients that may still read why
-DISCARD_BYTES = 64 * 1024  # of their input, before a socket is closed
+LINGERING_MAX = 32  # refused clients whose sockets stay open so that they can read the refusal
+DISCARD_BYTES = 64 * 1024  # of unread input, before a socket is closed
 
 
 class Refusals:
     """The refused clients of one listener."""
 
     def __init__(self, responses: ResponseHeads, lines: Callable[[], bytes]) -> None:
-        """``lines``: the field lines of an answer to a client of which nothing was read."""
+        """``lines`` returns the header lines of a response to a client from which nothing was
+        read."""
         self.count = 0  # since the start
         self._responses, self._lines = responses, lines
-        self._logged = 0  # of `count`
+        self._logged = 0  # the value of `count` at the last log line
         self._reason = ""
         self._lingering: deque[socket.socket] = deque()
 
     def note(self, reason: str) -> None:
-        """A client was refused, or not even accepted."""
+        """Count a client that was refused, or could not be accepted."""
         self.count += 1
         self._reason = reason
 
     def refuse(self, sock: socket.socket, failure: Throttled) -> None:
-        """Send the failure, and close a little later."""
+        """Send the failure as a response.
+
+        The socket is closed later, so that the client can read it.
+        """
         answer = error_answer(failure)
         head = self._responses.render(
             answer.status, len(answer.body), answer.headers, lines=self._lines(), close=True
@@ -84,7 +91,7 @@ class Refusals:
         self._close_all_but(LINGERING_MAX)
 
     def log(self, open_count: int) -> None:
-        """One line about all refusals since the last line."""
+        """Log one line about all refusals since the last line."""
         if self.count > self._logged:
             message = "clients refused: %s (%d since the last line, %d open)"
             LOG.warning(message, self._reason, self.count - self._logged, open_count)
@@ -95,37 +102,44 @@ class Refusals:
         self._close_all_but(0)
 
     def _close_all_but(self, most: int) -> None:
+        """Close the oldest sockets of refused clients until at most ``most`` are open."""
         while len(self._lingering) > most:
             sock = self._lingering.popleft()
+            # Closing a socket with unread input sends a reset, and the client would lose the
+            # response.
             with contextlib.suppress(OSError):
                 sock.recv(DISCARD_BYTES)
             sock.close()
 
 
 CONNECTIONS_MAX = 16_384
-FILES_RESERVED = 128  # descriptors for all but clients: rings, arenas, bells, the log, imports
-FILES_OF_SHARD = 6  # for each further shard: two bells and four folders
+# Descriptors for everything except clients: rings, arenas, doorbells, the log, imports.
+FILES_RESERVED = 128
+FILES_OF_SHARD = 6  # for each shard after the first: two doorbells and four directories
 ACCEPTS_PER_TURN = 64  # each takes 0.03 ms
 TAKEN_PER_TURN_MAX = 64
 TAKEN_PER_TURN_MIN = 8
 PEEKED_BYTES = 4096  # of a new client's input; most request heads are shorter
-SPENT_MAX_S = 0.002  # in a turn, for new clients without a key; at least one is served
+SPENT_MAX_S = 0.002  # per iteration, for new clients without a key; at least one is served
 CHECKED_TOGETHER = 64  # waiting clients checked for a hang-up in one call: 0.03 ms
 CHECKS_PER_TURN = 8
-WAITING_MAX = 512  # without a key, or of one key, if no slot is free; they wait about a second
+WAITING_MAX = 512  # without a key, or of one key, if no slot is free; they wait for about a second
 FRESH_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
-TASK_END_PASSES = 2  # passes of the loop in which a cancelled task closes its connection
+TASK_END_PASSES = 2  # loop iterations in which a cancelled task closes its connection
 RETRY_S = 0.1
 FIRST_READ_BYTES = 64 * 1024
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 BROKEN = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
 
+# Receives a new socket and the input that was already read from it.
 Take = Callable[[socket.socket, bytes], None]
 
 
 def connections_max(shards: int) -> int:
-    """Return the number of clients that the descriptor limit allows, without those for shards."""
+    """Return the number of clients that the descriptor limit allows, without the descriptors of
+    shards.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     own = FILES_RESERVED + FILES_OF_SHARD * (shards - 1)
     files = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else soft - own
@@ -133,10 +147,11 @@ def connections_max(shards: int) -> int:
 
 
 class Acceptor:
-    """Accepts the clients of one listener. ``request_count``: requests since the start.
-    ``lines``: see `Refusals`. ``make_room``: see `Connections.make_room`; many waiting clients do
-    not displace a client with a key. ``key_of`` returns the key in the first input of a client, or
-    None.
+    """Accepts the clients of one listener.
+
+    ``request_count`` returns the number of requests since the start. ``lines`` is passed to
+    `Refusals`. ``make_room`` is `Connections.make_room`; many waiting clients do not displace a
+    client with a key. ``key_of`` returns the key in the first input of a client, or None.
     """
 
     def __init__(
@@ -151,26 +166,29 @@ class Acceptor:
         self.slots, self._make_room, self._key_of = slots, make_room, key_of
         self.refusals = Refusals(responses, lines)
         self._request_count = request_count
-        self._spare_fd = -1  # given up to accept a client when there is no other
+        self._spare_fd = -1  # closed to accept a client if no other descriptor is free
         self._is_running = False
         # Accepted clients that no driver has taken yet.
-        self._fresh: deque[socket.socket] = deque()  # just now, or without input
-        self._known: dict[bytes, deque[socket.socket]] = {}  # by key: keys take turns
-        self._waiting: deque[socket.socket] = deque()  # all others
+        self._fresh: deque[socket.socket] = deque()  # accepted just now, or without input
+        # By key; the keys are served in rotation.
+        self._known: dict[bytes, deque[socket.socket]] = {}
+        self._waiting: deque[socket.socket] = deque()  # all other clients
         self._half_closed: deque[socket.socket] = deque()  # their clients may have disconnected
 
     async def run(self, listener: socket.socket, take: Take) -> None:
-        """Accept until cancelled, then close waiting sockets. Raise OSError if the listener breaks.
+        """Accept until cancelled, then close waiting sockets.
 
-        ``take`` is called with each socket and its first input.
+        ``take`` is called with each socket and its first input. Raise `OSError` if the listener
+        breaks.
         """
         listener.setblocking(False)
         self._is_running = True
         self._hold_spare()
         try:
             seen = self._request_count()
-            silent = 0  # newcomers whose first request is still to come
+            silent = 0  # new clients whose first request has not been counted yet
             while True:
+                # Do not sleep while clients wait, but let other tasks run.
                 if self._count or self._half_closed:
                     await trio.lowlevel.checkpoint()
                 else:
@@ -178,6 +196,8 @@ class Acceptor:
                 for _ in range(ACCEPTS_PER_TURN):
                     if not (await self._may_accept(listener) and await self._accept(listener)):
                         break
+                # First requests of new clients do not count, so that new clients do not raise their
+                # own limit.
                 requests, seen = self._request_count() - seen, self._request_count()
                 of_others = max(0, requests - silent)
                 silent = max(0, silent - requests)
@@ -189,14 +209,14 @@ class Acceptor:
             self.close()
 
     def tick(self) -> None:
-        """Once a second: log refusals, close sockets of clients that had time to read why."""
+        """Log refusals, and close the sockets of refused clients. Call this once a second."""
         self.refusals.log(self.slots.used)
         self.refusals.close_all()
         if self._is_running:
             self._hold_spare()
 
     def close(self) -> None:
-        """Give all descriptors back."""
+        """Close all waiting and refused sockets, and the spare descriptor."""
         self._is_running = False
         for sockets in self._queues:
             while sockets:
@@ -207,19 +227,20 @@ class Acceptor:
         self._give_up_spare()
 
     def _hold_spare(self) -> None:
-        """Take the descriptor, if there is one."""
+        """Open the spare descriptor if it is closed and a descriptor is free."""
         if self._spare_fd < 0:
             with contextlib.suppress(OSError):
                 self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _give_up_spare(self) -> None:
+        """Close the spare descriptor, so that one descriptor is free."""
         if self._spare_fd >= 0:
             os.close(self._spare_fd)
             self._spare_fd = -1
 
     @property
     def _queues(self) -> list[deque[socket.socket]]:
-        """All that wait."""
+        """All queues of waiting clients, in the order in which they are served."""
         return [*self._known.values(), self._waiting, self._fresh, self._half_closed]
 
     @property
@@ -229,7 +250,7 @@ class Acceptor:
         return known + len(self._waiting) + len(self._fresh)
 
     def _turn(self, most: int) -> Iterator[socket.socket]:
-        """Yield the clients that this turn takes, about ``most``."""
+        """Yield the clients that this iteration takes, about ``most``."""
         if self._count + len(self._half_closed) <= most:  # the usual case: take all clients
             for sockets in self._queues:
                 while sockets:
@@ -238,9 +259,11 @@ class Acceptor:
             return
         self._sort()
         until = time.monotonic() + SPENT_MAX_S
+        # Clients with a key are first.
         while self._known and most and time.monotonic() < until:
             yield self._next_known()
             most -= 1
+        # Next are clients without a key, at least one per iteration.
         here = deque(self._next_waiting(max(1, most)))
         while here:
             yield here.popleft()
@@ -248,13 +271,15 @@ class Acceptor:
             if time.monotonic() > until:
                 break
         self._waiting.extendleft(reversed(here))
+        # Then follow clients that have sent nothing yet.
         for _ in range(max(0, min(most, len(self._fresh)))):
             yield self._fresh.popleft()
+        # Half-closed clients are last, one per iteration.
         if self._half_closed:
             yield self._half_closed.popleft()
 
     def _next_known(self) -> socket.socket:
-        """Return the next client with a key. The keys take turns."""
+        """Return the next client with a key. The keys are served in rotation."""
         key, sockets = next(iter(self._known.items()))
         del self._known[key]
         sock = sockets.popleft()
@@ -278,8 +303,8 @@ class Acceptor:
     def _sort(self) -> None:
         """Sort the fresh clients into clients with and without a key.
 
-        Clients that have sent nothing yet are checked again in the next turn, unless there are too
-        many.
+        Clients that have sent nothing yet are checked again in the next iteration, unless there are
+        more than `FRESH_MAX`.
         """
         fresh, self._fresh = self._fresh, deque()
         for sock, events in self._without_hung_up(fresh):
@@ -311,8 +336,10 @@ class Acceptor:
         return here
 
     async def _accept(self, listener: socket.socket, *, again: bool = False) -> bool:
-        """Accept or refuse one client; False when no client waits or can be accepted. ``again``:
-        no descriptor was left just now.
+        """Accept or refuse one client.
+
+        Return False if no client waits or none can be accepted. ``again`` is true if the previous
+        call found no free descriptor.
         """
         try:
             sock, _ = listener.accept()
@@ -321,7 +348,8 @@ class Acceptor:
         except OSError as failure:
             if failure.errno in OUT_OF_FILES and not again:
                 self._make_room(False)
-                for _ in range(TASK_END_PASSES):  # the poller also notices clients that have left
+                # In these iterations the poller also notices clients that have left.
+                for _ in range(TASK_END_PASSES):
                     await trio.lowlevel.checkpoint()
                 return await self._accept(listener, again=True)
             return await self._can_go_on(listener, failure)
@@ -334,22 +362,25 @@ class Acceptor:
         return True
 
     async def _may_accept(self, listener: socket.socket) -> bool:
-        """Return False if a new client would be refused although waiting clients will make room.
+        """Return False if a new client would be refused although waiting clients will free slots
+        soon.
 
-        A waiting client is quiet as soon as it has been served.
+        A waiting client becomes quiet, so that it can be closed, as soon as it has been served.
         """
         if not self.slots.is_full or self._count < TAKEN_PER_TURN_MIN:
             return True
         return bool(poll_now([listener.fileno()], select.POLLIN)) and await self._free_slot()
 
     async def _acquire(self) -> None:
-        """Take a slot. Raises `Throttled` when there is none, and none could be had."""
+        """Acquire a slot. Raise `Throttled` if none is free and none can be freed."""
         if self.slots.is_full:
             await self._free_slot()
         self.slots.acquire()
 
     async def _free_slot(self) -> bool:
-        """End another client for a new one. Return whether a slot is free."""
+        """Close the connection of another client for a new one. Return whether a slot is free."""
+        # Clients without a key are refused first. If few of them wait, the key with the most
+        # waiting clients is next.
         waiting = self._waiting
         if len(waiting) < WAITING_MAX:
             waiting = max(self._known.values(), key=len, default=waiting)
@@ -371,7 +402,10 @@ class Acceptor:
         self.refusals.refuse(sock, failure)
 
     async def _can_go_on(self, listener: socket.socket, failure: OSError) -> bool:
-        """After an accept that failed. Raises ``failure`` when the listener is broken."""
+        """Handle a failed accept. Return whether to accept again in this iteration.
+
+        Raise ``failure`` if the listener is broken.
+        """
         if failure.errno in BROKEN or listener.fileno() < 0:
             raise failure
         if failure.errno in OUT_OF_FILES:
@@ -380,10 +414,14 @@ class Acceptor:
             self.refusals.note(os.strerror(failure.errno))
             await trio.sleep(RETRY_S)
             return False
-        return True  # it failed for one client only
+        return True  # the error affects only one client
 
     async def _refuse_with_spare(self, listener: socket.socket) -> bool:
-        """Descriptors have run out below ``connections_max``: the spare suffices to say so."""
+        """Refuse one client with the spare descriptor, because descriptors ran out below
+        ``connections_max``.
+
+        Return whether a client was refused.
+        """
         self.refusals.close_all()
         if self._spare_fd < 0:
             self.refusals.note("no file descriptor left")
@@ -404,6 +442,7 @@ class Acceptor:
 
 
 def _peek(sock: socket.socket) -> bytes:
+    """Return the first input of a client without consuming it."""
     try:
         return sock.recv(PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:  # the client has just disconnected
@@ -411,13 +450,15 @@ def _peek(sock: socket.socket) -> bytes:
 
 
 def _prepare(sock: socket.socket) -> bytes:
-    """Set a new client up and read its first input. Most clients have sent some, and this read
-    spares them a turn of the loop.
+    """Set up a new client's socket and read its first input.
+
+    Most clients have already sent a request, so this read saves them an iteration of the loop.
     """
     sock.setblocking(False)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         return sock.recv(FIRST_READ_BYTES)
-    except OSError:  # no input yet, or the client has gone: its coroutine sees which
+    except OSError:
+        # There is no input yet, or the client has disconnected. The next read tells which.
         return b""

@@ -1,17 +1,21 @@
-"""The admin plane as connections see it: a request is handed over, its answer comes back.
+"""Loader and entry point of the admin plane: imports the application and passes requests to it.
 
     waiting --first request--> loading --> serving --> ended
 
-The application (`topics.front.admin.application`) is imported in a thread with the first request
-of the admin plane, beside a front that serves already. Requests that come earlier wait; none is
-refused. A front of which nobody asks one never pays for the import: a third of the CPU of a start,
-and 14 MiB. The import is all Python, so the thread and the loop take turns in the interpreter, and
-other requests lose a third of their speed meanwhile. While it loads, the switch interval is
-SWITCH_S, which bounds how long the loop waits for the interpreter whenever it wakes up, and the
-collector is off: imports make no garbage, and a full collection, which looks at all modules, would
-hold up the loop.
+The first request of the admin plane imports the application (`topics.front.admin.application`) in a
+thread, while the front continues to serve the data plane. Requests that arrive during the import
+wait; none is refused. A front without such requests saves the import: a third of the CPU time of a
+start, and 14 MiB.
 
-A thread that is still importing when the front ends is abandoned; it dies with the process.
+The import runs Python code, so the thread and the loop alternate in the interpreter. Other requests
+lose a third of their speed during this time. Two measures limit the effect on the loop:
+
+- The switch interval is `SWITCH_S`. It bounds the time that the loop waits for the interpreter when
+  it wakes up.
+- The garbage collector is disabled. Imports create no garbage, and a full collection, which
+  traverses all modules, would block the loop.
+
+If the front ends while the thread imports, the thread is abandoned and ends with the process.
 """
 
 from __future__ import annotations
@@ -29,12 +33,16 @@ from topics.front.answers import Answer
 from topics.front.request import Body, Request
 from topics.imports import frozen
 
+# Seconds between two switches of threads during the import.
 SWITCH_S = 0.0005
 
 
 @dataclass(slots=True)
 class AdminCall:
-    """An admitted request, for its view. ``at``: monotonic ns. ``response``: that of Quart."""
+    """An admitted request for a view of the admin plane.
+
+    ``at`` is the time of the request in monotonic ns. ``response`` is set to the response of Quart.
+    """
 
     request: Request
     body: Body | None
@@ -42,32 +50,32 @@ class AdminCall:
     response: Any = None
 
     def take_body(self) -> Body:
-        """The body changes hands here; once."""
+        """Return the body and transfer its ownership to the caller. Call this at most once."""
         assert self.body is not None, "the body is taken once"
         body, self.body = self.body, None
         return body
 
     def drop_body(self) -> None:
-        """Free a body that was not taken."""
+        """Free the body if it was not taken."""
         if self.body is not None:
             discard(self.take_body())
 
 
 class Application(Protocol):
-    """What is loaded: `topics.front.admin.application.Application`."""
+    """The interface of the imported application (`topics.front.admin.application.Application`)."""
 
     async def ask(self, call: AdminCall) -> Answer:
-        """The answer, which holds no shared memory."""
+        """Return the response to a call. The response uses no shared memory."""
 
     def serving(self) -> AbstractAsyncContextManager[None]:
-        """The time in which it may be asked."""
+        """Return a context manager. Within its block, `ask` may be called."""
 
 
 class AdminPlane:
-    """Loads the application, and hands it requests."""
+    """Imports the application on demand and passes requests to it."""
 
     def __init__(self, load: Callable[[], Application]) -> None:
-        """``load`` imports and builds; it runs in a thread, once."""
+        """``load`` imports and builds the application. It runs once, in a thread."""
         self._load = load
         self._application: Application | None = None
         self._wanted, self._loaded, self._ended = trio.Event(), trio.Event(), trio.Event()
@@ -80,7 +88,7 @@ class AdminPlane:
             await self._loaded.wait()
 
     async def ask(self, call: AdminCall) -> Answer:
-        """Return the answer to a call. Call this after `loaded`. It never waits for the client."""
+        """Return the response to a call after `loaded` has returned. Never wait for the client."""
         assert self._application is not None, "it is loaded"
         try:
             return await self._application.ask(call)
@@ -88,7 +96,7 @@ class AdminPlane:
             call.drop_body()
 
     async def run(self) -> None:
-        """Load, then serve until `end`."""
+        """Load the application on the first request, then serve until `end` is called."""
         with self._loading:
             await self._wanted.wait()
             self._application = await trio.to_thread.run_sync(
@@ -101,13 +109,16 @@ class AdminPlane:
             await self._ended.wait()
 
     def end(self) -> None:
-        """No request is left: let `run` return, also if nothing was loaded yet."""
+        """Let `run` return, because no requests are left.
+
+        Also stops `run` before or during the import.
+        """
         self._ended.set()
         self._loading.cancel()
 
 
 def _undisturbed(load: Callable[[], Application]) -> Application:
-    """Load with short turns of the interpreter, and without the collector."""
+    """Load with a short switch interval and without the garbage collector."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(SWITCH_S, interval))
     try:

@@ -1,9 +1,9 @@
-"""Body reader: a task that receives the body of an admitted request if it has not fully arrived.
+"""Body reader: receives the body of an admitted request in a task, if it has not fully arrived.
 
-declared length                    straight from the socket into a `BodySink`
-chunked, gzipped or both           framing --> (GzipSink) --> BodySink
+    declared length                    from the socket directly into a `BodySink`
+    chunked, gzipped or both           framing --> (GzipSink) --> BodySink
 
-Bodies of routes that do not use one are not read here (`topics.front.http.http1_protocol`).
+Bodies of routes that use no body are not read here (`topics.front.http.http1_protocol`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from topics.front.http.connection import NEVER, Connection
 from topics.front.http.head_reader import AdmittedHead
 from topics.front.request import Body, Request
 
-READ_BYTES_MAX = 256 * 1024  # at once into a long body: well under a millisecond
+# Longest single read into a long body; it takes well under a millisecond.
+READ_BYTES_MAX = 256 * 1024
 
 
 class BodyReader:
-    """Receives the bodies of all connections of a front. It keeps nothing of one body."""
+    """Receives the bodies of all connections of a front. It has no state of individual bodies."""
 
     def __init__(self, shards: Shards, guard: Guard, *, inline_bytes: int) -> None:
         self._shards, self._guard, self._inline_bytes = shards, guard, inline_bytes
 
     async def read(self, connection: Connection, head: AdmittedHead) -> Body:
-        """The request's body. Raises `TopicsError`, which leaves the rest of the body unread, or
-        OSError when the client leaves.
+        """Receive and return the body of the request.
+
+        Raise `TopicsError` if the body is refused; the rest of the body stays unread. Raise
+        `OSError` if the client disconnects.
         """
         if head.expects_continue and connection.pos == len(connection.buffer):
             await connection.send(CONTINUE)
@@ -43,6 +46,7 @@ class BodyReader:
         return body
 
     def _sink(self, connection: Connection, request: Request, max_bytes: int) -> BodySink:
+        """Return the sink of a request, with the ledger of unread input."""
         unread, key = connection.connections.held.unread, request.principal.digest
         return BodySink(
             self._shards,
@@ -53,11 +57,13 @@ class BodyReader:
         )
 
     async def _fill(self, connection: Connection, request: Request, length: int) -> Body:
-        """A body of known length: the socket is read into the memory of the sink."""
+        """Receive a body of known length: read the socket directly into the memory of the sink."""
         with self._sink(connection, request, length) as sink:
+            # First use the bytes of the body that arrived with the head.
             ready = memoryview(connection.buffer)[connection.pos : connection.pos + length]
             connection.pos += len(ready)
             await sink.write(ready)
+            # Release the view, so that the memory of the buffer can be freed.
             del ready
             connection.count_unread()
             while sink.length < length:
@@ -69,8 +75,9 @@ class BodyReader:
             return sink.finish()
 
     async def _collect(self, connection: Connection, head: AdmittedHead) -> Body:
-        """A body whose final length is not known: chunked, gzipped, or both."""
+        """Receive a body whose final length is unknown, because it is chunked, gzipped, or both."""
         request = head.request
+        # The final length is unknown, so the limit of the route applies.
         most = self._guard.body_limits.max_bytes(request.route)
         with self._sink(connection, request, most) as sink:
             gzip = GzipSink(sink, most) if request.gzip_in else None
@@ -96,8 +103,10 @@ async def _write_next(
             raise ConnectionResetError("the client left within a body")
         connection.earned(len(connection.buffer))
     else:
+        # Many buffered chunks must not block other connections.
         await trio.lowlevel.checkpoint()
     pieces, connection.pos = parts.take(connection.buffer, connection.pos)
+    # A wrong media type is an error only if the body is not empty.
     if pieces and request.wrong_media is not None:
         raise request.wrong_media
     for piece in pieces:

@@ -1,10 +1,10 @@
-"""Body sinks: request bodies on their way to a shard, bounded, in shared memory when they are long.
+"""Body sinks: bounded buffers for request bodies, in shared memory if they are long.
 
     up to inline_bytes    a buffer of the front
-    above                 a block of the arena, which grows with what arrives
+    above                 a block of the arena, which grows with the received data
 
-A sink holds at most twice what has arrived, and `FIRST_BYTES`. It gives up when its shard goes down
-or when faster bodies need its memory.
+A sink allocates at most twice the received bytes, plus `FIRST_BYTES`. It gives up if its shard goes
+down or if faster bodies need its memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from topics.front.transfer_rate import TransferRate
 
 FIRST_BYTES = 64 * 1024  # first allocation of shared memory, at most the declared length ...
 FIRST_INLINE_BYTES = (
-    4096  # ... and of the front's own memory: thousands of bodies may begin together
+    4096  # ... and of the front's own memory, because thousands of bodies may start together
 )
-GROW_WAIT_S = 5.0  # how long a body that has a block waits for a longer one ...
-GROW_POLL_S = 0.1  # ... and how often it tries
-STEP_BYTES = 64 * 1024  # inflated at once
-STEPS_PER_TURN = 8  # then other connections run: 512 KiB takes about 1 ms
+GROW_WAIT_S = 5.0  # time for which a body that has a block waits for a longer block ...
+GROW_POLL_S = 0.1  # ... and the interval between its attempts
+STEP_BYTES = 64 * 1024  # inflated in one step
+STEPS_PER_TURN = 8  # then other connections run; 512 KiB take about 1 ms
 WBITS_GZIP = 31
 
 
@@ -41,14 +41,14 @@ Keep: TypeAlias = Callable[["BodySink", int], None]
 class BodySink:
     """Collects a body as it arrives.
 
-    Use it as a context manager: its exit frees whatever `finish` has not handed over, and raises
-    the failure with which the sink was told to give up.
+    Use it as a context manager. The exit frees memory that `finish` has not transferred, and raises
+    the failure that was passed to `give_up`.
     """
 
     def __init__(
         self, shards: Shards, shard: int, *, inline_bytes: int, max_bytes: int, keep: Keep
     ) -> None:
-        """``keep`` is called with each new length of the buffer, and finally with 0."""
+        """``keep`` is called with each new size of the front's buffer, and finally with 0."""
         self._keep = keep
         self._shards = shards
         self._shard = shard
@@ -72,52 +72,62 @@ class BodySink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
+        # The front's buffer is freed, so remove it from the ledger.
         self._keep(self, 0)
         if self._block is not None:
             self._block.free()
             self._block = None
         swallowed = self._scope.__exit__(kind, error, trace)
+        # Replace the cancellation by its reason.
         if self._scope.cancelled_caught and self._failure is not None:
             raise self._failure
         return swallowed
 
     def shed(self) -> None:
-        """Part of `Client`."""
+        """Implement `topics.front.held_memory.Client`."""
         self.give_up(no_room())
 
     def give_up(self, failure: Exception) -> None:
-        """Part of `Holder`."""
+        """Implement `topics.actors.link.arena.Holder`."""
         self._failure = failure
         self._scope.cancel()
 
     def turnover_s(self, now: float) -> float:
-        """Part of `Holder`."""
+        """Implement `topics.actors.link.arena.Holder`."""
+        # A body that gives up counts as the slowest one.
         if self._failure is not None:
             return math.inf
         return self._rate.turnover_s(self._wanted_bytes, now)
 
     def count(self, received: int) -> None:
-        """So many bytes came over the wire."""
+        """Count ``received`` bytes of the network for the transfer rate."""
         self._rate.count(received, trio.current_time())
 
     async def room(self, most: int) -> memoryview:
-        """Memory for the next 1 to ``most`` bytes; pair it with `took`. Raises as `put`."""
+        """Return memory for the next 1 to ``most`` bytes.
+
+        Call `took` after writing to it. Raises as `put`.
+        """
         if self.length == len(self._view):
             await self._grow(self.length + 1)
         return self._view[self.length : self.length + most]
 
     def took(self, received: int) -> None:
-        """So many bytes came over the wire into the ``room``."""
+        """Add ``received`` bytes, which were read from the network into the memory of `room`."""
         self.count(received)
         self.length += received
 
     async def write(self, piece: bytes | memoryview) -> None:
-        """Take a piece as it came over the wire. Raises as `put`."""
+        """Append a chunk in the form in which it was received. Raises as `put`."""
         self.count(len(piece))
         await self.put(piece)
 
     async def put(self, piece: bytes | memoryview) -> None:
-        """Take a piece. Raises `PayloadTooLarge`, `Throttled`, or `NotReady` without a shard."""
+        """Append a chunk.
+
+        Raise `PayloadTooLarge` above ``max_bytes``, `Throttled` if the arena is full, or `NotReady`
+        if the shard is down.
+        """
         end = self.length + len(piece)
         if end > len(self._view):
             await self._grow(end)
@@ -125,7 +135,7 @@ class BodySink:
         self.length = end
 
     def finish(self) -> Body:
-        """The whole body; a block changes hands here."""
+        """Return the complete body and transfer the ownership of its block to the caller."""
         if self._failure is not None:
             raise self._failure
         if self._block is None:
@@ -135,9 +145,11 @@ class BodySink:
         return block
 
     async def _grow(self, end: int) -> None:
+        """Grow the memory to at least ``end`` bytes. Raise as `put`."""
         if end > self._max_bytes:
             raise too_large(self._max_bytes)
         first = FIRST_INLINE_BYTES if end <= self._inline_bytes else FIRST_BYTES
+        # Doubling bounds the cost of copies.
         size = min(self._max_bytes, max(2 * self.length, end, first))
         if end <= self._inline_bytes:
             larger = memoryview(bytearray(min(size, self._inline_bytes)))
@@ -150,22 +162,31 @@ class BodySink:
             await self._wait_and_grow(size)
 
     async def _wait_and_grow(self, size: int) -> None:
-        """Slower bodies make room, or others finish while a body with a block waits. Raises
-        `Throttled`.
+        """Wait until slower bodies are ended, or other bodies finish, and grow.
+
+        A body without a block does not wait for others to finish, because it has not used much yet.
+        Raise `Throttled` if the memory stays full.
         """
         while self._shards.make_room(self._shard, self, trio.current_time()):
-            await trio.lowlevel.checkpoint()  # a body that was told to give up does so now
+            # Bodies that were ended by `make_room` free their memory now.
+            await trio.lowlevel.checkpoint()
             if await self._try_grow(size):
                 return
         deadline = trio.current_time() + (GROW_WAIT_S if self._block is not None else 0)
         while trio.current_time() < deadline:
             await trio.sleep(GROW_POLL_S)
+            # The body could not receive anything during the pause, so it does not count as slow for
+            # it.
             self._rate.skip_to(trio.current_time())
             if await self._try_grow(size):
                 return
         raise no_room()
 
     async def _try_grow(self, size: int) -> bool:
+        """Try to move the body to a block of ``size`` bytes, or to grow its block.
+
+        Return whether it worked.
+        """
         block = self._block
         if block is None:
             block = self._shards.reserve(self._shard, size, self)
@@ -173,11 +194,13 @@ class BodySink:
                 return False
             self._block = block
             block.view[: self.length] = self._view[: self.length]
+            # The data is in the block now, and the front's buffer is freed.
             self._keep(self, 0)
         else:
             steps = block.grow(size, self.length)
             if steps is None:
                 return False
+            # A block is copied in steps.
             for _ in steps:
                 await trio.lowlevel.checkpoint()
         self._view = block.view
@@ -185,7 +208,10 @@ class BodySink:
 
 
 class GzipSink:
-    """A `BodySink` behind gzip. ``max_bytes`` holds on the wire; the sink has the same bound."""
+    """Inflates a gzipped body into a `BodySink`.
+
+    ``max_bytes`` bounds the compressed bytes. The sink has the same bound for the inflated bytes.
+    """
 
     def __init__(self, sink: BodySink, max_bytes: int) -> None:
         self._sink = sink
@@ -194,7 +220,10 @@ class GzipSink:
         self._wire_bytes = 0
 
     async def write(self, piece: bytes | memoryview) -> None:
-        """Inflate a piece. Raises `PayloadTooLarge`, `InvalidRequest` (not gzip) or `Throttled`."""
+        """Inflate a chunk.
+
+        Raise `PayloadTooLarge`, `InvalidRequest` if it is not gzip, or `Throttled`.
+        """
         self._wire_bytes += len(piece)
         self._sink.count(len(piece))
         if self._wire_bytes > self._max_bytes:
@@ -208,7 +237,7 @@ class GzipSink:
                 await trio.lowlevel.checkpoint()
 
     async def _step(self, deflated: bytes | memoryview) -> bytes:
-        """Inflate some of it; what is left."""
+        """Inflate up to `STEP_BYTES`. Return the remaining input."""
         if self._inflater.eof:  # another member follows (RFC 1952 §2.2)
             self._inflater = zlib.decompressobj(WBITS_GZIP)
         try:
@@ -221,6 +250,6 @@ class GzipSink:
         return self._inflater.unconsumed_tail
 
     def check_end(self) -> None:
-        """Raises `InvalidRequest` when the stream stops inside a member."""
+        """Raise `InvalidRequest` if the stream ends within a member."""
         if self._wire_bytes and not self._inflater.eof:
             raise InvalidRequest("the gzip body is cut short")

@@ -1,28 +1,28 @@
-"""One client's connection: its socket, its unread input, and its deadline.
+"""Client connection: one client's socket, its unread input, and its deadline.
 
     input      recv --> `RequestStream`
     output     send: head and body in one write
     deadline   set here, checked once a second by the sweep
-    hang-up    reset: the client has left. Half closed: it may still read, or have closed its socket
+    hang-up    reset: the client has disconnected
+               half-closed: the client may still read, or may have closed its socket
 
-The front cannot distinguish a closed socket from one that only reads until it sends data: then the
-client's kernel resets a closed connection. So if a client is half closed while it waits, the front
-sends it the first byte of its answer.
+TCP does not distinguish a closed socket from a socket that only reads, until the server sends data:
+then the kernel of a client with a closed socket replies with a reset. So if a client is half-closed
+while it waits, the front sends it the first byte of the response as a probe.
 
-The ``async`` functions are for requests that run in tasks. No request needs a timer, and the usual
-one needs no task.
+The ``async`` functions are for requests that run in tasks. No request needs a timer, and a typical
+request needs no task.
 
-`Connections` has all connections of a front: it enforces deadlines, closes quiet connections for
-new clients, and drains.
+`Connections` contains all connections of a front. It enforces deadlines, closes quiet connections
+to admit new clients, and drains.
 
-    every tick    past its deadline --idle, no input--> closed, --else--> cut
-                  waiting for a call whose client has hung up --> cut
-    when full     the connection that has been quiet for longest is closed, without a key first
+    every tick    past its deadline --idle, no input--> closed, --else--> reset
+    when full     the connection that has been quiet longest is closed, without a key first
 
 A connection is quiet while it has no admitted request in flight: between two requests, while a head
 or an unused body is incomplete, and while a request is being refused. Requests that need no key do
 not count as in flight. A connection with any other request or a stream is never closed for a new
-one, so clients that only connect cannot displace active clients.
+connection, so clients that only connect cannot displace active clients.
 """
 
 from __future__ import annotations
@@ -52,56 +52,59 @@ LOG = logging.getLogger("topics.front")
 
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
-GONE = select.POLLHUP | select.POLLERR  # the same bits as those of epoll
+GONE = select.POLLHUP | select.POLLERR  # the same bits as EPOLLHUP and EPOLLERR
 HALF_CLOSED = select.POLLRDHUP
-PROBE = b"HTTP/1.1"  # every answer begins so
-PROBE_PAUSES_S = tuple(0.001 * 2**step for step in range(11))  # 2 s in all
+PROBE = b"HTTP/1.1"  # the first bytes of every response
+PROBE_PAUSES_S = tuple(0.001 * 2**step for step in range(11))  # 2 s in total
 NEVER = math.inf
 INT = struct.Struct("i")
 SHED_PER_PASS = 16
-WITH_INPUT_MAX = 8  # connections with input that are skipped to find one without
+WITH_INPUT_MAX = 8  # connections with input that are skipped to find one without input
 CHECKED_PER_CALL = 256  # connections that a call of `make_room` checks on average: 0.03 ms
-QUIET_FOUND_MAX = 256  # by one search of all connections, which takes a millisecond for each 10,000
-SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
+QUIET_FOUND_MAX = 256  # per search of all connections, which takes 1 ms per 10,000 connections
+SCRATCH = memoryview(bytearray(RECV_BYTES))  # for input that is discarded
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long a client may take, in seconds."""
+    """Time limits of a connection, in seconds."""
 
-    tick_s: float = 1.0  # between two sweeps: the grain of all below
-    head_s: float = 10.0  # from a head's first byte to its last
-    body_grace_s: float = 30.0  # a body may fall behind by so much ...
-    body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead counts for nothing later
+    tick_s: float = 1.0  # between two sweeps: the precision of all limits below
+    head_s: float = 10.0  # from the first byte of a head to the last
+    body_grace_s: float = 30.0  # the time by which a body may be late ...
+    body_bytes_per_s: int = 64 * 1024  # ... at this rate; early bytes give no credit for later
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
-    late_s: float = 1.0  # to the first byte from a client that connects during the drain
-    linger_s: float = 2.0  # for the client to read the last answer while it still sends
+    late_s: float = 1.0  # to the first byte, for a client that connects during the drain
+    linger_s: float = 2.0  # for the client to read the last response while it still sends
 
 
 class Owner(Protocol):
-    """Who serves a connection: `topics.front.http.http1_protocol.Http1Protocol`. ``watched``: the
-    events that its socket is watched for, None while it is not.
+    """The interface of the object that serves a connection
+    (`topics.front.http.http1_protocol.Http1Protocol`).
+
+    ``watched`` is the set of events for which the socket is watched, or None if it is not watched.
     """
 
     watched: int | None
 
     def end(self) -> None:
-        """End it, wherever it waits; `Connection.is_ended` is set."""
+        """Stop serving the connection in any state. `Connection.is_ended` is already set."""
 
     def watch_hang_up(self) -> None:
-        """Cut the connection when its client has gone, while it ``waits``."""
+        """Reset the connection when its client hangs up, while it ``waits``."""
 
     def leave(self) -> None:
-        """Watch the socket no more."""
+        """Stop watching the socket."""
 
 
 class Connection(RequestStream):
-    """One client's socket, non-blocking, with its unread input.
+    """One client's non-blocking socket, with its unread input.
 
-    ``deadline`` is when the sweep ends this connection. ``idle``: no byte of a request has been
-    read. ``waits``: it waits for a call that must end if the client hangs up. ``quiet_since``: the
-    time since when no request is in flight, `NEVER` while one is; requests that need no key do not
-    count. ``principal``: the principal of the last request with a known key.
+    ``deadline`` is the time at which the sweep ends this connection. ``idle`` is true if no byte of
+    a request has been read. ``waits`` is true while the connection waits for a call that must end
+    if the client hangs up. ``quiet_since`` is the time since which no request is in flight, or
+    `NEVER` if one is. Requests that need no key do not count. ``principal`` is the principal of the
+    last request with a known key.
     """
 
     def __init__(self, sock: socket.socket, connections: Connections, said: bytes = b"") -> None:
@@ -112,57 +115,70 @@ class Connection(RequestStream):
         self.connections = connections
         self.timings = connections.timings
         self.owner: Owner | None = None
-        self.is_ended = False  # cut, or closed while idle: its owner is told so
+        self.is_ended = False  # reset, or closed while idle; the owner is notified by `Owner.end`
         self.deadline = NEVER
         self.idle = not said
         self.is_late = False  # the client connected during the drain
         self.waits = False
-        self._probe_bytes = 0  # of the answer to come, that were sent
+        self._probe_bytes = 0  # bytes of the next response that were sent as probes
         self.quiet_since = connections.now
         self.principal: Principal = ANYONE
-        self.closing = False
-        self.is_chunked = False  # its last answer has no length and is sent in chunks
-        self.unread_body = False  # the client may still be sending bytes that are never read
-        self.is_lingering = False  # the last answer was sent; see `linger`
-        self.is_counted = False  # the ledger has unread input of this connection
-        self.body_deadline = NEVER
-        self.trace: TraceFields | None = None  # of the request
-        self.sent_bytes = 0  # of the answer, heads included
-        self.received_bytes = len(said)  # of the request, and of later ones in the buffer
+        self.closing = False  # the connection closes after the current response
+        self.is_chunked = False  # the current response has no length and is sent in chunks
+        # The client may still be sending bytes that the server will not read.
+        self.unread_body = False
+        self.is_lingering = False  # the last response was sent; see `linger`
+        self.is_counted = False  # the ledger contains unread input of this connection
+        self.body_deadline = NEVER  # the body must be complete by then; see `earned`
+        self.trace: TraceFields | None = None  # of the current request
+        self.sent_bytes = 0  # of the current response, heads included
+        self.received_bytes = len(said)  # of the current request, and of later ones in the buffer
 
     @property
     def has_input(self) -> bool:
-        """Whether there is input in the socket, or the client has closed its side."""
+        """Whether the socket has input, or the client has closed its side."""
         return bool(poll_now([self.fd], select.POLLIN))
 
     def begin_waiting(self) -> None:
-        """A call begins that must end if the client hangs up."""
+        """Mark the connection as waiting for a call that must end if the client hangs up."""
         self.waits = True
-        self.compact()  # drop the head and the body, which have been used
+        self.compact()  # drop the consumed head and body
         owner = self.owner
         if owner is not None and (owner.watched is None or not owner.watched & HALF_CLOSED):
             owner.watch_hang_up()
 
     def probe(self) -> None:
-        """Send another byte of the answer to come: a client that is gone resets the connection."""
+        """Send one more byte of the next response.
+
+        The kernel of a client that has closed its socket replies with a reset.
+        """
         with contextlib.suppress(OSError):
             self._probe_bytes += self.sock.send(PROBE[self._probe_bytes :][:1])
 
     @property
     def is_there(self) -> bool:
-        """The client has not hung up: an answer reaches it."""
+        """Whether the client has not hung up, so that a response can reach it."""
         return not (self.is_ended or self._hang_up)
 
     async def check_client(self) -> None:
-        """Raises `ConnectionResetError` when nobody would read an answer."""
+        """Raise `ConnectionResetError` if no client would read a response.
+
+        If the client is half-closed, wait up to 2 s to find out whether it still reads.
+        """
         if not self.is_there and (
             self.is_ended or self._hang_up & GONE or not await self._may_read()
         ):
             raise ConnectionResetError("the client has hung up")
 
     async def _may_read(self) -> bool:
-        """Whether a client that is half closed may still read."""
-        is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes  # with the answers before
+        """Return whether a half-closed client may still read.
+
+        The client's kernel acknowledges the probe byte, or resets the connection. A client that has
+        not acknowledged earlier responses by the end of the wait is only slow, so it may still
+        read.
+        """
+        # Bytes of earlier responses are not acknowledged.
+        is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes
         self.probe()
         for pause_s in PROBE_PAUSES_S:
             if self._hang_up & GONE:
@@ -174,10 +190,14 @@ class Connection(RequestStream):
 
     @property
     def _hang_up(self) -> int:
+        """The hang-up events of the socket, or 0."""
         return poll_now([self.fd], HALF_CLOSED).get(self.fd, 0)
 
     async def receive_more(self) -> bool:
-        """Wait for more input. False when the client has closed its side. Raises OSError."""
+        """Wait for more input and append it to the buffer.
+
+        Return False if the client has closed its side. Raise `OSError` if the connection fails.
+        """
         while True:
             await trio.lowlevel.wait_readable(self.sock)
             try:
@@ -189,8 +209,10 @@ class Connection(RequestStream):
             return bool(data)
 
     async def receive_into(self, view: memoryview) -> int:
-        """Wait for input and put it at the start of ``view``; 0 when the client has closed its
-        side. Raises OSError.
+        """Wait for input and store it at the start of ``view``.
+
+        Return the number of bytes, or 0 if the client has closed its side. Raise `OSError` if the
+        connection fails.
         """
         while True:
             await trio.lowlevel.wait_readable(self.sock)
@@ -202,7 +224,7 @@ class Connection(RequestStream):
             return count
 
     def count_unread(self) -> None:
-        """Drop used input, and report the size of the rest to the ledger.
+        """Drop used input, and report the size of the remaining input to the ledger.
 
         Call this whenever the connection starts to wait.
         """
@@ -212,25 +234,32 @@ class Connection(RequestStream):
             self.connections.held.unread.keep(self, self.principal.digest, kept)
 
     def begin_body(self) -> None:
-        """A body starts: give it its grace."""
+        """Start the deadline of a body with its grace period."""
         self.body_deadline = self.deadline = self.connections.now + self.timings.body_grace_s
 
     def earned(self, received: int) -> None:
-        """So many bytes of the body came: they extend its deadline, up to the grace from now."""
+        """Extend the deadline of the body for ``received`` bytes, at most to one grace period from
+        now.
+        """
         extended = self.body_deadline + received / self.timings.body_bytes_per_s
         most = self.connections.now + self.timings.body_grace_s
         self.deadline = self.body_deadline = min(extended, most)
 
     async def send(self, *parts: bytes | memoryview) -> None:
-        """Send all of it. Raises OSError; the sweep cuts off a client that is too slow
-        (`topics.front.held_memory`).
+        """Send all parts, waiting if necessary.
+
+        Raise `OSError` if the connection fails. The sweep resets the connection of a client that
+        reads too slowly (`topics.front.held_memory`).
         """
         unsent = self.send_now(*parts)
         if unsent:
             await self.send_rest(unsent, sum(map(len, parts)))
 
     def send_now(self, *parts: bytes | memoryview) -> Sequence[memoryview]:
-        """Send what the socket takes, without copying; what is left. Raises OSError."""
+        """Send as many bytes as the socket accepts, without copying. Return the unsent parts.
+
+        Raise `OSError` if the connection fails.
+        """
         if self._probe_bytes:
             parts = (self._rest(parts[0]), *parts[1:])
         try:
@@ -238,6 +267,7 @@ class Connection(RequestStream):
         except BlockingIOError:
             sent = 0
         self.sent_bytes += sent
+        # Skip the bytes of each part that were sent.
         unsent = []
         for part in parts:
             if sent < len(part):
@@ -246,20 +276,25 @@ class Connection(RequestStream):
         return unsent
 
     def _rest(self, answer: bytes | memoryview) -> bytes:
-        """The answer without what was sent of it to probe the client."""
+        """Return the response without the bytes that were sent as probes."""
         sent, self._probe_bytes = self._probe_bytes, 0
         self.sent_bytes += sent
         assert bytes(answer[:sent]) == PROBE[:sent], "every answer begins alike"
         return bytes(answer[sent:])
 
     async def send_rest(self, unsent: Sequence[memoryview], length: int) -> None:
-        """Send as fast as the client takes it; so many bytes stay in memory until then."""
+        """Send the unsent parts at the speed of the client.
+
+        ``length`` is the number of bytes that stay in memory until then. Raise `OSError` if the
+        connection fails.
+        """
         held, before = self.connections.held, self.deadline
         holding = held.hold(self, self.principal.digest, trio.current_time())
         held.add(holding, unsent, length, trio.current_time())
         try:
             for part in unsent:
                 while part:
+                    # The sweep enforces this deadline. It moves while the client reads.
                     self.deadline = holding.due
                     await trio.lowlevel.wait_writable(self.fd)
                     try:
@@ -274,7 +309,7 @@ class Connection(RequestStream):
             held.release(holding)
 
     def cut(self) -> None:
-        """End the connection now, whatever it waits for: a reset for the client."""
+        """Close the connection immediately, in any state. The client gets a reset."""
         if self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._end()
@@ -286,32 +321,37 @@ class Connection(RequestStream):
         self._end()
 
     def _end(self) -> None:
+        """Let the owner stop in its current state and close the connection."""
         self.closing = self.is_ended = True
         if self.owner is not None:
             self.owner.end()
 
     def close(self) -> None:
-        """Close the socket; nobody watches it any more. Unread input is given back."""
+        """Close the socket and stop watching it. Remove its unread input from the ledger."""
         self.clear()
         if self.is_counted:
             self.count_unread()
-        owner, self.owner = self.owner, None  # no circle: memory is given back at once
+        # Break the reference cycle: memory is freed immediately.
+        owner, self.owner = self.owner, None
         if owner is not None:
             owner.leave()
         self.sock.close()
 
     @property
     def must_linger(self) -> bool:
-        """The client would lose the last answer if the connection were closed at once: it has sent
-        what is never read. Raises OSError.
+        """Whether closing now would make the client lose the last response.
+
+        This is so if the client has sent input that is never read, because the kernel then sends a
+        reset. Raise `OSError` if the connection has failed.
         """
         return not self.is_ended and (self.unread_body or (self.closing and self._has_unread()))
 
     def linger(self) -> None:
-        """Start to read and drop input after the last answer, which left input unread.
+        """Start to read and discard input after the last response, because input is left unread.
 
         This continues until the client closes its side or the deadline passes. Closing immediately
-        would send a reset, which makes the client lose this answer and earlier ones. Raise OSError.
+        would send a reset, which makes the client lose this response and earlier ones. Raise
+        `OSError` if the connection has failed.
         """
         self.clear()
         self.is_lingering = True
@@ -319,14 +359,14 @@ class Connection(RequestStream):
         self.sock.shutdown(socket.SHUT_WR)
 
     def drop_input(self) -> bool:
-        """Read and drop input. Return whether the client may send more. Raise OSError."""
+        """Read and discard input. Return whether the client may send more. Raise `OSError`."""
         try:
             return bool(self.sock.recv_into(SCRATCH))
         except BlockingIOError:
             return True
 
     def _has_unread(self) -> bool:
-        """Whether there are requests behind the last one. Raises OSError."""
+        """Return whether there are requests after the last one. Raise `OSError`."""
         if self.pos < len(self.buffer):
             return True
         try:
@@ -336,7 +376,7 @@ class Connection(RequestStream):
 
 
 class Connections:
-    """All open connections. ``now`` is the time of the last sweep, in seconds."""
+    """All open connections of a front. ``now`` is the time of the last sweep, in seconds."""
 
     def __init__(
         self,
@@ -353,10 +393,12 @@ class Connections:
         self.held = HeldMemory() if held is None else held
         self.request_count = 0  # since the start
         self._open: set[Connection] = set()
-        self._quiet: list[tuple[float, Connection]] = []  # since when, the longest last
-        self._calls = self._search_from = 0  # of `make_room`; the call that searches again
-        self._displaced = 0  # since the last sweep
-        self._leaving: set[Connection] = set()  # the part of `_open` that the drain waits for
+        # (quiet since, connection), the longest quiet last.
+        self._quiet: list[tuple[float, Connection]] = []
+        # Calls of `make_room`; the call from which it searches again.
+        self._calls = self._search_from = 0
+        self._displaced = 0  # connections closed by `make_room` since the last sweep
+        self._leaving: set[Connection] = set()  # the subset of `_open` that the drain waits for
         self._empty = trio.Event()
 
     def __len__(self) -> int:
@@ -367,26 +409,26 @@ class Connections:
 
     @property
     def leaving(self) -> int:
-        """How many connections the drain waits for."""
+        """The number of connections that the drain waits for."""
         return len(self._leaving)
 
     def add(self, connection: Connection) -> None:
-        """A client was accepted."""
+        """Add the connection of an accepted client."""
         connection.is_late = self.draining
         self._open.add(connection)
 
     def remove(self, connection: Connection) -> None:
-        """The connection has ended."""
+        """Remove a connection that has ended."""
         self._open.discard(connection)
         self._leaving.discard(connection)
         if self.draining and not self._leaving:
             self._empty.set()
 
     def make_room(self, keyless_only: bool) -> bool:
-        """Close the connection that has been quiet for longest. Return whether there was one.
+        """Close the connection that has been quiet longest. Return whether one was closed.
 
-        ``keyless_only``: only a connection that has shown no key, on a server with keys. If a task
-        serves the connection, it is closed as soon as that task runs.
+        If ``keyless_only`` is true, close only a connection that has shown no key, on a server with
+        keys. If a task serves the connection, it is closed when that task runs next.
         """
         self._calls += 1
         found = self._longest_quiet()
@@ -405,13 +447,16 @@ class Connections:
         A connection with unread input is skipped, because a request has just arrived. If the server
         has keys, this does not protect clients without a key, which could always have input.
         """
+        # Connections with input but without a key are the second choice.
         has_looked, unknown = False, list[Connection]()
         while True:
             if not self._quiet:
                 if has_looked or not self._look_for_quiet():
                     return unknown[0] if unknown else None
-                has_looked = True  # once: others run before input is read, or a hang-up is seen
+                # Search once: input is read and hang-ups are noticed only in later iterations.
+                has_looked = True
             since, connection = self._quiet.pop()
+            # Skip connections that have become active or have ended since the search.
             if connection.quiet_since == since and not connection.is_ended:
                 if not (connection.idle and connection.has_input):
                     return connection
@@ -421,7 +466,11 @@ class Connections:
                         return unknown[0]
 
     def _look_for_quiet(self) -> bool:
-        """Find those that go next; whether there are any."""
+        """Collect the next connections to close. Return whether there are any.
+
+        A search takes time in proportion to all connections, so it is repeated only after a number
+        of calls in the same proportion.
+        """
         if self._calls < self._search_from:
             return False
         self._search_from = self._calls + len(self._open) // CHECKED_PER_CALL
@@ -431,7 +480,7 @@ class Connections:
         return bool(found)
 
     async def run(self, tick: Callable[[float], None]) -> None:
-        """Sweep until cancelled. ``tick`` is told the time first, once a tick."""
+        """Sweep until cancelled. Call ``tick`` with the current time before each sweep."""
         while True:
             await wait_beat(self.timings.tick_s)
             now = trio.current_time()
@@ -439,13 +488,14 @@ class Connections:
             self.sweep(now)
 
     def sweep(self, now: float) -> None:
-        """End connections past their deadline."""
+        """Close or reset connections past their deadline, and log the displaced connections."""
         self.now, self._quiet, self._search_from = now, [], 0
         if self._displaced:
             LOG.warning("quiet connections closed for others: %d", self._displaced)
             self._displaced = 0
         idle = []
-        for connection in [*self._open]:  # one that ends may leave at once
+        # A copy, because `remove` may be called during the iteration.
+        for connection in [*self._open]:
             if connection.deadline <= now:
                 if connection.idle:
                     idle.append(connection)
@@ -455,10 +505,13 @@ class Connections:
                     connection.cut()
         if idle:
             _end_idle(idle)
-        self.held.on_excess()  # who was fast a second ago may be slow now
+        self.held.on_excess()  # a client's rate may have fallen since the last check
 
     async def shed(self) -> None:
-        """End clients whose memory is needed, until cancelled; a few in a pass of the loop."""
+        """Disconnect clients to free their memory, until cancelled.
+
+        Each loop iteration disconnects a bounded number of clients.
+        """
         while True:
             excess = trio.Event()
             self.held.on_excess = excess.set
@@ -469,10 +522,13 @@ class Connections:
                 client.shed()
 
     def drain(self) -> None:
-        """From now on connections end after their request; those without input end at once.
+        """Start the drain.
 
-        A client that connects later has a moment for one request, and the drain does not wait for
-        it until this is called again.
+        Connections close after their current request, and idle connections without input close
+        immediately.
+
+        A client that connects later gets `Timings.late_s` for one request. The drain does not wait
+        for it until this function is called again.
         """
         self.draining = True
         self._leaving, self._empty = set(self._open), trio.Event()
@@ -481,22 +537,22 @@ class Connections:
             self._empty.set()
 
     async def wait_empty(self) -> None:
-        """After `drain`: until the last connection that was open then has closed."""
+        """Wait until the last connection that was open at the call of `drain` has closed."""
         await self._empty.wait()
 
     def cut_all(self) -> None:
-        """End all connections now."""
+        """Reset all connections now."""
         for connection in [*self._open]:
             connection.cut()
 
 
 def _precedence(connection: Connection) -> tuple[bool, float]:
-    """Who goes first: clients without a key, and those that have been quiet for longest."""
+    """Return the sort key for closing: clients without a key first, then the longest quiet ones."""
     return connection.principal is not ANYONE, connection.quiet_since
 
 
 def _end_idle(connections: Sequence[Connection]) -> None:
-    """Close idle connections, but for those with input that nobody has read yet."""
+    """Close idle connections, except those with unread input in their sockets."""
     by_fd = {connection.fd: connection for connection in connections}
     busy = poll_now(by_fd, select.POLLIN)
     for fd, connection in by_fd.items():
@@ -505,7 +561,7 @@ def _end_idle(connections: Sequence[Connection]) -> None:
 
 
 def _unconfirmed_bytes(sock: socket.socket) -> int:
-    """Bytes that were sent and that the kernel of the client has not confirmed."""
+    """Return the number of sent bytes that the client's kernel has not acknowledged."""
     count: int = INT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(INT.size)))[0]
     return count
 
@@ -513,7 +569,7 @@ def _unconfirmed_bytes(sock: socket.socket) -> int:
 def poll_now(descriptors: Iterable[int], events: int) -> dict[int, int]:
     """Return the descriptors with one of the events, a hang-up or an error, each with its events.
 
-    This is one system call, which does not wait.
+    This is one system call, which does not block.
     """
     poller = select.poll()
     for fd in descriptors:

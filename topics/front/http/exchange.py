@@ -1,13 +1,14 @@
-"""Exchange: one request of a connection and its answer, from the head to the last byte sent.
+"""Exchange: one request of a connection and its response, from the head to the last byte sent.
 
-    begin --> admit --> answer: send_now, send, send_rest, send_stream --> end
-       '-------------------- the client is gone ---------------------------^
+    begin --> admit --> response: send_now, send, send_rest, send_stream --> end
+       '---------------- the client has disconnected ------------------------^
 
-A connection has one `Exchange`, which is used again for each request: without the access log it
-costs a request no memory. Every answer has the header fields of its exchange: the request id, the
-traceparent, those of CORS. What came of it is counted, and goes into the access log. Answers of
-both planes, refusals and streams are sent here, which middleware of Quart would not see. A line of
-the log is written at the end alone: a request that hangs is seen in the metrics.
+Each connection has one `Exchange`, which is reused for each request. So without the access log, a
+request allocates no memory for it. All responses are sent here: those of both planes, refusals and
+streams. The exchange adds the common header fields (request id, traceparent, CORS), counts the
+outcome, and writes the line of the access log. A middleware of Quart could not do this, because it
+sees only requests of the admin plane. The log line is written only at the end of a request;
+requests that hang are visible in the metrics.
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ from topics.front.http.request_counts import RequestCounts, RequestIds
 from topics.front.proxies import TrustedProxies
 from topics.front.request import Request
 
-COPY_MAX_BYTES = 32 * 1024  # of an answer that is appended to its head; above, nothing is copied
+# Longest body that is copied to its head; a longer body is sent without a copy.
+COPY_MAX_BYTES = 32 * 1024
 SWITCHING_PROTOCOLS = 101
 NO_CONTENT = 204
-EMPTY = (NO_CONTENT, 304)  # have no body, nor its length
+EMPTY = (NO_CONTENT, 304)  # statuses without a body and without content-length
 
 
 @dataclass(frozen=True, slots=True)
 class HttpParts:
-    """What all connections of a front share. ``left``: a connection has ended."""
+    """The objects that all connections of a front share.
+
+    ``left`` is called when a connection has ended.
+    """
 
     guard: Guard
     heads: HeadReader
@@ -58,11 +63,12 @@ class HttpParts:
 
 
 class Exchange:
-    """The request of one connection that is being answered.
+    """The current request of one connection.
 
-    ``is_open``: its ``head`` has come, at first at ``at`` (monotonic ns), and it is not over.
-    Whoever finds all of the request there sets ``at``. ``request`` has the rights that its key has
-    now. ``has_answered``: at least a part of the answer was sent.
+    ``is_open`` is true from the arrival of the ``head`` until the request has ended. ``at``
+    (monotonic ns) is first the time of the head; the caller sets it again when the request is
+    complete. ``request`` has the current rights of its key. ``has_answered`` is true if at least a
+    part of the response was sent.
     """
 
     __slots__ = (
@@ -88,8 +94,8 @@ class Exchange:
         self.head: AnyHead | None = None
         self.request: Request | None = None
         self.is_open = self.has_answered = False
-        self._is_head = False  # a HEAD: its answer has no body
-        self._is_entered = False  # `Guard.enter` has let the request in
+        self._is_head = False  # a HEAD request: its response has no body
+        self._is_entered = False  # `Guard.enter` has counted the request
         self._lines = b""
         self._status = 0
         self._peer = "" if parts.log is None else peer_of(connection.sock)
@@ -98,17 +104,20 @@ class Exchange:
     # Requests
 
     def begin(self, head: AnyHead) -> None:
-        """A whole head has come."""
+        """Start a request with its complete head."""
         self.head, self.is_open, self.at = head, True, time.monotonic_ns()
         self._is_head = head.method == "HEAD"
 
     def begin_unread(self) -> None:
-        """What has come is not HTTP, or could not be read; nothing unless there is no request."""
+        """Start a request without a head, because the input is not HTTP or could not be read.
+
+        Does nothing if a request is already open.
+        """
         if not self.is_open:
             self.head, self.is_open, self.at = None, True, time.monotonic_ns()
 
     def admit(self, request: Request) -> None:
-        """Let an admitted request in, as `end` lets it out. Raises `TopicsError`."""
+        """Count an admitted request as in flight, until `end` or `let_out`. Raise `TopicsError`."""
         self.request, guard = request, self._parts.guard
         has_key = request.principal is not ANYONE
         if has_key or guard.drain.is_draining:
@@ -116,9 +125,10 @@ class Exchange:
             self._is_entered = has_key  # requests without a key are not counted
 
     def renew(self) -> Request:
-        """Give the request the current rights of its key, right before the operation.
+        """Return the request with the current rights of its key.
 
-        Raises `TopicsError` if the key was removed, or no longer covers the request.
+        Call this right before the operation. Raise `TopicsError` if the key was removed, or no
+        longer covers the request.
         """
         assert self.request is not None, "a request is under way"
         if self.request.principal is not ANYONE:
@@ -126,13 +136,17 @@ class Exchange:
         return self.request
 
     def end(self, *, whole: bool = True) -> None:
-        """The answer was sent, or its client is gone. Safe to call twice."""
+        """Finish the request, because its response was sent or its client has disconnected.
+
+        ``whole`` is false if the response was not sent completely. Safe to call twice.
+        """
         if self._is_entered:
             self.let_out()
         if not self.is_open:
             return
         self.is_open = False
         connection = self._connection
+        # Bytes of later requests, which are still in the buffer, do not count.
         bytes_in = connection.received_bytes - len(connection.buffer) + connection.pos
         duration_ns = time.monotonic_ns() - self.at
         seconds = duration_ns / 1e9
@@ -141,7 +155,7 @@ class Exchange:
         if self._parts.log is not None:
             ms = duration_ns // 1000 / 1000
             self._log(self._parts.log, bytes_in, ms, cut=not whole)
-        self.head = self.request = None  # of a refused request it holds the token
+        self.head = self.request = None  # the head of a refused request contains the token
         self.has_answered = self._is_head = False
         self._lines, self._status = b"", 0
         connection.received_bytes -= bytes_in
@@ -149,18 +163,18 @@ class Exchange:
         connection.trace = None
 
     def let_out(self) -> None:
-        """The request does not count for its key any more."""
+        """Stop counting the request as in flight for its key."""
         if self._is_entered:
             assert isinstance(self.head, AdmittedHead), "a request was let in"
             self._is_entered = False
             self._parts.guard.leave(self.head.request)
 
-    # Answers
+    # Responses
 
     def send_now(self, answer: Answer, *, close: bool) -> tuple[Sequence[memoryview], int]:
-        """Send what the socket takes. Return what is left, and the length of all.
+        """Send as many bytes as the socket accepts. Return the unsent parts, and the total length.
 
-        Raise `OSError`.
+        Raise `OSError` if the connection fails.
         """
         try:
             parts = self._rendered(answer, close)
@@ -171,7 +185,7 @@ class Exchange:
             raise
 
     async def send(self, answer: Answer, *, close: bool) -> None:
-        """Send an answer, in a task. Raises OSError."""
+        """Send a response, in a task. Raise `OSError` if the connection fails."""
         connection = self._connection
         try:
             if answer.on_unsent is not None:
@@ -185,7 +199,10 @@ class Exchange:
             answer.done()
 
     async def send_rest(self, answer: Answer, unsent: Sequence[memoryview], length: int) -> None:
-        """Send what `send_now` has left, in a task. Raises OSError."""
+        """Send the parts that `send_now` has returned, in a task.
+
+        Raise `OSError` if the connection fails.
+        """
         try:
             answer.on_lost(self._connection.cut)
             await self._connection.send_rest(unsent, length)
@@ -196,7 +213,7 @@ class Exchange:
             answer.done()
 
     async def send_stream(self, answer: Answer) -> None:
-        """Let a stream use the connection until either side ends the stream.
+        """Let a stream use the connection until either side closes the stream.
 
         The limits and deadlines of requests do not apply to a stream. Its body is chunked. With
         HTTP/1.0, the body ends when the connection is closed.
@@ -211,7 +228,7 @@ class Exchange:
             head.request.head.forget()
         is_upgrade = answer.status == SWITCHING_PROTOCOLS
         # The bytes after the head of a handshake belong to the WebSocket. This frame must not keep
-        # a reference to them.
+        # a reference to them, because it exists until the stream ends.
         rest = connection.buffer[connection.pos :] if is_upgrade else b""
         connection.clear()
         connection.count_unread()
@@ -234,8 +251,11 @@ class Exchange:
         await stream(connection)
 
     def within_limits(self, answer: Answer) -> Answer:
-        """The long answer of a request that has changed nothing; a refusal if it might have to be
-        held, and there is no memory for that.
+        """Return the response, or a refusal if it might have to be held in memory and the bound is
+        reached.
+
+        Only long responses of requests with the scope READ are refused, because these requests have
+        changed nothing.
         """
         request = self.request
         assert request is not None, "a request is under way"
@@ -250,10 +270,11 @@ class Exchange:
         return self._parts.dispatcher.failed(failure)
 
     def _rendered(self, answer: Answer, close: bool) -> tuple[bytes | memoryview, ...]:
+        """Render a response to the parts that are written to the socket."""
         self.has_answered = True
         parts, connection, request = self._parts, self._connection, self.request
         if request is not None and request.head is not None:
-            request.head.forget()  # free it now: the client may read the answer slowly
+            request.head.forget()  # free it now, because the client may read the response slowly
         if close or connection.unread_body or parts.connections.draining:
             connection.closing = close = True
         body, status, lines = answer.body, answer.status, self._fields(answer.status)
@@ -269,10 +290,11 @@ class Exchange:
         )
         if self._is_head:
             return (head,)
+        # Copy a short body to its head, so that one buffer is sent.
         return (head, body) if len(body) > COPY_MAX_BYTES else (head + body,)
 
     def _fields(self, status: int) -> bytes:
-        """An answer with this status is chosen: its field lines."""
+        """Set the status of the response and return its common header lines."""
         self._status = status
         head, trace = self.head, self._connection.trace
         cors = self._parts.guard.cors.lines_of_unread if head is None else head.cors
@@ -284,6 +306,7 @@ class Exchange:
         return lines
 
     def _traced(self, trace: TraceFields) -> bytes:
+        """Return the common header lines of a request with trace fields."""
         request_id = trace.request_id or b"%b%x" % (self._prefix, next(self._numbers))
         traceparent = trace.traceparent
         more = b"" if traceparent is None else b"traceparent: %b\r\n" % traceparent
@@ -292,11 +315,12 @@ class Exchange:
     # The access log
 
     def _log(self, log: AccessLog, bytes_in: int, ms: float, *, cut: bool) -> None:
+        """Write the line of the access log, if the level includes this request."""
         subject = self._subject()
         if not log.wants(subject.route, self._status):
             return
         connection, trace = self._connection, self._connection.trace
-        if not self._lines:  # there was no answer
+        if not self._lines:  # no response was sent
             self._fields(0)
         request_id, _, _ = self._lines.removeprefix(b"x-request-id: ").partition(b"\r\n")
         traceparent, peer = b"", self._peer
@@ -317,6 +341,7 @@ class Exchange:
         log.tell(subject, finished)
 
     def _subject(self) -> Subject:
+        """Return the object of the request for the access log."""
         head = self.head
         if head is None:
             return Subject()
@@ -329,15 +354,16 @@ class Exchange:
 
 
 def _without_connection(headers: Headers) -> Headers:
+    """Remove the field Connection, because the renderer adds ``Connection: close``."""
     return tuple(header for header in headers if header[0] != b"connection")
 
 
 def peer_of(sock: socket.socket) -> str:
-    """The address at the other end, and its port."""
+    """Return the address and port of the other end of a connection."""
     if sock.family == socket.AF_UNIX:
         return "unix"
     try:
         host, port, *_ = sock.getpeername()
-    except OSError:  # the client has gone
+    except OSError:  # the client has disconnected
         return ""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

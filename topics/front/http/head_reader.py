@@ -1,17 +1,18 @@
-"""Heads: judged by the guard, and remembered.
+"""Head reader: lets the guard decide about request heads, and caches its decisions.
 
-    raw head --blake2b--> remembered? --yes--> AdmittedHead
+    raw head --blake2b--> cached? --yes--> AdmittedHead
           without trace fields --no--'
-                     |--blake2b--> remembered? --yes--> AdmittedHead
+                     |--blake2b--> cached? --yes--> AdmittedHead
              without its topic --no--'
-                     |--blake2b--> remembered? --yes--> Guard.renamed --> AdmittedHead
-                                       '--no--> parse --> Guard.admit --> AdmittedHead, RefusedHead
-                                                                      '-> PreflightHead
+                     |--blake2b--> cached? --yes--> Guard.renamed --> AdmittedHead
+                                      '--no--> parse --> Guard.admit --> AdmittedHead, RefusedHead
+                                                                     '-> PreflightHead
 
-A keep-alive client sends the same head again and again. The decision is remembered under the digest
-of the exact bytes, trace fields left out: clients that send these cost a second digest, and others
-nothing. A client of many topics sends heads that differ in the topic's name: the decision is
-remembered without it, too (``decisions/0045``). The bytes hold a token and must not be kept.
+A keep-alive client sends the same head repeatedly. The decision is cached under the digest of the
+exact bytes without the trace fields. Clients that send trace fields cost a second digest, and
+others cost nothing. A client of many topics sends heads that differ only in the topic's name, so
+the decision is also cached under the digest without the name (``decisions/0045``). The cache must
+not keep the bytes themselves, because they contain a token.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ from topics.front.guard import Guard
 from topics.front.request import Request
 from topics.front.route import BodyRule, Route
 
-YOUNG_MAX: Final = 4096  # entries of a generation
+YOUNG_MAX: Final = 4096  # maximum number of entries of a generation
 
 T = TypeVar("T")
 
 
 class HeadMemory(Generic[T]):
-    """What was decided about heads, by the digests of their bytes: at most ``2 * young_max``.
+    """Cache of decisions about heads, by the digests of their bytes, with at most ``2 * young_max``
+    entries.
 
-        young --full--> old --full again--> forgotten
+        young --full--> old --full again--> dropped
           ^--- found -----'
 
-    A head that comes again stays, however many others come only once (topics that are made, appends
-    to a hundred thousand topics). No entries are sorted, or searched for the oldest one.
+    A head that is used repeatedly stays in the cache, even if many other heads are used only once,
+    for example while topics are created or appends go to a hundred thousand topics. Unlike an LRU
+    list, the two generations need no order of the entries and no search for the oldest one.
     """
 
     def __init__(self, young_max: int = YOUNG_MAX) -> None:
@@ -62,31 +65,35 @@ class HeadMemory(Generic[T]):
 
     @property
     def entries(self) -> dict[bytes, T]:
-        """All of them."""
+        """All entries, in a new dict."""
         return {**self._old, **self.young}
 
     def get(self, digest: bytes) -> T | None:
-        """What is known under the digest, which counts as young again."""
+        """Return the value of the digest, or None.
+
+        An entry of the old generation becomes young again.
+        """
         found = self.young.get(digest)
         if found is None and (found := self._old.get(digest)) is not None:
             self.put(digest, found)
         return found
 
     def put(self, digest: bytes, value: T) -> None:
-        """Keep it. When the young generation is full, the old one is forgotten."""
+        """Store a value. If the young generation is full, drop the old one first."""
         young = self.young
         if len(young) >= self._young_max:
             self._old, self.young = young, (young := {})
         young[digest] = value
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries."""
         self.young, self._old = {}, {}
 
 
 class JudgedHead(msgspec.Struct, frozen=True, eq=False):
-    """A head, and what an answer to it needs. ``cors``: field lines. ``route_index``: of
-    `ROUTE_NAMES`.
+    """A decision about a head, with the data that any response to it needs.
+
+    ``cors`` contains header lines. ``route_index`` is an index of `ROUTE_NAMES`.
     """
 
     method: str
@@ -95,9 +102,10 @@ class JudgedHead(msgspec.Struct, frozen=True, eq=False):
 
 
 class AdmittedHead(JudgedHead, frozen=True, eq=False):
-    """A head that the guard admitted, and the form of its body. ``uses_body``: the route reads the
-    body. ``plain``: the body is neither chunked, gzipped nor long. ``is_admin``: the admin plane
-    answers it.
+    """A head that the guard has admitted, and the form of its body.
+
+    ``uses_body``: the route reads the body. ``plain``: the body is neither chunked, gzipped nor
+    long. ``is_admin``: the admin plane serves the request.
     """
 
     request: Request
@@ -111,14 +119,14 @@ class AdmittedHead(JudgedHead, frozen=True, eq=False):
 
 
 class RefusedHead(JudgedHead, frozen=True, eq=False):
-    """A well-formed head that the guard refused."""
+    """A well-formed head that the guard has refused."""
 
     head: Head
     failure: TopicsError
 
 
 class PreflightHead(JudgedHead, frozen=True, eq=False):
-    """A browser asks what a page may send (`topics.front.cors`)."""
+    """A preflight: a browser requests the permissions of a page (`topics.front.cors`)."""
 
     head: Head
     allowed: Headers
@@ -131,22 +139,25 @@ class HeadReader:
     """Decides about the heads of all connections of a front."""
 
     def __init__(self, guard: Guard, operations: Container[Route], *, inline_bytes: int) -> None:
-        """``operations``: the rows of the data plane."""
+        """``operations`` contains the routes of the data plane."""
         self._guard, self._operations = guard, operations
         self._inline_bytes = inline_bytes
         self.remembered: HeadMemory[AdmittedHead] = HeadMemory()
-        self.of_topics: HeadMemory[AdmittedHead] = HeadMemory()  # each stands for those of all
+        # Each entry is valid for all topics.
+        self.of_topics: HeadMemory[AdmittedHead] = HeadMemory()
 
     def forget(self) -> None:
-        """Decide about every head anew: the keys have changed."""
+        """Clear the caches, because the keys have changed."""
         self.remembered.clear()
         self.of_topics.clear()
 
     def decide(self, raw: bytes) -> tuple[AnyHead, TraceFields | None]:
-        """What becomes of a whole head, and the fields that trace it. Raises `InvalidRequest` when
-        it is not well-formed.
+        """Return the decision about a complete head, and its trace fields.
+
+        Raise `InvalidRequest` if the head is not well-formed.
         """
         digest = blake2b(raw, digest_size=16).digest()
+        # The direct look-up in `young` saves a function call in the usual case.
         known = self.remembered.young.get(digest) or self.remembered.get(digest)
         if known is not None:
             return known, None
@@ -158,7 +169,12 @@ class HeadReader:
         return known or self._judge_by_topic(raw, without, digest), trace
 
     def _judge_by_topic(self, raw: bytes, without: bytes, digest: bytes) -> AnyHead:
-        """``without``: the head without its trace fields, ``digest``: of that."""
+        """Decide about a head that is not cached itself, with the decision about another topic if
+        possible.
+
+        ``without`` is the head without its trace fields, and ``digest`` is the digest of these
+        bytes.
+        """
         cut = cut_topic_name(without)
         if cut is None:
             return self._judge(parse_head(raw), digest, None)
@@ -166,13 +182,17 @@ class HeadReader:
         known = self.of_topics.get(nameless)
         request = None if known is None else self._guard.renamed(known.request, topic)
         if known is None or request is None:
+            # There is no such decision, or the key does not cover this topic: let the guard decide.
             return self._judge(parse_head(raw), digest, nameless)
         head = structs.replace(known, request=request)
         self.remembered.put(digest, head)
         return head
 
     def _judge(self, head: Head, digest: bytes, nameless: bytes | None) -> AnyHead:
-        """Decide, and remember it under the digest of the head, and under that without a topic."""
+        """Decide about a parsed head, and cache an admission under both digests.
+
+        ``nameless`` is the digest of the head without its topic, or None.
+        """
         cors = self._guard.cors
         lines = cors.lines(head.fields)
         try:
@@ -186,8 +206,8 @@ class HeadReader:
             index = _index_of(self._guard.route_of(head))
             return RefusedHead(head.method, lines, index, head, failure)
         admitted = self._admitted(head, lines, request)
-        # A key belongs to one request: its head does not come again. What keeps its fields is as
-        # long as they are.
+        # An idempotency key belongs to one request, so its head is not sent again. A request that
+        # keeps its header fields is not cached either, because they may be as long as the head.
         if not admitted.is_admin and request.head is None and request.key is None:
             self.remembered.put(digest, admitted)
             if nameless is not None:
@@ -195,6 +215,7 @@ class HeadReader:
         return admitted
 
     def _admitted(self, head: Head, cors: bytes, request: Request) -> AdmittedHead:
+        """Return the admission of a head, with the form of its body."""
         route = request.route
         is_short = head.length is not None and head.length <= self._inline_bytes
         return AdmittedHead(
@@ -213,8 +234,10 @@ class HeadReader:
 
 
 def _digest_of(raw: bytes) -> bytes:
+    """Return the cache key of a head. It does not reveal the token."""
     return blake2b(raw, digest_size=16).digest()
 
 
 def _index_of(route: Route | None) -> int:
+    """Return the index of a route in `ROUTE_NAMES`."""
     return OTHER_ROUTE if route is None else ROUTE_INDEXES[route.name]

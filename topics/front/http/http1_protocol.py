@@ -1,4 +1,4 @@
-"""HTTP/1.1: reads the requests of one connection, and answers them in their order.
+"""HTTP/1.1 protocol: the state machine of one connection, which answers requests in order.
 
                  .--------------------- answered <-------------------.
                  v                                                    |
@@ -8,20 +8,20 @@
 
     head   head_reader    body   request_stream, body_reader    operation   dispatch
 
-What a request usually needs is a plain function: a short body, an operation that asks a shard, an
-answer that the socket takes at once. All else is a task:
+Plain functions serve a typical request: a short body, an operation that calls a shard, a response
+that the socket accepts immediately. All other cases run in a task:
 
-    body       long, chunked, or not there after `SHORT_MAX_BYTES`     body_reader
-    admin      the admin plane answers                                  admin_plane
-    stream     until either side ends it
-    answer     compressed, or longer than what the socket takes at once
+    body       chunked, gzipped, or longer than `SHORT_MAX_BYTES`    body_reader
+    admin      all requests of the admin plane                       admin_plane
+    stream     until either side closes it
+    response   compressed, or longer than the socket accepts immediately
 
-A task that ends goes on with `serve`. The last answer of a connection with unread input is followed
-by LINGERING.
+After a task has ended, `serve` continues with the next request. The last response of a connection
+with unread input is followed by LINGERING.
 
-A client that hangs up while its connection ``waits`` is noticed in every state. At the end of the
-connection (OVER) a call under way is abandoned and a task cancelled. Nothing but a cancellation
-escapes.
+In every state, the protocol notices a client that hangs up while its connection ``waits``. When the
+connection ends (state OVER), a call in flight is abandoned and a task is cancelled. Except for a
+cancellation, no exception leaves this module.
 """
 
 from __future__ import annotations
@@ -51,26 +51,27 @@ from topics.front.request import Request
 
 LOG = logging.getLogger("topics.front")
 
-REQUESTS_PER_TURN = 8  # of one connection, if they came together; one takes 0.1 ms
-SHORT_MAX_BYTES = RECV_BYTES  # of a body that is waited for without a task
-SKIP_MAX_BYTES = 64 * 1024  # of an unused body that is read; else the connection closes
+REQUESTS_PER_TURN = 8  # of one connection, if they arrived together; one takes 0.1 ms
+SHORT_MAX_BYTES = RECV_BYTES  # longest body that is awaited without a task
+# Longest unused body that is read and discarded; for a longer one the connection closes.
+SKIP_MAX_BYTES = 64 * 1024
 INPUT = select.EPOLLIN | HALF_CLOSED
 CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
 
 
 class State(Enum):
-    """What the connection waits for."""
+    """The state of a connection."""
 
-    READING = auto()  # input: the poller watches the socket
-    SERVING = auto()  # nothing: it is being served
-    CALLING = auto()  # a shard
-    IN_TASK = auto()
-    LINGERING = auto()  # for the end of the input, after the last answer
-    OVER = auto()
+    READING = auto()  # waits for input: the poller watches the socket
+    SERVING = auto()  # is serving requests
+    CALLING = auto()  # waits for a shard
+    IN_TASK = auto()  # a task serves the current request
+    LINGERING = auto()  # waits for the end of the input, after the last response
+    OVER = auto()  # the connection has ended
 
 
 class Http1Protocol:
-    """One connection. ``watched`` and ``ticket`` belong to the poller."""
+    """The protocol of one connection. ``watched`` and ``ticket`` belong to the poller."""
 
     __slots__ = (
         "__weakref__",
@@ -101,21 +102,23 @@ class Http1Protocol:
         self._scope: trio.CancelScope | None = None  # of its task
         # Of the current request
         self._head: AdmittedHead | None = None
-        self._call: Any = None  # what is asked of a shard, if it may be abandoned
-        self._result: Answer | TopicsError | None = None  # came before the operation returned
-        self._unused_bytes = 0  # of the last request's body, not received yet
+        self._call: Any = None  # the call to a shard, if it can be abandoned
+        # A result that arrived before the operation returned.
+        self._result: Answer | TopicsError | None = None
+        self._unused_bytes = 0  # bytes of the last request's body that have not been received
         connection.owner = self
 
-    # What happens
+    # Events
 
     def begin(self) -> None:
-        """The client was accepted."""
+        """Start to serve an accepted client."""
         self._parts.connections.request_count += 1
         self.serve()
 
     def ready(self, events: int) -> None:
-        """The socket has input, or the client has hung up. What would be reported again and again
-        is not watched for any more.
+        """Handle input or a hang-up of the client.
+
+        Events that the poller would report repeatedly without any effect are no longer watched.
         """
         connection = self.connection
         if self._state is not State.READING:
@@ -142,24 +145,29 @@ class Http1Protocol:
         self.serve()
 
     def _note_hang_up(self, events: int) -> None:
+        """Handle an event while no input is read, in the states CALLING and IN_TASK."""
         connection = self.connection
         if not connection.waits:
+            # Input of later requests stays in the socket until the current response was sent.
             self._poller.leave(self)
         elif events & GONE:
             self._poller.leave(self)
             connection.cut()
         elif events & HALF_CLOSED:
+            # The reaction of the client's kernel to the probe is reported even without watched
+            # events.
             self._watch(0)
             connection.probe()
         else:
+            # There is only unread input, which epoll would report repeatedly.
             self._watch(HALF_CLOSED)
 
     def watch_hang_up(self) -> None:
-        """See `topics.front.http.connection.Owner`."""
+        """Implement `topics.front.http.connection.Owner`."""
         self._watch(HALF_CLOSED)
 
     def end(self) -> None:
-        """See `topics.front.http.connection.Owner`."""
+        """Implement `topics.front.http.connection.Owner`."""
         if self._state is State.IN_TASK:
             if self._scope is not None:
                 self._scope.cancel()
@@ -167,20 +175,23 @@ class Http1Protocol:
             self._over()
 
     def leave(self) -> None:
-        """The socket is about to be closed: the next one may get its descriptor at once."""
+        """Stop watching the socket before it is closed, because a new socket may reuse its
+        descriptor immediately.
+        """
         if self.watched is not None:
             self._poller.leave(self)
 
     def _watch(self, events: int) -> None:
+        """Watch the socket for ``events``. Close the connection if that fails."""
         try:
             self._poller.watch(self, events)
-        except OSError:  # no memory for it
+        except OSError:  # no memory for the epoll entry
             self.connection.end_idle()
 
     # Requests
 
     def serve(self) -> None:
-        """Answer requests until one has to wait, or there is none."""
+        """Serve buffered requests until one must wait or the buffer has no complete request."""
         self._state, self._is_serving = State.SERVING, True
         connection = self.connection
         try:
@@ -191,7 +202,7 @@ class Http1Protocol:
                 if not self._next():
                     break
             else:
-                self._start(trio.lowlevel.checkpoint)  # others first
+                self._start(trio.lowlevel.checkpoint)  # let other connections run first
         except CLIENT_GONE:
             self._over()
         except Exception:
@@ -209,7 +220,8 @@ class Http1Protocol:
             connection.count_unread()
 
     def _next(self) -> bool:
-        """Answer the next request; False when that has to wait."""
+        """Serve the next request. Return False if it must wait."""
+        # The head was read before, and the request has waited for its body.
         if self._head is not None:
             return self._with_body(self._head)
         if self._unused_bytes and not self._pass_over():
@@ -223,6 +235,8 @@ class Http1Protocol:
             connection.idle, connection.deadline = False, NEVER
             found, connection.trace = self._parts.heads.decide(raw)
         except InvalidRequest as failure:
+            # The end of this request cannot be determined, so the connection closes after the
+            # response.
             self.exchange.begin_unread()
             connection.unread_body = True
             return self._send(error_answer(failure), close=True)
@@ -232,7 +246,7 @@ class Http1Protocol:
         return self._answer_unadmitted(found)
 
     def _enter(self, head: AdmittedHead) -> bool:
-        """Begin a request whose head was admitted."""
+        """Start a request whose head was admitted. Return whether its response was sent."""
         request, connection = head.request, self.connection
         if request.principal is not ANYONE or not request.route.is_open:
             connection.quiet_since, connection.principal = NEVER, request.principal
@@ -249,7 +263,7 @@ class Http1Protocol:
         return self._answer(head, b"")
 
     def _with_body(self, head: AdmittedHead) -> bool:
-        """Serve a request whose route uses the body."""
+        """Serve a request whose route uses the body. Return whether its response was sent."""
         if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
             body = self.connection.take(length) if length else b""
             if body is None:
@@ -259,6 +273,11 @@ class Http1Protocol:
         return False
 
     def _wait_for_head(self) -> None:
+        """Wait for the next head, or for the rest of an incomplete head.
+
+        Set the deadline: `Timings.head_s` for an incomplete head, otherwise ``idle_s`` or
+        ``late_s``. During the drain, close an idle connection without input instead.
+        """
         connection = self.connection
         connections = connection.connections
         if connection.part is not None or connection.pos < len(connection.buffer):
@@ -269,7 +288,8 @@ class Http1Protocol:
             self._over()
             return
         else:
-            connection.buffer, connection.pos = b"", 0  # it holds a token
+            # The buffer contains a token, so it must not be kept.
+            connection.buffer, connection.pos = b"", 0
             timings = connection.timings
             patience_s = timings.late_s if connection.is_late else timings.idle_s
             connection.idle, connection.deadline = True, connection.quiet_since + patience_s
@@ -278,8 +298,10 @@ class Http1Protocol:
             self._watch(INPUT)
 
     def _wait_for_body(self, head: AdmittedHead) -> bool:
+        """Wait for the rest of a short body. Return False."""
         connection = self.connection
-        if connection.deadline == NEVER:  # from here on it is waited for
+        if connection.deadline == NEVER:  # the first wait for this body
+            # The task sends the interim response 100 (Continue).
             if head.expects_continue:
                 self._start(self._read_and_answer, head)
                 return False
@@ -288,20 +310,22 @@ class Http1Protocol:
         return False
 
     def _read(self) -> None:
+        """Watch the socket for input."""
         self._state = State.READING
         if self.watched != INPUT:
             self._watch(INPUT)
 
-    # Answers of the data plane
+    # Responses of the data plane
 
     def _answer(self, head: AdmittedHead, body: bytes) -> bool:
-        """A request with its body, which is short."""
+        """Serve a request with its complete, short body. Return whether its response was sent."""
         connection, exchange = self.connection, self.exchange
         if connection.deadline != NEVER:  # the connection has waited for the body
             connection.deadline, exchange.at = NEVER, time.monotonic_ns()
         if head.is_admin:
             self._start(self._ask_admin, head, body)
             return False
+        # The key may have changed while the body arrived.
         try:
             request = exchange.renew()
         except TopicsError as failure:
@@ -321,6 +345,8 @@ class Http1Protocol:
         if result is not None:
             self._state, connection.waits = State.SERVING, False
             return self._finish(head, request, result)
+        # There is no result yet: the operation continues in a task, or the shard will call
+        # `_answered`.
         if type(call) is CoroutineType:
             self._start(self._await_answer, head, call)
         else:
@@ -328,13 +354,14 @@ class Http1Protocol:
         return False
 
     def _answered(self, result: Answer | TopicsError) -> None:
-        """The operation is over, perhaps before it returned."""
+        """Handle the result of an operation, which may arrive before the operation returns."""
         if self._is_serving:
+            # The operation has not returned yet. `_answer` sends the result.
             self._result = result
             return
         head, request = self._head, self.exchange.request
         if self._state is not State.CALLING or head is None or request is None:
-            if isinstance(result, Answer):  # the connection is over
+            if isinstance(result, Answer):  # the connection has ended
                 result.unsent()
                 result.done()
             return
@@ -349,6 +376,7 @@ class Http1Protocol:
         else:
             connection = self.connection
             if is_sent:
+                # Continue with `serve` if there is more to do than to wait for a head.
                 if (
                     connection.closing
                     or self._unused_bytes
@@ -362,7 +390,7 @@ class Http1Protocol:
         self._rest()
 
     def _finish(self, head: AdmittedHead, request: Request, result: Answer | TopicsError) -> bool:
-        """Send the answer of a plain operation; whether it was sent."""
+        """Send the result of an operation that needed no task. Return whether it was sent."""
         dispatcher = self._parts.dispatcher
         if request.is_timed or request.gzip_out or not isinstance(result, Answer):
             answer = dispatcher.finished(request, result, self.exchange.at)
@@ -379,9 +407,10 @@ class Http1Protocol:
             answer = self.exchange.within_limits(answer)
         return self._send(answer, close=head.close)
 
-    # Requests that run nothing
+    # Requests that run no operation
 
     def _answer_unadmitted(self, found: RefusedHead | PreflightHead) -> bool:
+        """Respond to a head that was refused, or to a preflight."""
         head = found.head
         if isinstance(found, RefusedHead):
             answer = self._parts.dispatcher.failed(found.failure)
@@ -392,14 +421,14 @@ class Http1Protocol:
     def _refuse(
         self, answer: Answer, length: int | None, close: bool, expects_continue: bool
     ) -> bool:
-        """Answer without using the body."""
+        """Send a response without using the request body."""
         self._leave_unused(length, expects_continue)
         return self._send(answer, close=close)
 
     def _leave_unused(self, length: int | None, expects_continue: bool) -> None:
         """Decide what happens to the unused body of this request.
 
-        A short body is skipped after the answer. Otherwise the connection is closed.
+        A short body is skipped after the response. Otherwise the connection is closed.
         """
         connection = self.connection
         if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
@@ -408,13 +437,16 @@ class Http1Protocol:
             self._unused_bytes = connection.skip(length)
 
     def _pass_over(self) -> bool:
-        """Drop received bytes of an unused body after the answer. Return whether it is complete."""
+        """Discard received bytes of an unused body, after the response.
+
+        Return whether all were discarded.
+        """
         connection = self.connection
         self._unused_bytes = left = connection.skip(self._unused_bytes)
         if left:
             if connection.deadline == NEVER:
                 connection.begin_body()
-            # The answer was sent, so the connection may be closed at any time.
+            # The response was sent, so the connection may be closed at any time.
             connection.idle = True
             self._read()
         return not left
@@ -422,7 +454,9 @@ class Http1Protocol:
     # Sending
 
     def _send(self, answer: Answer, *, close: bool) -> bool:
-        """Send an answer; whether the socket has taken it."""
+        """Send a response. Return whether the socket has accepted all of it."""
+        # The client has hung up, and an undelivered response must be reported. A task checks
+        # whether the client still reads.
         if answer.on_unsent is not None and not self.connection.is_there:
             self._start(self._deliver, answer, close)
             return False
@@ -436,7 +470,7 @@ class Http1Protocol:
         return True
 
     def _sent(self) -> None:
-        """The current request is over."""
+        """Finish the current request, because its response was sent."""
         self.exchange.end()
         connection, connections = self.connection, self._parts.connections
         self._head = None
@@ -444,7 +478,10 @@ class Http1Protocol:
         connection.quiet_since = connections.now
 
     def _apologize(self) -> None:
-        """After an unexpected error, which is being handled."""
+        """Send a 500 response after an unexpected exception.
+
+        Call this while the exception is handled.
+        """
         LOG.exception("unexpected server error: connection")
         if self.exchange.has_answered:
             self._over()
@@ -456,13 +493,15 @@ class Http1Protocol:
             self._over()
 
     def _apology(self) -> Answer:
+        """Return a 500 response, and let the connection close after it."""
         self.exchange.begin_unread()
         self.connection.unread_body = True
         return error_answer(Internal("internal error"))
 
-    # The end
+    # The end of the connection
 
     def _end_after_answer(self) -> None:
+        """Close the connection after its last response, after lingering if necessary."""
         connection = self.connection
         if self._unused_bytes:
             connection.unread_body = True
@@ -472,12 +511,13 @@ class Http1Protocol:
             self._over()
 
     def _linger(self) -> None:
-        """Read and drop input, because the last answer was sent. Raise `OSError`."""
+        """Start to read and discard input, because the last response was sent. Raise `OSError`."""
         self._state = State.LINGERING
         self.connection.linger()
         self._watch(INPUT)
 
     def _drop_input(self) -> None:
+        """Discard input while lingering. Close the connection at the end of the input."""
         try:
             is_open = self.connection.drop_input()
         except OSError:
@@ -486,7 +526,7 @@ class Http1Protocol:
             self._over()
 
     def _over(self) -> None:
-        """The connection is over. Safe to call twice."""
+        """Close the connection and release its resources. Safe to call twice."""
         if self._state is State.OVER:
             return
         self._state = State.OVER
@@ -502,7 +542,10 @@ class Http1Protocol:
     # Tasks
 
     def _start(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Go on in a task."""
+        """Continue in a task.
+
+        If the server has already stopped, release the arguments and close the connection.
+        """
         self._state = State.IN_TASK
         if not self._poller.start(self._run, function, *args):
             self._state = State.SERVING
@@ -515,12 +558,13 @@ class Http1Protocol:
             self._over()
 
     async def _run(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run a function as the task of this connection, then serve the next requests."""
         try:
             with trio.CancelScope() as self._scope:
                 if self.connection.is_ended:
                     self._scope.cancel()
                 running = function(*args)
-                del args  # they may include a body, and the task may last as long as a stream
+                del args  # they may include a body, and the task of a stream may last for days
                 await self._attempt(running)
         except BaseException:
             self._over()
@@ -532,6 +576,7 @@ class Http1Protocol:
             self.serve()
 
     async def _attempt(self, running: Awaitable[None]) -> None:
+        """Await a function of a task. If it fails, send a 500 response or close the connection."""
         try:
             await running
         except* CLIENT_GONE:
@@ -550,10 +595,10 @@ class Http1Protocol:
             self._over()
 
     async def _read_and_answer(self, head: AdmittedHead) -> None:
-        """Serve a request whose body has not arrived or is long."""
+        """Serve a request whose body is long or has not fully arrived."""
         try:
-            # No variable of this frame refers to the body, because the frame lasts as long as the
-            # request.
+            # No variable of this frame refers to the body, because the frame exists until the
+            # request has ended.
             answering = (self._ask_admin if head.is_admin else self._ask_data)(
                 head, await self._parts.bodies.read(self.connection, head)
             )
@@ -565,7 +610,7 @@ class Http1Protocol:
             await answering
 
     async def _ask_data(self, head: AdmittedHead, body: Any) -> None:
-        """The data plane answers, in a task."""
+        """Run an operation of the data plane in a task, and send its response."""
         exchange, dispatcher = self.exchange, self._parts.dispatcher
         try:
             request = exchange.renew()
@@ -576,13 +621,13 @@ class Http1Protocol:
         if request.route.waits:
             self.connection.begin_waiting()
         running = dispatcher.run(request, body, exchange.at)
-        del body  # an operation may wait for a long time after it has sent the body
+        del body  # release it: an operation may wait for a long time after it has sent the body
         answer = await running
         self.connection.waits = False
         await self._deliver(exchange.within_limits(answer), head.close)
 
     async def _ask_admin(self, head: AdmittedHead, body: Any) -> None:
-        """The admin plane answers."""
+        """Run a view of the admin plane in a task, and send its response."""
         exchange, dispatcher, admin = self.exchange, self._parts.dispatcher, self._parts.admin
         exchange.at = at = time.monotonic_ns()
         call = AdminCall(head.request, body, at)
@@ -601,10 +646,12 @@ class Http1Protocol:
         await self._deliver(exchange.within_limits(answer), head.close)
 
     async def _await_answer(self, head: AdmittedHead, call: Coroutine[Any, Any, Answer]) -> None:
-        """An operation of the data plane that needs time, as one that opens a stream."""
+        """Wait for an operation of the data plane that is a coroutine, such as one that opens a
+        stream.
+        """
         exchange = self.exchange
         try:
-            request = exchange.renew()  # the key may have gone before this task ran
+            request = exchange.renew()  # the key may have been removed before this task ran
         except TopicsError as failure:
             call.close()
             await self._deliver(self._parts.dispatcher.failed(failure), head.close)
@@ -617,7 +664,9 @@ class Http1Protocol:
             await self._deliver(exchange.within_limits(answer), head.close)
 
     async def _begin_stream(self, head: AdmittedHead, answer: Answer) -> None:
-        """A stream has the connection from now on, unless its key has gone."""
+        """Run a stream on the connection until it ends, unless its key was removed or has lost its
+        rights.
+        """
         try:
             self.exchange.renew()
         except TopicsError as failure:
@@ -628,16 +677,18 @@ class Http1Protocol:
             self.exchange.end()
 
     async def _compress_and_send(self, head: AdmittedHead, answer: Answer) -> None:
+        """Compress a response and send it."""
         exchange, request = self.exchange, self.exchange.request
         assert request is not None, "a request is under way"
         packed = await self._parts.dispatcher.compressed(request, answer, exchange.at)
         await self._deliver(exchange.within_limits(packed), head.close)
 
     async def _deliver(self, answer: Answer, close: bool) -> None:
-        """Send an answer and wait until the socket has taken it."""
+        """Send a response and wait until the socket has accepted all of it."""
         await self.exchange.send(answer, close=close)
         self._sent()
 
     async def _send_rest(self, answer: Answer, unsent: Any, length: int) -> None:
+        """Send the rest of a response after the socket has accepted its beginning."""
         await self.exchange.send_rest(answer, unsent, length)
         self._sent()

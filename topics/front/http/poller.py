@@ -1,8 +1,8 @@
-"""Poller: watches the sockets of all clients, and starts the tasks that they need.
+"""Poller: watches the sockets of all clients with epoll, and starts tasks for their connections.
 
-A socket stays in the epoll of the event loop, level-triggered: waiting for a request costs no
-system call. One whose input nobody reads now leaves it until it is read again; while its connection
-waits for a call it stays, and only a hang-up is watched for.
+A socket stays registered in the epoll instance of the event loop, level-triggered. So waiting for a
+request costs no system call. A socket whose input is not read now is removed from epoll until it is
+read again. While its connection waits for a call, the socket stays, but only hang-ups are watched.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import trio
 from topics.actors.link.event_loop import EventLoop
 from topics.front.http.connection import Connections
 
-UNKNOWN_PER_PASS = 64  # clients without a key in a pass of the loop; each takes about 0.05 ms
+# Clients without a key that one loop iteration serves; each takes about 0.05 ms.
+UNKNOWN_PER_PASS = 64
 
 
 class Watched(Protocol):
-    """A client's socket. ``watched``: the events that are watched for, None while none are;
-    ``ticket``: its place in the order in which clients without a key are served, None while it has
-    no input.
+    """The interface of a client's socket.
+
+    ``watched`` is the set of watched events, or None if the socket is not watched. ``ticket`` is
+    its position in the order in which clients without a key are served, or None if it has no input.
     """
 
     fd: int
@@ -30,22 +32,27 @@ class Watched(Protocol):
     ticket: int | None
 
     def ready(self, events: int) -> None:
-        """The socket has input, or the client has hung up."""
+        """Handle input or a hang-up of the client."""
 
 
 class Poller:
-    """The sockets of one front. Tasks run in ``nursery``; ``connections`` end when `run` does."""
+    """The sockets of one front.
+
+    Tasks run in ``nursery``. ``connections`` are closed when `run` ends.
+    """
 
     def __init__(self, nursery: trio.Nursery, connections: Connections) -> None:
         self._nursery, self._connections = nursery, connections
         self._loop = EventLoop.of_this_run()
         self._is_over = False
-        self._pass_began = 0.0  # start of the current pass of the loop
+        self._pass_began = 0.0  # start of the current loop iteration
         self._next_ticket = self._served_until = 0  # of clients without a key
 
     def watch(self, client: Watched, events: int) -> None:
-        """Call its `ready` when one of the ``events`` of epoll happens, or the client is gone, from
-        now on. Raises OSError.
+        """Call `Watched.ready` when one of the epoll ``events`` occurs or the client disconnects.
+
+        Replaces the events of an earlier call. Raise `OSError` if the server has stopped, or if the
+        kernel has no memory for the entry.
         """
         if self._is_over:
             raise OSError(errno.ECANCELED, "the server is over")
@@ -56,17 +63,17 @@ class Poller:
         client.watched = events
 
     def leave(self, client: Watched) -> None:
-        """Stop calling its `ready`."""
+        """Stop watching the client's socket."""
         client.watched = None
         self._loop.leave(client.fd)
 
     def serves_unknown(self, client: Watched) -> bool:
-        """Return whether this pass of the loop serves a client that has shown no key.
+        """Return whether this loop iteration serves a client that has shown no key.
 
         The limit applies only if the server has keys. The input of further clients stays in their
-        sockets. A client gets a ticket when it has input, and each pass serves the next tickets.
-        The order of epoll would not be fair: a client that is served and has input again by the
-        next pass keeps its position before all clients that were not served.
+        sockets. A client gets a ticket when it has input, and each iteration serves the next
+        tickets. The order of epoll would not be fair: a client that is served and has input again
+        by the next iteration keeps its position before all clients that were not served.
         """
         if not self._connections.has_keys:
             return True
@@ -82,13 +89,13 @@ class Poller:
         return True
 
     def start(self, task: Callable[..., Awaitable[None]], *args: Any) -> bool:
-        """Start a task; False when the server is over."""
+        """Start a task. Return False if the server has stopped."""
         if not self._is_over:
             self._nursery.start_soon(task, *args)
         return not self._is_over
 
     async def run(self) -> None:
-        """Sleep until cancelled; then end all connections."""
+        """Sleep until cancelled, then close all connections."""
         try:
             await trio.sleep_forever()
         finally:

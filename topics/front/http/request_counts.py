@@ -1,4 +1,4 @@
-"""Request counts: ids of requests, and what a front counts of them for the metrics."""
+"""Request counts: request ids, and the request metrics of a front."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS: Final = SENT + 1
 BUCKETS: Final = SECONDS + 1
 _WIDTH: Final = BUCKETS + len(LATENCY_BOUNDS_US) + 1
 _BOUNDS_S: Final = [bound / 1e6 for bound in LATENCY_BOUNDS_US]
-RANDOM_BYTES = 6  # of a process: its ids are unlike those of others
+RANDOM_BYTES = 6  # of the prefix of a process, so that its ids differ from those of other processes
 
 
 class RequestIds:
@@ -28,20 +28,20 @@ class RequestIds:
         self.numbers = count(1)
 
     def line(self) -> bytes:
-        """A field line with the next id."""
+        """Return a header line with the next id."""
         return b"x-request-id: %b%x\r\n" % (self.prefix, next(self.numbers))
 
 
 class RequestCounts:
-    """What a front counts of its requests since it started; `values`, for the board. The time is
-    that of the whole request: waits of long polls and the life of a stream count, too.
+    """Request metrics of a front since its start. `values` returns them for the board.
 
-    One row for each route, so that a request costs one look-up:
+    The measured time covers the entire request, including the waits of long polls and the duration
+    of streams. Each route has one row, so that a request costs one look-up:
 
         0 ...            requests with each status, in the order of `STATUSES`
-        RECEIVED, SENT   bytes of requests and answers, heads included
+        RECEIVED, SENT   bytes of requests and responses, heads included
         SECONDS          the sum of the times, a float
-        BUCKETS ...      requests up to each of `LATENCY_BOUNDS_US`, and those above
+        BUCKETS ...      requests up to each of `LATENCY_BOUNDS_US`, then requests above all bounds
     """
 
     __slots__ = ("_rows",)
@@ -52,9 +52,9 @@ class RequestCounts:
     def count(
         self, route_index: int, status: int, seconds: float, bytes_in: int, bytes_out: int
     ) -> None:
-        """Count one request that is over.
+        """Count one finished request.
 
-        ``route_index`` is from `ROUTE_INDEXES`; ``status`` 0: no answer was sent.
+        ``route_index`` is from `ROUTE_INDEXES`. ``status`` is 0 if no response was sent.
         """
         row = self._rows[route_index]
         row[STATUS_INDEXES.get(status, OTHER_STATUS)] += 1
@@ -64,7 +64,7 @@ class RequestCounts:
         row[BUCKETS + bisect_left(_BOUNDS_S, seconds)] += 1
 
     def values(self) -> Mapping[str, Sequence[int]]:
-        """The words of each metric, as `CounterWords.store` takes them."""
+        """Return the values of each metric, in the form that `CounterWords.store` takes."""
         rows = self._rows
         return {
             "topics_http_requests_total": [int(n) for row in rows for n in row[: len(STATUSES)]],

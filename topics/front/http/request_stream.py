@@ -1,11 +1,12 @@
-"""Request stream: HTTP/1.1 of one connection without its socket. Bytes in, requests out.
+"""Request stream: the HTTP/1.1 input of one connection, without its socket.
 
     receive --> next_head --> take, or skip: its body --.
                     ^-----------------------------------'
 
-It knows neither sockets nor clocks nor tasks: whoever holds the socket decides when. However the
-bytes are cut, the same heads and bodies come out. A short body of a declared length is collected
-here; `topics.front.http.body_reader` reads all others, from ``buffer[pos:]`` on.
+The caller adds received bytes and gets heads and bodies. They do not depend on how the network has
+split the bytes. This module uses no sockets, clocks or tasks; the owner of the socket decides when
+to read. A short body with a declared length is collected here. `topics.front.http.body_reader`
+reads all other bodies, starting at ``buffer[pos:]``.
 """
 
 from __future__ import annotations
@@ -14,35 +15,41 @@ from topics.formats.api.request_heads import HEAD_END, PartialHead, end_of_empty
 
 
 class RequestStream:
-    """What one client sends. ``buffer[pos:]`` has come and is not used yet. ``part``: of a head."""
+    """The input of one client.
+
+    ``buffer[pos:]`` has been received and is not used yet. ``part`` is an incomplete head, or None.
+    """
 
     def __init__(self, said: bytes = b"") -> None:
-        """``said`` has come already."""
+        """``said`` is input that has already been received."""
         self.buffer = said
         self.pos = 0
         self.part: PartialHead | None = None
 
     def receive(self, data: bytes) -> None:
-        """These bytes have come."""
+        """Append received bytes to the unused input."""
         self.buffer = self.buffer[self.pos :] + data if self.pos < len(self.buffer) else data
         self.pos = 0
 
     @property
     def is_idle(self) -> bool:
-        """Nothing of a request has come."""
+        """Whether no byte of a request has been received."""
         return self.part is None and self.pos == len(self.buffer)
 
     def next_head(self) -> bytes | None:
-        """A whole head, or None before all of it has come. Raises `InvalidRequest` when it cannot
-        become one.
+        """Return a complete head, or None if it has not fully arrived.
+
+        Raise `InvalidRequest` if the input cannot become a head, because it is too long or
+        malformed.
         """
         buffer, part = self.buffer, self.part
         if part is None:
             if self.pos == len(buffer):
                 return None
-            # Empty lines before a request mean nothing (RFC 9112 §2.2).
+            # Empty lines before a request are ignored (RFC 9112 §2.2).
             if buffer.startswith(b"\r\n", self.pos):
                 self.pos = end_of_empty_lines(buffer, self.pos)
+            # The usual case: the head arrived in one read.
             end = buffer.find(HEAD_END, self.pos)
             if end >= 0:
                 raw = buffer[self.pos : end + 4]
@@ -51,6 +58,7 @@ class RequestStream:
             if self.pos == len(buffer):
                 return None
             part = self.part = PartialHead()
+        # The head arrives in fragments, which are collected in `part`.
         used = part.feed(buffer[self.pos :])
         if used is None:
             self.buffer, self.pos = b"", 0
@@ -59,12 +67,13 @@ class RequestStream:
         self.part, raw = None, part.whole()
         if not raw.startswith(b"\r\n"):
             return raw
-        # Its first byte ended an empty line: the bytes after it are searched again.
+        # The first byte of the head completed an empty line, so the bytes after it are parsed
+        # again.
         self.buffer, self.pos = raw + buffer[self.pos :], 0
         return self.next_head()
 
     def take(self, length: int) -> bytes | None:
-        """So many bytes of a body, or None before all have come."""
+        """Return ``length`` bytes of a body, or None if they have not fully arrived."""
         start, end = self.pos, self.pos + length
         if end > len(self.buffer):
             return None
@@ -72,7 +81,7 @@ class RequestStream:
         return self.buffer[start:end]
 
     def skip(self, length: int) -> int:
-        """Pass over a body; how many bytes of it are still to come."""
+        """Skip ``length`` bytes of a body. Return how many of them have not been received yet."""
         passed = min(length, len(self.buffer) - self.pos)
         self.pos += passed
         return length - passed
@@ -88,5 +97,5 @@ class RequestStream:
         return len(self.buffer) + (0 if self.part is None else self.part.size)
 
     def clear(self) -> None:
-        """Forget what is left."""
+        """Drop all unused input."""
         self.buffer, self.pos, self.part = b"", 0, None

@@ -1,1 +1,1 @@
-"""Watch and WebSocket: streams, their pages and sessions."""
+"""Live delivery: watch streams, work streams and WebSockets, with their feeds and sessions."""

@@ -1,8 +1,8 @@
-"""Feed reads: the pages that readers catch up with, each asked for once.
+"""Feed reads: read the pages with which readers catch up, with one call for equal requests.
 
-Readers that ask the same question while it is in flight share one call and its answer. A shard
-reads pages of `READING_MAX_BYTES` at once for a front; further ones are asked for in order, when
-those were shown.
+Readers that request the same page while it is in flight share one call and its result. For each
+shard, a front has at most `READING_MAX_BYTES` of pages in flight or not yet delivered. Further
+reads wait in order until earlier pages were delivered.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from topics.front.live.subscriptions import Reader
 
 READING_MAX_BYTES = 16 << 20
 LONG_BYTES = 32 * 1024
-LONG_PER_PASS = 16  # readers that are shown a long page in one pass of the loop
+LONG_PER_PASS = 16  # readers that receive a long page in one loop iteration
 
 
 class SharedAnswer(Generic[R]):
-    """The answer to one question, for all readers that wait for it."""
+    """The result of one call, for all readers that wait for it."""
 
     def __init__(self) -> None:
         self._done = trio.Event()
         self._answer: tuple[R, bytes] | TopicsError
 
     def settle(self, answer: Reply[R] | TopicsError) -> None:
-        """The answer has come; its shared memory is released here."""
+        """Store the result and wake the waiting readers.
+
+        Release the shared memory of the result.
+        """
         if isinstance(answer, TopicsError):
             self._answer = answer
         else:
@@ -44,7 +47,7 @@ class SharedAnswer(Generic[R]):
         self._done.set()
 
     async def wait(self) -> tuple[R, bytes]:
-        """Result and body. Raises the shard's `TopicsError`."""
+        """Wait for the result and its body. Raise the shard's `TopicsError`."""
         await self._done.wait()
         if isinstance(self._answer, TopicsError):
             raise self._answer
@@ -52,17 +55,24 @@ class SharedAnswer(Generic[R]):
 
 
 class PageRead(SharedAnswer[FeedReadResult]):
-    """A page that is read; ``readers`` wait for it, or for a turn to be shown it."""
+    """A page that is being read.
+
+    ``readers`` wait for it, or for the iteration in which they receive it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.page: FeedPage | None = None
         self.readers: dict[Reader, None] = {}
-        self.leave: Callable[[], None] | None = None  # its room, once it was asked for
+        # Releases its space in `ReadingRoom`; set when the page is requested.
+        self.leave: Callable[[], None] | None = None
 
 
 class ReadingRoom:
-    """What a shard reads, and streams were not shown yet: one page, or all that have room."""
+    """The budget of a shard for pages that were requested and not yet delivered to their streams.
+
+    It admits one page of any size, or as many pages as fit into `READING_MAX_BYTES`.
+    """
 
     def __init__(self) -> None:
         self._used = 0
@@ -70,18 +80,23 @@ class ReadingRoom:
         self._waiting: deque[tuple[int, Callable[[], bool]]] = deque()
 
     def enter(self, size: int, ask: Callable[[], bool]) -> None:
-        """Call ``ask`` when there is room; if that is true, `leave` follows."""
+        """Call ``ask`` when there is space for ``size`` bytes.
+
+        If ``ask`` returns True, the caller must call `leave` afterwards.
+        """
         self._waiting.append((size, ask))
         self._let_in()
 
     def leave(self, size: int) -> None:
-        """A page of this size has been shown."""
+        """Release the space of a page that was delivered."""
         self._used -= size
         self._let_in()
 
     def _let_in(self) -> None:
+        """Call waiting functions in order while there is space."""
         waiting = self._waiting
-        if self._is_busy:  # a shard that is away answers at once
+        # A call to a shard that is down fails within ``ask``, which may lead here again.
+        if self._is_busy:
             return
         self._is_busy = True
         while waiting and (not self._used or self._used + waiting[0][0] <= READING_MAX_BYTES):
@@ -102,8 +117,9 @@ class FeedReads:
         self._long = trio.CapacityLimiter(LONG_PER_PASS)
 
     async def read(self, reader: Reader, until_seq: int | None) -> tuple[FeedPage, int]:
-        """The page from where the reader stands, to ``until_seq`` at most, and the topic's epoch.
-        Raises `TopicsError`.
+        """Return the page that continues the reader, and the topic's epoch.
+
+        The page ends at ``until_seq`` at the latest. Raise `TopicsError`.
         """
         view = FeedView(*reader.view)
         params = FeedReadParams(reader.topic, view, reader.seq, until_seq, reader.epoch)
@@ -117,10 +133,12 @@ class FeedReads:
         try:
             result, body = await read.wait()
             if len(body) > LONG_BYTES:
+                # Limit the number of long pages that one iteration delivers.
                 async with self._long:
                     pass
         finally:
             del read.readers[reader]
+            # The last reader releases the space of the page.
             if not read.readers and read.leave is not None:
                 read.leave()
         if read.page is None:
@@ -128,12 +146,13 @@ class FeedReads:
         return read.page, result.epoch
 
     def _ask(self, first: Reader, params: FeedReadParams, read: PageRead) -> bool:
-        """Ask for a page; False when nobody waits for it any more."""
+        """Request a page. Return False if no reader waits for it any longer."""
 
         def then(answer: Reply[FeedReadResult] | TopicsError) -> None:
             del self._reads[params]
             read.settle(answer)
 
+        # The readers may have left while the read waited for space.
         if not any(reader.stream.is_following(reader) for reader in read.readers):
             then(NotReady("nobody waits for this page"))
             return False

@@ -1,15 +1,16 @@
-"""Feeds: the subscriptions of a front to its shards, and the pages that arrive on them.
+"""Feeds: the subscriptions of a front to its shards, and the delivery of their pages.
 
-    shard --feed.page--> feed --> every reader that is live in it, from the loop that took the
-                           |      message out of the ring
+    shard --feed.page--> feed --> all live readers of the feed, in the loop iteration that reads
+                           |      the message from the ring
                            '----> the kept pages (pages.py)
 
-Under pressure the shard hears late that a page was taken, so the next one is longer; nothing is
-dropped, and no order changes. Readers that catch up wait as long between two pages.
+Under pressure, the front acknowledges pages late, so that the next page is longer. No record is
+dropped, and the order does not change. Readers that catch up wait for the same time between two
+pages.
 
-A feed opens with its first reader and closes with its last one. It lives as long as its link
-session: when a shard goes, its feeds are dropped, and their readers subscribe again. A page is
-never shown to a reader that does not stand exactly where the page begins.
+A feed opens with its first reader and closes with its last one. It lasts at most as long as its
+link session: when a shard goes down, its feeds are dropped, and their readers subscribe again. A
+page must never be delivered to a reader whose cursor is not exactly where the page begins.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from topics.front.live.subscriptions import FeedSubscription, Reader
 from topics.front.pressure.governor import COALESCE_S
 from topics.front.pressure.pressure import Pressure
 
-RETRY_S = 0.25  # after a shard has refused a reader
-TOLD_MAX = 256  # streams that one page tells of its pace
+RETRY_S = 0.25  # wait after a shard has refused a reader
+TOLD_MAX = 256  # streams that one page notifies of its pause
 
 
 class Feeds:
-    """All feed subscriptions of a front. `Live` tells it what shards say."""
+    """All feed subscriptions of a front. `Live` forwards the messages of shards to it."""
 
     def __init__(
         self,
@@ -62,13 +63,14 @@ class Feeds:
         self._opening: dict[int, SharedAnswer[FeedOpenResult]] = {}  # by the number of the feed
         self._by_view: dict[tuple[str, View], FeedSubscription] = {}
         self._last_number = 0
-        self._now = now  # of the last tick
-        self._waiting: dict[Reader, float] = {}  # until when, at the latest
+        self._now = now  # time of the last tick
+        # Readers that wait, each with the time at which it retries.
+        self._waiting: dict[Reader, float] = {}
 
-    # What streams ask for
+    # Requests of streams
 
     async def join(self, reader: Reader) -> FeedSubscription:
-        """The reader's feed, open. Raises `TopicsError`."""
+        """Return the open feed of the reader, and open it if necessary. Raise `TopicsError`."""
         feed = self._by_view.get((reader.topic, reader.view)) or self._subscription(reader)
         if reader.feed is not feed:
             self.leave(reader)
@@ -79,7 +81,7 @@ class Feeds:
         return feed
 
     def _opened(self, feed: FeedSubscription) -> SharedAnswer[FeedOpenResult]:
-        """The shard's answer, which is asked now unless it is under way."""
+        """Return the pending result of opening the feed. Request it if no request is in flight."""
         opening = self._opening.get(feed.number)
         if opening is None:
             opening = self._opening[feed.number] = SharedAnswer()
@@ -87,7 +89,8 @@ class Feeds:
             def then(answer: Reply[FeedOpenResult] | TopicsError) -> None:
                 del self._opening[feed.number]
                 if not isinstance(answer, TopicsError):
-                    # At once: the feed's first page may be the next message of the same batch.
+                    # Set this immediately, because the feed's first page may be the next message of
+                    # the same batch.
                     feed.is_open, feed.epoch = True, answer.result.epoch
                     feed.seq = feed.head_seq = answer.result.head_seq
                 opening.settle(answer)
@@ -97,13 +100,14 @@ class Feeds:
         return opening
 
     def _subscription(self, reader: Reader) -> FeedSubscription:
+        """Create a subscription that is not open yet."""
         self._last_number += 1
         feed = FeedSubscription(self._last_number, reader.shard, reader.topic, reader.view)
         self._by_view[reader.topic, reader.view] = self.by_number[feed.number] = feed
         return feed
 
     def leave(self, reader: Reader) -> None:
-        """Take the reader out of its feed; a feed without readers is closed."""
+        """Remove the reader from its feed. Close a feed without readers."""
         self._waiting.pop(reader, None)
         feed, reader.feed = reader.feed, None
         reader.is_live = False
@@ -115,15 +119,19 @@ class Feeds:
                 self._shards.notify(feed.shard, FEED_CLOSE, FeedParams(feed.number))
 
     def wait_for_shard(self, reader: Reader) -> None:
-        """The shard cannot serve the reader now, or there is no memory for what it would be shown:
-        try again when the shard is back, or soon.
+        """Retry later, because the shard cannot serve the reader or memory for its pages is
+        missing.
+
+        The reader retries when the shard serves again, or after `RETRY_S`.
         """
         if reader.stream.is_following(reader):
             reader.is_waiting = True
             self._waiting[reader] = self._now + RETRY_S
 
     def pace(self, reader: Reader) -> None:
-        """A reader that catches up has been shown a page: the next one waits for its band."""
+        """Let a reader that has received a page wait for the pause of its band before it reads the
+        next page.
+        """
         feed = reader.feed
         if feed is not None and (pause_s := self.pause_s(feed)):
             reader.is_waiting = True
@@ -131,56 +139,62 @@ class Feeds:
             reader.stream.tell_paced(self._now)
 
     def pause_s(self, feed: FeedSubscription) -> float:
-        """How long its readers wait between two pages; 0: not long enough to tell them."""
+        """Return the seconds that readers of the feed wait between two pages.
+
+        Return 0 if the pause is too short to notify clients.
+        """
         pause_s = self._pressure.pause_s(feed.shard, feed.band)
         return pause_s if pause_s > COALESCE_S else 0.0
 
     def tick(self, now: float) -> None:
-        """Wake readers that have waited long enough for their shard."""
+        """Wake readers whose wait is over."""
         self._now = now
         for reader in [reader for reader, until in self._waiting.items() if until <= now]:
             self._wake(reader)
 
     def _wake(self, reader: Reader) -> None:
+        """Let a waiting reader catch up."""
         self._waiting.pop(reader, None)
         reader.is_waiting = False
         reader.stream.catch_up()
 
     def _drop(self, feed: FeedSubscription) -> None:
+        """Remove a feed and its kept pages."""
         feed.is_open = False
         self.kept.forget(feed.kept)
         self.by_number.pop(feed.number, None)
         if self._by_view.get((feed.topic, feed.view)) is feed:
             del self._by_view[feed.topic, feed.view]
 
-    # What shards say
+    # Messages of shards
 
     def opened(self, shard: int) -> None:
-        """The shard serves, for the first time or again."""
+        """Wake the waiting readers of a shard that serves, for the first time or again."""
         for reader in [reader for reader in self._waiting if reader.shard == shard]:
             self._wake(reader)
 
     def closed(self, shard: int) -> None:
-        """The shard is gone, and with it all its feeds."""
+        """Drop all feeds of a shard that went down. Their readers subscribe again."""
         for feed in [feed for feed in self.by_number.values() if feed.shard == shard]:
             self._drop(feed)
             for reader in _detached(feed):
                 reader.stream.catch_up()
 
-    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:  # noqa: ARG002 - numbers are the front's
-        """An error has ended a feed, or its topic was deleted."""
+    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:  # noqa: ARG002 - the front assigns the numbers
+        """Handle the end of a feed, because of an error or because its topic was deleted."""
         feed = self.by_number.get(params.feed)
         if feed is None:
             return
         self._drop(feed)
         for reader in _detached(feed):
             if params.error:
+                # A retry opens the feed again, or reports the error to the client.
                 reader.stream.catch_up()
             else:
                 reader.stream.attempt(reader.stream.tell_deleted, reader, params.head_seq)
 
     def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
-        """A page of a feed; ``records`` is valid until this returns."""
+        """Deliver a page of a feed. ``records`` is valid until this function returns."""
         feed = self.by_number.get(params.feed)
         if feed is None:
             return
@@ -190,7 +204,8 @@ class Feeds:
         if pause_s:
             self._call_in(pause_s, partial(self._taken_late, feed))
         else:
-            # Of two pages under way the shard wakes up for the second one only, or for more.
+            # If the shard may send another page without this acknowledgement, do not wake it up: it
+            # gets the acknowledgement with the next message.
             quiet = is_calm and params.to_seq == params.head_seq and not params.is_awaited
             self._shards.notify(shard, FEED_TAKEN, FeedParams(feed.number), quiet=quiet)
         page = FeedPage(feed.topic, params, bytes(records))
@@ -198,14 +213,17 @@ class Feeds:
         self.kept.keep(feed.kept, page)
         for reader in list(feed.live):
             stream = reader.stream
+            # The reader has read further itself.
             if page.to_seq <= reader.seq:
                 continue
             if stream.outbox.unsent is not None or reader.seq != page.follows_seq:
+                # The socket is stalled, or the reader is not where the page begins: it must catch
+                # up.
                 feed.live.pop(reader, None)
                 reader.is_live = False
                 stream.catch_up()
                 continue
-            try:  # not `Stream.attempt`: a page costs each of many streams a call
+            try:  # not `Stream.attempt`, which would cost one more call per stream and page
                 stream.show(reader, page)
             except Exception:
                 stream.broke()
@@ -213,12 +231,14 @@ class Feeds:
             self._tell_paced(feed)
 
     def _taken_late(self, feed: FeedSubscription) -> None:
-        """A feed that has ended meanwhile is not mentioned."""
+        """Acknowledge a page after a pause, unless the feed has ended in the meantime."""
         if feed.is_open:
             self._shards.notify(feed.shard, FEED_TAKEN, FeedParams(feed.number))
 
     def _tell_paced(self, feed: FeedSubscription) -> None:
-        """Not all at once: that would make the loop later still."""
+        """Notify at most `TOLD_MAX` streams that they are paced, because more would delay the loop
+        further.
+        """
         before = self._now - TOLD_EVERY_S
         streams = (reader.stream for reader in feed.live)
         for stream in [*islice((one for one in streams if one.told_at <= before), TOLD_MAX)]:
@@ -226,7 +246,7 @@ class Feeds:
 
 
 def _detached(feed: FeedSubscription) -> list[Reader]:
-    """The readers of a dropped feed, which follow no feed now."""
+    """Return the readers of a dropped feed, after removing them from the feed."""
     readers = list(feed.readers)
     for reader in readers:
         reader.feed, reader.is_live = None, False

@@ -1,9 +1,9 @@
-"""Live: the streams of a front, and what the shards send to them (decision 0010).
+"""Live: the streams of a front and the messages of shards for them (decision 0010).
 
 shards --jobs--> work streams (work_subscriptions.py, work_stream.py)
-shards --> Feeds (feeds.py) --page--> every stream that stands where it
-               |                 begins (topic_streams.py)
-               '-> the newest pages are kept for those a little below (pages.py)
+shards --> Feeds (feeds.py) --page--> every stream whose cursor is where the page begins
+               |                      (topic_streams.py)
+               '-> the newest pages are kept for readers slightly below the head (pages.py)
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from topics.front.pressure.pressure import Pressure
 
 
 class Live(Streams):
-    """All streams of a front, and what they share. Shards speak to it (`Listener`)."""
+    """All streams of a front and their shared state.
+
+    It is the `Listener` of the shards' messages.
+    """
 
     def __init__(
         self,
@@ -35,18 +38,19 @@ class Live(Streams):
         self.shards, self.pressure = shards, pressure
         self.feeds = feeds = Feeds(shards, pressure, self.call_in, self.now)
         self.work = work = WorkSubscriptions(shards, slots.streams, pressure, self.call_in)
-        self.publish_bytes = 0  # of all WebSockets, in flight
+        self.publish_bytes = 0  # bytes of publishes in flight on all WebSockets
         self.publish_max_bytes = settings.max_body_bytes
         self.opened, self.page, self.feed_ended = feeds.opened, feeds.page, feeds.feed_ended
         self.jobs, self.work_ended = work.jobs, work.work_ended
         shards.listen(self)
 
     def closed(self, shard: int) -> None:
-        """The shard is gone, and with it all its feeds and work streams."""
+        """Drop all feeds and work streams of a shard that went down."""
         self.feeds.closed(shard)
         self.work.closed(shard)
 
     def beat(self) -> None:
-        """Note the time, and wake readers that have waited for their shards."""
+        """Store the time of a tick, and wake readers that have waited long enough for their
+        shards."""
         super().beat()
         self.feeds.tick(self.now)

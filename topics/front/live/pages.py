@@ -1,9 +1,8 @@
-"""Feed pages: what shards send, and the newest of them, kept in memory for readers a little below
-the head (decision 0010).
+"""Feed pages: pages of records from shards, and a cache of the newest pages (decision 0010).
 
-A reader that catches up takes a kept page instead of asking its shard. All feeds of a front share
-one bound in bytes; a new page evicts the oldest page of the feed that has received none for
-longest.
+The cache is for readers slightly below the head. A reader that catches up takes a kept page instead
+of requesting it from its shard. All feeds of a front share one bound in bytes. A new page evicts
+the oldest page of the feed that has received no page for the longest time.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Any
 
 from topics.formats.wire.calls import FeedPageParams, FeedReadResult
 
-KEPT_MAX_BYTES = 32 << 20  # of records, for all feeds together; renderings come on top
+KEPT_MAX_BYTES = 32 << 20  # of records, for all feeds together; renderings are not counted
 KEPT_MAX_PAGES = 64  # for each feed
-PAGE_OVERHEAD_BYTES = 512  # what a page counts besides its records
+PAGE_OVERHEAD_BYTES = 512  # size that a page counts in addition to its records
 
 
 class FeedPage:
-    """Records of a topic in a view, from ``from_seq`` (exclusive) to ``to_seq``; ``body`` are the
-    records joined by commas.
+    """The records of a topic in a view from ``from_seq`` (exclusive) to ``to_seq``.
 
-    The page continues ``follows_seq``, which is below ``from_seq`` when a tombstone comes first.
-    ``renderings`` holds what streams make of the page, so that it is made once for all of them.
+    ``body`` contains the records, joined by commas. The page continues a reader at ``follows_seq``,
+    which is below ``from_seq`` if a tombstone precedes the records. ``renderings`` caches the
+    events that streams render from the page, so that each form is rendered once for all streams.
     """
 
     __slots__ = (
@@ -48,14 +47,17 @@ class FeedPage:
         self.head_seq: int = told.head_seq
         self.count: int = told.record_count
         self.tombstone: dict[str, Any] | None = told.tombstone
-        # The records begin behind the gap; a recreated topic begins with what it has.
+        # The records begin after the gap. A recreated topic begins with its own records.
         if self.tombstone is not None and self.tombstone["reason"] != "recreated":
             self.from_seq = self.tombstone["gap_to"]
         self.renderings: dict[Any, bytes] = {}
 
 
 class FeedPages:
-    """The kept pages of one feed: contiguous, the last one ends where the feed stands."""
+    """The kept pages of one feed.
+
+    They are contiguous, and the last one ends at the feed's ``seq``.
+    """
 
     __slots__ = ("pages",)
 
@@ -63,17 +65,19 @@ class FeedPages:
         self.pages: deque[FeedPage] = deque()
 
     def page_from(self, seq: int) -> FeedPage | None:
-        """The kept page that continues ``seq``."""
+        """Return the kept page that continues ``seq``, or None."""
         pages = self.pages
         if not pages or not pages[0].follows_seq <= seq < pages[-1].to_seq:
             return None
         return next((page for page in pages if page.follows_seq == seq), None)
 
     def next_edge(self, seq: int, feed_seq: int) -> int:
-        """Where a page read from ``seq`` must end at the latest, to be continued by a kept page.
+        """Return the seq at which a page read from ``seq`` must end, so that a kept page can
+        continue it.
 
-        That is where the first kept page that ends above ``seq`` begins or, when ``seq`` lies
-        within it, ends; ``feed_seq``, where the feed stands, when there is no such page.
+        This is the beginning of the first kept page that ends above ``seq``. If ``seq`` is within
+        this page, it is the end of the page. Without such a page it is ``feed_seq``, the seq of the
+        feed.
         """
         for page in self.pages:
             if page.follows_seq > seq:
@@ -84,14 +88,14 @@ class FeedPages:
 
 
 class KeptPages:
-    """The bound over the kept pages of all feeds."""
+    """The bound for the kept pages of all feeds."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._feeds: dict[FeedPages, None] = {}  # those with pages, by their newest page
+        self._feeds: dict[FeedPages, None] = {}  # feeds with pages, ordered by their newest page
 
     def keep(self, feed: FeedPages, page: FeedPage) -> None:
-        """Keep a page that has arrived, within the bounds."""
+        """Keep a page that has arrived, and evict old pages above the bounds."""
         feed.pages.append(page)
         self.size += page.size
         self._feeds.pop(feed, None)

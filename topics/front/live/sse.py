@@ -1,11 +1,11 @@
-"""Event streams (§7.2, §7.5, §7.6): what the streams of watches and of work have in common.
+"""Server-sent events (§7.2, §7.5, §7.6): the common parts of watch streams and work streams.
 
 head         `HEADERS`
-at open      `RETRY`: how soon a client comes back
-taken over   `NEVER_AGAIN`: not at all; two tabs would throw each other off for ever
-data lines   one, or one for each line of a payload's white space
+at open      `RETRY`: the delay after which a client reconnects
+taken over   `NEVER_AGAIN`: no reconnect, because two tabs would displace each other forever
+data lines   one, or one for each line end in the white space of a payload
 heartbeat    a comment
-error        why the stream ends, that a topic cannot be read, or that topics are paced
+error        reports why the stream ends, that a topic cannot be read, or that topics are paced
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 RETRY = b"retry: 2000\n\n"
-NEVER_AGAIN = b"retry: 2147483647\n"  # 24 days; timers of browsers hold no more milliseconds
+NEVER_AGAIN = b"retry: 2147483647\n"  # 24 days; timers of browsers accept no more milliseconds
 HEARTBEAT = b": hb\n\n"
 PACED = "watch throttled under CPU pressure"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def data_lines(json: bytes) -> bytes:
-    """JSON as the ``data`` of an event, without its end."""
+    """Return JSON as the ``data`` lines of an event, without the line end."""
     return b"data: " + continued(json)
 
 
 def continued(json: bytes) -> bytes:
-    """JSON within a data line.
+    """Return JSON as it continues a data line.
 
-    Payloads are shown as they were sent: white space between their JSON tokens may hold line ends,
-    which the client joins again.
+    Payloads are sent unchanged. The white space between their JSON tokens may contain line ends,
+    which start a new data line. The client joins the lines again.
     """
     if b"\n" in json or b"\r" in json:
         return _LINE_END.sub(b"\ndata: ", json)
@@ -46,10 +46,13 @@ def continued(json: bytes) -> bytes:
 
 
 def paced_event(retry_after_ms: int, topics: list[str]) -> bytes:
-    """``event: error`` 429, which ends nothing: these topics are paced (§7.5)."""
+    """Return an ``event: error`` 429, which reports that these topics are paced (§7.5).
+
+    The stream continues.
+    """
     return error_event(429, PACED, retry_after_ms=retry_after_ms, topics=topics)
 
 
 def error_event(code: int, error: str, **members: Any) -> bytes:
-    """``event: error``, with the HTTP status that fits."""
+    """Return an ``event: error`` with the HTTP status that corresponds to the error."""
     return b"event: error\ndata: %b\n\n" % json_bytes({"code": code, "error": error, **members})

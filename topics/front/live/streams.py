@@ -1,11 +1,14 @@
-"""Streams: clients that are told of what happens, as it happens, until either side ends it.
+"""Streams: connections on which the server sends events until either side closes the stream.
 
-    begin --> told, with a heartbeat in between --client gone or slow, drain, `fail`--> end
+    begin --> events and heartbeats --client disconnected or slow, drain, `fail`--> end
 
-`Streams` are those of a front, `Stream` is one of them, and its `Outbox` writes what it is told to
-its socket, at once, and keeps the part that the socket has not taken. A stream has no task besides
-its connection's: events are written from the loop that took their messages out of the ring. An
-unexpected error in one stream ends that stream and no other: it is called with `Stream.attempt`.
+`Streams` contains the streams of a front, and `Stream` is one of them. Its `Outbox` writes events
+to the socket immediately and keeps the part that the socket has not accepted. A stream needs no
+task in addition to the task of its connection, because events are written in the loop iteration
+that reads their messages from the ring.
+
+An unexpected error in one stream must not affect other streams, so all calls of a stream go through
+`Stream.attempt`, which closes only this stream.
 """
 
 from __future__ import annotations
@@ -35,20 +38,23 @@ from topics.front.limits import FrontSlots
 
 LOG = logging.getLogger("topics.front")
 
-LOOKS_MAX = 256  # streams that are looked after in a pass of the loop: some milliseconds
-TURNS_MAX = 16  # long writes and ends of streams in a pass of the loop: some milliseconds
-TOLD_EVERY_S = 10.0  # how often a stream is told that it is paced, at most
+LOOKS_MAX = 256  # streams that one loop iteration checks; this takes some milliseconds
+# Long writes and ends of streams in one loop iteration; this takes some milliseconds.
+TURNS_MAX = 16
+TOLD_EVERY_S = 10.0  # minimum interval between two notices to a stream that it is paced
 UNSENT_MAX_BYTES = 128 * 1024  # in the kernel, beyond the client's receive window
-UNCONFIRMED_MAX_S = 60.0  # sent bytes without a confirmation by the client's kernel
+# Longest time that the client's kernel may leave sent bytes unacknowledged.
+UNCONFIRMED_MAX_S = 60.0
 RECEIVE_BYTES = 4096
-SEND_MAX_BYTES = 256 * 1024  # in a turn: many streams may be sent a long page in one
-JOIN_MAX_BYTES = 32 * 1024  # a longer part is sent as it is
+# Bytes of one write call; one iteration may send a long page to many streams.
+SEND_MAX_BYTES = 256 * 1024
+JOIN_MAX_BYTES = 32 * 1024  # longer parts are not copied into a joined buffer
 
 Args = TypeVarTuple("Args")
 
 
 class StreamKind(IntEnum):
-    """Indexes of the row of each kind in ``topics_streams``."""
+    """The row index of each kind of stream in the metric ``topics_streams``."""
 
     WATCH = 0
     WORK = 1
@@ -58,33 +64,36 @@ class StreamKind(IntEnum):
 class Streams:
     """All streams of a front: their limits, ticks, drain and deferred writes.
 
-    One task looks after streams, each when it is due: heartbeats, slow readers. Another one makes
-    deferred calls, so that what one batch of messages causes for a client is one write.
+    One task checks each stream at its due time, for heartbeats and slow readers. Another task makes
+    deferred calls, so that the results of one batch of messages are sent to a client in one write.
     """
 
     def __init__(self, slots: FrontSlots, keys: Keys, held: HeldMemory) -> None:
         self.slots, self.keys, self.held = slots, keys, held
-        self.now = time.monotonic()  # of the last beat
+        self.now = time.monotonic()  # time of the last tick
         self.streams: set[Stream] = set()
-        self._due: defaultdict[int, set[Stream]] = defaultdict(set)  # by the number of the beat
-        self._beat = int(trio.current_time() // BEAT_S)  # the last one
+        # By the number of the tick at which they are checked.
+        self._due: defaultdict[int, set[Stream]] = defaultdict(set)
+        self._beat = int(trio.current_time() // BEAT_S)  # the number of the last tick
         self.stream_counts = [0] * len(StreamKind)
         self.draining = False
         self.nursery: trio.Nursery
         self._deferred: list[tuple[Stream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
         self._turns = trio.CapacityLimiter(TURNS_MAX)
-        # The last short event and its chunk, shared by all streams that receive this event.
+        # The last short event and its chunk. A page is one `bytes` object for all streams, so the
+        # chunk of an event is made once.
         self.shared = b""
         self.shared_chunk: tuple[bytes, ...] = (b"",)
 
     async def run(self) -> None:
-        """Look after streams until cancelled."""
+        """Check streams and make deferred calls until cancelled."""
         async with trio.open_nursery() as self.nursery:
             self.nursery.start_soon(self._run_deferred)
             while True:
                 await wait_beat()
                 self.beat()
+                # The loop may have missed ticks: check the streams of all ticks since the last one.
                 last = int(trio.current_time() // BEAT_S)
                 while self._beat < last:
                     self._beat += 1
@@ -93,13 +102,14 @@ class Streams:
                         await trio.lowlevel.checkpoint()
 
     def beat(self) -> None:
-        """Note the time of a beat."""
+        """Store the time of a tick."""
         self.now = time.monotonic()
 
-    # Not in the loops of the tasks, whose variables would hold a stream that has ended.
+    # The following functions are separate from the loops of the tasks, because the variables of a
+    # running loop would keep a reference to a stream that has ended.
 
     def look_in(self, stream: Stream, seconds: float) -> None:
-        """Look after the stream so much later, if not before."""
+        """Schedule a check of the stream at the first tick after ``seconds``, or earlier."""
         beat = max(int((trio.current_time() + seconds) // BEAT_S), self._beat) + 1
         if stream.beat is None or beat < stream.beat:
             self._forget(stream)
@@ -107,6 +117,7 @@ class Streams:
             self._due[beat].add(stream)
 
     def _forget(self, stream: Stream) -> None:
+        """Remove the stream from the schedule of checks."""
         beat, stream.beat = stream.beat, None
         if beat is not None:
             self._due[beat].discard(stream)
@@ -114,6 +125,7 @@ class Streams:
                 del self._due[beat]
 
     def _look_after_some(self, due: set[Stream]) -> None:
+        """Check a bounded number of streams of one tick, and schedule their next checks."""
         for stream in [*islice(due, LOOKS_MAX)]:
             self._forget(stream)
             stream.attempt(stream.look)
@@ -121,24 +133,27 @@ class Streams:
                 self.look_in(stream, stream.quiet_s())
 
     def _make_deferred(self) -> None:
+        """Make the deferred calls."""
         deferred, self._deferred = self._deferred, []
         for stream, call in deferred:
             stream.attempt(call)
 
     async def _run_deferred(self) -> None:
         while True:
+            # This task runs after the loop has handled the current batch of messages.
             await self._has_deferred.wait()
             self._has_deferred = trio.Event()
             self._make_deferred()
 
     def defer(self, stream: Stream, call: Callable[[], None]) -> None:
-        """Call it when the loop has handled what it is handling: one write for one batch."""
+        """Make a call after the current batch of messages, so that one batch causes one write."""
         self._deferred.append((stream, call))
         self._has_deferred.set()
 
     def call_in(self, seconds: float, call: Callable[[], None]) -> None:
-        """Make a call so much later, which neither waits nor raises. Nothing waits here on a calm
-        front.
+        """Call ``call`` after ``seconds``. It must neither wait nor raise.
+
+        Without pressure nothing uses this function.
         """
 
         async def wait() -> None:
@@ -148,26 +163,33 @@ class Streams:
         self.nursery.start_soon(wait)
 
     async def turn(self) -> None:
-        """Wait for a pass of the loop in which few streams do what takes long."""
+        """Wait for a loop iteration in which fewer than `TURNS_MAX` streams do long work."""
         async with self._turns:
             pass
 
     def check_room(self, principal: Principal, leaving: Stream | None = None) -> None:
-        """Check the limits for one more stream; `hold_slot` follows before its task waits for
-        anything. ``leaving`` is a stream that it replaces. Raises `Throttled` (§11).
+        """Check the limits for one more stream.
+
+        The caller must call `hold_slot` before its task waits for anything. ``leaving`` is a stream
+        that the new stream replaces. Raise `Throttled` if a limit is reached (§11).
         """
         self.slots.streams.check(principal, leaving=0 if leaving is None or leaving.ended else 1)
 
     def hold_slot(self, principal: Principal) -> Callable[[], None]:
-        """Take the slot that `check_room` has found: a slow client may take the head of its stream
-        late. What is returned gives it back; call it when the stream begins, or if it never will.
+        """Acquire the slot that `check_room` has found free, and return a function that releases
+        it.
+
+        The slot is held while a slow client receives the head of its stream. Call the returned
+        function when the stream begins, or when it is clear that it never begins.
         """
         self.slots.streams.add(principal)
         return partial(self.slots.streams.release, principal)
 
     def add(self, stream: Stream) -> None:
-        """A stream begins. One that begins during the drain, or whose key has changed since its
-        request was admitted, is told so at once.
+        """Add a stream that begins.
+
+        A stream that begins during the drain, or whose key has changed since its request was
+        admitted, fails immediately.
         """
         self.streams.add(stream)
         self.stream_counts[stream.kind] += 1
@@ -180,7 +202,7 @@ class Streams:
             stream.fail(status_of(failure), failure.message)
 
     def remove(self, stream: Stream) -> None:
-        """A stream has ended."""
+        """Remove a stream that has ended. Safe to call twice."""
         if stream in self.streams:
             self.streams.remove(stream)
             self._forget(stream)
@@ -189,24 +211,33 @@ class Streams:
                 self.slots.streams.release(stream.principal)
 
     def drain(self) -> None:
-        """The server shuts down: tell all streams, and those that still begin."""
+        """Close all streams because the server shuts down, including streams that begin later."""
         self.draining = True
         for stream in list(self.streams):
             stream.attempt(stream.drain)
 
     def end_refused(self) -> None:
-        """The keys have changed: end the streams whose keys are gone or have other rights."""
+        """Close the streams whose keys were removed or have other rights, because the keys have
+        changed.
+        """
         for stream in list(self.streams):
             if (failure := self.keys.refusal(stream.principal)) is not None:
                 stream.attempt(stream.fail, status_of(failure), failure.message)
 
 
 class Stream(ABC):
-    """One client that is told of what happens. Subclasses say what that is: records of topics
-    (topic_streams.py), leased jobs (work_stream.py).
+    """One client that receives events.
+
+    Subclasses define the events: records of topics (topic_streams.py), leased jobs
+    (work_stream.py).
+
+        begin --> running --fail: last event--> end
+                     |------until_ended: the client closes its side--> end
+                     '------socket error--> end
     """
 
-    has_own_slot = False  # which it took before it began, and gives back itself
+    # True if the stream has acquired its slot before it begins, and releases it.
+    has_own_slot = False
     kind: StreamKind
 
     def __init__(
@@ -220,40 +251,47 @@ class Stream(ABC):
     ) -> None:
         self.live, self.sock, self.principal, self.heartbeat_s = live, sock, principal, heartbeat_s
         self.ended = False
-        self.beat: int | None = None  # with which it is looked after
-        self.told_at = -math.inf  # when it was last told that it is paced
-        self.scope = trio.CancelScope()  # of `until_ended`
+        self.beat: int | None = None  # the number of the tick at which it is checked
+        self.told_at = -math.inf  # time of the last notice that it is paced
+        self.scope = trio.CancelScope()  # the cancel scope of `until_ended`
         self.outbox = Outbox(live, sock, self, is_chunked=is_chunked)
 
-    # What subclasses say: bytes
+    # Bytes of the events, which subclasses define
 
     @abstractmethod
     def failure_event(self, code: int, error: str) -> bytes:
-        """Why the stream ends."""
+        """Return the event that reports why the stream ends."""
 
     @abstractmethod
     def heartbeat(self) -> bytes:
-        """Nothing has happened."""
+        """Return the bytes that keep an idle connection open."""
 
     @abstractmethod
     def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
-        """What comes of these topics comes so much later; the stream goes on."""
+        """Return the event that reports that events of these topics are delayed.
 
-    # Life
+        The stream continues.
+        """
+
+    # Begin and end
 
     def begin(self) -> None:
-        """Take part in what all streams do, until `end`."""
+        """Set up the socket, and register the stream with `Streams` until `end`."""
         if self.sock.family != socket.AF_UNIX:
-            # A client that has vanished silently is noticed by what its kernel does not confirm.
+            # The kernel ends the connection of a client that has vanished silently, because it no
+            # longer acknowledges sent bytes.
             timeout_ms = int(UNCONFIRMED_MAX_S * 1000)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
-            # Otherwise up to 4 MB may be queued before a pong, and a slow client would get it too
-            # late.
+            # Otherwise the kernel may queue up to 4 MB before a pong, and a slow client would
+            # receive the pong too late.
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_MAX_BYTES)
         self.live.add(self)
 
     async def until_ended(self) -> None:
-        """Wait for the end of the stream; received bytes are discarded, a hang-up is an end."""
+        """Wait for the end of the stream.
+
+        Discard received bytes, and close the stream on a hang-up.
+        """
         with self.scope:
             with contextlib.suppress(OSError):
                 while not self.ended:
@@ -263,12 +301,13 @@ class Stream(ABC):
                             break
                     except BlockingIOError:
                         continue
+            # Limit the number of streams that end in one iteration.
             await self.live.turn()
             self.outbox.finish()
             self.end()
 
     def quiet_s(self) -> float:
-        """How long nobody need look after it."""
+        """Return the seconds until the stream must be checked."""
         holding = self.outbox.holding
         if holding is not None:
             return holding.due - trio.current_time()
@@ -276,27 +315,30 @@ class Stream(ABC):
         return self.outbox.last_sent + self.heartbeat_s - BEAT_S - time.monotonic()
 
     def look(self) -> None:
-        """Send a heartbeat, or end a stream whose client is too slow, if it is time."""
+        """Send a heartbeat, or close the stream of a client that is too slow, if it is due."""
         if self.quiet_s() <= 0:
             self.shed() if self.outbox.holding else self.outbox.write(self.heartbeat())
 
     def shed(self) -> None:
-        """End it: its client is too slow, or its memory is needed."""
+        """Close the stream, because its client reads too slowly or its memory is needed."""
         self.attempt(self.fail, 408, "the client reads too slowly")
 
     def drain(self) -> None:
-        """The server shuts down."""
+        """Close the stream, because the server shuts down."""
         self.fail(503, "the server is shutting down")
 
     def fail(self, code: int, error: str) -> None:
-        """Tell why, if the socket takes it, and end."""
+        """Send an event with the reason, if the socket accepts it, and close the stream."""
         if not self.ended:
             if not self.outbox.write_last(self.failure_event(code, error)):
                 LOG.debug("stream ended without its client hearing why")
             self.end()
 
     def end(self) -> None:
-        """Send nothing more; whoever runs the connection closes it."""
+        """Close the stream without sending more data.
+
+        The task of the connection then closes the connection.
+        """
         if not self.ended:
             self.ended = True
             self.scope.cancel()
@@ -304,14 +346,17 @@ class Stream(ABC):
             self.live.remove(self)
 
     def attempt(self, call: Callable[[*Args], Any], *args: *Args) -> None:
-        """Run what concerns this stream alone; an unexpected error ends this stream only."""
+        """Run an operation of this stream. An unexpected error closes this stream only."""
         try:
             call(*args)
         except Exception:
             self.broke()
 
     def broke(self) -> None:
-        """End the stream because of the unexpected error that is being handled."""
+        """Close the stream because of an unexpected error.
+
+        Call this while the exception is handled.
+        """
         LOG.exception("unexpected stream error")
         try:
             self.fail(500, "internal error")
@@ -320,8 +365,10 @@ class Stream(ABC):
             self.end()
 
     def tell_paces(self, now: float, pauses_s: dict[str, float]) -> None:
-        """Tell how long its topics pause, unless it was told within TOLD_EVERY_S or the socket
-        takes no more.
+        """Send the pauses of topics to the client.
+
+        ``pauses_s`` maps topics to seconds. Send nothing if the last notice is younger than
+        `TOLD_EVERY_S`, or if the socket accepts no data.
         """
         if pauses_s and now - self.told_at >= TOLD_EVERY_S and not self.is_stalled:
             self.told_at = now
@@ -332,26 +379,26 @@ class Stream(ABC):
 
     @property
     def is_stalled(self) -> bool:
-        """The socket takes no more for now."""
+        """Whether the socket currently accepts no data."""
         return self.outbox.unsent is not None
 
-    def sent_whole(self) -> None:  # noqa: B027 - only some keep account of it
-        """The socket has taken all that was written; a backlog comes next."""
+    def sent_whole(self) -> None:  # noqa: B027 - only some streams use it
+        """Handle that the socket has accepted all written data. A backlog is sent afterwards."""
 
-    def resumed(self) -> None:  # noqa: B027 - only topic streams have more to say then
-        """The socket takes what it is given again."""
+    def resumed(self) -> None:  # noqa: B027 - only topic streams react to it
+        """Handle that the socket accepts data again."""
 
 
 class Outbox:
     """The sending side of one client's socket.
 
-        open --socket takes less than all--> stalled --client reads again--> open
+        open --socket accepts only a part--> stalled --client reads again--> open
           '------------------------------------'--close, socket error--> closed
 
-    While it is open, `write` sends from the caller's iteration of the loop, and no data is kept.
-    While it is stalled, a task of its own sends the unsent part of one write, and then the backlog:
-    later answers, jobs and ends. Streams send no further pages to a stalled client. So the outbox
-    never holds more than the end of one write, one page of leased jobs and the answers to the
+    While it is open, `write` sends in the caller's loop iteration, and no data is kept. While it is
+    stalled, a separate task sends the unsent part of one write, and then the backlog: later
+    responses, jobs and end events. Streams send no further pages to a stalled client. So the outbox
+    never holds more than the end of one write, one page of leased jobs and the responses to the
     client's own requests. The ledger counts this data (`topics.front.held_memory`), which is freed
     when the outbox closes.
 
@@ -366,16 +413,18 @@ class Outbox:
         self._is_chunked = is_chunked
         self.is_closed = False
         self.sent_bytes = 0  # by this stream
-        self.backlog: list[bytes] = []  # to be sent behind the unsent part
+        self.backlog: list[bytes] = []  # parts to send after the unsent part
         self.last_sent = live.now
-        self.unsent: memoryview | None = None  # while the outbox is stalled
-        self.holding: Holding | None = None  # likewise
-        self._sending = trio.CancelScope()  # of the task that sends it
+        self.unsent: memoryview | None = None  # set while the outbox is stalled
+        self.holding: Holding | None = None  # set while the outbox is stalled
+        # The cancel scope of the task that sends the unsent data.
+        self._sending = trio.CancelScope()
 
     def write(self, *parts: bytes) -> None:
-        """Send, or keep what the socket does not take. Long parts are not copied.
+        """Send the parts, and keep the bytes that the socket does not accept.
 
-        While the outbox is stalled only bounded or final data may be written.
+        Long parts are not copied. While the outbox is stalled, callers may only write data with a
+        bound, or final data.
         """
         if self.is_closed:
             return
@@ -383,16 +432,19 @@ class Outbox:
             live = self._live
             is_shared = parts[0] is live.shared and len(parts) == 1
             parts = live.shared_chunk if is_shared else self._chunk(parts)
+        # Keep the order: the unsent data is first.
         if self.unsent is not None:
             self._keep_rest(parts, 0)
             return
         size = sum(map(len, parts))
+        # Join short parts, so that they are sent as one buffer.
         if len(parts) > 1 and size <= JOIN_MAX_BYTES:
             parts = (b"".join(parts),)
         try:
             if len(parts) == 1 and size <= SEND_MAX_BYTES:
                 sent = self._sock.send(parts[0])
             else:
+                # The length of one write is bounded, so that a long page does not block the loop.
                 some = parts if size <= SEND_MAX_BYTES else _first_of(parts, SEND_MAX_BYTES)
                 sent = self._sock.sendmsg(some)
         except BlockingIOError:
@@ -410,23 +462,29 @@ class Outbox:
             self._live.nursery.start_soon(self._send_unsent, self._sending)
 
     def _chunk(self, parts: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Return the parts of one chunk of a chunked body."""
         size = sum(map(len, parts))
         if len(parts) == 1 and size <= JOIN_MAX_BYTES:
             live = self._live
             live.shared, live.shared_chunk = parts[0], (chunk_of(parts[0]),)
             return live.shared_chunk
+        # Nothing is sent for empty data, because an empty chunk would end the body.
         return (chunk_start(size), *parts, CHUNK_END) if size else parts
 
     def _keep_rest(self, parts: Sequence[bytes], sent: int) -> None:
+        """Keep the parts without their first ``sent`` bytes."""
         for part in parts:
             if sent < len(part):
                 self._keep(part, sent)
             sent = max(0, sent - len(part))
 
     def _keep(self, part: bytes, sent: int = 0) -> None:
-        """What the socket has not taken of a part, to be sent when it is this part's turn."""
+        """Keep the bytes of a part from offset ``sent`` on, after all data that is already
+        unsent.
+        """
         held, now = self._live.held, trio.current_time()
         if self.holding is None:
+            # The stream is checked when its client counts as too slow.
             self.holding = held.hold(self._owner, self._owner.principal.digest, now)
             self._live.look_in(self._owner, self.holding.due - now)
         held.add(self.holding, part, len(part), now)
@@ -457,27 +515,31 @@ class Outbox:
         return True
 
     def finish(self) -> None:
-        """Complete the body, because the client has closed its side but may still read."""
+        """Complete a chunked body, because the client has closed its side but may still read."""
         if self._is_chunked and self.unsent is None and not self.is_closed:
             with contextlib.suppress(OSError):
                 self.sent_bytes += self._sock.send(LAST_CHUNK)
 
     def close(self) -> None:
-        """Send nothing more, and give the memory back at once."""
+        """Stop sending, and free the unsent data immediately."""
         if not self.is_closed:
             self.is_closed = True
             self.unsent, self.backlog = None, []
             self._release()
             self._sending.cancel()
-            del self._owner  # no circle: nothing waits for the garbage collector
+            # Break the reference cycle, so that no memory waits for the garbage collector.
+            del self._owner
 
     async def _send_unsent(self, scope: trio.CancelScope) -> None:
-        """A task of its own: it waits for this client only, and ends with the stream."""
+        """Send the unsent data in a task that waits for this client only and ends with the
+        stream.
+        """
         try:
             with scope:
                 while self.unsent is not None and not self.is_closed:
                     await trio.lowlevel.wait_writable(self._sock)
                     await self._live.turn()
+                    # The stream may have ended during the waits.
                     if self.unsent is not None:
                         self._send_some(self.unsent)
         except (OSError, trio.ClosedResourceError):
@@ -487,6 +549,7 @@ class Outbox:
             self._owner.attempt(self._owner.resumed)
 
     def _send_some(self, unsent: memoryview) -> None:
+        """Send a bounded number of unsent bytes, and continue with the backlog at their end."""
         with contextlib.suppress(BlockingIOError):
             sent = self._sock.send(unsent[:SEND_MAX_BYTES])
             self.last_sent = time.monotonic()
@@ -499,7 +562,7 @@ class Outbox:
                 self._send_next()
 
     def _send_next(self) -> None:
-        """A part was sent whole: another one is the oldest that is unsent now."""
+        """Continue with the backlog, because the unsent part was sent completely."""
         self.unsent = None
         self._release()
         backlog, self.backlog = self.backlog, []
@@ -509,13 +572,14 @@ class Outbox:
             self._keep(part)
 
     def _release(self) -> None:
+        """Release the holding of the unsent data."""
         if self.holding is not None:
             holding, self.holding = self.holding, None
             self._live.held.release(holding)
 
 
 def _first_of(parts: Sequence[bytes], most: int) -> list[memoryview]:
-    """The first bytes of these parts."""
+    """Return views of the first ``most`` bytes of the parts."""
     found = []
     for part in parts:
         found.append(memoryview(part)[:most])
@@ -524,7 +588,7 @@ def _first_of(parts: Sequence[bytes], most: int) -> list[memoryview]:
 
 
 def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """The same bytes: short parts that follow each other as one."""
+    """Yield the same bytes, with adjacent short parts joined."""
     for are_short, some in groupby(parts, lambda part: len(part) <= JOIN_MAX_BYTES):
         if are_short:
             yield b"".join(some)

@@ -1,11 +1,12 @@
-"""Readers and feed subscriptions: who follows which topic, where each of them begins and stands.
+"""Readers and feed subscriptions: cursors of streams in topics, and topics that shards send.
 
-A *reader* is one stream's cursor in one topic. A *feed subscription* is a topic in a view, as a
-shard sends it to this front; readers of equal views share it. A reader is *live* while it stands
-exactly where its feed stands: the next page of the feed is then shown to it as it arrives.
+A *reader* is the cursor of one stream in one topic. A *feed subscription* is a topic in a view, as
+a shard sends it to this front. Readers with equal views share it. A reader is *live* while its
+cursor is exactly at the seq of its feed. Then the next page of the feed is delivered to it as soon
+as the page arrives.
 
-    catching up --reaches the feed's seq--> live --socket takes no more, feed ends--> catching up
-         '---shard not ready---> waiting ---shard back, or RETRY_S later---> catching up
+    catching up --reaches the feed's seq--> live --socket is full, feed ends--> catching up
+         '---shard not ready---> waiting ---shard serves, or RETRY_S later---> catching up
 """
 
 from __future__ import annotations
@@ -23,33 +24,35 @@ from topics.front.live.streams import Stream
 
 
 class ReaderStream(Stream):
-    """What feeds need of the stream that a reader belongs to, a `TopicStream`."""
+    """The part of a `TopicStream` that feeds use."""
 
     readers: dict[str, Reader]
 
     @abstractmethod
     def show(self, reader: Reader, page: FeedPage) -> None:
-        """Show a page to the reader that stands where the page begins."""
+        """Send a page to the client. The reader's cursor must be where the page begins."""
 
     @abstractmethod
     def is_following(self, reader: Reader) -> bool:
-        """The stream has not ended, nor dropped the reader's topic, nor begun to follow it anew."""
+        """Return whether the stream still uses this reader."""
 
     @abstractmethod
     def catch_up(self) -> None:
-        """Start to show what the readers of this stream have not been shown."""
+        """Start to deliver the records that the readers of this stream have not received."""
 
     @abstractmethod
     def tell_paced(self, now: float) -> None:
-        """Tell which topics are paced, unless it was told within TOLD_EVERY_S."""
+        """Report to the client which topics are paced, unless this was reported within
+        `TOLD_EVERY_S`.
+        """
 
     @abstractmethod
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
-        """Tell that the topic was deleted, and stop following it; the stream goes on."""
+        """Report that the topic was deleted, and stop following it. The stream continues."""
 
 
 class Reader:
-    """One stream's cursor in one topic."""
+    """The cursor of one stream in one topic."""
 
     __slots__ = (
         "epoch",
@@ -72,18 +75,18 @@ class Reader:
         self.seq, self.epoch = start.from_seq, start.epoch
         self.feed: FeedSubscription | None = None
         self.is_live = False
-        self.is_caught_up = False  # the client was told that there is no more
-        self.is_connecting = True  # nothing has been shown yet
-        self.is_waiting = False  # for its shard
+        self.is_caught_up = False  # the client was notified that it has received all records
+        self.is_connecting = True  # nothing has been delivered yet
+        self.is_waiting = False  # for its shard, or for the pause of its band
 
     @property
     def needs_catch_up(self) -> bool:
-        """There may be something to read for it now."""
+        """Whether there may be records to read for it now."""
         return not self.is_live and not self.is_waiting
 
 
 class FeedSubscription:
-    """A topic in a view, as a shard sends it to this front. The feed stands at ``seq``."""
+    """A topic in a view, as a shard sends it to this front. ``seq`` is the end of the last page."""
 
     def __init__(self, number: int, shard: int, topic: str, view: View) -> None:
         self.number, self.shard, self.topic, self.view = number, shard, topic, view
@@ -91,17 +94,17 @@ class FeedSubscription:
         self.seq = 0
         self.epoch = 0
         self.head_seq = 0
-        self.band = NEW_BAND  # of the topic's priority
+        self.band = NEW_BAND  # the priority band of the topic
         self.readers: set[Reader] = set()
-        self.live: dict[Reader, None] = {}  # ordered by when they became live
+        self.live: dict[Reader, None] = {}  # ordered by the time at which they became live
         self.kept = FeedPages()
 
 
-# Where readers begin, the same for watch sessions and WebSockets
+# The start of readers, the same for watch sessions and WebSockets
 
 
 class TopicHead(NamedTuple):
-    """Where a topic stands."""
+    """The current head, earliest seq and epoch of a topic."""
 
     head_seq: int
     earliest_seq: int
@@ -109,19 +112,19 @@ class TopicHead(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Where a reader begins. ``epoch`` is 0 when its cursor cannot belong to the topic of now."""
+    """The start of a reader. ``epoch`` is 0 if its cursor cannot belong to the current topic."""
 
     from_seq: int
     epoch: int
     head: TopicHead
 
     def members(self) -> dict[str, int]:
-        """What the client is told of it."""
+        """Return the members of the response that report the start."""
         return {"from_seq": self.from_seq, **self.head._asdict()}
 
 
 def begin_at(start: Start, head: TopicHead) -> Begun:
-    """Where a reader that asks for ``start`` begins in a topic."""
+    """Return where a reader that requests ``start`` begins in a topic."""
     from_seq = head.head_seq if start.tail else start.from_seq
     if start.epoch is not None:
         return Begun(from_seq, start.epoch, head)
@@ -129,7 +132,7 @@ def begin_at(start: Start, head: TopicHead) -> Begun:
 
 
 async def heads_of(shards: Shards, topics: Iterable[str]) -> dict[str, TopicHead]:
-    """The heads of those topics that exist, in the order of ``topics``. Raises `NotReady`."""
+    """Return the heads of the topics that exist, in the order of ``topics``. Raise `NotReady`."""
     by_shard: dict[int, list[str]] = {}
     for topic in topics:
         by_shard.setdefault(shards.shard_of(topic), []).append(topic)

@@ -1,19 +1,19 @@
-"""Topic streams: clients that are shown live records, whatever protocol they are shown them in.
+"""Topic streams: deliver live records of topics to a client, independent of the protocol.
 
-                    page                 its cursor stands where a page of the feed begins
+                    page                 the reader's cursor is where a page of the feed begins
     Feeds (feeds.py) ----> live reader  <-------------------------------------------- reader that
-                               |  the socket takes no more                            catches up
+                               |  the socket accepts no more data                     catches up
                                '--------------------------------------------------->
 
-A stream follows topics with one `Reader` each. To catch up, it has one task for each shard, so a
-slow shard delays its own topics only; within a task the readers take turns:
+A stream follows each topic with one `Reader`. To catch up, it has one task for each shard, so that
+a slow shard delays only its own topics. Within a task, the readers take turns:
 
-    reader below its feed --> a kept page, or one read from the shard --> shown --> again
-    reader at its feed's seq --> live in the feed
+    reader below its feed --> a kept page, or a page read from the shard --> sent --> again
+    reader at the seq of its feed --> live in the feed
 
-A page that arrives while the stream is stalled is discarded and read again later: nothing waits in
-memory for a client that does not read. While clients hold too much (`topics.front.held_memory`),
-pages are read later.
+A page that arrives while the stream is stalled is discarded and read again later. So no pages wait
+in memory for a client that does not read. While clients hold too much memory
+(`topics.front.held_memory`), pages are read later.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
 from topics.front.live.subscriptions import FeedSubscription, Reader, ReaderStream
 
-LOSSES = ("cap", "ttl", "mixed")  # records that the topic itself has evicted
+# Reasons of tombstones for records that the topic itself has evicted.
+LOSSES = ("cap", "ttl", "mixed")
 
 
 class TopicStream(ReaderStream):
-    """One client that is shown live records. Subclasses say what its events look like."""
+    """One client that receives live records. Subclasses define the form of the events."""
 
     live: Live
 
@@ -50,37 +51,40 @@ class TopicStream(ReaderStream):
     ) -> None:
         super().__init__(live, sock, principal, heartbeat_s, is_chunked=is_chunked)
         self.readers: dict[str, Reader] = {}
-        self._busy_shards: set[int] = set()  # those with a task that catches up
+        self._busy_shards: set[int] = set()  # shards for which a catch-up task runs
 
-    # What subclasses say: events as bytes
+    # Events as bytes, which subclasses define
 
     @abstractmethod
     def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:
-        """The records of a page, in parts; the reader already stands behind it."""
+        """Return the records of a page, in parts.
+
+        The reader's cursor is already at the end of the page.
+        """
 
     @abstractmethod
     def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
-        """Loss; the reader already stands behind the gap."""
+        """Return a loss report. The reader's cursor is already at the end of the gap."""
 
     @abstractmethod
     def caught_up_event(self, reader: Reader, head_seq: int) -> bytes:
-        """There are no more records now."""
+        """Return the event that reports that the reader has received all records of the topic."""
 
     @abstractmethod
     def deleted_event(self, reader: Reader, head_seq: int) -> bytes:
-        """The topic was deleted."""
+        """Return the event that reports that the topic was deleted."""
 
     @abstractmethod
     def topic_error_event(self, reader: Reader, failure: TopicsError) -> bytes:
-        """The topic cannot be read; the rest of the stream goes on."""
+        """Return the event that reports that the topic cannot be read. The stream continues."""
 
     def moved(self, reader: Reader) -> None:
-        """The reader's cursor has changed."""
+        """Handle a change of the reader's cursor."""
 
-    # Life
+    # Begin and end
 
     def end(self) -> None:
-        """Leave all feeds, too."""
+        """Also leave all feeds."""
         if not self.ended:
             super().end()
             readers, self.readers = self.readers, {}
@@ -88,13 +92,16 @@ class TopicStream(ReaderStream):
                 self.live.feeds.leave(reader)
 
     def resumed(self) -> None:
-        """Catch up."""
+        """Catch up, because the socket accepts data again."""
         self.catch_up()
 
     # Topics
 
     def add(self, topic: str, view: View, start: Start) -> None:
-        """Follow a topic as well, or anew. `catch_up` must follow."""
+        """Follow a topic, or restart a topic that is already followed.
+
+        The caller must call `catch_up` afterwards.
+        """
         self.remove(topic)
         self.readers[topic] = Reader(self, topic, self.live.shards.shard_of(topic), view, start)
 
@@ -105,13 +112,16 @@ class TopicStream(ReaderStream):
             self.live.feeds.leave(reader)
 
     def is_following(self, reader: Reader) -> bool:
-        """The stream has not ended, nor dropped the reader's topic, nor begun to follow it anew."""
+        """Return whether the stream still uses this reader.
+
+        It does not if it has ended, has dropped the topic, or follows the topic with a new reader.
+        """
         return self.readers.get(reader.topic) is reader and not self.ended
 
     # Catching up
 
     def catch_up(self) -> None:
-        """Start a task for each shard with a reader to catch up, where none is running."""
+        """Start a task for each shard that has readers to catch up and no running task."""
         if not self.ended:
             shards = {one.shard for one in self.readers.values() if one.needs_catch_up}
             for shard in shards - self._busy_shards:
@@ -119,13 +129,17 @@ class TopicStream(ReaderStream):
                 self.live.nursery.start_soon(self._catch_up_with, shard)
 
     async def _catch_up_with(self, shard: int) -> None:
+        """Advance the readers of one shard in rotation, until none needs it or the stream is
+        stalled.
+        """
         try:
             while not self.ended and not self.is_stalled:
                 behind = (one for one in self.readers.values() if one.needs_catch_up)
                 reader = next((one for one in behind if one.shard == shard), None)
                 if reader is None:
                     return
-                self.readers[reader.topic] = self.readers.pop(reader.topic)  # to the end
+                # Move the reader to the end, so that the readers take turns.
+                self.readers[reader.topic] = self.readers.pop(reader.topic)
                 await self._advance(reader)
         except Exception:
             self.broke()
@@ -133,10 +147,12 @@ class TopicStream(ReaderStream):
             self._busy_shards.discard(shard)
 
     async def _advance(self, reader: Reader) -> None:
-        """Show one page, or make the reader live."""
+        """Send one page to the reader's client, or make the reader live."""
         feeds = self.live.feeds
         try:
             feed = await feeds.join(reader)
+            # The feed was closed or replaced during the wait. The next iteration joins the new
+            # feed.
             if reader.feed is not feed or not feed.is_open:
                 return
             if _stands_at(reader, feed):
@@ -160,8 +176,10 @@ class TopicStream(ReaderStream):
                     feeds.pace(reader)
 
     async def _next_page(self, reader: Reader, feed: FeedSubscription) -> tuple[FeedPage, int]:
-        """The page that continues the reader, kept or read for this stream, and its epoch. Raises
-        `Throttled` while clients of its key hold too much, or all of them; `TopicsError`.
+        """Return the page that continues the reader, and its epoch.
+
+        The page is a kept page or is read from the shard. Raise `Throttled` while the clients of
+        this key, or all clients, hold too much memory, or another `TopicsError` of the shard.
         """
         until_seq = None
         if _has_epoch_of(reader, feed):
@@ -170,6 +188,7 @@ class TopicStream(ReaderStream):
                 epoch = feed.epoch
                 await trio.lowlevel.checkpoint()
                 return page, epoch
+            # Read only up to the next kept page, which then continues the reader.
             if reader.seq < feed.seq:
                 until_seq = feed.kept.next_edge(reader.seq, feed.seq)
         refusal = self.live.held.refusal(self.principal.digest, reader.view.bytes)
@@ -178,18 +197,19 @@ class TopicStream(ReaderStream):
         return await self.live.feeds.reads.read(reader, until_seq)
 
     def _go_live(self, reader: Reader, feed: FeedSubscription) -> None:
+        """Make a reader live, because it has read all pages before the next page of the feed."""
         reader.epoch = feed.epoch
         reader.is_live, reader.is_connecting = True, False
         feed.live[reader] = None
-        # A reader above the feed knows of a later head, and was told when it came there.
+        # A reader above the feed has read up to a later head, and its client was notified there.
         if not reader.is_caught_up and reader.seq == feed.head_seq:
             reader.is_caught_up = True
             self.outbox.write(self.caught_up_event(reader, feed.head_seq))
 
-    # Showing
+    # Delivery
 
     def show(self, reader: Reader, page: FeedPage) -> None:
-        """Show a page to the reader that stands where the page begins."""
+        """Send a page to the client. The reader's cursor must be where the page begins."""
         parts = []
         if page.tombstone is not None:
             parts.append(self._pass_gap(reader, page, page.tombstone))
@@ -201,18 +221,22 @@ class TopicStream(ReaderStream):
             parts += self.page_event(reader, page)
         known_seq = page.head_seq
         if not reader.is_caught_up and reader.feed is not None:
-            known_seq = max(known_seq, reader.feed.head_seq)  # a page knows the head of its time
+            known_seq = max(known_seq, reader.feed.head_seq)  # the head in a page may be outdated
         if page.to_seq < known_seq:
             reader.is_caught_up = False
         elif not reader.is_caught_up:
             reader.is_caught_up = True
-            # The head of a strong view is the last synced record; a tail begins at the last one.
+            # The head of a strong view is the last synced record. A tail begins at the last record.
             parts.append(self.caught_up_event(reader, max(page.head_seq, reader.seq)))
         if parts:
             self.outbox.write(*parts)
 
     def _pass_gap(self, reader: Reader, page: FeedPage, tombstone: dict[str, Any]) -> bytes:
-        """Move the reader behind the gap that comes before the records of a page."""
+        """Move the reader across the gap that precedes the records of a page.
+
+        Return the loss report.
+        """
+        # The client has requested records that the topic had already evicted.
         is_start_too_old = (
             reader.is_connecting
             and tombstone["reason"] in LOSSES
@@ -221,13 +245,16 @@ class TopicStream(ReaderStream):
         if is_start_too_old:
             tombstone = {**tombstone, "reason": "from_seq_too_old"}
         reader.seq = page.from_seq
-        if tombstone["reason"] == "recreated":  # the head that it has seen was another topic's
+        # The client was only notified for the earlier topic.
+        if tombstone["reason"] == "recreated":
             reader.is_caught_up = False
         self.moved(reader)
         return self.tombstone_event(reader, tombstone)
 
     def tell_paced(self, now: float) -> None:
-        """Tell which topics are paced, unless it was told within TOLD_EVERY_S."""
+        """Report to the client which topics are paced, unless this was reported within
+        `TOLD_EVERY_S`.
+        """
         feeds = self.live.feeds
         pauses_s = {
             topic: feeds.pause_s(reader.feed)
@@ -237,18 +264,24 @@ class TopicStream(ReaderStream):
         self.tell_paces(now, {topic: pause_s for topic, pause_s in pauses_s.items() if pause_s})
 
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
-        """Tell that the topic was deleted, and stop following it; the stream goes on."""
+        """Report that the topic was deleted, and stop following it. The stream continues."""
         if self.is_following(reader):
             self.outbox.write(self.deleted_event(reader, head_seq))
             self.remove(reader.topic)
 
 
 def _has_epoch_of(reader: Reader, feed: FeedSubscription) -> bool:
+    """Return whether the reader's cursor belongs to the incarnation of the topic that the feed
+    sends.
+    """
     return reader.epoch is None or reader.epoch == feed.epoch
 
 
 def _stands_at(reader: Reader, feed: FeedSubscription) -> bool:
-    """The reader needs nothing below what the feed will send; it may have read further already."""
+    """Return whether the reader needs no records below the seq of the feed.
+
+    The reader's cursor may already be above the feed, because it has read further itself.
+    """
     return _has_epoch_of(reader, feed) and (
         reader.seq == feed.seq or (reader.seq > feed.seq and not reader.is_connecting)
     )

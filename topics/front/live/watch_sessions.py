@@ -1,16 +1,17 @@
-"""Watch sessions (§7.2): what a ``wid`` stands for, and how a client resumes.
+"""Watch sessions (§7.2): the cursors of a ``wid``, and how a client resumes.
 
-A session keeps a cursor for each topic. Every event carries an id that says where all cursors stood
-behind it; a client that comes back with an id is taken back to there, never forward.
+A session keeps a cursor for each topic. Each event has an id that identifies all cursors after the
+event. A client that reconnects with an id is rewound to these cursors, and never moved forward.
 
-    an id holds                    taken back with
+    an id contains                 the session is rewound with
     the map from topic to cursor   the id itself
-    the number of a checkpoint     the moves since then, or an older whole map
+    the number of a checkpoint     the moves since then, or an older complete map
 
-Without an id, the session takes back what the last stream's socket did not take whole. An id that
-this session cannot have sent is none: it must not hide that. A map does not say which incarnation
-of a topic it means, so `Earlier` remembers what ids have said of the new one. Going back too far
-shows records twice; it must never hide one.
+Without an id, the session is rewound to the data that the last stream's socket did not accept
+completely. An id that this session cannot have sent is ignored, so that it cannot hide this data. A
+map does not identify the incarnation of a topic, so `Earlier` stores which seqs of the new
+incarnation ids have carried. Rewinding too far delivers records twice. A rewind must never hide
+a record.
 """
 
 from __future__ import annotations
@@ -22,42 +23,44 @@ from topics.engine.access import Principal
 from topics.formats.api.watch import Cursor, View, decode_id, encode_checkpoint, encode_id
 from topics.front.live.topic_streams import TopicStream
 
-MOVES_KEPT = 4096  # so many moves can be taken back exactly
-MAPS_KEPT = 32  # whole maps, one every MOVES_KEPT moves or less often, for older checkpoints
+MOVES_KEPT = 4096  # number of moves that can be undone exactly
+MAPS_KEPT = 32  # complete maps for older checkpoints, at intervals of `MOVES_KEPT` moves or more
 
 
 @dataclass(slots=True)
 class Earlier:
-    """The earlier incarnation of a recreated topic. It was shown up to ``last`` or less."""
+    """The earlier incarnation of a recreated topic. It was delivered up to ``last`` at most."""
 
     last: int
-    epoch: int
-    shown: set[int] = field(default_factory=set)  # seqs of the new one that ids have carried
+    epoch: int  # the epoch of this incarnation
+    # Seqs of the new incarnation that ids have carried.
+    shown: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
 class WatchSession:
-    """The cursors of one watch; ``cursors`` has all topics that it watches or has watched."""
+    """The cursors of one watch. ``cursors`` has all topics that it watches or has watched."""
 
     wid: str
     principal: Principal
     view: View
     heartbeat_s: float
     cursors: dict[str, Cursor]
-    deleted: dict[str, int] = field(default_factory=dict)  # deleted topics, with their last heads
+    deleted: dict[str, int] = field(default_factory=dict)  # deleted topics with their last head_seq
     stream: TopicStream | None = None
-    left_at: float = 0.0  # when its last stream ended
+    left_at: float = 0.0  # the time at which its last stream ended
     checkpoint: int = 0
-    # Checkpoint, topic, and the topic's cursor before the move.
+    # (checkpoint, topic, cursor of the topic before the move).
     moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))
-    maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # by rising checkpoint
+    maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # ordered by checkpoint
     earlier: dict[str, Earlier] = field(default_factory=dict)
-    # Cursors before the moves that the last stream's socket did not take whole.
+    # Cursors before the moves that the last stream's socket did not accept completely.
     unsent: dict[str, list[Cursor]] = field(default_factory=dict)
-    has_checkpoints: bool = False  # from the first id on that is one
+    # True from the first id on that is a checkpoint, because the map was too long.
+    has_checkpoints: bool = False
 
     def id(self) -> bytes:
-        """The event id of now: all cursors."""
+        """Return the event id of all current cursors."""
         if not self.has_checkpoints:
             packed = encode_id({topic: seq for topic, (seq, _) in self.cursors.items()})
             if packed is not None:
@@ -66,9 +69,10 @@ class WatchSession:
         return encode_checkpoint(self.checkpoint)
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
-        """The reader of a topic stands at ``seq`` now."""
+        """Move the cursor of a topic to ``seq``."""
         if self.has_checkpoints:
             self._note_move(topic)
+        # The topic was recreated: from now on seqs of ids may belong to either incarnation.
         last, before = self.cursors[topic]
         if epoch != before:
             known = self.earlier.get(topic)
@@ -78,21 +82,24 @@ class WatchSession:
         self.cursors[topic] = seq, epoch
 
     def resume(self, last_event_id: bytes) -> None:
-        """A client is back. It is shown again what it was not sent whole, unless its id says that
-        it has seen it.
+        """Rewind for a client that reconnects.
+
+        Data that the socket did not accept completely is sent again, unless the client's id
+        confirms it.
         """
         if last_event_id:
             self.rewind(last_event_id)
         for topic, (cursor, *_) in self.unsent.items():
             if self.has_checkpoints:
                 self._note_move(topic)
+            # The cursor is back in the earlier incarnation, so seqs are no longer ambiguous.
             if cursor[1] != self.cursors[topic][1]:
                 self.earlier.pop(topic, None)
             self.cursors[topic] = cursor
         self.unsent = {}
 
     def rewind(self, last_event_id: bytes) -> None:
-        """Go back to what a client says that it has seen; never forward."""
+        """Rewind to the cursors of a client's event id. Never move forward."""
         known = decode_id(last_event_id)
         if isinstance(known, dict):
             back = self._cursors_of_map(known)
@@ -103,11 +110,14 @@ class WatchSession:
             self.unsent = {}
         else:
             return
+        # The cursors of one incarnation are only moved back. Between incarnations, seqs are not
+        # comparable.
         for topic, (seq, epoch) in back:
             at, now = self.cursors[topic]
             self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch
 
     def _cursors_of_map(self, known: dict[str, int]) -> list[tuple[str, Cursor]]:
+        """Return the cursors of a map that this session may have sent."""
         found = []
         for topic, seq in known.items():
             if topic in self.cursors and seq >= 0:
@@ -117,23 +127,33 @@ class WatchSession:
         return found
 
     def _may_have_told(self, topic: str, cursor: Cursor) -> bool:
-        """Whether an id of this session may have held the cursor, so far as it matters: behind what
-        was surely sent, only those count that the reader stood at.
+        """Return whether an id of this session may have contained the cursor.
+
+        Below the data that was sent completely, every cursor is accepted. Above it, only cursors
+        that the reader really had are accepted.
         """
         now, unsent = self.cursors[topic], self.unsent.get(topic)
         if cursor == now or (unsent and cursor in unsent):
             return True
+        # Compare with the cursor before the first data that was not sent completely.
         first = unsent[0] if unsent else now
         return cursor[0] < first[0] if cursor[1] == first[1] else first[1] == now[1]
 
     def _cursor_at(self, topic: str, seq: int) -> Cursor:
-        """What an id means by a seq: the earlier topic's, if no id carried it for the new one."""
+        """Return the cursor that an id means by a seq.
+
+        It is a cursor of the earlier incarnation, unless an id has carried the seq for the new one.
+        """
         earlier = self.earlier.get(topic)
         is_old = earlier is not None and seq <= earlier.last and seq not in earlier.shown
         return seq, earlier.epoch if earlier and is_old else self.cursors[topic][1]
 
     def _cursors_at_checkpoint(self, known: int) -> list[tuple[str, Cursor]]:
-        """Cursors to go back to, the one to end with last."""
+        """Return the cursors to rewind to, in the order in which to apply them.
+
+        The last one is final.
+        """
+        # The moves since this checkpoint are no longer stored completely: use an older map.
         if self.moves and known + 1 < self.moves[0][0]:
             maps = (cursors for checkpoint, cursors in reversed(self.maps) if checkpoint <= known)
             return list(next(maps).items())
@@ -144,7 +164,9 @@ class WatchSession:
         ]
 
     def _note_move(self, topic: str) -> None:
+        """Store the cursor before a move, and from time to time a map of all cursors."""
         if self.checkpoint % MOVES_KEPT == 0:
+            # Drop every second map, but keep the first one for the oldest checkpoints.
             if len(self.maps) == MAPS_KEPT:
                 del self.maps[1::2]
             self.maps.append((self.checkpoint, dict(self.cursors)))
@@ -152,7 +174,9 @@ class WatchSession:
         self.moves.append((self.checkpoint, topic, self.cursors[topic]))
 
     def _note_shown(self, topic: str, seq: int) -> None:
+        """Store a seq of the new incarnation that an id carries."""
         shown = self.earlier[topic].shown
         shown.add(seq)
-        if len(shown) > MOVES_KEPT:  # a client that has come so far has seen the end of the old one
+        # After this many moves, the client has received the end of the earlier topic.
+        if len(shown) > MOVES_KEPT:
             del self.earlier[topic]

@@ -1,15 +1,17 @@
-"""Server-sent events (§7.2): a watch's events as bytes, and the streams that send them.
+"""Watch streams (§7.2): server-sent events of topics, and the streams that send them.
 
-    id: CURSORS            all but error events
+    id: CURSORS            all events except for errors
     event: NAME            record, tombstone, caught-up, topic-deleted, error
     data: JSON
 
-    WatchStream      GET /v0/watch/:wid    the session has the cursors, and takes back what its last
-                                           stream's socket did not take whole
-    OneRequestStream GET /v0/watch?topic=  the ids have the cursors, with epochs: nothing is kept
+    WatchStream      GET /v0/watch/:wid    the session stores the cursors, and rewinds to the data
+                                           that its last stream's socket did not accept completely
+    OneRequestStream GET /v0/watch?topic=  the ids contain the cursors with their epochs, and the
+                                           server stores nothing
 
-A record event without its id line is made once and shared by all streams of the page. So is one
-with its id, among streams of one topic of the same kind: their ids are equal.
+A record event without its id line is rendered once and shared by all streams of the page. A record
+event with its id line is shared by the streams of the same class that have one topic, because their
+ids are equal.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ TAKEN_OVER = 409  # the code of the error event
 
 
 class EventStream(TopicStream):
-    """Topics as server-sent events. ``shares_ids``: it has one topic, and so the same ids as other
+    """Sends topics as server-sent events.
+
+    ``shares_ids`` is true if the stream has one topic. Then its ids equal those of other such
     streams of its class.
     """
 
@@ -50,10 +54,10 @@ class EventStream(TopicStream):
 
     @abstractmethod
     def id(self) -> bytes:
-        """The event id of now: all cursors."""
+        """Return the event id of all current cursors."""
 
-    def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:  # noqa: ARG002 - the id says where the reader stands
-        """``event: record``."""
+    def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:  # noqa: ARG002 - the id has the cursors
+        """Return ``event: record``."""
         if not self.shares_ids:
             return b"id: %b\n" % self.id(), _record_event(page)
         event = page.renderings.get(type(self))
@@ -63,37 +67,40 @@ class EventStream(TopicStream):
         return (event,)
 
     def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
-        """``event: tombstone``."""
+        """Return ``event: tombstone``."""
         return self._event(b"tombstone", {"topic": reader.topic, **tombstone})
 
     def caught_up_event(self, reader: Reader, head_seq: int) -> bytes:
-        """``event: caught-up``."""
+        """Return ``event: caught-up``."""
         return self._event(b"caught-up", {"topic": reader.topic, "head_seq": head_seq})
 
     def deleted_event(self, reader: Reader, head_seq: int) -> bytes:
-        """``event: topic-deleted``."""
+        """Return ``event: topic-deleted``."""
         return self.gone_event(reader.topic, head_seq)
 
     def gone_event(self, topic: str, head_seq: int) -> bytes:
-        """``event: topic-deleted``, also of a topic without a reader."""
+        """Return ``event: topic-deleted``, also for a topic without a reader."""
         members = {"topic": topic, "head_seq": head_seq, "reason": "deleted"}
         return self._event(b"topic-deleted", members)
 
     def topic_error_event(self, reader: Reader, failure: TopicsError) -> bytes:
-        """``event: error`` about one topic."""
+        """Return ``event: error`` for one topic."""
         return error_event(status_of(failure), failure.message, topics=[reader.topic])
 
     def failure_event(self, code: int, error: str) -> bytes:
-        """``event: error``. A stream that another one has replaced must not come back."""
+        """Return ``event: error``.
+
+        The client of a stream that was taken over must not reconnect.
+        """
         event = error_event(code, error)
         return NEVER_AGAIN + event if code == TAKEN_OVER else event
 
     def heartbeat(self) -> bytes:
-        """A comment."""
+        """Return a comment."""
         return HEARTBEAT
 
     def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
-        """``event: error`` 429; the stream goes on."""
+        """Return ``event: error`` 429. The stream continues."""
         return paced_event(retry_after_ms, topics)
 
     def _event(self, name: bytes, data: dict[str, Any]) -> bytes:
@@ -101,7 +108,7 @@ class EventStream(TopicStream):
 
 
 class WatchStream(EventStream):
-    """One GET of a session. The session's cursors move with its own stream only."""
+    """One GET of a session. Only the session's current stream moves the session's cursors."""
 
     def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
         super().__init__(
@@ -113,21 +120,21 @@ class WatchStream(EventStream):
         )
         self.session = session
         self.shares_ids = len(session.cursors) == 1
-        # Cursors before the moves that the socket has not taken whole.
+        # Cursors before the moves that the socket has not accepted completely.
         self._before: dict[str, list[Cursor]] = {}
 
     def id(self) -> bytes:
-        """All cursors of the session."""
+        """Return the id of all cursors of the session."""
         return self.session.id()
 
     def repeat_deleted(self) -> None:
-        """Tell again which topics were deleted: an id does not say whether the client knows."""
+        """Report deleted topics again, because an id does not confirm these events."""
         if self.session.deleted:
             events = [self.gone_event(*deleted) for deleted in self.session.deleted.items()]
             self.outbox.write(b"".join(events))
 
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
-        """Note it in the session, too."""
+        """Also store the deletion in the session."""
         if self.is_following(reader):
             self.session.deleted[reader.topic] = head_seq
         super().tell_deleted(reader, head_seq)
@@ -139,20 +146,22 @@ class WatchStream(EventStream):
             self.session.move(reader.topic, reader.seq, reader.epoch or 0)
 
     def sent_whole(self) -> None:
-        """What was written was shown."""
+        """Drop the earlier cursors, because the socket has accepted all written data."""
         if self._before:
             self._before.clear()
 
     def end(self) -> None:
-        """The session's next stream shows again what was not sent whole."""
+        """Store the unsent moves, so that the session's next stream sends their data again."""
         if not self.ended and self.session.stream is self:
             self.session.unsent = self._before
         super().end()
 
 
 class OneRequestStream(EventStream):
-    """A GET that names its topics. ``gone``: topics of the client's id that are there no more.
-    ``id``: as the client knows it.
+    """A GET that names its topics.
+
+    ``gone`` contains topics of the client's id that no longer exist. ``id`` is the id of
+    the client's cursors.
     """
 
     def __init__(
@@ -174,15 +183,15 @@ class OneRequestStream(EventStream):
         self._id = id
 
     def id(self) -> bytes:
-        """The cursors of now."""
+        """Return the id of the current cursors."""
         return self._id.text()
 
     def moved(self, reader: Reader) -> None:
-        """The next id says so."""
+        """Update the cursor in the id."""
         self._id.move(reader.topic, reader.seq, reader.epoch or 0)
 
     async def run(self) -> None:
-        """Show the topics, until either side ends it."""
+        """Send the topics until either side closes the stream."""
         try:
             self.begin()
             if self._gone:
@@ -199,7 +208,10 @@ class OneRequestStream(EventStream):
 
 
 def _record_event(page: FeedPage, line: bytes = b"") -> bytes:
-    """A record event behind its id line, or without it: then it is made once."""
+    """Return a record event with its id line, or without it.
+
+    The event without a line is cached in the page.
+    """
     event, body = None if line else page.renderings.get("record"), page.body
     if event is None:
         event = b"".join(

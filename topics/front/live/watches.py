@@ -1,9 +1,10 @@
 """Watches (§7.1): the watch sessions of a front, by ``wid``.
 
-    POST /v0/watch --create--> idle --GET, open--> streaming --either side ends--> idle
+    POST /v0/watch --create--> idle --GET, open--> streaming --either side closes--> idle
                                  '--SESSION_TTL_S without a stream--> collected
 
-A second GET takes the session over: its stream replaces the first one, which is told so.
+A second GET takes the session over: its stream replaces the first one, which ends with an error
+event.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ class Watches:
     def __init__(self, live: Live) -> None:
         self.live = live
         self._sessions: dict[str, WatchSession] = {}
-        self._idle: dict[str, WatchSession] = {}  # those without a stream, by rising `left_at`
+        self._idle: dict[str, WatchSession] = {}  # sessions without a stream, ordered by `left_at`
 
     async def create(
         self, asked: WatchRequest, principal: Principal, *, lenient: bool
     ) -> dict[str, Any]:
-        """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`,
-        `Throttled`, `NotReady`, `Unauthorized`.
+        """Create a session for `POST /v0/watch`. Return the members of the response.
+
+        If ``lenient`` is true, skip topics that do not exist. Raise `Forbidden`, `TopicNotFound`,
+        `Throttled`, `NotReady` or `Unauthorized`.
         """
         self._collect()
         heads = await self._heads(asked, principal)
@@ -50,7 +53,7 @@ class Watches:
             raise TopicNotFound(min(unknown))
         self.live.slots.watch_sessions.acquire(principal)
         begun = {topic: begin_at(asked.starts[topic], head) for topic, head in heads.items()}
-        # Names are long, and many sessions have the same.
+        # Intern the names, because they are long and many sessions have the same ones.
         cursors = {intern(name): (start.from_seq, start.epoch) for name, start in begun.items()}
         wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(WID_BYTES)).rstrip(b"=").decode()
         session = WatchSession(wid, principal, asked.view, asked.heartbeat_ms / 1000, cursors)
@@ -64,20 +67,24 @@ class Watches:
         }
 
     async def _heads(self, asked: WatchRequest, principal: Principal) -> dict[str, TopicHead]:
-        """The heads of those topics that are there. Raises `Forbidden`, `NotReady`,
-        `Unauthorized`.
+        """Return the heads of the topics that exist.
+
+        Raise `Forbidden`, `NotReady` or `Unauthorized`.
         """
         for topic in asked.starts:
             authorize(principal, None, topic)
         heads = await heads_of(self.live.shards, asked.starts)
-        self.live.keys.check(principal)  # it may have changed while this waited
+        self.live.keys.check(principal)  # the keys may have changed during the wait
         return heads
 
     async def cursors(
         self, asked: WatchRequest, principal: Principal, known: dict[str, Cursor]
     ) -> tuple[dict[str, Cursor], set[str]]:
-        """`GET /v0/watch`: where its stream begins in each topic, and which topics that the client
-        knows are gone. Raises `Forbidden`, `TopicNotFound`, `NotReady`, `Unauthorized`.
+        """Return the start cursors of `GET /v0/watch`, and the topics of the client's id that were
+        deleted.
+
+        ``known`` contains the cursors of the client's id. Raise `Forbidden`, `TopicNotFound`,
+        `NotReady` or `Unauthorized`.
         """
         heads = await self._heads(asked, principal)
         gone = {topic for topic in asked.starts if topic not in heads}
@@ -87,8 +94,9 @@ class Watches:
         return {topic: known.get(topic) or begun[topic] for topic in asked.starts}, gone
 
     def open(self, wid: str, principal: Principal, accept: bytes) -> WatchSession:
-        """The session that a GET asks for. Raises `NotFound`, `Unauthorized`, `NotAcceptable`,
-        `Throttled`.
+        """Return the session of a GET.
+
+        Raise `NotFound`, `Unauthorized`, `NotAcceptable` or `Throttled`.
         """
         self._collect()
         session = self._sessions.get(wid)
@@ -100,13 +108,14 @@ class Watches:
             raise NotAcceptable("the answer is text/event-stream")
         self.live.check_room(principal, leaving=session.stream)
         if session.stream is None:
-            self._note_idle(session)  # the client may take the head of its stream late
+            # Restart its time, because a slow client may receive the head of its stream late.
+            self._note_idle(session)
         return session
 
     async def stream(
         self, session: WatchSession, connection: Connection, last_event_id: bytes
     ) -> None:
-        """Show the session's topics, until either side ends it."""
+        """Send the topics of the session until either side closes the stream."""
         if session.stream is not None:
             session.stream.fail(TAKEN_OVER, "another stream has taken the session over")
         session.resume(last_event_id)
@@ -129,7 +138,9 @@ class Watches:
                     self._note_idle(session)
 
     def end_refused(self) -> None:
-        """The keys have changed: forget the sessions whose keys are gone or have other rights.
+        """Remove the sessions whose keys were removed or have other rights, because the keys have
+        changed.
+
         `Live.end_refused` ends their streams.
         """
         for session in [*self._sessions.values()]:
@@ -137,17 +148,19 @@ class Watches:
                 self._forget(session)
 
     def _note_idle(self, session: WatchSession) -> None:
+        """Mark a session as idle, as the last one in the order of removal."""
         session.left_at = time.monotonic()
         self._idle.pop(session.wid, None)
         self._idle[session.wid] = session
 
     def _collect(self) -> None:
-        """Forget sessions that no stream has used for SESSION_TTL_S."""
+        """Remove sessions that no stream has used for `SESSION_TTL_S`."""
         before = time.monotonic() - SESSION_TTL_S
         while self._idle and (session := next(iter(self._idle.values()))).left_at < before:
             self._forget(session)
 
     def _forget(self, session: WatchSession) -> None:
+        """Remove a session, and release its slot."""
         del self._sessions[session.wid]
         self._idle.pop(session.wid, None)
         self.live.slots.watch_sessions.release(session.principal)

@@ -1,14 +1,19 @@
-"""WebSocket (``/v0/ws``, §7.3): publish and subscribe as JSON messages on one connection.
+"""WebSocket (``/v0/ws``, §7.3): publish and subscribe with JSON messages on one connection.
 
     receive --reader--> frames --text--> command --> publishes, subscriptions (in order)
        ^                            '---> pong, close
-       '-- only while there is room: publishes are answered, and the client reads the answers
+       '-- only while publishes in flight are below the bounds and the client reads the replies
 
-The shards do what they do for HTTP, with the same bytes. In one turn of the loop at most
-`FRAMES_PER_TURN` frames of a socket are handled, and answered in one write. Three things close a
-socket that takes more than its share: a message that is not complete in the time that a body of
-HTTP has, unread input of all clients above its bound (held_memory.py), and a client that reads
-nothing. A key that may not write has no use for long messages: one of them closes the socket.
+The shards process the same bytes as for HTTP. One loop iteration handles at most `FRAMES_PER_TURN`
+frames of a socket, and sends their replies in one write. Three conditions close a socket that uses
+more than its share:
+
+- A message is not complete within the time limit of HTTP bodies.
+- The unread input of all clients is above its bound (held_memory.py).
+- The client does not read.
+
+A key without the scope WRITE has no use for long messages, so a long message on its socket closes
+the socket.
 """
 
 from __future__ import annotations
@@ -48,7 +53,7 @@ from topics.front.live.web_socket_stream import WebSocketStream, refusal, reply
 
 
 class MessageClock:
-    """The clock of one socket; its message is late at ``due``."""
+    """The time limit of an incomplete message of one socket. The message is late at ``due``."""
 
     def __init__(self, connection: Connection) -> None:
         self._timings = connection.timings
@@ -56,23 +61,24 @@ class MessageClock:
         self.due = NEVER
 
     def restart(self) -> None:
-        """No message has begun, or another one."""
+        """Reset the limit, because no message has begun or another message begins."""
         self._left_s = self._timings.body_grace_s
 
     def start_waiting(self) -> None:
-        """The socket waits for the client."""
+        """Start the clock, because the socket waits for the client."""
         self.due = time.monotonic() + self._left_s
 
     def received(self, count: int) -> None:
-        """So many bytes have come."""
+        """Stop the clock, and extend the limit for ``count`` received bytes."""
         left_s = self.due - time.monotonic()
         earned_s = count / self._timings.body_bytes_per_s
         self._left_s = min(left_s + earned_s, self._timings.body_grace_s)
         self.due = NEVER
 
 
-FRAMES_PER_TURN = 64  # 1 ms of publishes or refusals; then others have a turn
-FLUSH_EVERY = 32  # frames: the shard works on the first while the front decodes the rest
+FRAMES_PER_TURN = 64  # takes 1 ms for publishes or refusals; then other connections run
+# Number of frames: the shard processes the first ones while the front decodes the rest.
+FLUSH_EVERY = 32
 NO_ROOM = "there is no room for the rest of this message; try again later"
 
 
@@ -90,20 +96,21 @@ class WebSocket(WebSocketStream):
         super().__init__(live, connection.sock, principal, HEARTBEAT_MS / 1000)
         self._connection, self._settings, self._limits = connection, settings, limits
         self._publishes = Publishes(live, settings, self, self._send_answers)
-        self._replies: list[bytes] = []  # of this turn; empty whenever this task waits
+        self._replies: list[bytes] = []  # of this iteration; empty whenever this task waits
         self._room = trio.Event()
         self._clock = MessageClock(connection)
-        self._held_bytes = 0  # of a message that is not complete
+        self._held_bytes = 0  # of an incomplete message
         self._draining = False
         self._short_max_bytes = short_body_max(settings)
         may_write = principal.allows(Scope.WRITE)
         most = min(settings.max_body_bytes, WEBSOCKET_MESSAGE_MAX_BYTES)
+        # A key without the scope WRITE has no use for long messages.
         self._message_max_bytes = most if may_write else self._short_max_bytes
 
-    # Receiving
+    # Input
 
     async def run(self) -> None:
-        """Serve until either side ends it. Raises OSError when the client breaks off."""
+        """Serve until either side closes the socket. Raise `OSError` if the connection fails."""
         connection = self._connection
         self.begin()
         try:
@@ -111,18 +118,22 @@ class WebSocket(WebSocketStream):
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
                 await self._serve(FrameReader(self._message_max_bytes), data)
-            if self.ended:  # what the client still sends must not keep it from hearing why
+            # Linger, so that unread input does not make the client lose the close frame.
+            if self.ended:
                 connection.unread_body = True
         finally:
             self.end()
-            del self._publishes  # no circle, as in `Outbox.close`
+            del self._publishes  # break the reference cycle, as in `Outbox.close`
             connection.sent_bytes += self.outbox.sent_bytes
 
     async def _serve(self, reader: FrameReader, data: bytes) -> None:
-        # Commands that arrived before the end are not executed after it, because the key may have
-        # been removed.
+        """Handle frames and wait for input, until either side closes the socket."""
+        # Commands that arrived before the end of the stream are not executed after it, because the
+        # key may have been removed.
         while not self.ended and await self._handle(reader, data):
             data = b""
+            # The reader has further complete frames. Handle them in the next iteration of the event
+            # loop.
             if reader.has_more:
                 await self._wait_for_room()
                 await trio.lowlevel.checkpoint()
@@ -145,6 +156,8 @@ class WebSocket(WebSocketStream):
             self.outbox.write(close_frame(failure.code, failure.reason))
             self._connection.unread_body = True
             return False
+        # No message is incomplete, or another message has begun. Control frames do not restart the
+        # clock.
         if not reader.is_amid or any(frame.opcode < Opcode.CLOSE for frame in frames):
             self._clock.restart()
         if reader.held_bytes != self._held_bytes:
@@ -152,11 +165,15 @@ class WebSocket(WebSocketStream):
         return True
 
     async def _receive(self, *, amid: bool) -> bytes:
-        """What the client sends next; empty at the end. ``amid`` a message its time runs."""
+        """Return the next input of the client, or empty bytes at its end.
+
+        ``amid`` is true within a message: then the time limit of the message runs.
+        """
         while True:
             await self._wait_for_room()
             if amid:
                 self._clock.start_waiting()
+                # Schedule the check that enforces the time limit.
                 self.live.look_in(self, self._clock.due - time.monotonic())
             await trio.lowlevel.wait_readable(self.sock)
             try:
@@ -169,45 +186,47 @@ class WebSocket(WebSocketStream):
             return data
 
     async def _wait_for_room(self) -> None:
-        """Wait until enough publishes are answered, and the client takes the answers."""
+        """Wait until the publishes in flight are below the bounds, and the client reads the
+        replies.
+        """
         while self._publishes.is_full or self.is_stalled:
             self._room = trio.Event()
             await self._room.wait()
 
     def _hold(self, length: int) -> None:
-        """So many bytes of an incomplete message are held."""
+        """Report the number of bytes of an incomplete message to the ledger."""
         self._held_bytes = length
         self.live.held.unread.keep(self, self.principal.digest, length)
 
     def quiet_s(self) -> float:
-        """Likewise, for the message that comes."""
+        """Also consider the time limit of the current message."""
         return min(super().quiet_s(), self._clock.due - time.monotonic())
 
     def look(self) -> None:
-        """End when a message does not come to its end."""
+        """Also close the socket if a message is not completed in time."""
         if self._clock.due <= time.monotonic():
             self.fail(408, "the message took too long to come")
         else:
             super().look()
 
     def resumed(self) -> None:
-        """Read again."""
+        """Also resume reading."""
         self._room.set()
         super().resumed()
 
     def drain(self) -> None:
-        """Take nothing new; end when everything is answered."""
+        """Refuse new publishes. Close the socket when all publishes have been answered."""
         self._draining = True
         if self._publishes.is_idle:
             super().drain()
 
     def end(self) -> None:
-        """Hold no memory, too."""
+        """Also release the memory of an incomplete message."""
         self._hold(0)
         super().end()
 
     def shed(self) -> None:
-        """Likewise, also because of an incomplete message."""
+        """Also handle a socket that holds memory only for an incomplete message."""
         if self.outbox.holding is None:
             self.attempt(self.fail, 429, NO_ROOM)
         else:
@@ -216,7 +235,10 @@ class WebSocket(WebSocketStream):
     # Frames
 
     async def _take(self, frames: list[Frame]) -> bool:
-        """Handle the received frames; return False to close. Raises UnicodeDecodeError."""
+        """Handle the received frames. Return False to close the socket.
+
+        Raise `UnicodeDecodeError` if a text message is not UTF-8.
+        """
         try:
             for number, frame in enumerate(frames, 1):
                 if frame.opcode is Opcode.TEXT:
@@ -232,7 +254,7 @@ class WebSocket(WebSocketStream):
         return True
 
     def _control(self, frame: Frame) -> bool:
-        """Answer a frame that is no command; return False to close."""
+        """Reply to a frame that is not a text message. Return False to close the socket."""
         if frame.opcode is Opcode.PING:
             self._replies.append(control_frame(Opcode.PONG, bytes(frame.data)))
         elif frame.opcode is Opcode.BINARY:
@@ -243,11 +265,16 @@ class WebSocket(WebSocketStream):
         return True
 
     def _send_replies(self) -> None:
+        """Send the replies of this iteration in one write."""
         if self._replies:
             replies, self._replies = self._replies, []
             self.outbox.write(b"".join(replies))
 
     def _send_answers(self, answers: bytes) -> None:
+        """Send the results of publishes, and resume reading.
+
+        During the drain, close the socket if it was the last result.
+        """
         if self.ended:
             return
         self.outbox.write(answers)
@@ -258,15 +285,16 @@ class WebSocket(WebSocketStream):
     # Commands
 
     def _command(self, message: bytes) -> Coroutine[Any, Any, None] | None:
-        """Do what a message asks for; what must wait is returned, to be awaited."""
+        """Execute a message. Return a coroutine to await if the command must wait."""
         if len(message) > self._short_max_bytes:
             return self._long_command(message)
-        message.decode()  # raises if it is not UTF-8
+        message.decode()  # raises `UnicodeDecodeError` if it is not UTF-8
         return self._decided(message, message)
 
     async def _long_command(self, message: bytes) -> None:
-        """A command that takes long to decode: others have turns meanwhile, and everything said
-        before is sent first.
+        """Execute a command that takes long to decode.
+
+        Other connections run between the steps. Replies to earlier commands are sent first.
         """
         self._publishes.flush()
         self._send_replies()
@@ -280,7 +308,7 @@ class WebSocket(WebSocketStream):
                     await waiting
 
     def _decided(self, envelope: bytes, message: bytes) -> Coroutine[Any, Any, None] | None:
-        """Do what ``envelope`` asks for: the message, perhaps without its records."""
+        """Execute the command in ``envelope``: the message, possibly without its records."""
         try:
             head = decode_command(envelope)
         except TopicsError as failure:
@@ -308,6 +336,10 @@ class WebSocket(WebSocketStream):
     def _publish(
         self, head: CommandHead, request_id: bytes, message: bytes
     ) -> Coroutine[Any, Any, None] | None:
+        """Publish a message. Return a coroutine to await if the message takes long to copy.
+
+        Raise `TopicsError` if the publish is refused.
+        """
         if self._draining:
             raise shutting_down()
         topic = self._topic(head, Scope.WRITE)
@@ -320,7 +352,10 @@ class WebSocket(WebSocketStream):
         return None
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
-        """Everything said before is sent first, because this waits for shards."""
+        """Subscribe to topics.
+
+        Replies to earlier commands are sent first, because this waits for shards.
+        """
         self._publishes.flush()
         self._send_replies()
         most = self._settings.max_watch_topics
@@ -333,6 +368,7 @@ class WebSocket(WebSocketStream):
             self._replies.append(refusal(request_id, failure))
 
     def _topic(self, head: CommandHead, scope: Scope) -> str:
+        """Return the checked topic of a command. Raise `InvalidRequest` or `Forbidden`."""
         if head.topic is None:
             raise InvalidRequest("topic is required", field="topic")
         check_topic_name(head.topic, field="topic")

@@ -1,13 +1,14 @@
-"""WebSocket publishes (§7.3): batches to the shards, and their answers.
+"""WebSocket publishes (§7.3): sends batches to the shards, and their results to the client.
 
-    publishes of one read --by topic--> batch --one message--> shard --one message--> answers
+    publishes of one read --by topic--> batch --one message--> shard --one message--> results
 
-Publishes to one topic that arrive in one read travel as one batch, and so do their answers, which
-come in the order of each topic. The shard decides each publish for itself. A batch ends when it is
-as long as a message may be inline, and a longer publish travels alone, through shared memory; a
-long one is copied there in steps (`add_long`).
-Publishes are sent without waiting for each other; what is unanswered is bounded for a socket and
-for all of them (`is_full`): above the bound the socket is not read.
+Publishes to one topic that arrive in one read are sent as one batch, and so are their results. The
+results of one topic are in order. The shard decides each publish separately. A batch is sent when
+it has the maximum length of an inline message. A longer publish is sent alone, in shared memory. A
+very long publish is copied there in steps (`add_long`).
+
+Publishes are sent without waiting for each other. The unanswered publishes are bounded for each
+socket and for all sockets (`is_full`). Above a bound, the socket is not read.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ from topics.front.request import Body, listed
 
 UNANSWERED_MAX = 1024  # publishes of one socket
 UNANSWERED_MAX_BYTES = 16 << 20
-COPY_BYTES = 1 << 20  # in a step
+COPY_BYTES = 1 << 20  # copied in one step
 
 
 class PublishBatch:
-    """Publishes to one topic that travel together. ``at``: when the first of them came."""
+    """Publishes to one topic that are sent together.
+
+    ``at`` is the time of the first one in monotonic ns.
+    """
 
     __slots__ = ("at", "bodies", "length", "request_ids", "seqs", "topic")
 
@@ -52,26 +56,29 @@ class PublishBatch:
         self.topic, self.seqs, self.at = topic, seqs, time.monotonic_ns()
         self.request_ids: list[bytes] = []
         self.bodies: list[bytes] = []
-        self.length = 0  # of the bodies
+        self.length = 0  # of the bodies, in bytes
 
 
 class Filling:
-    """Fills a block within a few turns; the `Holder` of the arena."""
+    """The `Holder` (`topics.actors.link.arena`) of a block that is filled within a few
+    iterations.
+    """
 
     failure: Exception | None = None
 
     def turnover_s(self, _now: float) -> float:
-        """It is never slow."""
+        """Return 0, because the block is filled quickly."""
         return 0.0
 
     def give_up(self, failure: Exception) -> None:
-        """The block is needed elsewhere."""
+        """Fail with ``failure``, because the block is needed elsewhere."""
         self.failure = failure
 
 
 class Publishes:
-    """The publishes of one socket. ``on_answers`` is called with the answers of a loop's turn,
-    joined.
+    """The publishes of one socket.
+
+    ``on_answers`` is called with the joined results of a loop iteration.
     """
 
     def __init__(
@@ -86,28 +93,29 @@ class Publishes:
         self._prefixes = listed(stream.principal.prefixes)
         self._may_configure = stream.principal.allows(Scope.ADMIN)
         self._batch_max_bytes = min(settings.inline_bytes, RECV_BYTES)
-        self._batches: dict[str, PublishBatch] = {}  # not sent; empty whenever the socket waits
+        self._batches: dict[str, PublishBatch] = {}  # not sent yet; empty whenever the socket waits
         self._unanswered = self._unanswered_bytes = 0
         self._answers: list[bytes] = []
 
     @property
     def is_idle(self) -> bool:
-        """Everything is answered, and the client was sent the answers."""
+        """Whether all publishes were answered, and the results were sent to the client."""
         return not self._unanswered and not self._answers
 
     @property
     def is_full(self) -> bool:
-        """The socket must not be read before something is answered.
+        """Whether the socket must not be read until a publish is answered.
 
-        Within the bound of all sockets every one of them may have one publish in flight.
+        The bound of all sockets permits each socket one publish in flight.
         """
         if self._unanswered_bytes and self._live.publish_bytes >= self._live.publish_max_bytes:
             return True
         return self._unanswered >= UNANSWERED_MAX or self._unanswered_bytes >= UNANSWERED_MAX_BYTES
 
     def add(self, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
-        """Publish; `flush` sends it off."""
+        """Add a publish to a batch. `flush` sends it."""
         batch, length = self._batches.get(topic), len(message)
+        # Publishes of one batch have equal options, and one batch fits into an inline message.
         if batch is not None and (
             batch.seqs != seqs or batch.length + length > self._batch_max_bytes
         ):
@@ -119,14 +127,16 @@ class Publishes:
         batch.bodies.append(message)
 
     async def add_long(self, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
-        """Publish a message that takes long to copy, behind what was sent off before; `flush` sends
-        it off.
+        """Publish a message that takes long to copy.
+
+        The caller must call `flush` first, so that the order of the publishes is kept.
         """
         batch, shard = PublishBatch(topic, seqs), self._live.shards.shard_of(topic)
         self._count_in(batch, request_id, len(message))
         try:
             body = await self._filled(shard, message)
         except TopicsError as failure:
+            # The publish fails, but the socket continues.
             self._answered(batch, failure)
         except BaseException:
             self._count_out(batch)
@@ -135,7 +145,7 @@ class Publishes:
             self._ask(batch, shard, None, body)
 
     async def _filled(self, shard: int, message: bytes) -> Body:
-        """The message in shared memory. Raises `Throttled`, `NotReady`."""
+        """Copy the message into shared memory, in steps. Raise `Throttled` or `NotReady`."""
         filling, view = Filling(), memoryview(message)
         block = self._live.shards.reserve(shard, len(message), filling)
         if block is None:
@@ -145,6 +155,7 @@ class Publishes:
                 end = start + COPY_BYTES
                 block.view[start:end] = view[start:end]
                 await trio.lowlevel.checkpoint()
+                # The block is needed for another body, or the shard went down.
                 if filling.failure is not None:
                     raise filling.failure
         except BaseException:
@@ -153,6 +164,7 @@ class Publishes:
         return block
 
     def _count_in(self, batch: PublishBatch, request_id: bytes, length: int) -> None:
+        """Add a publish to its batch, and count it as unanswered."""
         batch.request_ids.append(request_id)
         batch.length += length
         self._unanswered += 1
@@ -160,17 +172,19 @@ class Publishes:
         self._live.publish_bytes += length
 
     def _count_out(self, batch: PublishBatch) -> None:
+        """Stop counting the publishes of a batch as unanswered."""
         self._unanswered -= len(batch.request_ids)
         self._unanswered_bytes -= batch.length
         self._live.publish_bytes -= batch.length
 
     def flush(self) -> None:
-        """Send off what was published."""
+        """Send the batches."""
         batches, self._batches = self._batches, {}
         for batch in batches.values():
             self._send(batch)
 
     def _send(self, batch: PublishBatch) -> None:
+        """Send a batch to the shard of its topic."""
         bodies = batch.bodies
         lengths = [len(body) for body in bodies] if len(bodies) > 1 else None
         shard = self._live.shards.shard_of(batch.topic)
@@ -185,6 +199,7 @@ class Publishes:
     def _ask(
         self, batch: PublishBatch, shard: int, lengths: Sequence[int] | None, body: Body
     ) -> None:
+        """Call the shard. The result is passed to `_answered`."""
         params = AppendParams(
             *(batch.topic, None, batch.seqs, self._prefixes, batch.at, lengths),
             may_configure=self._may_configure,
@@ -196,8 +211,10 @@ class Publishes:
         self._live.shards.call(shard, APPEND, params, body, answered)
 
     def _attachment(self, shard: int, body: bytes) -> Body:
-        """The body as it travels: a long one in shared memory, for which it must not wait here.
-        Raises `Throttled`, `NotReady`.
+        """Return the body in the form in which it is sent.
+
+        A long body is copied into shared memory. This must not wait. Raise `Throttled` or
+        `NotReady`.
         """
         if len(body) <= self._settings.inline_bytes:
             return body
@@ -208,7 +225,9 @@ class Publishes:
         return block
 
     def _answered(self, batch: PublishBatch, answer: Reply[AppendResult] | TopicsError) -> None:
+        """Add the results of a batch, and schedule their delivery."""
         self._count_out(batch)
+        # Results of one batch of messages are sent in one write.
         if not self._answers:
             self._live.defer(self._stream, self._deliver)
         if isinstance(answer, TopicsError):
@@ -217,8 +236,9 @@ class Publishes:
             self._add_answers(batch, answer)
 
     def _add_answers(self, batch: PublishBatch, answer: Reply[AppendResult]) -> None:
-        """An ack or an error for each publish; the attachment holds the JSON objects of the acks,
-        one behind another.
+        """Add an ack or an error for each publish.
+
+        The attachment contains the concatenated JSON objects of the acks.
         """
         bodies, result = bytes(answer.body), answer.result
         self._live.pressure.bands.learn(batch.topic, band_in(result.outcomes[-1]))
@@ -231,11 +251,12 @@ class Publishes:
             if outcome_in(byte) == AppendOutcome.FAILED:
                 self._answers.append(refusal(request_id, next(failures)))
                 continue
-            start, end = end + 1, end + length  # without its first brace
+            start, end = end + 1, end + length  # skip the opening brace of the object
             self._answers.append(
                 text_frame(b'{"op":"ack","request_id":%b,%b' % (request_id, bodies[start:end]))
             )
 
     def _deliver(self) -> None:
+        """Send the collected results to the client."""
         answers, self._answers = self._answers, []
         self._on_answers(b"".join(answers))

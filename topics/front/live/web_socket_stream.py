@@ -1,16 +1,15 @@
-"""WebSocket stream (§7.3): the subscribing side of one socket, with its events as text frames, and
-what is said to its commands.
+"""WebSocket stream (§7.3): the subscriptions of one socket, and all messages from the server.
 
     op             when
-    record         records of a topic; the frame is made once for all sockets
+    record         records of a topic; the frame is rendered once for all sockets
     tombstone      records were lost
-    caught_up      there are no more records now
-    topic_deleted  the topic was deleted; the socket stays
-    error          without a request_id: a topic cannot be read, or the socket ends; `throttled`
-                   with topics: these are paced; with a request_id: a command was refused
-    pong, subscribed, unsubscribed, ack    a command was done
+    caught_up      the client has received all records of the topic
+    topic_deleted  the topic was deleted; the socket stays open
+    error          without a request_id: a topic cannot be read, the socket is closed, or, with
+                   `throttled`, topics are paced; with a request_id: a command was refused
+    pong, subscribed, unsubscribed, ack    a command was executed
 
-Only the client keeps cursors: a socket that ends leaves nothing to resume.
+Only the client keeps cursors. The server keeps no state of a closed socket.
 """
 
 from __future__ import annotations
@@ -48,18 +47,21 @@ PING = control_frame(Opcode.PING)
 
 
 def json_frame(document: dict[str, Any]) -> bytes:
-    """A text message of one JSON object."""
+    """Return a text message with one JSON object."""
     return text_frame(json_bytes(document))
 
 
 def reply(op: bytes, request_id: bytes, **members: Any) -> bytes:
-    """The answer to a command; ``request_id`` is repeated as the bytes that came."""
+    """Return the reply to a command.
+
+    ``request_id`` is the exact JSON text of the command's request id.
+    """
     tail = b"," + json_bytes(members)[1:] if members else b"}"
     return text_frame(b'{"op":"%b","request_id":%b%b' % (op, request_id, tail))
 
 
 def refusal(request_id: bytes, failure: TopicsError) -> bytes:
-    """Why a command was not done."""
+    """Return the reply that reports why a command was refused."""
     if isinstance(failure, Internal):
         LOG.error("unexpected shard error: WebSocket command: %s", failure.message)
         failure = Internal("internal error")
@@ -73,7 +75,7 @@ class WebSocketStream(TopicStream):
     kind = StreamKind.WEB_SOCKET
 
     def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:  # noqa: ARG002 - equal for all readers
-        """``op: record``."""
+        """Return ``op: record``."""
         event = page.renderings.get(WebSocketStream)
         if event is None:
             event = page.renderings[WebSocketStream] = text_frame(
@@ -85,41 +87,42 @@ class WebSocketStream(TopicStream):
         return (event,)
 
     def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
-        """``op: tombstone``."""
+        """Return ``op: tombstone``."""
         return json_frame({"op": "tombstone", "topic": reader.topic, **tombstone})
 
     def caught_up_event(self, reader: Reader, head_seq: int) -> bytes:
-        """``op: caught_up``."""
+        """Return ``op: caught_up``."""
         return json_frame({"op": "caught_up", "topic": reader.topic, "head_seq": head_seq})
 
     def deleted_event(self, reader: Reader, head_seq: int) -> bytes:
-        """``op: topic_deleted``."""
+        """Return ``op: topic_deleted``."""
         members = {"topic": reader.topic, "head_seq": head_seq, "reason": "deleted"}
         return json_frame({"op": "topic_deleted", **members})
 
     def topic_error_event(self, reader: Reader, failure: TopicsError) -> bytes:
-        """``op: error`` about one topic."""
+        """Return ``op: error`` for one topic."""
         members = {"topic": reader.topic, "code": failure.code, "message": failure.message}
         return json_frame({"op": "error", "request_id": None, **members})
 
     def failure_event(self, code: int, error: str) -> bytes:
-        """``op: error``, and the CLOSE frame."""
+        """Return ``op: error`` and the CLOSE frame."""
         name, close_code = FAILURES[code]
         members = {"request_id": None, "code": name, "message": error}
         return json_frame({"op": "error", **members}) + close_frame(close_code, error)
 
     def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
-        """``op: error``, which ends nothing."""
+        """Return ``op: error`` for paced topics. The socket stays open."""
         members = {"code": Throttled.code, "message": PACED, "retry_after_ms": retry_after_ms}
         return json_frame({"op": "error", "request_id": None, **members, "topics": topics})
 
     def heartbeat(self) -> bytes:
-        """A ping."""
+        """Return a ping frame."""
         return PING
 
     async def subscribe(self, request_id: bytes, asked: WatchRequest, most: int) -> None:
-        """Follow the topics as well, ``most`` of them on one socket. Raises `InvalidRequest`,
-        `TopicNotFound`, `NotReady`.
+        """Follow more topics, up to ``most`` on one socket.
+
+        Raise `InvalidRequest`, `TopicNotFound` or `NotReady`.
         """
         if len(self.readers.keys() | asked.starts.keys()) > most:
             raise InvalidRequest(f"more than {most} topics on one socket", field="topics", max=most)
@@ -136,6 +139,6 @@ class WebSocketStream(TopicStream):
         self.catch_up()
 
     def unsubscribe(self, request_id: bytes, topic: str) -> bytes:
-        """Stop following the topic; the answer."""
+        """Stop following the topic. Return the reply."""
         self.remove(topic)
         return reply(b"unsubscribed", request_id, topic=topic)

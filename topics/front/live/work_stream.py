@@ -1,13 +1,13 @@
-"""Work stream (§10.8): one client that jobs are leased and pushed to, as server-sent events.
+"""Work stream (§10.8): leases jobs to one client and pushes them as server-sent events.
 
-    work.jobs --> events --> socket --has taken them whole--> work.taken: the next jobs may come
+    work.jobs --> events --> socket --accepted completely--> work.taken: the next jobs may follow
 
     id: SEQ        of the job
-    event: job     or error, without an id: why the stream ends, or that it is paced
-    data: JSON     as a member of ``claimed``, with its topic
+    event: job     or error, without an id: the stream ends, or is paced
+    data: JSON     like a member of ``claimed``, with its topic
 
-So a client that reads slowly holds back its own jobs, and one page of them is all that waits in
-memory for it. When the stream ends, however it ends, its shard releases its leases.
+So a client that reads slowly delays its own jobs, and at most one page of jobs waits in memory for
+it. However the stream ends, its shard releases its leases.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from topics.front.pressure.governor import COALESCE_S
 
 
 class WorkStream(Worker):
-    """One GET of a queue's work."""
+    """One GET of the work of a queue."""
 
-    has_own_slot = True  # that of its subscription
+    has_own_slot = True  # its subscription has acquired the slot
     kind = StreamKind.WORK
     live: Live
 
@@ -38,10 +38,10 @@ class WorkStream(Worker):
             is_chunked=connection.is_chunked,
         )
         self._subscription, self._connection = subscription, connection
-        self._has_untaken = False  # jobs that the socket has not taken whole
+        self._has_untaken = False  # the socket has not accepted all jobs
 
     async def run(self) -> None:
-        """Push jobs until either side ends it."""
+        """Push jobs until either side closes the stream."""
         try:
             self.begin()
             self.outbox.write(RETRY + HEARTBEAT)
@@ -56,36 +56,37 @@ class WorkStream(Worker):
         self._has_untaken = True
         subscription = self._subscription
         self.outbox.write(job_events(subscription.topic, params, jobs))
-        subscription.pages += 1  # not if the socket has failed: the stream has ended then
+        # This line is not reached for a failed socket, because the stream has ended.
+        subscription.pages += 1
         if (pause_s := self.live.work.pause_s(subscription)) > COALESCE_S:
             self.tell_paces(self.live.now, {subscription.topic: pause_s})
 
     def sent_whole(self) -> None:
-        """Let the shard send the next jobs."""
+        """Let the shard send the next jobs, because the socket has accepted all written data."""
         if self._has_untaken and not self.outbox.backlog:
             self._has_untaken = False
             self.live.work.taken(self._subscription)
 
     def end(self) -> None:
-        """Release the leases, too."""
+        """Also close the subscription, so that the shard releases the leases."""
         super().end()
         self.live.work.close(self._subscription)
 
     def failure_event(self, code: int, error: str) -> bytes:
-        """``event: error``."""
+        """Return ``event: error``."""
         return error_event(code, error)
 
     def heartbeat(self) -> bytes:
-        """A comment."""
+        """Return a comment."""
         return HEARTBEAT
 
     def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
-        """``event: error`` 429; the stream goes on."""
+        """Return ``event: error`` 429. The stream continues."""
         return paced_event(retry_after_ms, topics)
 
 
 def job_events(topic: str, params: WorkJobsParams, jobs: bytes) -> bytes:
-    """An ``event: job`` for each of the jobs."""
+    """Return an ``event: job`` for each of the jobs."""
     opening = b'{"topic":"%b",' % topic.encode()
     events, start = [], 0
     for seq, length in zip(params.seqs, params.lengths, strict=True):

@@ -1,12 +1,12 @@
-"""Work subscriptions (§10.8): the work streams of a front as their shards know them, by number.
+"""Work subscriptions (§10.8): connect the work streams of a front to their shards, by number.
 
     open --work.open--> shard --work.jobs, work.ended--> worker
       |                   ^
-      '-- the client goes, at any time: work.close
+      '-- the client disconnects, at any time: work.close
 
-A shard may send jobs before the client's socket is ready for them, so what comes early is kept: one
-page, because the next one comes after `taken`. A subscription holds its slot among the streams
-(§11) from before the shard is asked until `close`, because asking leases jobs.
+A shard may send jobs before the client's socket is ready, so early messages are kept. There is at
+most one page of them, because the shard sends the next page after `taken`. A subscription holds its
+slot among the streams (§11) from before `work.open` until `close`, because opening leases jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from topics.front.pressure.pressure import Pressure
 
 
 class Worker(Stream):
-    """Pushes jobs to a client; a `WorkStream`."""
+    """The interface of the stream that pushes jobs to a client (`WorkStream`)."""
 
     @abstractmethod
     def show(self, params: WorkJobsParams, jobs: bytes) -> None:
@@ -45,17 +45,17 @@ class Worker(Stream):
 
 
 class WorkSubscription:
-    """One work stream. `tell` is what its shard has to say."""
+    """The subscription of one work stream. `tell` forwards the messages of its shard."""
 
     def __init__(self, number: int, shard: int, topic: str, principal: Principal) -> None:
         self.number, self.shard, self.topic, self.principal = number, shard, topic, principal
         self.is_closed = False
-        self.pages = 0  # of jobs that were shown to the client
+        self.pages = 0  # pages of jobs that were sent to the client
         self._worker: Worker | None = None
         self._early: list[Callable[[Worker], None]] = []
 
     def tell(self, call: Callable[[Worker], None]) -> None:
-        """Call it with the worker, now or when there is one."""
+        """Call ``call`` with the worker, now or when `begin` sets the worker."""
         if self._worker is None:
             if not self.is_closed:
                 self._early.append(call)
@@ -63,19 +63,19 @@ class WorkSubscription:
             self._worker.attempt(call, self._worker)
 
     def begin(self, worker: Worker) -> None:
-        """The client is ready: it is told what has come, and from now on what comes."""
+        """Deliver the early messages to the worker, and all later ones immediately."""
         self._worker = worker
         early, self._early = self._early, []
         for call in early:
             self.tell(call)
 
     def forget(self) -> None:
-        """The client has gone, and with it what it was not told."""
+        """Drop the worker and undelivered messages, because the client has disconnected."""
         self._worker, self._early = None, []
 
 
 class WorkSubscriptions:
-    """All work subscriptions of a front. `Live` tells it what shards say."""
+    """All work subscriptions of a front. `Live` forwards the messages of shards to it."""
 
     def __init__(
         self,
@@ -87,9 +87,10 @@ class WorkSubscriptions:
         self._shards, self._slots = shards, slots
         self._pressure, self._call_in = pressure, call_in
         self._last_number = 0
-        self.by_number: dict[int, WorkSubscription] = {}  # those that their shards know
+        # Subscriptions that are open in their shards.
+        self.by_number: dict[int, WorkSubscription] = {}
 
-    # What streams ask for
+    # Requests of streams
 
     async def open(
         self,
@@ -101,7 +102,10 @@ class WorkSubscriptions:
         max_jobs: int,
         lease_ms: int | None,
     ) -> WorkSubscription:
-        """Subscribe; pair it with `close`. Raises `Throttled`, or as `Shards.call`."""
+        """Open a subscription. The caller must call `close` afterwards.
+
+        Raise `Throttled` if no slot is free, or the exceptions of `Shards.call`.
+        """
         self._slots.acquire(principal)
         self._last_number += 1
         subscription = WorkSubscription(self._last_number, shard, topic, principal)
@@ -110,14 +114,15 @@ class WorkSubscriptions:
         try:
             (await self._shards.answer(shard, WORK_OPEN, params)).release()
         except BaseException:
-            # A shard that has stalled, or has not heard of the cancellation, may open it yet.
+            # A shard that has stalled, or has not received the cancellation yet, may still open it.
             self.close(subscription)
             raise
         return subscription
 
     def taken(self, subscription: WorkSubscription) -> None:
-        """The client's socket has taken all jobs that were shown. Under pressure the shard hears of
-        it late.
+        """Let the shard send the next jobs, because the socket has accepted all earlier ones.
+
+        Under pressure, the shard is notified after a pause.
         """
         pause_s = self.pause_s(subscription)
         if pause_s:
@@ -126,43 +131,49 @@ class WorkSubscriptions:
             self._tell_taken(subscription)
 
     def pause_s(self, subscription: WorkSubscription) -> float:
-        """How long its next jobs wait."""
+        """Return the seconds by which the next jobs are delayed."""
         pressure = self._pressure
         return pressure.pause_s(subscription.shard, pressure.bands.of(subscription.topic))
 
     def _tell_taken(self, subscription: WorkSubscription) -> None:
+        """Notify the shard, unless the subscription was closed in the meantime."""
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
             self._shards.notify(subscription.shard, WORK_TAKEN, params)
 
     def close(self, subscription: WorkSubscription) -> None:
-        """The client has gone, or never came: the shard releases its leases. Safe to call twice."""
+        """Close the subscription, so that the shard releases its leases.
+
+        Call this when the client disconnects, also before the stream has begun. Safe to call twice.
+        """
         if subscription.is_closed:
             return
         subscription.is_closed = True
         subscription.forget()
         self._slots.release(subscription.principal)
+        # From the number of delivered pages, the shard determines which jobs the client has not
+        # received.
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)
             self._shards.notify(subscription.shard, WORK_CLOSE, params)
 
-    # What shards say
+    # Messages of shards
 
-    def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:  # noqa: ARG002 - numbers are the front's
-        """Jobs for a work stream; ``jobs`` is valid until this returns."""
+    def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:  # noqa: ARG002 - the front assigns the numbers
+        """Deliver jobs to a work stream. ``jobs`` is valid until this function returns."""
         subscription = self.by_number.get(params.work)
         if subscription is not None:
             body = bytes(jobs)
             subscription.tell(lambda worker: worker.show(params, body))
 
-    def work_ended(self, shard: int, params: WorkEndedParams) -> None:  # noqa: ARG002 - likewise
-        """A work stream has ended in the shard."""
+    def work_ended(self, shard: int, params: WorkEndedParams) -> None:  # noqa: ARG002 - the front assigns the numbers
+        """Handle the end of a work stream in the shard."""
         subscription = self.by_number.pop(params.work, None)
         if subscription is not None:
             _fail(subscription, restored(params.error, params.message, {}))
 
     def closed(self, shard: int) -> None:
-        """The shard is gone: it has released all leases of its streams."""
+        """End all work streams of a shard that went down. The shard has released their leases."""
         for subscription in [one for one in self.by_number.values() if one.shard == shard]:
             del self.by_number[subscription.number]
             _fail(subscription, NotReady("the shard of this topic went down"))

@@ -1,1 +1,1 @@
-"""Pressure: what a front does when it, or a shard, has more to do than it can (decision 0030)."""
+"""Pressure: overload control of a front and its shards (decision 0030)."""

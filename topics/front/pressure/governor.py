@@ -1,13 +1,14 @@
-"""Governor: the control law of pressure for one shard, as a front sees it (decision 0030). Pure.
+"""Governor: the overload controller for one shard, as a front sees it (decision 0030).
 
-    delay ms, each tick      how long a write of now waits: in the loop, in the ring, in the shard
+    delay ms, each tick      the wait of a new write: in the loop, in the ring, in the shard
     -> late                  ticks above TARGET_MS, and back
-    -> pauses of streams, of low bands longer ones
+    -> pauses of streams, longer for low bands
     -> share                 0..1: the part of all writes that is refused, low bands first
 
-``share`` follows the lowest delay of the last ticks by a proportional and an integral part: a burst
-or a stopped process does not move it. Nothing is refused while the queue is short: a few clients
-that wait for a slow machine would not get anything sooner.
+``share`` is controlled by the lowest delay of the last ticks, with a proportional and an integral
+part. So a burst or a stopped process does not change it. No write is refused while the queue is
+short, because refusals would not help a few clients that wait for a slow machine. The governor uses
+no clocks and no tasks.
 """
 
 from __future__ import annotations
@@ -19,25 +20,28 @@ from topics.engine.priority import BANDS, TOP_BAND
 
 TICK_S: Final = 0.05
 TARGET_MS: Final = 10.0
-RECENT: Final = 4  # ticks; the lowest delay of them counts
+RECENT: Final = 4  # ticks; the controller uses the lowest delay of these
 COALESCE_AT, PACE_AT, REFUSE_AT, LATE_MAX = 2.0, 4.0, 10.0, 20.0  # ticks
-LATE_BACK: Final = 2.0  # for each tick with less than half of TARGET_MS
-TICKS_MAX: Final = 4.0  # that one long tick counts for
-SHARE_MAX: Final = 0.95  # of any band: some of each always get through
-TOP_EXCESS: Final = 2.0  # times TARGET_MS; below, the top band is not refused
-EXCESS_MAX: Final = 4.0  # times TARGET_MS; what lies above says no more
-QUEUE_MIN: Final = 16  # writes that wait at once; fewer are no overload
-INTEGRAL, PROPORTIONAL = 0.006, 0.1  # of the excess, and of its change
-FADE: Final = 0.8  # for each tick with less than half of TARGET_MS
-SHARE_MIN: Final = 0.001  # less is nothing
-SMOOTHING: Final = 0.3  # of the rates
+LATE_BACK: Final = 2.0  # per tick with less than half of TARGET_MS
+TICKS_MAX: Final = 4.0  # the maximum number of ticks that one long tick counts as
+SHARE_MAX: Final = 0.95  # of any band, so that some writes of each band are accepted
+TOP_EXCESS: Final = 2.0  # multiple of TARGET_MS below which the top band is not refused
+EXCESS_MAX: Final = 4.0  # multiple of TARGET_MS above which the delay is cut off
+QUEUE_MIN: Final = 16  # waiting writes; fewer are not an overload
+INTEGRAL, PROPORTIONAL = 0.006, 0.1  # factors of the excess, and of its change
+FADE: Final = 0.8  # factor per tick with less than half of TARGET_MS
+SHARE_MIN: Final = 0.001  # smaller shares count as 0
+SMOOTHING: Final = 0.3  # factor of the new value in the moving averages of the rates
 COALESCE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
 PAUSE_WEIGHTS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)  # by band
 
 
 class Governor:
-    """Pressure on one shard. ``is_calm``: nothing is late, and no write need be counted."""
+    """The pressure on one shard.
+
+    ``is_calm`` is true if nothing is late; then writes need not be counted.
+    """
 
     def __init__(self, now: float) -> None:
         self.is_calm = True
@@ -45,50 +49,59 @@ class Governor:
         self._late = self._excess = 0.0
         self._recent = deque([0.0] * RECENT, RECENT)
         self._ticked = now
-        self._came, self._refused = [0] * BANDS, 0  # in this tick
-        self._rates = [0.0] * BANDS  # a second
-        self._shares = [0.0] * BANDS  # of each band, to be refused
-        self._debts = [0.0] * BANDS
+        # Writes of this tick by band, refused ones included, and the number of refused ones.
+        self._came, self._refused = [0] * BANDS, 0
+        self._rates = [0.0] * BANDS  # writes per second, by band
+        self._shares = [0.0] * BANDS  # the part of each band that is refused
+        self._debts = [0.0] * BANDS  # the accumulated part of writes to refuse, by band
 
     @property
     def writes_per_s(self) -> float:
-        """All that come, whatever becomes of them; counted while not calm."""
+        """The rate of all writes, including refused ones. It is only measured while not calm."""
         return sum(self._rates)
 
     def pause_s(self, band: int) -> float:
-        """How much later than usual the next page of a stream is asked for."""
+        """Return the seconds by which the next page of a stream is delayed."""
         if self._late < COALESCE_AT:
             return 0.0
         pace = (self._late - PACE_AT) / (LATE_MAX - PACE_AT)
         return max(COALESCE_S, PAUSE_MAX_S * pace * PAUSE_WEIGHTS[band])
 
     def admits(self, band: int) -> bool:
-        """Whether a write of this band may go on; each is counted. `refuse` follows if it ends."""
+        """Count a write of the band, and return whether it is admitted.
+
+        The caller must call `refuse` if the write is refused.
+        """
         self._came[band] += 1
+        # Spread refusals evenly: each write adds the refused part of its band, and a full unit
+        # refuses one.
         debt = self._debts[band] + self._shares[band]
         self._debts[band] = debt % 1.0
         return debt < 1.0
 
     def refuse(self) -> None:
-        """A write was refused."""
+        """Count a refused write."""
         self._refused += 1
 
     def tick(self, now: float, delay_ms: float, others_per_s: float = 0.0) -> None:
-        """``delay_ms``: how long what comes now will wait, and ``others_per_s`` writes to other
-        shards with it.
+        """Update the controller.
+
+        ``delay_ms`` is the time that a new write will wait. ``others_per_s`` is the rate of writes
+        to other shards that wait in the same queue.
         """
         elapsed_s, self._ticked = now - self._ticked, now
         ticks = min(elapsed_s / TICK_S, TICKS_MAX)
         self._measure(elapsed_s)
         if delay_ms >= TARGET_MS:
-            # Passes may be longer than a tick. A process that was stopped counts once.
+            # A loop iteration may be longer than a tick. A process that was stopped counts as one
+            # tick.
             self._late = min(self._late + (max(ticks, 1.0) if self._late else 1.0), LATE_MAX)
         elif delay_ms < TARGET_MS / 2:
             self._late = max(self._late - LATE_BACK, 0.0)
         self._recent.append(delay_ms)
         lasting_ms = min(self._recent)
         excess = min(lasting_ms / TARGET_MS, EXCESS_MAX)
-        # As many wait as come in the time that each waits.
+        # Little's law: the queue length is the arrival rate times the wait.
         is_short = (self.writes_per_s + others_per_s) * lasting_ms / 1000 < QUEUE_MIN
         self._control(excess, ticks, is_short=is_short)
         self._excess = excess
@@ -96,6 +109,7 @@ class Governor:
         self.is_calm = not (self._late or self.share)
 
     def _measure(self, elapsed_s: float) -> None:
+        """Update the rates with the writes of this tick."""
         if elapsed_s > 0:
             taken = (sum(self._came) - self._refused) / elapsed_s
             self.taken_per_s += SMOOTHING * (taken - self.taken_per_s)
@@ -104,13 +118,14 @@ class Governor:
         self._came, self._refused = [0] * BANDS, 0
 
     def _control(self, excess: float, ticks: float, *, is_short: bool) -> None:
+        """Update ``share`` with the excess and its change, or let it fade."""
         if self.share or self._late >= REFUSE_AT:
             step = INTEGRAL * ticks * (excess - 1.0) + PROPORTIONAL * (excess - self._excess)
             share = self.share * FADE if excess < 0.5 or is_short else self.share + step
             self.share = min(share, SHARE_MAX) if share >= SHARE_MIN else 0.0
 
     def _share_out(self) -> None:
-        """From the lowest band up, until ``share`` of all that comes is refused."""
+        """Distribute ``share`` over the bands, from the lowest band up."""
         self._shares = [0.0] * BANDS
         missing = self.share * self.writes_per_s
         for band, rate in enumerate(self._rates):

@@ -1,19 +1,21 @@
-"""Pressure of one front: how late it and its shards are, and what follows for writes and streams
-(decision 0030).
+"""Pressure of one front: measures the delays of the front and its shards, and controls writes and
+streams (decision 0030).
 
-    the loop's passes, the shards' delays --> a `Governor` for each shard --> refusals, pauses
-    appends of a pass that has become long --> `Turns` --> by band
+    the loop's iterations, the shards' delays --> a `Governor` for each shard --> refusals, pauses
+    appends of a loop iteration that has become long --> `Turns` --> by band
 
-``is_calm`` is all that a write looks at while nothing is wrong. A refused write is told a time of
-its own, as far from the next as the server needs, and is let in then:
+Without pressure, a write checks only ``is_calm``. The response to a refused write contains a time
+that is reserved for this client. The times are as far apart as the server needs, and a retry at its
+time is accepted:
 
-    refused --promise--> due at its time --a write of the same key to the same topic--> let in
-                                    '--LIFE_S later-------------------------------> lapsed
+    refused --promise--> due at its time --a write of the same key to the same topic--> accepted
+                                    '--LIFE_S later--------------------------------> expired
 
-A promise belongs to a key and a topic; whichever write of theirs would be refused from its time on
-is let in. The next one for the same stands behind the last: clients that do not wait delay
-themselves. The answer to a refusal is held back a moment, so that who comes back at once cannot
-spend on refusals what they save.
+A promise belongs to a key and a topic. From its time on, it admits the first write of this key to
+this topic that would be refused otherwise. The next promise for the same key and topic is later
+than the last one, so clients that do not wait delay only themselves. The response to a refusal is
+delayed by `REFUSAL_HOLD_S`. Otherwise a client that retries immediately could cost the server as
+much as its writes.
 """
 
 from __future__ import annotations
@@ -42,41 +44,45 @@ from topics.front.request import Body, Request
 LOG = logging.getLogger("topics.front")
 
 IDLE_LAG_MS: Final = 1.0
-PARKED_PART: Final = 0.25  # of the time that appends are parked counts as lag of the loop
-TOLD_EVERY_S: Final = 10.0  # in the log
-BANDS_MAX: Final = 65_536  # topics whose bands are known
+# The part of the time that appends are parked that counts as lag of the loop.
+PARKED_PART: Final = 0.25
+TOLD_EVERY_S: Final = 10.0  # minimum interval between two log messages
+BANDS_MAX: Final = 65_536  # number of topics whose bands are stored
 PROMISES_MAX: Final = 100_000
-LIFE_S: Final = 30.0  # of a promise after it was due
+LIFE_S: Final = 30.0  # lifetime of a promise after it is due
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
-RETRY_PART: Final = 0.1  # of what the server can take; the rest is for writes that come anew
-RATE_MIN: Final = 20.0  # writes a second, where the server has taken fewer
+RETRY_PART: Final = 0.1  # the part of the capacity that is for retries; the rest is for new writes
+RATE_MIN: Final = 20.0  # writes per second; the lower bound of the measured capacity
 REFUSAL_HOLD_S: Final = 0.1
-# A longer body has cost what a refusal could save, and its opt-out takes long to find.
+# A longer body has already cost what a refusal would save, and its opt-out takes long to find.
 REFUSABLE_MAX_BYTES: Final = 4 << 20
 
-PASS_S: Final = 0.004  # a pass that takes longer is long
-ACTIVE_S: Final = 1.0  # for so long a band is active after an append
-RELEASE_MIN, RELEASE_MAX = 8, 256  # appends of one pass
-GROWTH, CUT = 1.1, 0.8  # of what a pass releases, when it was short or long
+PASS_S: Final = 0.004  # a longer loop iteration counts as long
+ACTIVE_S: Final = 1.0  # time for which a band is active after an append
+RELEASE_MIN, RELEASE_MAX = 8, 256  # appends that one loop iteration releases
+GROWTH, CUT = 1.1, 0.8  # factors of this number after a short or a long iteration
 
 Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
-Parked: TypeAlias = tuple[Callable[[float], object], float]  # and since when
+# The function, and the time since which it waits.
+Parked: TypeAlias = tuple[Callable[[float], object], float]
 
 
 class Bands:
-    """The bands of topics, as shards tell them with each append. Most topics are in the band of new
-    ones: only the others are ``known``, the latest `BANDS_MAX` of them.
+    """The bands of topics, which shards report with each append.
+
+    Most topics are in the band of new topics. Only other bands are stored in ``known``, at most
+    `BANDS_MAX`; then the oldest entry is evicted.
     """
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
 
     def of(self, topic: str) -> int:
-        """The topic's band, as last heard."""
+        """Return the topic's band according to the last report."""
         return self.known.get(topic, NEW_BAND)
 
     def learn(self, topic: str, band: int) -> None:
-        """A shard has told the topic's band."""
+        """Store the band that a shard has reported for the topic."""
         if self.known.get(topic, NEW_BAND) != band:
             self.known.pop(topic, None)
             if band != NEW_BAND:
@@ -86,22 +92,25 @@ class Bands:
 
 
 class Promises:
-    """Times at which writes are let in; `PROMISES_MAX` in all, so that who collects them gets no
-    more.
+    """Times at which refused writes are accepted.
+
+    There are at most `PROMISES_MAX` promises, so that a client that collects them gets no more.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._due: dict[Holder, deque[float]] = {}  # rising
+        self._due: dict[Holder, deque[float]] = {}  # in ascending order
         self._lapsing: list[tuple[float, Holder]] = []  # a heap
-        self._slot = 0.0  # the last time that was told to a new holder
+        self._slot = 0.0  # the last time that was promised to a new holder
 
     def give(self, holder: Holder, now: float, apart_s: float) -> float:
-        """When the holder may come again, ``apart_s`` behind the last new holder. It is promised
-        unless that is too far ahead, or there are too many promises.
+        """Return the time at which the holder may retry.
+
+        It is ``apart_s`` later than the last time of a new holder. The time is not promised if it
+        is too far ahead or if there are too many promises.
         """
         dues = self._due.get(holder)
-        if dues:  # a line of its own, one of so many
+        if dues:  # the holder has its own sequence, with its share of the capacity
             due = max(now + RETRY_MIN_S, dues[-1] + apart_s * len(self._due))
         else:
             due = self._slot = max(now + RETRY_MIN_S, self._slot + apart_s)
@@ -114,7 +123,7 @@ class Promises:
         return due
 
     def redeem(self, holder: Holder, now: float) -> bool:
-        """Use up a promise that is due; False when there is none."""
+        """Use a promise that is due. Return False if the holder has none."""
         dues = self._due.get(holder)
         if dues is None:
             return False
@@ -125,17 +134,19 @@ class Promises:
         return True
 
     def expire(self, now: float) -> None:
-        """Forget promises that have lapsed. Call it now and then."""
+        """Remove expired promises. Call this periodically."""
         while self._lapsing and self._lapsing[0][0] < now:
             _, holder = heapq.heappop(self._lapsing)
             if (dues := self._due.get(holder)) is not None:
                 self._lapse(holder, dues, now)
 
     def _lapse(self, holder: Holder, dues: deque[float], now: float) -> None:
+        """Remove the promises of a holder that have expired."""
         while dues and dues[0] + LIFE_S < now:
             self._pop(holder, dues)
 
     def _pop(self, holder: Holder, dues: deque[float]) -> None:
+        """Remove the oldest promise of a holder."""
         dues.popleft()
         self.count -= 1
         if not dues:
@@ -143,46 +154,51 @@ class Promises:
 
 
 class Turns:
-    """Which appends a long pass of the loop does first.
+    """Defers appends of low bands in a long loop iteration.
 
-        append --a short pass, or no higher band is active--> goes on
-           '--> parked, by band --> run, once a pass: as many as fit into one --> goes on
+        append --a short iteration, or no higher band is active--> continues
+           '--> parked, by band --> released, as many per iteration as fit --> continues
 
-    Within a pass every task that can run runs, in any order: what comes meanwhile waits for the
-    whole pass, whatever its priority. So while a higher band is active, appends of lower ones leave
-    a pass that has become long, and passes stay short. The top band is never parked.
-    ``lag`` knows when the pass under way began.
+    An iteration of the event loop runs all tasks that are ready, in any order. New events wait for
+    the end of the iteration, regardless of their priority. So while a higher band is active,
+    appends of lower bands leave an iteration that has become long, and iterations stay short. The
+    top band is never parked. ``lag`` has the start of the current iteration.
     """
 
     def __init__(self, clock: Callable[[], float], lag: LoopLag) -> None:
         self._clock, self._lag = clock, lag
-        self._seen = [-math.inf] * BANDS  # when each band had its last append
+        self._seen = [-math.inf] * BANDS  # time of the last append of each band
         self._parked: Queues[Parked] = Queues()
         self._has_parked = trio.Event()
         self.waiting = 0
-        self.batch: AbstractContextManager[object] = nullcontext()  # around what goes in one pass
+        # Entered around the appends that one iteration releases.
+        self.batch: AbstractContextManager[object] = nullcontext()
 
     def may_go(self, band: int) -> bool:
-        """Whether an append of this band goes on in this pass; `park` it otherwise."""
+        """Return whether an append of this band continues in this iteration.
+
+        Otherwise the caller must call `park`.
+        """
         began = self._lag.pass_began
         self._seen[band] = began
         if band == TOP_BAND or not (self.waiting or self._clock() - began > PASS_S):
             return True
+        # In a long iteration, continue only if no higher band had an append within `ACTIVE_S`.
         return began - max(self._seen[band + 1 :]) > ACTIVE_S
 
     def park(self, band: int, go: Callable[[float], object]) -> None:
-        """Call ``go`` in a later pass, with the milliseconds of the wait."""
+        """Call ``go`` in a later iteration, with the milliseconds of the wait."""
         self._parked.queues[band].append((go, self._clock()))
         self.waiting += 1
         self._has_parked.set()
 
     def oldest_ms(self) -> float:
-        """How long the append that came first has waited; 0 when none waits."""
+        """Return the milliseconds that the oldest parked append has waited, or 0."""
         now = self._clock()
         return max((now - queue[0][1] for queue in self._parked.queues if queue), default=0.0) * 1e3
 
     async def run(self) -> None:
-        """Give turns until cancelled."""
+        """Release parked appends until cancelled."""
         release = float(RELEASE_MIN)
         while True:
             if not self.waiting:
@@ -191,11 +207,12 @@ class Turns:
             began = self._clock()
             with self.batch:
                 self._give(int(release))
-            await trio.lowlevel.checkpoint()  # until the next pass
+            await trio.lowlevel.checkpoint()  # wait for the next iteration
             factor = CUT if self._clock() - began > PASS_S else GROWTH
             release = min(max(release * factor, RELEASE_MIN), RELEASE_MAX)
 
     def _give(self, count: int) -> None:
+        """Release up to ``count`` appends in the order of priorities."""
         for _ in range(min(count, self.waiting)):
             band = self._parked.next()
             assert band is not None, "an append waits"
@@ -204,13 +221,15 @@ class Turns:
             self.waiting -= 1
             try:
                 go((self._clock() - since) * 1000)
-            except Exception:  # of one append
+            except Exception:  # the error concerns one append only
                 LOG.exception("unexpected server error: append")
 
 
 class Pressure:
-    """The governors of a front. ``delay_ms`` tells how long a message to a shard waits there,
-    ``lag`` what the loop takes.
+    """The governors of a front.
+
+    ``delay_ms`` returns the time that a new message to a shard will wait there. ``lag`` measures
+    the delay of the event loop.
     """
 
     def __init__(
@@ -228,14 +247,15 @@ class Pressure:
         self._lag_ms = 0.0
         self.turns = Turns(clock, self._lag)
         self.governors = [Governor(clock()) for _ in range(shards)]
-        self._is_told = False  # the log: that writes are refused
+        self._is_told = False  # whether the log has a message that writes are refused
         self._told_at = -math.inf
 
     async def run(self) -> None:
-        """Measure and govern the loop that this is called in, until cancelled."""
+        """Measure and control the event loop of the calling task, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.turns.run)
             while True:
+                # Without pressure, the usual ticks suffice.
                 is_idle = self.is_calm and self._lag_ms < IDLE_LAG_MS
                 if is_idle:
                     await wait_beat()
@@ -244,7 +264,11 @@ class Pressure:
                 self.tick(self._lag.take_ms(self._clock()))
 
     def tick(self, lag_ms: float) -> None:
-        """``lag_ms``: of the loop. What waits for the loop does not wait for its shard yet."""
+        """Update all governors. ``lag_ms`` is the delay of the loop.
+
+        Writes that wait for the loop are not in the queue of their shard yet. So if the loop is the
+        larger delay, the writes to all shards count as one queue.
+        """
         now = self._clock()
         self._lag_ms = lag_ms = max(lag_ms, PARKED_PART * self.turns.oldest_ms())
         rates = [governor.writes_per_s for governor in self.governors]
@@ -257,6 +281,7 @@ class Pressure:
         self._tell(now)
 
     def _tell(self, now: float) -> None:
+        """Log the start of refusals, and the end of the pressure."""
         share = max(governor.share for governor in self.governors)
         if share and not self._is_told and now - self._told_at >= TOLD_EVERY_S:
             self._is_told, self._told_at = True, now
@@ -269,10 +294,13 @@ class Pressure:
             self._is_told = False
             LOG.info("pressure is over: %d refused since the start", self.refused_count)
 
-    # While not calm
+    # The following functions act only under pressure.
 
     def refusal_of(self, request: Request, body: Body) -> Throttled | None:
-        """Why an append is refused, if it is; its body is freed then."""
+        """Return the error if an append is refused, otherwise None.
+
+        The body of a refused append is freed.
+        """
         view = body if isinstance(body, Buffer) else body.view
         try:
             self.check_write(request.principal.digest, request.topic, request.shard, view)
@@ -283,46 +311,54 @@ class Pressure:
         return None
 
     def check_write(self, key: bytes, topic: str, shard: int, body: Buffer) -> None:
-        """Whether a write may go on now. ``key``: digest of its API key. The body is looked at only
-        if the answer would be a refusal. Raises `Throttled`.
+        """Raise `Throttled` if a write is refused now.
+
+        ``key`` is the digest of the API key. ``body`` is only searched for an opt-out if the write
+        would be refused.
         """
         if not self.is_calm:
             self._check(self.governors[shard], (key, topic), self.bands.of(topic), body)
 
     def check_stream(self, key: bytes, name: str, topics: list[str], shard: int | None) -> None:
-        """Whether a stream of these topics may begin, which counts as a write to the one that goes
-        first. ``name`` says which stream it is, ``shard`` None: any shard's. Raises `Throttled`.
+        """Raise `Throttled` if a stream of these topics is refused now.
+
+        The start of a stream counts as a write to the topic with the highest priority. ``name``
+        identifies the stream. ``shard`` None means topics of any shard.
         """
         if not self.is_calm:
-            # What all shards share is the loop's.
+            # The governor with the lowest share has only the pressure that all shards share: that
+            # of the loop.
             least = min(self.governors, key=lambda governor: governor.share)
             governor = least if shard is None else self.governors[shard]
             band = max(map(self.bands.of, topics or [""]))
             self._check(governor, (key, f"/{name}"), band, b"")
 
     def _check(self, governor: Governor, holder: Holder, band: int, body: Buffer) -> None:
+        """Raise `Throttled` with a reserved time, unless the write is admitted or has opted out."""
         if governor.admits(band):
             return
         now = self._clock()
-        # Only now: a write that gets through anyway leaves the promise to those it was made to.
+        # Redeem a promise only now: a write that is admitted anyway must not use the promise.
         if self.promises.redeem(holder, now) or len(body) > REFUSABLE_MAX_BYTES or opts_out(body):
             return
         governor.refuse()
         self.refused_count += 1
+        # Retries get a fixed part of the measured capacity.
         apart_s = 1.0 / (RETRY_PART * max(governor.taken_per_s, RATE_MIN))
         due = self.promises.give(holder, now, apart_s)
         raise Throttled(
             "the server is under pressure: try again later",
-            retry_after_ms=math.ceil(round((due - now) * 1000, 3)),  # not 1001 for a second
+            # Rounded first, so that one second is not 1001 ms.
+            retry_after_ms=math.ceil(round((due - now) * 1000, 3)),
         )
 
     def pause_s(self, shard: int, band: int) -> float:
-        """How much later than usual the next page of a stream is asked for."""
+        """Return the seconds by which the next page of a stream is delayed."""
         return 0.0 if self.is_calm else self.governors[shard].pause_s(band)
 
 
 async def hold_back(refusal: Throttled) -> Answer:
-    """Refuse, a moment later."""
+    """Raise the refusal after `REFUSAL_HOLD_S`."""
     await trio.sleep(REFUSAL_HOLD_S)
     raise refusal
 
@@ -335,11 +371,12 @@ _opt_out = msgspec.json.Decoder(_OptOut)
 
 
 def opts_out(body: Buffer) -> bool:
-    """Whether the write may not be refused under pressure. A body that cannot be read does not opt
-    out: it is refused in one way or the other.
+    """Return whether the write has opted out of refusals under pressure.
+
+    A malformed body does not opt out; it is refused for one reason or the other.
     """
     text = bytes(body)
-    # However the name is spelled: its letters can be escaped as \\uXXXX only.
+    # This covers every spelling of the name, because its letters can only be escaped as \\uXXXX.
     if b"backpressure" not in text and b"\\u" not in text:
         return False
     try:
