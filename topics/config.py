@@ -217,7 +217,7 @@ def usable_cores() -> int:
 
 
 def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
-    """Return each name with the prefix ``TOPICS_`` that is not a setting, and the nearest setting."""
+    """Return each ``TOPICS_`` name that is not a setting, with the nearest setting."""
     known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
     ours = {*known, *CLIENT_VARIABLES}
     unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in ours)
