@@ -9,7 +9,7 @@ names, and files that it does not name. The next start removes the latter.
                 and not the log file or the segments that it replaces
     delete      DELETE frame -> fdatasync the log -> delete flags into the segment -> fdatasync it,
                 at the next checkpoint
-    checkpoint  pieces into a temporary file; log -> fdatasync up to an LSN; delete flags up to this
+    checkpoint  chunks into a temporary file; log -> fdatasync up to an LSN; delete flags up to this
                 LSN -> fdatasync segments; header -> fdatasync -> rename -> sync folder
     free        log files below the older checkpoint's `replay_from`; segments that neither of the
                 two checkpoints names

@@ -1,9 +1,9 @@
 """Checkpoints: snapshots of a shard's state. A start needs only the log after the newest one.
 
 Each checkpoint is one file (bytes: ``formats/disk/checkpoint.py``). It is written under a temporary
-name in pieces, the header last, then synced and renamed to NUMBER.ckpt. It is read in two passes,
-each of which holds at most one piece in memory: the first pass checks every byte, the second pass
-returns the items.
+name in chunks (`PieceBuilder`), the header last, then synced and renamed to NUMBER.ckpt. It is read
+in two passes. The first pass checks every byte, the second pass returns the items. Neither pass
+holds more than one chunk in memory.
 
 The newest two intact checkpoints are kept, and a start uses the newest one. The file
 ``next.reserve`` has no contents. It reserves space for the next checkpoint, which is written into
@@ -48,7 +48,7 @@ class Checkpoint(NamedTuple):
     """The header and the shard item of one checkpoint file.
 
     ``lsn`` is the LSN up to which the log was synced, ``replay_from`` the LSN of the first frame to
-    replay. ``clean`` means that an orderly stop wrote the checkpoint and the log ends at ``lsn``.
+    replay. ``clean`` means that an orderly stop wrote the checkpoint, after the last frame.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class Checkpoint(NamedTuple):
         return self.shard["boot"]  # type: ignore[no-any-return]
 
     def items(self) -> Iterator[Item]:
-        """Return an iterator over all items except the shard's, which reads piece by piece.
+        """Return an iterator over all items except the shard's, which reads the file in chunks.
 
         It raises `Damaged` if the file has changed since it was checked.
         """
@@ -92,7 +92,7 @@ class Kept(NamedTuple):
 
 
 class CheckpointWriter:
-    """Writes a checkpoint under a temporary name: call `write` for each piece, then `finish` or
+    """Writes a checkpoint under a temporary name: call `write` for each chunk, then `finish` or
     `abandon`.
 
     If the disk is full, the checkpoint moves into the reserved space.
@@ -113,7 +113,7 @@ class CheckpointWriter:
             self._move_into_reserve(error)
 
     def write(self, piece: bytes) -> None:
-        """Write the next piece. If this raises OSError, the caller must call `abandon`."""
+        """Write the next chunk. If this raises OSError, the caller must call `abandon`."""
         self._write(piece, self._end)
         self._end += len(piece)
 
@@ -204,7 +204,7 @@ class CheckpointWriter:
 def write(
     folder: Path, lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool = False
 ) -> None:
-    """Write a checkpoint of these items, of which the shard's is the first.
+    """Write a checkpoint of these items. The first item must be the shard's.
 
     Raise OSError if the checkpoint could not be made durable.
     """
@@ -252,7 +252,7 @@ def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
     """Return the checkpoint, or None if the file is not intact.
 
     Raise `Damaged` if its version is unknown, and OSError if it cannot be read. ``beat`` is called
-    after each piece.
+    after each chunk.
     """
     if not is_whole(path, beat):
         return None
@@ -267,7 +267,7 @@ def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
 def is_whole(path: Path, beat: Beat = _nothing) -> bool:
     """Return whether every byte of the file is intact.
 
-    Raise `Damaged` if its version is unknown. ``beat`` is called after each piece.
+    Raise `Damaged` if its version is unknown. ``beat`` is called after each chunk.
     """
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
@@ -296,9 +296,9 @@ def _items(path: Path) -> Iterator[Item]:
 
 
 def _pieces(file: BinaryIO, header: Header) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the body and the checksum of each piece.
+    """Yield the body and the checksum of each chunk.
 
-    The checksum is None for a damaged piece, after which the iterator stops.
+    The checksum is None for a damaged chunk, after which the iterator stops.
     """
     crc: int | None = 0
     left = header.body_len

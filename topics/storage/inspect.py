@@ -1,5 +1,6 @@
-"""Inspection: what a file of a data directory holds, in lines for people. Fields have the names of
-the byte tables.
+"""Inspection: describes the contents of a file of a data directory in lines of text.
+
+Field names are those of the byte tables in the modules of ``formats/disk``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from topics.storage.verify import frames, is_punched
 from topics.storage.wal.file import RESERVE, SPARE
 
 BODY_CHARS_MAX = 10_000
+# The longest description of a frame body.
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
 _WITH_RECORDS = frozenset({FrameKind.APPEND})
 _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
@@ -50,13 +52,13 @@ _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
 
 
 class ForeignFile(Exception):
-    """A file that does not begin like one of a data directory."""
+    """A file that does not begin like a file of a data directory."""
 
 
 def describe(path: Path) -> Iterator[str]:
-    """Lines about any file of a data directory, known by its first bytes. Damage has a line, too.
+    """Yield lines about any file of a data directory. The first bytes determine its kind.
 
-    Raises ForeignFile or OSError.
+    Damage is described in a line, too. Raise `ForeignFile` or OSError.
     """
     with path.open("rb") as file:
         head = file.read(HEAD.size)
@@ -76,7 +78,7 @@ def describe(path: Path) -> Iterator[str]:
 
 
 def describe_segment(path: Path) -> Iterator[str]:
-    """Its header, then a line for each extent."""
+    """Yield the header and a line for each extent."""
     data, _ = MappedFile.of(path).salvage()
     try:
         header = segment.decode_header(data[: segment.HEADER_BYTES])
@@ -111,7 +113,7 @@ def _extent(entry: ExtentEntry, data: memoryview) -> str:
 
 
 def describe_log(path: Path) -> Iterator[str]:
-    """Its header, then a line for each frame, and one for what its body says but for records."""
+    """Yield the header, a line for each frame, and a line for each body that is not records."""
     data, _ = MappedFile.of(path).salvage()
     try:
         header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
@@ -151,7 +153,7 @@ def _seqs(first_seq: int, count: int) -> str:
 
 
 def describe_checkpoint(path: Path) -> Iterator[str]:
-    """Its LSN, then its members."""
+    """Yield the LSNs of a checkpoint and its contents."""
     try:
         found = checkpoints.read(path)
     except Damaged as damage:
@@ -168,12 +170,12 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
 
 
 def describe_blob(path: Path) -> Iterator[str]:
-    """The write that it belongs to."""
+    """Yield the write that the blob contains."""
     yield f"blob of the write {path.stem}, {path.stat().st_size - blob.HEADER_BYTES} bytes"
 
 
 def describe_meta(path: Path) -> Iterator[str]:
-    """The shard count."""
+    """Yield the shard count."""
     try:
         yield f"data directory of {data_dir.decode_meta(path.read_bytes())} shards"
     except ValueError as error:

@@ -82,8 +82,8 @@ class WriteState:
     """The written, synced and reported LSNs of a log. ``progress_fd`` is readable when `take` has
     progress to return.
 
-    The lock guards the fields that specify whether a write is in flight and what was reported. It
-    is never held during a call that may wait for the disk.
+    The lock guards the fields that specify whether a write is in flight and which LSN was reported.
+    It is never held during a call that may wait for the disk.
     """
 
     def __init__(self, file: WalFile | None, lsn: int, counters: WalCounters) -> None:
@@ -104,7 +104,7 @@ class WriteState:
         return self._last_write[0]
 
     def begin_write(self, file: WalFile, end: int) -> bool:
-        """Note the start of a write that ends at ``end``. Return False if the log is broken.
+        """Note the start of a write up to the LSN ``end``. Return False if the log is broken.
 
         Then nothing may be written.
         """
