@@ -169,6 +169,7 @@ class CheckpointWriter:
             write_all(self._fd, [data], offset)
 
     def _sync(self) -> None:
+        # The file may be longer than the checkpoint if it was the reserve.
         os.ftruncate(self._fd, self._end)
         try:
             os.fdatasync(self._fd)

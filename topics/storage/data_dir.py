@@ -127,10 +127,12 @@ class DataDirectory:
             if self.is_new:
                 _sync_above(path)
                 _write_meta(path, shards)
+            # Network file systems cannot lock a directory.
             if not locks_folder:
                 meta = self._hold(os.open(path / "meta", os.O_RDWR | os.O_CLOEXEC))
                 _flock(path, meta, fcntl.LOCK_EX)
             self._root = held_path(root)
+            # Check that paths through /proc lead to the opened directory.
             if identity_at(self._root) != identity(os.fstat(root)):
                 raise OSError(errno.ENOENT, "a server needs /proc", "/proc/self/fd")
             self._expected = [
@@ -138,6 +140,7 @@ class DataDirectory:
                 _Expected(str(path / "LOCK"), identity(os.fstat(lock)), UNLOCKED),
             ]
             self.folders = [self._folders(path, shard) for shard in range(self.shards)]
+            # Fail if the directory was replaced while it was opened.
             _OwnCheck(self._expected)()
         except BaseException:
             self.close()

@@ -1,7 +1,7 @@
 """Durable files: system calls that they need in addition to open and write.
 
-Functions in this module never ignore an error of a write or a sync. If the file system does not
-support an operation, they use a slower one or skip it if it only saves space or time.
+Functions in this module never ignore an error of a write or a sync. An operation that the file
+system does not support is replaced by a slower one, or skipped if it only saves space.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Damaged(Unreadable):
 
 def check_version(path: Path) -> None:
     """Raise `Damaged` if the file has a format version that this program does not read."""
-    head = b""  # `topics repair` handles a file that is unreadable
-    with contextlib.suppress(OSError), path.open("rb") as file:  # a repair handles such a file
+    head = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # the caller handles it
         head = file.read(HEAD.size)
     if reason := other_version(head):
         raise Damaged(path, VERSION_AT, reason)
@@ -117,7 +117,7 @@ class FileAside:
         self.fd = os.open(self._named, flags, 0o600)
 
     def publish(self) -> None:
-        """Make the file durable under its own name. Raises OSError."""
+        """Make the file durable under its own name. Raise OSError."""
         os.fdatasync(self.fd)
         self._close()
         self._named = self._named.replace(self.path)

@@ -62,6 +62,7 @@ class FrameReader:
 
         Raise `Damaged` if they cannot be read.
         """
+        # Frames start at multiples of 8. Other locators are rows of FORWARD frames.
         if locator & 3:
             return self._copies(file, locator)
         view, offset = file.data or file.view(), FILE_HEADER_BYTES + locator - file.base
@@ -139,6 +140,7 @@ class FrameReader:
         begin = frame_lsn(file, lsn)
         header, held = forward_at(file, begin)
         index = row_index(header, lsn)
+        # The row contains its distance from the frame. This detects a locator that is not a row.
         if index >= len(held.rows) or held.rows[index].back != lsn - begin:
             raise BadCopies("no row of a FORWARD frame stands here")
         first_seq = held.rows[index].first_seq

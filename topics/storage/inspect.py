@@ -35,8 +35,7 @@ from topics.storage.mapped_file import MappedFile
 from topics.storage.verify import frames, is_punched
 from topics.storage.wal.file import RESERVE, SPARE
 
-BODY_CHARS_MAX = 10_000
-# The longest description of a frame body.
+BODY_CHARS_MAX = 10_000  # the longest description of a frame body
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
 _WITH_RECORDS = frozenset({FrameKind.APPEND})
 _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {

@@ -125,7 +125,10 @@ def _refusal(data_dir: Path, shard: int, shards: int, age: int) -> Damaged | Non
 
 
 def verify_log(path: Path, needed: int = 0) -> Iterator[Finding]:
-    """Yield the findings in one log file. No start needs frames below the LSN ``needed``."""
+    """Yield the findings in one log file.
+
+    Damage below the LSN ``needed`` is not reported, because no start needs these frames.
+    """
     data, unreadable = read_file(path)
     yield from unreadable
     try:
@@ -187,7 +190,7 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
 def _misplaced(
     data: memoryview, trailer: Trailer, entries: list[ExtentEntry]
 ) -> Iterator[tuple[int, str]]:
-    """Yield parts that do not follow each other with only zeros in between."""
+    """Yield offset and reason for each part at a wrong offset, and for nonzero bytes between."""
     at, flags_at = HEADER_USED_BYTES, trailer.flags_at
     for begin, end, alignment in _parts(trailer, entries):
         if begin != at + padding(at, alignment):

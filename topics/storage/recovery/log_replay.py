@@ -83,8 +83,11 @@ class LogReplay:
                 raise HurtLog(file.path, 0, reason, lsn, file.base)
             self._ask_for(files[index + 1 : index + 2])
             lsn = self._replay_file(file)
+            # The frames end exactly where the next file begins.
             if index + 1 < len(files) and lsn == bases[index + 1]:
                 continue
+            # The frames end before the next file or in the last file. Other bytes that follow are a
+            # torn tail or damage.
             rest_bytes = rest_behind(file, lsn)
             if rest_bytes:
                 check_nothing_promised(file, lsn, self._promised_lsn, is_last=file is files[-1])
@@ -114,6 +117,7 @@ class LogReplay:
                 lsn = header.lsn
                 if header.kind != _APPEND or header.flags & _EXTERNAL:
                     self._replay_frame(header, view, lsn + shift, base)
+                # Most frames are appends without a blob. They are replayed with fewer calls.
                 elif (
                     replay_append(replay, header, 0, base, lsn < promised) is not None
                     and header.ext_len

@@ -131,7 +131,7 @@ EFFECTS = {
 
 
 class Mending:
-    """Repairs the damage of one pass, with the log files and topics that were read up to it."""
+    """Repairs the damage that one pass of recovery found. ``reader`` has the state before it."""
 
     def __init__(self, reader: ShardReader, files: Sequence[WalFile], plan: RepairPlan) -> None:
         self._reader, self._files, self._plan = reader, files, plan
@@ -146,10 +146,12 @@ class Mending:
             raise CannotRepair(hurt.path, hurt.offset, hurt.reason)
         file = self._file(hurt.first)
         if file is None:
+            # No file has this LSN, so a file is missing.
             self._fill_gap(hurt)
             return
         header = self._whole(file, hurt.first)
         if header is not None:
+            # The frame is intact, but inconsistent with the frames before it.
             self._drop(self._misfits(header), hurt.path, hurt.reason)
             return
         end = self._end_of_damage(file, hurt)
@@ -157,6 +159,7 @@ class Mending:
         rebuilt = self._rebuild(hurt.first, end)
         losses, said = self._losses(file, hurt.first, end, rebuilt)
         rest = hurt.first + sum(frame.length for frame in rebuilt)
+        # If the LOST frame does not fit after the rebuilt frames, rebuild none.
         if rest < end and lost_frame_bytes(len(losses)) > end - rest:
             rebuilt, rest = [], hurt.first
             losses, said = self._losses(file, hurt.first, end, rebuilt)
@@ -189,7 +192,9 @@ class Mending:
         return found if isinstance(found, FrameHeader) else None
 
     def _end_of_damage(self, file: WalFile, hurt: HurtLog) -> int:
-        """Return the LSN up to which the log has no intact frame. Raise `CannotRepair`."""
+        """Return the LSN at which the damaged range ends. Raise `CannotRepair` if it is unknown."""
+        # The range ends at the next file or at the end that recovery reported. If neither is known,
+        # it ends at the LSN of the checkpoint.
         ends = [each.base for each in self._files if each.base > hurt.first]
         ends += [hurt.end] if hurt.end is not None and hurt.end > hurt.first else []
         checkpoint = self._reader.checkpoint
@@ -253,6 +258,7 @@ class Mending:
     ) -> Iterator[Lost]:
         """Yield the seqs between each topic's head at LSN ``first`` and its next known seq."""
         for topic_id, topic in self._by_id.items():
+            # The log does not contain the records of ephemeral topics.
             if topic.config.durability == "ephemeral":
                 continue
             seq = self._head(topic_id, first) + 1
@@ -319,6 +325,7 @@ class Mending:
             if not next_seq or last < next_seq:
                 found.append(frame)
                 heads[topic_id], space = last, space - frame.length
+        # The remaining bytes must be none, or enough for a LOST frame.
         while found and 0 < space < FRAME_HEADER_BYTES:
             space += found.pop().length
         return found
@@ -330,6 +337,7 @@ class Mending:
         """
         offset = file.offset(first)
         data = bytearray(file.view()[offset : offset + end - first])
+        # Flip each bit of the header in turn, until the checksum of the frame matches.
         for bit in range(8 * FRAME_HEADER_BYTES if len(data) <= CORRECTED_MAX_BYTES else 0):
             data[bit // 8] ^= 1 << bit % 8
             found = check_frame(memoryview(data), 0, first, file.seed)
@@ -395,6 +403,7 @@ class Mending:
     def leave_out(self, damage: Damaged) -> None:
         """Replace the frames that depend on damaged data by LOST frames. Raise `CannotRepair`."""
         blobs = self._reader.blobs
+        # The damage is either a blob that frames name, or a frame of the log.
         hurt = {blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path}
         frames = [
             (file, header)

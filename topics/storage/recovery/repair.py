@@ -155,6 +155,7 @@ class ShardRepair(RepairPlan):
                 try:
                     file = WalFile.open(path, self.shard, writable=False)
                 except Damaged as damage:
+                    # The header is damaged, or the file is cut.
                     if not self._salvage(damage, known_to):
                         continue
                 else:
@@ -162,9 +163,11 @@ class ShardRepair(RepairPlan):
                     if at is None:
                         files.append(file)
                         continue
+                    # Some pages of the file cannot be read.
                     file.close()
                     self._salvage(Damaged(path, at, CANNOT_READ), known_to)
             files.append(self._image_file(path))
+        # These files exist only as images, because an earlier pass found them missing.
         missing = self.images.keys() - {file.path for file in files}
         return sorted([*files, *map(self._image_file, missing)], key=lambda file: file.base)
 
@@ -172,7 +175,7 @@ class ShardRepair(RepairPlan):
         return WalFile.of_image(path, *self.images[path])
 
     def _salvage(self, damage: Damaged, known_to: int) -> bool:
-        """Create an image of a log file with a damaged header, a wrong length, or unreadable pages.
+        """Create an image of a log file that has a damaged header or unreadable pages, or is cut.
 
         Return False if its frames cannot be read because the header is lost.
         """
@@ -292,6 +295,7 @@ def _header_of(path: Path, data: bytearray, shard: int) -> FileHeader | None:
     if path.suffix != LOG or len(data) < FILE_HEADER_BYTES + FRAME_HEADER_BYTES:
         return None
     base, (salt,) = int(path.stem, 16), SALT.unpack_from(data)
+    # Try the salt as it is, and then with each of its bits flipped.
     for flipped in (0, *(1 << bit for bit in range(64))):
         header = FileHeader(shard, base, salt ^ flipped, len(data))
         found = check_frame(memoryview(data), FILE_HEADER_BYTES, base, header.seed)

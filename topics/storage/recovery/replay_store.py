@@ -97,10 +97,7 @@ class ReplayStore:
                 self._flags[locator][start:stop] = b"\1" * (stop - start)
 
     def release(self, locators: Sequence[Locator]) -> None:
-        """Drop flags in memory.
-
-        An extent that is not referenced any longer is found after the replay.
-        """
+        """Drop flags in memory. Unreferenced extents are found after the replay."""
         self._engine.delete_flags.forget(locators)
 
     release_later = release

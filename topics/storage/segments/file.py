@@ -181,7 +181,7 @@ class SegmentWriter:
         self._offset = 0
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Append to the file. Raises OSError."""
+        """Append to the file. Raise OSError."""
         begin, length = self._offset, sum(map(len, pieces))
         self._offset += length
         check_room(self._file.path.parent, length)

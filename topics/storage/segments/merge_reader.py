@@ -95,6 +95,7 @@ class MergeReader:
         read_to = 0
         for start, stop in live_runs(wanted.deleted, wanted.start, entry.record_count):
             begin = records[start - 1] if start else 0
+            # Read complete chunks, because each chunk has a checksum.
             begin, end = begin // CHUNK_BYTES * CHUNK_BYTES, records[stop - 1]
             end = min(end + padding(end, CHUNK_BYTES), entry.blob_bytes)
             for at in range(max(begin, read_to), end, READ_BYTES):

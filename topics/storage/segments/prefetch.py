@@ -56,6 +56,8 @@ class Prefetch:
         asked = self._asked.get(locator, at)
         if not at <= asked <= end:  # prefetched for another reader
             asked = at
+        # Do nothing if all of it, or more than half of AHEAD_BYTES, is prefetched. So each advice
+        # covers a large range.
         if asked == end or (end < entry.blob_bytes and 2 * (asked - at) > AHEAD_BYTES):
             return
         self._note(locator, end)

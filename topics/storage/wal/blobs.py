@@ -91,6 +91,7 @@ class BlobWriter:
     def finish(self) -> None:
         """Write the header, and make the blob durable under its name."""
         assert self._offset == blob.HEADER_BYTES + self._body_len, "the body is as long as was said"
+        # The header is written last, so an unfinished file is never valid.
         header = blob.encode_header(*self._id, self._body_len, self._crc)
         os.pwrite(self._file.fd, header, 0)
         self._file.publish()
@@ -233,6 +234,7 @@ class BlobStore:
         except BadBlob as error:
             raise Damaged(path, error.offset, f"blob {error}") from error
         except OSError as error:
+            # Other errors, such as a lack of descriptors, are not damage.
             if error.errno != errno.EIO:
                 raise
             raise Damaged(path, 0, f"blob cannot be read: {error.strerror}") from error
@@ -332,7 +334,9 @@ class BlobStore:
                 continue
             named = blob_of(path.name)
             if named is not None and named[1] <= heads.get(named[0], 0):
+                # The write was in the log, so its records are in a segment or deleted.
                 absorbed.append(path)
             else:
+                # The write was never logged, or its topic is deleted.
                 path.unlink()
         return absorbed

@@ -48,9 +48,9 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
     """Return the files of a shard's log, oldest first.
 
     A spare that becomes a log file is renamed without a sync of the folder, because all writes
-    would have to wait for that sync. After a power loss the file may still have the old name. It is
-    recognized by its header, because files that the log no longer needs begin below the oldest log
-    file.
+    would have to wait for that sync. After a power loss the file may still have the old name. Its
+    header identifies it: it begins above the oldest log file, but all files that the log no longer
+    needs begin below that file.
     """
     paths = {path.name: path for path in own_files(folder, names.LOG)}
     oldest = next(iter(paths), None)

@@ -22,7 +22,7 @@ class HangWatch:
 
     def __init__(self) -> None:
         self.on_hang: Callable[[int], None] = lambda _: None
-        self._number = 0  # incremented at the begin and the end of a call: odd during a call
+        self._number = 0  # incremented when a call begins and when it ends: odd during a call
         self._is_asleep = False
         self._is_stopped = False
         self._wake = threading.Event()

@@ -8,12 +8,13 @@ writes and syncs them.
     OK --(NoRoom)--> NO SPACE --(resume)--> short of space --(find_room)--> OK
      '--(a write or sync fails)--> failed, until the process restarts
 
-Rotation: a log file is full when the next frame does not fit into it, or when the blobs that its
-frames name have ``file_bytes`` bytes in total, the maximum size of a log file (`spares`). Because
-of the second rule, blobs are sealed and their space is released even if their frames are short. A
-blob cannot be deleted as soon as all its records are deleted: the log still names it, and a replay
-could not distinguish the deleted blob from a lost one. If the disk has no space for another file,
-frames continue in a file that is full because of its blobs, so that deletes can free space.
+Rotation: a log file is full when the next frame does not fit into it, or when the blobs and copies
+that its frames name have ``file_bytes`` bytes in total, the maximum size of a log file (`spares`).
+Because of the second rule, blobs are sealed and their space is released even if their frames are
+short. A blob cannot be deleted as soon as all its records are deleted: the log still names it, and
+a replay could not distinguish the deleted blob from a lost one. If the disk has no space for
+another file, frames continue in a file that is full because of its blobs, so that deletes can free
+space.
 
 After `NoRoom` the contents of the log are known: the loop rolls back all changes that are not
 written and calls `resume`. While the log is short of space, only groups of frames that free space
@@ -95,7 +96,8 @@ class Wal:
         self._makes_room = True  # it has only frames of `MAKE_ROOM`
         self._no_room = False  # a new file could not be created
         self._tail: WalFile | None = files[-1] if files else None
-        # Bytes in blobs and other files that the frames of the last file name.
+        # Bytes that are sealed with the last file in addition to its frames: blobs, and the copies
+        # that FORWARD frames render.
         self._blob_bytes = blobs.bytes_from(files[-1].base) if files else 0
         # Whether any frame may begin a new file when the blobs have filled the last one. False
         # while the disk may have no space for a new file.
@@ -151,6 +153,7 @@ class Wal:
             or (self._blob_bytes >= self.file_bytes and self._is_full(frame))
         ):
             file = self._begin_file(lsn, length)
+        # A group may use the reserve only if all of its frames free space.
         if self._makes_room and frame.kind not in MAKE_ROOM:
             self._makes_room = False
         if frame.flags & _EXTERNAL:
@@ -206,6 +209,7 @@ class Wal:
         """
         if self._tail is None or not (self._pieces or (sync and self.synced_lsn < self.next_lsn)):
             return None
+        # A group without frames only requests a sync.
         group = WalGroup(
             self._era,
             self._tail,
@@ -369,6 +373,7 @@ class Wal:
 
     def ending_at(self, lsn: int) -> list[WalFile]:
         """Return all files whose frames are all below ``lsn``."""
+        # The last file is never included, because it is still written.
         return self._files[: max(bisect_right(self._bases, lsn) - 1, 0)]
 
     def wait_synced(self, beat: Callable[[], None] = lambda: None) -> None:

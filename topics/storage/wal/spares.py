@@ -78,6 +78,7 @@ class SpareFiles:
         self._adding = threading.Lock()
         self._reserve_lock = threading.Lock()  # guards the name of the reserve and `has_reserve`
         self._spares: deque[Path] = deque()
+        # The size of the reserve determines the size of the next files.
         held = self._path.stat().st_size if self._path.exists() else last_bytes
         self.file_bytes = min(max(held, FIRST_FILE_BYTES), file_bytes_max)
         self.has_reserve = self._fits(self._path)
@@ -163,9 +164,11 @@ class SpareFiles:
     def _grow(self) -> None:
         size = min(2 * self.file_bytes, self._bytes_max)
         with contextlib.suppress(OSError):
+            # Grow only if the disk has space for the reserve and a spare of the new size.
             check_room(self.folder, 2 * size)
             self._put_reserve(prepare(self.folder, RESERVE_NAME, size))
             sync_directory(self.folder)  # before a file of the log can have this size
+            # The existing spares are too small now.
             while spare := self.take():
                 spare.unlink()
             self.file_bytes = size

@@ -109,6 +109,7 @@ class WalWriter:
         """
         state = self.state
         if (
+            # No other write is in flight, and the write neither takes long nor creates a file.
             state.written == group.start
             and group.end - group.start <= AT_ONCE_MAX_BYTES
             and not group.new_file
@@ -141,6 +142,8 @@ class WalWriter:
         if not written:
             return None
         took_ms = (time.perf_counter() - began) * 1000
+        # Without a notification, the writer thread would not plan the background sync of this
+        # group.
         if self._must_tell or group.end - self._told >= SYNC_BYTES:
             self._must_tell = False
             self._tell(group)
@@ -174,6 +177,7 @@ class WalWriter:
     def _tell(self, group: WalGroup) -> None:
         """Notify the writer thread of how far the loop has written."""
         self._told = group.end
+        # An empty group only carries the LSN.
         self._groups.put(WalGroup(group.era, group.file, group.end, group.end, [], False, False))
 
     def check(self) -> None:
@@ -221,6 +225,7 @@ class WalWriter:
         while (groups := self._groups.take(self._sync_at)) is not None:
             if state.broken is not None:
                 return self._groups.discard()
+            # Drop the groups of a log that was cut back by `NoRoom`.
             if groups and groups[0].era <= self._failed_era:
                 continue  # handed over before the loop noticed the failure
             try:
@@ -243,6 +248,7 @@ class WalWriter:
         Return the progress, or None if there is none to report. Raise `NoRoom` or OSError.
         """
         began = time.perf_counter()
+        # Groups without frames request a sync, or notify this thread of the loop's writes.
         full = [group for group in groups if group.pieces]
         if groups:
             self._enter_file(groups[0])
