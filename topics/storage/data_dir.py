@@ -105,7 +105,7 @@ class DataDirectory:
     """A locked data directory, which `close` unlocks.
 
     ``shards`` is the stored shard count. ``folders`` has an entry for each shard. ``is_new`` means
-    that the directory was empty.
+    that the directory had no ``meta``.
     """
 
     def __init__(self, path: Path, *, shards: int) -> None:

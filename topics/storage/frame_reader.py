@@ -123,6 +123,7 @@ class FrameReader:
             self._forget(each)
 
     def _remember(self, lsn: int, view: RecordsView) -> None:
+        """Cache a rendering, and evict the least recently used ones above the limit."""
         size = view.length + _KEPT_BYTES
         if size > self._cache_bytes:
             return
@@ -132,11 +133,13 @@ class FrameReader:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, lsn: int) -> None:
+        """Remove a rendering from the cache if it has it."""
         view = self._kept.pop(lsn, None)
         if view is not None:
             self.kept_bytes -= view.length + _KEPT_BYTES
 
     def _rendered(self, file: WalFile, lsn: int) -> EncodedRecords:
+        """Render the row at ``lsn``. Raise `BadCopies`, struct.error or `Damaged`."""
         begin = frame_lsn(file, lsn)
         header, held = forward_at(file, begin)
         index = row_index(header, lsn)
@@ -144,6 +147,7 @@ class FrameReader:
         if index >= len(held.rows) or held.rows[index].back != lsn - begin:
             raise BadCopies("no row of a FORWARD frame stands here")
         first_seq = held.rows[index].first_seq
+        # Dests with equal stamps share one copier, which renders from any first seq.
         if self._last is not None and self._last[0] == begin:
             copier = self._last[1]
         else:
@@ -155,10 +159,12 @@ class FrameReader:
         return encoded
 
     def _copier(self, file: WalFile, held: ForwardBody, stamps: Sequence[Stamp]) -> Copier:
+        """Return an object that renders the runs of a FORWARD frame with these stamps."""
         views = {run.lsn: self._payload(file, held, run) for run in held.runs}
         return Copier([(views[run.lsn], run) for run in held.runs], stamps)
 
     def _payload(self, file: WalFile, held: ForwardBody, run: Run) -> RecordsView:
+        """Return the records from which a run is copied: of another frame, or of this one."""
         return self._payload_at(file, run.lsn) if run.lsn else own_payload(held)
 
     def _payload_at(self, file: WalFile, lsn: int) -> RecordsView:
@@ -219,6 +225,7 @@ def own_payload(held: ForwardBody) -> RecordsView:
 
 
 def _check(encoded: EncodedRecords, header: FrameHeader, size: int) -> None:
+    """Raise `BadCopies` if the copies do not match the counts and sizes in the frame's header."""
     if (encoded.record_count, encoded.flags, encoded.blob_bytes) != (
         *(header.record_count, header.flags, size),
     ):

@@ -37,7 +37,9 @@ from topics.storage.wal.file import RESERVE, SPARE
 
 BODY_CHARS_MAX = 10_000  # the longest description of a frame body
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
+# Kinds whose bodies are records. These bodies are not described.
 _WITH_RECORDS = frozenset({FrameKind.APPEND})
+# Decoders of the frame bodies that are described.
 _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
     FrameKind.DELETE: lambda _, body: [*decode_runs(body)],
     FrameKind.TOPIC: lambda _, body: decode_topic(body),
@@ -63,6 +65,7 @@ def describe(path: Path) -> Iterator[str]:
         head = file.read(HEAD.size)
     magic = head[:VERSION_AT]
     known = _KINDS.get(magic)
+    # A spare file that no log has used has no header.
     if not any(magic) and path.suffix in (SPARE, RESERVE):
         yield f"{path.stat().st_size} bytes of room, not in use"
         return
@@ -95,6 +98,7 @@ def describe_segment(path: Path) -> Iterator[str]:
 
 
 def _extent(entry: ExtentEntry, data: memoryview) -> str:
+    """Return a line about an extent: seqs, deleted records, times, and sizes of its tables."""
     deleted = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
     text = (
         f"topic {entry.topic_id},{_seqs(entry.first_seq, entry.record_count)} {deleted} deleted, "
@@ -141,6 +145,8 @@ def describe_log(path: Path) -> Iterator[str]:
                 said = str(error)
             yield f"  {said[:BODY_CHARS_MAX]}"
         offset = FILE_HEADER_BYTES + frame.end - header.base
+    # Nonzero bytes after the last frame are a torn tail, damage, or from an earlier use of the
+    # file.
     left = len(bytes(data[offset:]).rstrip(b"\0"))
     yield f"offset {offset}: the end of the frames; " + (
         f"{left} bytes of something else follow" if left else "zeros follow"
@@ -148,6 +154,7 @@ def describe_log(path: Path) -> Iterator[str]:
 
 
 def _seqs(first_seq: int, count: int) -> str:
+    """Return a range of seqs as text."""
     return f" seqs {first_seq} to {first_seq + count - 1},"
 
 
@@ -181,6 +188,7 @@ def describe_meta(path: Path) -> Iterator[str]:
         yield str(error)
 
 
+# The function that describes a file, by the first bytes of the file.
 _KINDS: dict[bytes, Callable[[Path], Iterator[str]]] = {
     versions.SEGMENT: describe_segment,
     versions.LOG: describe_log,
@@ -191,11 +199,13 @@ _KINDS: dict[bytes, Callable[[Path], Iterator[str]]] = {
 
 
 def _flags(flags: int) -> str:
+    """Return the names of record flags."""
     names = [flag.name.lower() for flag in RecordFlags if flags & flag and flag.name]
     return "+".join(names) or "plain"
 
 
 def _time(ts_ms: int) -> str:
+    """Return a time in UTC, or the number if it is out of range."""
     try:
         return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

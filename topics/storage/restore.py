@@ -131,6 +131,7 @@ def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
 
 
 def _check_place(directory: Path) -> None:
+    """Raise `CannotRestore` unless the directory can be created or is empty."""
     if not directory.parent.is_dir():
         raise CannotRestore(f"{directory.parent} is not a directory")
     if directory.is_mount():
@@ -141,6 +142,7 @@ def _check_place(directory: Path) -> None:
 
 def _publish(aside: Path, directory: Path) -> None:
     """Make all files durable, then rename the directory."""
+    # An existing directory determines the owner of all files.
     owner = directory.stat() if directory.exists() else None
     for folder, _, names in os.walk(aside):
         for path in (Path(folder, name) for name in names):
@@ -182,6 +184,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE_BYTES) as tar:
             for info in tar:
+                # The manifest must be the last member.
                 if manifest is not None:
                     raise NotABackup(f"{info.name!r} stands behind its manifest")
                 content = _content(tar, info)
@@ -237,6 +240,7 @@ def _write(content: IO[bytes], path: Path, size: int) -> str:
 
 
 def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
+    """Raise `NotABackup` unless the unpacked files are those of the manifest."""
     wanted = ((each.path, each.bytes, each.sha256) for each in manifest.members)
     for own, named in zip_longest(found, wanted):
         if own != named:
@@ -288,6 +292,7 @@ def _set_flags(folder: Path) -> None:
                 )
             except BadSegment:
                 continue  # `verify` reports it
+            # A segment without a member in the backup had no deleted records.
             data = held.read_bytes() if held.exists() else bytes(trailer.record_count)
             if len(data) != trailer.record_count:
                 raise NotABackup(f"the delete flags of {path.name} are those of another file")
@@ -314,6 +319,7 @@ def _settle(folder: Path, shards: int, now: Now, *, as_new: bool) -> None:
             wal_sync_ms=SYNC_MS,
             has_tail=True,
         )
+        # The new epochs are above all earlier ones of this shard.
         first = max(shard.engine.table.last_epoch + 1, now.ts)
         for topic, epoch in zip(shard.engine.by_id.values() if as_new else (), count(first)):
             epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
@@ -336,6 +342,7 @@ def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
     wal.stop()
     shard.segments.flags.sync(wal.synced_lsn)
     kept = shard.kept[-1]
+    # A checkpoint lists its segments in the order of the log.
     numbers = sorted(kept.segments, key=lambda each: shard.segments.segments[each].header.base)
     known = {"segments": numbers, "boot": shard.boot}
     items = items_to_keep(table, known, lambda _: wal.next_lsn, lambda: now, is_last=True)
@@ -363,6 +370,7 @@ def _write_renewed(folder: Path, by_id: Mapping[int, int], epochs: Epochs) -> No
 def _renewed(
     checkpoint: checkpoints.Checkpoint, by_id: Mapping[int, int], epochs: Epochs
 ) -> Iterator[dict[str, Any]]:
+    """Yield the items of a checkpoint with the new epochs."""
     last_epoch = max([checkpoint.shard["last_epoch"], *by_id.values()])
     yield checkpoint.shard | {"last_epoch": last_epoch}
     for item in checkpoint.items():

@@ -74,6 +74,7 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Foreign 
 
 
 def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding | Path]:
+    """Check each file of a shard on its own, then start the shard from each of its checkpoints."""
     wal, checkpoint, segment, blobs = (
         data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "segment", "blob")
     )
@@ -82,6 +83,7 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
         # A crash may leave a third checkpoint, whose files may have been removed.
         standing = checkpoints.whole(checkpoint)[: checkpoints.KEEP]
     logs = log_paths(wal, shard)
+    # No start replays frames below this LSN.
     needed = min((each.replay_from for each in standing), default=0)
     hurt: set[Path] = set()
     for paths, verify in (
@@ -182,6 +184,7 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
     ).name != path.name:
         yield Finding(path, 12, f"belongs to shard {header.shard}, number {header.number}")
     entries = [*decode_directory(directory)]
+    # Checksums are only checked if all parts are where they must be.
     misplaced = [*_misplaced(data, trailer, entries)]
     found = misplaced or chain.from_iterable(_extent_findings(data, entry) for entry in entries)
     yield from (Finding(path, offset, reason) for offset, reason in found)
@@ -212,16 +215,19 @@ def _parts(trailer: Trailer, entries: list[ExtentEntry]) -> Iterator[tuple[int, 
     for entry in entries:
         yield entry.offset, entry.offset + entry.blob_bytes, alignment
         yield entry.tables_at, entry.offset + entry.length, 8
+        # The first extent is aligned to a page, the next ones to a smaller unit.
         alignment = EXTENT_ALIGNMENT
     yield trailer.flags_at, trailer.flags_at + trailer.record_count, PAGE_BYTES
     yield trailer.directory_at, trailer.file_length, PAGE_BYTES
 
 
 def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int, str]]:
+    """Yield offset and reason for each invalid delete flag and each damaged part of an extent."""
     flags = data[entry.flags_at : entry.flags_at + entry.record_count]
     strange = ((at, flag) for at, flag in enumerate(flags, entry.flags_at) if flag > 1)
     for at, flag in islice(strange, STRANGE_FLAGS_MAX):
         yield at, f"delete flag {flag}, taken for 0"
+    # The bytes of a punched extent are zeros, so its checksums do not match.
     if is_punched(entry, data):
         return
     try:
@@ -241,6 +247,7 @@ def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
     """
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
     pages, end = entry.pages, entry.offset + entry.length
+    # A power loss may have kept some blocks, so one zeroed sector is sufficient.
     return flags.count(1) == len(flags) and any(
         is_zero(data[at : min(at + SECTOR_BYTES, pages.stop, end)])
         for at in range(pages.start, min(pages.stop, end), SECTOR_BYTES)

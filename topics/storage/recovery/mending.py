@@ -201,6 +201,7 @@ class Mending:
         if not ends and checkpoint is not None and checkpoint.lsn > hurt.first:
             ends.append(checkpoint.lsn)
         limit = min([file.base + file.size - FILE_HEADER_BYTES, *ends])
+        # An intact frame before this limit ends the range earlier.
         found = self._next_whole(file, hurt.first)
         if found is not None and found <= limit:
             return found
@@ -244,6 +245,7 @@ class Mending:
         if header is None:
             if rest < 2 * FRAME_HEADER_BYTES and losses:  # only one frame fits
                 return losses, ""
+            # Other topics may have lost records, too.
             losses.append(Lost(0, 0, seqs_at_most(rest)))
             return losses, ""
         if given := _given(file, header):
@@ -276,6 +278,7 @@ class Mending:
         ``lsn``, or 0 if no such seq is known.
         """
         topic, next_seq = self._by_id[topic_id], following.get(topic_id, 0)
+        # The checkpoint has a later state of the topic than this LSN.
         if not next_seq and lsn < self._topics.news_from(topic):
             return self._topics.restored_head(topic) + 1
         return next_seq
@@ -363,9 +366,11 @@ class Mending:
             or header.kind == FrameKind.FORWARD  # its body contains the assigned seqs
         ):
             return None
+        # A frame of another kind is used only if no topic has lost seqs in the range.
         if header.kind != FrameKind.APPEND:
             has_seqs = header.record_count and header.first_seq
             return None if has_seqs or losses else header
+        # An append must begin directly after the head of a known topic.
         known = header.topic_id in self._by_id
         if not known or header.first_seq != self._head(header.topic_id, first) + 1:
             return None
@@ -377,6 +382,7 @@ class Mending:
         return header if is_last and _counts_agree(header, _body(file, header)) else None
 
     def _key(self, file: WalFile, header: FrameHeader) -> str:
+        """Return a note about the frame's idempotency key, or an empty string."""
         with contextlib.suppress(Exception):  # the bytes may be damaged
             key = decode_idempotency_key(_body(file, header)[: header.ext_len])
             return f", idempotency key {key!r}" if key is not None else ""
@@ -418,6 +424,7 @@ class Mending:
             self._plan.set_aside(damage.path, is_kept=not hurt)
 
     def _drop(self, frames: Iterable[tuple[WalFile, FrameHeader]], path: Path, reason: str) -> None:
+        """Replace intact frames by LOST frames with the seqs that they have assigned."""
         self._plan.lines.append(f"{path}: {reason}")
         for file, header in frames:
             key = self._key(file, header) if header.kind == FrameKind.APPEND else ""
@@ -429,10 +436,12 @@ class Mending:
     # Writing into images
 
     def _put(self, file: WalFile, lsn: int, data: bytes) -> None:
+        """Write bytes into the image of a log file."""
         image, offset = self._plan.image_of(file), file.offset(lsn)
         image[offset : offset + len(data)] = data
 
     def _write_rebuilt(self, file: WalFile, first: int, frames: Sequence[Frame]) -> None:
+        """Write the rebuilt frames from LSN ``first`` on, and add a line for each of them."""
         for frame in frames:
             data = b"".join(map(bytes, encode_frame(frame, first, 0, file.seed)))
             self._put(file, first, data)
@@ -462,6 +471,7 @@ class Mending:
 
 
 def _body(file: WalFile, header: FrameHeader) -> memoryview:
+    """Return the body of a frame, which may be damaged."""
     start = file.offset(header.lsn) + FRAME_HEADER_BYTES
     return file.view()[start : start + header.body_len]
 

@@ -84,11 +84,13 @@ class ShardRepair(RepairPlan):
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
         hurt = [path for path in own_files(folder, CHECKPOINT) if path not in whole]
+        # Damaged checkpoints are not needed if another one is intact.
         if whole:
             self.aside += hurt
             self.lines += [
                 f"{path}: not a whole checkpoint; another is, and nothing is lost" for path in hurt
             ]
+        # Each pass replaces the damage that stops a start, until a start succeeds.
         while self._find_damage(0):
             pass
         if len(whole) > 1:
@@ -110,6 +112,7 @@ class ShardRepair(RepairPlan):
             while self._find_damage(1):
                 pass
         except CannotRepair:
+            # A start cannot use the older checkpoint, so it is not needed.
             self.aside.append(checkpoint)
         self.lines = lines
 
@@ -148,6 +151,7 @@ class ShardRepair(RepairPlan):
         self._seen.add(str(damage))
 
     def _open_log(self, reader: ShardReader) -> list[WalFile]:
+        """Return the files of the log, in which images replace damaged and missing files."""
         folder, files = reader.folders.wal, []
         known_to = reader.checkpoint.lsn if reader.checkpoint else 0
         for path in log_paths(folder, self.shard):
@@ -172,6 +176,7 @@ class ShardRepair(RepairPlan):
         return sorted([*files, *map(self._image_file, missing)], key=lambda file: file.base)
 
     def _image_file(self, path: Path) -> WalFile:
+        """Return a read-only log file with the bytes of an image."""
         return WalFile.of_image(path, *self.images[path])
 
     def _salvage(self, damage: Damaged, known_to: int) -> bool:
@@ -190,6 +195,7 @@ class ShardRepair(RepairPlan):
             if path.suffix != LOG or path != max(log_paths(path.parent, self.shard)):
                 return False  # the next file shows how many frames are missing
             header, data = self._unknown(path, len(data), known_to)
+        # Restore the length of a cut file with zeros, and write an intact header.
         data.extend(bytes(max(header.size - len(data), 0)))
         data[:FILE_HEADER_BYTES] = encode_file_header(header._replace(size=len(data)))
         self.images[path] = header, data

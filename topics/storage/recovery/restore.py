@@ -81,6 +81,7 @@ class DeletesAhead:
             yield from map(SeqRun, rows[::2], rows[1::2])
 
     def _parts_of(self, first: int, count: int) -> range:
+        """Return the partitions that a run of seqs overlaps."""
         return range(first >> self.PART_BITS, (first + count - 1 >> self.PART_BITS) + 1)
 
 
@@ -115,6 +116,7 @@ def restore_topics(
         return Restored([], {})
     restore_shard(replay.table, checkpoint.shard)
     keys = _restore_items(replay, progress.over(checkpoint.items()))
+    # Without delete flags in the segments, no flag can be ahead of the checkpoint.
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
     ahead = DeletesAhead()
     if has_deleted:
@@ -159,6 +161,7 @@ def find_deletes_ahead(
     ``replay_from`` is the LSN of the first frame to replay.
     """
     for index, file in enumerate(files):
+        # All frames of this file are below the first frame to replay.
         if index + 1 < len(files) and files[index + 1].base <= replay_from:
             continue
         file.read_all(progress.beat)
@@ -177,6 +180,7 @@ def _restore_extent(
     locator: Locator,
     entry: ExtentEntry,
 ) -> None:
+    """Add an extent to the index of its topic. Raise `Damaged` if it is inconsistent."""
     deleted_count = bytes(deleted).count(1) if deleted is not None else 0
     deleted_bytes = _deleted_bytes(segments, deleted, locator, entry)
     extent = IndexEntry(
@@ -224,6 +228,7 @@ def restore_keys(
     # In the order of the log, so that each segment is mapped once.
     for topic_id, locator, last_ts in progress.over(keyed, EXTENTS_PER_BEAT):
         topic = table.by_id.get(topic_id)
+        # Skip extents whose records are all older than the topic's window.
         if topic is not None and last_ts >= _alive_ts(topic, now):
             sealed[topic_id] += _extent_keys(segments, locator)
     for topic_id in progress.over({*kept, *sealed, *logged}):  # most topics have none
@@ -261,6 +266,7 @@ def _alive_ts(topic: Topic, now: Now) -> int:
 
 
 def _extent_keys(segments: SegmentStore, locator: Locator) -> Iterator[ExtentKey]:
+    """Return the idempotency keys in the tables of an extent."""
     try:
         if segments.is_all_deleted(locator) and not segments.has_tables(locator):
             # Its space was released, and the checkpoint has its keys. This is not damage.

@@ -97,14 +97,20 @@ class PendingFlags:
         while self.is_due(synced):
             _, locator, indexes = self._queue[0]
             number, extent = split_locator(locator)
+            # The segment may have been removed since the delete.
             if number in self._segments:
                 _write_flags(self._segments[number], extent, indexes)
                 self._unsynced.add(number)
+            # The delete is removed from the queue only after its flags are in the file.
             with self._lock:
                 self._queue.popleft()
                 self._note_written(locator)
 
     def _note_written(self, locator: int) -> None:
+        """Note that a delete is in the file.
+
+        Drop the extent's flags in memory after its last queued delete.
+        """
         flags = self._flags.get(locator)
         if flags is not None:  # None if the extent was punched
             flags.queued -= 1
@@ -135,6 +141,7 @@ class PendingFlags:
             raise
 
     def _queue_again(self, fd: int, segment: Segment, extent: int) -> None:
+        """Queue all flags that an extent has in the file, as deletes that are due immediately."""
         entry, locator = segment.entry(fd, extent), in_extent(segment.number, extent)
         data = os.pread(fd, entry.record_count, entry.flags_at)
         self._flags.setdefault(locator, _Flags(bytearray(data))).queued += 1
@@ -186,6 +193,7 @@ def sync_segment(segment: Segment) -> None:
 
 
 def _extents_with_flags(segment: Segment) -> list[int]:
+    """Return the extents that have a deleted record."""
     return [extent for extent, flagged in enumerate(segment.has_deleted) if flagged]
 
 
@@ -202,6 +210,7 @@ def _write_flags(segment: Segment, extent: int, indexes: Sequence[int]) -> None:
 
 
 def _write_block(fd: int, entry: ExtentEntry, start: int, indexes: Sequence[int]) -> None:
+    """Set flags within one block, with one read and one write of the bytes in between."""
     length = min(BLOCK_BYTES, entry.record_count - start)
     flags = bytearray(os.pread(fd, length, entry.flags_at + start))
     for index in indexes:

@@ -63,14 +63,17 @@ class Segment:
         self.has_deleted = bytearray(self.trailer.entry_count)
         # Extents whose tables were found intact, because a delete reads all extents of a topic.
         self.checked = bytearray(self.trailer.entry_count)
+        # Without a set flag, the directory need not be decoded.
         if flags.count(0) != len(flags):
             self._note_flags(directory, flags)
 
     def _note_flags(self, directory: Buffer, flags: bytes) -> None:
+        """Set `has_deleted` for each extent, and collect invalid flags."""
         for extent, entry in enumerate(decode_directory(directory)):
             start = entry.flags_at - self.trailer.flags_at
             part = flags[start : start + entry.record_count]
             self.has_deleted[extent] = 1 in part
+            # Any other value than 0 or 1 is reported, and the record counts as live.
             if part.translate(None, b"\0\1"):
                 self.findings += [
                     f"{self.path}, offset {entry.flags_at + index}: delete flag {flag}"
@@ -160,6 +163,7 @@ class Segment:
 
 
 def _is_hole(fd: int, pages: range) -> bool:
+    """Return whether these pages of the file are a hole, or empty."""
     try:
         return not pages or os.lseek(fd, pages.start, os.SEEK_DATA) >= pages.stop
     except OSError as error:
@@ -184,6 +188,7 @@ class SegmentWriter:
         """Append to the file. Raise OSError."""
         begin, length = self._offset, sum(map(len, pieces))
         self._offset += length
+        # A write that fails halfway would use the remaining space of the disk.
         check_room(self._file.path.parent, length)
         write_all(self._file.fd, pieces, begin)
         write_back(self._file.fd, begin, length)

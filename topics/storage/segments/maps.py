@@ -34,12 +34,14 @@ class MappedSegment:
                 raise
             raise segment.damaged(0, error.strerror or "cannot be read") from error
         self.data, self.can_read = mapped.data, mapped.can_read
+        # Accesses beyond the end of a shorter file would cause SIGBUS.
         if len(self.data) != segment.size:
             raise segment.damaged(len(self.data), "the segment is cut")
         self.views: dict[int, ExtentView] = {}
         self.old: set[int] = set()  # extents whose pages must be checked again
 
     def _read(self, begin: int, length: int) -> memoryview:
+        """Return mapped bytes. Report and raise `Damaged` if they cannot be read."""
         if not self.can_read(begin, begin + length):
             raise self._segment.damaged(begin, CANNOT_READ)
         return self.data[begin : begin + length]
@@ -54,10 +56,12 @@ class MappedSegment:
         if view is None:
             if len(self.views) >= VIEWS_MAX:
                 self.views.clear()
+            # Tables that were found intact once are not checked again.
             checked = self._segment.checked
             view = self.new_view(self.entry(extent), checked=checked[extent] == 1)
             self.views[extent], checked[extent] = view, 1
             self.old.discard(extent)
+        # Pages may have left memory since the view was made.
         elif extent in self.old:
             view.renew()
             self.old.discard(extent)
@@ -88,6 +92,7 @@ class SegmentMaps:
         self._pinned: dict[int, MappedSegment] = {}
 
     def __len__(self) -> int:
+        """Return the number of cached maps, without pinned ones."""
         return len(self._mapped)
 
     def of(self, number: int) -> MappedSegment:

@@ -70,6 +70,8 @@ class Prefetch:
         number, extent = split_locator(locator)
         segment = self._store.segments[number]
         entry_at = segment.entry_offset(extent)
+        # Far from the extent, prefetch its directory entry. Near it, the entry is in memory and
+        # locates the tables and records.
         if distance > AHEAD_BYTES:
             will_need(segment.path, entry_at, ENTRY_BYTES)
             return
@@ -79,6 +81,7 @@ class Prefetch:
         self._ask(segment, locator, entry, 0)
 
     def _note(self, locator: int, end: int) -> None:
+        """Remember how far an extent is prefetched, and drop the oldest entry above the limit."""
         self._asked.pop(locator, None)
         if len(self._asked) >= EXTENTS_MAX:
             del self._asked[next(iter(self._asked))]

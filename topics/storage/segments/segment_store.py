@@ -97,6 +97,7 @@ class SegmentStore:
         self.flags.forget_segment(number)
 
     def _note_damage(self, damage: Damaged) -> None:
+        """Keep damage that is found before `on_damage` is set."""
         if len(self.damage) < FINDINGS_MAX:
             self.damage.append(damage)
 
@@ -163,6 +164,7 @@ class SegmentStore:
             self._punch(self.segments[number], extents)
 
     def _punch(self, segment: Segment, extents: list[int]) -> None:
+        """Release the space of extents of one segment."""
         with segment.opened() as fd:
             self.flags.forget(segment.number, extents)
             self.maps.forget_views(segment.number, extents)
