@@ -1,7 +1,7 @@
-"""Backup stream: files of a server that runs, as a tar (``formats/disk/backup_archive.py``).
+"""Backup stream: sends files of a running server as a tar (``formats/disk/backup_archive.py``).
 
-For a thread, since every step reads. Pages that nobody has mapped leave the kernel's cache again: a
-backup must not put those of readers out.
+Every step reads files, so it must run in a thread. Pages that are not mapped are dropped from the
+kernel's page cache after the read, so that a backup does not evict pages that readers use.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import File, Manifest, Member
 from topics.storage.disk import Damaged
 
-PIECE_BYTES: Final = 1 << 18  # sent in one turn of the front's loop
+PIECE_BYTES: Final = 1 << 18  # sent in one iteration of the front's loop
 
 
 class BackupStream:
-    """The bytes of a backup; ``members`` has those that were read to their end."""
+    """Generates the bytes of a backup. ``members`` describes the files that were read completely.
+
+    ``now_s`` is the modification time of all members.
+    """
 
     def __init__(self, now_s: int) -> None:
         self._now_s = now_s
         self.members: list[Member] = []
 
     def add(self, files: Iterable[File]) -> Iterator[bytes]:
-        """Members for these files. Raises OSError, and `Damaged` for a file that is cut."""
+        """Yield the tar members of these files.
+
+        Raise OSError, and `Damaged` for a file that is shorter than expected.
+        """
         for file in files:
             yield backup_archive.header(file.name, file.length, self._now_s)
             digest = hashlib.sha256()
@@ -39,7 +45,7 @@ class BackupStream:
             self.members.append(member)
 
     def end(self, manifest: Manifest) -> bytes:
-        """The manifest, and the end of the tar."""
+        """Return the manifest member and the end of the tar."""
         data = backup_archive.sealed(manifest)
         head = backup_archive.header(backup_archive.MANIFEST, len(data), self._now_s)
         return head + data + backup_archive.padding(len(data)) + backup_archive.END

@@ -1,12 +1,13 @@
-"""Checkpoints: what a shard knows at one moment, so that its log need not be kept for ever.
+"""Checkpoints: snapshots of a shard's state. A start needs only the log after the newest one.
 
-One file each (bytes: ``formats/disk/checkpoint.py``). It is written aside piece by piece, its
-header last, synced and renamed to NUMBER.ckpt. It is read in two passes, of which neither holds
-more than a piece: the first one checks every byte, the second one gives the items.
+Each checkpoint is one file (bytes: ``formats/disk/checkpoint.py``). It is written under a temporary
+name in chunks (`PieceBuilder`), the header last, then synced and renamed to NUMBER.ckpt. It is read
+in two passes. The first pass checks every byte, the second pass returns the items. Neither pass
+holds more than one chunk in memory.
 
-The newest two are kept, and the newest that is whole is used. The file ``next.reserve`` has no
-content: it holds room for the next checkpoint, which is written into those blocks on a full disk
-(``decisions/0015``).
+The newest two intact checkpoints are kept, and a start uses the newest one. The file
+``next.reserve`` has no contents. It reserves space for the next checkpoint, which is written into
+its blocks if the disk is full (``decisions/0015``).
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ Beat = Callable[[], None]
 
 
 class Checkpoint(NamedTuple):
-    """What one file says.
+    """The header and the shard item of one checkpoint file.
 
-    ``lsn``: the log was synced up to here. ``replay_from``: LSN of the first frame to replay.
+    ``lsn`` is the LSN up to which the log was synced, ``replay_from`` the LSN of the first frame to
+    replay. ``clean`` means that an orderly stop wrote the checkpoint, after the last frame.
     """
 
     path: Path
@@ -57,29 +59,30 @@ class Checkpoint(NamedTuple):
 
     @property
     def segments(self) -> list[int]:
-        """Numbers of the segments that count."""
+        """Numbers of the segments that belong to the shard's data."""
         return self.shard["segments"]  # type: ignore[no-any-return]
 
     @property
     def boot(self) -> str:
-        """The run of the machine in which it was written."""
+        """Identifier of the machine's boot during which the checkpoint was written."""
         return self.shard["boot"]  # type: ignore[no-any-return]
 
     def items(self) -> Iterator[Item]:
-        """All items but the shard's, read piece by piece. Raises `Damaged` when the file is not as
-        it was when it was checked.
+        """Return an iterator over all items except the shard's, which reads the file in chunks.
+
+        It raises `Damaged` if the file has changed since it was checked.
         """
         items = _items(self.path)
         next(items)
         return items
 
     def topics(self) -> Iterator[Item]:
-        """The items that are topics."""
+        """Return an iterator over the items that are topics."""
         return (item for item in self.items() if "config" in item)
 
 
 class Kept(NamedTuple):
-    """What a checkpoint on the disk needs: the log from ``replay_from`` on, and its segments."""
+    """The data that an existing checkpoint needs: the log from ``replay_from`` on, and segments."""
 
     replay_from: int
     segments: frozenset[int]
@@ -89,35 +92,36 @@ class Kept(NamedTuple):
 
 
 class CheckpointWriter:
-    """A checkpoint that is written aside: `write` each piece, then `finish` or `abandon`.
+    """Writes a checkpoint under a temporary name: call `write` for each chunk, then `finish` or
+    `abandon`.
 
-    On a full disk it moves into the room that is kept for it.
+    If the disk is full, the checkpoint moves into the reserved space.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError."""
+        """Create the temporary file. Raise OSError."""
         make_directory(folder)
         self._folder, self._earlier = folder, _paths(folder)
         number = int(self._earlier[0].stem, 16) + 1 if self._earlier else 1
         self.path = folder / f"{number:016x}{SUFFIX}"
         self._aside = self.path.with_name(self.path.name + ASIDE)
         self._reserve, self._fd, self._end = folder / RESERVE_NAME, -1, HEADER_BYTES
-        self._has_reserve = False  # the file aside was the reserve
+        self._has_reserve = False  # whether the temporary file was the reserve
         try:
             self._fd = _open(self._aside, os.O_CREAT | os.O_TRUNC)
         except OSError as error:
             self._move_into_reserve(error)
 
     def write(self, piece: bytes) -> None:
-        """Write the next piece. Raises OSError: then `abandon`."""
+        """Write the next chunk. If this raises OSError, the caller must call `abandon`."""
         self._write(piece, self._end)
         self._end += len(piece)
 
     def finish(self, header: bytes, pinned: Path | None = None) -> None:
-        """Make the checkpoint durable, then remove all before it but the newest that is whole, and
-        the one that is ``pinned``.
+        """Make the checkpoint durable and remove older ones.
 
-        Raises OSError: then there is no new checkpoint.
+        The newest older one that is intact is kept, and also the one at the path ``pinned``. Raise
+        OSError if the checkpoint could not be made durable. Then the earlier ones remain.
         """
         try:
             self._write(header, 0)
@@ -127,11 +131,12 @@ class CheckpointWriter:
         except OSError:
             self.abandon()
             with contextlib.suppress(OSError):
-                self.path.unlink(missing_ok=True)  # its name may be there and not be durable
+                # The rename may have succeeded without being durable.
+                self.path.unlink(missing_ok=True)
             raise
         self._close()
-        with contextlib.suppress(OSError):  # the next one tries again
-            # A damaged one does not count: a start would fall back on the one before it.
+        with contextlib.suppress(OSError):  # the next checkpoint tries again
+            # Keep an intact checkpoint, because a start would need it if the new one is damaged.
             kept = next((old for old in self._earlier if is_whole(old)), None)
             for old in self._earlier:
                 if old not in (kept, pinned):
@@ -140,8 +145,9 @@ class CheckpointWriter:
             keep_room(self._folder, self._end)
 
     def abandon(self) -> None:
-        """Leave everything as it was: a full disk needs the room, and the next checkpoint its
-        reserve.
+        """Remove the temporary file, or rename it back to the reserve.
+
+        A full disk needs the space, and the next checkpoint needs the reserve.
         """
         self._close()
         with contextlib.suppress(OSError):
@@ -163,21 +169,22 @@ class CheckpointWriter:
             write_all(self._fd, [data], offset)
 
     def _sync(self) -> None:
+        # The file may be longer than the checkpoint if it was the reserve.
         os.ftruncate(self._fd, self._end)
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             self._move_into_reserve(error)
             os.ftruncate(self._fd, self._end)
-            # After a sync that failed, what was copied may not be what was written.
+            # After a failed sync, the copied bytes may differ from the written ones.
             if not is_whole(self._aside):
                 raise
             os.fdatasync(self._fd)
 
     def _move_into_reserve(self, error: OSError) -> None:
-        """After ``error`` go on in the blocks of the reserve; those so far are free again.
+        """Continue in the blocks of the reserve after ``error``, and free the blocks used before.
 
-        Raises ``error`` when that does not help.
+        Raise ``error`` again if the disk is not full or the reserve is missing.
         """
         if error.errno not in FULL or not self._reserve.exists():
             raise error
@@ -198,8 +205,9 @@ class CheckpointWriter:
 def write(
     folder: Path, lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool = False
 ) -> None:
-    """Make a checkpoint of these items, the shard's first. Raises OSError: then there is no new
-    one.
+    """Write a checkpoint of these items. The first item must be the shard's.
+
+    Raise OSError if the checkpoint could not be made durable.
     """
     writer, builder = CheckpointWriter(folder), PieceBuilder()
     try:
@@ -219,9 +227,9 @@ def _open(path: Path, flags: int) -> int:
 
 
 def keep_room(folder: Path, size: int = 0) -> None:
-    """Hold room for the next checkpoint; ``size``: bytes of the last one.
+    """Reserve space for the next checkpoint. ``size`` is the length of the last one in bytes.
 
-    Raises OSError where there is no room.
+    Raise OSError if the disk has no space for it.
     """
     wanted = max(RESERVE_MIN_BYTES, 2 * size)
     fd = os.open(folder / RESERVE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -242,8 +250,10 @@ def _nothing() -> None:
 
 
 def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
-    """The checkpoint, None when the file is not a whole one. Raises `Damaged` when its version is
-    unknown.
+    """Return the checkpoint, or None if the file is not intact.
+
+    Raise `Damaged` if its version is unknown, and OSError if it cannot be read. ``beat`` is called
+    after each chunk.
     """
     if not is_whole(path, beat):
         return None
@@ -256,8 +266,9 @@ def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
 
 
 def is_whole(path: Path, beat: Beat = _nothing) -> bool:
-    """Whether every byte is as it was written. Raises `Damaged` when its version is unknown.
-    ``beat``: called between two steps.
+    """Return whether every byte of the file is intact.
+
+    Raise `Damaged` if its version is unknown. ``beat`` is called after each chunk.
     """
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
@@ -275,7 +286,7 @@ def is_whole(path: Path, beat: Beat = _nothing) -> bool:
 
 
 def _items(path: Path) -> Iterator[Item]:
-    """The items of a file that was checked, the shard's first."""
+    """Yield the items of a checked file, the shard's first."""
     with path.open("rb") as file:
         header = decode_header(file.read(HEADER_BYTES))
         assert header is not None, "the file was checked"
@@ -286,7 +297,10 @@ def _items(path: Path) -> Iterator[Item]:
 
 
 def _pieces(file: BinaryIO, header: Header) -> Iterator[tuple[bytes, int | None]]:
-    """The body of each piece, and its checksum; None for one that is damaged, the last one."""
+    """Yield the body and the checksum of each chunk.
+
+    The checksum is None for a damaged chunk, after which the iterator stops.
+    """
     crc: int | None = 0
     left = header.body_len
     while left and crc is not None:
@@ -301,13 +315,13 @@ def _pieces(file: BinaryIO, header: Header) -> Iterator[tuple[bytes, int | None]
 
 
 def whole(folder: Path, beat: Beat = _nothing) -> list[Checkpoint]:
-    """All whole checkpoints, the newest first. Raises `Damaged` at an unknown version."""
+    """Return all intact checkpoints, newest first. Raise `Damaged` at an unknown version."""
     found = [_read_if_possible(path, beat) for path in _paths(folder)]
     return [checkpoint for checkpoint in found if checkpoint is not None]
 
 
 def _read_if_possible(path: Path, beat: Beat) -> Checkpoint | None:
-    """The checkpoint, None when the file is not whole or the disk cannot read it."""
+    """Return the checkpoint, or None if the file is not intact or the disk cannot read it."""
     try:
         return read(path, beat)
     except OSError as error:

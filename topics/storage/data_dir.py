@@ -54,25 +54,24 @@ FOLDERS = frozenset(PARTS)  # the folders next to meta
 _NO_LOCKS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 MOVED = "the data directory, or a folder in it, was moved, replaced or removed"
 UNLOCKED = "the file LOCK of the data directory was replaced or removed"
-_OURS = frozenset(
-    {"LOCK", "meta", "meta.new", "lost+found"}
-)  # what a directory without meta may hold
+# The only names, besides hidden ones, that a directory without meta may contain.
+_OURS = frozenset({"LOCK", "meta", "meta.new", "lost+found"})
 
 
 class DataDirectoryInUse(Exception):
-    """Another server holds the lock."""
+    """Another server or command holds the lock."""
 
 
 class DataDirectoryDamaged(Exception):
-    """The directory holds foreign files, is damaged, or is of an unknown version."""
+    """The directory contains foreign files, is damaged, or has an unknown version."""
 
 
 class NotADataDirectory(Exception):
-    """A wrong path, not damage: nothing is there, a file, or a directory of somebody else."""
+    """The path is wrong: it is missing, a file, or a directory that contains other data."""
 
 
 def check_place(path: Path) -> None:
-    """Raise `NotADataDirectory` when ``path`` cannot be a data directory. Nothing is changed."""
+    """Raise `NotADataDirectory` if ``path`` cannot be a data directory. Nothing is changed."""
     for folder in (path, *path.absolute().parents):
         if folder.exists():
             if not folder.is_dir():
@@ -81,7 +80,7 @@ def check_place(path: Path) -> None:
     if not path.is_dir() or (path / "meta").exists():
         return
     strangers = _strangers(path)
-    # With our folders it is a data directory that has lost its meta: that is damage.
+    # A directory with our folders is a data directory that has lost its meta, which is damage.
     if strangers and not FOLDERS & {*strangers}:
         held = ", ".join(strangers[:5])
         raise NotADataDirectory(f"{path} is no data directory and not empty: it holds {held}")
@@ -103,18 +102,20 @@ class _Expected(NamedTuple):
 
 
 class DataDirectory:
-    """A locked data directory. ``shards`` is the stored shard count, ``folders`` has an entry for
-    each shard. Closing releases the lock.
+    """A locked data directory, which `close` unlocks.
+
+    ``shards`` is the stored shard count. ``folders`` has an entry for each shard. ``is_new`` means
+    that the directory had no ``meta``.
     """
 
     def __init__(self, path: Path, *, shards: int) -> None:
-        """Make (0700), lock and read the directory; ``shards`` is for a new one.
+        """Create (0700), lock and read the directory. ``shards`` is the count for a new one.
 
-        Raises ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
+        Raise `DataDirectoryInUse`, `DataDirectoryDamaged` or OSError.
         """
         path = path.absolute()
         _make(path)
-        _refuse_strangers(path)  # before LOCK: a foreign directory stays as it is
+        _refuse_strangers(path)  # before LOCK is created, so that a foreign directory is unchanged
         self._descriptors: list[int] = []
         try:
             root = self._hold(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -126,10 +127,12 @@ class DataDirectory:
             if self.is_new:
                 _sync_above(path)
                 _write_meta(path, shards)
+            # Network file systems cannot lock a directory.
             if not locks_folder:
                 meta = self._hold(os.open(path / "meta", os.O_RDWR | os.O_CLOEXEC))
                 _flock(path, meta, fcntl.LOCK_EX)
             self._root = held_path(root)
+            # Check that paths through /proc lead to the opened directory.
             if identity_at(self._root) != identity(os.fstat(root)):
                 raise OSError(errno.ENOENT, "a server needs /proc", "/proc/self/fd")
             self._expected = [
@@ -137,6 +140,7 @@ class DataDirectory:
                 _Expected(str(path / "LOCK"), identity(os.fstat(lock)), UNLOCKED),
             ]
             self.folders = [self._folders(path, shard) for shard in range(self.shards)]
+            # Fail if the directory was replaced while it was opened.
             _OwnCheck(self._expected)()
         except BaseException:
             self.close()
@@ -198,17 +202,17 @@ class _OwnCheck:
 
 
 def held_for_repair(path: Path) -> contextlib.AbstractContextManager[int]:
-    """As `held_for_reading`; no other command may read it meanwhile."""
+    """Like `held_for_reading`, but no other command may read the directory at the same time."""
     return held_for_reading(path, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager
 def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int]:
-    """The shard count of a directory that no server has, nor can take meanwhile.
+    """Lock a directory that no server uses, and yield its shard count.
 
-    Nothing in it is changed.
+    No server can use the directory while the context is active. Nothing in it is changed.
 
-    Raises ``NotADataDirectory``, ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
+    Raise `NotADataDirectory`, `DataDirectoryInUse`, `DataDirectoryDamaged` or OSError.
     """
     if not path.is_dir():
         raise NotADataDirectory(
@@ -230,7 +234,7 @@ def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int
 
         if not lock("."):
             lock("meta")
-        with contextlib.suppress(FileNotFoundError):  # a copy may have none
+        with contextlib.suppress(FileNotFoundError):  # a copied directory may not have LOCK
             lock("LOCK")
         shards = _read_meta(path)
         assert shards is not None, "there is a meta"
@@ -238,13 +242,16 @@ def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int
 
 
 def encode_meta(shards: int) -> bytes:
-    """The bytes of ``meta``."""
+    """Return the contents of ``meta``."""
     head = META.pack(versions.META, versions.VERSIONS[versions.META], shards, 0, 0)[:_CRC_AT]
     return head + struct.pack("<I", crc32c(head))
 
 
 def decode_meta(data: bytes) -> int:
-    """The shard count. ``ValueError`` says why the bytes cannot be trusted, with the offset."""
+    """Return the shard count.
+
+    Raise ValueError, with the offset and the reason, if the bytes cannot be trusted.
+    """
     if reason := versions.other_version(data):
         raise ValueError(f"offset {versions.VERSION_AT}: {reason}")
     if len(data) != META.size:
@@ -263,27 +270,27 @@ def _make(path: Path) -> None:
 
 
 def _sync_above(path: Path) -> None:
-    """Make the names of all folders above ``path`` durable, whoever made them.
+    """Make the names of all folders above ``path`` durable, including existing ones.
 
-    What is kept in the directory must not be lost with a folder above that the disk does not know.
+    Otherwise a power loss could remove a parent folder together with the data directory.
     """
     for folder in path.absolute().parents:
-        with contextlib.suppress(PermissionError):  # then this program has not made it
+        with contextlib.suppress(PermissionError):  # a folder that this program did not create
             sync_directory(folder)
 
 
 def _lock(path: Path) -> int:
-    """The locked descriptor of ``LOCK``, which then holds the pid of this process."""
+    """Lock ``LOCK``, write the pid of this process into it, and return its descriptor."""
     lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _flock(path, lock, fcntl.LOCK_EX)
     except BaseException:
         os.close(lock)
         raise
-    # The pid is for people: on a full disk the server starts without.
+    # The pid is information for operators. On a full disk, the server starts without it.
     with contextlib.suppress(OSError):
         pid = b"%d\n" % os.getpid()
-        os.ftruncate(lock, os.pwrite(lock, pid, 0))  # in this order the file keeps its room
+        os.ftruncate(lock, os.pwrite(lock, pid, 0))  # in this order, the file never loses its block
     return lock
 
 
@@ -313,7 +320,7 @@ def _in_use(path: Path) -> DataDirectoryInUse:
 
 
 def _read_meta(path: Path) -> int | None:
-    """The stored shard count, or None in a directory that is new."""
+    """Return the stored shard count, or None in a new directory."""
     meta = path / "meta"
     if not meta.exists():
         _refuse_strangers(path)
@@ -332,7 +339,7 @@ def _refuse_strangers(path: Path) -> None:
 
 
 def _strangers(path: Path) -> list[str]:
-    """What a directory without ``meta`` holds and a new one would not."""
+    """Return the names that a new directory would not contain, in a directory without ``meta``."""
     return sorted(
         entry.name
         for entry in path.iterdir()
@@ -341,7 +348,7 @@ def _strangers(path: Path) -> list[str]:
 
 
 def _write_meta(path: Path, shards: int) -> None:
-    """Write aside, sync, rename, sync the directory: a crash leaves a whole meta or none."""
+    """Write ``meta`` atomically and durably: a crash leaves the complete file or none."""
     aside = os.open(path / "meta.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(aside, encode_meta(shards))

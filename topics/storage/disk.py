@@ -1,7 +1,7 @@
-"""Durable files: the few calls that they need beyond open and write.
+"""Durable files: system calls that they need in addition to open and write.
 
-No call here swallows an error of a write or a sync, apart from calls that the file system does not
-support, which have a slower way.
+Functions in this module never ignore an error of a write or a sync. An operation that the file
+system does not support is replaced by a slower one, or skipped if it only saves space.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.versions import HEAD, VERSION_AT, other_version
 from topics.storage.folders import shown
 
-IOV_MAX = 1024  # pieces that one pwritev takes
-# The kernel reads no more for one advice than its own read-ahead, which is this much by default.
+IOV_MAX = 1024  # the most buffers that one pwritev accepts
+# For one advice, the kernel reads at most its own read-ahead size, which has this default.
 ADVICE_BYTES = 128 * 1024
-MARGIN_BYTES = 1 << 20  # a file that is allocated whole leaves so much to others
+MARGIN_BYTES = 1 << 20  # free space that must remain after a file is preallocated
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV})
 _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
-DAMAGED = ".damaged"  # suffix of a damaged file that is kept for people
-_KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE = 0x01, 0x02, 0x10  # of fallocate(2)
+DAMAGED = ".damaged"  # suffix of a damaged file that is kept for the operator
+_KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE = 0x01, 0x02, 0x10  # flags of fallocate(2)
 _ZEROS = bytes(1 << 20)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -36,8 +36,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Damaged(Unreadable):
     """Bytes on disk that cannot be trusted, with path, offset and reason. Nothing is repaired.
 
-    At a start it stops the process, unless it is in an extent of a segment, where it costs its
-    readers these records (``decisions/0016``).
+    At a start this error stops the process, except for damage within an extent of a segment. That
+    damage is reported to the readers of these records (``decisions/0016``).
     """
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
@@ -48,16 +48,16 @@ class Damaged(Unreadable):
 def check_version(path: Path) -> None:
     """Raise `Damaged` if the file has a format version that this program does not read."""
     head = b""
-    with contextlib.suppress(OSError), path.open("rb") as file:  # a repair handles such a file
+    with contextlib.suppress(OSError), path.open("rb") as file:  # the caller handles it
         head = file.read(HEAD.size)
     if reason := other_version(head):
         raise Damaged(path, VERSION_AT, reason)
 
 
 def boot_id() -> str:
-    """Names this run of the machine; empty where unknown.
+    """Return an identifier of the machine's current boot, or "" if it is unknown.
 
-    After another run, everything that was written and not synced is in doubt.
+    After a reboot, writes of the previous boot that were not synced may be lost.
     """
     try:
         return BOOT_ID.read_text().strip()
@@ -66,7 +66,7 @@ def boot_id() -> str:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make the names in ``folder`` durable."""
+    """Make the names in ``folder`` durable. Raise OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -75,8 +75,9 @@ def sync_directory(folder: Path) -> None:
 
 
 def keep_aside(path: Path) -> None:
-    """Give a damaged file a second name, durably: it stays for people, beside an earlier one of
-    its name. Raises OSError.
+    """Give a damaged file a second name durably, so that its bytes are kept for the operator.
+
+    An earlier damaged file of the same name is kept, too. Raise OSError.
     """
     for number in count():
         name = path.with_name(f"{path.name}{f'.{number}' if number else ''}{DAMAGED}")
@@ -89,7 +90,7 @@ def keep_aside(path: Path) -> None:
 
 
 def make_directory(folder: Path, *, mode: int = 0o700) -> None:
-    """Make ``folder`` and what is missing above it, durably."""
+    """Create ``folder`` and its missing parents durably."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -101,29 +102,29 @@ def make_directory(folder: Path, *, mode: int = 0o700) -> None:
 
 
 class FileAside:
-    """A file that is written under another name, and gets its own when it is whole.
+    """A file that is written under a temporary name and renamed when it is complete.
 
         NAME.suffix, written and synced -> renamed to NAME -> folder synced
 
-    Opened to write: ``fd``. Either `publish` or `abandon` ends it; `abandon` also after a
-    `publish` that came to nothing.
+    ``fd`` is open for writing. The caller must call `publish` or `abandon` at the end. It may call
+    `abandon` also after `publish` has failed.
     """
 
     def __init__(self, path: Path, suffix: str) -> None:
-        """Raises OSError."""
+        """Create the temporary file. Raise OSError."""
         self.path, self._named = path, path.with_suffix(suffix)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self.fd = os.open(self._named, flags, 0o600)
 
     def publish(self) -> None:
-        """Make the file durable under its own name. Raises OSError."""
+        """Make the file durable under its own name. Raise OSError."""
         os.fdatasync(self.fd)
         self._close()
         self._named = self._named.replace(self.path)
         sync_directory(self.path.parent)
 
     def abandon(self) -> None:
-        """Remove the file, whatever its name is by now."""
+        """Remove the file under the name that it has now."""
         self._close()
         self._named.unlink(missing_ok=True)
 
@@ -134,30 +135,30 @@ class FileAside:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raise ENOSPC where ``size`` bytes have no room, and take none of it.
+    """Raise ENOSPC if the disk has no space for ``size`` bytes, without allocating any.
 
-    An allocation that fails half-way takes all the room that is left for a moment, and the writes
-    of others fail.
+    An allocation that fails halfway would temporarily use all remaining space, and concurrent
+    writes would fail.
     """
     found = os.statvfs(folder)
-    # No blocks at all: the file system does not tell.
+    # A file system without a block count does not report its free space.
     if found.f_blocks and found.f_bavail * found.f_frsize < size + MARGIN_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def allocate(fd: int, folder: Path, size: int) -> None:
-    """Allocate an empty file in ``folder`` whole. Raises OSError."""
+    """Allocate ``size`` bytes for an empty file in ``folder``. Raise OSError."""
     check_room(folder, size)
     os.posix_fallocate(fd, 0, size)
 
 
 def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
-    """Write every byte of the pieces, one after the other, from ``offset`` on."""
+    """Write all buffers contiguously from ``offset`` on. Raise OSError."""
     for start in range(0, len(pieces), IOV_MAX):
         batch = pieces[start : start + IOV_MAX]
         wanted = sum(map(len, batch))
         written = os.pwritev(fd, batch, offset)
-        if written < wanted:  # a signal, or the disk filled up: the rest says which
+        if written < wanted:  # by a signal or a full disk; writing the rest raises the error
             rest = memoryview(b"".join(batch))[written:]
             while rest:
                 written = os.pwrite(fd, rest, offset + wanted - len(rest))
@@ -166,29 +167,30 @@ def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
 
 
 def zero(fd: int, offset: int, length: int) -> None:
-    """Turn allocated bytes into zeros and keep them allocated; nothing is durable yet.
+    """Overwrite allocated bytes with zeros and keep them allocated. The zeros are not durable yet.
 
-    Raises OSError.
+    Raise OSError.
     """
     if _fallocate is None or not length:
         return write_zeros(fd, offset, length)
     if _fallocate(fd, _ZERO_RANGE | _KEEP_SIZE, offset, length) == 0:
         return None
     code = ctypes.get_errno()
-    if code not in NOT_SUPPORTED | FULL:  # it may want a block for its own lists
+    if code not in NOT_SUPPORTED | FULL:  # the call may need a block for the extent list
         raise OSError(code, os.strerror(code))
     return write_zeros(fd, offset, length)
 
 
 def write_zeros(fd: int, offset: int, length: int) -> None:
-    """Write zeros there. Raises OSError."""
+    """Write ``length`` zeros from ``offset`` on. Raise OSError."""
     for start in range(0, length, len(_ZEROS)):
         write_all(fd, [_ZEROS[: length - start]], offset + start)
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Give the blocks of these bytes back, where the file system can; they read as zeros. Raises
-    OSError.
+    """Release the blocks of these bytes if the file system supports it. They then read as zeros.
+
+    Raise OSError.
     """
     if _fallocate is not None and _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length):
         code = ctypes.get_errno()
@@ -197,10 +199,9 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 
 
 def write_again(fd: int, offset: int, length: int) -> None:
-    """Write the bytes of this range once more, so that the next sync writes them to the disk.
+    """Write the bytes of this range again, so that the next sync writes them to the disk.
 
-    After a sync that failed, the kernel takes pages for written that the disk does not have. Raises
-    OSError.
+    After a failed sync, the kernel marks pages as clean that are not on the disk. Raise OSError.
     """
     end = offset + length
     while offset < end and (data := os.pread(fd, min(end - offset, len(_ZEROS)), offset)):
@@ -209,23 +210,23 @@ def write_again(fd: int, offset: int, length: int) -> None:
 
 
 def write_back(fd: int, offset: int, length: int) -> None:
-    """Bring what was written there to the disk, so that a later sync finds little to do.
+    """Write this range back to the disk, so that a later sync has little to do.
 
-    Nothing is promised. A sync now and then would do the same, but it also commits the journal of
-    the file system: while that waits behind the data of a large file, writes to the log wait 50 ms.
-    Raises OSError.
+    The range is not durable afterwards. Regular syncs would have the same effect, but they also
+    commit the journal of the file system. While the journal waits for the data of a large file,
+    writes to the log are blocked for 50 ms. Raise OSError.
     """
     if _sync_file_range is None:
         os.fdatasync(fd)
     elif _sync_file_range(fd, offset, length, _WRITE_AND_WAIT):
-        # The kernel reports an error once for each descriptor: the next sync would succeed.
+        # The kernel reports an error once for each descriptor, so the next sync would succeed.
         code = ctypes.get_errno()
         if code not in NOT_SUPPORTED:
             raise OSError(code, os.strerror(code))
 
 
 def will_need(path: Path, offset: int, length: int) -> None:
-    """Ask the kernel to read this range ahead, without waiting for it. Raises OSError."""
+    """Advise the kernel to read this range ahead, without waiting for it. Raise OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for start in range(offset, offset + length, ADVICE_BYTES):
@@ -237,7 +238,7 @@ def will_need(path: Path, offset: int, length: int) -> None:
 
 
 def _find(name: str, *arguments: Any) -> Callable[[int, int, int, int], int] | None:
-    """A call of the C library, where it has one."""
+    """Return a function of the C library, or None if the library does not have it."""
     try:
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):

@@ -1,7 +1,6 @@
-"""Disk usage: what the files of a shard take, and what is free where they are.
+"""Disk usage: the space that the files of a shard use, and the free space of their file system.
 
-Bytes are those of allocated blocks, so punched extents do not count and files that are laid out
-ahead do.
+The sizes count allocated blocks. So they exclude punched extents and include preallocated files.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Final, NamedTuple
 
 from topics.storage.names import CHECKPOINT
 
-BLOCK_BYTES: Final = 512  # of st_blocks, whatever the file system
+BLOCK_BYTES: Final = 512  # the unit of st_blocks on every file system
 NS_PER_MS: Final = 1_000_000
 
 
 class ShardFolders(NamedTuple):
-    """Where the files of a shard are."""
+    """The folders that contain the files of a shard."""
 
     log: Path
     blobs: Path
@@ -28,9 +27,9 @@ class ShardFolders(NamedTuple):
 
 
 class DiskUsage(NamedTuple):
-    """In bytes, and when the newest checkpoint was written (wall ms); 0: there is none."""
+    """Sizes in bytes. ``checkpoint_ts`` is the time of the newest checkpoint (wall ms), or 0."""
 
-    free: int  # for a process that is not root
+    free: int  # available to a process that is not root
     log: int
     blobs: int
     segments: int
@@ -39,8 +38,10 @@ class DiskUsage(NamedTuple):
 
 
 def disk_usage(folders: ShardFolders) -> DiskUsage:
-    """Of now. For a thread: it asks for each file. Raises OSError, but not for a file that goes
-    meanwhile.
+    """Return the current disk usage of a shard.
+
+    It makes a system call for each file, so it must run in a thread. Raise OSError, except for a
+    file that is removed during the call.
     """
     found = os.statvfs(folders.log)
     free = found.f_bavail * found.f_frsize
@@ -53,7 +54,7 @@ def disk_usage(folders: ShardFolders) -> DiskUsage:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """The files of a folder; none when it is not there."""
+    """Yield the name and status of each file in a folder, or nothing if the folder is missing."""
     with suppress(FileNotFoundError), os.scandir(folder) as files:
         for file in files:
             with suppress(FileNotFoundError):

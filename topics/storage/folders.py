@@ -110,7 +110,7 @@ def identity_at(path: Path | str) -> Identity | None:
     Return `NOWHERE` if there is no file, and None if the disk reports another error.
     """
     try:
-        return identity(os.stat(path))  # noqa: PTH116 - before each sync; a Path takes longer
+        return identity(os.stat(path))  # noqa: PTH116 - called before each sync
     except (FileNotFoundError, NotADirectoryError):
         return NOWHERE
     except OSError:

@@ -1,9 +1,9 @@
-"""Frame reader: records of APPEND frames in place, and rows of FORWARD frames as records (bytes:
-``formats/disk/copies.py``).
+"""Frame reader: returns the records of APPEND frames in place, and renders the rows of FORWARD
+frames as records (bytes: ``formats/disk/copies.py``).
 
-Copies are rendered from the payload of their frame, or from the frames of the same file that it
-names. The newest renderings are kept, within a bound of bytes: copies are mostly read when they
-have just been written, and by many readers.
+The reader renders copies from the payload of their FORWARD frame, or from the frames of the same
+file that it names. It caches the newest renderings up to a number of bytes, because copies are
+mostly read by many readers shortly after they are written.
 """
 
 from __future__ import annotations
@@ -42,23 +42,27 @@ from topics.storage.wal.file import BODY_BYTES, WalFile
 
 CACHE_BYTES = 16 << 20
 _EXTERNAL = int(RecordFlags.EXTERNAL)
-_KEPT_BYTES = 512  # what a rendering takes besides its body, about
+_KEPT_BYTES = 512  # approximate size of a rendering without its body
 
 
 class FrameReader:
-    """Reads what a locator of the log locates; keeps the newest renderings, 16 MiB at most."""
+    """Reads the records at a locator of the log, with a cache of ``cache_bytes`` for renderings."""
 
     def __init__(self, blobs: BlobStore, cache_bytes: int = CACHE_BYTES) -> None:
         self._blobs, self._cache_bytes = blobs, cache_bytes
-        self._kept: OrderedDict[int, RecordsView] = OrderedDict()  # by LSN, the last used last
-        self.kept_bytes = 0  # what the renderings take
-        # Of the frame that was read last: dests with equal stamps share it.
+        # By LSN of the row, least recently used first.
+        self._kept: OrderedDict[int, RecordsView] = OrderedDict()
+        self.kept_bytes = 0  # total size of the cached renderings
+        # LSN and copier of the last frame, if all its dests have equal stamps and can share it.
         self._last: tuple[int, Copier] | None = None
 
     def records(self, file: WalFile, locator: int) -> RecordsView:
-        """Records of the APPEND frame, or of the row of a FORWARD frame, that ``locator`` locates
-        in ``file``. Raises `Damaged` where they cannot be read.
+        """Return the records at ``locator`` in ``file``: an APPEND frame or a row of a FORWARD
+        frame.
+
+        Raise `Damaged` if they cannot be read.
         """
+        # Frames start at multiples of 8. Other locators are rows of FORWARD frames.
         if locator & 3:
             return self._copies(file, locator)
         view, offset = file.data or file.view(), FILE_HEADER_BYTES + locator - file.base
@@ -67,7 +71,8 @@ class FrameReader:
         magic, lsn, topic_id, first_seq, body_len, count, ext_len, _, flags = (
             APPEND_FIELDS.unpack_from(view, offset)
         )
-        if lsn != locator or magic != FRAME_MAGIC:  # as in a file that was cut, and written on
+        # For example in a file that was cut and appended to.
+        if lsn != locator or magic != FRAME_MAGIC:
             raise Damaged(file.path, offset, "the frame is not there any more")
         if flags & _EXTERNAL:
             held = self._blobs.file(topic_id, first_seq)
@@ -78,7 +83,7 @@ class FrameReader:
         return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
     def _copies(self, file: WalFile, lsn: int) -> RecordsView:
-        """The copies of the row at ``lsn``. Raises `Damaged`."""
+        """Return the copies of the row at ``lsn``. Raise `Damaged`."""
         view = self._kept.get(lsn)
         if view is not None:
             self._kept.move_to_end(lsn)
@@ -92,9 +97,9 @@ class FrameReader:
         return view
 
     def payload(self, file: WalFile, lsn: int) -> RecordsView:
-        """The records of the APPEND frame at ``lsn``, or the payload of the FORWARD frame there.
+        """Return the records of the APPEND frame at ``lsn``, or the payload of a FORWARD frame.
 
-        Raises `Damaged`.
+        Raise `Damaged`.
         """
         try:
             return self._payload_at(file, lsn)
@@ -109,12 +114,16 @@ class FrameReader:
             self._forget(each)
 
     def forget_from(self, lsn: int) -> None:
-        """The log has dropped its frames from ``lsn`` on, and gives their LSNs to others."""
+        """Drop cached data from ``lsn`` on, because the log has dropped these frames.
+
+        It assigns their LSNs to other frames.
+        """
         self._last = None
         for each in [each for each in self._kept if each >= lsn]:
             self._forget(each)
 
     def _remember(self, lsn: int, view: RecordsView) -> None:
+        """Cache a rendering, and evict the least recently used ones above the limit."""
         size = view.length + _KEPT_BYTES
         if size > self._cache_bytes:
             return
@@ -124,17 +133,21 @@ class FrameReader:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, lsn: int) -> None:
+        """Remove a rendering from the cache if it has it."""
         view = self._kept.pop(lsn, None)
         if view is not None:
             self.kept_bytes -= view.length + _KEPT_BYTES
 
     def _rendered(self, file: WalFile, lsn: int) -> EncodedRecords:
+        """Render the row at ``lsn``. Raise `BadCopies`, struct.error or `Damaged`."""
         begin = frame_lsn(file, lsn)
         header, held = forward_at(file, begin)
         index = row_index(header, lsn)
+        # The row contains its distance from the frame. This detects a locator that is not a row.
         if index >= len(held.rows) or held.rows[index].back != lsn - begin:
             raise BadCopies("no row of a FORWARD frame stands here")
         first_seq = held.rows[index].first_seq
+        # Dests with equal stamps share one copier, which renders from any first seq.
         if self._last is not None and self._last[0] == begin:
             copier = self._last[1]
         else:
@@ -146,10 +159,12 @@ class FrameReader:
         return encoded
 
     def _copier(self, file: WalFile, held: ForwardBody, stamps: Sequence[Stamp]) -> Copier:
+        """Return an object that renders the runs of a FORWARD frame with these stamps."""
         views = {run.lsn: self._payload(file, held, run) for run in held.runs}
         return Copier([(views[run.lsn], run) for run in held.runs], stamps)
 
     def _payload(self, file: WalFile, held: ForwardBody, run: Run) -> RecordsView:
+        """Return the records from which a run is copied: of another frame, or of this one."""
         return self._payload_at(file, run.lsn) if run.lsn else own_payload(held)
 
     def _payload_at(self, file: WalFile, lsn: int) -> RecordsView:
@@ -159,13 +174,15 @@ class FrameReader:
         if header.kind != FrameKind.APPEND:
             raise BadCopies("a FORWARD frame names no frame with records")
         if header.flags & _EXTERNAL and not self._blobs.is_added(header.topic_id, header.first_seq):
-            self._blobs.add(header.topic_id, header.first_seq, lsn)  # in a directory at rest
+            # In a directory that no server uses.
+            self._blobs.add(header.topic_id, header.first_seq, lsn)
         return self.records(file, lsn)
 
 
 def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
-    """Header and body of the frame at ``lsn``, unchecked. Raises `Damaged` where they cannot be
-    read.
+    """Return header and body of the frame at ``lsn`` without checking them.
+
+    Raise `Damaged` if they cannot be read.
     """
     view, offset = file.view(), file.offset(lsn)
     if not file.asked_from <= offset < file.asked_to:
@@ -178,8 +195,9 @@ def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
 
 
 def frame_lsn(file: WalFile, locator: int) -> int:
-    """LSN of the frame that ``locator`` locates, or one of whose rows it locates. Raises
-    `Damaged`.
+    """Return the LSN of the frame at ``locator``, or of the frame whose row it locates.
+
+    Raise `Damaged`.
     """
     if not is_row(locator):
         return locator
@@ -190,7 +208,7 @@ def frame_lsn(file: WalFile, locator: int) -> int:
 
 
 def forward_at(file: WalFile, lsn: int) -> tuple[FrameHeader, ForwardBody]:
-    """The FORWARD frame at ``lsn``. Raises `BadCopies` and struct.error where there is none."""
+    """Return the FORWARD frame at ``lsn``. Raise `BadCopies` or struct.error if there is none."""
     if not file.base <= lsn or lsn % 8:
         raise BadCopies("the FORWARD frame of a row is not in its file")
     header, body = frame_in(file, lsn)
@@ -200,13 +218,14 @@ def forward_at(file: WalFile, lsn: int) -> tuple[FrameHeader, ForwardBody]:
 
 
 def own_payload(held: ForwardBody) -> RecordsView:
-    """The records that a FORWARD frame holds. Raises `BadCopies` where it has none."""
+    """Return the records that a FORWARD frame contains. Raise `BadCopies` if it has none."""
     if held.payload is None:
         raise BadCopies("a FORWARD frame without the payload that runs name")
     return held.payload
 
 
 def _check(encoded: EncodedRecords, header: FrameHeader, size: int) -> None:
+    """Raise `BadCopies` if the copies do not match the counts and sizes in the frame's header."""
     if (encoded.record_count, encoded.flags, encoded.blob_bytes) != (
         *(header.record_count, header.flags, size),
     ):

@@ -1,5 +1,6 @@
-"""Inspection: what a file of a data directory holds, in lines for people. Fields have the names of
-the byte tables.
+"""Inspection: describes the contents of a file of a data directory in lines of text.
+
+Field names are those of the byte tables in the modules of ``formats/disk``.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from topics.storage.mapped_file import MappedFile
 from topics.storage.verify import frames, is_punched
 from topics.storage.wal.file import RESERVE, SPARE
 
-BODY_CHARS_MAX = 10_000
+BODY_CHARS_MAX = 10_000  # the longest description of a frame body
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
+# Kinds whose bodies are records. These bodies are not described.
 _WITH_RECORDS = frozenset({FrameKind.APPEND})
+# Decoders of the frame bodies that are described.
 _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
     FrameKind.DELETE: lambda _, body: [*decode_runs(body)],
     FrameKind.TOPIC: lambda _, body: decode_topic(body),
@@ -50,18 +53,19 @@ _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
 
 
 class ForeignFile(Exception):
-    """A file that does not begin like one of a data directory."""
+    """A file that does not begin like a file of a data directory."""
 
 
 def describe(path: Path) -> Iterator[str]:
-    """Lines about any file of a data directory, known by its first bytes. Damage has a line, too.
+    """Yield lines about any file of a data directory. The first bytes determine its kind.
 
-    Raises ForeignFile or OSError.
+    Damage is described in a line, too. Raise `ForeignFile` or OSError.
     """
     with path.open("rb") as file:
         head = file.read(HEAD.size)
     magic = head[:VERSION_AT]
     known = _KINDS.get(magic)
+    # A spare file that no log has used has no header.
     if not any(magic) and path.suffix in (SPARE, RESERVE):
         yield f"{path.stat().st_size} bytes of room, not in use"
         return
@@ -76,7 +80,7 @@ def describe(path: Path) -> Iterator[str]:
 
 
 def describe_segment(path: Path) -> Iterator[str]:
-    """Its header, then a line for each extent."""
+    """Yield the header and a line for each extent."""
     data, _ = MappedFile.of(path).salvage()
     try:
         header = segment.decode_header(data[: segment.HEADER_BYTES])
@@ -94,6 +98,7 @@ def describe_segment(path: Path) -> Iterator[str]:
 
 
 def _extent(entry: ExtentEntry, data: memoryview) -> str:
+    """Return a line about an extent: seqs, deleted records, times, and sizes of its tables."""
     deleted = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
     text = (
         f"topic {entry.topic_id},{_seqs(entry.first_seq, entry.record_count)} {deleted} deleted, "
@@ -111,7 +116,7 @@ def _extent(entry: ExtentEntry, data: memoryview) -> str:
 
 
 def describe_log(path: Path) -> Iterator[str]:
-    """Its header, then a line for each frame, and one for what its body says but for records."""
+    """Yield the header, a line for each frame, and a line for each body that is not records."""
     data, _ = MappedFile.of(path).salvage()
     try:
         header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
@@ -140,6 +145,8 @@ def describe_log(path: Path) -> Iterator[str]:
                 said = str(error)
             yield f"  {said[:BODY_CHARS_MAX]}"
         offset = FILE_HEADER_BYTES + frame.end - header.base
+    # Nonzero bytes after the last frame are a torn tail, damage, or from an earlier use of the
+    # file.
     left = len(bytes(data[offset:]).rstrip(b"\0"))
     yield f"offset {offset}: the end of the frames; " + (
         f"{left} bytes of something else follow" if left else "zeros follow"
@@ -147,11 +154,12 @@ def describe_log(path: Path) -> Iterator[str]:
 
 
 def _seqs(first_seq: int, count: int) -> str:
+    """Return a range of seqs as text."""
     return f" seqs {first_seq} to {first_seq + count - 1},"
 
 
 def describe_checkpoint(path: Path) -> Iterator[str]:
-    """Its LSN, then its members."""
+    """Yield the LSNs of a checkpoint and its contents."""
     try:
         found = checkpoints.read(path)
     except Damaged as damage:
@@ -168,18 +176,19 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
 
 
 def describe_blob(path: Path) -> Iterator[str]:
-    """The write that it belongs to."""
+    """Yield the write that the blob contains."""
     yield f"blob of the write {path.stem}, {path.stat().st_size - blob.HEADER_BYTES} bytes"
 
 
 def describe_meta(path: Path) -> Iterator[str]:
-    """The shard count."""
+    """Yield the shard count."""
     try:
         yield f"data directory of {data_dir.decode_meta(path.read_bytes())} shards"
     except ValueError as error:
         yield str(error)
 
 
+# The function that describes a file, by the first bytes of the file.
 _KINDS: dict[bytes, Callable[[Path], Iterator[str]]] = {
     versions.SEGMENT: describe_segment,
     versions.LOG: describe_log,
@@ -190,11 +199,13 @@ _KINDS: dict[bytes, Callable[[Path], Iterator[str]]] = {
 
 
 def _flags(flags: int) -> str:
+    """Return the names of record flags."""
     names = [flag.name.lower() for flag in RecordFlags if flags & flag and flag.name]
     return "+".join(names) or "plain"
 
 
 def _time(ts_ms: int) -> str:
+    """Return a time in UTC, or the number if it is out of range."""
     try:
         return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

@@ -1,15 +1,17 @@
-"""Mapped file: a file in memory, and whether its bytes can be read.
+"""Mapped file: a file mapped into memory, with checks that its bytes can be read.
 
-The kernel ends a process that touches a mapped page which the disk cannot give, or that lies behind
-the end of a file that was cut (SIGBUS). So a page is asked for before it is touched: the kernel
-brings it (MADV_POPULATE_READ), and answers with an error when it cannot. What is in memory costs a
-call of a quarter of a microsecond. A kernel before 5.14 is asked to copy a byte of each page. What
-was asked for is believed for half a second, the time between two heartbeats. `pread` of everything
-would copy each page of an answer once more; Python runs a handler of SIGBUS between two of its
-instructions, and the one that faults never ends.
+The kernel kills a process with SIGBUS if it accesses a mapped page that the disk cannot read, or a
+page beyond the end of a truncated file. Therefore readers check each page before they access it:
+MADV_POPULATE_READ loads the page, and returns an error if it cannot be loaded. For pages in memory
+this call takes a quarter of a microsecond. With a kernel before 5.14, the check copies a byte of
+each page instead. Callers rely on a check for half a second, the time between two heartbeats.
 
-A page that leaves memory between the question and the touch may still end the process. Nothing
-waits between the two, but for a message that waits for room in a ring.
+Two alternatives were rejected. `pread` would copy each page of a reply once more. A SIGBUS handler
+does not help, because Python runs signal handlers between two bytecode instructions, and the
+instruction that faults never completes.
+
+A page that leaves memory between the check and the access may still kill the process. Nothing
+blocks between the two, except that a message may wait for space in a ring.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ from pathlib import Path
 from topics.storage.disk import IOV_MAX, Damaged
 
 PAGE_BYTES = mmap.PAGESIZE
-STEP_BYTES = 8 << 20  # asked for at once; a slow disk gives so much in less than 0.1 s
+STEP_BYTES = 8 << 20  # checked in one call; even a slow disk reads this in less than 0.1 s
 CANNOT_READ = "the disk cannot read it, or the file is cut"
-# The file itself is damaged or gone; other errors come from the state of this process.
+# Errors of the file itself, which is damaged or missing. Other errors are caused by the process.
 FILE_ERRORS = frozenset({errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 _POPULATE_READ = 22  # MADV_POPULATE_READ
-# EHWPOISON: the memory of the page has failed.
+# The number 133 is EHWPOISON: the memory of the page has failed.
 _UNREADABLE = frozenset({errno.EFAULT, errno.EIO, 133})
 
 
 class MappedFile:
-    """The first ``size`` bytes of an open file, as ``data``; shared and read-only."""
+    """A shared read-only map of the first ``size`` bytes of an open file, as ``data``."""
 
     __slots__ = ("_map", "data", "path")
 
     def __init__(self, path: Path, fd: int, size: int) -> None:
-        """Raises OSError."""
+        """Map the file. Raise OSError."""
         self.path, self.data = path, memoryview(b"")
         self._map: mmap.mmap | None = None
         if size:
@@ -48,7 +50,7 @@ class MappedFile:
 
     @classmethod
     def of(cls, path: Path) -> MappedFile:
-        """The whole file. Raises OSError."""
+        """Return a map of the complete file. Raise OSError."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return cls(path, fd, os.fstat(fd).st_size)
@@ -57,13 +59,13 @@ class MappedFile:
 
     @classmethod
     def of_bytes(cls, path: Path, data: memoryview) -> MappedFile:
-        """These bytes in the place of the file's."""
+        """Return an object with ``data`` as the contents of the file, without a map."""
         mapped = cls(path, -1, 0)
         mapped.data = data
         return mapped
 
     def can_read(self, begin: int, end: int) -> bool:
-        """Bring these bytes into memory; whether all of them can be touched now."""
+        """Load these bytes into memory. Return whether all of them can be accessed."""
         if self._map is None or begin >= end:
             return True
         start = begin - begin % PAGE_BYTES
@@ -74,7 +76,7 @@ class MappedFile:
         return True
 
     def _can_copy(self, start: int, end: int) -> bool:
-        """Ask a kernel that does not know the call: it copies a byte of each page."""
+        """Check pages on a kernel without MADV_POPULATE_READ, by copying a byte of each page."""
         pages = range(start, end, PAGE_BYTES)
         try:
             return all(
@@ -89,8 +91,9 @@ class MappedFile:
     def first_unreadable(
         self, begin: int, end: int, beat: Callable[[], None] = lambda: None
     ) -> int | None:
-        """The first of these bytes that cannot be read, None when all can. ``beat``: called between
-        two steps.
+        """Return the offset of the first of these bytes that cannot be read, or None.
+
+        ``beat`` is called after each step of `STEP_BYTES`.
         """
         for start in range(begin, min(end, len(self.data)), STEP_BYTES):
             stop = min(start + STEP_BYTES, end, len(self.data))
@@ -102,13 +105,13 @@ class MappedFile:
         return None
 
     def ask(self, begin: int, end: int) -> None:
-        """Raises `Damaged` unless these bytes can be read."""
+        """Raise `Damaged` if these bytes cannot be read."""
         if not self.can_read(begin, end):
             at = self.first_unreadable(begin, end)
             raise Damaged(self.path, begin if at is None else at, CANNOT_READ)
 
     def salvage(self) -> tuple[memoryview, list[int]]:
-        """All bytes, with zeros in pages that cannot be read, and the offsets of these pages."""
+        """Return all bytes, with zeros in unreadable pages, and the offsets of these pages."""
         if self.first_unreadable(0, len(self.data)) is None:
             return self.data, []
         data, bad = bytearray(len(self.data)), []
@@ -126,7 +129,10 @@ def _sink() -> int:
 
 
 def read_at(path: Path, fd: int, length: int, offset: int) -> bytes:
-    """Bytes of an open file. Raises `Damaged` where the disk cannot read, OSError otherwise."""
+    """Read bytes of an open file.
+
+    Raise `Damaged` if the file is damaged or missing, and OSError for other errors.
+    """
     try:
         return os.pread(fd, length, offset)
     except OSError as error:

@@ -1,18 +1,19 @@
-"""Restore: all of a data directory from a backup (``formats/disk/backup_archive.py``), or nothing.
+"""Restore: creates a data directory from a backup (``formats/disk/backup_archive.py``), completely
+or not at all.
 
-    tar -> a directory beside the wanted one: each member hashed as it is written
+    tar -> a temporary directory next to the final one: each member hashed as it is written
         -> compared with the manifest -> delete flags, lengths of log files -> `verify`
         -> each shard started and stopped [as new] -> `verify` -> synced -> renamed
 
-Nothing is left of a restore that is refused or fails. A server that starts in the directory goes on
-as after a kill at the moment of the cut. The shards are started and stopped without a server, as
-only a restore knows that a log is there up to its end: a start on another machine takes it for one
-that a power loss has cut.
+A restore that is refused or fails leaves no files. A server that starts in the new directory
+continues as after a kill at the moment of the backup. The shards are started and stopped here
+without a server, because only a restore knows that each log is complete up to its end. A start on
+another machine would assume that a power loss may have cut the log.
 
-As new: each topic gets its next epoch, so that readers learn that their cursors are of another
-life. The checkpoint of each shard has the new epochs then, and it is the only one. Routers, and
-keys of records that are on their way from topic to topic, name the new epochs too: nothing is
-copied twice.
+As new: each topic gets its next epoch, so that readers notice that their cursors belong to another
+incarnation. The checkpoint of each shard then has the new epochs, and all other checkpoints are
+removed. Routers, and the keys of records that are being moved between topics, get the new epochs
+too, so that no record is copied twice.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _NAME: Final = re.compile(
     r"meta|checkpoint/[0-9]{2,}/[0-9a-f]{16}\.ckpt|(?:flags|segment)/[0-9]{2,}/[0-9a-f]{10}\.seg"
     r"|wal/[0-9]{2,}/[0-9a-f]{16}\.wal|blob/[0-9]{2,}/[0-9a-f]+-[0-9a-f]+\.blob"
 )
-MANIFEST_MAX_BYTES: Final = 1 << 28  # 200 bytes for each file
-FILE_MAX_BYTES: Final = 1 << 33  # a log file: settings allow 1 GiB, and one longer frame
+MANIFEST_MAX_BYTES: Final = 1 << 28  # about 200 bytes for each file
+FILE_MAX_BYTES: Final = 1 << 33  # settings limit a log file to 1 GiB plus one longer frame
 # The errors that `tarfile` raises for invalid input. An OSError is an error of the disk.
 _BAD_TAR: Final = (
     *(tarfile.TarError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
@@ -60,19 +61,19 @@ _BAD_TAR: Final = (
 )
 
 Epochs = Mapping[tuple[str, int], int]
-"""The new epoch of a topic, by its name and the old one."""
+"""Maps the name and old epoch of each topic to its new epoch."""
 
 
 class NotABackup(Exception):
-    """The stream is no whole backup."""
+    """The stream is not a complete backup."""
 
 
 class CannotRestore(Exception):
-    """The directory cannot be made there."""
+    """The directory cannot be created at this path."""
 
 
 class BackupDamaged(Exception):
-    """The files were damaged when they were backed up: ``findings``."""
+    """The files were already damaged when the backup was made. ``findings`` lists the damage."""
 
     def __init__(self, findings: list[str]) -> None:
         super().__init__(f"the server had damaged files when it was backed up: {findings[:1]}")
@@ -82,10 +83,10 @@ class BackupDamaged(Exception):
 def restore(
     stream: IO[bytes], directory: Path, *, as_new: bool, with_damage: bool
 ) -> tuple[Manifest, list[str]]:
-    """Make ``directory``, which is absent or empty, of a backup; its manifest, and what is damaged.
+    """Create ``directory``, which must be missing or empty, from a backup.
 
-    Raises `NotABackup`, `CannotRestore`, `BackupDamaged` unless ``with_damage``, and OSError: then
-    the directory is as it was.
+    Return its manifest and a list of damage and warnings. Raise `NotABackup`, `CannotRestore`,
+    `BackupDamaged` unless ``with_damage``, or OSError. Then the directory is unchanged.
     """
     directory = directory.resolve()
     _check_place(directory)
@@ -94,7 +95,7 @@ def restore(
         manifest = _unpack(stream, aside)
         _complete(aside, manifest)
         findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
-        if as_new or not findings:  # damage may want a repair before a start
+        if as_new or not findings:  # damage may require a repair before a start
             now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
             _settle(aside, manifest.shards, now, as_new=as_new)
             findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
@@ -130,6 +131,7 @@ def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
 
 
 def _check_place(directory: Path) -> None:
+    """Raise `CannotRestore` unless the directory can be created or is empty."""
     if not directory.parent.is_dir():
         raise CannotRestore(f"{directory.parent} is not a directory")
     if directory.is_mount():
@@ -139,7 +141,8 @@ def _check_place(directory: Path) -> None:
 
 
 def _publish(aside: Path, directory: Path) -> None:
-    """Make all durable, and give it its name."""
+    """Make all files durable, then rename the directory."""
+    # An existing directory determines the owner of all files.
     owner = directory.stat() if directory.exists() else None
     for folder, _, names in os.walk(aside):
         for path in (Path(folder, name) for name in names):
@@ -158,7 +161,7 @@ def _publish(aside: Path, directory: Path) -> None:
 
 
 def _verified(aside: Path, directory: Path, shards: int, *, with_damage: bool) -> list[str]:
-    """What is damaged, by the names that the files will have. Raises `BackupDamaged`."""
+    """Return the damage, with the final paths of the files. Raise `BackupDamaged`."""
     found = verify_directory(aside, shards)
     findings = [
         str(each).replace(str(aside), str(directory)) for each in found if isinstance(each, Finding)
@@ -172,12 +175,16 @@ def _verified(aside: Path, directory: Path, shards: int, *, with_damage: bool) -
 
 
 def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
-    """All members as files, compared with the manifest. Raises `NotABackup` and OSError."""
+    """Write all members as files and compare them with the manifest.
+
+    Raise `NotABackup` or OSError.
+    """
     found: list[tuple[str, int, str]] = []
     manifest = None
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE_BYTES) as tar:
             for info in tar:
+                # The manifest must be the last member.
                 if manifest is not None:
                     raise NotABackup(f"{info.name!r} stands behind its manifest")
                 content = _content(tar, info)
@@ -206,7 +213,10 @@ def _check_end(tar: tarfile.TarFile) -> None:
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    """Of a member that a backup may have. No name leads out of a directory."""
+    """Return the contents of a member. Raise `NotABackup` unless its name is one of a backup.
+
+    These names never lead out of the directory.
+    """
     content = tar.extractfile(info) if info.isreg() and not info.issparse() else None
     if content is None or not (_NAME.fullmatch(info.name) or info.name == backup_archive.MANIFEST):
         raise NotABackup(f"it has {info.name!r}, which no backup has")
@@ -214,7 +224,7 @@ def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
 
 
 def _write(content: IO[bytes], path: Path, size: int) -> str:
-    """Its SHA-256. Raises `NotABackup` when it is shorter."""
+    """Write a member and return its SHA-256. Raise `NotABackup` if it is shorter than ``size``."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, written = hashlib.sha256(), 0
     if path.exists():
@@ -230,6 +240,7 @@ def _write(content: IO[bytes], path: Path, size: int) -> str:
 
 
 def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
+    """Raise `NotABackup` unless the unpacked files are those of the manifest."""
     wanted = ((each.path, each.bytes, each.sha256) for each in manifest.members)
     for own, named in zip_longest(found, wanted):
         if own != named:
@@ -238,7 +249,7 @@ def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
 
 
 def _complete(folder: Path, manifest: Manifest) -> None:
-    """Make a data directory of what was copied. Raises `NotABackup` and OSError."""
+    """Turn the unpacked files into a data directory. Raise `NotABackup` or OSError."""
     for member in manifest.members:
         try:
             check_version(folder / member.path)
@@ -256,7 +267,8 @@ def _complete(folder: Path, manifest: Manifest) -> None:
     for member in manifest.members:
         if member.size > FILE_MAX_BYTES:
             raise NotABackup(f"{member.path} has {member.size} bytes, which no file has")
-        if member.size > member.bytes:  # a log file, whose room is taken before its frames come
+        # A log file; its space is allocated before its frames are written.
+        if member.size > member.bytes:
             with (folder / member.path).open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, member.size)
     _set_flags(folder)
@@ -264,7 +276,10 @@ def _complete(folder: Path, manifest: Manifest) -> None:
 
 
 def _set_flags(folder: Path) -> None:
-    """Let each segment have the delete flags of the backup's moment, and no later ones."""
+    """Set the delete flags of each segment to those at the moment of the backup.
+
+    The segment files may contain later ones.
+    """
     flags = folder / backup_archive.FLAGS
     for path in (folder / "segment").glob(f"*/*{SEGMENT}"):
         held = flags / path.relative_to(folder / "segment")
@@ -276,7 +291,8 @@ def _set_flags(folder: Path) -> None:
                     os.fstat(fd).st_size,
                 )
             except BadSegment:
-                continue  # `verify` tells
+                continue  # `verify` reports it
+            # A segment without a member in the backup had no deleted records.
             data = held.read_bytes() if held.exists() else bytes(trailer.record_count)
             if len(data) != trailer.record_count:
                 raise NotABackup(f"the delete flags of {path.name} are those of another file")
@@ -289,18 +305,21 @@ def _set_flags(folder: Path) -> None:
 
 
 def _settle(folder: Path, shards: int, now: Now, *, as_new: bool) -> None:
-    """Start and stop each shard; ``as_new``: all topics get their next epochs. Raises `Damaged` and
-    OSError.
+    """Start and stop each shard. With ``as_new``, all topics get their next epochs.
+
+    Raise `Damaged` or OSError.
     """
     epochs: dict[tuple[str, int], int] = {}
     by_id: dict[int, int] = {}
-    for number in reversed(range(shards)):  # the first one has the routers: it is the last
+    # Shard 0 has the routers, so it needs the epochs of the others.
+    for number in reversed(range(shards)):
         shard = recover(
             *(folder, number, shards, now),
             wal_file_bytes=FIRST_FILE_BYTES,
             wal_sync_ms=SYNC_MS,
             has_tail=True,
         )
+        # The new epochs are above all earlier ones of this shard.
         first = max(shard.engine.table.last_epoch + 1, now.ts)
         for topic, epoch in zip(shard.engine.by_id.values() if as_new else (), count(first)):
             epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
@@ -310,9 +329,7 @@ def _settle(folder: Path, shards: int, now: Now, *, as_new: bool) -> None:
 
 
 def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
-    """Let the routers know the new epochs of their sources, and write the checkpoint of an orderly
-    stop.
-    """
+    """Update the epochs of the routers' sources, and write the checkpoint of an orderly stop."""
     table, wal = shard.engine.table, shard.wal
     frames = list(shard.unwritten_frames)
     for router in [*table.routers.by_id.values()]:
@@ -325,6 +342,7 @@ def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
     wal.stop()
     shard.segments.flags.sync(wal.synced_lsn)
     kept = shard.kept[-1]
+    # A checkpoint lists its segments in the order of the log.
     numbers = sorted(kept.segments, key=lambda each: shard.segments.segments[each].header.base)
     known = {"segments": numbers, "boot": shard.boot}
     items = items_to_keep(table, known, lambda _: wal.next_lsn, lambda: now, is_last=True)
@@ -339,7 +357,7 @@ def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
 
 
 def _write_renewed(folder: Path, by_id: Mapping[int, int], epochs: Epochs) -> None:
-    """Write the newest checkpoint again, with the new epochs, and remove all others."""
+    """Write the newest checkpoint again with the new epochs, and remove all other checkpoints."""
     newest, *others = checkpoints.whole(folder)
     checkpoints.write(
         folder, newest.lsn, newest.replay_from, _renewed(newest, by_id, epochs), clean=True
@@ -352,6 +370,7 @@ def _write_renewed(folder: Path, by_id: Mapping[int, int], epochs: Epochs) -> No
 def _renewed(
     checkpoint: checkpoints.Checkpoint, by_id: Mapping[int, int], epochs: Epochs
 ) -> Iterator[dict[str, Any]]:
+    """Yield the items of a checkpoint with the new epochs."""
     last_epoch = max([checkpoint.shard["last_epoch"], *by_id.values()])
     yield checkpoint.shard | {"last_epoch": last_epoch}
     for item in checkpoint.items():
@@ -364,7 +383,7 @@ def _renewed(
 
 
 def _renamed(source: str, epochs: Epochs) -> str:
-    """The source of copies (``engine/moved_keys.py``), in its new life."""
+    """Return the source of copies (``engine/moved_keys.py``) with its new epoch."""
     what, _, named = source.partition(":")
     name, _, epoch = named.rpartition(":")
     new = epochs.get((name, int(epoch)))

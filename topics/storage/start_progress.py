@@ -1,7 +1,7 @@
-"""Progress of a long start: how far it is, several times a second.
+"""Progress of a start: reports the completed fraction several times a second.
 
-The supervisor kills a process that shows no sign of life, so every loop of a start that may take
-longer than 0.1 s runs over `StartProgress.over` or calls `StartProgress.beat`.
+The supervisor kills a process that reports nothing. Therefore each loop of a start that may take
+longer than 0.1 s iterates with `StartProgress.over` or calls `StartProgress.beat`.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-ITEMS = 512  # small steps between two reports: well below 0.1 s
+ITEMS = 512  # small steps between two reports; these take much less than 0.1 s
 Item = TypeVar("Item")
 
 
 class StartProgress:
-    """Calls ``report`` with the share done, 0.0 to 1.0, also while it does not grow."""
+    """Calls ``report`` with the completed fraction, 0.0 to 1.0, even if it has not changed."""
 
     def __init__(self, report: Callable[[float], None]) -> None:
         self._report = report
         self.share = 0.0
 
     def tell(self, share: float) -> None:
-        """Report that ``share`` is done."""
+        """Report that the fraction ``share`` is completed."""
         self.share = share
         self._report(share)
 
     def beat(self) -> None:
-        """Report the same share again: the start goes on."""
+        """Report the same fraction again as a sign that the start is running."""
         self._report(self.share)
 
     def over(self, items: Iterable[Item], every: int = ITEMS) -> Iterator[Item]:
-        """The items, with a report after each ``every`` of them."""
+        """Yield the items, and report after each ``every`` of them."""
         for count, item in enumerate(items, 1):
             if not count % every:
                 self.beat()

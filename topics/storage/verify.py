@@ -1,10 +1,11 @@
-"""Verification: every byte of a data directory, without a server and without a change.
+"""Verification: checks every byte of a data directory that no server uses. It changes nothing.
 
-Each file is compared with its own checksums. Then each shard is started without a write, from each
-of its checkpoints: recovery says what files contradict one another, or are missing.
+It compares each file with its checksums. Then it starts each shard from each of its checkpoints
+without writing. So recovery finds files that contradict each other or are missing.
 
-Bytes that a crash may leave are no finding: a torn tail of the newest log file, files that were
-being written. Neither are files that were kept as damaged: readers are told of what was in them.
+Bytes that a crash may leave are not reported: a torn tail of the newest log file, and unfinished
+files. Files that were kept as ``NAME.damaged`` are not reported either, because the server has
+reported the damage to readers.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import check_blob
 from topics.storage.wal.file import log_paths
 
-STRANGE_FLAGS_MAX = 10  # told one by one for each extent
-SECTOR_BYTES = 512  # zeroed as one
+STRANGE_FLAGS_MAX = 10  # reported individually for each extent
+SECTOR_BYTES = 512  # the unit in which a punched hole becomes zeros
 _ZEROS = bytes(1 << 20)
 
 
 class Finding(NamedTuple):
-    """Something that is not as it was written."""
+    """Damage: bytes that differ from the written ones."""
 
     path: Path
     offset: int
@@ -73,14 +74,16 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Foreign 
 
 
 def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding | Path]:
+    """Check each file of a shard on its own, then start the shard from each of its checkpoints."""
     wal, checkpoint, segment, blobs = (
         data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "segment", "blob")
     )
     standing: list[Checkpoint] = []
     with contextlib.suppress(Damaged):
-        # A crash may leave one checkpoint more: files that it needs may be gone.
+        # A crash may leave a third checkpoint, whose files may have been removed.
         standing = checkpoints.whole(checkpoint)[: checkpoints.KEEP]
     logs = log_paths(wal, shard)
+    # No start replays frames below this LSN.
     needed = min((each.replay_from for each in standing), default=0)
     hurt: set[Path] = set()
     for paths, verify in (
@@ -96,7 +99,7 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
             yield path
     for age in range(max(len(standing), 1)):
         refusal = _refusal(data_dir, shard, shards, age)
-        # What a hurt log file leads to is no news.
+        # Damage that follows from a damaged log file was reported with that file.
         if refusal is not None and hurt.isdisjoint(
             logs if isinstance(refusal, HurtLog) else (refusal.path,)
         ):
@@ -106,8 +109,9 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
 
 @without_collector()
 def _refusal(data_dir: Path, shard: int, shards: int, age: int) -> Damaged | None:
-    """Why the shard would not start from its newest checkpoint, or with ``age`` 1 from the one
-    before; None if it would.
+    """Return the damage that would prevent a start from the newest checkpoint, or None.
+
+    ``age`` 1 selects the checkpoint before the newest.
     """
     reader = None
     try:
@@ -123,7 +127,10 @@ def _refusal(data_dir: Path, shard: int, shards: int, age: int) -> Damaged | Non
 
 
 def verify_log(path: Path, needed: int = 0) -> Iterator[Finding]:
-    """A log file, for itself. No start needs frames below ``needed``."""
+    """Yield the findings in one log file.
+
+    Damage below the LSN ``needed`` is not reported, because no start needs these frames.
+    """
     data, unreadable = read_file(path)
     yield from unreadable
     try:
@@ -141,12 +148,12 @@ def verify_log(path: Path, needed: int = 0) -> Iterator[Finding]:
 
 
 def frames(data: memoryview, header: FileHeader) -> Iterator[FrameHeader]:
-    """Headers of the whole frames of a log file, up to the first that is not."""
+    """Yield the headers of the intact frames of a log file, up to the first damaged one."""
     return scan_frames(data, FILE_HEADER_BYTES, header.base, header.seed)
 
 
 def verify_checkpoint(path: Path) -> Iterator[Finding]:
-    """A checkpoint file, for itself."""
+    """Yield the findings in one checkpoint file."""
     try:
         if not checkpoints.is_whole(path):
             yield Finding(path, 0, "is not a whole checkpoint")
@@ -159,7 +166,10 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
 
 
 def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
-    """Every checksum and everything that must hold. ``shard``: of which it should be."""
+    """Check all checksums and invariants of one segment file, and yield the findings.
+
+    ``shard`` is the shard that the segment must belong to.
+    """
     data, unreadable = read_file(path)
     yield from unreadable
     try:
@@ -174,6 +184,7 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
     ).name != path.name:
         yield Finding(path, 12, f"belongs to shard {header.shard}, number {header.number}")
     entries = [*decode_directory(directory)]
+    # Checksums are only checked if all parts are where they must be.
     misplaced = [*_misplaced(data, trailer, entries)]
     found = misplaced or chain.from_iterable(_extent_findings(data, entry) for entry in entries)
     yield from (Finding(path, offset, reason) for offset, reason in found)
@@ -182,7 +193,7 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
 def _misplaced(
     data: memoryview, trailer: Trailer, entries: list[ExtentEntry]
 ) -> Iterator[tuple[int, str]]:
-    """Parts that do not follow on one another, with nothing but zeros between them."""
+    """Yield offset and reason for each part at a wrong offset, and for nonzero bytes between."""
     at, flags_at = HEADER_USED_BYTES, trailer.flags_at
     for begin, end, alignment in _parts(trailer, entries):
         if begin != at + padding(at, alignment):
@@ -199,21 +210,24 @@ def _misplaced(
 
 
 def _parts(trailer: Trailer, entries: list[ExtentEntry]) -> Iterator[tuple[int, int, int]]:
-    """Begin, end and alignment of all parts behind the header, in the order of the file."""
+    """Yield begin, end and alignment of all parts after the header, in the order of the file."""
     alignment = PAGE_BYTES
     for entry in entries:
         yield entry.offset, entry.offset + entry.blob_bytes, alignment
         yield entry.tables_at, entry.offset + entry.length, 8
+        # The first extent is aligned to a page, the next ones to a smaller unit.
         alignment = EXTENT_ALIGNMENT
     yield trailer.flags_at, trailer.flags_at + trailer.record_count, PAGE_BYTES
     yield trailer.directory_at, trailer.file_length, PAGE_BYTES
 
 
 def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int, str]]:
+    """Yield offset and reason for each invalid delete flag and each damaged part of an extent."""
     flags = data[entry.flags_at : entry.flags_at + entry.record_count]
     strange = ((at, flag) for at, flag in enumerate(flags, entry.flags_at) if flag > 1)
     for at, flag in islice(strange, STRANGE_FLAGS_MAX):
         yield at, f"delete flag {flag}, taken for 0"
+    # The bytes of a punched extent are zeros, so its checksums do not match.
     if is_punched(entry, data):
         return
     try:
@@ -227,11 +241,13 @@ def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int
 
 
 def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
-    """Whether the extent's room was given back, after all its records were deleted. A power loss
-    meanwhile leaves some of it for the next start to give back.
+    """Return whether space of the extent was released after all its records were deleted.
+
+    A power loss during the release may leave some blocks, which the next start releases.
     """
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
     pages, end = entry.pages, entry.offset + entry.length
+    # A power loss may have kept some blocks, so one zeroed sector is sufficient.
     return flags.count(1) == len(flags) and any(
         is_zero(data[at : min(at + SECTOR_BYTES, pages.stop, end)])
         for at in range(pages.start, min(pages.stop, end), SECTOR_BYTES)
@@ -239,7 +255,7 @@ def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
 
 
 def verify_blob(path: Path) -> Iterator[Finding]:
-    """A blob file, which must be that of the write in its name."""
+    """Yield the finding in one blob file, which must contain the write in its name."""
     try:
         check_blob(path)
     except BadBlob as error:
@@ -247,16 +263,16 @@ def verify_blob(path: Path) -> Iterator[Finding]:
 
 
 def read_file(path: Path) -> tuple[memoryview, list[Finding]]:
-    """All bytes of a file, with zeros for what cannot be read, which is a finding for each page.
+    """Return all bytes of a file, with zeros in unreadable pages, and a finding for each such page.
 
-    Raises OSError.
+    Raise OSError.
     """
     data, bad = MappedFile.of(path).salvage()
     return data, [Finding(path, at, CANNOT_READ) for at in bad]
 
 
 def is_zero(data: Buffer) -> bool:
-    """Whether the bytes are zeros alone."""
+    """Return whether all bytes are zeros."""
     return all(
         data[start : start + len(_ZEROS)] == _ZEROS[: len(data) - start]
         for start in range(0, len(data), len(_ZEROS))

@@ -1,1 +1,1 @@
-"""Recovery: how a shard's data is opened, from checkpoint, segments, log and blobs."""
+"""Recovery: opens and repairs a shard's data, which is its checkpoints, segments, log and blobs."""

@@ -41,6 +41,7 @@ def frame_from(path: Path) -> Frame | None:
     except BadBlob:
         return None
     topic_id, first_seq = named
+    # Try each interpretation of the body. Only the right one matches all records.
     for ext_len, ext in _ext_maps(body):
         for count, tables in _shapes(body, ext_len):
             for flags in _flags(ext, tables):
@@ -73,6 +74,8 @@ def _shapes(body: memoryview, ext_len: int) -> Iterator[tuple[int, int]]:
     for index, (end,) in enumerate(struct.iter_unpack("<I", rest[: len(rest) // 4 * 4]), 1):
         if not before < end <= len(rest):
             return
+        # The bytes that are not records are the table of ends, with 4 bytes for each record, and up
+        # to 3 other tables of the same size.
         tables, odd = divmod(len(rest) - end, 4 * index)
         if not odd and 1 <= tables <= 1 + TABLES_MAX:
             yield index, tables - 1
@@ -81,6 +84,7 @@ def _shapes(body: memoryview, ext_len: int) -> Iterator[tuple[int, int]]:
 
 def _flags(ext: dict[str, Any], tables: int) -> Iterator[int]:
     """Yield the possible flags of a write with this ext map and this number of tables."""
+    # The ext map shows which of these features the write uses.
     fixed = (RecordFlags.TAGS if "t" in ext else 0) | (RecordFlags.DELAYS if "d" in ext else 0)
     nodes = (RecordFlags.NODES, RecordFlags.ONE_NODE) if "n" in ext else (0,)
     for node, meta in product(nodes, (0, RecordFlags.METAS)):
@@ -107,6 +111,7 @@ def _time(view: RecordsView, first_seq: int) -> int | None:
         for seq, end, node, tag, meta in zip(
             range(first_seq, first_seq + count), view.ends, *columns, strict=True
         ):
+            # Compare the record with the text that the tables require.
             head = b'{"$seq":%d,"$ts":%d' % (seq, ts_ms)
             head += b',"$node":' + nodes[node] if node else b""
             head += b',"$tag":' + tags[tag] if tag else b""

@@ -1,7 +1,8 @@
-"""Replays the log: feeds every frame from where the checkpoint says to the engine, in order.
+"""Log replay: applies all frames from the checkpoint's LSN on to the engine, in log order.
 
-A frame below the LSN up to which a checkpoint says the log was synced may repeat what the
-checkpoint knows. Every other frame must follow on what came before it, else the log is damaged.
+Frames below the LSN up to which the log was synced when the checkpoint was written may repeat
+changes that the checkpoint contains. Every other frame must be consistent with the state before it.
+Otherwise the log is damaged.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 
-REPORT_BYTES = 1 << 20  # progress is told after so much of the log
-# Looked up once, not for each of millions of frames.
+REPORT_BYTES = 1 << 20  # progress is reported after each such part of the log
+# Plain integers, because they are compared for each of millions of frames.
 _APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)
 
 
 class LogReplay:
-    """The replay of one shard's log. Afterwards:
+    """The replay of one shard's log. After `run`:
 
-    ``boot``         the run of the machine of the last process that wrote
-    ``durable_lsn``  the log is known to be on the disk up to here
-    ``keys``         idempotency keys of the log, by topic, in the order of seqs
+    ``boot``         identifier of the machine's boot in which the last process wrote
+    ``durable_lsn``  LSN up to which the log is known to be on the disk
+    ``keys``         idempotency keys of the log, by topic id, in the order of seqs
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class LogReplay:
     ) -> None:
         self._replay, self._blobs, self._progress = replay, blobs, progress
         self.boot = checkpoint.boot if checkpoint else ""
-        # By the checkpoint: the log was synced up to here; replay begins at this LSN.
+        # From the checkpoint: the LSN up to which the log was synced, and the first LSN to replay.
         self._promised_lsn, self._from_lsn = (
             (checkpoint.lsn, checkpoint.replay_from) if checkpoint else (0, 0)
         )
@@ -67,9 +68,10 @@ class LogReplay:
         self._total_bytes = self._done_bytes = 0
 
     def run(self, folder: Path, files: Sequence[WalFile]) -> LogEnd:
-        """Afterwards the engine holds what the log says, and the log has no hole. Raises `Damaged`.
+        """Replay all frames into the engine. Return the end of the log.
 
-        ``folder``: named when there is no file.
+        Raise `Damaged` if frames are missing or inconsistent. ``folder`` is named in the error if
+        the log has no file.
         """
         bases = [file.base for file in files]
         first = max(bisect_right(bases, self._from_lsn) - 1, 0)
@@ -81,8 +83,11 @@ class LogReplay:
                 raise HurtLog(file.path, 0, reason, lsn, file.base)
             self._ask_for(files[index + 1 : index + 2])
             lsn = self._replay_file(file)
+            # The frames end exactly where the next file begins.
             if index + 1 < len(files) and lsn == bases[index + 1]:
                 continue
+            # The frames end before the next file or in the last file. Other bytes that follow are a
+            # torn tail or damage.
             rest_bytes = rest_behind(file, lsn)
             if rest_bytes:
                 check_nothing_promised(file, lsn, self._promised_lsn, is_last=file is files[-1])
@@ -93,15 +98,15 @@ class LogReplay:
         return LogEnd(lsn, rest_bytes)
 
     def _ask_for(self, files: Sequence[WalFile]) -> None:
-        """Let the disk read these files while the one before them is replayed."""
+        """Advise the kernel to read these files while the file before them is replayed."""
         for file in files:
             for start in range(0, file.size, STEP_BYTES):
-                with contextlib.suppress(OSError):  # the replay reads it all the same
+                with contextlib.suppress(OSError):  # the replay reads the file in any case
                     will_need(file.path, start, min(STEP_BYTES, file.size - start))
                 self._progress.beat()
 
     def _replay_file(self, file: WalFile) -> int:
-        """LSN at which its frames end."""
+        """Replay the frames of a file and return the LSN after the last one."""
         file.read_all(self._progress.beat)
         view, base, shift = file.view(), file.base, file.offset(0)
         replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
@@ -112,6 +117,7 @@ class LogReplay:
                 lsn = header.lsn
                 if header.kind != _APPEND or header.flags & _EXTERNAL:
                     self._replay_frame(header, view, lsn + shift, base)
+                # Most frames are appends without a blob. They are replayed with fewer calls.
                 elif (
                     replay_append(replay, header, 0, base, lsn < promised) is not None
                     and header.ext_len
@@ -126,14 +132,14 @@ class LogReplay:
             reason = f"{what} does not follow on the log before it: {error}"
             offset = file.offset(header.lsn)
             raise HurtLog(file.path, offset, reason, header.lsn, header.end) from error
-        # It never falls from frame to frame.
+        # `durable_lsn` never decreases from frame to frame.
         self.durable_lsn = max(self.durable_lsn, base, header.durable_lsn if header else 0)
         self._done_bytes += file.size
         self._progress.tell(self._done_bytes / self._total_bytes)
         return header.end if header else base
 
     def _replay_frame(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
-        """A frame of any kind. Raises `Misfit`."""
+        """Replay a frame of any kind. Raise `Misfit`."""
         kind, known = header.kind, header.lsn < self._promised_lsn
         if kind == _APPEND:
             topic = append.replay(self._replay, header, self._external_bytes(header), base, known)
@@ -160,7 +166,7 @@ class LogReplay:
         checkpointed: bool,
         generation: int,
     ) -> None:
-        """A FORWARD frame. Raises `Misfit`."""
+        """Replay a FORWARD frame. Raise `Misfit`."""
         try:
             held = decode_forward(header, body)
             for run in held.runs:
@@ -171,9 +177,10 @@ class LogReplay:
             raise Misfit(str(error)) from error
 
     def _check_named(self, lsn: int, header: FrameHeader, view: memoryview, base: int) -> None:
-        """Copies are read from the frame at ``lsn``. Its blob stays when the topic of it goes.
+        """Check the frame at ``lsn``, from which copies are read, and keep its blob.
 
-        Raises `BadCopies` where there is no such frame: a repair has put a LOST one there.
+        The blob is kept even if its topic is deleted. Raise `BadCopies` if there is no such frame,
+        for example because a repair has replaced it by a LOST frame.
         """
         named = (
             header_at(view, FILE_HEADER_BYTES + lsn - base) if base <= lsn < header.lsn else None
@@ -184,9 +191,10 @@ class LogReplay:
             self._blobs.keep_at(lsn)
 
     def _external_bytes(self, header: FrameHeader) -> int:
-        """Note the blob that the frame names, and return the bytes of its records.
+        """Add the blob that the frame names, and return the size of its records in bytes.
 
-        A missing blob is `Damaged` only when the log still names it at its end.
+        A missing blob is not an error here, because its topic may be deleted later in the log.
+        `BlobStore.verify` raises `Damaged` if the log still names the blob at its end.
         """
         topic_id, first_seq = header.topic_id, header.first_seq
         self._blobs.add(topic_id, first_seq, header.lsn)
@@ -202,6 +210,7 @@ class LogReplay:
         return size
 
     def _note_key(self, header: FrameHeader, view: memoryview, offset: int) -> None:
+        """Collect the idempotency key of an append, if it has one."""
         start = offset + FRAME_HEADER_BYTES
         key = decode_idempotency_key(view[start : start + header.ext_len])
         if key is not None:

@@ -1,16 +1,16 @@
-"""Mending: replaces frames that recovery rejects, in images of log files.
+"""Repair of frames: replaces frames that recovery rejects, in images of log files.
 
-    damaged range       frames of long appends whose blobs are intact (``blob_frames.py``);
-                        a LOST frame with the seqs that are known to be lost, by topic
-    frames that depend  a LOST frame in their place, because they refer to lost records or to an
-    on a lost frame     unknown topic
+    damaged range       is replaced by rebuilt frames of long appends whose blobs are intact
+                        (``blob_frames.py``), and by a LOST frame with the known lost seqs by topic
+    dependent frames    are replaced by LOST frames, because they refer to lost records or to an
+                        unknown topic
 
-The lost seqs of a topic are those between its head before the damaged range and its next known seq
-after the range. The header of a damaged frame is used only if all of its fields agree with these
-two, or if its checksum shows which bit has flipped. If the lost seqs of a topic are unknown and the
-log has no later frame of it, the topic continues above all seqs that may have been assigned. Their
-number is bounded by the missing bytes and by the largest long append that any settings allow,
-because the settings at the time of the write are unknown.
+The lost seqs of a topic are the seqs between its head before the damaged range and its next known
+seq after the range. The header of a damaged frame is used only if all of its fields agree with
+these two, or if its checksum shows which bit has flipped. If the lost seqs of a topic are unknown
+and the log has no later frame of it, the topic continues above all seqs that may have been
+assigned. Their number is bounded by the missing bytes and by the largest long append that any
+settings allow, because the settings at the time of the write are unknown.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ RECORDS_PER_FRAME = 10_000  # above `BATCH_RECORDS` of routers
 # the largest log file and the largest write (1 GiB each). A record has at least 11 bytes in the
 # body of a write, and at least 32 bytes in a blob.
 RECORDS_IN_BLOBS = 1 << 27
-CORRECTED_MAX_BYTES = 1 << 20
+CORRECTED_MAX_BYTES = 1 << 20  # the longest damaged range in which a flipped bit is searched
 
 
 class CannotRepair(Damaged):
-    """Damage that only a backup makes good."""
+    """Damage that only a restore from a backup can repair."""
 
 
 class Lost(NamedTuple):
-    """Seqs of a topic; ``topic_id`` 0: of any topic, up to ``seqs``."""
+    """Lost seqs of a topic. With ``topic_id`` 0, any topic may have lost up to ``seqs`` seqs."""
 
     topic_id: int
     first_seq: int
@@ -86,25 +86,25 @@ def seqs_at_most(length: int) -> int:
 
 
 class RepairPlan:
-    """What is to be done in the folders of one shard. ``lines`` say what is lost, for people."""
+    """The planned changes in the folders of one shard. ``lines`` describes the lost data."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self.images: dict[Path, tuple[FileHeader, bytearray]] = {}  # of log files
         self.changed: set[Path] = set()  # the images that are to be written
-        self.aside: list[Path] = []  # hurt files that nothing needs any more
-        self.kept: list[Path] = []  # hurt files that others may need
+        self.aside: list[Path] = []  # damaged files to rename, which nothing needs any longer
+        self.kept: list[Path] = []  # damaged files to keep in place, which others may need
         self.lines: list[str] = []
 
     def image_of(self, file: WalFile) -> bytearray:
-        """The bytes of a log file, to be changed."""
+        """Return the image of a log file, whose bytes the caller may change."""
         if file.path not in self.images:
             self.images[file.path] = file.header, bytearray(file.view())
         self.changed.add(file.path)
         return self.images[file.path][1]
 
     def make_missing(self, folder: Path, base: int, end: int) -> None:
-        """A log file for frames from ``base`` to ``end``."""
+        """Add the image of a new log file for the frames from ``base`` to ``end``."""
         size = FILE_HEADER_BYTES + end - base
         header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
         path = folder / log_name(base)
@@ -112,7 +112,7 @@ class RepairPlan:
         self.changed.add(path)
 
     def set_aside(self, path: Path, *, is_kept: bool) -> None:
-        """A hurt file that is not of the log; with ``is_kept`` others may need it."""
+        """Mark a damaged file that is not a log file. ``is_kept`` means that others may need it."""
         found = self.kept if is_kept else self.aside
         if path.exists() and path not in found:
             found.append(path)
@@ -131,24 +131,27 @@ EFFECTS = {
 
 
 class Mending:
-    """One refusal: what stands around the damage, and what takes its place."""
+    """Repairs the damage that one pass of recovery found. ``reader`` has the state before it."""
 
     def __init__(self, reader: ShardReader, files: Sequence[WalFile], plan: RepairPlan) -> None:
         self._reader, self._files, self._plan = reader, files, plan
         self._topics, self._by_id = reader.topics, reader.engine.by_id
 
-    # Frames that are missing or do not follow
+    # Frames that are missing or inconsistent
 
     def mend(self, hurt: HurtLog) -> None:
-        """Put a LOST frame where recovery stopped. Raises `CannotRepair`."""
+        """Put a LOST frame where the replay stopped. Raise `CannotRepair`."""
         if hurt.end is not None and hurt.end < hurt.first:
-            raise CannotRepair(hurt.path, hurt.offset, hurt.reason)  # a file too many
+            # A file that overlaps the one before it.
+            raise CannotRepair(hurt.path, hurt.offset, hurt.reason)
         file = self._file(hurt.first)
         if file is None:
+            # No file has this LSN, so a file is missing.
             self._fill_gap(hurt)
             return
         header = self._whole(file, hurt.first)
         if header is not None:
+            # The frame is intact, but inconsistent with the frames before it.
             self._drop(self._misfits(header), hurt.path, hurt.reason)
             return
         end = self._end_of_damage(file, hurt)
@@ -156,6 +159,7 @@ class Mending:
         rebuilt = self._rebuild(hurt.first, end)
         losses, said = self._losses(file, hurt.first, end, rebuilt)
         rest = hurt.first + sum(frame.length for frame in rebuilt)
+        # If the LOST frame does not fit after the rebuilt frames, rebuild none.
         if rest < end and lost_frame_bytes(len(losses)) > end - rest:
             rebuilt, rest = [], hurt.first
             losses, said = self._losses(file, hurt.first, end, rebuilt)
@@ -165,7 +169,7 @@ class Mending:
             self._write(file, rest, end, losses)
 
     def _fill_gap(self, hurt: HurtLog) -> None:
-        """A file of the log is missing."""
+        """Add an image for a missing file of the log."""
         if hurt.end is None or hurt.end < hurt.first + FRAME_HEADER_BYTES:
             raise CannotRepair(hurt.path, hurt.offset, hurt.reason)
         folder = self._reader.folders.wal
@@ -174,26 +178,30 @@ class Mending:
             " missing"
         )
         self._plan.make_missing(folder, hurt.first, hurt.end)
-        # The next pass finds zeros in it.
+        # The next pass finds zeros in the image and puts a LOST frame there.
 
     def _file(self, lsn: int) -> WalFile | None:
-        """The file with room for a frame at ``lsn``."""
+        """Return the file that has space for a frame header at ``lsn``, or None."""
         at = bisect_right(self._files, lsn, key=lambda file: file.base)
         file = self._files[at - 1] if at else None
         return file if file is not None and file.holds(lsn, FRAME_HEADER_BYTES) else None
 
     def _whole(self, file: WalFile, lsn: int) -> FrameHeader | None:
+        """Return the header of the frame at ``lsn`` if the frame is intact, else None."""
         found = check_frame(file.view(), file.offset(lsn), lsn, file.seed)
         return found if isinstance(found, FrameHeader) else None
 
     def _end_of_damage(self, file: WalFile, hurt: HurtLog) -> int:
-        """LSN up to which no whole frame follows."""
+        """Return the LSN at which the damaged range ends. Raise `CannotRepair` if it is unknown."""
+        # The range ends at the next file or at the end that recovery reported. If neither is known,
+        # it ends at the LSN of the checkpoint.
         ends = [each.base for each in self._files if each.base > hurt.first]
         ends += [hurt.end] if hurt.end is not None and hurt.end > hurt.first else []
         checkpoint = self._reader.checkpoint
         if not ends and checkpoint is not None and checkpoint.lsn > hurt.first:
             ends.append(checkpoint.lsn)
         limit = min([file.base + file.size - FILE_HEADER_BYTES, *ends])
+        # An intact frame before this limit ends the range earlier.
         found = self._next_whole(file, hurt.first)
         if found is not None and found <= limit:
             return found
@@ -202,12 +210,12 @@ class Mending:
         return limit
 
     def _next_whole(self, file: WalFile, lsn: int) -> int | None:
-        """LSN of the first whole frame behind ``lsn`` in the file."""
+        """Return the LSN of the first intact frame after ``lsn`` in the file, or None."""
         starts = (lsn + at for at in magics_from(file.view(), file.offset(lsn)) if at)
         return next((at for at in starts if at % 8 == 0 and self._whole(file, at)), None)
 
     def _frames(self, lsn: int) -> Iterator[tuple[WalFile, FrameHeader]]:
-        """All whole frames from ``lsn`` on, also behind further damage."""
+        """Yield all intact frames from ``lsn`` on, including those after further damage."""
         for file in self._files:
             at: int | None = max(lsn, file.base)
             while at is not None and file.holds(at, FRAME_HEADER_BYTES):
@@ -217,7 +225,7 @@ class Mending:
                 assert at is not None
                 at = self._next_whole(file, at) if file.holds(at, FRAME_HEADER_BYTES) else None
 
-    # What is lost
+    # Lost seqs
 
     def _losses(
         self, file: WalFile, first: int, end: int, rebuilt: Sequence[Frame]
@@ -237,6 +245,7 @@ class Mending:
         if header is None:
             if rest < 2 * FRAME_HEADER_BYTES and losses:  # only one frame fits
                 return losses, ""
+            # Other topics may have lost records, too.
             losses.append(Lost(0, 0, seqs_at_most(rest)))
             return losses, ""
         if given := _given(file, header):
@@ -251,6 +260,7 @@ class Mending:
     ) -> Iterator[Lost]:
         """Yield the seqs between each topic's head at LSN ``first`` and its next known seq."""
         for topic_id, topic in self._by_id.items():
+            # The log does not contain the records of ephemeral topics.
             if topic.config.durability == "ephemeral":
                 continue
             seq = self._head(topic_id, first) + 1
@@ -268,19 +278,20 @@ class Mending:
         ``lsn``, or 0 if no such seq is known.
         """
         topic, next_seq = self._by_id[topic_id], following.get(topic_id, 0)
+        # The checkpoint has a later state of the topic than this LSN.
         if not next_seq and lsn < self._topics.news_from(topic):
             return self._topics.restored_head(topic) + 1
         return next_seq
 
     def _head(self, topic_id: int, lsn: int) -> int:
-        """Head of the topic before the frame at ``lsn``, where the replay has stopped."""
+        """Return the topic's head before the frame at ``lsn``, at which the replay has stopped."""
         topic = self._by_id[topic_id]
         is_newer = lsn >= self._topics.news_from(topic)
         restored = self._topics.restored_head(topic) if is_newer else 0
         return max(topic.head_seq, topic.start_seq - 1, restored)
 
     def _following(self, lsn: int) -> dict[int, int]:
-        """By topic, the first seq of the next frame from ``lsn`` on that gives some."""
+        """Return, by topic, the first seq that the next frames from ``lsn`` on assign."""
         found: dict[int, int] = {}
         for file, header in self._frames(lsn):
             if header.kind == FrameKind.TOPIC:
@@ -317,16 +328,19 @@ class Mending:
             if not next_seq or last < next_seq:
                 found.append(frame)
                 heads[topic_id], space = last, space - frame.length
+        # The remaining bytes must be none, or enough for a LOST frame.
         while found and 0 < space < FRAME_HEADER_BYTES:
             space += found.pop().length
         return found
 
     def _corrected(self, file: WalFile, first: int, end: int) -> FrameHeader | None:
-        """The header of the one frame that stood there, if one of its bits has flipped: then its
-        checksum tells.
+        """Return the header of the damaged frame, if flipping one bit of it repairs the checksum.
+
+        The frame must fill the range from ``first`` to ``end``.
         """
         offset = file.offset(first)
         data = bytearray(file.view()[offset : offset + end - first])
+        # Flip each bit of the header in turn, until the checksum of the frame matches.
         for bit in range(8 * FRAME_HEADER_BYTES if len(data) <= CORRECTED_MAX_BYTES else 0):
             data[bit // 8] ^= 1 << bit % 8
             found = check_frame(memoryview(data), 0, first, file.seed)
@@ -343,38 +357,44 @@ class Mending:
         losses: Sequence[Lost],
         following: dict[int, int],
     ) -> FrameHeader | None:
-        """The header of the one frame that stood there, if it fits all that stands around it."""
+        """Return the header of the damaged frame, if it agrees with the known seqs around it."""
         header = header_at(file.view(), file.offset(first))
         if (
             (header.magic, header.lsn, header.end, header.zero) != (FRAME_MAGIC, first, end, 0)
             or header.kind not in {*FrameKind}
             or header.ext_len > header.body_len
-            or header.kind == FrameKind.FORWARD  # its body says what it has given
+            or header.kind == FrameKind.FORWARD  # its body contains the assigned seqs
         ):
             return None
+        # A frame of another kind is used only if no topic has lost seqs in the range.
         if header.kind != FrameKind.APPEND:
             has_seqs = header.record_count and header.first_seq
             return None if has_seqs or losses else header
+        # An append must begin directly after the head of a known topic.
         known = header.topic_id in self._by_id
         if not known or header.first_seq != self._head(header.topic_id, first) + 1:
             return None
         said = Lost(header.topic_id, header.first_seq, header.record_count)
         if losses:
             return header if [said] == losses else None
-        # Else the frame that follows would have told.
+        # A later frame of the topic would have shown the loss.
         is_last = header.topic_id not in following
         return header if is_last and _counts_agree(header, _body(file, header)) else None
 
     def _key(self, file: WalFile, header: FrameHeader) -> str:
-        with contextlib.suppress(Exception):  # any bytes
+        """Return a note about the frame's idempotency key, or an empty string."""
+        with contextlib.suppress(Exception):  # the bytes may be damaged
             key = decode_idempotency_key(_body(file, header)[: header.ext_len])
             return f", idempotency key {key!r}" if key is not None else ""
         return ""
 
-    # Whole frames that have lost what they need
+    # Intact frames that depend on lost data
 
     def _misfits(self, header: FrameHeader) -> list[tuple[WalFile, FrameHeader]]:
-        """A frame that does not follow; with all others of a topic that is not known."""
+        """Return an inconsistent frame and, if its topic is unknown, the other frames of the topic.
+
+        The frames of an unknown topic end at the next frame that creates it.
+        """
         if header.topic_id in self._by_id or not header.topic_id:
             found = next(self._frames(header.lsn), None)
             return [found] if found is not None else []
@@ -387,8 +407,9 @@ class Mending:
         return orphans
 
     def leave_out(self, damage: Damaged) -> None:
-        """Leave out the frames that need what is damaged. Raises `CannotRepair`."""
+        """Replace the frames that depend on damaged data by LOST frames. Raise `CannotRepair`."""
         blobs = self._reader.blobs
+        # The damage is either a blob that frames name, or a frame of the log.
         hurt = {blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path}
         frames = [
             (file, header)
@@ -403,6 +424,7 @@ class Mending:
             self._plan.set_aside(damage.path, is_kept=not hurt)
 
     def _drop(self, frames: Iterable[tuple[WalFile, FrameHeader]], path: Path, reason: str) -> None:
+        """Replace intact frames by LOST frames with the seqs that they have assigned."""
         self._plan.lines.append(f"{path}: {reason}")
         for file, header in frames:
             key = self._key(file, header) if header.kind == FrameKind.APPEND else ""
@@ -411,13 +433,15 @@ class Mending:
             losses = _given(file, header) or [Lost(header.topic_id, 0, 0)]
             self._write(file, header.lsn, header.end, losses)
 
-    # Written
+    # Writing into images
 
     def _put(self, file: WalFile, lsn: int, data: bytes) -> None:
+        """Write bytes into the image of a log file."""
         image, offset = self._plan.image_of(file), file.offset(lsn)
         image[offset : offset + len(data)] = data
 
     def _write_rebuilt(self, file: WalFile, first: int, frames: Sequence[Frame]) -> None:
+        """Write the rebuilt frames from LSN ``first`` on, and add a line for each of them."""
         for frame in frames:
             data = b"".join(map(bytes, encode_frame(frame, first, 0, file.seed)))
             self._put(file, first, data)
@@ -429,7 +453,7 @@ class Mending:
             )
 
     def _write(self, file: WalFile, first: int, end: int, losses: Sequence[Lost]) -> None:
-        """A LOST frame from one LSN to another."""
+        """Write a LOST frame that fills the range from ``first`` to ``end``."""
         if lost_frame_bytes(len(losses)) > end - first:
             raise CannotRepair(file.path, file.offset(first), "more is lost than a frame has room")
         frame = lost_frame(losses or [Lost(0, 0, 0)], end - first)
@@ -438,6 +462,7 @@ class Mending:
             self._tell(lost)
 
     def _tell(self, lost: Lost) -> None:
+        """Add a line about lost seqs of a topic."""
         if lost.topic_id and lost.seqs:
             topic = self._by_id.get(lost.topic_id)
             name = f'topic "{topic.name}"' if topic else f"topic {lost.topic_id}, of unknown name"
@@ -446,12 +471,13 @@ class Mending:
 
 
 def _body(file: WalFile, header: FrameHeader) -> memoryview:
+    """Return the body of a frame, which may be damaged."""
     start = file.offset(header.lsn) + FRAME_HEADER_BYTES
     return file.view()[start : start + header.body_len]
 
 
 def _given(file: WalFile, header: FrameHeader) -> list[Lost]:
-    """The seqs that a whole frame has given, by topic."""
+    """Return the seqs that an intact frame has assigned, by topic."""
     body, seqs, rows = _body(file, header), header.record_count, []
     with contextlib.suppress(BadCopies):
         if header.kind == FrameKind.FORWARD:
@@ -465,7 +491,7 @@ def _given(file: WalFile, header: FrameHeader) -> list[Lost]:
 
 
 def _counts_agree(header: FrameHeader, body: memoryview) -> bool:
-    """Whether the table of ends in a damaged body is one of so many records."""
+    """Return whether the table of ends in a damaged body agrees with the record count."""
     if not header.record_count or header.flags & RecordFlags.EXTERNAL:
         return False
     view = RecordsView(header.flags, header.record_count, header.ext_len, body)

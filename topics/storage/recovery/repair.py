@@ -1,10 +1,10 @@
-"""Repair: makes a shard that refuses to start able to start again (decision 0016).
+"""Repair: changes the damaged files of a shard so that it can start again (decision 0016).
 
-A repair starts the shard as recovery does, but only reads. What recovery refuses is replaced in an
-image of the hurt log file, in memory, until nothing is refused any more (``mending.py``). So
-recovery alone decides what is damage, and what a repair writes is read as any log is. Then each
-image takes the name of its file, one after the other, whole and durable; the hurt file is kept as
-NAME.damaged. A repair that is interrupted leaves the rest of the damage to the next one.
+A repair starts the shard as recovery does, but without writing. It replaces frames that recovery
+rejects, in an in-memory image of the damaged log file, until recovery rejects nothing any longer
+(``mending.py``). So only recovery decides what is damage, and a repaired log is read like any other
+log. Then each image replaces its file atomically and durably, one file at a time. The damaged file
+is kept as NAME.damaged. After an interrupted repair, the next repair handles the remaining damage.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from topics.storage.wal.file import LOG, NEW, WalFile, log_name, log_paths
 
 
 class ShardRepair(RepairPlan):
-    """A repair of one shard. `plan` finds out what is to be done, `apply` does it.
+    """The repair of one shard. `plan` finds the necessary changes, `apply` makes them.
 
-    Afterwards ``lines`` say what is lost, for people.
+    Afterwards ``lines`` describes for the operator what is lost.
     """
 
     def __init__(self, data_dir: Path, shard: int, shards: int, now: Now) -> None:
@@ -68,12 +68,12 @@ class ShardRepair(RepairPlan):
         self._data_dir, self._shards, self._now = data_dir, shards, now
         self._progress = StartProgress(lambda _: None)
         self._salvaged: set[Path] = set()
-        self._seen: set[str] = set()  # what was refused
+        self._seen: set[str] = set()  # messages of the damage that earlier passes found
 
     # The plan
 
     def plan(self) -> None:
-        """Find all that is to be done; no file changes. Raises `CannotRepair`."""
+        """Find all necessary changes. No file is changed. Raise `CannotRepair`."""
         folder = self._data_dir / "checkpoint" / f"{self.shard:02d}"
         logs = log_paths(self._data_dir / "wal" / f"{self.shard:02d}", self.shard)
         blobs = blob_paths(self._data_dir / "blob" / f"{self.shard:02d}")
@@ -84,11 +84,13 @@ class ShardRepair(RepairPlan):
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
         hurt = [path for path in own_files(folder, CHECKPOINT) if path not in whole]
+        # Damaged checkpoints are not needed if another one is intact.
         if whole:
             self.aside += hurt
             self.lines += [
                 f"{path}: not a whole checkpoint; another is, and nothing is lost" for path in hurt
             ]
+        # Each pass replaces the damage that stops a start, until a start succeeds.
         while self._find_damage(0):
             pass
         if len(whole) > 1:
@@ -96,24 +98,28 @@ class ShardRepair(RepairPlan):
         for path in blobs:
             if path not in self.aside:
                 try:
-                    check_blob(path)  # also if only a backup needs it
+                    check_blob(path)  # even if only a backup needs it
                 except BadBlob:
                     self.aside.append(path)
 
     def _plan_older(self, checkpoint: Path) -> None:
-        """Let the older checkpoint stand on a whole log, too. What is lost there is in segments."""
+        """Plan the repair for the older checkpoint, too.
+
+        Records that its part of the log has lost are stored in segments, so this adds no lines.
+        """
         lines = [*self.lines]
         try:
             while self._find_damage(1):
                 pass
         except CannotRepair:
+            # A start cannot use the older checkpoint, so it is not needed.
             self.aside.append(checkpoint)
         self.lines = lines
 
     def _find_damage(self, age: int) -> bool:
-        """Read as a start does, and replace what is refused; False when nothing was.
+        """Read the shard as a start does, and replace the frames that recovery rejects.
 
-        ``age``: of the checkpoint.
+        Return False if it rejects nothing. ``age`` 1 selects the checkpoint before the newest.
         """
         try:
             reader = ShardReader(self._data_dir, self.shard, self._shards, self._progress, age=age)
@@ -139,12 +145,13 @@ class ShardRepair(RepairPlan):
         return True
 
     def _refuse_twice(self, damage: Damaged) -> None:
-        """Each pass must find something else. Raises `CannotRepair`."""
+        """Raise `CannotRepair` if an earlier pass has found the same damage."""
         if str(damage) in self._seen:
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         self._seen.add(str(damage))
 
     def _open_log(self, reader: ShardReader) -> list[WalFile]:
+        """Return the files of the log, in which images replace damaged and missing files."""
         folder, files = reader.folders.wal, []
         known_to = reader.checkpoint.lsn if reader.checkpoint else 0
         for path in log_paths(folder, self.shard):
@@ -152,6 +159,7 @@ class ShardRepair(RepairPlan):
                 try:
                     file = WalFile.open(path, self.shard, writable=False)
                 except Damaged as damage:
+                    # The header is damaged, or the file is cut.
                     if not self._salvage(damage, known_to):
                         continue
                 else:
@@ -159,18 +167,22 @@ class ShardRepair(RepairPlan):
                     if at is None:
                         files.append(file)
                         continue
+                    # Some pages of the file cannot be read.
                     file.close()
                     self._salvage(Damaged(path, at, CANNOT_READ), known_to)
             files.append(self._image_file(path))
+        # These files exist only as images, because an earlier pass found them missing.
         missing = self.images.keys() - {file.path for file in files}
         return sorted([*files, *map(self._image_file, missing)], key=lambda file: file.base)
 
     def _image_file(self, path: Path) -> WalFile:
+        """Return a read-only log file with the bytes of an image."""
         return WalFile.of_image(path, *self.images[path])
 
     def _salvage(self, damage: Damaged, known_to: int) -> bool:
-        """Take the bytes of a log file whose header is hurt, that is cut, or cannot be read; False
-        when its frames cannot be read without its header.
+        """Create an image of a log file that has a damaged header or unreadable pages, or is cut.
+
+        Return False if its frames cannot be read because the header is lost.
         """
         path = damage.path
         data = bytearray(MappedFile.of(path).salvage()[0])
@@ -181,8 +193,9 @@ class ShardRepair(RepairPlan):
         if header is None:
             self.aside += [] if path in self.aside else [path]
             if path.suffix != LOG or path != max(log_paths(path.parent, self.shard)):
-                return False  # the next file tells how many of its frames are missing
+                return False  # the next file shows how many frames are missing
             header, data = self._unknown(path, len(data), known_to)
+        # Restore the length of a cut file with zeros, and write an intact header.
         data.extend(bytes(max(header.size - len(data), 0)))
         data[:FILE_HEADER_BYTES] = encode_file_header(header._replace(size=len(data)))
         self.images[path] = header, data
@@ -190,8 +203,10 @@ class ShardRepair(RepairPlan):
         return True
 
     def _unknown(self, path: Path, size: int, known_to: int) -> tuple[FileHeader, bytearray]:
-        """In the place of the newest log file: behind ``known_to``, the LSN of the checkpoint, any
-        topic may have lost what it has room for. The next pass fills what is before that.
+        """Return an image that replaces the newest log file, whose frames cannot be read.
+
+        Its LOST frame is at ``known_to``, the LSN of the checkpoint. It states that any topic may
+        have lost as many seqs as the file can contain. The next pass fills the bytes before it.
         """
         base = int(path.stem, 16)
         lsn = max(base, known_to)
@@ -219,7 +234,7 @@ class ShardRepair(RepairPlan):
                 self.aside.append(path)
 
     def _tell_doubts(self, reader: ShardReader) -> None:
-        """Topics that may have lost more than is known."""
+        """Add lines for the topics that may have lost more records than are known."""
         for topic in reader.engine.by_id.values():
             head_seq, doubt = topic.head_seq, reader.topics.doubts.get(topic.id)
             if doubt is not None and self.changed and settle_doubt(reader.topics, topic):
@@ -228,15 +243,15 @@ class ShardRepair(RepairPlan):
                     f" it goes on behind {topic.head_seq}"
                 )
 
-    # Done
+    # Applying the plan
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is something to do."""
+        """Whether there are changes to make."""
         return bool(self.changed or self.aside)
 
     def apply(self) -> None:
-        """Do what was planned. Raises OSError: then a later repair does the rest."""
+        """Make the planned changes. After an OSError, a later repair makes the remaining ones."""
         for path in sorted(self.changed):
             _, data = self.images[path]
             if path.exists():
@@ -247,11 +262,11 @@ class ShardRepair(RepairPlan):
             except BaseException:
                 file.abandon()
                 raise
-            file.publish()  # not abandoned: it may have the name by then
+            file.publish()  # after an error the file is not removed: it may have its final name
         for path in self.kept:
             keep_aside(path)
         for path in self.aside:
-            if path in self.changed:  # replaced
+            if path in self.changed:  # already replaced by its image
                 continue
             keep_aside(path)
             path.unlink()
@@ -259,8 +274,9 @@ class ShardRepair(RepairPlan):
 
 
 def repairs(data_dir: Path, shards: int) -> list[ShardRepair]:
-    """Planned repairs of the shards that need one. No file changes. Raises `CannotRepair`, and
-    OSError.
+    """Return the planned repairs of the shards that need one. No file is changed.
+
+    Raise `CannotRepair` or OSError.
     """
     now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
     planned = [ShardRepair(data_dir, shard, shards, now) for shard in range(shards)]
@@ -269,11 +285,15 @@ def repairs(data_dir: Path, shards: int) -> list[ShardRepair]:
     return [repair for repair in planned if repair.is_needed]
 
 
-SALT = struct.Struct("<24xQ")  # of the header of a log file
+SALT = struct.Struct("<24xQ")  # the salt in the header of a log file
 
 
 def _header_of(path: Path, data: bytearray, shard: int) -> FileHeader | None:
-    """The header of a log file; of a damaged one what its name and its first frame confirm."""
+    """Return the header of a log file, or None.
+
+    If the header is damaged, it is derived from the file's name and confirmed by the checksum of
+    the first frame, with at most one flipped bit in the salt.
+    """
     with contextlib.suppress(BadHeader):
         header = decode_file_header(data[:FILE_HEADER_BYTES])
         if header.shard == shard and (path.suffix != LOG or path.name == log_name(header.base)):
@@ -281,6 +301,7 @@ def _header_of(path: Path, data: bytearray, shard: int) -> FileHeader | None:
     if path.suffix != LOG or len(data) < FILE_HEADER_BYTES + FRAME_HEADER_BYTES:
         return None
     base, (salt,) = int(path.stem, 16), SALT.unpack_from(data)
+    # Try the salt as it is, and then with each of its bits flipped.
     for flipped in (0, *(1 << bit for bit in range(64))):
         header = FileHeader(shard, base, salt ^ flipped, len(data))
         found = check_frame(memoryview(data), FILE_HEADER_BYTES, base, header.seed)

@@ -1,4 +1,4 @@
-"""Where the engine finds records during a replay."""
+"""Replay store: gives the engine access to records of segments and log files during a replay."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from topics.storage.wal.file import WalFile
 class ReplayStore:
     """A `Store` over segments and log files.
 
-    Segments flag records as deleted that the replay deletes again only later on. Until then these
-    must live, see `take_back`: the store keeps flags of its own for such extents.
+    The delete flags in segments may include deletes whose frames the replay has not reached yet.
+    These records must count as live until then (`take_back`), so the store keeps its own flags for
+    such extents.
     """
 
     def __init__(
@@ -36,13 +37,14 @@ class ReplayStore:
     ) -> None:
         self._engine, self._segments, self._files = engine, segments, files
         self._frames = frames
-        self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
+        # Of extents whose flags in the file are ahead of the replay.
+        self._flags: dict[int, bytearray] = {}
 
     def take_back(self, locator: Locator, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
-        """Let the records of these runs live until the replay deletes them.
+        """Mark the records of these runs as live until the replay deletes them.
 
-        A cap that is replayed before that must find them, or it takes less than it did at first,
-        and what was shown as gone is back.
+        If the replay enforces a cap before that, it must count these records. Otherwise it would
+        evict fewer records than the original run, and evicted records would reappear.
         """
         deleted = self._segments.delete_flags(locator)
         if deleted is None:
@@ -57,7 +59,7 @@ class ReplayStore:
             self._flags[locator] = flags
 
     def records(self, locator: Locator) -> View:
-        """The records at a locator. Raises `Damaged`."""
+        """Return the records at a locator. Raise `Damaged`."""
         if is_extent(locator):
             return self._segments.records(locator)
         file = self._files[
@@ -68,15 +70,15 @@ class ReplayStore:
         except Damaged as damage:
             if damage.path.exists():
                 raise
-            # The blob is missing: its topic is deleted further on, or `BlobStore.verify`
-            # refuses the start. Until then records of one byte stand in.
+            # The blob is missing: its topic is deleted later in the log, or `BlobStore.verify`
+            # refuses the start. Until then, use placeholder records of one byte each.
             count = header_at(file.view(), file.offset(frame_lsn(file, locator))).record_count
             return RecordsView(
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))
             )
 
     def delete_flags(self, locator: Locator) -> Buffer | None:
-        """Delete flags as of the frame that is replayed; None when none is set."""
+        """Return the delete flags as of the replayed frame, or None if no flag is set."""
         if not is_extent(locator):
             return self._engine.delete_flags.get(locator)
         return self._flags.get(locator) or self._segments.delete_flags(locator)
@@ -88,14 +90,14 @@ class ReplayStore:
         if not is_extent(locator):
             self._engine.delete_flags.flag(locator, count, runs)
             return
-        # With LSN 0: the log is synced before any flag is written.
+        # Use LSN 0, because the log is synced before any flag is written.
         self._segments.flag_deleted(locator, chain.from_iterable(starmap(range, runs)), 0)
         if locator in self._flags:
             for start, stop in runs:
                 self._flags[locator][start:stop] = b"\1" * (stop - start)
 
     def release(self, locators: Sequence[Locator]) -> None:
-        """Forget flags in memory; an extent that is not named after the replay is found then."""
+        """Drop flags in memory. Unreferenced extents are found after the replay."""
         self._engine.delete_flags.forget(locators)
 
     release_later = release

@@ -1,13 +1,13 @@
-"""Restores topics and their extents as the newest checkpoint knows them, before any frame.
+"""Restore: recreates topics and their extents from the newest checkpoint, before the log replay.
 
-A checkpoint holds each topic as of an LSN of its own. The delete flags of segments may be ahead of
-that: they know of deletes that the replay has not come to yet. `find_deletes_ahead` finds these in
-the log, and `ReplayStore.take_back` lets their records live until then.
+A checkpoint contains each topic as of an LSN of its own. The delete flags of segments may be ahead
+of that LSN: they include deletes that the replay has not reached yet. `find_deletes_ahead` finds
+these deletes in the log, and `ReplayStore.take_back` marks their records as live until then.
 
-Idempotency keys are restored after all frames: only then is it known how long each topic keeps its.
-They come from three sources, each in the order of seqs: the checkpoint (keys whose records are
-gone), the tables of extents, and the frames of the log. Keys of copies are in the checkpoint as
-well, however old; what the log has of them follows.
+Idempotency keys are restored after all frames, because only then the window of each topic is known.
+They have three sources, each in the order of seqs: the checkpoint (keys whose records are deleted),
+the tables of extents, and the frames of the log. The checkpoint also contains the keys of copies of
+any age, and the log adds the later ones.
 """
 
 from __future__ import annotations
@@ -51,39 +51,42 @@ EXTENTS_PER_BEAT, FRAMES_PER_BEAT = 64, 4096
 _FIRST_SEQ = itemgetter(1)
 
 KeptKey = tuple[str | bytes, int, int, int]
-"""Key or its digest, first seq, count, time (wall ms)."""
+"""Key or its digest, first seq, number of records, time (wall ms)."""
 Keys = dict[int, list[KeptKey]]
-"""Idempotency keys of each topic that outlive their records, by its id."""
+"""Idempotency keys by topic id, in the order of seqs."""
 
 
 class DeletesAhead:
-    """Runs that were deleted after the LSN as of which the checkpoint holds their topic. There may
-    be millions, and each extent asks for its own: 16 bytes for each, by parts of the seqs.
+    """Runs that were deleted after the LSN as of which the checkpoint contains their topic.
+
+    There may be millions of runs, and each extent looks up its own. Therefore they are stored in 16
+    bytes each, partitioned by seq.
     """
 
-    PART_BITS = 16  # an extent reaches over two parts at most
+    PART_BITS = 16  # an extent overlaps at most two partitions
 
     def __init__(self) -> None:
         self._parts: defaultdict[tuple[int, int], array[int]] = defaultdict(lambda: array("Q"))
 
     def add(self, topic_id: int, runs: Iterable[SeqRun]) -> None:
-        """Note what a DELETE frame deletes."""
+        """Add the runs that a DELETE frame deletes."""
         for first, length in runs:
             for part in self._parts_of(first, length):
                 self._parts[topic_id, part].extend((first, length))
 
     def of(self, topic_id: int, first_seq: int, count: int) -> Iterator[SeqRun]:
-        """The runs that may have some of these seqs."""
+        """Yield the runs that may contain some of these seqs."""
         for part in self._parts_of(first_seq, count):
             rows = self._parts.get((topic_id, part), ())
             yield from map(SeqRun, rows[::2], rows[1::2])
 
     def _parts_of(self, first: int, count: int) -> range:
+        """Return the partitions that a run of seqs overlaps."""
         return range(first >> self.PART_BITS, (first + count - 1 >> self.PART_BITS) + 1)
 
 
 class KeyedExtent(NamedTuple):
-    """An extent whose tables may have idempotency keys. ``last_ts``: `$ts` of its last record."""
+    """An extent whose tables may have idempotency keys. ``last_ts`` is `$ts` of its last record."""
 
     topic_id: int
     locator: Locator
@@ -91,7 +94,7 @@ class KeyedExtent(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What later steps of a start need. ``keyed``: in the order of the log."""
+    """Data for later steps of a start. ``keyed`` is in the order of the log."""
 
     keyed: list[KeyedExtent]
     keys: Keys
@@ -105,14 +108,15 @@ def restore_topics(
     files: Sequence[WalFile],
     progress: StartProgress,
 ) -> Restored:
-    """Afterwards the table holds the topics of the checkpoint, and what segments hold of them.
+    """Restore the topics of the checkpoint, and their extents in segments.
 
-    Raises `Damaged` when an extent does not follow on the one before it.
+    Raise `Damaged` if an extent is inconsistent with the topic or with the extent before it.
     """
     if checkpoint is None:
         return Restored([], {})
     restore_shard(replay.table, checkpoint.shard)
     keys = _restore_items(replay, progress.over(checkpoint.items()))
+    # Without delete flags in the segments, no flag can be ahead of the checkpoint.
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
     ahead = DeletesAhead()
     if has_deleted:
@@ -131,7 +135,7 @@ def restore_topics(
 
 
 def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
-    """Restore topics and jobs; the idempotency keys are for later."""
+    """Restore topics and jobs. Return the idempotency keys, which are restored later."""
     keys: Keys = {}
     for item in items:
         if "digests" in item:
@@ -152,11 +156,12 @@ def find_deletes_ahead(
     files: Sequence[WalFile],
     progress: StartProgress,
 ) -> None:
-    """Find what was deleted after the LSN as of which the checkpoint holds each topic.
+    """Collect the runs that were deleted after the LSN as of which the checkpoint has their topic.
 
-    ``replay_from``: LSN of the first frame to replay.
+    ``replay_from`` is the LSN of the first frame to replay.
     """
     for index, file in enumerate(files):
+        # All frames of this file are below the first frame to replay.
         if index + 1 < len(files) and files[index + 1].base <= replay_from:
             continue
         file.read_all(progress.beat)
@@ -175,6 +180,7 @@ def _restore_extent(
     locator: Locator,
     entry: ExtentEntry,
 ) -> None:
+    """Add an extent to the index of its topic. Raise `Damaged` if it is inconsistent."""
     deleted_count = bytes(deleted).count(1) if deleted is not None else 0
     deleted_bytes = _deleted_bytes(segments, deleted, locator, entry)
     extent = IndexEntry(
@@ -190,7 +196,7 @@ def _restore_extent(
 def _deleted_bytes(
     segments: SegmentStore, deleted: Buffer | None, locator: Locator, entry: ExtentEntry
 ) -> int:
-    """Rendered bytes of the deleted records of an extent."""
+    """Return the rendered bytes of the deleted records of an extent."""
     if deleted is None:
         return 0
     try:
@@ -198,7 +204,7 @@ def _deleted_bytes(
             segments.records(locator).size(start, stop)
             for start, stop in live_runs(deleted, 0, entry.record_count)
         )
-    except Damaged:  # as in `retention`, where all records of such an extent count alike
+    except Damaged:  # like `retention`, which gives all records of such an extent the same size
         return entry.blob_bytes * bytes(deleted).count(1) // entry.record_count
 
 
@@ -214,14 +220,15 @@ def restore_keys(
     now: Now,
     progress: StartProgress,
 ) -> None:
-    """Afterwards every topic holds the idempotency keys that still live.
+    """Restore the idempotency keys of all topics that are still valid.
 
-    ``kept``: the keys of the checkpoint, by topic; ``logged``: those of the log.
+    ``kept`` has the keys of the checkpoint by topic id, ``logged`` the keys of the log.
     """
     sealed: defaultdict[int, list[KeptKey]] = defaultdict(list)
     # In the order of the log, so that each segment is mapped once.
     for topic_id, locator, last_ts in progress.over(keyed, EXTENTS_PER_BEAT):
         topic = table.by_id.get(topic_id)
+        # Skip extents whose records are all older than the topic's window.
         if topic is not None and last_ts >= _alive_ts(topic, now):
             sealed[topic_id] += _extent_keys(segments, locator)
     for topic_id in progress.over({*kept, *sealed, *logged}):  # most topics have none
@@ -229,7 +236,7 @@ def restore_keys(
         if topic is None:
             continue
         found = [*kept.get(topic_id, ()), *sealed.pop(topic_id, ()), *logged.get(topic_id, ())]
-        found.sort(key=_FIRST_SEQ)  # each source is in order
+        found.sort(key=_FIRST_SEQ)  # fast, because each source is in order
         living = _living_keys(topic, progress.over(found), now)
         topic.dedupe.extend(living, topic.config.idempotency_window_ms)
 
@@ -237,15 +244,16 @@ def restore_keys(
 def _living_keys(
     topic: Topic, keys: Iterable[KeptKey], now: Now
 ) -> Iterator[tuple[int, int, int, int]]:
-    """The rows that `DedupeWindow.extend` takes, of keys whose time is not over. Notes keys of
-    copies, whatever their age.
+    """Yield the rows for `DedupeWindow.extend` of keys that have not expired.
+
+    Also note the keys of copies of any age.
     """
     alive_ts, from_seq = _alive_ts(topic, now), topic.keys_from_seq
     now_ts, ahead_ms = now.ts, now.ms - now.ts
     for key, first_seq, count, ts in keys:
         if isinstance(key, str) and is_copy_key(key):
             topic.dedupe.note_copy(key, first_seq)
-        # Two sources may have the same key. One that was used again belongs to the later write.
+        # Two sources may have the same key. A key that was reused belongs to the later write.
         if ts >= alive_ts and first_seq >= from_seq:
             from_seq = first_seq + 1
             digest = digest_of(key) if isinstance(key, str) else int.from_bytes(key, "little")
@@ -253,15 +261,16 @@ def _living_keys(
 
 
 def _alive_ts(topic: Topic, now: Now) -> int:
-    """`$ts` of the oldest write whose key lives."""
+    """Return the minimum `$ts` of a write whose key is still valid."""
     return now.ts - topic.config.idempotency_window_ms + 1
 
 
 def _extent_keys(segments: SegmentStore, locator: Locator) -> Iterator[ExtentKey]:
+    """Return the idempotency keys in the tables of an extent."""
     try:
         if segments.is_all_deleted(locator) and not segments.has_tables(locator):
-            # Its room was given back, and the checkpoint has its keys. That is no damage.
+            # Its space was released, and the checkpoint has its keys. This is not damage.
             return iter(())
         return segments.records(locator).idempotency_keys()
-    except Damaged:  # its readers are told
+    except Damaged:  # reported to the readers of the extent
         return iter(())

@@ -1,23 +1,23 @@
-"""Recovery: opens a shard's data and leaves it ready for the first write.
+"""Recovery: opens a shard's data and prepares it for the first write.
 
-    open_folders        the disk has the names in the folders
-    checkpoints.whole   the newest whole checkpoint                          checkpoints.py
-    SegmentStore.open   the segments that it names
-    open_log            the files of the log
-    check_founded       without a checkpoint the log has to have everything
-    restore_topics      topics and extents as the checkpoint knows them      restore.py
-    LogReplay.run       all frames from where the checkpoint says            log_replay.py
-    check_sealed        the log is as long as it was when segments were made
-    restore_keys        idempotency keys that still live                     restore.py
-    BlobStore.verify    the blobs that the log names are there, and whole
-    decide              no seq and no `$ts` is given twice
-    ------------------- up to here a start reads, from here on files change
-    end_log             what follows the last frame is gone                  tail.py
-    sweep               files that nothing names are gone
-    begin_log           the log holds the frames of this start
+    open_folders        make the names in the folders durable
+    checkpoints.whole   read the newest intact checkpoint                    checkpoints.py
+    SegmentStore.open   open the segments that it names
+    open_log            open the files of the log
+    check_founded       without a checkpoint, the log must contain everything
+    restore_topics      restore topics and extents from the checkpoint       restore.py
+    LogReplay.run       replay all frames from the checkpoint's LSN on       log_replay.py
+    check_sealed        the log has all frames from which segments were made
+    restore_keys        restore the idempotency keys that are still valid    restore.py
+    BlobStore.verify    the blobs that the log names exist and are intact
+    decide              ensure that no seq and no `$ts` is assigned twice
+    ------------------- up to here a start only reads, from here on it changes files
+    end_log             remove the bytes after the last frame                tail.py
+    sweep               remove files that nothing names
+    begin_log           write the frames of this start to the log
 
-No step repairs damage: `Damaged` (path, offset, reason) stops the process, and every file stays as
-it is. Nothing is written into the log before its end is on the disk (``decisions/0014``).
+No step repairs damage: `Damaged` (path, offset, reason) stops the process, and every file stays
+unchanged. Nothing is written to the log before its end is durable (``decisions/0014``).
 """
 
 from __future__ import annotations
@@ -54,24 +54,25 @@ from topics.storage.wal.log import Wal
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard's data, open and ready for the first write."""
+    """The data of a shard, open and ready for the first write."""
 
     engine: ShardEngine
     wal: Wal
     segments: SegmentStore
     folders: Folders
-    kept: list[Kept]  # checkpoints that stand, the older first
-    absorbed: list[Path]  # blobs whose records a segment holds
-    boot: str  # names this run of the machine
-    cut_bytes: int  # of a torn tail
-    # Of this start: the log had no room for them, and takes no other frame before them.
+    kept: list[Kept]  # the intact checkpoints, older first
+    absorbed: list[Path]  # blobs whose records are in a segment
+    boot: str  # identifier of the machine's current boot
+    cut_bytes: int  # length of a removed torn tail
+    # Frames of this start for which the log had no space. They must precede all other frames.
     unwritten_frames: list[Frame]
 
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """No garbage collection inside: a start makes millions of objects that stay, and each
-    collection would look at all of them again.
+    """Disable garbage collection inside the context.
+
+    A start creates millions of permanent objects, and each collection would scan all of them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -83,8 +84,9 @@ def without_collector() -> Iterator[None]:
 
 
 class ShardReader:
-    """The part of a start that only reads. After a refusal it holds what was read before; `close`
-    it then.
+    """The part of a start that only reads. If it raises an error, the caller must call `close`.
+
+    Until then, the object contains the data that was read before the error.
     """
 
     def __init__(
@@ -119,13 +121,15 @@ class ShardReader:
         self.replay = LogReplay(self.topics, self.blobs, checkpoint, progress)
 
     def open_log(self, *, writable: bool) -> None:
-        """Afterwards every file of the log is open. Raises `Damaged`."""
+        """Open every file of the log. Raise `Damaged`."""
         for path in log_paths(self.folders.wal, self._shard):
             self.files.append(WalFile.open(path, self._shard, writable=writable))
 
     def read(self, now: Now, *, trusts_stop: bool = True) -> tuple[LogEnd, bool]:
-        """Where the log ends, and whether the process before stopped in order. ``trusts_stop``:
-        then not all that frames name is compared. Raises `Damaged`.
+        """Read the shard. Return where the log ends, and whether the last process stopped cleanly.
+
+        With ``trusts_stop``, the bodies of blobs are not verified after a clean stop. Raise
+        `Damaged`.
         """
         checkpoint, engine, progress, files = (
             *(self.checkpoint, self.engine, self._progress, self.files),
@@ -138,14 +142,15 @@ class ShardReader:
         check_sealed(self.folders.segment, self.segments, end.lsn)
         restore_keys(engine.table, self.segments, *restored, self.replay.keys, now, progress)
         is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
-        # After an orderly stop only headers are read: the first reader of the records reads all.
+        # After a clean stop, only the headers of blobs are read. The first reader of the records
+        # verifies the body.
         is_whole = not (is_clean and trusts_stop)
         for blob_id in progress.over(self.blobs.added()):
             self.blobs.verify(*blob_id, whole=is_whole)
         return end, is_clean
 
     def close(self) -> None:
-        """Leave no file open."""
+        """Close all files."""
         for file in self.files:
             file.close()
         self.segments.maps.close()
@@ -194,7 +199,7 @@ def recover(
     except BaseException:
         reader.close()
         raise
-    # Nothing refuses the start any more: only from here on files change.
+    # No error can refuse the start any longer. Files are changed only from here on.
     for folder in progress.over(folders.own, 1):
         make_directory(folder)
     for file in files:
@@ -234,14 +239,15 @@ def open_folders(data_dir: Path | Folders, shard: int, progress: StartProgress) 
     folders = Folders.under(data_dir, shard) if isinstance(data_dir, Path) else data_dir
     for folder in progress.over((*folders.above, *folders.own), 1):
         with contextlib.suppress(FileNotFoundError):  # a new shard has no folders
-            sync_directory(folder)  # may wait for a busy disk
+            sync_directory(folder)  # may wait for a busy disk, hence the progress reports
     return folders
 
 
 def check_founded(folders: Folders, files: list[WalFile]) -> None:
-    """Raises `Damaged` when no checkpoint is whole, and the log alone does not have everything.
+    """Raise `Damaged` if no checkpoint is intact and the log does not contain everything.
 
-    It has while its first file stands: none is given up before two checkpoints are written.
+    The log contains everything while it has its first file. This file is not released before two
+    checkpoints are written.
     """
     held = [
         path
@@ -257,9 +263,9 @@ def check_founded(folders: Folders, files: list[WalFile]) -> None:
 
 
 def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
-    """Raises `Damaged` when a segment that no checkpoint names says that the log went on.
+    """Raise `Damaged` if a segment that no checkpoint names has records from beyond the log's end.
 
-    The log had been synced before its records were sealed.
+    Records are sealed only after the log was synced, so the log has lost synced frames.
     """
     named = {segment.path for segment in segments.segments.values()}
     for path in sorted({*own_files(folder, names.SEGMENT)} - named):
@@ -273,10 +279,10 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
 def begin_log(
     wal: Wal, checkpoint_folder: Path, frames: list[Frame], progress: StartProgress
 ) -> list[Frame]:
-    """Afterwards the frames of this start are on the disk, or returned when there is no room.
+    """Write and sync the frames of this start. Return them if the log has no space for them.
 
-    Records of `ephemeral` topics are acknowledged without the log, but not before that. The
-    reserves are there, too, unless the disk is full: then the loop goes on looking for room.
+    Records of `ephemeral` topics are acknowledged without the log, but not before these frames are
+    written. The call also creates the reserves. On a full disk the shard creates them later.
     """
     with contextlib.suppress(OSError):
         progress.beat()

@@ -1,15 +1,15 @@
-"""Where the log ends: a torn tail is cut, damage is refused.
+"""Tail of the log: finds where the frames end, removes a torn tail, and detects damage.
 
-The log ends where only zeros follow, or what a file held in an earlier life. Where it breaks off
-(no whole frame follows, and not only zeros) there are two cases:
+The log ends where only zeros follow, or old bytes from before the file was reused. If something
+else follows the last intact frame, there are two cases:
 
-    torn tail  nothing says that the log was synced beyond the break: nothing was promised there,
-               so everything that follows is cut
-    damage     a whole frame after the break, a checkpoint or a next file says so: acknowledged
-               data was hurt, and `Damaged` leaves the bytes as they are
+    torn tail  nothing shows that the log was synced beyond this point: these frames were not
+               acknowledged as durable, so all following bytes are removed
+    damage     a later intact frame, a checkpoint or a next file shows that the log was synced:
+               acknowledged data is corrupt, and `Damaged` leaves the bytes as they are
 
-A log that breaks off just at the end of its last synced write looks like a torn tail: no frame can
-tell then.
+Damage at the very end of the last synced write cannot be distinguished from a torn tail, because no
+later frame exists.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _ZEROS = bytes(1 << 16)
 
 
 class HurtLog(Damaged):
-    """Frames of the log from LSN ``first`` to ``end`` are missing or do not follow on what came
-    before; ``end`` is None where that is not known.
+    """Frames of the log from LSN ``first`` to ``end`` are missing or inconsistent.
+
+    ``end`` is None if it is unknown.
     """
 
     def __init__(
@@ -44,14 +45,16 @@ class HurtLog(Damaged):
 
 
 class LogEnd(NamedTuple):
-    """Where the frames end, and how many bytes follow there up to the zeros."""
+    """The LSN after the last frame, and the number of bytes that follow it up to the last nonzero
+    one.
+    """
 
     lsn: int
     rest_bytes: int
 
 
 def rest_behind(file: WalFile, lsn: int) -> int:
-    """Bytes from ``lsn`` to the last one in the file that is not zero."""
+    """Return the number of bytes from ``lsn`` to the last nonzero byte of the file."""
     view, start = file.view(), file.offset(lsn)
     for stop in range(len(view), start, -len(_ZEROS)):
         begin = max(start, stop - len(_ZEROS))
@@ -62,10 +65,10 @@ def rest_behind(file: WalFile, lsn: int) -> int:
 
 
 def check_nothing_promised(file: WalFile, lsn: int, promised_lsn: int, *, is_last: bool) -> None:
-    """Raises `Damaged` when something says that the log was synced beyond ``lsn``.
+    """Raise `HurtLog` if something shows that the log was synced beyond ``lsn``.
 
-    The frames of ``file`` break off there. A checkpoint says that the log was synced up to
-    ``promised_lsn``.
+    The intact frames of ``file`` end at ``lsn``. ``promised_lsn`` is the LSN up to which the log
+    was synced according to the checkpoint.
     """
     if not is_last:  # the next file began after a sync of this one
         witness = "the next file"
@@ -80,9 +83,9 @@ def check_nothing_promised(file: WalFile, lsn: int, promised_lsn: int, *, is_las
 
 
 def synced_beyond(data: memoryview, base: int, seed: int, lsn: int) -> int | None:
-    """Offset of a whole frame behind ``lsn`` that knows the log to be synced beyond ``lsn``.
+    """Return the offset of an intact frame after ``lsn`` that shows a sync beyond ``lsn``, or None.
 
-    ``data``: a whole log file.
+    ``data`` is a complete log file.
     """
     rest_at = FILE_HEADER_BYTES + lsn - base
     for at in magics_from(data, rest_at):
@@ -93,9 +96,9 @@ def synced_beyond(data: memoryview, base: int, seed: int, lsn: int) -> int | Non
 
 
 def has_frame_header(file: WalFile, lsn: int) -> bool:
-    """Whether a frame header of this life of the file follows behind ``lsn``.
+    """Return whether a frame header of the file's current use follows ``lsn``.
 
-    What the file held in an earlier life has other LSNs.
+    Old headers from before the file was reused have other LSNs.
     """
     view, start = file.view(), file.offset(lsn)
     return any(
@@ -105,17 +108,18 @@ def has_frame_header(file: WalFile, lsn: int) -> bool:
 
 
 def end_log(files: list[WalFile], end: LogEnd, durable_lsn: int, *, is_clean: bool) -> int:
-    """Afterwards the disk holds all frames up to the end, and zeros behind them.
+    """Make all frames up to the end durable, and overwrite the bytes after them with zeros.
 
-    The result counts the bytes of a torn tail. ``durable_lsn``: the log is known to be on the disk
-    up to there. Raises OSError.
+    Return the length of a torn tail in bytes. ``durable_lsn`` is the LSN up to which the log is
+    known to be on the disk. Raise OSError.
     """
     if not files:
         return 0
     file = files[-1]
     cut_bytes = end.rest_bytes if end.rest_bytes and has_frame_header(file, end.lsn) else 0
-    # A failed sync may have marked pages clean, and a cut behind them may have reached pages alone.
-    # Frames must reach the disk before a later frame says that they have.
+    # Write the frames again. A failed sync may have marked their pages as clean although they are
+    # not on the disk, and an earlier cut may have changed only the page cache. The frames must be
+    # on the disk before a later frame records that they are.
     file.write_again(end.lsn if is_clean else max(durable_lsn, file.base), end.lsn)
     if end.rest_bytes > 0 or not is_clean:
         file.cut(end.lsn)

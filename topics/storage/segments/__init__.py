@@ -1,1 +1,1 @@
-"""Segments: sealed records, sorted by topic, in files that are read in place."""
+"""Segments: files of sealed records, sorted by topic and read in place."""

@@ -1,12 +1,12 @@
-"""Delete flags of sealed records: a byte for each record in its segment file, 1 when it is deleted.
+"""Delete flags of sealed records. A segment file has a byte for each record, 1 if it is deleted.
 
-    add      in memory, where readers find them at once
-    write    into the file, once the log is synced behind the delete
-    sync     onto the disk, before a checkpoint no longer needs the DELETE frame
+    add      set the flag in memory, where readers see it immediately
+    write    write it to the file, after the log is synced up to the delete
+    sync     make it durable, before a checkpoint no longer needs the DELETE frame
 
-A flag never reaches the file before the log has its delete durably: a power loss could keep the
-flag and lose the delete, and records would be missing that nothing has taken. A crash leaves each
-byte old or new, as no other byte is changed.
+A flag must not reach the file before its DELETE frame is durable. Otherwise a power loss could keep
+the flag and lose the frame, and records would be missing without a delete. A crash leaves each byte
+in its old or new state, because no other byte is changed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from topics.storage.disk import write_again, write_all
 from topics.storage.segments.file import Segment
 from topics.storage.segments.maps import SegmentMaps
 
-BLOCK_BYTES = 4096  # flags are written by blocks of so many
+BLOCK_BYTES = 4096  # flags are written in blocks of this size
 
 
 class _Delete(NamedTuple):
-    """Records of an extent. Their flags are due in the file once the log is synced to ``lsn``."""
+    """Deleted records of an extent. Their flags are due when the log is synced up to ``lsn``."""
 
     lsn: int
     locator: Locator
@@ -37,7 +37,7 @@ class _Delete(NamedTuple):
 
 
 class _Flags:
-    """An extent's flags as readers see them, while ``queued`` deletes of it are not in the file."""
+    """An extent's flags as readers see them, until its ``queued`` deletes are in the file."""
 
     __slots__ = ("data", "queued")
 
@@ -46,30 +46,31 @@ class _Flags:
 
 
 class PendingFlags:
-    """Flags on their way into the files of ``segments``.
+    """Flags that are not yet in the files of ``segments``.
 
-    One thread at a time may write and sync; `add` may be called meanwhile.
+    Only one thread at a time may write and sync. The loop may call `add` concurrently.
     """
 
     def __init__(self, segments: Mapping[int, Segment], maps: SegmentMaps) -> None:
         self._segments, self._maps = segments, maps
         self._queue: deque[_Delete] = deque()  # by LSN
-        self._flags: dict[int, _Flags] = {}  # of the extents in the queue, by locator
-        self._lock = threading.Lock()  # of these two
-        self._unsynced: set[int] = set()  # segments
+        self._flags: dict[int, _Flags] = {}  # by locator, of the extents in the queue
+        self._lock = threading.Lock()  # guards the queue and the flags
+        self._unsynced: set[int] = set()  # numbers of segments with unsynced flags
 
     def get(self, locator: int) -> memoryview | None:
-        """The extent's flags, None when its file has them all."""
+        """Return the extent's flags, or None if its file has all of them."""
         flags = self._flags.get(locator)
         return None if flags is None else memoryview(flags.data)
 
     def is_due(self, synced: int) -> bool:
-        """Whether `write` has something to do."""
+        """Return whether `write` has flags to write when the log is synced up to ``synced``."""
         return bool(self._queue) and self._queue[0].lsn <= synced
 
     def add(self, locator: Locator, indexes: Iterable[int], lsn: int) -> None:
-        """Flag these records, in rising order. Their delete is durable when the log is synced to
-        ``lsn``, which never falls.
+        """Flag these records, whose indexes are in ascending order.
+
+        Their delete is durable when the log is synced up to ``lsn``, which must never decrease.
         """
         added = array("I", indexes)
         if not added:
@@ -88,30 +89,38 @@ class PendingFlags:
             self._segments[number].has_deleted[extent] = 1
 
     def write(self, synced: int) -> None:
-        """Write the flags that are due when the log is synced to ``synced``. For a thread.
+        """Write the flags that are due when the log is synced up to ``synced``.
 
-        Raises OSError: the rest is written the next time.
+        This call may block on the disk, so it must run in a thread. After an OSError, the next call
+        writes the remaining flags.
         """
         while self.is_due(synced):
             _, locator, indexes = self._queue[0]
             number, extent = split_locator(locator)
+            # The segment may have been removed since the delete.
             if number in self._segments:
                 _write_flags(self._segments[number], extent, indexes)
                 self._unsynced.add(number)
+            # The delete is removed from the queue only after its flags are in the file.
             with self._lock:
                 self._queue.popleft()
                 self._note_written(locator)
 
     def _note_written(self, locator: int) -> None:
+        """Note that a delete is in the file.
+
+        Drop the extent's flags in memory after its last queued delete.
+        """
         flags = self._flags.get(locator)
-        if flags is not None:  # or the extent has been punched
+        if flags is not None:  # None if the extent was punched
             flags.queued -= 1
             if not flags.queued:
                 del self._flags[locator]
 
     def sync(self, synced: int) -> None:
-        """Write the flags that are due, and make all that are written durable. For a thread. Raises
-        OSError.
+        """Write the flags that are due, and make all written flags durable.
+
+        This call may block on the disk, so it must run in a thread. Raise OSError.
         """
         self.write(synced)
         while self._unsynced:
@@ -124,29 +133,32 @@ class PendingFlags:
         try:
             sync_segment(segment)
         except OSError:
-            # The next sync would succeed, though what this one has not written is lost: queue all
-            # flags of the segment again.
+            # The next sync would succeed although the kernel has dropped the unwritten pages. So
+            # queue all flags of the segment again.
             with self._lock, segment.path.open("rb") as file:
                 for extent in _extents_with_flags(segment):
                     self._queue_again(file.fileno(), segment, extent)
             raise
 
     def _queue_again(self, fd: int, segment: Segment, extent: int) -> None:
+        """Queue all flags that an extent has in the file, as deletes that are due immediately."""
         entry, locator = segment.entry(fd, extent), in_extent(segment.number, extent)
         data = os.pread(fd, entry.record_count, entry.flags_at)
         self._flags.setdefault(locator, _Flags(bytearray(data))).queued += 1
         indexes = array("I", (index for index, flag in enumerate(data) if flag == 1))
         self._queue.appendleft(_Delete(0, locator, indexes))
 
-    # Around a start
+    # At a start
 
     def add_unsynced(self, number: int) -> None:
-        """A process that was killed may have written flags of this segment without a sync."""
+        """Note that a killed process may have written flags of this segment without a sync."""
         self._unsynced.add(number)
 
     def write_again(self) -> None:
-        """Write the flags of all unsynced segments again, after an unclean end: a sync may have
-        failed, and the kernel takes pages for written that no disk has. Raises OSError.
+        """Write the flags of all unsynced segments again, after an unclean stop.
+
+        A sync may have failed before, and the kernel marks pages as clean that are not on the disk.
+        Raise OSError.
         """
         for number in self._unsynced:
             segment = self._segments[number]
@@ -155,24 +167,24 @@ class PendingFlags:
                     entry = segment.entry(fd, extent)
                     write_again(fd, entry.flags_at, entry.record_count)
 
-    # What goes
+    # Removal
 
     def forget(self, number: int, extents: Iterable[int]) -> None:
-        """All records of these extents are deleted, and nobody reads their flags any more."""
+        """Drop the flags of these extents. All their records are deleted and no longer read."""
         with self._lock:
             for extent in extents:
                 self._flags.pop(in_extent(number, extent), None)
 
     def forget_segment(self, number: int) -> None:
-        """The segment's file is gone."""
+        """Drop a segment whose file was removed."""
         self._unsynced.discard(number)
 
 
 def sync_segment(segment: Segment) -> None:
-    """Make the file's bytes durable. Raises OSError."""
+    """Sync the segment file. Raise OSError."""
     try:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:  # unlinked meanwhile
+    except FileNotFoundError:  # removed concurrently
         return
     try:
         os.fdatasync(fd)
@@ -181,11 +193,12 @@ def sync_segment(segment: Segment) -> None:
 
 
 def _extents_with_flags(segment: Segment) -> list[int]:
+    """Return the extents that have a deleted record."""
     return [extent for extent, flagged in enumerate(segment.has_deleted) if flagged]
 
 
 def _write_flags(segment: Segment, extent: int, indexes: Sequence[int]) -> None:
-    """``indexes`` are in rising order."""
+    """Set the flags of records whose ``indexes`` are in ascending order."""
     with segment.opened() as fd:
         entry, at = segment.entry(fd, extent), 0
         assert indexes[-1] < entry.record_count, "a delete flag belongs to one of the records"
@@ -197,6 +210,7 @@ def _write_flags(segment: Segment, extent: int, indexes: Sequence[int]) -> None:
 
 
 def _write_block(fd: int, entry: ExtentEntry, start: int, indexes: Sequence[int]) -> None:
+    """Set flags within one block, with one read and one write of the bytes in between."""
     length = min(BLOCK_BYTES, entry.record_count - start)
     flags = bytearray(os.pread(fd, length, entry.flags_at + start))
     for index in indexes:

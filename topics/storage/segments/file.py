@@ -1,8 +1,8 @@
-"""Segment file on disk (bytes: ``formats/disk/segment.py``): what stands outside of its extents.
+"""Segment file on disk (bytes: ``formats/disk/segment.py``): everything except its extents.
 
-Opening reads header, trailer, directory and delete flags, and keeps two bytes for each extent:
-whether one of its records is deleted, and whether its tables were found whole. The directory is
-read again from the file when somebody needs it.
+Opening a segment reads header, trailer, directory and delete flags, and keeps two bytes for each
+extent: whether one of its records is deleted, and whether its tables were found intact. Directory
+entries are read again from the file when they are needed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ FINDINGS_MAX = 100
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """File of a segment."""
+    """Return the path of a segment file."""
     return folder / f"{number:010x}{SUFFIX}"
 
 
 class Segment:
-    """A whole segment file."""
+    """An intact segment file, opened by number. ``on_damage`` is called for damage found later."""
 
     def __init__(self, path: Path, shard: int, number: int) -> None:
-        """Raises `Damaged`."""
+        """Read header, trailer and delete flags. Raise `Damaged`."""
         self.path, self.number = path, number
         self.on_damage: Callable[[Damaged], None] = lambda _: None
-        self.findings: list[str] = []  # flags that are neither 0 nor 1; their records are live
+        self.findings: list[str] = []  # invalid delete flags; their records are live
         try:
             with path.open("rb") as file:
                 fd = file.fileno()
@@ -61,16 +61,19 @@ class Segment:
             raise Damaged(path, 0, f"belongs to {owner}")
         self.size = self.trailer.file_length
         self.has_deleted = bytearray(self.trailer.entry_count)
-        # Extents whose tables were found whole: a delete looks into all extents of a topic.
+        # Extents whose tables were found intact, because a delete reads all extents of a topic.
         self.checked = bytearray(self.trailer.entry_count)
+        # Without a set flag, the directory need not be decoded.
         if flags.count(0) != len(flags):
             self._note_flags(directory, flags)
 
     def _note_flags(self, directory: Buffer, flags: bytes) -> None:
+        """Set `has_deleted` for each extent, and collect invalid flags."""
         for extent, entry in enumerate(decode_directory(directory)):
             start = entry.flags_at - self.trailer.flags_at
             part = flags[start : start + entry.record_count]
             self.has_deleted[extent] = 1 in part
+            # Any other value than 0 or 1 is reported, and the record counts as live.
             if part.translate(None, b"\0\1"):
                 self.findings += [
                     f"{self.path}, offset {entry.flags_at + index}: delete flag {flag}"
@@ -80,14 +83,15 @@ class Segment:
         del self.findings[FINDINGS_MAX:]
 
     def damaged(self, offset: int, reason: str) -> Exception:
-        """The error that a reader raises; it is reported here."""
+        """Report damage to `on_damage`, and return the error for the reader to raise."""
         damage = Damaged(self.path, offset, reason)
         self.on_damage(damage)
         return damage
 
     def check_tables(self) -> None:
-        """Check all tables now, so that the first delete of a tag need not. May run in a thread.
-        Raises `Damaged`.
+        """Check all tables now, so that the first delete of a tag does not need to.
+
+        May run in a thread. Raise `Damaged`.
         """
         with self.path.open("rb") as file:
             for extent, entry in enumerate(self.entries()):
@@ -99,18 +103,18 @@ class Segment:
     # The directory
 
     def entries(self) -> Iterator[ExtentEntry]:
-        """All extents, read from the file."""
+        """Return all extents, read from the file."""
         length = ENTRY_BYTES * self.trailer.entry_count
         with self.path.open("rb") as file:
             at = self.trailer.directory_at
             return decode_directory(read_at(self.path, file.fileno(), length, at))
 
     def entry_offset(self, extent: int) -> int:
-        """Where the extent's entry stands in the file."""
+        """Return the offset of the extent's directory entry in the file."""
         return self.trailer.directory_at + ENTRY_BYTES * extent
 
     def entry(self, fd: int, extent: int) -> ExtentEntry:
-        """One extent's entry, read from the open file."""
+        """Return one extent's directory entry, read from the open file. Raise `Damaged`."""
         at = self.entry_offset(extent)
         data = read_at(self.path, fd, ENTRY_BYTES, at)
         if len(data) < ENTRY_BYTES:
@@ -119,17 +123,17 @@ class Segment:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of the file to read and write flags. Raises OSError."""
+        """Open the file to read and write flags, and yield its descriptor. Raise OSError."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             yield fd
         finally:
             os.close(fd)
 
-    # Room
+    # Releasing space
 
     def unpunched(self, used: Set[int]) -> list[int]:
-        """Extents that are not ``used`` and whose room can be given back."""
+        """Return the extents that are not in ``used`` and whose space can be released."""
         if len(used) == self.trailer.entry_count:
             return []
         with self.path.open("rb") as file:
@@ -140,9 +144,9 @@ class Segment:
             ]
 
     def punch(self, fd: int, extents: Sequence[int]) -> None:
-        """Set all delete flags of these extents, durably, and give their room back. Raises OSError.
+        """Set all delete flags of these extents durably, and release their space. Raise OSError.
 
-        Not that of pages that they share with others: a merge gives it back.
+        Pages that they share with other extents are kept. A later merge releases them.
         """
         holes: list[range] = []
         for extent in extents:
@@ -159,36 +163,40 @@ class Segment:
 
 
 def _is_hole(fd: int, pages: range) -> bool:
+    """Return whether these pages of the file are a hole, or empty."""
     try:
         return not pages or os.lseek(fd, pages.start, os.SEEK_DATA) >= pages.stop
     except OSError as error:
-        return error.errno == errno.ENXIO  # no data up to the end of the file
+        return error.errno == errno.ENXIO  # ENXIO: the file has no data up to its end
 
 
 class SegmentWriter:
-    """A new segment: `write` what ``segment_build.build`` yields, then `finish`. For a thread.
+    """Writes a new segment.
 
-    It is written aside, and pushed to the disk on the way. It has its name only once it is whole on
-    the disk.
+    Call `write` with the buffers that ``segment_build.build`` yields, then `finish`. Each call
+    must run in a thread. The file has a temporary name until it is complete and durable. Each write
+    is written back to the disk immediately.
     """
 
     def __init__(self, folder: Path, header: SegmentHeader) -> None:
-        """Raises OSError."""
+        """Create the temporary file. Raise OSError."""
         self.header = header
         self._file = FileAside(segment_path(folder, header.number), ".tmp")
         self._offset = 0
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Append to the file. Raises OSError."""
+        """Append to the file. Raise OSError."""
         begin, length = self._offset, sum(map(len, pieces))
         self._offset += length
+        # A write that fails halfway would use the remaining space of the disk.
         check_room(self._file.path.parent, length)
         write_all(self._file.fd, pieces, begin)
         write_back(self._file.fd, begin, length)
 
     def finish(self) -> Segment:
-        """Make the file durable under its name, and open it: what it says is read again. Raises
-        OSError or `Damaged`: then `abandon`.
+        """Make the file durable under its name. Then open it and check all its tables.
+
+        If this raises OSError or `Damaged`, the caller must call `abandon`.
         """
         self._file.publish()
         segment = Segment(self._file.path, self.header.shard, self.header.number)

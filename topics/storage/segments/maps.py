@@ -1,8 +1,8 @@
-"""Segment maps: segments in memory, mapped when somebody reads them.
+"""Segment maps: a cache of memory-mapped segments. A segment is mapped at its first read.
 
-The least recently used map is released when there are more than a few, so a scan of everything
-leaves memory as it was. What a reader still holds keeps its map alive. The maps of a merge are
-pinned: while it puts its extents into the index, no file is opened.
+The least recently used map is released if there are more than a few, so that a scan of all segments
+does not increase the memory. A view that a reader holds keeps its map alive. The maps of a merge
+are pinned: while the merge puts its extents into the index, no file must be opened.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
 from topics.storage.segments.file import Segment
 
 MAPPED_MAX = 4
-VIEWS_MAX = 1024  # of one map; further ones replace them all
+VIEWS_MAX = 1024  # per map; if there are more, all are dropped
 
 
 class MappedSegment:
-    """A segment in memory, with the views of its extents made so far."""
+    """A mapped segment, with the views of its extents that were read."""
 
     def __init__(self, segment: Segment) -> None:
-        """Raises `Damaged`, and OSError when it may be readable later."""
+        """Map the file. Raise `Damaged`, and OSError if the file may be readable later."""
         self._segment = segment
         try:
             mapped = MappedFile.of(segment.path)
@@ -34,53 +34,57 @@ class MappedSegment:
                 raise
             raise segment.damaged(0, error.strerror or "cannot be read") from error
         self.data, self.can_read = mapped.data, mapped.can_read
+        # Accesses beyond the end of a shorter file would cause SIGBUS.
         if len(self.data) != segment.size:
             raise segment.damaged(len(self.data), "the segment is cut")
         self.views: dict[int, ExtentView] = {}
-        self.old: set[int] = set()  # extents whose views are to be renewed
+        self.old: set[int] = set()  # extents whose pages must be checked again
 
     def _read(self, begin: int, length: int) -> memoryview:
+        """Return mapped bytes. Report and raise `Damaged` if they cannot be read."""
         if not self.can_read(begin, begin + length):
             raise self._segment.damaged(begin, CANNOT_READ)
         return self.data[begin : begin + length]
 
     def entry(self, extent: int) -> ExtentEntry:
-        """The extent's entry in the directory."""
+        """Return the extent's directory entry. Raise `Damaged`."""
         return decode_entry(self._read(self._segment.entry_offset(extent), ENTRY_BYTES))
 
     def view(self, extent: int) -> ExtentView:
-        """The extent's records. Raises `Damaged`."""
+        """Return the extent's records. Raise `Damaged`."""
         view = self.views.get(extent)
         if view is None:
             if len(self.views) >= VIEWS_MAX:
                 self.views.clear()
+            # Tables that were found intact once are not checked again.
             checked = self._segment.checked
             view = self.new_view(self.entry(extent), checked=checked[extent] == 1)
             self.views[extent], checked[extent] = view, 1
             self.old.discard(extent)
+        # Pages may have left memory since the view was made.
         elif extent in self.old:
             view.renew()
             self.old.discard(extent)
         return view
 
     def new_view(self, entry: ExtentEntry, *, checked: bool = False) -> ExtentView:
-        """A view of its own. Raises `Damaged`."""
+        """Return a new view that is not cached. Raise `Damaged`."""
         return ExtentView(entry, self.data, self._segment.damaged, self.can_read, checked=checked)
 
     def flags(self, extent: int) -> memoryview:
-        """The extent's delete flags, as the file has them."""
+        """Return the extent's delete flags in the file. Raise `Damaged`."""
         entry = self.entry(extent)
         return self._read(entry.flags_at, entry.record_count)
 
     def has_tables(self, extent: int) -> bool:
-        """Whether the extent's tables are whole."""
+        """Return whether the extent's tables are intact. Raise `Damaged`."""
         entry = self.entry(extent)
         tables = self._read(entry.tables_at, entry.tables_len)
         return bool(crc32c.crc32c(tables) == entry.tables_crc)
 
 
 class SegmentMaps:
-    """The mapped ones of ``segments``."""
+    """The cached maps of ``segments``."""
 
     def __init__(self, segments: Mapping[int, Segment], mapped_max: int) -> None:
         self._segments, self._mapped_max = segments, mapped_max
@@ -88,10 +92,11 @@ class SegmentMaps:
         self._pinned: dict[int, MappedSegment] = {}
 
     def __len__(self) -> int:
+        """Return the number of cached maps, without pinned ones."""
         return len(self._mapped)
 
     def of(self, number: int) -> MappedSegment:
-        """The segment, mapped if it was not. Raises as `MappedSegment`."""
+        """Return the map of a segment. Raise the same errors as `MappedSegment`."""
         pinned = self._pinned.get(number)
         if pinned is not None:
             return pinned
@@ -105,25 +110,25 @@ class SegmentMaps:
         return held
 
     def pin(self, maps: Mapping[int, MappedSegment]) -> None:
-        """Keep these maps, and no others that were pinned before."""
+        """Pin these maps, and unpin all others."""
         self._pinned = {**maps}
 
     def forget_views(self, number: int, extents: Iterable[int]) -> None:
-        """The bytes of these extents are about to go."""
+        """Drop the views of these extents, whose bytes are about to be released."""
         held = self._mapped.get(number)
         if held is not None:
             for extent in extents:
                 held.views.pop(extent, None)
 
     def forget_asked(self) -> None:
-        """Time has gone: pages may have left memory."""
+        """Mark all views for a new check, because pages may have left memory."""
         for held in (*self._mapped.values(), *self._pinned.values()):
             held.old = {*held.views}
 
     def release(self, number: int) -> None:
-        """Release the segment's map."""
+        """Release the map of a segment."""
         self._mapped.pop(number, None)
 
     def close(self) -> None:
-        """Release all maps but pinned ones."""
+        """Release all maps except the pinned ones."""
         self._mapped.clear()

@@ -1,11 +1,11 @@
-"""Merge reader: reads segments that are copied into another one, each byte against its checksum.
+"""Merge reader: reads the segments that a merge copies into a new segment, and checks every byte.
 
-    open         directories and delete flags, read and checked                  in a thread
-    read_ahead   tables and live records, so that the loop finds them in memory  in a thread
-    view         the records of an extent, in place
+    open         map the files, check directories and delete flags               in a thread
+    read_ahead   load tables and live records into memory for the loop           in a thread
+    view         return the records of an extent in place
 
-The maps are its own, so that those of readers stay (`SegmentStore.pin`). Nothing that was found
-whole earlier is believed: what is copied gets a new checksum.
+The reader has its own maps, so that those of other readers stay cached (`SegmentMaps.pin`). It
+checks all checksums again, because copied bytes get a new checksum.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from topics.storage.segments.file import Segment
 from topics.storage.segments.maps import MappedSegment
 from topics.storage.segments.segment_store import SegmentStore
 
-READ_BYTES = 1 << 20  # read at once
+READ_BYTES = 1 << 20  # read in one system call
 
 
 class Wanted(NamedTuple):
-    """An extent that is copied from record ``start`` on. ``deleted``: its delete flags."""
+    """An extent to copy from record ``start`` on. ``deleted`` has its delete flags, if any."""
 
     locator: Locator
     start: int
@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
 
 
 class MergeReader:
-    """Reads the segments ``numbers`` of a store."""
+    """Reads the segments with the given numbers of a store."""
 
     def __init__(self, store: SegmentStore, numbers: Sequence[int]) -> None:
         self.segments = {number: store.segments[number] for number in numbers}
@@ -53,8 +53,9 @@ class MergeReader:
         self._directories: dict[int, bytes] = {}
 
     def open(self) -> None:
-        """Map the segments, and check their directories. For a thread. Raises `Damaged` or
-        OSError.
+        """Map the segments, and check their directories.
+
+        This call may block on the disk, so it must run in a thread. Raise `Damaged` or OSError.
         """
         for number, segment in self.segments.items():
             self.maps[number] = MappedSegment(segment)
@@ -72,8 +73,9 @@ class MergeReader:
             self._directories[number] = directory
 
     def read_ahead(self, wanted: Iterable[Wanted]) -> None:
-        """Read what is copied of these extents, so that it is in memory. For a thread. Raises
-        `Damaged` or OSError.
+        """Load the tables and the live records of these extents into memory.
+
+        This call may block on the disk, so it must run in a thread. Raise `Damaged` or OSError.
         """
         for each in wanted:
             segment = self.segments[split_locator(each.locator)[0]]
@@ -88,11 +90,12 @@ class MergeReader:
         tables = _read(segment, fd, entry.tables_at, entry.tables_len)
         ends = memoryview(tables)[TABLES_HEAD_BYTES : TABLES_HEAD_BYTES + 4 * entry.record_count]
         if len(ends) != 4 * entry.record_count:
-            return  # `view` reports it
+            return  # `view` reports the damage
         records = ends.cast("I")
         read_to = 0
         for start, stop in live_runs(wanted.deleted, wanted.start, entry.record_count):
             begin = records[start - 1] if start else 0
+            # Read complete chunks, because each chunk has a checksum.
             begin, end = begin // CHUNK_BYTES * CHUNK_BYTES, records[stop - 1]
             end = min(end + padding(end, CHUNK_BYTES), entry.blob_bytes)
             for at in range(max(begin, read_to), end, READ_BYTES):
@@ -104,13 +107,13 @@ class MergeReader:
         return decode_entry(self._directories[number], ENTRY_BYTES * extent)
 
     def view(self, locator: Locator) -> ExtentView:
-        """The records of an extent, whose tables are checked now. Raises `Damaged`."""
+        """Return the records of an extent after checking its tables. Raise `Damaged`."""
         number, _ = split_locator(locator)
         return self.maps[number].new_view(self._entry(locator))
 
 
 def _read(segment: Segment, fd: int, offset: int, length: int) -> bytes:
-    """Raises `Damaged` where the disk cannot read."""
+    """Read bytes of a segment file. Raise `Damaged` if the disk cannot read them."""
     try:
         return os.pread(fd, length, offset)
     except OSError as error:

@@ -1,11 +1,12 @@
-"""Segment store: which segments of a shard there are, and everything that is asked of them.
+"""Segment store: the set of a shard's segments, and all operations on them.
 
-    ``file.py``          what stands outside of the extents of one file; how it comes to the disk
-    ``maps.py``          files in memory, while somebody reads them
-    ``merge_reader.py``  files that are copied into another one
-    ``delete_flags.py``  deletes, in memory first, in the file once the log has them
+    ``file.py``          one file except its extents: opening, writing, releasing space
+    ``maps.py``          memory-mapped files for readers
+    ``merge_reader.py``  files that a merge copies into a new segment
+    ``delete_flags.py``  deletes, which are in memory until the log is synced, then in the file
 
-Segments are read in place. Only delete flags change, in place.
+Segments are read in place. Only their delete flags are changed in place, and the space of extents
+without live records is released.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from topics.storage.segments.maps import MAPPED_MAX, SegmentMaps
 
 
 class SegmentStore:
-    """All segments of a shard that count. One thread at a time may change files; `flag_deleted` may
-    be called meanwhile.
+    """The segments that belong to a shard's data.
+
+    Only one thread at a time may change files. The loop may call `flag_deleted` concurrently.
     """
 
     def __init__(self, folder: Path, shard: int, *, mapped_max: int = MAPPED_MAX) -> None:
         self.folder, self.shard = folder, shard
         self.segments: dict[int, Segment] = {}
-        self.damage: list[Damaged] = []  # found before `on_damage` was set
+        self.damage: list[Damaged] = []  # damage that was found before `on_damage` was set
         self.on_damage: Callable[[Damaged], None] = self._note_damage
         self.maps = SegmentMaps(self.segments, mapped_max)
         self.flags = PendingFlags(self.segments, self.maps)
@@ -46,7 +48,7 @@ class SegmentStore:
         mapped_max: int = MAPPED_MAX,
         beat: Callable[[], None] = lambda: None,
     ) -> SegmentStore:
-        """The segments with these numbers; no file changes. Raises `Damaged`.
+        """Open the segments with these numbers. No file is changed. Raise `Damaged`.
 
         ``beat`` is called after each file.
         """
@@ -71,19 +73,23 @@ class SegmentStore:
                 path.unlink()
 
     def begin(self, number: int, base: int, end: int) -> SegmentWriter:
-        """A new segment for the log from ``base`` to ``end``. Raises OSError."""
+        """Start a new segment for the records of the log from ``base`` to ``end``.
+
+        Raise OSError.
+        """
         make_directory(self.folder)
         return SegmentWriter(self.folder, SegmentHeader(self.shard, number, base, end))
 
     def add(self, segment: Segment) -> None:
-        """The segment counts from here on."""
+        """Add an open segment to the shard's data."""
         segment.on_damage = lambda damage: self.on_damage(damage)
         self.segments[segment.number] = segment
 
     def unlink(self, number: int) -> None:
-        """Remove a segment. Raises OSError: then it is as it was.
+        """Remove a segment. If this raises OSError, the segment is unchanged.
 
-        Durable once the folder is synced; a start removes what no checkpoint names.
+        The removal is durable after a sync of the folder. A start removes segments that no
+        checkpoint names.
         """
         segment_path(self.folder, number).unlink(missing_ok=True)
         self.segments.pop(number, None)
@@ -91,32 +97,34 @@ class SegmentStore:
         self.flags.forget_segment(number)
 
     def _note_damage(self, damage: Damaged) -> None:
+        """Keep damage that is found before `on_damage` is set."""
         if len(self.damage) < FINDINGS_MAX:
             self.damage.append(damage)
 
     # Reading
 
     def entries(self, number: int) -> Iterator[tuple[Locator, ExtentEntry]]:
-        """``(locator, entry)`` of each extent of a segment."""
+        """Return ``(locator, entry)`` of each extent of a segment."""
         entries = self.segments[number].entries()
         return ((in_extent(number, extent), entry) for extent, entry in enumerate(entries))
 
     def records(self, locator: int) -> ExtentView:
-        """The extent's records. Each read of the view may raise `Damaged`, and so may this call.
-        The view stays valid while it is held.
+        """Return the extent's records, which stay valid while the view is held.
+
+        This call and each read of the view may raise `Damaged`.
         """
         number, extent = split_locator(locator)
         return self.maps.of(number).view(extent)
 
     def has_tables(self, locator: int) -> bool:
-        """Whether the extent's tables are whole; they are gone once it is punched."""
+        """Return whether the extent's tables are intact. A punched extent has no tables."""
         number, extent = split_locator(locator)
         return self.maps.of(number).has_tables(extent)
 
     # Delete flags
 
     def delete_flags(self, locator: int) -> memoryview | None:
-        """The extent's delete flags as they are now; None while none is set."""
+        """Return the extent's current delete flags, or None if no flag is set."""
         number, extent = split_locator(locator)
         if not self.segments[number].has_deleted[extent]:
             return None
@@ -124,26 +132,29 @@ class SegmentStore:
         return self.maps.of(number).flags(extent) if flags is None else flags
 
     def is_all_deleted(self, locator: int) -> bool:
-        """Whether each record of the extent is deleted."""
+        """Return whether all records of the extent are deleted."""
         flags = self.delete_flags(locator)
         return flags is not None and bytes(flags).count(1) == len(flags)
 
     def flag_deleted(self, locator: int, indexes: Iterable[int], lsn: int) -> None:
-        """Flag these records as deleted. Readers see it at once; the file has it after the log is
-        synced to ``lsn``, which never falls.
+        """Flag these records as deleted.
+
+        Readers see the flags immediately. They are written to the file after the log is synced up
+        to ``lsn``, which must never decrease.
         """
         number, extent = split_locator(locator)
         try:
             self.flags.add(Locator(locator), indexes, lsn)
-        except Damaged:  # readers come to the same damage
+        except Damaged:  # readers find the same damage
             self.segments[number].has_deleted[extent] = 1
 
-    # Room
+    # Releasing space
 
     def punch(self, locators: Iterable[int]) -> None:
-        """Give the room of these extents back; nobody may read them again. May run in a thread.
+        """Release the space of these extents, which must not be read again. May run in a thread.
 
-        All their flags are set first, durably: zeros are damage only where a record is live.
+        Their delete flags are set durably before. So zeros count as damage only where a record is
+        live.
         """
         by_segment: dict[int, list[int]] = {}
         for locator in locators:
@@ -153,6 +164,7 @@ class SegmentStore:
             self._punch(self.segments[number], extents)
 
     def _punch(self, segment: Segment, extents: list[int]) -> None:
+        """Release the space of extents of one segment."""
         with segment.opened() as fd:
             self.flags.forget(segment.number, extents)
             self.maps.forget_views(segment.number, extents)

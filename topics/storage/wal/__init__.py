@@ -1,1 +1,1 @@
-"""The write-ahead log of a shard: files, writer threads, blobs beside it."""
+"""The write-ahead log of a shard: its files, its writer threads, and the blobs that it names."""

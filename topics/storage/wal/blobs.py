@@ -1,11 +1,12 @@
-"""Blob files of one shard: the records of long writes, beside the log (``formats/disk/blob.py``).
+"""Blob files of one shard: the records of long writes, which are stored outside the log
+(``formats/disk/blob.py``).
 
-    begin -> write ... -> finish       the file is on the disk under its name
+    begin -> write ... -> finish       the file is durable under its name
     add                                a frame that names it is in the log
-    absorb | forget | remove           segments hold its records, or nobody wants them any more
+    absorb | forget | remove           segments contain its records, or its records are deleted
 
-No byte of a blob is believed before all of it was checked: by this process when it wrote it, or by
-`verify`, which comes before the first use. A blob that is missing or not as it was written is
+A blob is used only after all of it was checked. This process has checked it if it has written it.
+Otherwise `verify` checks it before the first use. A blob that is missing or was changed is
 `Damaged`.
 """
 
@@ -30,11 +31,11 @@ from topics.storage.mapped_file import MappedFile
 from topics.storage.names import own_files
 
 SUFFIX, NEW = ".blob", ".new"
-PIECE_BYTES = 1 << 20  # read at once
+PIECE_BYTES = 1 << 20  # read in one step
 
 
 def blob_name(topic_id: int, first_seq: int) -> str:
-    """A blob is named by the write that it holds."""
+    """Return the name of the blob that contains a write of a topic."""
     return f"{topic_id:x}-{first_seq:x}{SUFFIX}"
 
 
@@ -50,7 +51,7 @@ def blob_paths(folder: Path) -> list[Path]:
 
 
 def check_blob(path: Path) -> None:
-    """Raises `BadBlob` unless the file is the whole blob of the write in its name."""
+    """Raise `BadBlob` unless the file is an intact blob of the write in its name."""
     named = blob_of(path.name)
     if named is None:
         raise BadBlob("has the name of none")
@@ -59,9 +60,9 @@ def check_blob(path: Path) -> None:
 
 
 class BlobWriter:
-    """A blob under way to the disk: `write` its body in order, then `finish`.
+    """Writes a new blob: call `write` with the chunks of its body in order, then `finish`.
 
-    Each call may take long: for a thread.
+    Each call may block on the disk, so it must run in a thread.
     """
 
     def __init__(self, store: BlobStore, topic_id: int, first_seq: int, body_len: int) -> None:
@@ -70,7 +71,7 @@ class BlobWriter:
         self._offset = blob.HEADER_BYTES
         self._file = FileAside(store.path(topic_id, first_seq), NEW)
         try:
-            # A full disk shows here.
+            # A full disk is noticed here.
             allocate(self._file.fd, store.folder, blob.HEADER_BYTES + body_len)
         except OSError:
             self.abandon()
@@ -79,7 +80,7 @@ class BlobWriter:
     def write(self, pieces: Sequence[Buffer]) -> None:
         """Append to the body, and sync it.
 
-        A sync for each call, so that the log's own syncs find a short queue.
+        Each call syncs, so that the syncs of the log find a short queue at the disk.
         """
         for piece in pieces:
             self._crc = crc32c.crc32c(piece, self._crc)
@@ -88,20 +89,21 @@ class BlobWriter:
         os.fdatasync(self._file.fd)
 
     def finish(self) -> None:
-        """Make the blob whole and durable under its name."""
+        """Write the header, and make the blob durable under its name."""
         assert self._offset == blob.HEADER_BYTES + self._body_len, "the body is as long as was said"
+        # The header is written last, so an unfinished file is never valid.
         header = blob.encode_header(*self._id, self._body_len, self._crc)
         os.pwrite(self._file.fd, header, 0)
         self._file.publish()
         self._store.written(*self._id)
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove the unfinished file."""
         self._file.abandon()
 
 
 class BlobView(RecordsView):
-    """The records of a blob, which are asked for before they are touched (`MappedFile.ask`)."""
+    """The records of a blob. Bytes are checked for readability before they are accessed."""
 
     __slots__ = ("_file", "_on_damage", "_tables_end")
 
@@ -113,7 +115,7 @@ class BlobView(RecordsView):
         file: MappedFile,
         on_damage: Callable[[Damaged], None],
     ) -> None:
-        """Raises `Damaged`, and so does each read of the view; ``on_damage`` is told first."""
+        """Raise `Damaged`, as each read of the view does. ``on_damage`` is called before."""
         super().__init__(flags, count, ext_len, blob.body_of(file.data))
         self._file, self._on_damage = file, on_damage
         self._tables_end = len(file.data) - len(super().blob)
@@ -128,20 +130,22 @@ class BlobView(RecordsView):
 
     @property
     def blob(self) -> memoryview:
-        """All rendered records, asked for before they are touched."""
+        """All rendered records, checked for readability."""
         found = super().blob
         self._ask(self._tables_end, self._tables_end + len(found))
         return found
 
     def part(self, begin: int, end: int) -> memoryview:
-        """A range of the blob, asked for likewise."""
+        """Return a range of the rendered records, checked for readability."""
         self._ask(self._tables_end + begin, self._tables_end + end)
         return super().blob[begin:end]
 
 
 class _Blob:
-    """A blob that the frame at ``lsn`` names. ``is_checked``: it is as it was written.
-    ``is_copied``: copies are read from it.
+    """A blob that the frame at ``lsn`` names.
+
+    ``is_checked`` means that its contents are known to be intact. ``is_copied`` means that FORWARD
+    frames refer to it, so copies are read from it.
     """
 
     __slots__ = ("is_checked", "is_copied", "length", "lsn", "mapped")
@@ -153,56 +157,57 @@ class _Blob:
 
 
 class BlobStore:
-    """All blobs of a shard, mapped for reading when first asked for."""
+    """All blobs of a shard. A blob is mapped at its first read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Called every few milliseconds by what takes long.
+        # Called every few milliseconds by operations that take long.
         self.beat: Callable[[], None] = lambda: None
-        self.on_damage: Callable[[Damaged], None] = lambda _: None  # what a reader meets
+        # Called for damage that a reader finds.
+        self.on_damage: Callable[[Damaged], None] = lambda _: None
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
-        self._written: set[tuple[int, int]] = set()  # by this process, and not yet added
+        self._written: set[tuple[int, int]] = set()  # by this process, and not added yet
 
     def path(self, topic_id: int, first_seq: int) -> Path:
-        """The file of the topic's write that begins with this seq."""
+        """Return the path of the blob of the topic's write that begins with ``first_seq``."""
         return self.folder / blob_name(topic_id, first_seq)
 
     def begin(self, topic_id: int, first_seq: int, body_len: int) -> BlobWriter:
-        """Raises OSError when there is no room."""
+        """Start a new blob. Raise OSError if the disk has no space for it."""
         make_directory(self.folder)
         return BlobWriter(self, topic_id, first_seq, body_len)
 
     def written(self, topic_id: int, first_seq: int) -> None:
-        """This process has just written it."""
+        """Note that this process has written the blob."""
         self._written.add((topic_id, first_seq))
 
     def add(self, topic_id: int, first_seq: int, lsn: int) -> None:
-        """The log now holds a frame, at ``lsn``, that names this blob."""
+        """Add a blob after the log has a frame, at ``lsn``, that names it."""
         is_checked = (topic_id, first_seq) in self._written
         self._written.discard((topic_id, first_seq))
         self._held[topic_id][first_seq] = _Blob(lsn, self.length(topic_id, first_seq), is_checked)
 
     def lsn(self, topic_id: int, first_seq: int) -> int:
-        """Of the frame that names an added blob."""
+        """Return the LSN of the frame that names an added blob."""
         return self._held[topic_id][first_seq].lsn
 
     def length(self, topic_id: int, first_seq: int) -> int:
-        """Bytes of its file; 0 when the file is missing."""
+        """Return the length of the blob's file, or 0 if the file is missing."""
         try:
             return self.path(topic_id, first_seq).stat().st_size
         except FileNotFoundError:
             return 0
 
     def bytes_from(self, lsn: int) -> int:
-        """Bytes of all blobs that frames from ``lsn`` on name."""
+        """Return the total length of all blobs that frames from ``lsn`` on name."""
         return sum(
             held.length for seqs in self._held.values() for held in seqs.values() if held.lsn >= lsn
         )
 
     def file(self, topic_id: int, first_seq: int) -> MappedFile:
-        """An added blob. Raises `Damaged`.
+        """Return the map of an added blob. Raise `Damaged`.
 
-        The first call reads all of a blob that this process has not written.
+        The first call reads the complete blob, unless this process has written it.
         """
         held = self._held[topic_id][first_seq]
         if held.mapped is None:
@@ -211,9 +216,9 @@ class BlobStore:
         return held.mapped
 
     def verify(self, topic_id: int, first_seq: int, *, whole: bool = True) -> None:
-        """Check an added blob, unless that was done; without ``whole`` only its header.
+        """Check the header of an added blob and, with ``whole``, the checksum of its body.
 
-        Raises `Damaged`.
+        The body is not read again if it was checked before. Raise `Damaged`.
         """
         held, path = self._held[topic_id][first_seq], self.path(topic_id, first_seq)
         try:
@@ -229,6 +234,7 @@ class BlobStore:
         except BadBlob as error:
             raise Damaged(path, error.offset, f"blob {error}") from error
         except OSError as error:
+            # Other errors, such as a lack of descriptors, are not damage.
             if error.errno != errno.EIO:
                 raise
             raise Damaged(path, 0, f"blob cannot be read: {error.strerror}") from error
@@ -241,19 +247,19 @@ class BlobStore:
         return crc
 
     def __bool__(self) -> bool:
-        """Whether the log names any blob."""
+        """Return whether the log names any blob."""
         return bool(self._held)
 
     def is_added(self, topic_id: int, first_seq: int) -> bool:
-        """Whether the log names this blob."""
+        """Return whether the log names this blob."""
         return first_seq in self._held.get(topic_id, {})
 
     def added(self) -> list[tuple[int, int]]:
-        """``(topic_id, first_seq)`` of all added blobs."""
+        """Return ``(topic_id, first_seq)`` of all added blobs."""
         return [(topic_id, seq) for topic_id, seqs in self._held.items() for seq in seqs]
 
     def below(self, lsn: int) -> list[Path]:
-        """The blobs that frames below ``lsn`` name."""
+        """Return the paths of the blobs that frames below ``lsn`` name."""
         return [
             self.path(topic_id, seq)
             for topic_id, seqs in self._held.items()
@@ -262,16 +268,19 @@ class BlobStore:
         ]
 
     def keep_at(self, lsn: int) -> None:
-        """A FORWARD frame names the frame at ``lsn``: if that has a blob, copies are read from it
-        until the log file is sealed, whatever becomes of its topic.
+        """Keep the blob of the frame at ``lsn``, if it has one, until its log file is sealed.
+
+        A FORWARD frame names this frame, so copies are read from the blob even after its own topic
+        is deleted.
         """
         for seqs in self._held.values():
             for held in seqs.values():
                 held.is_copied |= held.lsn == lsn
 
     def forget(self, topic_id: int) -> list[Path]:
-        """The topic is gone; its files, to be removed once that is durable. Those that copies are
-        read from are absorbed later.
+        """Drop the blobs of a deleted topic. Return the files to remove once that is durable.
+
+        Blobs from which copies are read stay. `absorb` drops them later.
         """
         held = self._held.pop(topic_id, {})
         copied = {seq: each for seq, each in held.items() if each.is_copied}
@@ -280,17 +289,20 @@ class BlobStore:
         return [self.path(topic_id, seq) for seq in held.keys() - copied.keys()]
 
     def forget_from(self, lsn: int) -> None:
-        """The log has dropped its frames from ``lsn`` on, and does not name their blobs."""
+        """Drop the blobs of frames from ``lsn`` on, which the log has dropped."""
         self._drop(lambda held: held.lsn >= lsn)
 
     def remove(self, topic_id: int, first_seq: int) -> None:
-        """Undo `add` and remove the file: no frame of the log names it."""
+        """Undo `add` and remove the file. No frame of the log may name the blob."""
         self._held[topic_id].pop(first_seq, None)
         self._written.discard((topic_id, first_seq))
         self.path(topic_id, first_seq).unlink(missing_ok=True)
 
     def absorb(self, lsn: int) -> list[Path]:
-        """Segments hold the records of frames below ``lsn``; the files that nobody reads now."""
+        """Drop the blobs of frames below ``lsn``, whose records segments contain.
+
+        Return the files, which no client reads any longer.
+        """
         return self._drop(lambda held: held.lsn < lsn)
 
     def _drop(self, which: Callable[[_Blob], bool]) -> list[Path]:
@@ -307,11 +319,12 @@ class BlobStore:
         return [self.path(*blob_id) for blob_id in dropped]
 
     def sweep(self, heads: dict[int, int]) -> list[Path]:
-        """Remove blobs of writes that were never finished, or whose topic is gone.
+        """Remove the blobs of writes that were never finished, and of deleted topics.
 
-        ``heads``: by topic, the last seq that was given out. The result are files whose records are
-        in segments, or gone: the part of the log that names them is kept as long as the older
-        checkpoint.
+        ``heads`` has the last assigned seq of each topic. Return the blobs of other writes that the
+        replayed log does not name, because segments contain their records or the records are
+        deleted. These files are not removed here: the part of the log that names them is kept while
+        the older checkpoint needs it.
         """
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []
@@ -321,7 +334,9 @@ class BlobStore:
                 continue
             named = blob_of(path.name)
             if named is not None and named[1] <= heads.get(named[0], 0):
+                # The write was in the log, so its records are in a segment or deleted.
                 absorbed.append(path)
             else:
+                # The write was never logged, or its topic is deleted.
                 path.unlink()
         return absorbed

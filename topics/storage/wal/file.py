@@ -1,11 +1,13 @@
-"""One file of the log: allocated whole and synced before its first frame, mapped for reading.
+"""Log file: one file of a shard's log. It is allocated and synced before its first frame is
+written, and it is mapped for reading.
 
-    NAME.new      being made; a start removes it
+    NAME.new      a file that is being created; a start removes it
     BASE.wal      a file of the log
-    NAME.spare    waits to become one, see `spares`
-    log.reserve   the same, for frames that free room
+    NAME.spare    a preallocated file that becomes one later, see `spares`
+    log.reserve   the same, for frames that free space
 
-A file keeps its length for its whole life: a shorter one was cut at rest, and is damage.
+A file keeps its length until it is unlinked. A shorter file was truncated by another program and is
+damaged.
 """
 
 from __future__ import annotations
@@ -28,26 +30,27 @@ from topics.storage.disk import Damaged, allocate, sync_directory, write_again, 
 from topics.storage.mapped_file import CANNOT_READ, MappedFile, read_at
 from topics.storage.names import own_files
 
-ASKED_BYTES = 256 << 10  # asked for at once
-BODY_BYTES = 32 << 10
+ASKED_BYTES = 256 << 10  # checked for readability by one `WalFile.ask`
+BODY_BYTES = 32 << 10  # a frame body up to this length is covered by the check of earlier frames
 LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
 class NoRoom(OSError):
-    """The next log file could not be made; nothing was written and nothing is in doubt."""
+    """The next log file could not be created. No frame was written, and no file is in doubt."""
 
 
 def log_name(base: int) -> str:
-    """A file is named by the LSN of its first frame, so that names sort as the log runs."""
+    """Return the name of a log file, its first LSN in hex, so that names sort in log order."""
     return f"{base:016x}{LOG}"
 
 
 def log_paths(folder: Path, shard: int) -> list[Path]:
-    """The files of a shard's log, oldest first.
+    """Return the files of a shard's log, oldest first.
 
-    A spare that becomes a file of the log gets its name without waiting for the disk, which would
-    keep all writes waiting. After a power loss it may still have the old name. Its header then says
-    what it is: files that the log no longer needs begin before the oldest one.
+    A spare that becomes a log file is renamed without a sync of the folder, because all writes
+    would have to wait for that sync. After a power loss the file may still have the old name. Its
+    header identifies it: it begins above the oldest log file, but all files that the log no longer
+    needs begin below that file.
     """
     paths = {path.name: path for path in own_files(folder, names.LOG)}
     oldest = next(iter(paths), None)
@@ -60,7 +63,7 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
 
 
 class WalFile:
-    """A log file. ``base``: LSN of its first frame; ``size``: its bytes, header included."""
+    """A log file. ``base`` is the LSN of its first frame, ``size`` its length with the header."""
 
     def __init__(self, folder: Path, header: FileHeader, size: int) -> None:
         self.folder, self.header, self.size = folder, header, size
@@ -68,28 +71,30 @@ class WalFile:
         self.path = folder / log_name(header.base)
         self._fd = -1
         self._mapped: MappedFile | None = None
-        self.data: memoryview | None = None  # what `view` gives, once it is mapped
-        # Offsets of frames that could be read a moment ago, but for what of a body is above
-        # `BODY_BYTES`.
+        self.data: memoryview | None = None  # the result of `view`, after its first call
+        # Range of frame offsets that could be read at the last check. For a frame in this range,
+        # bytes of the body above `BODY_BYTES` may be unchecked.
         self.asked_from = self.asked_to = 0
 
     def offset(self, lsn: int) -> int:
-        """Offset in the file of the frame at ``lsn``."""
+        """Return the offset in the file of the frame at ``lsn``."""
         return FILE_HEADER_BYTES + lsn - self.base
 
     def holds(self, lsn: int, length: int) -> bool:
-        """Whether a frame of this length has room at ``lsn``."""
+        """Return whether a frame of ``length`` bytes at ``lsn`` fits into the file."""
         return FILE_HEADER_BYTES + lsn - self.base + length <= self.size
 
     def create(self, spare: Path | None = None) -> None:
-        """Allocate the whole file, so that a full disk shows here and not in the middle of a write.
+        """Create and allocate the file, so that a full disk is noticed here and not during a write.
 
-        ``spare``: a file of the same size that nobody needs any more. It becomes this one: its
-        blocks and its pages need not be found again. What it holds stays behind the new header, and
-        the new salt keeps it from passing for frames. See `log_paths` for its name.
+        ``spare`` is a file of the same size that the log no longer needs. It becomes this file, so
+        its blocks and pages need not be allocated again. Its old contents remain after the new
+        header, but the new salt in the header invalidates the checksums of the old frames. See
+        `log_paths` for the rename.
 
-        Raises `NoRoom` while the log is as it was. Any other OSError came when the file had its
-        name: whether a next start finds it is in doubt, so nothing may be written from its base on.
+        Raise `NoRoom` if the file could not be created and the log is unchanged. Any other OSError
+        is raised after the rename: the next start may or may not find the file, so nothing may be
+        written from its base on.
         """
         aside = spare or self.path.with_suffix(NEW)
         try:
@@ -113,14 +118,15 @@ class WalFile:
             sync_directory(self.folder)
 
     def _is_first(self) -> bool:
-        """Whether no older file of the log is there, by which `log_paths` knows a spare that has
-        lost its name.
+        """Return whether the log has no older file.
+
+        Without an older file, `log_paths` cannot recognize a spare that lost its new name.
         """
         return all(path == self.path for path in own_files(self.folder, names.LOG))
 
     @classmethod
     def open(cls, path: Path, shard: int, *, writable: bool = True) -> WalFile:
-        """An existing file. Raises `Damaged` when it is not what its name says."""
+        """Open an existing file. Raise `Damaged` if its header does not match its name or shard."""
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             header = decode_file_header(read_at(path, fd, FILE_HEADER_BYTES, 0))
@@ -142,7 +148,7 @@ class WalFile:
         return file
 
     def take_name(self) -> None:
-        """Give a file that lost its name (see `log_paths`) its own, durably. Raises OSError."""
+        """Rename a file that lost its name (see `log_paths`) durably. Raise OSError."""
         named = self.folder / log_name(self.base)
         if self.path != named:
             self.path = self.path.replace(named)
@@ -150,40 +156,42 @@ class WalFile:
 
     @classmethod
     def of_image(cls, path: Path, header: FileHeader, data: bytearray) -> WalFile:
-        """A file as it would be with these bytes, which is only read."""
+        """Return a read-only file with ``data`` as its contents."""
         file = cls(path.parent, header, len(data))
         file.path, file._mapped = path, MappedFile.of_bytes(path, memoryview(data))
         return file
 
     @property
     def fd(self) -> int:
-        """Open for reading, and for writing unless it was opened without."""
+        """The descriptor, opened for reading, and for writing unless ``writable`` was False."""
         return self._fd
 
     def mapped(self) -> MappedFile:
-        """The whole file; what is written later shows in it."""
+        """Return the map of the complete file. Later writes are visible in it."""
         if self._mapped is None:
             self._mapped = MappedFile(self.path, self._fd, self.size)
         return self._mapped
 
     def view(self) -> memoryview:
-        """The whole file, read in place: what `ask` has let pass."""
+        """Return the mapped bytes. Only bytes that `ask` has checked may be accessed."""
         if self.data is None:
             self.data = self.mapped().data
         return self.data
 
     def read_all(self, beat: Callable[[], None]) -> None:
-        """Read the whole file into memory, for a scan: it would take a fault for every few pages.
+        """Read the complete file into memory before a scan, which would otherwise cause many page
+        faults.
 
-        ``beat``: called between two steps. Raises `Damaged` where it cannot be read.
+        ``beat`` is called between two steps. Raise `Damaged` if a part cannot be read.
         """
         at = self.mapped().first_unreadable(0, self.size, beat)
         if at is not None:
             raise Damaged(self.path, at, CANNOT_READ)
 
     def ask(self, offset: int) -> None:
-        """Raises `Damaged` unless the frame at ``offset`` can be read. Those that follow are asked
-        for, too.
+        """Raise `Damaged` if the frame at ``offset`` cannot be read.
+
+        The call also checks the frames that follow, up to `ASKED_BYTES`.
         """
         mapped, stop = self.mapped(), min(offset + ASKED_BYTES, self.size)
         start = offset + FRAME_HEADER_BYTES
@@ -207,14 +215,14 @@ class WalFile:
         self.forget_asked()
 
     def forget_asked(self) -> None:
-        """Time has gone: pages may have left memory."""
+        """Discard the checked range: pages may have been dropped from memory since."""
         self.asked_from = self.asked_to = 0
 
     def cut(self, lsn: int) -> None:
-        """Turn everything from ``lsn`` on into zeros.
+        """Overwrite everything from ``lsn`` on with zeros.
 
-        Once that is synced, no frame of the cut part is ever found again. The file keeps its length
-        all the time: after a crash, a shorter one would look like one that was cut at rest.
+        After the next sync, no frame of this part is found again. The file is not truncated
+        temporarily: after a crash, a shorter file would count as damaged.
         """
         offset = self.offset(lsn)
         zero(self._fd, offset, self.size - offset)
@@ -224,24 +232,25 @@ class WalFile:
         write_zeros(self._fd, self.offset(start), end - start)
 
     def write_again(self, start: int, end: int) -> None:
-        """Let the next sync bring the frames between two LSNs to the disk, even where the kernel
-        takes their pages for written.
+        """Write the frames between two LSNs again, so that the next sync writes them to the disk.
+
+        The kernel may wrongly regard their pages as written (`disk.write_again`).
         """
         write_again(self._fd, self.offset(start), end - start)
 
     @property
     def is_kept(self) -> bool:
-        """Whether it has a second name, under which its bytes must stay: see `disk.keep_aside`."""
+        """Whether the file has a second name that keeps its bytes (`disk.keep_aside`)."""
         with contextlib.suppress(FileNotFoundError):
             return self.path.stat().st_nlink > 1
         return False
 
     def sync(self) -> None:
-        """fdatasync."""
+        """Sync the contents with fdatasync."""
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Close the file. What a reader still holds keeps its map."""
+        """Close the file. A reader that still holds a view of the map keeps the map alive."""
         self.unmap()
         if self._fd >= 0:
             os.close(self._fd)

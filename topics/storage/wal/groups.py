@@ -1,7 +1,8 @@
-"""Groups of frames on their way from the loop to the writer thread.
+"""Groups of frames that the shard loop hands over to the writer thread.
 
-A group is what the loop decided in one turn: frames that follow one another in one file. Groups
-that wait are taken together, so that one write and one sync serve all of them.
+A group contains the frames of one loop iteration, as a contiguous range of one file. The writer
+thread takes all waiting groups of a file together, so that one write and one sync serve all of
+them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from topics.storage.wal.file import WalFile
 class WalGroup:
     """Frames from LSN ``start`` to ``end`` of one file.
 
-    ``era`` counts how often the log went on after `NoRoom`. Without ``pieces`` the group only asks
-    for a sync, or tells the writer of what the loop has written. ``may_use_reserve``: for its new
-    file.
+    ``era`` counts how often the log was resumed after `NoRoom`. A group without ``pieces`` only
+    requests a sync, or notifies the writer thread of how far the loop has written.
+    ``may_use_reserve`` specifies whether the new file of the group may be the reserve.
     """
 
     era: int
@@ -39,20 +40,22 @@ class GroupQueue:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[WalGroup | None] = queue.SimpleQueue()
-        self._held: WalGroup | None = None  # taken from the queue; for another file or era
+        # Already taken from the queue, but of another file or era.
+        self._held: WalGroup | None = None
 
     def put(self, group: WalGroup) -> None:
-        """Hand a group to the writer thread."""
+        """Queue a group for the writer thread."""
         self._queue.put(group)
 
     def close(self) -> None:
-        """No group comes any more: `take` returns None when it has returned the others."""
+        """Close the queue: `take` returns the remaining groups and then None."""
         self._queue.put(None)
 
     def take(self, until: float) -> list[WalGroup] | None:
-        """All that waits for one file in one era; waits for the first of them.
+        """Wait for a group and return all waiting groups of the same file and era.
 
-        Empty at ``until``, on the clock of `time.perf_counter`; None at the end.
+        Return an empty list at ``until``, a time of `time.perf_counter`. Return None after the last
+        group of a closed queue.
         """
         first = self._held
         self._held = None
@@ -73,7 +76,7 @@ class GroupQueue:
             except queue.Empty:
                 return groups
             if group is None:
-                self.close()  # the end comes after what was handed over before it
+                self.close()  # put the end marker back: the next call returns None
                 return groups
             if group.new_file or group.era != first.era:
                 self._held = group
@@ -81,7 +84,7 @@ class GroupQueue:
             groups.append(group)
 
     def discard(self) -> None:
-        """Drop every group that comes, until the queue is closed."""
+        """Drop all further groups until the queue is closed."""
         while self._queue.get() is not None:
             pass
 

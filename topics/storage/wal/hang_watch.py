@@ -1,8 +1,8 @@
-"""Hang watch: tells of a disk call of the loop that does not return.
+"""Hang watch: reports a disk call of the shard loop that does not return.
 
-A loop that hangs in the kernel cannot say so itself. A thread looks every `LOOK_S` while the loop
-makes such calls, and sleeps without end while it makes none: only the first call after that costs a
-wake-up.
+A loop that hangs in the kernel cannot report this itself. While the loop makes disk calls, a thread
+checks every `LOOK_S` seconds. It sleeps without a timeout while the loop makes none, so only the
+first call after a quiet period costs a wake-up.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ LOOK_S: Final = 0.5
 
 
 class HangWatch:
-    """``on_hang`` is called by the watch's own thread with the number of a call, at each look that
-    finds the loop in the same call as the look before.
+    """Calls ``on_hang`` with the number of a disk call that is in progress at two checks in a row.
+
+    It is called by the watch's own thread, at the second check and at each further one.
     """
 
     def __init__(self) -> None:
         self.on_hang: Callable[[int], None] = lambda _: None
-        self._number = 0  # grows with each begin and end of a call: odd during one
+        self._number = 0  # incremented when a call begins and when it ends: odd during a call
         self._is_asleep = False
         self._is_stopped = False
         self._wake = threading.Event()
@@ -32,18 +33,18 @@ class HangWatch:
         self._thread.start()
 
     def begin(self) -> None:
-        """The loop begins a call that may hang."""
+        """Note that the loop begins a call that may hang."""
         self._number += 1
         if self._is_asleep:
             self._is_asleep = False
             self._wake.set()
 
     def end(self) -> None:
-        """The call has returned."""
+        """Note that the call has returned."""
         self._number += 1
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._is_stopped = True
         self._wake.set()
         self._thread.join()
@@ -58,7 +59,7 @@ class HangWatch:
                 self.on_hang(number)
             else:
                 self._is_asleep = True
-                # Compared again: a call that began before the line above did not wake this thread.
+                # Compare again: a call that began before the line above did not wake this thread.
                 self._is_asleep = self._number == number
             self._wake.wait(None if self._is_asleep else LOOK_S)
             self._wake.clear()

@@ -1,23 +1,25 @@
-"""Write-ahead log: the log of one shard, as its loop sees it.
+"""Write-ahead log of one shard: the interface for the shard loop.
 
-The loop encodes frames (`Wal.append`) and hands them over in groups (`Wal.flush`); `WalWriter`
+The loop encodes frames (`Wal.append`) and hands them over in groups (`Wal.flush`). `WalWriter`
 writes and syncs them.
 
-    append ... append -> flush -> write [-> fdatasync] -> Progress -> the loop commits and answers
+    append ... append -> flush -> write [-> fdatasync] -> Progress -> the loop commits and replies
 
-    OK --(NoRoom)--> NO ROOM --(resume)--> short of room --(find_room)--> OK
-     '--(a write or sync fails)--> failed, until the process starts anew
+    OK --(NoRoom)--> NO SPACE --(resume)--> short of space --(find_room)--> OK
+     '--(a write or sync fails)--> failed, until the process restarts
 
-Rotation: a file is full when the next frame has no room in it, or when the blobs of its frames are
-as long as ``file_bytes``, the most that a file grows to (`spares`). So blobs are sealed and their
-room is given back, however short their frames are. A blob cannot go as soon as nothing in it lives:
-the log still names it, and a replay could not tell that from damage. Without room for another file,
-frames go on into the one that blobs have filled: deletes make room.
+Rotation: a log file is full when the next frame does not fit into it, or when the blobs and copies
+that its frames name have ``file_bytes`` bytes in total, the maximum size of a log file (`spares`).
+Because of the second rule, blobs are sealed and their space is released even if their frames are
+short. A blob cannot be deleted as soon as all its records are deleted: the log still names it, and
+a replay could not distinguish the deleted blob from a lost one. If the disk has no space for
+another file, frames continue in a file that is full because of its blobs, so that deletes can free
+space.
 
-After `NoRoom` nothing is in doubt: the loop undoes what waited and calls `resume`. While the log is
-short of room, only groups of frames that make room may be written; such a group may begin the
-reserve (``decisions/0015``). A failed log is never written again: the next start replays what the
-disk really holds.
+After `NoRoom` the contents of the log are known: the loop rolls back all changes that are not
+written and calls `resume`. While the log is short of space, only groups of frames that free space
+may be written. Such a group may use the reserve for a new file (``decisions/0015``). A failed log
+is never written again. The next start replays the frames that are really on the disk.
 """
 
 from __future__ import annotations
@@ -47,11 +49,12 @@ from topics.storage.wal.groups import WalGroup
 from topics.storage.wal.progress import Progress
 from topics.storage.wal.writer import WalWriter
 
-BEAT_MS, BEATS_MAX = 500, 20
+BEAT_MS, BEATS_MAX = 500, 20  # of `Wal.wait_synced`
 _EXTERNAL = int(RecordFlags.EXTERNAL)
-# LEASE frames do not: jobs are claimed and extended without end, and that would use up the reserve,
-# which acks, deletes and starts need. A lease that cannot be released ends at its deadline.
-# ROUTERS_GONE frames do: a topic goes with its routers.
+# The kinds of frames that free space. LEASE frames are not included: clients claim and extend jobs
+# continually, which would use up the reserve that acks, deletes and starts need. A lease that
+# cannot be released expires at its deadline. ROUTERS_GONE frames are included because deleting a
+# topic deletes its routers.
 MAKE_ROOM = frozenset(
     {
         FrameKind.DELETE,
@@ -64,7 +67,7 @@ MAKE_ROOM = frozenset(
 
 
 class Wal:
-    """The log from ``lsn`` on; ``files`` hold everything before it."""
+    """The log of a shard, appended to from ``lsn`` on. ``files`` contain all earlier frames."""
 
     def __init__(
         self,
@@ -83,21 +86,23 @@ class Wal:
         self.frames = frames
         self._files = files
         self._bases = [file.base for file in files]
-        self.next_lsn = lsn  # where the next frame goes
+        self.next_lsn = lsn  # LSN of the next frame
         self.synced_lsn = lsn
         self.failed: OSError | None = None
         self._pieces: list[Buffer] = []
-        # The group under way.
+        # The current group: frames that are appended and not handed over.
         self._start = lsn
         self._new_file = False
-        self._makes_room = True  # it has no other frames
-        self._no_room = False  # `NoRoom` was met
+        self._makes_room = True  # it has only frames of `MAKE_ROOM`
+        self._no_room = False  # a new file could not be created
         self._tail: WalFile | None = files[-1] if files else None
-        # Bytes elsewhere that the frames of the tail name.
+        # Bytes that are sealed with the last file in addition to its frames: blobs, and the copies
+        # that FORWARD frames render.
         self._blob_bytes = blobs.bytes_from(files[-1].base) if files else 0
-        # Any frame may begin a new file because of blobs; not while there may be no room for it.
+        # Whether any frame may begin a new file when the blobs have filled the last one. False
+        # while the disk may have no space for a new file.
         self.rotates_by_blobs = False
-        # How often the log went on after `NoRoom`, from an LSN below those given out before.
+        # How often the log was resumed after `NoRoom`. LSNs from the resume point on are reused.
         self._era = 0
         self.writer = WalWriter(
             *(folder, lsn, self._tail, self._opened),
@@ -113,7 +118,7 @@ class Wal:
 
     @property
     def is_syncing(self) -> bool:
-        """A sync is under way."""
+        """Whether a sync is in flight."""
         return self.writer.syncer.is_syncing()
 
     def check(self) -> None:
@@ -121,21 +126,22 @@ class Wal:
         self.writer.check()
 
     def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
-        """Have ``on_hang`` called by a thread, with the number of a disk call of the loop that does
-        not return.
+        """Set the function that is called if a disk call of the loop does not return.
+
+        A thread calls ``on_hang`` with the number of the call.
         """
         self.writer.hang_watch.on_hang = on_hang
 
     def hold_together(self, length: int) -> None:
-        """Let the next frames, ``length`` bytes in all, go into one file.
+        """Ensure that the next frames, ``length`` bytes in total, are put into one file.
 
-        `NoRoom` does not tear them apart: one of them makes no sense without the others.
+        Then `NoRoom` refuses all of these frames or none. They depend on each other.
         """
         if self._tail is not None and not self._tail.holds(self.next_lsn, length):
             self._begin_file(self.next_lsn, length)
 
     def append(self, frame: Frame) -> int:
-        """Encode ``frame`` into the group under way, and return its LSN.
+        """Encode ``frame`` into the current group and return its LSN.
 
         Nothing is written before `flush`.
         """
@@ -147,6 +153,7 @@ class Wal:
             or (self._blob_bytes >= self.file_bytes and self._is_full(frame))
         ):
             file = self._begin_file(lsn, length)
+        # A group may use the reserve only if all of its frames free space.
         if self._makes_room and frame.kind not in MAKE_ROOM:
             self._makes_room = False
         if frame.flags & _EXTERNAL:
@@ -159,18 +166,20 @@ class Wal:
         return lsn
 
     def _is_full(self, frame: Frame) -> bool:
+        """Return whether ``frame`` begins a new file if the last file is full of blobs."""
         return (
             self.rotates_by_blobs or frame.flags & _EXTERNAL > 0 or frame.kind is FrameKind.FORWARD
         )
 
     def end_file(self) -> None:
-        """Let the next frame that may begin a file begin one, as if this one were full."""
+        """Treat the current file as full, so that the next frame that may begin a file does."""
         self._blob_bytes = max(self._blob_bytes, self.file_bytes)
         self.rotates_by_blobs = True
 
     def may_name(self, lsn: int, length: int) -> bool:
-        """Whether a FORWARD frame of this length, if it comes next, stands in the same file as the
-        frame at ``lsn``.
+        """Return whether a FORWARD frame of this length may name the frame at ``lsn``.
+
+        It may if it would be appended to the same log file as that frame.
         """
         tail = self._tail
         return (
@@ -181,7 +190,8 @@ class Wal:
         )
 
     def _begin_file(self, lsn: int, length: int) -> WalFile:
-        self.flush(sync=True, at_once=False)  # a file is whole on disk before the next one begins
+        # A file is complete on disk before the next one begins.
+        self.flush(sync=True, at_once=False)
         size = max(self.writer.spares.file_bytes, FILE_HEADER_BYTES + length)
         self._tail = WalFile(
             self.folder, FileHeader(self.shard, lsn, secrets.randbits(64), size), size
@@ -191,13 +201,15 @@ class Wal:
         return self._tail
 
     def flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
-        """Hand over the group under way; the progress, when that is done already.
+        """Hand over the current group. Return the progress if it is written already, else None.
 
-        ``sync``: its answers must wait for the disk. ``at_once``: the caller commits what the
-        progress covers; without it, `take_progress` brings the progress.
+        With ``sync``, the replies of the group wait until it is synced. With ``at_once``, the
+        caller must commit the frames that the returned progress covers. Without it, the writer
+        thread writes the group and `take_progress` returns the progress.
         """
         if self._tail is None or not (self._pieces or (sync and self.synced_lsn < self.next_lsn)):
             return None
+        # A group without frames only requests a sync.
         group = WalGroup(
             self._era,
             self._tail,
@@ -218,7 +230,7 @@ class Wal:
         return progress
 
     def begin(self, frames: Iterable[Frame]) -> None:
-        """Hand over the frames of a start, before any other: they may have the reserve."""
+        """Hand over the frames of a start before all other frames. They may use the reserve."""
         for frame in frames:
             self.append(frame)
         self._makes_room = True
@@ -226,7 +238,7 @@ class Wal:
 
     @property
     def short_of_room(self) -> bool:
-        """Whether only frames that make room may be written; until `find_room` returns True."""
+        """Whether only frames that free space may be written, until `find_room` returns True."""
         return self._no_room or not self.writer.spares.has_reserve
 
     @property
@@ -235,14 +247,17 @@ class Wal:
         return self.short_of_room or self.writer.spares.is_short
 
     def find_room(self) -> bool:
-        """Make the next file and the reserve; when True, the log is not short of room any more."""
+        """Create the next file and the reserve. Return True if both exist.
+
+        The log is no longer short of space then.
+        """
         found = self.writer.find_room()
         if found:
             self._no_room = False
         return found
 
     def take_progress(self) -> list[Progress]:
-        """What has been done since the last call, oldest first; not what `flush` returned."""
+        """Return the progress since the last call, oldest first, except what `flush` returned."""
         taken = self.writer.state.take()
         for progress in taken:
             if progress.error is None:
@@ -255,10 +270,10 @@ class Wal:
         return taken
 
     def resume(self, lsn: int) -> None:
-        """Go on at ``lsn``, the end of what is written, after `NoRoom`.
+        """Continue at ``lsn``, the end of the written frames, after `NoRoom`.
 
-        What was handed over since is dropped. Frames go on into the last file where it has room,
-        though blobs have filled it: deletes are what makes room.
+        Frames that were handed over since are dropped. The next frames are appended to the last
+        file while they fit, even if blobs have filled it, because deletes free space.
         """
         self._era += 1
         self._pieces, self._start, self._new_file, self._makes_room = [], lsn, False, True
@@ -271,53 +286,64 @@ class Wal:
         self.rotates_by_blobs = False
 
     def records(self, locator: int) -> RecordsView:
-        """Records of a written APPEND frame, or of a row of a written FORWARD frame."""
+        """Return the records of a written APPEND frame, or of a row of a written FORWARD frame.
+
+        Raise `Damaged` if they cannot be read.
+        """
         file = self._files[bisect_right(self._bases, locator) - 1]
         return self.frames.records(file, locator)
 
     def payload(self, lsn: int) -> RecordsView:
-        """The records that an APPEND or FORWARD frame holds. Raises `Damaged`."""
+        """Return the records that an APPEND or FORWARD frame contains. Raise `Damaged`."""
         return self.frames.payload(self.file(lsn), lsn)
 
     def frame_at(self, locator: int) -> tuple[FrameHeader, memoryview]:
-        """Header and body of the frame that ``locator`` locates, or one of whose rows it locates.
+        """Return header and body of the frame that contains the location ``locator``.
 
-        It must have been written and still stand.
+        ``locator`` is a frame or a row of a FORWARD frame. The frame must be written, and its file
+        must not be detached.
         """
         file = self.file(locator)
         return frame_in(file, frame_lsn(file, locator))
 
     def forget_asked(self) -> None:
-        """Mapped pages may have left memory: they are asked for again."""
+        """Discard the cached readability of mapped pages.
+
+        Pages may have been dropped from memory since they were checked.
+        """
         for file in self._files:
             file.forget_asked()
 
     def file(self, locator: int) -> WalFile:
-        """The file that holds a frame."""
+        """Return the file that contains a frame or row."""
         return self._files[bisect_right(self._bases, locator) - 1]
 
     def base_of(self, locator: int) -> int:
-        """Base of the file that holds a frame."""
+        """Return the base LSN of the file that contains a frame or row."""
         return self._bases[bisect_right(self._bases, locator) - 1]
 
     @property
     def oldest_lsn(self) -> int:
-        """LSN of the first frame that is still in a file."""
+        """LSN of the oldest frame whose file the log still has."""
         return self._bases[0] if self._bases else self.next_lsn
 
     def full_files(self) -> list[tuple[int, int]]:
-        """``(base, end)`` of every file that is full, oldest first: it is not written any more."""
+        """Return ``(base, end)`` of every full file, oldest first.
+
+        A full file is not written any longer.
+        """
         return list(pairwise(self._bases))
 
     def count_full_files(self, lsn: int) -> int:
-        """How many full files begin at ``lsn`` or later."""
+        """Return the number of full files that begin at ``lsn`` or later."""
         return max(len(self._bases) - 1 - bisect_left(self._bases, lsn), 0)
 
     def files_between(self, lsn: int, end: int) -> list[tuple[WalFile, int]]:
-        """The files that hold the log from ``lsn`` to ``end``, which is written, and how many bytes
-        of each belong to it.
+        """Return the files that contain the log from ``lsn`` to ``end``, which must be written.
+
+        Each file comes with the length of its used part, which includes the file header.
         """
-        bases = [*self._bases]  # the writer's thread adds to them
+        bases = [*self._bases]  # a copy, because the writer thread appends to the list
         first = max(bisect_right(bases, lsn) - 1, 0)
         files, ends = self._files[first : len(bases)], [*bases[first + 1 :], end]
         return [
@@ -336,21 +362,26 @@ class Wal:
             file.unmap()
 
     def detach(self, lsn: int) -> list[WalFile]:
-        """Forget all files that end at ``lsn`` or before; `SpareFiles.add` is next."""
+        """Remove all files whose frames are all below ``lsn`` from the log and return them.
+
+        The caller must pass them to `SpareFiles.add`.
+        """
         detached = self.ending_at(lsn)
         del self._files[: len(detached)], self._bases[: len(detached)]
         self.frames.forget_below(self.oldest_lsn)
         return detached
 
     def ending_at(self, lsn: int) -> list[WalFile]:
-        """All files that end at ``lsn`` or before."""
+        """Return all files whose frames are all below ``lsn``."""
+        # The last file is never included, because it is still written.
         return self._files[: max(bisect_right(self._bases, lsn) - 1, 0)]
 
     def wait_synced(self, beat: Callable[[], None] = lambda: None) -> None:
-        """Block until everything that was handed over is on the disk. For use outside a loop.
+        """Block until all groups that were handed over are synced. For use outside an event loop.
 
-        ``beat``: called meanwhile, `BEATS_MAX` times at most: a busy disk may take seconds. Raises
-        the error that kept it from there. After `NoRoom` the log goes on where it was.
+        ``beat`` is called every `BEAT_MS` while this call waits, because a busy disk may take
+        seconds, but at most `BEATS_MAX` times. Raise the error that prevented a write or sync.
+        After `NoRoom` the log is resumed at the end of the written frames.
         """
         poller, beats = select.poll(), 0
         poller.register(self.progress_fd, select.POLLIN)
@@ -361,9 +392,9 @@ class Wal:
             self._raise_failures()
 
     def stop(self) -> None:
-        """Write and sync everything, then end the threads.
+        """Write and sync all frames, then stop the threads and close the files.
 
-        Raises the error of that last write or sync, unless the log was `failed` before.
+        Raise the error of this last write or sync, unless the log has `failed` before.
         """
         self.flush(sync=True, at_once=False)
         self.writer.stop()

@@ -1,15 +1,16 @@
-"""How far the log reaches: written, synced, reported to the loop; and the error that ends it.
+"""Progress of a shard's log: the LSNs up to which it is written, synced and reported to the loop,
+and the error that stops all writing.
 
-The loop and both threads of the writer share one `WriteState`:
+The loop, the writer thread and the syncer thread share one `WriteState`:
 
-                                    .- nobody writes -----------.
-    WORKING --(write or sync fails)-+                           +--> cut --> BROKEN, told
-                                    '- the write under way ends-'
+                                     .- no write in flight ------.
+    WORKING --(write or sync fails)--+                           +--> cut --> BROKEN, reported
+                                     '- the write in flight ends-'
 
-While WORKING, each `Progress` that is reported moves ``reported``: what ends there may have been
-acknowledged, so it stays. After the first error nothing is written or reported any more. Everything
-from ``reported`` on is refused, and zeros are written over it before the loop is told: a restart
-finds no frame of it (``decisions/0014``).
+In the state WORKING, each reported `Progress` raises ``reported``. Frames below this LSN may have
+been acknowledged, so they are kept. After the first error, nothing is written or reported any
+longer. All frames from ``reported`` on are refused. They are overwritten with zeros before the
+error is reported to the loop, so that a restart does not find them (``decisions/0014``).
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the log reaches after a write.
+    """How far the log has been written and synced.
 
-    ``written``: LSN up to which it is in the kernel's hands. ``synced``: LSN up to which it is on
-    the disk. The times are what both took.
+    ``written`` is the LSN up to which the kernel has the log, ``synced`` the LSN up to which it is
+    on the disk. ``write_ms`` and ``sync_ms`` are the durations of the write and the sync. With
+    ``error``, frames from ``written`` on are refused.
     """
 
     written: int
@@ -43,7 +45,7 @@ class Progress:
     error: OSError | None = None
 
 
-# Upper ends of the buckets of sync times, in microseconds, ends included.
+# Upper bounds (inclusive) of the buckets of sync times, in microseconds.
 SYNC_BOUNDS_US: Final = (
     *(50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000),
     *(100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000),
@@ -52,9 +54,11 @@ SYNC_BOUNDS_US: Final = (
 
 @dataclass(slots=True)
 class WalCounters:
-    """Since the start of the process. ``sync_us``: how many syncs took up to each of
-    `SYNC_BOUNDS_US`, how many took longer, the sum of all times, and their number. ``loop_fsyncs``:
-    how many of the syncs the loop made.
+    """Counters since the start of the process.
+
+    ``sync_us`` has a count of syncs for each bucket of `SYNC_BOUNDS_US`, then the count of longer
+    syncs, the sum of all times, and the number of syncs. ``loop_fsyncs`` counts the syncs that the
+    loop made.
     """
 
     frames: int = 0
@@ -66,7 +70,7 @@ class WalCounters:
     sync_us: list[int] = field(default_factory=lambda: [0] * (len(SYNC_BOUNDS_US) + 3))
 
     def note_sync(self, took_us: int, *, by_loop: bool = False) -> None:
-        """Count a sync. One thread at a time may."""
+        """Count a sync. Only one thread at a time may call this."""
         self.fsyncs += 1
         self.loop_fsyncs += by_loop
         self.sync_us[bisect_left(SYNC_BOUNDS_US, took_us)] += 1
@@ -75,21 +79,23 @@ class WalCounters:
 
 
 class WriteState:
-    """What is written, synced and reported. ``progress_fd`` is readable when `take` has something.
+    """The written, synced and reported LSNs of a log. ``progress_fd`` is readable when `take` has
+    progress to return.
 
-    The lock guards the words that say who writes and what was reported. It is never held during a
-    call that may wait for the disk.
+    The lock guards the fields that specify whether a write is in flight and which LSN was reported.
+    It is never held during a call that may wait for the disk.
     """
 
     def __init__(self, file: WalFile | None, lsn: int, counters: WalCounters) -> None:
         self.counters = counters
         self.written = self.synced = lsn
-        self.broken: OSError | None = None  # leaves the file in doubt; reported last
+        # The first error; the contents of the file are unknown after it.
+        self.broken: OSError | None = None
         self.progress_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        self._reported = lsn  # what ends here is written, for all that the loop knows
+        self._reported = lsn  # frames below this LSN count as written for the loop
         self._is_writing = False
-        self._last_write = file, lsn  # the file of the last write, and where the write was to end
+        self._last_write = file, lsn  # the file of the last write, and the LSN at which it ends
         self._untaken: deque[Progress] = deque()
 
     @property
@@ -98,7 +104,10 @@ class WriteState:
         return self._last_write[0]
 
     def begin_write(self, file: WalFile, end: int) -> bool:
-        """Before a write that ends at ``end``. False: the log is broken, nothing may be written."""
+        """Note the start of a write up to the LSN ``end``. Return False if the log is broken.
+
+        Then nothing may be written.
+        """
         with self._lock:
             if self.broken is not None:
                 return False
@@ -106,9 +115,10 @@ class WriteState:
             return True
 
     def end_write(self, end: int, error: OSError | None, *, reported: bool) -> bool:
-        """After that write. False: the log is broken, and cut.
+        """Note the end of the write. Return False if the log is broken. It is cut then.
 
-        ``reported``: the loop itself has written, so it knows, and no sync must follow.
+        ``reported`` means that the loop itself has written and no sync has to follow, so the frames
+        count as reported.
         """
         with self._lock:
             self._is_writing = False
@@ -120,21 +130,27 @@ class WriteState:
                 if reported:
                     self._reported = end
                 return True
-        self._cut_and_tell()  # also for a sync that failed during the write
+        self._cut_and_tell()  # also if a sync failed during the write
         return False
 
     def break_off(self, error: OSError) -> None:
-        """An error left the file in doubt: refuse all that was not reported, once."""
+        """Break the log after an error that left the file in doubt: refuse all unreported frames.
+
+        Only the first error has an effect.
+        """
         with self._lock:
             if self.broken is not None:
                 return
             self.broken = error
             if self._is_writing:
-                return  # `end_write` cuts and tells
+                return  # `end_write` cuts the log and reports the error
         self._cut_and_tell()
 
     def note_synced_group(self, lsn: int) -> bool:
-        """The loop has written and synced up to ``lsn``. False: the log is broken, and cut."""
+        """Note that the loop has written and synced the log up to ``lsn``.
+
+        Return False if the log is broken. It is cut then.
+        """
         with self._lock:
             if self.broken is not None:
                 return False
@@ -142,7 +158,7 @@ class WriteState:
             return True
 
     def report(self, progress: Progress) -> None:
-        """Tell the loop, unless the log is broken."""
+        """Report progress to the loop, unless the log is broken."""
         with self._lock:
             if self.broken is not None:
                 return
@@ -150,12 +166,12 @@ class WriteState:
             self.tell(progress)
 
     def tell(self, progress: Progress) -> None:
-        """Queue the progress for `take`."""
+        """Queue the progress for `take` and wake the loop."""
         self._untaken.append(progress)
         os.eventfd_write(self.progress_fd, 1)
 
     def take(self) -> list[Progress]:
-        """The progress since the last call, oldest first."""
+        """Return the progress since the last call, oldest first."""
         try:
             os.eventfd_read(self.progress_fd)
         except BlockingIOError:
@@ -163,7 +179,7 @@ class WriteState:
         return [self._untaken.popleft() for _ in range(len(self._untaken))]
 
     def _cut_and_tell(self) -> None:
-        """Cut the refused frames, then tell of the error. Nobody writes any more."""
+        """Overwrite the refused frames with zeros, then report the error. No thread writes now."""
         file, end = self._last_write
         assert self.broken is not None, "only a broken log is cut"
         if file is not None and end > self._reported:

@@ -1,21 +1,22 @@
-"""Spare files: files that wait to become files of the log.
+"""Spare files: preallocated files that become files of the log later.
 
-    NAME.spare    used again or made ahead, so that no write waits for a new file
-    log.reserve   taken only where no other file can be had, and only for frames that free room or
+    NAME.spare    a reused or newly created file, so that no write waits for a file to be created
+    log.reserve   used only if no other file can be created, and only for frames that free space or
                   that a start needs (``decisions/0015``)
 
-    retired by the log --(no reserve)----> log.reserve --(no room)--.
-       |            '----(few spares)----> NAME.spare ------------> file of the log
-       |                 made ahead -------^
+    released by the log --(no reserve)----> log.reserve --(no space)-.
+       |            '----(few spares)-----> NAME.spare ------------> file of the log
+       |             created in advance ---^
        '--(enough of both, or another size)--> unlinked
 
-The reserve is filled up first. Both kinds are found again after a restart. A file that cannot be
-made leaves nothing.
+The reserve is created before the spares. Both kinds are found again after a restart. A failed
+creation leaves no file.
 
-Files begin small and grow with the log, so that a shard without traffic takes little of the disk
-(``decisions/0053``). When a file is half full, the next one is to be twice as large, up to a bound:
-a reserve of that size takes the place of the one before, and then a spare is made. So the reserve
-holds as much as any file of the log, and what is left of a disk decides how far they grow.
+The first files are small and later ones grow with the log, so that a shard without traffic takes
+little space (``decisions/0053``). When a file is half full, the next one is to be twice as large,
+up to a bound: a reserve of that size replaces the previous one, and then a spare is created. So the
+reserve is as large as any file of the log, and the free space of the disk limits how far the files
+grow.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from topics.storage.disk import allocate, check_room, sync_directory
 from topics.storage.names import own_files
 from topics.storage.wal.file import RESERVE, SPARE, NoRoom, WalFile
 
-# Files kept for their room and their pages: a checkpoint frees two, and the next one comes when
-# these are used up.
+# Files that are kept to be reused: a checkpoint releases two, and the next checkpoint is written
+# when these are used up.
 SPARES_MAX = 3
-FIRST_FILE_BYTES = 4 << 20  # an empty shard takes a file and a reserve of that size
+FIRST_FILE_BYTES = 4 << 20  # an empty shard takes a log file and a reserve of this size
 RESERVE_NAME = "log"
 
 
 def prepare(folder: Path, name: str, size: int) -> Path:
-    """Make a spare file that no log has used yet, on the disk with its room.
+    """Create a preallocated spare file that no log has used yet, and make it durable.
 
-    ``name`` begins its name; the rest is like no other's, which may be in use. Raises OSError and
-    leaves nothing.
+    Its name begins with ``name`` and has a random part, because other spares may have the same
+    beginning. Raise OSError and leave no file.
     """
     path = folder / f"{name}.{secrets.token_hex(4)}{SPARE}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -60,27 +61,29 @@ def prepare(folder: Path, name: str, size: int) -> Path:
 
 
 class SpareFiles:
-    """The spare files of one folder, all of ``file_bytes``: the size of the log's next file.
+    """The spare files of one folder. All have ``file_bytes``, the size of the log's next file.
 
-    Any thread may take one; only one at a time adds some.
+    Any thread may take a spare. A lock ensures that only one thread at a time adds spares.
     """
 
     def __init__(self, folder: Path, last_bytes: int, file_bytes_max: int) -> None:
-        """Finds what an earlier process left. ``last_bytes``: size of the log's last file, 0: there
-        is none.
+        """Find the spare files of an earlier process.
+
+        ``last_bytes`` is the size of the log's last file, or 0 if the log has no files.
         """
         self.folder, self._bytes_max = folder, file_bytes_max
-        self.ordered_behind = -1  # base of the file behind which a spare was asked for
-        self.is_short = False  # whether the last attempt to make a spare found no space
+        self.ordered_behind = -1  # base of the last log file for which a spare was requested
+        self.is_short = False  # whether the last attempt to create a spare found no space
         self._path = folder / f"{RESERVE_NAME}{RESERVE}"
         self._adding = threading.Lock()
-        self._reserve_lock = threading.Lock()  # of its name and `has_reserve`
+        self._reserve_lock = threading.Lock()  # guards the name of the reserve and `has_reserve`
         self._spares: deque[Path] = deque()
+        # The size of the reserve determines the size of the next files.
         held = self._path.stat().st_size if self._path.exists() else last_bytes
         self.file_bytes = min(max(held, FIRST_FILE_BYTES), file_bytes_max)
         self.has_reserve = self._fits(self._path)
         if not self.has_reserve:
-            # Made for files of another size: the next one may want its room.
+            # It has the size of other files. The next reserve may need its space.
             self._path.unlink(missing_ok=True)
         for path in own_files(folder, names.SPARE):
             if len(self._spares) < SPARES_MAX and self._fits(path):
@@ -94,17 +97,19 @@ class SpareFiles:
         return False
 
     def __len__(self) -> int:
-        """How many spares there are."""
+        """Return the number of spares."""
         return len(self._spares)
 
-    # Taken
+    # Taking spares
 
     def begin_file(self, file: WalFile, *, may_use_reserve: bool) -> None:
-        """Make a file of the log, of a spare where there is one, of the reserve as the last way.
+        """Create a file of the log from a spare, or without one, or else from the reserve.
 
-        Raises as `WalFile.create`.
+        The reserve is used only with ``may_use_reserve``. Raise the same errors as
+        `WalFile.create`.
         """
-        is_usual = file.size <= self.file_bytes  # they may have grown since it was asked for
+        # Spares may have grown since the loop chose the size.
+        is_usual = file.size <= self.file_bytes
         try:
             file.create(self.take() if is_usual else None)
         except NoRoom:
@@ -114,29 +119,30 @@ class SpareFiles:
             file.create(reserve)
 
     def take(self) -> Path | None:
-        """A spare, if there is one."""
+        """Return a spare, or None if none exists."""
         with contextlib.suppress(IndexError):
             return self._spares.popleft()
         return None
 
     def take_reserve(self) -> Path | None:
-        """The reserve, if it is there: for a caller that may have it."""
+        """Return the reserve under a new name, or None. The caller must be allowed to use it."""
         taken = self.folder / f"{RESERVE_NAME}.{secrets.token_hex(4)}{SPARE}"
         with self._reserve_lock:
             if not self.has_reserve:
                 return None
             try:
-                self._path.replace(taken)  # before its name is free for another
+                self._path.replace(taken)  # so that the name is free for a new reserve
             except OSError:
                 return None
             self.has_reserve = False
         return taken
 
-    # Made
+    # Creating spares
 
     def is_next_due(self, file: WalFile, lsn: int) -> bool:
-        """Whether a spare should be made: ``file`` is half full at ``lsn``, and none waits or they
-        are to grow.
+        """Return whether a spare should be created now.
+
+        It should if ``file`` is half full at ``lsn``, and no spare exists or spares are to grow.
         """
         if 2 * file.offset(lsn) <= file.size or file.base == self.ordered_behind:
             return False
@@ -146,10 +152,9 @@ class SpareFiles:
         return file.size >= self.file_bytes < self._bytes_max
 
     def prepare_next(self, file: WalFile) -> None:
-        """Make a spare for the file that follows, if there still is none: files may have come since
-        it was asked for.
+        """Create a spare for the file after ``file``, unless a spare was added since the request.
 
-        Without room there will be none: the writer finds out.
+        If the disk has no space, there is no spare. The writer finds this out when it needs one.
         """
         with self._adding:
             if self._grows_behind(file):
@@ -159,17 +164,19 @@ class SpareFiles:
     def _grow(self) -> None:
         size = min(2 * self.file_bytes, self._bytes_max)
         with contextlib.suppress(OSError):
+            # Grow only if the disk has space for the reserve and a spare of the new size.
             check_room(self.folder, 2 * size)
             self._put_reserve(prepare(self.folder, RESERVE_NAME, size))
-            sync_directory(self.folder)  # before a file of the log is as large
+            sync_directory(self.folder)  # before a file of the log can have this size
+            # The existing spares are too small now.
             while spare := self.take():
                 spare.unlink()
             self.file_bytes = size
 
     def fill(self, name: str) -> bool:
-        """Make the reserve and a spare, where they are missing; False without room for both.
+        """Create the reserve and a spare if they are missing. Return False without space for both.
 
-        ``name``: for a spare that is made.
+        ``name`` begins the name of a newly created spare.
         """
         with self._adding:
             if not self.has_reserve:
@@ -190,7 +197,7 @@ class SpareFiles:
             self.is_short = True
 
     def fill_reserve(self) -> None:
-        """Make the reserve, if it is missing. Raises OSError."""
+        """Create the reserve if it is missing. Raise OSError."""
         with self._adding:
             if not self.has_reserve:
                 self._fill_reserve()
@@ -203,12 +210,12 @@ class SpareFiles:
             spare.replace(self._path)
             self.has_reserve = True
 
-    # Used again
+    # Reusing files
 
     def add(self, files: list[WalFile]) -> None:
-        """Keep files that the log needs no more, or unlink them.
+        """Keep files that the log no longer needs as reserve or spares, or unlink them.
 
-        Takes its time: for a thread. Raises OSError.
+        This call may block on the disk, so it must run in a thread. Raise OSError.
         """
         with self._adding:
             kept: list[Path] = []
@@ -218,17 +225,17 @@ class SpareFiles:
                 if target is None:
                     file.path.unlink(missing_ok=True)
                     continue
-                # It has its name already from an attempt that failed afterwards.
+                # The file is missing if it was renamed by an earlier attempt that failed later.
                 with contextlib.suppress(FileNotFoundError):
                     file.path.replace(target)
                 kept.append(target)
-            # Or a power loss brings a file back under its old name, with the header of its next
-            # life.
+            # Otherwise, after a power loss, a file could reappear under its old name with the
+            # header of its next use.
             sync_directory(self.folder)
             self._keep(kept)
 
     def _target(self, file: WalFile, kept: list[Path]) -> Path | None:
-        """The new name of a file that the log needs no more; None when it is to be unlinked."""
+        """Return the new name of a file that the log no longer needs, or None to unlink it."""
         if file.size != self.file_bytes or file.is_kept:
             return None
         if not self.has_reserve and self._path not in kept:

@@ -1,19 +1,21 @@
-"""The syncs of the log, one at a time, and the thread for those that nobody waits for.
+"""Syncs of a shard's log, one at a time, and a thread for background syncs.
 
-A write that waits for no sync would otherwise wait behind the regular ones, so those have a thread
-of their own. It makes spare files, too. No sync comes after one that failed: the kernel tells of
-lost pages once, so a second sync would seem to have gone well (``decisions/0014``).
+Frames that no group requests a sync for are synced in the background, within ``sync_ms``. A
+separate thread makes these syncs, because the writer thread would otherwise delay its writes. This
+thread also creates spare files. After a sync has failed, no further sync is made: the kernel
+reports lost pages only once, so a second sync would falsely succeed (``decisions/0014``).
 
-While the loop syncs, nobody is served. On a disk that syncs in 0.1 ms that costs less than two
-wake-ups; on one that takes 10 ms the thread must do it (``decisions/0040``).
+While the loop syncs, it serves no requests. On a disk that syncs in 0.1 ms, this costs less than
+the two wake-ups of a hand-over. On a disk that takes 10 ms, a thread must make the sync
+(``decisions/0040``). `SyncPace` decides:
 
-    DEAR --(after the pause, a sync of the thread within CHEAP_S)--> CHEAP: the loop syncs
+    DEAR --(after the pause, a sync of a thread within CHEAP_S)--> CHEAP: the loop syncs
       ^                                                                |
       '----(one above SLOW_S, or on average above CHEAP_S: pause)------'
 
-The pause is PAUSE_PER_S times as long as the sync that ended the cheap time, so slow syncs take a
-bounded share of the loop's time, whatever the disk is like. The thread's times are only believed
-when they are short: in a busy process they contain the wait for the interpreter.
+The pause lasts PAUSE_PER_S times the duration of the sync that ended the state CHEAP. This bounds
+the share of the loop's time that slow syncs take, on any disk. Long times that a thread measures
+are ignored, because in a busy process they include the wait for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -29,50 +31,54 @@ from topics.storage.folders import Check, unchecked
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.progress import Progress, WriteState
 
-CHEAP_S: Final = 0.001  # of a sync, on average
-SLOW_S: Final = 0.003  # of a sync that the loop should not have made
-AVERAGE_OVER: Final = 16  # syncs of the loop, about
-PAUSE_PER_S: Final = 200.0  # so the loop loses 0.5 % of its time to slow syncs at most
+CHEAP_S: Final = 0.001  # the longest average time of a sync that the loop may make
+SLOW_S: Final = 0.003  # the longest time of a single sync that the loop may make
+AVERAGE_OVER: Final = 16  # the approximate number of loop syncs in the moving average
+PAUSE_PER_S: Final = 200.0  # bounds the time that the loop spends in slow syncs to 0.5 %
 PAUSE_MAX_S: Final = 60.0
-STALE_S: Final = 10.0  # without any sync, nobody knows what the next one takes
+STALE_S: Final = 10.0  # without a sync for this time, the duration of the next one is unknown
 NS_PER_US: Final = 1_000
 NS_PER_S: Final = 1_000_000_000
 Job = Callable[[], None]
 
 
 class Syncer:
-    """Syncs for the writer thread and the loop, which wait, and in a thread of its own, which
-    reports.
+    """Syncs for the loop and the writer thread, which block, and in a thread of its own, which
+    reports its progress.
     """
 
     def __init__(self, state: WriteState, check: Check = unchecked) -> None:
         self._state, self._check, self.pace = state, check, SyncPace()
         self._lock = threading.Lock()  # held during a sync and while its outcome is noted
-        self.is_syncing = self._lock.locked  # asked before each short write: no call in between
+        self.is_syncing = self._lock.locked  # called before each short write, so it must be fast
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wal syncer", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the syncer thread."""
         self._thread.start()
 
     def sync(self, file: WalFile, lsn: int) -> bool:
-        """Sync what was written before ``lsn``. False: a sync has failed, and the log is broken."""
+        """Sync the log up to ``lsn``. Return False if a sync has failed and the log is broken."""
         with self._lock:
             return self._sync(file, lsn, by_loop=False)
 
     def try_hold(self) -> bool:
-        """Keep all syncs off until `release`; False when one is under way. For the loop, which does
-        not wait.
+        """Hold off all other syncs until `release`. Return False if a sync is in flight.
+
+        This is for the loop, which must not block.
         """
         return self._lock.acquire(blocking=False)
 
     def release(self) -> None:
-        """Let others sync again, after `try_hold`."""
+        """Allow other syncs again, after `try_hold`."""
         self._lock.release()
 
     def sync_held(self, file: WalFile, lsn: int) -> bool:
-        """Sync for the loop, which holds all syncs off. False: the log is broken, and cut."""
+        """Sync for the loop, which holds off all other syncs.
+
+        Return False if the log is broken. Its refused frames are cut then.
+        """
         return self._sync(file, lsn, by_loop=True)
 
     def _sync(self, file: WalFile, lsn: int, *, by_loop: bool) -> bool:
@@ -85,7 +91,8 @@ class Syncer:
                 self._check(quick=True)
                 file.sync()
             except OSError as error:
-                state.break_off(error)  # before the lock is free: no other sync comes between
+                # While the lock is held, so that no other sync starts in between.
+                state.break_off(error)
                 return False
             state.synced = lsn
             ended = time.perf_counter_ns()
@@ -94,15 +101,15 @@ class Syncer:
         return True
 
     def sync_later(self, file: WalFile, lsn: int) -> None:
-        """Have the thread sync what was written before ``lsn``, and report it."""
+        """Queue a sync of the log up to ``lsn`` for the thread, which reports it."""
         self.run_later(partial(self._sync_and_report, file, lsn))
 
     def run_later(self, job: Job) -> None:
-        """Have the thread do a job that may take long and raises nothing."""
+        """Queue a job for the thread. It may take long and must not raise."""
         self._jobs.put(job)
 
     def stop(self) -> None:
-        """Do what was asked for, then end the thread."""
+        """Finish the queued jobs, then stop the thread."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -111,7 +118,7 @@ class Syncer:
             job()
 
     def _sync_and_report(self, file: WalFile, lsn: int) -> None:
-        """A file that was synced up to there meanwhile is not touched again."""
+        """Sync and report, unless another sync has covered ``lsn`` in the meantime."""
         began = time.perf_counter()
         if lsn > self._state.synced and self.sync(file, lsn):
             sync_ms = (time.perf_counter() - began) * 1000
@@ -119,22 +126,22 @@ class Syncer:
 
 
 class SyncPace:
-    """The state above. ``now`` is in seconds of one clock that never goes back."""
+    """The state machine above. ``now`` is in seconds of a monotonic clock."""
 
     __slots__ = ("_again_at", "_average_s", "_is_cheap", "_noted_at")
 
     def __init__(self) -> None:
         self._is_cheap = False
-        self._average_s = 0.0  # of the loop's syncs, while CHEAP
-        self._again_at = 0.0  # the end of the pause
+        self._average_s = 0.0  # of the loop's syncs, in the state CHEAP
+        self._again_at = 0.0  # when the pause ends
         self._noted_at = 0.0  # when the last sync ended
 
     def is_cheap(self, now: float) -> bool:
-        """Whether the loop may make a short sync at ``now``."""
+        """Return whether the loop may make a short sync at ``now``."""
         return self._is_cheap and now - self._noted_at < STALE_S
 
     def note(self, took_s: float, now: float, *, by_loop: bool) -> None:
-        """A sync that took ``took_s`` has ended at ``now``."""
+        """Record a sync that took ``took_s`` and ended at ``now``."""
         self._noted_at = now
         if self._is_cheap and by_loop:
             self._average_s += (took_s - self._average_s) / AVERAGE_OVER

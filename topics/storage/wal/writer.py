@@ -1,28 +1,31 @@
-"""Group commit: what writes and syncs a shard's log.
+"""Group commit: writes and syncs the log of one shard.
 
-The loop hands over groups of frames. The writer thread merges all that wait into one write and,
-when one of them asks for it, one fdatasync. A short group is written by the loop itself, where
-handing it over would take longer, and synced by it while syncs are cheap (``decisions/0040``). 16
-clients of class ``disk`` got 7,700 records/s before that, and 10,100 with it. Beside a sync a write
-may wait for the journal; ext4 has ``RWF_NOWAIT`` for reads only.
+The shard loop hands over groups of frames (`WalGroup`). The writer thread merges all waiting groups
+of one file into one write. If a group requests a sync, one fdatasync follows. The loop writes a
+short group itself, because the hand-over to the thread takes longer than the write. It also syncs
+such a group itself while syncs are cheap (``decisions/0040``). This raised the throughput of 16
+clients of class ``disk`` from 7,700 to 10,100 records/s. The loop does not write during a sync,
+because the write may then wait for the journal of the file system. A non-blocking write is not an
+alternative: ext4 supports ``RWF_NOWAIT`` for reads only.
 
-    hand_over --(short, nothing before it under way, no sync or a cheap one)-->
+    hand_over --(short, all earlier groups written, no sync or a cheap one)-->
        |                                   write [-> fdatasync] --> Progress, returned
        |
        '--(GroupQueue)--> writer thread: write [-> fdatasync] --(eventfd)--> Progress, by `take`
                                |
-                               '--(no group asked for a sync)--> Syncer: fdatasync, within sync_ms
+                               '--(no group requests a sync)--> Syncer: fdatasync, within sync_ms
 
-Who may write: the loop while the log is written up to where its group starts, since then nothing is
-under way, and while nothing before it waits for a sync, which may fail; else the writer thread,
-until it has caught up. So there is always one that writes. A group that the loop syncs counts as
-reported when it is synced, not before: if the sync fails, its frames are cut.
+Only one thread writes at a time. The loop may write a group if the log is written up to the start
+of the group, because then no other write is in flight, and if no earlier group waits for a sync,
+because that sync may fail. Otherwise the writer thread writes the group, and also all later groups
+until it has caught up. A group that the loop syncs counts as reported only after its sync, so that
+its frames are cut if the sync fails.
 
 If the data directory no longer belongs to the server (`storage/folders.py`), nothing is synced:
 each sync makes the quick check first. `check`, which the loop calls twice a second, also checks
-that the file is still in its folder. After an error nothing more is written (`WriteState`). The one
-exception is a new file for which there is no room: nothing was touched then, so the log goes on
-from the LSN where it was, in a new era.
+that the file is still in its folder. After an error, nothing is written any longer (`WriteState`).
+The only exception is a new file for which the disk has no space. In this case no file was changed,
+so the log continues at the LSN that it had reached, in a new era (`WalGroup`).
 """
 
 from __future__ import annotations
@@ -44,17 +47,18 @@ from topics.storage.wal.progress import Progress, WalCounters, WriteState
 from topics.storage.wal.spares import SpareFiles
 from topics.storage.wal.syncer import Syncer
 
-SYNC_BYTES = 4 << 20  # so much is synced before its time, so that no later sync takes long
-JOIN_MAX_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
-AT_ONCE_MAX_BYTES = 32 << 10  # a group up to this is written by the loop, if it may
-UNSYNCED_MAX_BYTES = 256 << 10  # with more to sync, even a fast disk makes the loop wait
+SYNC_BYTES = 4 << 20  # unsynced bytes that cause a sync before `sync_ms` has passed
+JOIN_MAX_BYTES = 1 << 20  # below, copying the buffers is cheaper than a call with many of them
+AT_ONCE_MAX_BYTES = 32 << 10  # the longest group that the loop writes itself
+UNSYNCED_MAX_BYTES = 256 << 10  # above, even a fast disk would block the loop in a sync
 GONE = "the files of the log are gone or replaced"
 
 
 class WalWriter:
-    """Writes from ``lsn`` on, at first into ``file``.
+    """Writes the log from ``lsn`` on, at first into ``file``.
 
-    ``on_new_file`` is told of every new file before its first frame.
+    ``on_new_file`` is called with each new file before its first frame is written. ``sync_ms`` is
+    the time within which written frames are synced if no group requests a sync.
     """
 
     def __init__(
@@ -77,44 +81,51 @@ class WalWriter:
         self.hang_watch = HangWatch()
         self.progress_fd = self.state.progress_fd
         self._groups = GroupQueue()
-        # The loop's: up to where it wants a sync, and up to where it has told the writer thread.
+        # Used by the loop only: the LSN up to which groups have requested a sync, and the LSN up to
+        # which the writer thread was notified of the loop's writes.
         self._sync_wanted = self._told = lsn
-        # The writer thread knows of nothing that is to be synced: the loop must tell it.
+        # True while the writer thread has no sync planned. The loop must then notify it of its
+        # next write.
         self._must_tell = True
-        # The writer thread's own. It starts with the values of now: by the time that it runs, the
-        # loop may have written more.
+        # The following attributes are used by the writer thread only. They are set here and not in
+        # the thread, because the loop may write before the thread runs.
         self._file = file
-        self._handed_on = lsn  # up to here the log is synced, or the syncer was asked to
-        self._wrote_at = 0.0
-        self._sync_at = math.inf  # when what nobody waits for goes to the syncer
-        self._failed_era = -1
+        self._handed_on = lsn  # the log up to here is synced, or `Syncer` has a job to sync it
+        self._wrote_at = 0.0  # when the last write ended
+        self._sync_at = math.inf  # when to sync the frames for which no group requests a sync
+        self._failed_era = -1  # groups of this era and earlier ones are dropped
         self._thread = threading.Thread(target=self._run, name="wal writer", daemon=True)
         self._thread.start()
         self.syncer.start()
         self.hang_watch.start()
 
-    # The loop's side
+    # Called by the loop
 
     def hand_over(self, group: WalGroup) -> Progress | None:
-        """Have the group written; the progress if that is done already, else `take` brings it."""
+        """Write the group or queue it for the writer thread.
+
+        Return the progress if the group is written already. Otherwise `WriteState.take` returns it
+        later.
+        """
         state = self.state
         if (
+            # No other write is in flight, and the write neither takes long nor creates a file.
             state.written == group.start
             and group.end - group.start <= AT_ONCE_MAX_BYTES
             and not group.new_file
-            # Or a sync that fails would refuse what lies before an acknowledged record.
+            # If an earlier sync failed, it would refuse frames below an acknowledged record.
             and state.synced >= self._sync_wanted
         ):
             if group.sync:
                 if self._may_sync(group.end) and self.syncer.try_hold():
                     return self._sync_at_once(group)
-            elif not self.syncer.is_syncing():  # a write beside a sync may have to wait for it
+            elif not self.syncer.is_syncing():  # during a sync, a write may block
                 return self._write_at_once(group)
         self.put(group)
         return None
 
     def put(self, group: WalGroup) -> None:
-        """Have the thread write the group, whatever it is: `take` brings the progress."""
+        """Queue the group for the writer thread. `WriteState.take` returns the progress."""
         if group.sync:
             self._sync_wanted = group.end
         self._groups.put(group)
@@ -131,13 +142,18 @@ class WalWriter:
         if not written:
             return None
         took_ms = (time.perf_counter() - began) * 1000
+        # Without a notification, the writer thread would not plan the background sync of this
+        # group.
         if self._must_tell or group.end - self._told >= SYNC_BYTES:
             self._must_tell = False
             self._tell(group)
         return Progress(group.end, self.state.synced, took_ms, 0.0)
 
     def _sync_at_once(self, group: WalGroup) -> Progress | None:
-        """Write and sync a group, with all syncs held off; None when the log is broken, and cut."""
+        """Write and sync a group while holding off all other syncs.
+
+        Return None if the log is broken. The group's frames are cut then.
+        """
         began = wrote_at = time.perf_counter()
         self.hang_watch.begin()
         try:
@@ -154,13 +170,14 @@ class WalWriter:
             return None
         synced_at = time.perf_counter()
         if group.end - self._told >= SYNC_BYTES:
-            self._tell(group)  # it makes the next file
+            self._tell(group)  # so that the thread prepares the next file
         write_ms, sync_ms = (wrote_at - began) * 1000, (synced_at - wrote_at) * 1000
         return Progress(group.end, group.end, write_ms, sync_ms)
 
     def _tell(self, group: WalGroup) -> None:
-        """Tell the writer thread how far the loop has written."""
+        """Notify the writer thread of how far the loop has written."""
         self._told = group.end
+        # An empty group only carries the LSN.
         self._groups.put(WalGroup(group.era, group.file, group.end, group.end, [], False, False))
 
     def check(self) -> None:
@@ -178,35 +195,39 @@ class WalWriter:
                 state.break_off(error)
 
     def resume(self, lsn: int) -> None:
-        """The log goes on here after `NoRoom`.
+        """Continue the log at ``lsn`` after `NoRoom`.
 
-        What was handed over since is dropped, and no sync of it comes.
+        Groups that were handed over since are dropped and will not be synced.
         """
         self._sync_wanted = min(self._sync_wanted, lsn)
 
     def find_room(self) -> bool:
-        """Make the next file and the reserve, where they are missing; whether both are there.
+        """Create the next file and the reserve if they are missing. Return whether both exist.
 
-        For a thread.
+        This call may block on the disk, so it must run in a thread.
         """
         return self.state.broken is None and self.spares.fill(f"{self.state.written:016x}.room")
 
     def stop(self) -> None:
-        """Do what was handed over, then end the threads; `take` still tells of it."""
+        """Process all groups that were handed over, then stop the threads.
+
+        `WriteState.take` still returns their progress afterwards.
+        """
         self._groups.close()
         self._thread.join()
         self.syncer.stop()
         self.hang_watch.stop()
 
-    # The writer thread
+    # Run by the writer thread
 
     def _run(self) -> None:
         state = self.state
         while (groups := self._groups.take(self._sync_at)) is not None:
             if state.broken is not None:
                 return self._groups.discard()
+            # Drop the groups of a log that was cut back by `NoRoom`.
             if groups and groups[0].era <= self._failed_era:
-                continue  # handed over before the loop knew of the failure
+                continue  # handed over before the loop noticed the failure
             try:
                 progress = self._write_and_sync(groups)
             except NoRoom as error:
@@ -222,11 +243,12 @@ class WalWriter:
         return None
 
     def _write_and_sync(self, groups: list[WalGroup]) -> Progress | None:
-        """Write the groups, of one file, and sync what is due; the progress, if there is any.
+        """Write the groups, all of one file, and start the syncs that are due.
 
-        Raises `NoRoom` and OSError.
+        Return the progress, or None if there is none to report. Raise `NoRoom` or OSError.
         """
         began = time.perf_counter()
+        # Groups without frames request a sync, or notify this thread of the loop's writes.
         full = [group for group in groups if group.pieces]
         if groups:
             self._enter_file(groups[0])
@@ -234,7 +256,8 @@ class WalWriter:
                 return None
             self._prepare_next_file()
         self._wrote_at = time.perf_counter()
-        # Not beyond its own groups: what the loop has written behind them may wait for a sync.
+        # Do not report more than these groups. The loop may have written a later group whose sync
+        # is still in flight.
         written = full[-1].end if full else self.state.written
         sync_ms = 0.0
         if is_asked := any(group.sync for group in groups):
@@ -246,11 +269,11 @@ class WalWriter:
         if not (full or is_asked):
             return None
         write_ms = (self._wrote_at - began) * 1000
-        # What the loop has synced behind them it tells itself, or refuses.
+        # The loop itself reports or refuses the later groups that it has synced.
         return Progress(written, min(self.state.synced, written), write_ms, sync_ms)
 
     def _enter_file(self, group: WalGroup) -> None:
-        """Go on in the group's file. Raises `NoRoom` and OSError."""
+        """Switch to the group's file, and create it if it is new. Raise `NoRoom` or OSError."""
         if group.new_file:
             self.spares.begin_file(group.file, may_use_reserve=group.may_use_reserve)
             self._on_new_file(group.file)
@@ -258,7 +281,10 @@ class WalWriter:
         self._file = group.file
 
     def _prepare_next_file(self) -> None:
-        """Making a file takes 50 ms beside a busy journal, so the next one is made meanwhile."""
+        """Let the syncer thread create the next file before it is needed.
+
+        Creating a file takes 50 ms while the journal of the file system is busy.
+        """
         assert self._file is not None, "a group was handed over"
         if self.spares.is_next_due(self._file, self.state.written):
             self.spares.ordered_behind = self._file.base
@@ -272,23 +298,25 @@ class WalWriter:
     def _sync_later(self, lsn: int) -> None:
         assert self._file is not None, "something was written"
         self._handed_on, self._sync_at = lsn, math.inf
-        if lsn > self.state.synced:  # the loop may have synced it
+        if lsn > self.state.synced:  # false if the loop has synced it
             self.syncer.sync_later(self._file, lsn)
 
     def _plan_sync(self) -> None:
-        """Note when what was written and not handed on is to be synced."""
+        """Set the time at which frames that no group requests a sync for are synced."""
         if self._sync_at == math.inf:
-            # Before it looks: what the loop writes after that look, it tells.
+            # Set this before reading `written`. Then the loop sends a notification for each write
+            # that this read does not cover.
             self._must_tell = True
             if self.state.written > max(self._handed_on, self.state.synced):
                 self._must_tell, self._sync_at = False, self._wrote_at + self._sync_s
 
-    # Both sides
+    # Used by both threads
 
     def _write(self, groups: list[WalGroup], *, at_once: bool = False) -> bool:
-        """Write groups with frames, one behind the other.
+        """Write groups that have frames, as one contiguous range of their file.
 
-        ``at_once``: by the loop, so they count as reported. False: the log is broken, and cut.
+        ``at_once`` means that the loop writes, so the groups count as reported. Return False if the
+        log is broken. The groups' frames are cut then.
         """
         file, start, end = groups[0].file, groups[0].start, groups[-1].end
         pieces = groups[0].pieces
@@ -308,9 +336,9 @@ class WalWriter:
 
 
 def _check_name(file: WalFile | None) -> None:
-    """Raise `DirectoryLost` if the file was moved or deleted, so that a start would not find it."""
+    """Raise `DirectoryLost` if the file was moved or deleted, because a start would not find it."""
     if file is None:
         return
     own = identity(os.fstat(file.fd))
-    if identity_at(file.path) not in (own, None):  # None: the next write reports the failing disk
+    if identity_at(file.path) not in (own, None):  # None: the next write reports the disk error
         raise DirectoryLost(GONE)
