@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.spark.client.ranges import GONE, RECREATED, Lost
-from topics.spark.source.connection import BadOption
 from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position
 from topics.spark.source.plan import (
     DataLost,
@@ -20,7 +19,6 @@ from topics.spark.source.plan import (
     advance,
     between,
     bound,
-    fixed_range,
     loss_text,
     pack,
     positions,
@@ -79,56 +77,6 @@ def test_tasks_are_the_ranges_in_order_and_as_many_and_as_small_as_asked(
     assert max(sizes, default=0) <= largest
     assert max(sizes, default=0) - min(sizes, default=0) <= 1
     assert len(sizes) == max(-(-len(seqs) // largest), min(fewest, len(seqs)))
-
-
-TOPICS = ("a", "b", "c")
-HEADS = st.builds(
-    lambda deleted, count: Head(earliest=deleted + 1, head=deleted + count, epoch=7),
-    st.integers(0, 30),
-    st.integers(0, 30),
-)
-# -2 and -1 are earliest and latest.
-OFFSETS = st.dictionaries(st.sampled_from(TOPICS), st.integers(-2, 70), max_size=3)
-
-
-@given(
-    st.fixed_dictionaries(dict.fromkeys(TOPICS, HEADS)),
-    st.tuples(OFFSETS, OFFSETS),
-    st.integers(1, 40),
-    st.integers(1, 10),
-)
-def test_a_batch_reads_the_seqs_between_the_bounds_of_each_topic(
-    heads: dict[str, Head],
-    named: tuple[dict[str, int], dict[str, int]],
-    largest: int,
-    fewest: int,
-) -> None:
-    """A bound above the end of a topic is clamped, as with failOnDataLoss=false."""
-
-    def seq(topic: str, offset: int) -> int:
-        head = heads[topic]
-        words = {EARLIEST: head.earliest - 1, LATEST: head.head}
-        return min(words.get(offset, max(0, offset - 1)), head.head)
-
-    starting = Bounds("startingOffsets", EARLIEST, {t: {None: at} for t, at in named[0].items()})
-    ending = Bounds("endingOffsets", LATEST, {t: {None: at} for t, at in named[1].items()})
-    wanted: list[tuple[str, int]] = []
-    ranges: list[Range] = []
-    for topic, head in heads.items():
-        after = seq(topic, named[0].get(topic, EARLIEST))
-        last = seq(topic, named[1].get(topic, LATEST))
-        wanted += [(topic, each) for each in range(after + 1, last + 1)]
-        if last < after and topic in named[0] and topic in named[1]:
-            with pytest.raises(BadOption, match="is after its end"):
-                fixed_range("s", topic, head, after, last, (starting, ending))
-        else:
-            ranges.append(fixed_range("s", topic, head, after, last, (starting, ending)))
-    tasks = pack(ranges, largest, fewest)
-    read = [
-        (r.topic, each) for task in tasks for r in task for each in range(r.after + 1, r.last + 1)
-    ]
-    assert read == wanted
-    assert all(sum(r.last - r.after for r in task) <= largest for task in tasks)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 500))

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topics.spark.source.columns import Columns
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import Range, fixed_range
+from topics.spark.source.plan import Range
 from topics.spark.source.reading import partitions_of, read_partition
 from topics.spark.source.survey import Survey
 
@@ -39,8 +39,7 @@ class BatchReader(DataSourceReader):
             for server, topic, head in survey.required():
                 after = survey.bound(options.starting, server, topic, head)
                 last = survey.bound(options.ending, server, topic, head)
-                bounds = options.starting, options.ending
-                found.append(fixed_range(server.name, topic, head, after, last, bounds))
+                found.append(Range(server.name, topic, after, last, head.epoch))
         return partitions_of(found, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

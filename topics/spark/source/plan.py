@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from topics.spark.client.ranges import GONE, RECREATED, UNSYNCED, Lost
-from topics.spark.source.connection import BadOption
 from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position, seq_before
 
 REWOUND = "rewound"  # the log ends before what was read of it, or goes on otherwise
@@ -87,29 +86,13 @@ def bound(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
     return seq_before(offset)
 
 
-def fixed_range(
-    server: str, topic: str, head: Head, after: int, last: int, bounds: tuple[Bounds, Bounds]
-) -> Range:
-    """Return the range of a batch. Raise `BadOption` if the user named both bounds of this topic
-    and the start is after the end.
-    """
-    starting, ending = bounds
-    if last < after and topic in starting.named and topic in ending.named:
-        raise BadOption(
-            f'options {starting.option} and {ending.option} name topic "{topic}", and its start'
-            f" {after + 1} is after its end {last + 1}"
-        )
-    return Range(server, topic, after, last, head.epoch)
-
-
 def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tuple[Range, ...]]:
-    """Divide the ranges, in their order, into tasks of equal size: at most ``max_records`` seqs,
-    and at least ``min_tasks`` tasks if there are that many seqs. Ranges without seqs are dropped,
-    because a range that ends before its start would take seqs from the others.
+    """The ranges, in their order, for tasks of equal size: of at most ``max_records`` seqs, and at
+    least ``min_tasks`` of them where there are as many seqs. Empty ranges are left out.
 
-    A large range is divided among several tasks, and many small ones share a task.
+    The ranges lie end to end on a line, which is cut: a large one goes to several tasks, and many
+    small ones to one.
     """
-    ranges = [found for found in ranges if found.last > found.after]
     total = sum(found.last - found.after for found in ranges)
     count = max(-(-total // max_records), min(min_tasks, total))
     tasks: list[tuple[Range, ...]] = []
