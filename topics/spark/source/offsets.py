@@ -80,10 +80,14 @@ class Bounds:
         }
         return cls(option, default, named, by_time)
 
-    def of(self, topic: str, partition: int) -> int:
-        """The user's offset or time, or `EARLIEST` or `LATEST`."""
+    def of(self, topic: str, partition: int | None) -> int:
+        """Return the user's offset or time, or `EARLIEST` or `LATEST`."""
         found = self.named.get(topic, {})
         return found.get(partition, found.get(None, self.default))
+
+    def partitions(self, topic: str) -> Collection[int | None]:
+        """Return the partitions that the option names for the topic, None for any."""
+        return self.named.get(topic, {}).keys()
 
     def check(self, topic: str, places: Collection[int]) -> None:
         """Raise `BadOption` for a partition that the topic, which lies at these, does not have."""
