@@ -127,7 +127,9 @@ def model(held: dict[str, Log], options: dict[str, str]) -> list[tuple[str, int]
             values = {"offset": seq, "time": log.ts[seq - 1]}
             if start is not None and start_kind == "time" and values["time"] < start:
                 continue
-            if end is not None and values[end_kind] >= end:
+            # No server knows the time of an evicted record, so it counts as before the end.
+            is_known = end_kind == "offset" or seq >= log.earliest
+            if end is not None and is_known and values[end_kind] >= end:
                 continue
             wanted.append((topic, seq))
     return "beyond" if beyond else wanted
