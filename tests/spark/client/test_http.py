@@ -20,7 +20,7 @@ NOT_READY = Fault(status=503, code="not_ready")
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of the client, which does not sleep."""
     noted: list[float] = []
-    monkeypatch.setattr("topics.client.sync.client.sleep", noted.append)
+    monkeypatch.setattr("topics.client.sync.caller.sleep", noted.append)
     return noted
 
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from topics.spark.client.servers import without_user_info
 from topics.spark.source.connection import BadOption
 
 EARLIEST, LATEST = -2, -1
@@ -116,9 +117,13 @@ def encode(offsets: Offsets) -> dict[str, Any]:
 
 
 def decode(value: Mapping[str, Any]) -> Offsets:
-    """From the checkpoint. Raises `BadOffset`."""
+    """Return the offsets of a checkpoint. Raises `BadOffset`.
+
+    Earlier versions wrote the user info of an address to the server's name.
+    """
     try:
-        return msgspec.convert(value, Offsets)
+        found = msgspec.convert(value, Offsets)
+        return {without_user_info(server): topics for server, topics in found.items()}
     except msgspec.ValidationError:
         raise BadOffset(
             f"the checkpoint holds an offset of another source: {str(value)[:200]}; use another"
