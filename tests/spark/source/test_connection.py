@@ -11,7 +11,7 @@ from tests.spark.client.stub_server import StubServer
 from topics.client import ConnectionLost
 from topics.client.calls import Tries
 from topics.spark.client.request_error import RequestError
-from topics.spark.client.servers import Server
+from topics.spark.client.servers import Server, Servers
 from topics.spark.source.connection import (
     RETRIES,
     BadOption,
@@ -59,7 +59,35 @@ def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
     assert Connection.parse({"apiKeyFile": str(file)}).api_key == "secret"
 
 
+def test_a_key_in_the_environment_does_not_join_user_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_API_KEY", "k")
+    with pytest.raises(BadOption, match="both given, and a request has one Authorization header"):
+        Connection.parse({"servers": "http://u:p@h:1"})
+
+
+def test_the_password_of_an_address_is_sent_and_never_shown() -> None:
+    connection = Connection.parse({"servers": "http://user:password@h:1,b=http://b:password@h:2"})
+    first, second = sorted(connection.servers.members)[::-1]
+    assert (first.name, second.name) == ("http://h:1", "b")
+    assert connection.target(first).url == "http://user:password@h:1"
+    shown = repr(connection) + repr(connection.target(first)) + label(first) + label(second)
+    assert "password" not in shown
+    unreachable = Connection.parse({"servers": "http://u:s3cret@127.0.0.1:1", "numRetries": "0"})
+    (server,) = unreachable.servers.members
+    with (
+        pytest.raises(ServerError, match=r"//127\.0\.0\.1:1: topic") as caught,
+        errors_of(server),
+        unreachable.client(server) as client,
+    ):
+        client.state("t")
+    assert "s3cret" not in str(caught.value) + str(caught.value.__cause__)
+    assert Servers.parse(",".join(s.entry for s in connection.servers.members)).members == (
+        connection.servers.members
+    )
+
+
 def test_the_key_travels_and_is_never_shown() -> None:
+    assert Connection.parse({"apiToken": "secret-key"}).api_key == "secret-key"
     connection = Connection.parse({"apiKey": "secret-key"})
     assert "secret" not in repr(connection)
     assert "secret" not in str(connection.target(connection.servers.members[0]))
@@ -75,6 +103,10 @@ def test_the_key_travels_and_is_never_shown() -> None:
         ({"servers": "http://h:1?x=1"}, "is no address of a server"),
         ({"servers": URL, "url": URL}, "the same; give one of them"),
         ({"apiKey": "k", "apiKeyFile": "f"}, "give one of them"),
+        ({"apiKey": "k", "apiToken": "f"}, "options apiToken and apiKey are both given"),
+        ({"servers": "http://u:clé@h", "apiToken": "k"}, "one Authorization header"),
+        ({"servers": "http://u:clé@h:x"}, "an address with user info is no address"),
+        ({"servers": "http://u:clé,clé@h"}, "an address with user info is no address"),
         ({"apiKeyFile": "/nowhere/key"}, "/nowhere/key cannot be read: No such file"),
         ({"apiKey": "clé"}, "holds a character that no key has"),
         ({"numRetries": "many"}, "option numRetries is 'many', which is no whole number"),

@@ -79,6 +79,11 @@ def test_a_checkpoint_is_read_as_it_was_written(offsets: dict[str, dict[str, Pos
     assert decode(json.loads(json.dumps(encode(offsets)))) == offsets
 
 
+def test_user_info_in_the_server_names_of_an_old_checkpoint_is_dropped() -> None:
+    at = {"t": Position(3, 7)}
+    assert decode({"https://u:p@h:1": at, "b": {}}) == {"https://h:1": at, "b": {}}
+
+
 def test_equal_offsets_are_equal_texts() -> None:
     one, two = Position(1, 1), Position(2, 2)
     sorted_one = json.dumps(encode({"a": {"x": one, "y": two}, "b": {}}))

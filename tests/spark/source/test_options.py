@@ -102,6 +102,21 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
             "options startingOffsets and startingTimestamp are both given",
         ),
         (
+            "batch",
+            {"subscribe": "a", "startingOffsets": '{"a": 9}', "endingOffsets": '{"a": {"0": 5}}'},
+            'startingOffsets of topic "a" is 9, which is above endingOffsets, 5',
+        ),
+        (
+            "batch",
+            {"subscribe": "a", "startingTimestamp": "9", "endingTimestamp": "5"},
+            "startingTimestamp is 9, which is above endingTimestamp, 5",
+        ),
+        (
+            "batch",
+            {"subscribe": "a", "startingTimestamp": "9", "endingOffsetsByTimestamp": '{"a": 5}'},
+            'startingTimestamp of topic "a" is 9, which is above endingOffsetsByTimestamp, 5',
+        ),
+        (
             "stream",
             {"subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"},
             "minOffsetsPerTrigger is above",

@@ -79,6 +79,14 @@ def test_tasks_are_the_ranges_in_order_and_as_many_and_as_small_as_asked(
     assert len(sizes) == max(-(-len(seqs) // largest), min(fewest, len(seqs)))
 
 
+def test_a_range_that_ends_before_its_start_takes_nothing_from_the_others() -> None:
+    crossed = Range("s", "a", 90, 10, 7)
+    whole = Range("s", "b", 0, 100, 7)
+    assert pack([crossed, whole], 1000, 1) == [(whole,)]
+    assert pack([Range("s", "a", 200, 10, 7), whole], 1000, 1) == [(whole,)]
+    assert pack([crossed], 1000, 4) == []
+
+
 @given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 500))
 def test_a_limit_is_shared_and_nobody_starves(lags: list[int], limit: int) -> None:
     taken = shares(lags, limit)

@@ -18,6 +18,7 @@ from topics.client.settings import DEFAULT_URL as DEFAULT_URL
 from topics.client.settings import checked_key, checked_url
 from topics.client.values import Receipt as Receipt
 from topics.spark.client.request_error import RequestError
+from topics.spark.client.servers import without_user_info
 
 T = TypeVar("T")
 
@@ -32,8 +33,8 @@ class Target:
     after the first, ``connect_retries`` those of them while nobody answers at the address.
     """
 
-    url: str
-    api_key: str | None = field(default=None, repr=False)  # a secret: never in a log or a plan
+    url: str = field(repr=False)  # its user info is a secret: never in a log or a plan
+    api_key: str | None = field(default=None, repr=False)  # a secret, too
     retries: int = 12
     connect_retries: int | None = None  # as many as ``retries``
     backoff_s: float = 0.2
@@ -230,7 +231,8 @@ class TopicsClient:
         try:
             found = self._client.call(call)
         except ConnectionLost as error:
-            raise RequestError(topic, 0, "unreachable", error.message) from error
+            message = without_user_info(error.message)
+            raise RequestError(topic, 0, "unreachable", message) from None
         except TopicsError as error:
             self.requests += 1
             code = "bad_answer" if error.code.startswith("http_") else error.code

@@ -5,8 +5,9 @@ A list of servers is written as addresses with optional names, separated by comm
     http://10.0.0.1:4000                              one server
     a=http://10.0.0.1:4000,b=http://10.0.0.2:4000     two servers, named a and b
 
-A server's name is its identity: it places topics and stands in the offsets of queries, so a server
-that keeps its name may move to another address. Without a name, the address is the name.
+A server's name is its identity: it places topics and is written to the offsets of queries, so a
+server that keeps its name may move to another address. Without a name, the address is the name.
+User info of an address (``user:password@``) is a secret and never a part of the name.
 
 Placement is rendezvous hashing: every server scores the topic by a hash of both names, and the
 highest score is to have the topic. All clients compute the same owner, whatever the order of the
@@ -15,13 +16,15 @@ list. It says where a topic is made that no server has; one that is there stays 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from topics.client.errors import Invalid
 from topics.client.settings import checked_url
 
 NAME_MAX_CHARS = 128
+EXAMPLE = "it looks like http://HOST:PORT"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,7 +32,17 @@ class Server:
     """One of the servers: its name and its address."""
 
     name: str
-    url: str
+    url: str = field(repr=False)  # its user info is a secret
+
+    @property
+    def address(self) -> str:
+        """The address without user info."""
+        return without_user_info(self.url)
+
+    @property
+    def entry(self) -> str:
+        """The server as an entry of a list that `Servers.parse` reads."""
+        return self.url if self.name == self.address else f"{self.name}={self.url}"
 
 
 class BadServers(ValueError):
@@ -44,13 +57,18 @@ class Servers:
 
     @classmethod
     def parse(cls, text: str) -> Servers:
-        """The servers of a list. Raises `BadServers`."""
-        members = sorted(_server(part.strip()) for part in text.split(",") if part.strip())
+        """Return the servers of a list. Raises `BadServers`."""
+        try:
+            members = sorted(_server(part.strip()) for part in text.split(",") if part.strip())
+        except Invalid as error:
+            # Of an address with user info, any part may be a fragment of the password.
+            what = "an address with user info" if "@" in text else str(error)
+            raise BadServers(f"{what} is no address of a server; {EXAMPLE}") from None
         if not members:
-            raise BadServers("servers names no server; it looks like http://HOST:PORT,...")
+            raise BadServers(f"servers names no server; {EXAMPLE},...")
         for what, values in (
             ("name", [member.name for member in members]),
-            ("address", [member.url for member in members]),
+            ("address", [member.address for member in members]),
         ):
             if twice := min((value for value in values if values.count(value) > 1), default=None):
                 raise BadServers(f"servers has the {what} {twice} twice")
@@ -76,14 +94,17 @@ def _server(text: str) -> Server:
     try:
         url = checked_url(url)
     except Invalid:
-        raise BadServers(
-            f"{text!r} is no address of a server; it looks like http://HOST:PORT"
-        ) from None
+        raise Invalid(repr(text), code="bad_url") from None
     if not (name.isascii() and name.isprintable()) or " " in name:
         raise BadServers(f"the server name {name!r} is not visible ASCII")
     if len(name) > NAME_MAX_CHARS:
         raise BadServers(f"the server name {name!r} is longer than {NAME_MAX_CHARS} characters")
-    return Server(name or url, url)
+    return Server(name or without_user_info(url), url)
+
+
+def without_user_info(url: str) -> str:
+    """Return the address, or a text that contains it, without ``user:password@``."""
+    return re.sub(r"//[^\s/]*@", "//", url)
 
 
 def _score(server: str, topic: str) -> bytes:

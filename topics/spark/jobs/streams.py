@@ -43,11 +43,8 @@ def add_stream(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(options: argparse.Namespace) -> dict[str, str]:
-    """The connection options of ``format("topics")``; the key stays in the environment."""
-    servers = ",".join(
-        server.url if server.name == server.url else f"{server.name}={server.url}"
-        for server in options.url.members
-    )
+    """Return the connection options of ``format("topics")``. The key stays in the environment."""
+    servers = ",".join(server.entry for server in options.url.members)
     return {"servers": servers, "numRetries": str(options.retries)}
 
 

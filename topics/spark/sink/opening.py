@@ -92,7 +92,7 @@ def open_topic(
         state = client.state(topic)
         if state is None and not options.create:
             raise JobError(
-                f'topic "{topic}": there is no such topic on {server.url}; make it, or leave'
+                f'topic "{topic}": there is no such topic on {server.address}; make it, or leave'
                 " the option createTopic out"
             )
         if state is not None and state["config"].get("type", "log") != "log":

@@ -20,6 +20,7 @@ from topics.spark.client.servers import BadServers, Server, Servers
 CONNECTION_OPTIONS = (
     "servers",
     "url",
+    "apiToken",
     "apiKey",
     "apiKeyFile",
     "numRetries",
@@ -81,9 +82,16 @@ class Connection:
         """
         given = lowered(options)
         _refuse_kafka(given)
+        servers, key = _servers(given), _api_key(given)
+        if key and any(server.url != server.address for server in servers.members):
+            raise BadOption(
+                "an address with user info and an API key are both given, and a request has one"
+                " Authorization header: leave out the user info, or the key (an option or"
+                " TOPICS_API_KEY)"
+            )
         connection = cls(
-            servers=_servers(given),
-            api_key=_api_key(given),
+            servers=servers,
+            api_key=key,
             retries=number(given, "numRetries", RETRIES, least=0),
             connect_s=number(given, "connectTimeoutMs", CONNECT_TIMEOUT_MS) / 1000,
             read_s=number(given, "readTimeoutMs", READ_TIMEOUT_MS) / 1000,
@@ -174,8 +182,9 @@ def on_two_servers(topic: str, one: Server, other: Server) -> RequestError:
 
 
 def label(server: Server) -> str:
-    """Name and address for people, once when they are the same."""
-    return server.url if server.name == server.url else f"{server.name} ({server.url})"
+    """Return the name and the address for messages, once if they are the same."""
+    address = server.address
+    return address if server.name == address else f"{server.name} ({address})"
 
 
 def lowered(options: Mapping[str, str]) -> dict[str, str]:
@@ -222,11 +231,14 @@ def _servers(given: Mapping[str, str]) -> Servers:
 
 
 def _api_key(given: Mapping[str, str]) -> str | None:
-    path = given.get("apikeyfile")
-    if path is None:
-        return given.get("apikey") or os.environ.get("TOPICS_API_KEY") or None
-    if "apikey" in given:
-        raise BadOption("options apiKey and apiKeyFile are both given; give one of them")
+    # Spark redacts options whose names contain "token" in plans, and not "key".
+    named = [name for name in ("apiToken", "apiKey", "apiKeyFile") if name.lower() in given]
+    if len(named) > 1:
+        raise BadOption(f"options {' and '.join(named)} are both given; give one of them")
+    if named != ["apiKeyFile"]:
+        key = given[named[0].lower()] if named else None
+        return key or os.environ.get("TOPICS_API_KEY") or None
+    path = given["apikeyfile"]
     try:
         key = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from topics.spark.client.servers import without_user_info
 from topics.spark.source.connection import BadOption
 
 EARLIEST, LATEST = -2, -1
@@ -80,10 +81,14 @@ class Bounds:
         }
         return cls(option, default, named, by_time)
 
-    def of(self, topic: str, partition: int) -> int:
-        """The user's offset or time, or `EARLIEST` or `LATEST`."""
+    def of(self, topic: str, partition: int | None) -> int:
+        """Return the user's offset or time, or `EARLIEST` or `LATEST`."""
         found = self.named.get(topic, {})
         return found.get(partition, found.get(None, self.default))
+
+    def partitions(self, topic: str) -> Collection[int | None]:
+        """Return the partitions that the option names for the topic, None for any."""
+        return self.named.get(topic, {}).keys()
 
     def check(self, topic: str, places: Collection[int]) -> None:
         """Raise `BadOption` for a partition that the topic, which lies at these, does not have."""
@@ -112,9 +117,13 @@ def encode(offsets: Offsets) -> dict[str, Any]:
 
 
 def decode(value: Mapping[str, Any]) -> Offsets:
-    """From the checkpoint. Raises `BadOffset`."""
+    """Return the offsets of a checkpoint. Raises `BadOffset`.
+
+    Earlier versions wrote the user info of an address to the server's name.
+    """
     try:
-        return msgspec.convert(value, Offsets)
+        found = msgspec.convert(value, Offsets)
+        return {without_user_info(server): topics for server, topics in found.items()}
     except msgspec.ValidationError:
         raise BadOffset(
             f"the checkpoint holds an offset of another source: {str(value)[:200]}; use another"

@@ -116,6 +116,23 @@ class ReadOptions:
                     raise BadOption(
                         f'option {bounds.option} names topic "{topic}", which is not read'
                     )
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Raise `BadOption` for a start above the end of the same topic. An offset and a time
+        cannot be compared here: such a topic has no records to read.
+        """
+        starting, ending = self.starting, self.ending
+        if starting.by_time != ending.by_time:
+            return
+        for topic in sorted({*starting.named, *ending.named}) or [""]:
+            for partition in {None, *starting.partitions(topic), *ending.partitions(topic)}:
+                first, end = starting.of(topic, partition), ending.of(topic, partition)
+                if first > end >= 0:
+                    of = f' of topic "{topic}"' if topic else ""
+                    raise BadOption(
+                        f"{starting.option}{of} is {first}, which is above {ending.option}, {end}"
+                    )
 
     def wants(self, topic: str) -> bool:
         """Whether the pattern has the topic."""

@@ -88,11 +88,13 @@ def bound(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
 
 def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tuple[Range, ...]]:
     """The ranges, in their order, for tasks of equal size: of at most ``max_records`` seqs, and at
-    least ``min_tasks`` of them where there are as many seqs. Empty ranges are left out.
+    least ``min_tasks`` of them if there are as many seqs.
 
-    The ranges lie end to end on a line, which is cut: a large one goes to several tasks, and many
-    small ones to one.
+    The ranges are laid end to end on a line, which is then cut: a large range is divided among
+    several tasks, and many small ranges share a task. A range whose end is not above its start is
+    dropped first, because a negative length would shorten the line and cut off other ranges.
     """
+    ranges = [found for found in ranges if found.last > found.after]
     total = sum(found.last - found.after for found in ranges)
     count = max(-(-total // max_records), min(min_tasks, total))
     tasks: list[tuple[Range, ...]] = []
