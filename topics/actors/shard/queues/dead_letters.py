@@ -6,9 +6,9 @@
                                       '-- unknown: the same batch again
                  tried again after a while, or claimable again by another config
 
-After a crash the DYING rows tell which jobs are to be moved. Each queue with dead jobs has a task,
-which moves one batch at a time until it is known of each job whether the target has it. Only then
-the next batch starts, so the target has to remember the keys of the last batch only
+After a crash, the DYING rows name the jobs that are to be moved. Each queue with dead jobs has a
+task, which moves one batch at a time until the outcome of each of its jobs is known. Only then the
+next batch starts, so the target needs to remember only the keys of the last batch
 (``decisions/0049``). A backup waits for that, too. A job that a cap, its age or a delete removes in
 the meantime is not counted as dead-lettered, but the target may have its copy.
 """
@@ -77,7 +77,7 @@ class DeadLetters(Service):
         self._context, self._engine = context, context.engine
         self._note_claimable = note_claimable
         self._queues: dict[int, Queue] = {}  # by topic id
-        # By shard. Queues get their turns in the order of their requests.
+        # By shard. Queues are served in the order of their requests.
         self._lanes = defaultdict[int, trio.CapacityLimiter](
             lambda: trio.CapacityLimiter(MOVES_MAX)
         )
@@ -88,7 +88,7 @@ class DeadLetters(Service):
         for topic in queues:
             if jobs_of(topic).dying:
                 self.wake(topic)
-        await trio.lowlevel.checkpoint()  # their tasks are in the lanes now
+        await trio.lowlevel.checkpoint()  # lets their tasks enter the lanes first
         for topic in queues:
             self.wake(topic)
 
@@ -215,7 +215,8 @@ class DeadLetters(Service):
             return refusal
         with context.turn():
             context.freshen(topic)
-        if topic.deleted:  # at the end of the turn: no frame may follow
+        # the end of the iteration may have deleted the topic; no frame may follow
+        if topic.deleted:
             return []
         try:
             jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
@@ -232,7 +233,7 @@ class DeadLetters(Service):
     @staticmethod
     def _copy_of(topic: Topic, job: Taken) -> Copy:
         (seq, record), jobs, config = job, jobs_of(topic), topic.config
-        # A restart may know no count.
+        # After a restart the count may be unknown.
         deliveries = jobs.deliveries(seq) or config.max_deliveries
         parts = record_parts(record)
         meta = stamped(parts.meta, topic.name, deliveries, seq, jobs.errors.get(seq))
