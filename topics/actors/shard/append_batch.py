@@ -1,8 +1,8 @@
 """Append batch: the requests of one append message and their results.
 
 Each request is answered as if it had arrived alone, so an invalid request does not affect the
-others.
-All results are sent in one message, in the order of the requests, when the last result is known.
+others. All results are sent in one message, in the order of the requests, when the last result is
+known.
 """
 
 from __future__ import annotations
@@ -48,10 +48,8 @@ class AppendBatch:
     """Collects the result of each request, by its index in the message.
 
     A single request needs no lists: it is answered as soon as its result is known. ``band``: the
-    topic's
-    priority band, which is sent with each result. ``request``: the message, which holds the bodies
-    until
-    it is released or answered.
+    topic's priority band, which is sent with each result. ``request``: the message, which holds the
+    bodies until it is released or answered.
     """
 
     __slots__ = (
@@ -116,8 +114,7 @@ class AppendBatch:
         """Answer the request with the log's ``result``.
 
         ``created``: the request created the topic. ``deduped``: another request with the same key
-        made the
-        append.
+        made the append.
         """
         if isinstance(result, OSError):
             self.refuse(index, result)

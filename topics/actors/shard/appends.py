@@ -5,11 +5,9 @@ requests to one topic, which are all answered in one message.
 
 Adjacent requests are decided together if one append of all their records has the same outcome as
 separate appends. They produce one change, one frame and one commit, and each request is answered
-with
-its own seqs. A request with an invalid body is refused without affecting the others. These requests
-are decided alone, in order: a request with a key or a config, the first request to a topic that
-does
-not exist, and all requests of a group that the topic refuses.
+with its own seqs. A request with an invalid body is refused without affecting the others. These
+requests are decided alone, in order: a request with a key or a config, the first request to a topic
+that does not exist, and all requests of a group that the topic refuses.
 
 If a frame is torn, all requests of its group are lost. None of them was acknowledged, because each
 reply waits until the complete frame is as durable as the class promises.
@@ -138,8 +136,7 @@ class Appends(Service):
                 continue
             size += len(content)
             # Close the group before a request that cannot join it: one with a key or a config, one
-            # that exceeds
-            # the size limit, or one of another node.
+            # that exceeds the size limit, or one of another node.
             is_alone = body.idempotency_key is not None or body.config is not None
             if group and (is_alone or size > JOINED_MAX_BYTES or body.node != group[0][1].node):
                 self._decide_group(batch, group)

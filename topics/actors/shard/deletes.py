@@ -1,9 +1,7 @@
-"""Deletes of topics and of records, the changes that free space on a full disk (§1, §4; decision
-0015).
+"""Deletes of topics and records, which free space on a full disk (§1, §4; decision 0015).
 
 A delete may use the log's reserve if all frames of its group free space. A delete that found no
-space
-because it shared a group with an append is handled once more (`held_topics.py`).
+space because it shared a group with an append is handled once more (`held_topics.py`).
 
 A delete of many records is processed in slices, and answered when the last slice is committed. At
 most one slice of all such deletes of the shard is in flight, and the shard serves other requests

@@ -75,8 +75,7 @@ def visible_head(topic: Topic, synced: int, *, strong: bool) -> int:
     """Return the last seq that is visible to a reader.
 
     It is the last committed seq, or with ``strong`` the last one that is also synced. ``synced``:
-    the LSN
-    up to which the log is synced.
+    the LSN up to which the log is synced.
     """
     # Only class `disk` commits records before their sync. Changes of the class itself are synced.
     if not strong or topic.committed.durability != "disk":

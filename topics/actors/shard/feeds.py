@@ -2,23 +2,20 @@
 
 A feed is a cursor in a topic. Each loop iteration makes pages of the records between the cursor and
 the head. Two pages may be in flight to the front. Records that are committed in the meantime stay
-in
-the topic, and make the next page longer.
+in the topic, and make the next page longer.
 
     feed.open --> FOLLOWING --feed.page--> ... --feed.taken--> ...
                      |--feed.close, feed.open of the same number, end of the session--> removed
                      '--topic deleted, or its records unreadable ("error")--> feed.ended
 
 Consecutive pages of a feed cover the topic without a hole. A page may have no records, either
-because
-all records in its range were filtered, deleted or lost, or because the scan was too long and
-continues after other feeds. A gap is never split: its tombstone ends at or before the page's
+because all records in its range were filtered, deleted or lost, or because the scan was too long
+and continues after other feeds. A gap is never split: its tombstone ends at or before the page's
 ``to_seq``, except that of a recreated topic.
 
 A *strong* feed ends its pages, and its ``head_seq``, at the last record whose frame is synced. Any
 other feed ends them at the last committed record. For durability classes that do not wait for a
-sync,
-the two are the same.
+sync, the two are the same.
 """
 
 from __future__ import annotations
@@ -60,8 +57,7 @@ from topics.storage.disk import Damaged
 
 PAGES_UNDER_WAY = 2
 # Upper bound for the cost of all feeds in one iteration, in bytes copied. A page costs about as
-# much
-# as PAGE_COST bytes, and a scanned record as much as RECORD_COST bytes.
+# much as PAGE_COST bytes, and a scanned record as much as RECORD_COST bytes.
 TURN_COST_MAX = 4 << 20
 PAGE_COST = 16 << 10
 RECORD_COST = 256
@@ -73,8 +69,7 @@ class Feed:
     """A cursor that follows the head of a topic. ``seq`` is the end of its last page.
 
     ``strong``: only synced records are sent. ``under_way``: the number of pages that the front has
-    not
-    taken yet.
+    not taken yet.
     """
 
     __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")

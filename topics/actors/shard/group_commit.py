@@ -8,14 +8,11 @@ A decided `Change` enters here, and returns to the engine as a commit when it is
               if the log has failed, undo all pending changes, newest first, and refuse them
 
 A change with ``sync`` is committed when its frames are synced. Any other change is committed when
-its
-frames are written and all earlier changes of its topic are committed.
+its frames are written and all earlier changes of its topic are committed.
 
 A change without frames on a topic with no pending change is committed immediately. This module
-never
-blocks, and never raises for a log error: the error is passed to the ``settle`` callback of each
-lost
-change.
+never blocks, and never raises for a log error: the error is passed to the ``settle`` callback of
+each lost change.
 """
 
 from __future__ import annotations
@@ -135,8 +132,7 @@ class GroupCommit:
         if not topic.pending:
             return self.wal.next_lsn
         # Reservations and floors can be committed out of order with other changes, because
-        # replaying them
-        # twice has no effect.
+        # replaying them twice has no effect.
         return min(
             (
                 each.start
@@ -158,14 +154,12 @@ class GroupCommit:
         """Add the change's frames to the open group. `flush` sends the group to the log.
 
         ``resident``: the records of an append whose durability class keeps them in memory, if the
-        change does
-        not carry them itself.
+        change does not carry them itself.
         """
         frames = change.frames
         if len(frames) > 1:
             # The frames must be in one write. If only some of them reached the disk, they would be
-            # replayed after
-            # a restart although the change was undone.
+            # replayed after a restart although the change was undone.
             self.wal.hold_together(sum(frame.length for frame in frames))
         locator, start = NOWHERE, self.wal.next_lsn
         for frame in frames:
@@ -313,8 +307,7 @@ class GroupCommit:
                     self._has_floors = True
         except Damaged as damage:
             # The change itself is committed. The records that it should have removed are
-            # unreadable. They are
-            # removed together with the records around them.
+            # unreadable. They are removed together with the records around them.
             self.store.report(damage)
         if pending.settle is not None:
             pending.settle(progress)

@@ -6,11 +6,9 @@
             --cancelled, its front has disconnected--> dropped
 
 Regardless of its wait_ms, a diff scans all records that existed when it arrived, for `SCAN_S_MAX`
-at
-most. A poll has no task: each iteration makes one read for each due poll, for `POLLS_PER_TURN`
-polls
-at most. Polls that a commit makes due are read one iteration later, so that the reply to the append
-is sent first.
+at most. A poll has no task: each iteration makes one read for each due poll, for `POLLS_PER_TURN`
+polls at most. Polls that a commit makes due are read one iteration later, so that the reply to the
+append is sent first.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@
                                        each ends an iteration: frames to the log, messages to links
 
 The loop runs in one thread, one iteration at a time. An iteration runs in the task that received
-the
-input, so no message waits for the scheduler to switch to another task. There is never an `await`
-between a decision and its frames, so the log contains decisions in the order in which they were
-made.
+the input, so no message waits for the scheduler to switch to another task. There is never an
+`await` between a decision and its frames, so the log contains decisions in the order in which they
+were made.
 """
 
 from __future__ import annotations
@@ -39,14 +38,12 @@ from topics.formats.wire.message import Message
 from topics.storage.recovery.steps import Shard
 
 # Subjects whose handlers do not depend on acks that arrived earlier in the same iteration. Such
-# acks
-# stay gathered, and are decided together at the end of the iteration. Claims are served there too.
+# acks stay gathered, and are decided together at the end of the iteration. Claims are served there
+# too.
 LEAVES_ACKS = frozenset(each.subject for each in (ACK, CLAIM, APPEND, DIFF, FEED_TAKEN, WORK_TAKEN))
 # A long poll takes up to 30 s (§3), and the router's own limit must not end it earlier. A change
-# that
-# waits longer than this for its topic is not made. A change that is already decided is answered
-# when
-# the log reports its outcome, even after this limit.
+# that waits longer than this for its topic is not made. A change that is already decided is
+# answered when the log reports its outcome, even after this limit.
 RPC_TIMEOUT_MS = 45_000
 
 

@@ -9,8 +9,7 @@
     run                 a task that runs concurrently with the loop, for work that waits for files
 
 Hooks run inside an iteration and never block. A service defines only the hooks that it needs, and
-the
-loop calls only these. A service that needs the commits of some topics follows these topics
+the loop calls only these. A service that needs the commits of some topics follows these topics
 (`Topic.follow`), because most topics have no readers, no routers and no waiting clients.
 """
 

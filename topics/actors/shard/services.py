@@ -46,8 +46,7 @@ class ShardServices:
         """Create the services.
 
         ``heads``: the shard's shared memory that invalidates pages read ahead. ``ledger``: this
-        shard's usage
-        of the caps that all shards share.
+        shard's usage of the caps that all shards share.
         """
         self.retries = retries = Retries(context.commits)
         self.peers, self.room = context.peers, context.room

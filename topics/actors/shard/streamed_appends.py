@@ -5,8 +5,7 @@
 
 A streamed append holds its topic: other changes of that topic wait, and reads continue. Its records
 are durable in a blob before the log gets the small frame that names the blob. Seqs are assigned
-only
-after the complete body is validated.
+only after the complete body is validated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Job calls: ack, nack and extend leased jobs, and list the leases of a queue (§10.4 to §10.6).
 
 An ack is a delete. It is answered when it is as durable as the queue's class promises, and it may
-use
-the log's reserve. The acks of one loop iteration for one queue are one delete. The other calls wait
-for the log only if the queue's leases are durable.
+use the log's reserve. The acks of one loop iteration for one queue are one delete. The other calls
+wait for the log only if the queue's leases are durable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Job dispatch: leases the jobs of queues to waiting claims and work streams (§10.2, §10.8).
 
 If no other claimer waits and jobs are ready, a claim is served immediately. All other claims join
-the
-wait list of their queue. A wait list becomes due in these cases:
+the wait list of their queue. A wait list becomes due in these cases:
 
 - a claimer joins
 - a commit makes jobs claimable, or gives a stream capacity
@@ -11,10 +10,8 @@ wait list of their queue. A wait list becomes due in these cases:
 - an alarm fires, at the time at which jobs become claimable or a full stream loses jobs by age
 
 A loop iteration leases about ``JOBS_PER_TURN`` jobs, and serves due wait lists in FIFO order. While
-a
-wait list waits for the next iteration, no claim is served before it. A wait list without claimers
-is
-dropped.
+a wait list waits for the next iteration, no claim is served before it. A wait list without claimers
+is dropped.
 """
 
 from __future__ import annotations
@@ -332,9 +329,8 @@ class JobDispatch(Service):
         """Set the alarm for the next time at which jobs may become available without another event.
 
         At that time jobs become claimable, or age may remove a job of a full stream and so give it
-        capacity.
-        An earlier alarm stays set. When it fires, the wait list is visited and the alarm is set
-        again.
+        capacity. An earlier alarm stays set. When it fires, the wait list is visited and the alarm
+        is set again.
         """
         if wait_list in self._due or wait_list.window is not None:
             return

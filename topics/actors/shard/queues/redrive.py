@@ -71,8 +71,7 @@ class Transfer:
     ``in_flight``: the seqs of chosen records that are not yet moved or visible again.
 
     ``ended`` is set when no more records are chosen and none is in flight. ``error`` is set if
-    records
-    could not be chosen.
+    records could not be chosen.
     """
 
     def __init__(

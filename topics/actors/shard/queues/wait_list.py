@@ -10,9 +10,9 @@ A claimer is a polled claim or a work stream.
     jitter                         GATHERING --window over--> DEALING --cohort served--> GATHERING
 
 A cohort consists of all claimers that wait when the window is over. The jobs are divided evenly
-among
-them, in order of arrival, in slices that one loop iteration can lease. If there are fewer jobs than
-members, the first members get one job each. The others cost no work, and stay in the list.
+among them, in order of arrival, in slices that one loop iteration can lease. If there are fewer
+jobs than members, the first members get one job each. The others cost no work, and stay in the
+list.
 """
 
 from __future__ import annotations
@@ -86,12 +86,10 @@ class WaitList:
     """The claimers of one queue.
 
     ``waiting``: claimers with capacity, the next one first. ``impatient``: waiting claimers that
-    are to
-    be answered without jobs instead of waiting longer. ``streams``: all work streams of the queue.
-    ``newcomers``: claimers that joined after the list was last served. ``unheard``: claimers that
-    joined
-    after a cohort was last formed. ``window``: the deadline at which the next cohort is formed.
-    ``slices``: the remaining shares of the cohort, each slice served in one step.
+    are to be answered without jobs instead of waiting longer. ``streams``: all work streams of the
+    queue. ``newcomers``: claimers that joined after the list was last served. ``unheard``: claimers
+    that joined after a cohort was last formed. ``window``: the deadline at which the next cohort is
+    formed. ``slices``: the remaining shares of the cohort, each slice served in one step.
     """
 
     __slots__ = (
@@ -158,8 +156,7 @@ def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
     """Return the share of each claimer if ``jobs`` jobs are dealt round-robin.
 
     All shares are equal, except that no share exceeds the claimer's capacity in ``rooms``. The
-    remainder
-    goes to the first claimers.
+    remainder goes to the first claimers.
     """
     rounds, having_room = 0, len(rooms)
     for room in sorted(rooms):

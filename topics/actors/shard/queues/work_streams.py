@@ -7,9 +7,8 @@
     queue deleted, records unreadable  the same, and work.ended is sent
 
 A stream holds ``max_jobs`` leases at most. One page of jobs is in flight at a time, so the queue
-keeps
-the jobs that a slow client has not taken. A page that the front has not sent to its client does not
-count as a delivery.
+keeps the jobs that a slow client has not taken. A page that the front has not sent to its client
+does not count as a delivery.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class WorkStream(Claimer):
     """An open stream.
 
     ``page``: leases (seq, number) of the jobs in flight to the client. ``pages``: the number of
-    pages
-    until now.
+    pages until now.
     """
 
     __slots__ = ("max_jobs", "number", "page", "pages", "session", "streams")
