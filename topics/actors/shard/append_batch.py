@@ -76,8 +76,7 @@ class AppendBatch:
         return [content[start:end] for start, end in pairwise(ends)]
 
     def retry_lost(self, on_lost: Callable[[AppendBatch], object]) -> None:
-        """Enable one retry: if the log finds no space for requests, call ``on_lost`` instead of
-        answering.
+        """Enable one retry: call ``on_lost`` instead of answering if the log finds no space.
 
         It is called once, when the first of them is lost. Call `take_lost` later to get all of
         them.

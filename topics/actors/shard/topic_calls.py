@@ -133,8 +133,7 @@ class TopicCalls(Service):
 
 
 def _summary(topic: Topic, now: Now) -> bytes:
-    """Render the topic's entry of a list, without a general encoder because a list may have a
-    thousand.
+    """Render the topic's entry of a list, without a general encoder, because lists may be long.
 
     A topic name contains no characters that JSON must escape.
     """

@@ -51,8 +51,7 @@ class Batch(NamedTuple):
 
 
 def frame_bytes_max(run_count: int, names: Iterable[str]) -> int:
-    """Return an upper bound for the bytes of a FORWARD frame without payload, and of related
-    frames.
+    """Return an upper bound for the bytes of a FORWARD frame without payload, with related frames.
 
     ``names``: of the routers of the frame, and other strings of their stamps.
     """

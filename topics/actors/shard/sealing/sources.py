@@ -35,10 +35,9 @@ STEP_RECORDS: Final = 4096
 
 @dataclass(slots=True)
 class Span:
-    """The entries of a topic that move: entries between ``first_seq`` and ``last_seq`` outside of
-    memory.
+    """The entries of a topic that move: those from ``first_seq`` to ``last_seq``.
 
-    There are none if ``last_seq`` is less than ``first_seq``.
+    Entries in memory are excluded. There are no entries if ``last_seq`` is less than ``first_seq``.
     """
 
     topic: Topic
