@@ -37,9 +37,9 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 # The value on Linux for every supported architecture. The mmap module defines it from Python 3.13
 # on.
 MAP_NORESERVE: Final = 0x4000
-# for smaller blocks, new pages cost more than unused pages occupy
+# For smaller blocks, new pages cost more than the unused pages occupy.
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES
-# returned by one call, which blocks the loop for about a millisecond
+# Pages that one call returns. It blocks the loop for about a millisecond.
 PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES
 # Bytes of a moving block that one step copies. It takes about a millisecond, mostly for new pages.
 SLICE_BYTES: Final = 1 << 20
@@ -143,7 +143,7 @@ class ArenaWriter:
         self._memory = memory
         self._pages = memory.half_bytes // PAGE_BYTES
         self._allocator = PageAllocator(self._pages)
-        # blocks that are being filled, by half
+        # Blocks that are being filled, by half.
         self._filling: tuple[set[ArenaBlock], set[ArenaBlock]] = (set(), set())
         self._sent: set[int] = set()  # offsets of sent blocks of this session
         # Rows of freed blocks, by first page, whose pages are being returned to the system.
@@ -203,6 +203,7 @@ class ArenaWriter:
         return self._move(block, old[:keep])
 
     def _move(self, block: ArenaBlock, old: memoryview) -> Iterator[None]:
+        # Grown in place: no bytes need to be copied.
         if block.moving_from is None:
             return
         for start in range(0, len(old), SLICE_BYTES):
@@ -270,6 +271,8 @@ class ArenaWriter:
         is free.
         """
         allocator = self._allocator
+        # First the pages of freed large blocks. Then, if the arena is empty, all pages touched by
+        # blocks.
         if self._returning:
             row = self._returning[-1]
             left = max(allocator.pages(row) - PORTION_PAGES, 0)
@@ -434,6 +437,7 @@ class PageAllocator:
     def extend(self, start: int, pages: int) -> bool:
         """Extend the row at ``start`` if the pages after it are free. Return whether they are."""
         before = self._taken[start]
+        # Find the hole that begins directly after the row, if any.
         hole, length = self._holes[self._hole_around(start + before)] if self._holes else (-1, 0)
         if hole != start + before or before + length < pages:
             return False
@@ -462,6 +466,7 @@ class PageAllocator:
         self.used -= pages
         holes = self._holes
         index = bisect_left(holes, (start, 0))
+        # Join with the holes after and before the row, so that holes are never adjacent.
         if index < len(holes) and holes[index][0] == start + pages:
             pages += holes.pop(index)[1]
         if index and sum(holes[index - 1]) == start:

@@ -173,7 +173,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
             turn.runs_tasks = False
             turn.flush()
         now = time.monotonic()
-        # same as `end_pass`, without the cost of a call
+        # Same as `end_pass`, without the cost of a call.
         lag.busy += (spent := now - lag.pass_began)
         lag.squares += spent * spent
         events = self._epoll.poll(min(max(deadline - now, 0.0), SLEEP_MAX_S), READY_MAX)

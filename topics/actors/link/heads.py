@@ -54,6 +54,7 @@ class HeadReader:
     def head(self, mark: HeadMark) -> int | None:
         """Return the topic's head, or None if the version has changed and the page is void."""
         words, at = self._words, mark.slot * SLOT_WORDS
+        # Read the version before and after the head, so that both belong together.
         if words[at] != mark.version:
             return None
         if self._order:

@@ -60,6 +60,8 @@ class Allowance:
             # Do not increment if the amount cannot fit, because that would make other shards fail.
             if self.total() + amount > most:
                 return False
+            # Increment first and check afterwards, so that of two competing shards at least one
+            # sees both.
             own[index] = held + amount
             with fence:
                 pass

@@ -56,7 +56,7 @@ from topics.formats.wire.message import (
 
 OnMessages: TypeAlias = Callable[[list[Message]], None]
 
-# bytes; a longer queue is written message by message, to avoid one more copy
+# Bytes. A longer queue is written buffer by buffer, to avoid one more copy.
 JOIN_BYTES: Final = 1 << 20
 QUIET_MAX: Final = 64  # quiet messages that wait for a flush
 MANY: Final = 16  # queued buffers after which the peer should begin, although more will follow
@@ -195,6 +195,7 @@ class Link:
         """
         if message_id is None:
             self.message_id = message_id = self.message_id + 1
+        # Most attachments are short `bytes`, which are queued as they are.
         if type(attachment) is not bytes or len(attachment) > self._inline_bytes:
             attachment, flags = self._in_arena(attachment)
         if not self._open or self._cell[0] != self._session:
@@ -260,6 +261,7 @@ class Link:
             return
         queue, length, is_stalled = self.queue, self._queued_bytes, bool(self._unsent)
         self.queue, self._queued_bytes, self._quiet, self.is_due = [], 0, 0, False
+        # If earlier data wait for space, append to them, so that the order of messages is kept.
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
             written = 0 if is_stalled else self.producer.write(joined)
@@ -331,9 +333,11 @@ class Link:
         def ready(_events: int) -> None:
             os.eventfd_read(self._bell)
             self._asleep = False
+            # The producer side is marked as sleeping. It is awake now.
             if writing.number & 1:
                 writing.wake_up()
             self.turn(on_open, on_messages, on_close)
+            # Do not request wake-ups for new input while this end does not read.
             if self._unsent_bytes <= self._backlog_max:
                 reading.sleeper.fall_asleep()
             with self._fence:  # a producer that found the ring full is marked as sleeping already
@@ -366,6 +370,7 @@ class Link:
             messages = self._assembler.feed(data)
             if self._assembler.damaged:
                 raise RingDamaged(f"bytes in the ring are no message ({self})")
+            # Most batches have no arena messages, and need no copy of the list.
             for message in messages:
                 if message.flags & (ARENA | RELEASE):
                     resolved = map(self._resolve, messages)

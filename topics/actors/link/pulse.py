@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-# a process whose heartbeat, twice a second, is missing for this time is stalled
+# Heartbeats occur twice a second. A process without one for this time is stalled.
 STALLED_S: Final = 3.0
 # Reasons in error responses to clients.
 STALLED, DISK_STALLED, DAMAGED = "stalled", "disk_stalled", "damaged"

@@ -40,7 +40,7 @@ from topics.actors.link.fences import Fences
 from topics.formats.buffers import Buffer
 
 PAGE_BYTES: Final = 4096
-_LINE: Final = 8  # words, the u64 fields of the header
+_LINE: Final = 8  # u64 fields of one line of the header
 HEAD: Final = 1 * _LINE
 TAIL: Final = 2 * _LINE
 PRODUCER_SESSION: Final = 3 * _LINE
@@ -174,6 +174,7 @@ class RingProducer:
         if order:
             order()
         at = head & (size - 1)
+        # The data are written in two parts if they reach beyond the end of the ring.
         if length <= size - at:
             self._data[at : at + length] = data
         else:
@@ -185,6 +186,7 @@ class RingProducer:
         self._head = words[HEAD] = head + length
         with self._fences.full:
             pass
+        # Ring once for each sleep of the consumer.
         sleep = words[CONSUMER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep
@@ -265,6 +267,7 @@ class RingConsumer:
         self.tail = words[TAIL] = tail + length
         with self._fences.full:
             pass
+        # Ring once for each sleep of the producer.
         sleep = words[PRODUCER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep

@@ -185,6 +185,7 @@ class MessageRouter(RouteTable):
             cid,
             kind == "rpc",
         )
+        # Run the plain handlers now. A request that they do not answer stays open, with a timeout.
         remaining = iter(routes)
         waiting = self._run_plain(inbound, remaining)
         if inbound.is_open and inbound.is_timed:

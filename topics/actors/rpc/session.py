@@ -154,8 +154,8 @@ class PendingCall(msgspec.Struct, eq=False):
 class LinkSession:
     """The calls, handlers and state of one connection to a peer.
 
-    ``MessageRouter.open_session`` creates it. The owner of the transport closes it when the peer is
-    gone.
+    ``MessageRouter.open_session`` creates it. The owner of the transport closes it when the link to
+    the peer is closed.
     """
 
     def __init__(
@@ -195,6 +195,7 @@ class LinkSession:
         not raise.
         """
         transport = self.transport
+        # The id of the request message is also the call id, by which the reply is matched.
         cid = transport.message_id = transport.message_id + 1
         try:
             payload = encode(Request(cid, call.method, params))
@@ -274,7 +275,7 @@ class LinkSession:
     def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
         """Fail the selected calls with PeerGone, as if the session had closed."""
         for pending in [pending for pending in self.calls.values() if which(pending)]:
-            # calls with ``on_late`` stay, because the peer may still reply
+            # Calls with ``on_late`` stay, because the peer may still reply.
             if pending.on_late is None:
                 self.calls.pop(pending.cid, None)
             self._fail(pending, PeerGone(f"{self.peer_id} does not answer call {pending.cid}"))
@@ -302,6 +303,7 @@ class LinkSession:
         """
         if self.closed:
             return
+        # Set the flag first, so that callbacks that make calls get PeerGone.
         self.closed = True
         self.unanswered.clear()
         calls = list(self.calls.values())
@@ -421,6 +423,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             discard(attachment)
             raise
         session = self.session
+        # The caller gets no reply from a closed session, or after a timeout error.
         if not self.is_open or session.closed:
             discard(attachment)
             self._note_late()

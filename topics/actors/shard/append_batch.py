@@ -140,6 +140,7 @@ class AppendBatch:
             return
         seq, ending = change.first_seq, b""
         for index, count in joined:
+            # Requests that arrived at the same time share one `performance` block.
             if not ending or self.params.ats is not None:
                 ending = self._ending(index, change, result)
             self._succeed(index, seq, count, ending)
@@ -208,6 +209,7 @@ class AppendBatch:
             created=created,
             deduped=deduped,
         )
+        # A single request is answered immediately with a prepared result.
         if params.lengths is None:
             self.request.reply(ALONE[outcome, self.band], body)
             return

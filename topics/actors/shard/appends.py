@@ -104,6 +104,7 @@ class Appends(Service):
             for index in lost:
                 batch.fail(index, error)
             return
+        # The bodies were kept for this retry, and are decoded again.
         if params.lengths is None:
             self._decide_one(batch)
         else:

@@ -6,9 +6,9 @@
     files   resume moves; answered when the log is synced up to the cut
     end     answered with whether the pin has held until now; releases the pin
 
-A pin ends with the backup or with the link session of its front, and breaks if the shard needs the
-space. A hold expires after `HOLD_MAX_S`. A cut is valid only if the hold of each shard lasted until
-all shards had cut their logs; `files` checks this.
+A pin is released at the end of the backup or of its front's link session. It breaks if the shard
+needs the space. A hold expires after `HOLD_MAX_S`. A cut is valid only if the hold of each shard
+lasted until all shards had cut their logs; `files` checks this.
 """
 
 from __future__ import annotations
@@ -143,6 +143,8 @@ class Backups(Service):
         kept, segments = pin.kept, self._shard.segments
         assert pin.checkpoint is not None, "it was written"
         found = [segments.segments[number] for number in sorted(kept.segments)]
+        # The front reads the delete flags before the cut and stores them separately, because a
+        # segment may get more flags before it is copied.
         flags = [
             File(
                 f"{FLAGS}/{self._shard.wal.shard:02d}/{segment.path.name}",

@@ -140,6 +140,8 @@ class Deletes(Service):
             return
         asked = decode_delete(request.attachment)
         topic = self._context.fresh_topic(params.topic)
+        # Hold the topic until no change of it is pending, because a replay could apply caps
+        # differently otherwise.
         if asked.match is not None and delete_records.must_wait(self._engine.table, topic.name):
             self._context.held.take(topic.name)
             self._context.start(self._delete_when_idle, topic, request)

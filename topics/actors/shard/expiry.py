@@ -127,6 +127,7 @@ class Expiry(Service):
         """Remove expired records of the next topics. Call this only within an iteration."""
         now, opens = self._context.now.ts, -1 if self._is_hurried else 0
         self._is_hurried = False
+        # Open the buckets that have ended. In a hurry, also open the current one.
         while self._order and self._order[0] + 1 + opens <= now // SWEEP_MS:
             bucket = heapq.heappop(self._order)
             for topic_id in self._buckets.pop(bucket):

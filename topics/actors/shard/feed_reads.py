@@ -1,6 +1,6 @@
 """Feed reads: pages and heads for streams that catch up, with the same view as a feed's pages.
 
-    feed.read     one page from a cursor, for a stream that is behind its feed
+    feed.read     one page from a cursor, for a stream that has not reached its feed
     topic.heads   head, floor and epoch of several topics
 
 A strong view contains only synced records; see `visible_head`.
@@ -52,7 +52,7 @@ class FeedReads(Service):
         head_seq = visible_head(topic, context.wal.synced_lsn, strong=strong)
         page = read(topic, view, context.store, head_seq=head_seq)
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
-        # a stream that catches up reads the next page soon
+        # A stream that catches up reads the next page soon.
         context.store.prefetch(topic, page.next_from_seq + 1)
 
     def _heads(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:

@@ -88,7 +88,7 @@ class FeedTable:
     def __init__(self) -> None:
         self._by_session: dict[LinkSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
-        # whether a feed follows the topic with this id
+        # Whether a feed follows the topic with this id.
         self.has_feeds = self._by_topic.__contains__
 
     def __len__(self) -> int:
@@ -218,7 +218,7 @@ class Feeds(Service):
     def _send_pages(self, feed: Feed) -> tuple[int, bool]:
         """Send pages while the limit allows.
 
-        Return their cost, and whether the feed has no more for now.
+        Return their cost, and whether the feed is done for now.
         """
         cost = 0
         while feed.under_way < PAGES_UNDER_WAY:
@@ -253,6 +253,7 @@ class Feeds(Service):
         if not topic.deleted:
             self._context.freshen(topic)
         head_seq = visible_head(topic, self._synced, strong=feed.strong)
+        # A strong feed must wait for a sync of the remaining records.
         if head_seq < topic.head_seq:
             self._unsynced[feed] = None
             self._commits.on_progress = self._progressed

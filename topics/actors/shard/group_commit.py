@@ -88,7 +88,7 @@ class GroupCommit:
         self._until_synced: deque[PendingChange] = deque()
         self._serial = 0
         self._wants_sync = False
-        # a commit has submitted floor changes, which need a flush outside of an iteration
+        # A commit has submitted floor changes, which need a flush outside of an iteration.
         self._has_floors = False
         self._idle: dict[int, trio.Event] = {}
         self._progress: trio.Event | None = None
@@ -158,8 +158,9 @@ class GroupCommit:
         """
         frames = change.frames
         if len(frames) > 1:
-            # The frames must be in one write. If only some of them reached the disk, they would be
-            # replayed after a restart although the change was undone.
+            # Begin a new log file if the current one cannot hold all frames. Otherwise a full disk
+            # could refuse only some of them, and a restart would replay the others although the
+            # change was undone.
             self.wal.hold_together(sum(frame.length for frame in frames))
         locator, start = NOWHERE, self.wal.next_lsn
         for frame in frames:
@@ -185,6 +186,7 @@ class GroupCommit:
         start = self.wal.append(frame)
         for other in others:
             self.wal.append(other)
+        # Each change has its own row in the shared frame, which its locator names.
         for index, change in enumerate(changes):
             locator = NOWHERE
             if isinstance(change, Forward):

@@ -38,7 +38,7 @@ from topics.formats.wire.message import Message
 
 FEW_MAX: Final = 64  # messages that are handled in order of arrival; they take about 2 ms
 WAITING_MAX: Final = 8192  # messages; while more are queued, iterations follow without a pause
-# duration of an iteration while many are queued; work at its end, such as feed pages, is extra
+# Seconds of an iteration while many are queued. Work at its end, such as feed pages, is extra.
 TURN_S: Final = 0.004
 FIRST_COST_S: Final = 25e-6  # assumed cost of a message before the first measurement
 COST_BYTES: Final = 4096  # this many bytes of an attachment count as much as one message
@@ -78,7 +78,7 @@ class Inbox:
         self._arrived: deque[Arrival] = deque()
         self._band_of, self._clock = band_of, clock
         self._queues: Queues[deque[Waiting]] = Queues((*WEIGHTS, WEIGHTS[-1]))
-        # by topic; None: messages without a topic
+        # By topic. None: messages without a topic.
         self._lines: dict[str | None, deque[Waiting]] = {}
         # Topics of queued requests, by session and id, so that a cancellation joins the queue of
         # its request.
@@ -99,7 +99,7 @@ class Inbox:
         self.count += len(messages)
 
     def turn(self) -> Iterator[Arrival]:
-        """Yield the messages of one iteration, all of which arrived before it began."""
+        """Yield the messages of one iteration. All of them arrived before it began."""
         if self.count <= FEW_MAX and not self._parked:
             arrived, self._arrived = self._arrived, deque()
             self.count = self._taken = 0
@@ -108,7 +108,8 @@ class Inbox:
 
     def _weighed(self) -> Iterator[Arrival]:
         now = self._clock()
-        # messages remained, so all time since its start was spent on those that it took
+        # The last iteration left messages, so all time since its start counts as the cost of its
+        # messages.
         if self._taken:
             self._cost_s += ((now - self._last_turn) / self._taken - self._cost_s) / 8
         self._last_turn, self._taken = now, 0
@@ -140,6 +141,7 @@ class Inbox:
         elif message.subject == CALL_CANCELLED.subject:
             topic = self._asked.get((session, first_param(message, int) or 0))
         line = self._lines.setdefault(topic, deque())
+        # The queue of a topic enters its band with its first message.
         if not line:
             self._queue_of(topic).append(line)
         line.append(Waiting(session, message, topic, now))
@@ -154,8 +156,10 @@ class Inbox:
         line = queues.queues[number].popleft()
         waiting = line.popleft()
         message, topic = waiting.message, waiting.topic
+        # A long attachment counts as several messages.
         queues.spend(number, min(1 + len(message.attachment) // COST_BYTES, COST_MAX))
         self._asked.pop((waiting.session, message.message_id), None)
+        # Move the topic to the end of its band, so that topics are served round-robin.
         if line:
             self._queue_of(topic).append(line)
         else:

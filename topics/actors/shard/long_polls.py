@@ -139,7 +139,8 @@ class LongPolls(Service):
             return
         poll.scanned += page.scanned
         if topic.deleted and not page.count:
-            # with the earlier page, so that the cursor skips no records deleted with the topic
+            # Reply with the earlier page, so that the cursor skips no records deleted with the
+            # topic.
             self._answer(poll)
             return
         poll.page = page
@@ -151,7 +152,7 @@ class LongPolls(Service):
         if page.worth_answering or poll.topic.deleted:
             self._answer(poll)
             return
-        # all records that existed at its arrival are scanned
+        # All records that existed at its arrival are scanned.
         if page.next_from_seq >= poll.head_seq:
             until = poll.began + poll.asked.wait_ms / 1000
             if until <= trio.current_time():

@@ -183,6 +183,7 @@ class ShardLoop:
             job_calls.decide_gathered()
         if commits.is_unsent:
             commits.flush()
+        # Services add the frames and messages that result from this iteration.
         for service in self._with_due:
             if service.is_due:
                 service.is_due = False
@@ -194,7 +195,7 @@ class ShardLoop:
             commits.flush()
         self._send()
         has_more = self.inbox.count > 0 or commits.is_unsent
-        # the last flush commits changes, which can make services due again
+        # The last flush commits changes, which can make services due again.
         for service in self._with_due:
             has_more |= service.is_due
         if has_more:
@@ -205,6 +206,7 @@ class ShardLoop:
             link.flush()
 
     def _committed(self, change: Change) -> None:
+        # Services that follow this topic, such as its feeds, long polls and wait list.
         for tell in change.topic.followers:
             tell(change)
         if change.topic is not self.context.engine.table.shard_topic:

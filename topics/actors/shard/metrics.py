@@ -87,6 +87,7 @@ class MetricsReads(Service):
         def router_rows(names: Iterable[str]) -> list[RouterMetrics]:
             return self._router_rows(routers[name] for name in names)
 
+        # Select the names first, so that rows are only made for visible topics and routers.
         names, topics_cut = await _first(self._engine.topics, is_topic, topics_max)
         topics = await self._rows(names, TOPICS_PER_STEP, self._topic_rows)
         names, routers_cut = await _first(routers, is_router, routers_max)
@@ -146,7 +147,7 @@ async def _first(
     all_names, found = list(names), list[str]()
     for start in range(0, len(all_names), NAMES_PER_STEP):
         step = all_names[start : start + NAMES_PER_STEP]
-        # after the first names are found, most others only need one comparison
+        # When enough names are found, most others need only one comparison.
         if len(found) > count:
             last = found[-1]
             step = [name for name in step if name < last]

@@ -55,15 +55,15 @@ class RecordStore:
         self._flags, self._wal, self._segments = engine.delete_flags, wal, segments
         engine.store = self
         self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
-        # bytes of records that were deleted in segments, since the start of the process
+        # Bytes of records that were deleted in segments, since the start of the process.
         self.flagged_bytes = 0
         self.on_release: Callable[[int], None] = lambda _: None  # called with each released extent
-        # called with the blobs of a deleted topic
+        # Called with the blobs of a deleted topic.
         self.on_blobs_gone: Callable[[list[Path]], None] = unlink_all
         self._prefetch = Prefetch(segments)
         self._in_memory: dict[int, RecordsView] = {}
         self._numbered = 0
-        # locators of records in the log and in memory, to be freed later
+        # Locators of records in the log and in memory, to be freed later.
         self._released: list[array[int]] = []
         self._reported: set[tuple[Path, int]] = set()
         segments.on_damage = wal.blobs.on_damage = self.report
@@ -112,7 +112,7 @@ class RecordStore:
                 self.on_release(locator)
 
     def release_later(self, locators: Sequence[int]) -> None:
-        """Free records, none of which is in a segment.
+        """Free records that are not in segments.
 
         If they are many, `release_some` frees them.
         """

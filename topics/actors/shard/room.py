@@ -121,7 +121,7 @@ class DiskWatch:
     def __init__(self, commits: GroupCommit, room: Room, words: ShardWords) -> None:
         self._commits, self._room, self._words = commits, room, words
         self._log, self._blobs, self._loop = Pulse(), Pulse(), Pulse()
-        # number of running streamed appends, and of their steps in total
+        # Number of running streamed appends, and of the steps of all streamed appends.
         self._streaming = self._steps = 0
         self.is_stalled = False
         commits.wal.watch_hangs(self._on_hang)

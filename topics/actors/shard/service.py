@@ -45,4 +45,4 @@ class Service:
         """Drop the state of a front whose session has closed."""
 
     async def run(self) -> None:
-        """Work concurrently with the loop. Return when done; cancellation ends it otherwise."""
+        """Work concurrently with the loop, until the work is done or until cancelled."""

@@ -98,6 +98,7 @@ class StreamedAppends(Service):
         if request.config is not None:
             check_may_configure(params.may_configure)
             check_inline_config(params.topic, request.config)
+        # On a full disk, each write is retried once if a backup releases files.
         found = await self._topic(params.topic, request, params.prefixes)
         if isinstance(found, OSError):
             if not await self._frees(found):
@@ -126,6 +127,7 @@ class StreamedAppends(Service):
     async def _decode(self, body: Buffer) -> AppendBody:
         view = memoryview(body)
         with refusing_bad_bodies():
+            # Validate the encoding in chunks first, then decode the body in slices.
             utf8 = codecs.getincrementaldecoder("utf-8")()
             for start in range(0, len(view), RUN_BYTES):
                 utf8.decode(view[start : start + RUN_BYTES], start + RUN_BYTES >= len(view))
@@ -164,6 +166,7 @@ class StreamedAppends(Service):
         now = self._context.now
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
         await trio.lowlevel.checkpoint()
+        # The tables precede the rendered records, whose ends are known before they are rendered.
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
         change = append.decide_streamed(

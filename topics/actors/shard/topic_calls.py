@@ -94,6 +94,7 @@ class TopicCalls(Service):
     def _plan(self, request: InboundMessage[TopicPutParams, PutResult]) -> None:
         params, context = request.params, self._context
         context.freshen(self._engine.topics.get(params.topic))
+        # Compute the result of the PUT without a change.
         config, epoch, dropped = put_topic.plan(
             self._engine.table,
             params.topic,

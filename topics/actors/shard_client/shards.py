@@ -362,6 +362,8 @@ class Shards:
             pending = session.call(call, params, body, then)  # type: ignore[arg-type]
         except PeerGone:
             return self._refused(link, call, then)
+        # A search for the field name is cheaper than decoding, and a false match only delays the
+        # failure.
         if call is DIFF or call is CLAIM:
             pending.is_patient = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
@@ -400,6 +402,7 @@ class Shards:
             pending.abandon()
             return Abort.SUCCEEDED
 
+        # The callback may run inside of `call`, if the shard cannot be called.
         pending = self.call(shard, call, params, body, answered)
         if not answers:
             is_waiting = True
@@ -454,6 +457,7 @@ class Shards:
         link = self._links[shard]
         if not link.is_connected:
             raise link.not_ready()
+        # Each holder counts once, with the block that it fills.
         holders = {
             block.holder: None for block in link.link.writer.filling if block.holder is not None
         }

@@ -40,7 +40,7 @@ from topics.formats.api.queue_answers import record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled while nothing can be moved
-# Batches in flight to one shard. Each holds up to 1 MiB of records. If a shard does not answer,
+# Batches in flight to one shard. Each holds up to 1 MiB of records. If a shard does not reply,
 # only the moves to its topics stop.
 MOVES_MAX: Final = 8
 
@@ -215,7 +215,7 @@ class DeadLetters(Service):
             return refusal
         with context.turn():
             context.freshen(topic)
-        # the end of the iteration may have deleted the topic; no frame may follow
+        # The end of the iteration may have deleted the topic. No frame may follow then.
         if topic.deleted:
             return []
         try:

@@ -131,6 +131,7 @@ class JobCalls(Service):
         asked = decode_nack(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
+        # Release the leases. The jobs are claimable again after their delay.
         change = lease_jobs.nack(
             *(topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now),
             error=asked.error,

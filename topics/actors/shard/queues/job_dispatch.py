@@ -179,11 +179,13 @@ class JobDispatch(Service):
     def _visit(self, wait_list: WaitList) -> None:
         topic = wait_list.topic
         if topic.deleted:
-            # its commit ends the wait list; if the log loses the commit, the wait list is due again
+            # The commit of the delete ends the wait list. If the log loses it, the list is due
+            # again.
             return
         self._context.freshen(topic)
         jobs = jobs_of(topic)
         jobs.advance(self._context.now.ms)
+        # Streams that hold fewer leases than before join the list again.
         wait_list.admit(jobs.leases.loosened)
         jobs.leases.loosened.clear()
         if wait_list.waiting:
@@ -202,6 +204,7 @@ class JobDispatch(Service):
             self._put_off(wait_list, error)
             return
         jitter_ms = wait_list.topic.config.claim_jitter_ms
+        # With jitter, a list is either dealt to, or gathers a cohort until its window is over.
         if wait_list.slices is not None:
             self._deal(wait_list)
         elif not jitter_ms:
@@ -250,6 +253,7 @@ class JobDispatch(Service):
                 share for share in wait_list.slices.popleft() if share.claimer in wait_list.waiting
             ]
             has_more = bool(shares) and self._claim(wait_list, shares, evenly=True) > 0
+            # The scan for jobs has reached its limit: serve this slice again in the next iteration.
             if shares and jobs_of(wait_list.topic).is_unfinished:
                 wait_list.slices.appendleft(shares)
         if wait_list.slices:

@@ -114,6 +114,7 @@ async def _append(
         result = asked.result
     except TopicsError as error:
         return {copy.seq: error for copy in copies}
+    # Only the failed copies have an entry in the failures of the result.
     outcomes = zip(copies, map(outcome_in, result.outcomes), strict=True)
     refused = [copy.seq for copy, outcome in outcomes if outcome == AppendOutcome.FAILED]
     return dict(zip(refused, failures_of(result), strict=True))

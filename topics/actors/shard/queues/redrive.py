@@ -1,7 +1,7 @@
 """Redrive: moves records of a dead-letter topic, or of any other topic, back to their sources.
 
     search a slice --> wait until moves may begin --> choose a window --> move it --> search ...
-    over: count what remains, slice by slice --> answer
+    over: count the remaining records, slice by slice --> reply
 
 Each record is in one state:
 
@@ -14,8 +14,8 @@ Each record is in one state:
 All targets of a window get their records at the same time. The keys of copies prevent duplicates if
 a redrive is repeated after a crash. One redrive of a topic runs at a time, and others wait for it.
 A redrive holds its lock and its entry in `Moves` from the first copy of a window until no copy is
-in flight. After `TIME_MAX_S` it chooses no further records and returns the number of records moved
-so far. The window in flight is still finished.
+in flight. After `TIME_MAX_S` it chooses no further records and returns the number of records that
+are moved by then. The window in flight is still finished.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Transfer:
 
     ``in_flight``: the seqs of chosen records that are not yet moved or visible again.
 
-    ``ended`` is set when no more records are chosen and none is in flight. ``error`` is set if
+    ``ended`` is set when no further records are chosen and none is in flight. ``error`` is set if
     records could not be chosen.
     """
 
@@ -136,6 +136,8 @@ class Transfer:
             if not seqs:
                 break
             scanned += len(seqs)
+            # Records that are leased or already being moved cannot be hidden. They are counted at
+            # the end.
             free = claims.set_aside(self.topic, seqs, now)
             self._passed_over += sorted(set(seqs).difference(free))
             self.in_flight.update(free)

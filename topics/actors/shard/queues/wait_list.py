@@ -158,6 +158,8 @@ def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
     All shares are equal, except that no share exceeds the claimer's capacity in ``rooms``. The
     remainder goes to the first claimers.
     """
+    # Raise the common share to the capacity of each claimer in turn, the smallest first, until the
+    # jobs do not suffice for all claimers that have capacity left.
     rounds, having_room = 0, len(rooms)
     for room in sorted(rooms):
         more = min(room - rounds, jobs // having_room)
@@ -167,6 +169,7 @@ def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
             break
         having_room -= 1
     shares = [min(room, rounds) for room in rooms]
+    # Distribute the remainder, one job each.
     for at, room in enumerate(rooms):
         if jobs and room > rounds:
             shares[at] += 1

@@ -155,7 +155,8 @@ class WorkStreams(Service):
     def _release(self, stream: WorkStream, unshown: Iterable[tuple[int, int]] = ()) -> None:
         """Remove the stream and release its leases, so that they are claimable.
 
-        ``unshown``: leases of jobs that did not reach the client. Do nothing for a removed stream.
+        ``unshown``: leases of jobs that were not delivered to the client. Do nothing for a removed
+        stream.
         """
         if self._find(stream.session, stream.number) is not stream:
             return
@@ -166,6 +167,7 @@ class WorkStreams(Service):
         self._dispatch.unfollow(stream)
         if stream.holder.held and not stream.topic.deleted:
             now = self._commits.now()
+            # Leases of jobs that the client has not got do not count as deliveries. All others do.
             for change in (
                 lease_jobs.unclaim(stream.topic, unshown, now),
                 lease_jobs.release(stream.topic, stream.holder, now),

@@ -172,6 +172,7 @@ class Forwards(Service):
             topic = taker.topic
             ts = copy_ts(topic, self._context.now)
             fits = fitting(self._engine.table, topic, copier, ts)
+            # The dest has no space for the first copy. Report how many bytes it needs.
             if not fits:
                 need = copier.first_size(topic.next_seq, ts)
                 at = Derivation(params.from_seq, taker.total)
@@ -179,6 +180,7 @@ class Forwards(Service):
                 continue
             if fits < copier.count:
                 copier = payload.copier(taker.name, fits)
+            # Dests whose copies have the same time, number and size share one frame.
             alike = _Alike(ts, fits, copier.tail_bytes)
             groups.setdefault(alike, {})[index] = taker
             copiers.setdefault(alike, copier)
@@ -202,9 +204,10 @@ class Forwards(Service):
         is_all = alike.copies == payload.records
         status = ForwardStatus.DONE if is_all else ForwardStatus.FULL
         to_seq = params.to_seq if is_all else payload.seq_of(alike.copies - 1, params.seqs)
+        # A frame may only name frames of its own log file.
         if not self._has_room(payload, takers.values()):
             if not payload.logged_at:
-                # otherwise the source would name the frames of this file again
+                # Otherwise the source would name the frames of this file again.
                 self._context.wal.end_file()
                 _settle_behind(takers, params, answers)
                 return payload
@@ -238,6 +241,7 @@ class Forwards(Service):
     ) -> int:
         """Submit the changes, and return the LSN of their frame; 0 if there are no changes."""
         indexes = {taker.router: index for index, taker in takers.items()}
+        # Other shards may have used up the shared quota of bytes since the check.
         for taker in forwarded.refused:
             at = Derivation(params.from_seq, taker.total)
             answers.settle(indexes[taker.router], ForwardStatus.FULL, at)
@@ -323,6 +327,7 @@ class Forwards(Service):
         if not is_row(run.lsn):
             yield run
             return
+        # The run names copies. Resolve them to the runs of their FORWARD frame.
         header, body = self._context.wal.frame_at(run.lsn)
         held = decode_forward(header, body)
         inner_stamps = held.stamps_of(row_index(header, run.lsn))

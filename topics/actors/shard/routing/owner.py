@@ -191,6 +191,7 @@ class Routers(Service):
             self._context.check_writable(grows=True)
             source, dest = await self._ends(name, config, create_dest=create_dest)
             before = self._graph.by_name.get(name)
+            # Another source or dest needs a new incarnation, which begins where the old one stops.
             if before is not None and not _is_life_of(before, config, source, dest):
                 counted = await self._counted(before)
                 router = self._next(name, config, source, dest, before.base_total + counted)
@@ -436,6 +437,7 @@ class Routers(Service):
 
         Raises `NotReady` if a shard of a source is unavailable.
         """
+        # Make one request to each shard.
         by_shard: defaultdict[int, list[int]] = defaultdict(list)
         for router in routers:
             by_shard[self._context.peers.shard_of(router.source)].append(router.id)

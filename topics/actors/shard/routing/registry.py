@@ -112,6 +112,7 @@ class Registry(Service):
             if not waiting:
                 request.reply(RouterSyncResult(orphans, totals))
 
+        # The reply waits for the totals of removed routers that have forwards in flight.
         is_waiting = bool(waiting)
         lost_feeders, self._lost_feeders = self._lost_feeders, set()
         for router in removed:

@@ -66,7 +66,7 @@ class Worker:
         self.state = WorkerState.IDLE
         self.retry: Deadline | None = None
         self.retry_s = 0.0
-        # bytes that a full dest lacked; the next forward requests this space, without records
+        # Bytes that a full dest lacked. The next forward requests this space, without records.
         self.need = 0
         self.must_log = False  # the dest's log must store ``seen``
         self.on_removed: Callable[[int], object] | None = None  # called with ``total``

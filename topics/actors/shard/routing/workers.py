@@ -92,7 +92,7 @@ class Workers(Service):
         self._sources: dict[int, Source] = {}  # by topic id
         self._by_router: dict[int, tuple[Source, Worker]] = {}
         self._due: dict[int, None] = {}  # sources, by topic id
-        # sources that wait until replies to other forwards arrive
+        # Sources that wait until replies to other forwards arrive.
         self._crowded: dict[int, None] = {}
         self._next: Deadline | None = None  # deadline of the next round
         # The context's count of appends at the last round, to detect whether clients have written
@@ -161,6 +161,7 @@ class Workers(Service):
             source.topic.unfollow(self._source_changed)
         if worker.retry is not None:
             worker.retry.cancel()
+        # The total is unknown until the dest has replied, so query the dest first.
         if not worker.is_known and worker.state is not WorkerState.FLYING:
             self._ask(source, [worker], Batch(worker.cursor, 0))
         if worker.state is WorkerState.FLYING:
@@ -250,7 +251,7 @@ class Workers(Service):
         return shard != self._shard and self._has_room(shard)
 
     def _feed(self, source: Source, until: float) -> bool:
-        """Forward to the dests of one source. Return whether there is no more to do for now.
+        """Forward to the dests of one source. Return whether it is done for now.
 
         Other shards come first, so that they work in parallel with this one.
         """
@@ -301,6 +302,7 @@ class Workers(Service):
         ``is_here``: the dests are in this shard. Raises `Unreadable`.
         """
         first = workers[0]
+        # Select the records after the cursor, within the bounds of a batch.
         picked = pick(
             source.topic,
             self._context.store,
@@ -318,6 +320,7 @@ class Workers(Service):
             self._pass_over(source, workers, picked)
             return None
         names = [worker.row.name for worker in workers]
+        # Prefer a batch that names frames. Its records need not be read or written again.
         if is_here and (named := named_batch(picked, self._context.wal, names)) is not None:
             self._named[key] = named
             return named
@@ -343,6 +346,7 @@ class Workers(Service):
     def _pass_over(self, source: Source, workers: list[Worker], picked: Picked) -> None:
         """Advance the cursors, because no record up to ``to_seq`` is to be copied."""
         first = workers[0]
+        # The next records were lost in the source. The dest must log the gap.
         if picked.trimmed:
             self._ask(source, workers, Batch(picked.to_seq, picked.hop), trimmed=picked.trimmed)
             return
@@ -403,6 +407,7 @@ class Workers(Service):
             unused_from = max(self._free_at, self._round_began - CREDIT_MAX_S)
             # Rounds that ran without a pause, because no client wrote, do not extend the pause.
             self._free_at = min(unused_from + round_s, now) + pause_s
+        # Sources that waited for capacity of a shard may send again.
         self._due.update(self._crowded)
         self._crowded.clear()
         if isinstance(answer, TopicsError):
@@ -426,6 +431,7 @@ class Workers(Service):
         has_moved = cursor != worker.cursor
         if not worker.is_known:
             self._learn_hops(source, cursor)
+        # These states report the cursor that the log of the dest contains.
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
             worker.stands_at(cursor, total)
         if worker.is_removed:

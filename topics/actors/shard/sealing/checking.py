@@ -66,6 +66,7 @@ class SealingCheck:
         """Find the LSN up to which all frames are intact."""
         file, count = self._file, 1
         readable = file.size
+        # Find the first unreadable page, so that the scan does not touch it.
         for start in range(0, file.size, STEP_BYTES):
             stop = min(start + STEP_BYTES, file.size)
             at = file.mapped().first_unreadable(start, stop)

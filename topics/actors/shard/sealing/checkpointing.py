@@ -65,6 +65,8 @@ class Checkpointing:
         try:
             writer = await trio.to_thread.run_sync(CheckpointWriter, self._shard.folders.checkpoint)
             try:
+                # The items may depend on frames up to the current end of the log. Sync these frames
+                # and the delete flags before the header makes the checkpoint valid.
                 builder = await self._write_pieces(writer, numbers)
                 lsn = self._wal.next_lsn
                 await self.sync_log(lsn, losses)

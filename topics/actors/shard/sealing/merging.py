@@ -39,7 +39,7 @@ RUN_MIN_SEGMENTS: Final = 8
 RUN_MAX_SEGMENTS: Final = 64  # files that are open at the same time
 EXTENT_COST_BYTES: Final = 256  # overhead of an extent: directory, tables, padding
 READ_AHEAD_EXTENTS: Final = 256  # read by one call in a thread
-# divisor: dead bytes in segments that trigger a search, as a part of a log file's size
+# A search is triggered by dead bytes in segments of this fraction (1/n) of a log file's size.
 DEAD_SHARE: Final = 4
 RETRY_S: Final = 60.0  # after an error; a merge that fails at its end has written a complete file
 
@@ -54,7 +54,7 @@ class Merging:
         self._commits, self._reclaim, self._rewriting = commits, reclaim, rewriting
         self._damaged: set[int] = set()  # segments that are never merged
         self.is_due = True  # a checkpoint was written since the last search, or a merge completed
-        # at the last search, and at the last call of `look_for_deletes`
+        # At the last search, and at the last call of `look_for_deletes`.
         self._flagged_bytes = self._seen_flagged_bytes = 0
         self.again_at = 0.0  # monotonic time of the next attempt after an error
 
@@ -97,7 +97,7 @@ class Merging:
         await trio.to_thread.run_sync(reader.open)
         self._segments.maps.pin(reader.maps)
         some: list[Wanted] = []
-        # read in a thread, so that the loop does not wait for the disk
+        # Read in a thread, so that the loop does not wait for the disk.
         for wanted in sources.wanted():
             some.append(wanted)
             if len(some) == READ_AHEAD_EXTENTS:
@@ -171,6 +171,7 @@ def _run_at(candidates: Sequence[Candidate], bytes_max: int) -> Sequence[Candida
             break
         live, largest, files = live + live_bytes, max(largest, live_bytes), files + file_bytes
         dead += dead_bytes
+        # The two conditions of the module docstring. A short run needs enough dead records.
         is_long = count >= RUN_MIN_SEGMENTS
         if (2 * live <= files and (is_long or dead >= bytes_max)) or (
             is_long and 2 * largest <= live

@@ -136,6 +136,7 @@ class Rewriting:
         try:
             pieces: list[Buffer] = []
             size, step_began = 0, time.monotonic()
+            # Collect chunks until they are worth a call in a thread.
             for piece in build(writer.header, sources.sources(), delete_flags):
                 pieces.append(piece)
                 size += len(piece)
@@ -187,6 +188,7 @@ class Rewriting:
         self, span: Span, segment: Segment, extents: list[IndexEntry], written: Flags
     ) -> Iterator[None]:
         topic, base = span.topic, segment.header.base
+        # Replace some entries of the topic at a time. Each part is consistent on its own.
         for part, first_seq, end_seq in parts(topic, extents, span.first_seq, span.last_seq):
             before = topic.bytes
             for extent in part:
@@ -206,6 +208,7 @@ class Rewriting:
     ) -> None:
         """Set the delete flags of records that were deleted after the segment was written."""
         now = current_flags(self._store, topic, extent.first_seq, extent.record_count)
+        # Flags are only ever set, so equal counts mean equal flags.
         if now.count(1) != (0 if written is None else written.count(1)):
             late = chain.from_iterable(starmap(range, _late_runs(now, written or b"")))
             self._segments.flag_deleted(extent.locator, late, self._store.committed_to)

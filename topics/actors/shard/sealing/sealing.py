@@ -242,6 +242,7 @@ class Sealing(Service):
                 await trio.to_thread.run_sync(self.segments.flags.write, self.wal.synced_lsn)
         sealed, failure = 0, None
         try:
+            # Write a checkpoint after every few files, so that their log space is freed early.
             for base, end in () if waits else self._ready_files():
                 await self._seal(base, end)
                 sealed += 1

@@ -51,7 +51,7 @@ class LogFile:
     def __init__(self, store: RecordStore, base: int, end: int) -> None:
         self._store, self.base, self.end = store, base, end
         self.maps: dict[int, MappedSegment] = {}  # of segments
-        # by topic id; ``last_seq`` is final once the topic is built
+        # By topic id. ``last_seq`` is final once the topic is built.
         self.spans: dict[int, Span] = {}
 
     def find(self, topics: Iterable[Topic]) -> Iterator[int]:
@@ -182,6 +182,7 @@ def kept_runs(view: ExtentView, deleted: Buffer | None, start: int) -> Iterator[
     begin = end = start
     for step in range(start, view.count, STEP_RECORDS):
         for run in live_runs(deleted, step, min(step + STEP_RECORDS, view.count)):
+            # Join runs with a short gap, and end the run at a longer gap.
             if begin == end:
                 begin = run[0]
             elif view.size(end, run[0]) >= GAP_BYTES:
