@@ -23,8 +23,6 @@ in this order, each from a line of 64 bytes:
                          2064  counts of limits, 8 cells, see `topics.actors.link.ledger` [shard p]
     heads of shard i     two cells for each slot, see `topics.actors.link.heads` [shard i]
     (16 lines each)
-    sources of shard i   512 cells: how often sources of routers have got new records, by the id of
-    (64 lines each)      the topic; topics share cells [shard i]
 
 Pair n consists of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
 0 and shard i has rank i + 1. Unused cells cost address space but no memory.

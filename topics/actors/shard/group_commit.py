@@ -7,12 +7,12 @@ A decided `Change` enters here, and returns to the engine as a commit when it is
     advance   commit and answer the changes that the log has reached, in order of their decisions;
               if the log has failed, undo all pending changes, newest first, and refuse them
 
-A change with ``sync`` is committed when its frames are synced. Any other change is committed when
-its frames are written and all earlier changes of its topic are committed.
+A change with ``sync`` is committed when its frames are synced. Any other change with frames is
+committed when they are written. A change without frames is committed after the earlier changes of
+its topic, or immediately if none is pending.
 
-A change without frames on a topic with no pending change is committed immediately. This module
-never blocks, and never raises for a log error: the error is passed to the ``settle`` callback of
-each lost change.
+This module never blocks, and never raises for a log error: the error is passed to the ``settle``
+callback of each lost change.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class GroupCommit:
         ]
 
     def position_of(self, topic: Topic) -> int:
-        """Return the LSN up to which all changes of the topic are committed. No later change is."""
+        """Return the LSN before which all changes of the topic are committed, and after it none."""
         if not topic.pending:
             return self.wal.next_lsn
         # Reservations and floors can be committed out of order with other changes, because
@@ -277,9 +277,9 @@ class GroupCommit:
         return None
 
     def _note_usual(self, progress: Progress) -> None:
-        """Update the average durations.
+        """Update the average durations of a write and of a sync.
 
-        Most writes are not followed by a sync, so each has its own.
+        They are separate, because most writes are not followed by a sync of their own.
         """
         if progress.write_ms:
             self._usual_write_s += (progress.write_ms / 1000 - self._usual_write_s) / USUAL_OVER
@@ -322,7 +322,7 @@ class GroupCommit:
     def _generation(self, locator: Locator) -> int:
         """Return the base LSN of the log file with tagged records.
 
-        Their tags leave memory with that file.
+        The tags are dropped from memory when that file is sealed.
         """
         return 0 if is_in_memory(locator) else self.wal.base_of(locator)
 

@@ -77,7 +77,7 @@ class ShardLoop:
         context.peers.add(index, loopback.session)
 
     async def run(self, links: Sequence[Link], stop: trio.Event) -> None:
-        """Serve requests until ``stop`` is set. Then wait for changes in the log, and return."""
+        """Serve until ``stop`` is set. Then finish changes that wait for the log, and return."""
         self._links = links
         async with trio.open_nursery() as nursery:
             self.context.nursery = nursery

@@ -306,8 +306,8 @@ class Shards:
     async def wait_linked(self) -> None:
         """Wait until each serving shard has a link session, for `LINKED_MAX_S` at most.
 
-        This needs a running `run`. A front that restarts thus refuses no requests for lack of open
-        sessions.
+        `run` must run concurrently. So a restarted front does not refuse requests because its
+        sessions are not open yet.
         """
         with trio.move_on_after(LINKED_MAX_S):
             # The shard's state is in shared memory, which sets no event.

@@ -64,7 +64,7 @@ class Claimer:
         raise NotImplementedError
 
     def get_nothing(self) -> None:
-        """Handle a claimer that has left the wait list without jobs. Streams are never called."""
+        """Note that the claimer has left the wait list without jobs. Never called for a stream."""
         raise NotImplementedError
 
     def end(self, error: Exception) -> None:
