@@ -26,6 +26,7 @@ in this order, each from a line of 64 bytes:
 
 Pair n consists of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
 0 and shard i has rank i + 1. Unused cells cost address space but no memory.
+Names in the code call the cells of a process its words.
 """
 
 from __future__ import annotations

@@ -176,6 +176,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         # Same as `end_pass`, without the cost of a call.
         lag.busy += (spent := now - lag.pass_began)
         lag.squares += spent * spent
+        # Sleep here instead of in trio. Trio then finds only its own ready descriptors and timers.
         events = self._epoll.poll(min(max(deadline - now, 0.0), SLEEP_MAX_S), READY_MAX)
         lag.pass_began = time.monotonic()
         self._has_polled = True

@@ -410,6 +410,7 @@ class Link:
                 self._queued_bytes = self._unsent_bytes = self._quiet = 0
                 on_close()
             self._adopt(int(self._cell[0]))
+        # The peer has announced this session, too.
         if self._peer_agrees():
             self._open = True
             on_open()

@@ -71,7 +71,11 @@ class RingMemory:
 
 
 class Sleeper:
-    """One side's own sleep number."""
+    """One side's own sleep number, which grows with every change of state.
+
+    AWAKE (even) --fall_asleep--> ASLEEP (odd: the other side rings)
+          ^----------wake_up---------'
+    """
 
     __slots__ = ("_word", "_words", "number")
 
@@ -170,6 +174,7 @@ class RingProducer:
             data = memoryview(data)[:length]
         if not length:
             return 0
+        # Do not write before the load of the tail that freed the memory.
         order = self._fences.order
         if order:
             order()
@@ -181,6 +186,7 @@ class RingProducer:
             with memoryview(data) as view:
                 self._data[at:] = view[: size - at]
                 self._data[: length - (size - at)] = view[size - at :]
+        # Store the head only after the data.
         if order:
             order()
         self._head = words[HEAD] = head + length
@@ -253,6 +259,7 @@ class RingConsumer:
             return b""
         if length > size:
             raise RingDamaged(f"{length} bytes wait in a ring of {size}")
+        # Do not read data before the load of the head that published them.
         order = self._fences.order
         if order:
             order()
@@ -262,6 +269,7 @@ class RingConsumer:
             if length <= size - at
             else b"".join((data[at:], data[: length - (size - at)]))
         )
+        # Free the memory only after the data are copied.
         if order:
             order()
         self.tail = words[TAIL] = tail + length

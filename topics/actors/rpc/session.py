@@ -252,6 +252,7 @@ class LinkSession:
                 pending.is_over = True
                 pending.then(reply)
                 return
+            # The call was abandoned.
             if pending.on_late is not None:
                 pending.on_late(reply)
         self.release(message)

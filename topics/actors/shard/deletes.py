@@ -83,6 +83,7 @@ class Deletes(Service):
             return
         self._context.freshen(self._engine.topics.get(name))
         if self._context.routers_of(name) and name in self._engine.topics:
+            # Check first, so that a refused delete removes no routers.
             delete_topic.check(self._engine.table, name, params.if_empty)
             self._remove_routers(request, routers)
         else:

@@ -101,6 +101,8 @@ class Expiry(Service):
             return
         # Never use the bucket that is opened now, because a damaged record may be due and remain.
         bucket = max(due_ts, self._context.now.ts) // SWEEP_MS
+        # The topic is planned for this bucket or an earlier one, which plans it again when it is
+        # swept.
         if bucket >= self._planned.get(topic.id, bucket + 1):
             return
         self._planned[topic.id] = bucket

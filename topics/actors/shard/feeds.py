@@ -295,6 +295,7 @@ class Feeds(Service):
         params, session = request.params, request.session
         topic = topic_to_read(self._context, params.topic)
         view, strong = diff_of(params.view, self._context.limits)
+        # A new feed replaces an open one of the same number.
         earlier = self._table.find(session, params.feed)
         if earlier is not None:
             self._forget(earlier)
@@ -304,6 +305,7 @@ class Feeds(Service):
         topic.follow(self._topic_changed)
         if head_seq < topic.head_seq:
             self._make_due(feed)
+        # The first record may be after the head that a strong feed shows.
         earliest_seq = min(topic.start_seq, head_seq + 1)
         request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 

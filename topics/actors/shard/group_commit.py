@@ -169,6 +169,7 @@ class GroupCommit:
                 locator = in_log(lsn)
                 if frame.flags & EXTERNAL:
                     self.wal.blobs.add(frame.topic_id, frame.first_seq, lsn)
+        # Records of class `ephemeral` are stored in memory instead of the log.
         if isinstance(change, Append) and (resident or change.resident):
             locator = self._keep(change, resident)
         self._add(change, locator, start, settle)

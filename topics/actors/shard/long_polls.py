@@ -159,6 +159,7 @@ class LongPolls(Service):
                 self._answer(poll)
                 return
             self._set_deadline(poll, until)
+        # The scan has reached its limit: continue in the next iteration.
         if page.unfinished:
             self._next[poll] = None
             self._ask()

@@ -5,10 +5,10 @@
     deadline queue --time--> calls
                                        each ends an iteration: frames to the log, messages to links
 
-The loop runs in one thread, one iteration at a time. An iteration runs in the task that received
-the input, so no message waits for the scheduler to switch to another task. There is never an
-`await` between a decision and its frames, so the log contains decisions in the order in which they
-were made.
+The loop runs in one thread, one iteration at a time; names in the code call an iteration a turn. An
+iteration runs in the task that received the input, so no message waits for the scheduler to switch
+to another task. There is never an `await` between a decision and its frames, so the log contains
+decisions in the order in which they were made.
 """
 
 from __future__ import annotations

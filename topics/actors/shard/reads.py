@@ -62,6 +62,7 @@ class Reads(Service):
         bodies: list[bytes] = []
         pages: list[tuple[int, int, int]] = []
         room = AHEAD_BYTES_MAX
+        # Stop at the first page that may change before it is requested.
         while holds_still(topic, page) and len(pages) < request.params.page_count:
             bodies.append(answers.difference(topic.name, page.pieces))
             length = len(bodies[-1])

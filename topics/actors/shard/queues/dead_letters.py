@@ -137,6 +137,7 @@ class DeadLetters(Service):
             assert target is not None, "the queue has a dead-letter topic"
             async with self._lanes[self._context.peers.shard_of(target)]:
                 failure = await self._move_batch(queue, target)
+                # The outcome of some jobs is unknown: repeat the same batch.
                 while jobs_of(topic).dying and self._may_move(queue):
                     await self._pause(queue, failure)
                     failure = await self._move_batch(queue, target)
@@ -144,6 +145,7 @@ class DeadLetters(Service):
             await self._pause(queue, failure)
         del self._queues[topic.id]
         self._settle(queue)
+        # The config no longer moves these jobs by this rule, so they are claimable again.
         if not topic.deleted and not self._context.is_stopping:
             self._revive(topic, with_batch=True)
 

@@ -74,6 +74,7 @@ class JobDispatch(Service):
         topic = claimer.topic
         if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_TURN:
             return False
+        # With jitter, every claim takes part in a cohort.
         if topic.config.claim_jitter_ms:
             return False
         if keeps_leases(topic.committed):
@@ -341,6 +342,7 @@ class JobDispatch(Service):
         now, next_at = self._commits.now(), jobs_of(wait_list.topic).next_at
         if next_at < NEVER:
             self._set_alarm(wait_list, max(ALARM_MIN_S, (next_at - now.ms) / 1000))
+        # Jobs are ready, but all streams are full. Age may remove one of their jobs.
         if not wait_list.waiting and self._ready(wait_list.topic):
             expires_at = retention.next_expiry(wait_list.topic, self._engine.store)
             if expires_at is not None:  # a record that is due but still exists is damaged

@@ -186,6 +186,7 @@ class WorkStreams(Service):
         context.check_writable()
         topic = context.fresh_queue(params.topic)
         topic.touch(*context.now)
+        # A new stream replaces an open one of the same number.
         earlier = self._find(session, params.work)
         if earlier is not None:
             self._release(earlier)

@@ -121,11 +121,13 @@ class Forwards(Service):
         at = derivation_of(topic, target.router, target.start_seq)
         # The cursor of a removed router is discarded, even if its source has not been notified yet.
         is_fed = self._registry.may_feed(topic.name, target.router)
+        # A router has at most one pending change, and a held topic accepts no changes.
         if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
             settle(ForwardStatus.BUSY, at)
         elif at.cursor != params.from_seq:
             settle(ForwardStatus.BEHIND, at)
         elif params.to_seq == params.from_seq:
+            # A forward without a range requests the cursor, or space for ``need`` bytes.
             self._context.freshen(topic)
             left = bytes_left(self._engine.table, topic) if params.need else None
             has_room = left is None or left >= params.need
@@ -166,6 +168,7 @@ class Forwards(Service):
         copiers: dict[_Alike, Copier] = {}
         plain: Copier | None = None
         for index, taker in takers.items():
+            # Without own stamps, the copies of all routers are equal, and share one renderer.
             copier = plain or payload.copier(taker.name)
             if not payload.is_stamped:
                 plain = copier

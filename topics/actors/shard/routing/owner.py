@@ -327,6 +327,7 @@ class Routers(Service):
         # forwarded to both dests.
         with suppress(TopicsError):
             pushes = await self._pushes.push_each([], [before])
+            # The shard of the old source reports the final total when no forward is in flight.
             shard = self._peers.shard_of(before.source)
             counted = dict(pushes[shard].result.totals).get(before.id, counted)
             source = await self._end(router.source)

@@ -140,6 +140,7 @@ class Registry(Service):
     def _set(self, row: RouterRow) -> bool:
         """Store a new or changed router. Return False if an end is missing in this shard."""
         source, dest = self._end(row.source, row.source_id), self._end(row.dest, row.dest_id)
+        # A router with a missing end is not stored. The reply reports it as an orphan.
         if (self._is_here(row.source) and source is None) or (
             self._is_here(row.dest) and dest is None
         ):

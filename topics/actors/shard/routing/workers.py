@@ -273,6 +273,7 @@ class Workers(Service):
     def _send(self, source: Source, workers: list[Worker]) -> None:
         """Forward to a group of workers that share a likeness."""
         first = workers[0]
+        # A forward without records requests the cursor, or the space that a full dest lacked.
         if not first.is_known or first.need:
             self._ask(source, workers, Batch(first.cursor, 0))
             return
@@ -404,6 +405,7 @@ class Workers(Service):
             now = trio.current_time()
             round_s = now - self._round_began
             pause_s = min(max(PAUSE_RATIO * round_s, PAUSE_MIN_S), PAUSE_MAX_S)
+            # Time in which no pause was due counts as credit, up to CREDIT_MAX_S.
             unused_from = max(self._free_at, self._round_began - CREDIT_MAX_S)
             # Rounds that ran without a pause, because no client wrote, do not extend the pause.
             self._free_at = min(unused_from + round_s, now) + pause_s
@@ -438,6 +440,7 @@ class Workers(Service):
             worker.end_removal()
             return
         if status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
+            # The dest has accepted some copies, so begin with a short pause.
             if has_moved:
                 worker.retry_s = 0.0
             self._retry(source, (worker,))

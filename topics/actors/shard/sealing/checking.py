@@ -51,6 +51,7 @@ class SealingCheck:
     def steps(self) -> Iterator[None]:
         """Run the check. Yields between two steps."""
         yield from self._scan()
+        # A frame is damaged. Later frames cannot be found by scanning, but by the index.
         if self._reached < self._sealed.end:
             offset = self._file.offset(self._reached)
             reason = "damaged frame in a log file that is sealed"

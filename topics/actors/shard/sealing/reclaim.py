@@ -192,10 +192,12 @@ class Reclaim:
         if unneeded:
             await trio.to_thread.run_sync(unlink_all, unneeded)
             del self._unneeded_blobs[: len(unneeded)]
+        # While there are fewer checkpoints than are kept, a start may need every file.
         if len(self._standing) < checkpoints.KEEP:
             return
         older = self._standing[0]
         await self._unlink_segments(older.segments | self._standing[-1].segments)
+        # Neither checkpoint on disk needs data that was freed before the older one began.
         while len(self._freed) >= checkpoints.KEEP:
             await self._give_back(self._freed[0])
             self._freed.popleft()

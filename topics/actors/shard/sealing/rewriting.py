@@ -103,6 +103,7 @@ class Rewriting:
         except BaseException:
             segment.path.unlink(missing_ok=True)
             raise
+        # From here on no file is opened, so the install cannot fail.
         self._segments.maps.pin({**sources.maps, segment.number: mapped})
         self._installing = self._install(sources, segment, extents, written)
         for _ in self._installing:
