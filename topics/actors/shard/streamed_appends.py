@@ -73,7 +73,7 @@ class StreamedAppends(Service):
         The topic must not be held by another change.
         """
         self._context.held.take(request.params.topic)
-        request.outlast()  # the call has no timeout until its complete body is written
+        request.outlast()  # no timeout: it ends when its complete body is written
         self._context.start(self._handle, request)
 
     async def _handle(self, request: AppendCall) -> None:
