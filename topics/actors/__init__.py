@@ -1,1 +1,1 @@
-"""Rings, mailboxes and the shard loop. Knows nothing of HTTP."""
+"""Shared-memory links, calls between processes, and the shard loop. Contains no HTTP."""

@@ -1,1 +1,1 @@
-"""Shared memory between two processes: rings, arenas, the board of words."""
+"""Shared memory between two processes: rings, arenas, the board."""

@@ -1,5 +1,7 @@
-"""Arena: shared memory for attachments that are too long for a ring, one for each direction of a
-link. The producer writes an attachment once, the consumer reads it in place.
+"""Arena: shared memory of a link for attachments that are too long for its rings.
+
+Each direction has one arena. The producer writes an attachment once, and the consumer reads it in
+place.
 
     reserve ──▶ RESERVED ──send──▶ SENT ──RELEASE of the consumer──▶ free
                    │ grow, shrink    └────end of the session───────▶ free
@@ -11,17 +13,17 @@ There are two halves of ``half_bytes``; session n uses half n % 2:
     0                      half_bytes   blocks of even sessions, each from a page boundary
     half_bytes             half_bytes   blocks of odd sessions
 
-Why two: when one side dies, the other may still read blocks of the session that is over (a slow
-client is being sent one) or fill them (an upload is under way). The next session must not write
-there, and must not wait either. Only the session after the next one waits for these users. So a
-holder must send or free every block, also after the end of its session.
+Two halves are needed because, when one side dies, the other may still use blocks of the ended
+session: it sends one to a slow client, or receives an upload into one. The next session must not
+write there, and must not wait for it either. Only the session after the next one waits for these
+users. So a holder must send or free every block, even after the end of its session.
 
-A block grows while it is filled: in place if the pages after it are free, else it moves, a slice at
-a time. So what a body holds follows what has arrived of it.
+A block grows while it is filled: in place if the pages after it are free, otherwise it moves, one
+slice at a time. So the memory of a body is proportional to the bytes that have arrived.
 
-Pages are taken from the system when they are first touched. Those of a large block go back when it
-is freed, a portion with each ``trim``; its row stays taken until then. All pages go back when
-everything is free.
+Pages are allocated by the system when they are first touched. The pages of a large block are
+returned to the system after it is freed, a portion with each ``trim``, and its row stays allocated
+until then. All pages are returned when the entire arena is free.
 """
 
 from __future__ import annotations
@@ -32,56 +34,61 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeAlias
 
 PAGE_BYTES: Final = mmap.PAGESIZE
-# Linux, every architecture that we run on; the mmap module names it from Python 3.13 on.
+# The value on Linux for every supported architecture. The mmap module defines it from Python 3.13
+# on.
 MAP_NORESERVE: Final = 0x4000
-LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES  # below it, new pages cost more than old ones hold
-PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES  # given back at once: a millisecond without service
-# Of a block that moves, copied at once: about a millisecond, most of it for new pages.
+# For smaller blocks, new pages cost more than the unused pages occupy.
+LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES
+# Pages that one call returns. It blocks the loop for about a millisecond.
+PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES
+# Bytes of a moving block that one step copies. It takes about a millisecond, mostly for new pages.
 SLICE_BYTES: Final = 1 << 20
 
 
 class ArenaMemory:
-    """The mapping, made before the fork. ``half_bytes`` 0 makes an arena in which nothing fits."""
+    """The mapping, created before the fork. An arena with ``half_bytes`` 0 has no space."""
 
     def __init__(self, half_bytes: int) -> None:
         self.half_bytes = pages_of(half_bytes) * PAGE_BYTES
         self.view = memoryview(b"")
         if self.half_bytes:
-            # Most of it is never used, and must not count against the machine's memory.
+            # Most of it is never used, and must not be charged as committed memory.
             flags = mmap.MAP_SHARED | MAP_NORESERVE
             self._map = mmap.mmap(-1, 2 * self.half_bytes, flags=flags)
             self.view = memoryview(self._map)
 
     def base(self, session: int) -> int:
-        """Where the half of ``session`` begins."""
+        """Return the offset of the half of ``session``."""
         return (session & 1) * self.half_bytes
 
     def give_back(self, start: int, length: int) -> None:
-        """Give the pages of a range back to the system, for all processes; they read as zeros from
-        then on.
+        """Return the pages of a range to the system, for all processes.
+
+        They read as zeros afterwards.
         """
         if length:
             self._map.madvise(mmap.MADV_REMOVE, start, length)
 
 
 def pages_of(length: int) -> int:
-    """How many pages ``length`` bytes take."""
+    """Return the number of pages of ``length`` bytes."""
     return -(-length // PAGE_BYTES)
 
 
 class Holder(Protocol):
-    """Who fills a block, for the one who must find room for others."""
+    """The code that fills a block. It can be made to give up, so that others get the space."""
 
     def turnover_s(self, now: float) -> float:
-        """How long it takes to bring as many bytes as it holds, at the rate of the last seconds."""
+        """Return the seconds in which it receives as many bytes as it holds, at its recent rate."""
 
     def give_up(self, failure: Exception) -> None:
         """Free the block soon, and fail with ``failure``."""
 
 
 class ArenaBlock:
-    """Room for one attachment. Fill ``view``, then pass the block to ``Link.send``, which takes it
-    over, or ``free`` it.
+    """Memory for one attachment.
+
+    Fill ``view``, then pass the block to ``Link.send``, which takes ownership, or call ``free``.
     """
 
     __slots__ = ("holder", "length", "moving_from", "offset", "session", "view", "writer")
@@ -89,17 +96,17 @@ class ArenaBlock:
     def __init__(
         self, writer: ArenaWriter, session: int, offset: int, length: int, view: memoryview
     ) -> None:
-        self.writer: ArenaWriter | None = writer  # None: no longer the holder's
+        self.writer: ArenaWriter | None = writer  # None after it was sent or freed
         self.session = session
         self.offset = offset
         self.length = length
         self.view = view
         """The memory, ``length`` bytes, writable until the block grows, is sent or is freed."""
         self.holder: Holder | None = None
-        self.moving_from: int | None = None  # the offset that it moves away from, while it does
+        self.moving_from: int | None = None  # the old offset, while the block moves
 
     def shrink(self, length: int) -> None:
-        """Keep only the first ``length`` bytes: the body came out shorter than was reserved."""
+        """Keep only the first ``length`` bytes, if the body is shorter than the reservation."""
         assert 0 <= length <= self.length, "a block only shrinks"
         assert self.moving_from is None, "a block that moves is not whole yet"
         assert self.writer is not None, "a block that was sent or freed is no longer ours"
@@ -108,10 +115,12 @@ class ArenaBlock:
         self.view = self.view[:length]
 
     def grow(self, length: int, keep: int) -> Iterator[None] | None:
-        """Make it longer; the first ``keep`` bytes stay. None when there is no room.
+        """Make the block longer, and keep its first ``keep`` bytes.
 
-        It has grown when the iterator is exhausted: each step copies a slice, and others may run in
-        between. Until then the block may only be freed.
+        Return None if there is no space.
+
+        The block has grown when the iterator is exhausted. Each step copies a slice, and other
+        tasks may run between steps. Until then the block may only be freed.
         """
         assert length > self.length >= keep, "a block grows and keeps what it has"
         assert self.moving_from is None, "a block that moves does not move again"
@@ -119,14 +128,14 @@ class ArenaBlock:
         return self.writer.grow(self, length, keep)
 
     def free(self) -> None:
-        """Give the room back unsent. Nothing happens when the block was sent or freed already."""
+        """Free the memory without sending it. Do nothing if the block was already sent or freed."""
         if (writer := self.writer) is not None:
             self.writer = None
             writer.free(self)
 
 
 class ArenaWriter:
-    """The producer's end: it alone decides which pages are whose."""
+    """The producer's end. Only this end allocates and frees pages."""
 
     __slots__ = ("_allocator", "_filling", "_memory", "_pages", "_returning", "_sent", "session")
 
@@ -134,19 +143,21 @@ class ArenaWriter:
         self._memory = memory
         self._pages = memory.half_bytes // PAGE_BYTES
         self._allocator = PageAllocator(self._pages)
-        self._filling: tuple[set[ArenaBlock], set[ArenaBlock]] = (set(), set())  # by half
-        self._sent: set[int] = set()  # offsets of this session
-        # Rows of freed blocks, by first page, whose pages are on their way to the system.
+        # Blocks that are being filled, by half.
+        self._filling: tuple[set[ArenaBlock], set[ArenaBlock]] = (set(), set())
+        self._sent: set[int] = set()  # offsets of sent blocks of this session
+        # Rows of freed blocks, by first page, whose pages are being returned to the system.
         self._returning: list[int] = []
         self.session = 0
 
     def is_used(self, session: int) -> bool:
-        """Somebody here still fills a block in the half that ``session`` would use."""
+        """Return whether a block in the half that ``session`` would use is still being filled."""
         return bool(self._filling[session & 1])
 
     def begin(self, session: int) -> None:
-        """Empty the arena for ``session``: what was sent before is void. Not while
-        ``is_used(session)``.
+        """Empty the arena for ``session``. Blocks that were sent before are void.
+
+        Must not be called while ``is_used(session)``.
         """
         assert not self.is_used(session), "nobody fills a block in a half that is given out anew"
         self.session = session
@@ -167,7 +178,7 @@ class ArenaWriter:
         return [block for block in self._filling[self.session & 1] if block.session == self.session]
 
     def reserve(self, length: int) -> ArenaBlock | None:
-        """A block of ``length`` bytes; None when there is no room in one piece."""
+        """Reserve a block of ``length`` bytes. Return None if there is no contiguous space."""
         offset = self._allocate(length)
         if offset is None:
             return None
@@ -177,7 +188,7 @@ class ArenaWriter:
         return block
 
     def grow(self, block: ArenaBlock, length: int, keep: int) -> Iterator[None] | None:
-        """Find a longer row for a block: where it stands if the pages behind it are free."""
+        """Allocate a longer row for a block, in place if the pages after it are free."""
         if block.session != self.session:
             return None
         if _row_pages(length) > _row_pages(block.length) and not self._allocator.extend(
@@ -192,6 +203,7 @@ class ArenaWriter:
         return self._move(block, old[:keep])
 
     def _move(self, block: ArenaBlock, old: memoryview) -> Iterator[None]:
+        # Grown in place: no bytes need to be copied.
         if block.moving_from is None:
             return
         for start in range(0, len(old), SLICE_BYTES):
@@ -206,7 +218,7 @@ class ArenaWriter:
             self._free(left)
 
     def _allocate(self, length: int) -> int | None:
-        """The offset of a new row, if need be of one whose pages were to return to the system."""
+        """Return the offset of a new row. If needed, reuse a row whose pages are being returned."""
         page = self._allocator.allocate(_row_pages(length))
         while page is None and self._returning:
             self._allocator.free(self._returning.pop())
@@ -214,21 +226,21 @@ class ArenaWriter:
         return None if page is None else self._offset(page)
 
     def shrink(self, block: ArenaBlock, length: int) -> None:
-        """Give the pages back that the first ``length`` bytes of a block do not need."""
+        """Free the pages of a block after its first ``length`` bytes."""
         if block.session == self.session:
             self._allocator.shrink(self._page(block.offset), _row_pages(length))
 
     def free(self, block: ArenaBlock) -> None:
-        """Give the rows of an unsent block back, both while it moves."""
+        """Free the row of an unsent block, or both rows while it moves."""
         self._filling[block.session & 1].remove(block)
         if block.session == self.session:
             self._leave_old_row(block)
             self._free(block.offset)
 
     def take_over(self, block: ArenaBlock) -> None:
-        """The block is sent: from now on only a RELEASE of the consumer frees it.
+        """Mark the block as sent. From now on only a RELEASE of the consumer frees it.
 
-        Raises ValueError for a block that was sent or freed before, or is of another arena.
+        Raises ValueError for a block that was sent or freed before, or belongs to another arena.
         """
         assert block.session == self.session, "a block is sent in the session it was reserved in"
         if block.writer is not self:
@@ -238,7 +250,7 @@ class ArenaWriter:
         self._sent.add(block.offset)
 
     def release(self, offset: int) -> bool:
-        """The consumer is done with the block at ``offset``. False when it never had one there."""
+        """Free a block that the consumer has released. Return False if no such block was sent."""
         if offset not in self._sent:
             return False
         self._sent.remove(offset)
@@ -253,11 +265,14 @@ class ArenaWriter:
             self._allocator.free(page)
 
     def trim(self) -> bool:
-        """Give the next portion of unused pages back to the system; whether there is more.
+        """Return the next portion of unused pages to the system. Return whether there are more.
 
-        Touching pages anew is dear: what small blocks have touched stays until everything is free.
+        Page faults are expensive, so pages touched by small blocks are kept until the entire arena
+        is free.
         """
         allocator = self._allocator
+        # First the pages of freed large blocks. Then, if the arena is empty, all pages touched by
+        # blocks.
         if self._returning:
             row = self._returning[-1]
             left = max(allocator.pages(row) - PORTION_PAGES, 0)
@@ -274,7 +289,7 @@ class ArenaWriter:
 
     @property
     def has_unused(self) -> bool:
-        """There are pages that `trim` would give back."""
+        """Whether there are pages that `trim` would return to the system."""
         allocator = self._allocator
         return bool(self._returning) or (not allocator.used and allocator.high_water > LARGE_PAGES)
 
@@ -289,7 +304,7 @@ class ArenaWriter:
 
 
 def _row_pages(length: int) -> int:
-    """How many pages the row of a block takes; an empty block has one."""
+    """Return the number of pages of a block's row. An empty block has one page."""
     return max(1, pages_of(length))
 
 
@@ -297,10 +312,10 @@ _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
 
 
 class ArenaReader:
-    """The consumer's end: the blocks that were received and not yet released.
+    """The consumer's end: the blocks that were received and are not released yet.
 
-    A holder that may take long leaves a callback, which is called when a session waits for the half
-    of its block.
+    A user that may hold a block for long registers a callback, which is called when a session waits
+    for the half of its block.
     """
 
     __slots__ = ("_held", "_memory", "_on_lost", "_view", "session")
@@ -308,18 +323,20 @@ class ArenaReader:
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
         self._view = memory.view.toreadonly()
-        # By half, then by id of the view, which cannot be another's while it is kept here.
+        # By half, then by id of the view. The id is unique while the view is stored here.
         self._held: tuple[dict[int, _Held], dict[int, _Held]] = ({}, {})
-        self._on_lost: dict[int, Callable[[], object]] = {}  # by id of the view, too
+        self._on_lost: dict[int, Callable[[], object]] = {}  # also by id of the view
         self.session = 0
 
     def is_used(self, session: int) -> bool:
-        """Somebody here still reads a block in the half that ``session`` would use."""
+        """Return whether a block in the half that ``session`` would use is still being read."""
         return bool(self._held[session & 1])
 
     def begin(self, session: int) -> None:
-        """Go on with ``session``. Not while ``is_used(session)``. The half of the session that is
-        over goes back to the system if nobody reads it.
+        """Start ``session``. Must not be called while ``is_used(session)``.
+
+        The pages of the ended session's half are returned to the system if none of its blocks is in
+        use.
         """
         assert not self.is_used(session), "nobody reads in a half that is written anew"
         self.session = session
@@ -328,12 +345,13 @@ class ArenaReader:
 
     @property
     def held(self) -> int:
-        """Blocks that were received and not yet released, of the session before too."""
+        """Number of received and not released blocks, including those of the previous session."""
         return len(self._held[0]) + len(self._held[1])
 
     def open(self, offset: int, length: int) -> memoryview | None:
-        """The block of a received message, read-only; held until ``release``. None when it lies
-        outside the session's half.
+        """Return a read-only view of the block of a received message, held until ``release``.
+
+        Return None if it is outside the session's half.
         """
         start = self._memory.base(self.session)
         if offset < start or offset + length > start + self._memory.half_bytes:
@@ -343,21 +361,21 @@ class ArenaReader:
         return view
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
-        """``release`` is called, once, when a session waits for the memory of ``view``."""
+        """Call ``release`` once when a session waits for the memory of ``view``."""
         if any(id(view) in half for half in self._held):
             self._on_lost[id(view)] = release
 
     def reclaim(self, session: int) -> None:
-        """Ask those who hold up ``session`` and can be asked to release their blocks."""
+        """Call the registered callbacks of blocks that delay the start of ``session``."""
         for view in [*self._held[session & 1]]:
             if (release := self._on_lost.pop(view, None)) is not None:
                 release()
 
     def release(self, view: memoryview) -> tuple[int, int] | None:
-        """Nobody here reads from ``view`` any more.
+        """Release a block that is no longer read.
 
-        Returns its offset and length for the RELEASE message; None when its session is over, or it
-        was released before.
+        Return its offset and length for the RELEASE message. Return None if its session has ended,
+        or the block was released before.
         """
         half = self.session & 1
         self._on_lost.pop(id(view), None)
@@ -369,14 +387,16 @@ class ArenaReader:
         return None
 
     def _give_back(self, session: int) -> None:
-        # The session of that half is over, and the next one there waits for this end: no process
-        # writes in it now.
+        # The session of that half has ended, and the next session there waits for this end. So no
+        # process writes to it now.
         self._memory.give_back(self._memory.base(session), self._memory.half_bytes)
 
 
 class PageAllocator:
-    """Which pages of ``count`` are taken: first fit over a sorted list of holes that never touch.
-    It counts pages from 0 and knows no memory. A row of pages is named by its first page.
+    """First-fit allocator of ``count`` pages, with a sorted list of non-adjacent holes.
+
+    It counts pages from 0 and does not touch memory. A row of pages is identified by its first
+    page.
     """
 
     __slots__ = ("_holes", "_taken", "count", "high_water", "used")
@@ -384,13 +404,14 @@ class PageAllocator:
     def __init__(self, count: int) -> None:
         self.count = count
         self.used = 0
-        # First page that was never taken; the owner lowers it when it has given pages back.
+        # First page that was never allocated. The owner lowers it after it has returned pages to
+        # the system.
         self.high_water = 0
         self._holes: list[tuple[int, int]] = [(0, count)] if count else []  # (first page, pages)
         self._taken: dict[int, int] = {}  # first page -> pages
 
     def allocate(self, pages: int) -> int | None:
-        """The first page of ``pages`` free ones in a row; None when there is no such row."""
+        """Allocate ``pages`` contiguous pages. Return the first one, or None if there are none."""
         assert pages > 0, "an allocation has pages"
         start = self._first_fit(pages)
         if start is not None:
@@ -398,15 +419,15 @@ class PageAllocator:
         return start
 
     def pages(self, start: int) -> int:
-        """How long the row at ``start`` is. KeyError when nothing was allocated there."""
+        """Return the number of pages of the row at ``start``. Raises KeyError if there is none."""
         return self._taken[start]
 
     def free(self, start: int) -> None:
-        """Give the row at ``start`` back. KeyError when nothing was allocated there."""
+        """Free the row at ``start``. Raises KeyError if there is none."""
         self._add_hole(start, self._taken.pop(start))
 
     def shrink(self, start: int, pages: int) -> None:
-        """Keep only the first ``pages`` (at least one) of the row at ``start``."""
+        """Keep only the first ``pages`` pages (at least one) of the row at ``start``."""
         before = self._taken[start]
         assert 0 < pages <= before, "a shrunk row is not empty and not longer"
         if pages < before:
@@ -414,8 +435,9 @@ class PageAllocator:
             self._add_hole(start + pages, before - pages)
 
     def extend(self, start: int, pages: int) -> bool:
-        """Make the row at ``start`` longer, if the pages behind it are free; whether they are."""
+        """Extend the row at ``start`` if the pages after it are free. Return whether they are."""
         before = self._taken[start]
+        # Find the hole that begins directly after the row, if any.
         hole, length = self._holes[self._hole_around(start + before)] if self._holes else (-1, 0)
         if hole != start + before or before + length < pages:
             return False
@@ -431,7 +453,7 @@ class PageAllocator:
         return bisect_right(self._holes, (page, self.count)) - 1
 
     def _take(self, start: int, pages: int) -> None:
-        """Take a row out of the hole that it lies in."""
+        """Remove a row from the hole that contains it."""
         index = self._hole_around(start)
         hole, length = self._holes.pop(index)
         rest = [(hole, start - hole), (start + pages, hole + length - start - pages)]
@@ -444,6 +466,7 @@ class PageAllocator:
         self.used -= pages
         holes = self._holes
         index = bisect_left(holes, (start, 0))
+        # Join with the holes after and before the row, so that holes are never adjacent.
         if index < len(holes) and holes[index][0] == start + pages:
             pages += holes.pop(index)[1]
         if index and sum(holes[index - 1]) == start:

@@ -1,12 +1,12 @@
-"""The board: one page of words that the supervisor and all its children map, and by which every
-process knows of the others.
+"""Board: a shared page with the state of every process.
 
-Every word is a u64, 8-byte aligned, and has one writer at a time (in brackets), so that a single
-store changes it. The sections follow one another in this order, each from a line of 64 bytes:
+The supervisor and all its children map it. Every field is a u64 cell, 8-byte aligned, and has one
+writer at a time (in brackets), so that a single store changes it. The sections follow one another
+in this order, each from a line of 64 bytes:
 
-    section              word  meaning
-    server               0     draining: 1 once the server is going down [supervisor]
-                         1     keys_reload_failed: how often new keys were refused [supervisor]
+    section              cell  meaning
+    server               0     draining: 1 while the server shuts down [supervisor]
+                         1     keys_reload_failed: number of refused reloads of keys [supervisor]
                          2     started_monotonic_ms: CLOCK_MONOTONIC of the start [supervisor]
     sessions             n     session number of pair n of processes, from 1 [supervisor]
     process p            0     state: FrontState or ShardState [p; the supervisor once it has
@@ -15,19 +15,18 @@ store changes it. The sections follow one another in this order, each from a lin
                          2     pid [supervisor]
                          3     spawns: how often p was forked [supervisor]
                          4     progress_ppm: of the replay, in parts per million [shard p]
-                         5     topics: how many shard p holds [shard p]
+                         5     topics: number of topics of shard p [shard p]
                          6     disk_silent_ms: how long writes have waited for the disk [shard p]
-                         7     delay_ms: how long a message that comes now will wait [shard p]
+                         7     delay_ms: how long a new message will wait [shard p]
                          8     start_failure: StartFailure of the last start [shard p]
-                         16    counters, 2048 words, see `topics.actors.link.counters` [p]
-                         2064  counts of limits, 8 words, see `topics.actors.link.ledger` [shard p]
-    heads of shard i     two words for each slot, see `topics.actors.link.heads` [shard i]
+                         16    counters, 2048 cells, see `topics.actors.link.counters` [p]
+                         2064  counts of limits, 8 cells, see `topics.actors.link.ledger` [shard p]
+    heads of shard i     two cells for each slot, see `topics.actors.link.heads` [shard i]
     (16 lines each)
-    sources of shard i   512 words: how often sources of routers have got something, by the id of
-    (64 lines each)      the topic; topics share words [shard i]
 
-Pair n is that of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
-0 and shard i rank i + 1. Words that nobody uses cost address space, no memory.
+Pair n consists of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
+0 and shard i has rank i + 1. Unused cells cost address space but no memory.
+Names in the code call the cells of a process its words.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ assert HEADS_WORDS == 16 * LINE_WORDS
 
 
 class ShardState(IntEnum):
-    """How far a shard is. Shown in metrics: never renumber, only add."""
+    """The state of a shard. Shown in metrics: never renumber, only add."""
 
     DOWN = 0
     STARTING = 1
@@ -59,8 +58,8 @@ class ShardState(IntEnum):
     READY = 3
     READ_ONLY = 4
     STOPPED = 5
-    NO_ROOM = 6  # the disk is full: the shard reads, and does what makes room
-    DAMAGED = 7  # down for good: its data cannot be trusted
+    NO_ROOM = 6  # the disk is full: the shard serves reads, and changes that free space
+    DAMAGED = 7  # permanently down: its data cannot be trusted
     # The data directory no longer belongs to the server. The shard serves reads if it has started.
     DIRECTORY_LOST = 8
 
@@ -80,7 +79,7 @@ class StartFailure(IntEnum):
 
 
 class FrontState(IntEnum):
-    """How far the front is. Shown in metrics: never renumber, only add."""
+    """The state of the front. Shown in metrics: never renumber, only add."""
 
     DOWN = 0
     STARTING = 1
@@ -89,7 +88,7 @@ class FrontState(IntEnum):
 
 
 class _Word:
-    """A word as an attribute: each access is one load or one store."""
+    """A cell as an attribute: each access is one load or one store."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -102,33 +101,36 @@ class _Word:
 
 
 class ProcessWords:
-    """The words that every child process has."""
+    """The cells that every child process has."""
 
     __slots__ = ("words",)
 
     heartbeat_ms = _Word(1)
-    """CLOCK_MONOTONIC, ms, of the last sign of life; 0 before the first."""
+    """CLOCK_MONOTONIC of the last heartbeat, in ms; 0 before the first."""
     pid = _Word(2)
-    """Process id; 0 when none runs."""
+    """Process id; 0 if no process runs."""
     spawns = _Word(3)
-    """How often this process was forked since the supervisor started."""
+    """Number of forks of this process since the supervisor started."""
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
 
     @property
     def counters(self) -> memoryview:
-        """COUNTERS words for the metrics. Only the process itself stores there."""
+        """COUNTERS cells for the metrics. Only the process itself stores there."""
         return self.words[COUNTERS_AT : COUNTERS_AT + COUNTERS]
 
     def clear(self) -> None:
-        """Say that no process is there. Only the supervisor, between a death and the next fork."""
+        """Mark the process as not running.
+
+        Only the supervisor, between a death and the next fork.
+        """
         self.pid = 0
         self.words[0] = 0  # DOWN, of either kind
 
 
 class FrontWords(ProcessWords):
-    """What the front shows of itself: its state and counters."""
+    """The cells of the front: its state and counters."""
 
     __slots__ = ()
 
@@ -143,19 +145,21 @@ class FrontWords(ProcessWords):
 
 
 class ShardWords(ProcessWords):
-    """What a shard shows of itself besides: its state, its replay, its disk and its limits."""
+    """The cells of a shard, which also contain its replay progress, disk delays and limits."""
 
     __slots__ = ()
 
     progress_ppm = _Word(4)
-    """How much of the replay is done, in parts per million."""
+    """Progress of the replay, in parts per million."""
     topics = _Word(5)
-    """How many topics the shard holds."""
+    """Number of topics of the shard."""
     disk_silent_ms = _Word(6)
-    """How long the log, or streamed appends, have waited for the disk without any progress."""
+    """How long, in ms, the log or streamed appends have waited for the disk without progress."""
     delay_ms = _Word(7)
-    """How long a message that comes now will wait for its turn, and a write for the log beyond
-    what a write and a sync take."""
+    """Expected delay in ms: of a new message until it is handled, plus of a write in the log.
+
+    The usual duration of a write and a sync is not included.
+    """
 
     start_failure = _Word(8)
     """See StartFailure."""
@@ -171,7 +175,7 @@ class ShardWords(ProcessWords):
 
     @property
     def limits(self) -> memoryview:
-        """LIMITS words: what the shard holds of each limit."""
+        """LIMITS cells: the shard's usage of each shared limit."""
         return self.words[LIMITS_AT : LIMITS_AT + LIMITS]
 
     def clear(self) -> None:
@@ -181,17 +185,18 @@ class ShardWords(ProcessWords):
 
 
 class Board:
-    """The shared page. Made by the supervisor before any fork; it lives as long as the last process
-    that has it.
+    """The shared page. The supervisor creates it before any fork.
+
+    It exists until the last process that maps it ends.
     """
 
     keys_reload_failed = _Word(1)
-    """How often a reload of the keys was refused since the start."""
+    """Number of refused reloads of the keys since the start."""
     started_monotonic_ms = _Word(2)
     """CLOCK_MONOTONIC of the start, in ms."""
 
     def __init__(self, shards: int) -> None:
-        """A board with every state DOWN and every session number 1."""
+        """Create a board with every state DOWN and every session number 1."""
         self.shards = shards
         self.processes = (FRONT, *map(shard_id, range(shards)))
         count = len(self.processes)
@@ -202,38 +207,39 @@ class Board:
         length = self._heads_at + shards * HEADS_WORDS
         self.words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
         for pair in range(pairs):
-            # 1, because rings are born with 0: nothing flows before both sides have started.
+            # The session fields of new rings are 0, so no data flow before both sides have started.
             self.words[self._sessions_at + pair] = 1
         self.front = FrontWords(self._process(FRONT))
 
     def session(self, one: ProcessId, other: ProcessId) -> int:
-        """Which link session of the two processes is the current one."""
+        """Return the number of the current link session of the two processes."""
         return int(self.session_cell(one, other)[0])
 
     def bump_session(self, one: ProcessId, other: ProcessId) -> None:
-        """End the current session of the pair: what it has sent is void. Only the supervisor,
-        before it forks either side.
+        """End the current session of the pair, so that all data sent in it are void.
+
+        Only the supervisor calls this, before it forks either side.
         """
         self.session_cell(one, other)[0] += 1
 
     def session_cell(self, one: ProcessId, other: ProcessId) -> memoryview:
-        """The session number as a view of one word, for those who read it with every message."""
+        """Return the session number as a view of one cell, for frequent reads."""
         low, high = sorted((self._rank(one), self._rank(other)))
         assert low < high, "a pair has two processes"
         at = self._sessions_at + high * (high - 1) // 2 + low
         return self.words[at : at + 1]
 
     def shard(self, index: int) -> ShardWords:
-        """The words of shard ``index``."""
+        """Return the cells of shard ``index``."""
         return ShardWords(self._process(shard_id(index)))
 
     def heads(self, shard: int) -> memoryview:
-        """What ``shard`` tells of pages that were read ahead (`topics.actors.link.heads`)."""
+        """Return the head slots of ``shard`` (`topics.actors.link.heads`)."""
         at = self._heads_at + shard * HEADS_WORDS
         return self.words[at : at + HEADS_WORDS]
 
     def process(self, process: ProcessId) -> FrontWords | ShardWords:
-        """What a process shows of itself."""
+        """Return the cells of a process."""
         return self.front if process == FRONT else self.shard(process.index)
 
     def _process(self, process: ProcessId) -> memoryview:
@@ -248,7 +254,7 @@ class Board:
 
     @property
     def draining(self) -> bool:
-        """The server is going down."""
+        """Whether the server is shutting down."""
         return bool(self.words[0])
 
     @draining.setter

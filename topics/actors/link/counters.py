@@ -1,16 +1,17 @@
-"""Counters: the one table of what a process counts for the metrics, and where on the board.
+"""Counters: the table of all metrics that processes count, and their location on the board.
 
-Each process has COUNTERS words (`topics.actors.link.board`). A metric has consecutive words there,
+Each process has COUNTERS cells (`topics.actors.link.board`). A metric has consecutive cells there,
 in the order of the table, and one such block for each row of label values:
 
-    kind        words            content
-    COUNTER     1                only grows, over restarts of the process, too
-    GAUGE       1                a value of now; 0 when no process is there
+    kind        cells            content
+    COUNTER     1                only grows, also across restarts of the process
+    GAUGE       1                a current value; 0 if the process does not run
     HISTOGRAM   len(bounds) + 3  observations up to each bound, those above the last one, the sum
                                  of all and their number; each only grows
 
-A process stores in its own words only; a reader brings the processes together as `Across` says.
-Values are the process's own plain numbers, stored with each heartbeat: never once for each record.
+A process stores only in its own cells. A reader combines the cells of all processes as `Across`
+specifies. The values are plain numbers of the process, stored with each tick, never once per
+record.
 """
 
 from __future__ import annotations
@@ -34,24 +35,25 @@ LATENCY_BOUNDS_US: Final = (
 )
 
 Values: TypeAlias = Mapping[str, int | Sequence[int]]
-"""By the names of metrics: gauges, and counts since this process started."""
+"""Values by the names of metrics: gauges, and counts since this process started."""
 
 
 class Across(Enum):
-    """What a reader makes of the words of several processes."""
+    """How a reader combines the cells of several processes."""
 
     SUM = "sum"
     LARGEST = "largest"
-    EACH = "each"  # a series for each process, with the label ``process``
+    EACH = "each"  # one series per process, with the label ``process``
 
 
 SUM, LARGEST, EACH = Across
 
 
 class Metric(NamedTuple):
-    """One declaration. ``rows`` has the values of ``labels`` for each series; ``bounds`` are the
-    upper ends of a histogram's buckets, ends included. ``is_sparse``: a series without any count is
-    not shown.
+    """One declaration.
+
+    ``rows`` contains the values of ``labels`` for each series. ``bounds`` are the inclusive upper
+    bounds of a histogram's buckets. ``is_sparse``: omit a series without any count.
     """
 
     name: str
@@ -65,12 +67,12 @@ class Metric(NamedTuple):
 
     @property
     def row_words(self) -> int:
-        """How many words of the board one row takes."""
+        """The number of cells of one row."""
         return len(self.bounds) + 3 if self.kind is HISTOGRAM else 1
 
     @property
     def words(self) -> int:
-        """How many words of the board it takes."""
+        """The number of cells of the metric."""
         return len(self.rows) * self.row_words
 
 
@@ -194,7 +196,7 @@ TABLE: Final[Mapping[ProcessKind, Sequence[Metric]]] = {
 
 
 def _blocks(kind: ProcessKind) -> Iterator[tuple[Metric, slice]]:
-    """Each metric of a kind of process, and its words."""
+    """Yield each metric of a kind of process, and the range of its cells."""
     at = 0
     for metric in TABLE[kind]:
         yield metric, slice(at, at := at + metric.words)
@@ -202,7 +204,10 @@ def _blocks(kind: ProcessKind) -> Iterator[tuple[Metric, slice]]:
 
 
 class CounterWords:
-    """The counters of this process. Gauges begin with 0, the others where a predecessor stopped."""
+    """The counters of this process.
+
+    Gauges start at 0, others at the value of the process before.
+    """
 
     def __init__(self, board: Board, own: ProcessId) -> None:
         forget_gauges(board, own)
@@ -212,9 +217,10 @@ class CounterWords:
         }
 
     def store(self, values: Values) -> None:
-        """Store what the process has counted. A sequence has a value for each word of its metric.
+        """Store the counts of the process. A sequence has a value for each cell of its metric.
 
-        Below 0 counts as 0: what two processes store is compared while one of them moves.
+        A negative value is stored as 0. It can result from a difference of values of two processes,
+        one of which changes during the reading.
         """
         words = self._words
         for name, value in values.items():
@@ -225,7 +231,7 @@ class CounterWords:
 
 
 def forget_gauges(board: Board, process: ProcessId) -> None:
-    """Say that the process has nothing now; what it has counted stays."""
+    """Set the gauges of the process to 0. Its counters keep their values."""
     words = board.process(process).counters
     for metric, block in _blocks(process.kind):
         if metric.kind is GAUGE:
@@ -234,7 +240,7 @@ def forget_gauges(board: Board, process: ProcessId) -> None:
 
 
 def families(board: Board) -> Iterator[Family]:
-    """All metrics of the table, as they are shown."""
+    """Yield all metrics of the table, as they are shown."""
     found: dict[str, tuple[Metric, list[tuple[ProcessId, list[int]]]]] = {}
     for process in board.processes:
         words = board.process(process).counters.tolist()
@@ -259,7 +265,7 @@ def _shown(metric: Metric, parts: Sequence[tuple[ProcessId, list[int]]]) -> Iter
 def _series(
     metric: Metric, words: list[int], more: tuple[tuple[str, str], ...]
 ) -> Iterator[Series]:
-    """One for each row; for a sparse metric, for those that count something."""
+    """Yield one series per row. For a sparse metric, skip rows without counts."""
     names, width, is_sparse = metric.labels, metric.row_words, metric.is_sparse
     if is_sparse and not any(words):
         return

@@ -1,17 +1,19 @@
-"""Event loop: descriptors that are served by plain functions, before trio looks at its tasks.
+"""Event loop: calls plain functions for ready descriptors, before trio checks its tasks.
 
-    trio has nothing to run --> one epoll: watched descriptors, and in it the epoll of trio
-        watched ones are ready --> their functions; then trio, which looks at its own and at times
+    trio has no task to run --> one epoll with the watched descriptors and the epoll of trio
+        watched ones are ready --> their functions; then trio, with its descriptors and timers
         only trio's, or a deadline --> trio
 
-A task that waits for a descriptor costs an `epoll_ctl` and steps of two schedulers each time. A
-watched one stays in the epoll, level-triggered: a message between two processes takes 3.7 us of CPU
-instead of 8.5, and half of the time. Trio asks the clock of its run how long it may sleep, so the
-loop is that clock. While tasks keep trio busy nobody asks: then each pass looks here
-(`before_io_wait`). Under any other clock, as in tests, a system task waits for the epoll.
+A task that waits for a descriptor costs an `epoll_ctl` call and several scheduler steps each time.
+A watched descriptor stays in the epoll, level-triggered. A message between two processes takes 3.7
+us of CPU instead of 8.5, and half of the time. Trio queries the clock of its run for the time that
+it may sleep, so the loop is implemented as that clock. While trio has tasks to run, it does not
+query the clock, and each pass polls in `before_io_wait`. Under any other clock, as in tests, a
+system task waits for the epoll.
 
-What a function raises goes to the task that waits for its end (`serve`), or ends the process.
-Nobody may wait here for trio to be idle (`trio.testing.wait_all_tasks_blocked`).
+An exception of a function is raised in the task that waits in `serve`, or ends the process. Code
+that runs under this clock must not wait for trio to be idle
+(`trio.testing.wait_all_tasks_blocked`).
 """
 
 from __future__ import annotations
@@ -24,18 +26,20 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, Protocol, TypeVarTuple
 
 import trio
-from trio._core import _run as trio_run  # for the descriptor of its epoll, which nothing tells
+from trio._core import _run as trio_run  # for the descriptor of its epoll, which has no public API
 
 Args = TypeVarTuple("Args")
-Ready = Callable[[int], object]  # given the events of epoll
+Ready = Callable[[int], object]  # the argument is the epoll events
 
-READY_MAX: Final = 4096  # descriptors of one turn
+READY_MAX: Final = 4096  # descriptors of one pass
 SLEEP_MAX_S: Final = 86_400.0
 
 
 class LoopLag:
-    """How long an event waits until the loop looks at it. What comes during a pass of ``d`` seconds
-    waits ``d / 2`` on average: over a window, the sum of ``d * d / 2`` divided by its length.
+    """Measures how long an event waits until the loop handles it.
+
+    An event that arrives during a pass of ``d`` seconds waits ``d / 2`` on average. So the mean
+    wait over a window is the sum of ``d * d / 2`` divided by the length of the window.
     """
 
     __slots__ = ("_since", "busy", "pass_began", "squares")
@@ -45,13 +49,19 @@ class LoopLag:
         self.busy = self.squares = 0.0
 
     def end_pass(self, now: float) -> None:
-        """A pass ends, and the loop may sleep; who begins the next one sets ``pass_began``."""
+        """End a pass, before the loop sleeps.
+
+        The caller sets ``pass_began`` when the next one begins.
+        """
         spent = now - self.pass_began
         self.busy += spent
         self.squares += spent * spent
 
     def take_ms(self, now: float) -> float:
-        """The mean wait since the last call, in milliseconds; the pass under way counts later."""
+        """Return the mean wait since the last call, in ms.
+
+        The current pass counts the next time.
+        """
         # The first of the passes may have begun before the window.
         window = max(now - self._since, self.busy)
         mean_s = self.squares / (2 * window) if window else 0.0
@@ -60,22 +70,27 @@ class LoopLag:
 
 
 class Turn(Protocol):
-    """What belongs together of one turn: all that is ready at once. ``runs_tasks``: behind it,
-    until the loop looks for the next one and calls `flush`.
+    """The scope of one pass, in which all ready descriptors are handled.
+
+    ``runs_tasks``: the functions are done and trio's tasks run, until the next pass, which calls
+    `flush`.
     """
 
     is_open: bool
     runs_tasks: bool
 
     def end(self) -> None:
-        """The turn is over; ``is_open`` is False by then."""
+        """End the pass. Afterwards ``is_open`` is False."""
 
     def flush(self) -> None:
-        """Its tasks have run, too, as far as they can."""
+        """Called after trio's tasks have run as far as they can."""
 
 
 class EventLoop(trio.abc.Clock, trio.abc.Instrument):
-    """One of a trio run. ``turn`` is opened and ended around the functions of one pass."""
+    """The event loop of a trio run.
+
+    ``turn`` is opened and ended around the functions of one pass.
+    """
 
     current_time = staticmethod(time.monotonic)
 
@@ -88,12 +103,12 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         self._has_polled = self._is_clock = False
 
     def run(self, main: Callable[[*Args], Awaitable[None]], *args: *Args) -> None:
-        """Run ``main`` in trio, in this loop."""
+        """Run ``main`` in trio with this loop."""
         trio.run(main, *args, clock=self, instruments=[self])
 
     @classmethod
     def of_this_run(cls) -> EventLoop:
-        """The loop of the running trio; made beside it if another clock runs."""
+        """Return the loop of the running trio. If trio has another clock, run a loop in a task."""
         clock = trio.lowlevel.current_clock()
         if isinstance(clock, cls):
             return clock
@@ -106,22 +121,25 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
             return loop
 
     def watch(self, fd: int, events: int, ready: Ready) -> None:
-        """Call ``ready`` whenever one of the ``events`` of epoll is there. Raises OSError."""
+        """Call ``ready`` whenever one of the epoll ``events`` occurs. Raises OSError."""
         self._epoll.register(fd, events)
         self._ready[fd] = ready
 
     def change(self, fd: int, events: int) -> None:
-        """Watch for other events. Raises OSError."""
+        """Change the watched events. Raises OSError."""
         self._epoll.modify(fd, events)
 
     def leave(self, fd: int) -> None:
-        """Watch the descriptor no more. One that is closed has left the epoll by itself."""
+        """Stop watching the descriptor.
+
+        The kernel removes a closed one from the epoll on its own.
+        """
         del self._ready[fd]
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
 
     async def serve(self, fd: int, ready: Ready) -> NoReturn:
-        """Watch for input until cancelled. Raises what ``ready`` raises."""
+        """Watch for input until cancelled. Raises the errors of ``ready``."""
         ended, errors = self._serving[fd] = trio.Event(), []
         self.watch(fd, select.EPOLLIN, ready)
         try:
@@ -132,28 +150,33 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
             self.leave(fd)
 
     def poll(self) -> None:
-        """Serve what is ready now."""
+        """Handle the descriptors that are ready now."""
         self.deadline_to_sleep_time(-math.inf)
 
     # Trio's clock and instrument
 
     def start_clock(self) -> None:
-        """Trio has its epoll, and no task yet."""
+        """Add trio's epoll to this one. Trio calls this before its first task runs."""
         self._is_clock = True
         epoll = trio_run.GLOBAL_RUN_CONTEXT.runner.io_manager._epoll  # noqa: SLF001
         self._epoll.register(epoll.fileno(), select.EPOLLIN)
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """A pass is over, and trio has nothing to run: wait until the deadline at most, and serve
-        what is ready. Trio need not sleep.
+        """Wait until the deadline at most, and handle ready descriptors.
+
+        Return 0: trio need not sleep.
+
+        Trio calls this at the end of a pass, when it has no task to run.
         """
         lag, ready, turn = self.lag, self._ready, self.turn
         if turn is not None and turn.runs_tasks:
             turn.runs_tasks = False
             turn.flush()
         now = time.monotonic()
-        lag.busy += (spent := now - lag.pass_began)  # as `end_pass`, without a call
+        # Same as `end_pass`, without the cost of a call.
+        lag.busy += (spent := now - lag.pass_began)
         lag.squares += spent * spent
+        # Sleep here instead of in trio. Trio then finds only its own ready descriptors and timers.
         events = self._epoll.poll(min(max(deadline - now, 0.0), SLEEP_MAX_S), READY_MAX)
         lag.pass_began = time.monotonic()
         self._has_polled = True
@@ -163,7 +186,8 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         try:
             for fd, which in events:
                 function = ready.get(fd)
-                if function is not None:  # else it is trio's, or was left in this turn
+                # None for trio's descriptor, or for one that was removed in this pass
+                if function is not None:
                     function(which)
         except Exception as error:
             self._end_serving(fd, error)
@@ -181,7 +205,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         ended.set()
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's signature
-        """Trio looks at its own descriptors; while it has tasks to run it has not asked before."""
+        """Poll, unless this pass has already polled because trio queried the clock."""
         if not self._has_polled:
             self.poll()
         self._has_polled = False

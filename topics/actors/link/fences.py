@@ -1,9 +1,9 @@
-"""Memory fences: what keeps the loads and stores of two processes in order.
+"""Memory fences: order the loads and stores of two processes on shared memory.
 
-Python has no memory model. One element of a view cast to "Q" is one aligned 8-byte load or store;
-everything else about their order comes from here. ``load_fences`` is the one place that knows the
-machine (`decisions/0001`). A server must not start where there are no fences: rings would lose
-wake-ups.
+Python has no memory model. One element of a view cast to "Q" is one aligned 8-byte load or store.
+The order of these accesses is defined only by the fences of this module. ``load_fences`` is the
+only code that depends on the machine (`decisions/0001`). A server must not start on a machine
+without fences, because rings would lose wake-ups.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """``with full: pass``: no load or store passes it, in either direction. ``order()``: the same,
-    or None where the machine never lets a store pass an earlier store, nor a load or a store an
-    earlier load.
+    """The fences of a machine.
+
+    ``with full: pass``: no load or store is reordered across it, in either direction. ``order()``:
+    the same fence, or None on machines that never reorder a store before an earlier store, nor a
+    load or a store before an earlier load.
     """
 
     full: AbstractContextManager[Any]
@@ -29,11 +31,13 @@ class Fences:
 
 
 def load_fences(machine: str | None = None) -> Fences:
-    """The fences of this machine. Raises RuntimeError where there are none: rings would lose data
-    there.
+    """Return the fences of this machine.
 
-    On x86-64 a lock that is taken and given back costs 70 ns, a call through ctypes 270 ns; both
-    are full fences there. Elsewhere a lock is only acquire and release, which is not enough.
+    Raises RuntimeError if there are none: rings would lose data.
+
+    On x86-64, acquiring and releasing a lock takes 70 ns, and a call through ctypes takes 270 ns.
+    Both are full fences there. On other machines a lock is only acquire and release, which is not
+    sufficient.
     """
     if (machine or platform.machine()) in ("x86_64", "AMD64"):
         return Fences(full=threading.Lock(), order=None)
@@ -59,4 +63,4 @@ class _LibraryFence:
         self._call(seq_cst)
 
     def __exit__(self, *_: object) -> None:
-        """The fence stands before what is inside."""
+        """Do nothing: the fence is executed on entry."""

@@ -1,15 +1,15 @@
-"""Head slots: shared words by which a front knows whether a page that was read ahead is still the
-answer (`front/data/read_ahead.py`).
+"""Head slots: shared cells by which a front checks whether a page read ahead is still valid.
 
-A shard has `SLOTS` slots of two words on the board. It lends one to each topic that is read ahead,
-and takes the one back that it lent first. Only the shard stores in them:
+A shard has `SLOTS` slots of two cells on the board. It assigns one to each topic that is read
+ahead. If none is free, it reassigns the slot that was assigned first. Only the shard stores in
+them:
 
-    version   grows with every change of the topic but an append, and when the slot is lent anew
+    version   grows with every change of the topic except appends, and when the slot is reassigned
     head      head_seq of the topic
 
-An append does not change a page that ends below the head, except for the head in the answer. So a
-page is the answer of this moment as long as its slot has the version at which it was made. A shard
-that starts advances all versions.
+An append does not change a page that ends below the head, except for the head in the response. So a
+page is the current response while its slot has the version at which the page was made. A shard that
+starts advances all versions. The front's side is `front/data/read_ahead.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HeadMark(NamedTuple):
 
 
 def holds_still(topic: Topic, page: Page) -> bool:
-    """The page changes only with the version: neither an append nor the clock changes it."""
+    """Return whether only a change of the version changes the page, not an append or the clock."""
     return (
         bool(page.count)
         and page.tombstone is None
@@ -52,8 +52,9 @@ class HeadReader:
         self._words, self._order = words, load_fences().order
 
     def head(self, mark: HeadMark) -> int | None:
-        """The topic's head now; None when another change than an append was committed since."""
+        """Return the topic's head, or None if the version has changed and the page is void."""
         words, at = self._words, mark.slot * SLOT_WORDS
+        # Read the version before and after the head, so that both belong together.
         if words[at] != mark.version:
             return None
         if self._order:
@@ -69,19 +70,19 @@ class HeadWriter:
 
     def __init__(self, words: memoryview) -> None:
         self._words, self._order = words, load_fences().order
-        self._lent: dict[int, tuple[int, Topic]] = {}  # by topic id, in the order of lending
+        self._lent: dict[int, tuple[int, Topic]] = {}  # by topic id, in the order of assignment
         self._free = list(range(SLOTS))
         for slot in self._free:
             self._advance(slot)
 
     def mark(self, topic: Topic) -> HeadMark:
-        """The mark of a page that is read now; lends a slot if the topic has none."""
+        """Return the mark of a page that is read now. Assign a slot if the topic has none."""
         lent = self._lent.get(topic.id)
         slot = self._lend(topic) if lent is None else lent[0]
         return HeadMark(slot, int(self._words[slot * SLOT_WORDS]))
 
     def _changed(self, change: Change) -> None:
-        """Publish a change, before anybody learns of its success."""
+        """Publish a change, before any client gets the success reply."""
         if isinstance(change, Reservation) or (isinstance(change, Advance) and not change.burnt):
             return
         slot, topic = self._lent[change.topic.id]

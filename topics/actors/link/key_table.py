@@ -1,7 +1,7 @@
-"""Key table: the keys that count, in memory that the supervisor and the front share.
+"""Key table: the valid API keys, in memory that the supervisor and the front share.
 
     offset   size  field
-    0        8     generation  of the keys that count; 0: none were published yet
+    0        8     generation  of the valid keys; 0: none were published yet
     8        8                 not used
     16       n     half 0      the keys of even generations
     16 + n   n     half 1      the keys of odd generations
@@ -11,9 +11,9 @@
     4        -     entries     a MessagePack array of arrays: digest, scopes, prefixes
 
 ``digest``: SHA-256 of the secret, never the secret. ``scopes``: the number of `Scope`.
-``prefixes``: nil for every name. Integers little-endian. The supervisor writes the half that does
-not count, then the generation. So a reader that finds the same generation before and after its copy
-has a whole half, and a front that starts in the middle of a change does not wait.
+``prefixes``: nil for every name. Integers are little-endian. The supervisor writes the inactive
+half, and then the generation. So a reader that finds the same generation before and after its copy
+has a consistent half, and a front that starts during a change does not wait.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ TABLE_HEADER = struct.Struct("<Q8x")
 LENGTH = struct.Struct("<I")
 assert TABLE_HEADER.size == 16
 
-ROOM_MIN_BYTES = 1024 * 1024  # of a half; pages that nobody writes take no memory
-GROWTH = 4  # the keys may become so many times as long as they were at the start
+ROOM_MIN_BYTES = 1024 * 1024  # minimum bytes of a half; untouched pages use no memory
+GROWTH = 4  # factor by which the keys may grow after the start
 
 _encode = Encoder().encode
 _decode = Decoder(list[tuple[bytes, int, tuple[str, ...] | None]]).decode
 
 
 class KeyTable:
-    """The memory, made by the supervisor before the first fork."""
+    """The shared memory, created by the supervisor before the first fork."""
 
     def __init__(self, half_bytes: int = ROOM_MIN_BYTES) -> None:
-        """A table without keys, of generation 0."""
+        """Create a table without keys, of generation 0."""
         whole = -(-half_bytes // 8) * 8
         self._half_bytes = whole
         self._bytes = memoryview(mmap.mmap(-1, TABLE_HEADER.size + 2 * whole))
@@ -50,19 +50,20 @@ class KeyTable:
 
     @classmethod
     def of(cls, access: Access) -> KeyTable:
-        """A table with these keys and room for more."""
+        """Create a table with these keys and space for more."""
         table = cls(max(ROOM_MIN_BYTES, GROWTH * len(encode(access))))
         table.publish(access)
         return table
 
     @property
     def generation(self) -> int:
-        """Grows with every change of the keys."""
+        """A number that grows with every change of the keys."""
         return int(self._generation[0])
 
     def publish(self, access: Access) -> None:
-        """Let these keys count from now on. Only the supervisor. Raises ValueError when they are
-        longer than the table.
+        """Make these keys valid, and all others invalid. Only the supervisor calls this.
+
+        Raises ValueError if they are longer than a half of the table.
         """
         half, generation = encode(access), self.generation + 1
         if len(half) > self._half_bytes:
@@ -73,7 +74,7 @@ class KeyTable:
         self._generation[0] = generation
 
     def read(self) -> tuple[int, Access]:
-        """The generation and its keys."""
+        """Return the generation and its keys."""
         while True:
             generation = self.generation
             self._fence()
@@ -94,14 +95,14 @@ class KeyTable:
 
 
 class KeyReader:
-    """The front's view of the table. ``access``: the keys at its start."""
+    """The front's view of the table. ``access``: the keys at the creation of the reader."""
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
         self._generation, self.access = table.read()
 
     def changed(self) -> Access | None:
-        """The keys, when they have changed since the last call."""
+        """Return the keys if they have changed since the last call, otherwise None."""
         if self._table.generation == self._generation:
             return None
         self._generation, access = self._table.read()
@@ -109,13 +110,13 @@ class KeyReader:
 
 
 def encode(access: Access) -> bytes:
-    """The keys as a half of the table."""
+    """Encode the keys as a half of the table."""
     entries = _encode([(one.digest, one.scopes.value, one.prefixes) for one in access.principals])
     return LENGTH.pack(len(entries)) + entries
 
 
 def decode(half: bytes) -> Access:
-    """The keys that `encode` made a half of."""
+    """Decode a half of the table that `encode` made."""
     entries = _decode(half[LENGTH.size :]) if len(half) > LENGTH.size else []
     return Access(
         Principal(digest, Scope(scopes), prefixes) for digest, scopes, prefixes in entries

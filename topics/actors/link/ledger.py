@@ -1,16 +1,16 @@
-"""Limits ledger: what each shard holds of the caps that all shards share: topics and bytes (§11).
+"""Limits ledger: each shard's usage of the caps that all shards share, topics and bytes (§11).
 
-A shard counts in words of its own on the board and sums those of all shards. It counts first and
-sums afterwards, with a full fence in between, and takes its count back when the sum is above the
-cap. So of two shards that race for the last place at least one sees the other: the sum of what was
-granted never exceeds a cap. One that took its count back looks once more whether there is room: the
-last of those who did finds it, so a place is not left free by a race.
+A shard stores its counts in its own cells on the board, and sums the cells of all shards. It
+increments its count first and sums afterwards, with a full fence in between. If the sum exceeds the
+cap, it reverts its count. So of two shards that race for the last unit, at least one sees the
+other, and the granted sum never exceeds a cap. A shard that reverted its count tries again. The
+last shard that reverted finds the unit free, so a race never leaves it unused.
 
-The words of a dead shard keep what it held: its topics are on the disk. It stores what it has found
-when it is back. A shard is unknown until it has stored that for the first time since the server
-started (REPORTED is 1 from then on). A cap cannot be checked before. A shard that is DAMAGED counts
-as what it has reported before, or as nothing. A ledger must never store in the words of another
-shard.
+The cells of a dead shard keep its usage, because its topics are on the disk. After a restart the
+shard stores the usage that it finds. The usage of a shard is unknown until it has stored it for the
+first time since the server started (REPORTED is 1 from then on). A cap cannot be checked before
+that. A shard that is DAMAGED counts with its last report, or as 0. A ledger must never store in the
+cells of another shard.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Final
 from topics.actors.link.board import LIMITS, Board, ShardState
 from topics.actors.link.fences import load_fences
 
-ATTEMPTS: Final = 8  # of one that others get in the way of
+ATTEMPTS: Final = 8  # attempts if other shards change their counts at the same time
 
 
 class Limit(IntEnum):
-    """What a cap of the whole server bounds: the index of its count."""
+    """The quantity that a cap of the entire server bounds. The value is the index of its count."""
 
     TOPICS = 0
     TOTAL_BYTES = 1
@@ -36,7 +36,7 @@ assert max(Limit) < REPORTED
 
 
 class Allowance:
-    """One count of this shard, among those of the others."""
+    """One count of this shard, and the same counts of all shards."""
 
     __slots__ = ("_fence", "_index", "_own", "_rows")
 
@@ -45,9 +45,11 @@ class Allowance:
         self._fence = load_fences().full
 
     def take(self, most: int, amount: int = 1) -> bool:
-        """Count ``amount`` more; False, and nothing is counted, when the sum would exceed ``most``.
+        """Increment the count by ``amount``.
 
-        0 means no cap.
+        Return False, and change nothing, if the sum would exceed ``most``.
+
+        ``most`` 0 means no cap.
         """
         own, index, fence = self._own, self._index, self._fence
         held = own[index]
@@ -55,9 +57,11 @@ class Allowance:
             own[index] = held + amount
             return True
         for _ in range(ATTEMPTS):
-            # What cannot fit is not counted at all: it would be in the way of others.
+            # Do not increment if the amount cannot fit, because that would make other shards fail.
             if self.total() + amount > most:
                 return False
+            # Increment first and check afterwards, so that of two competing shards at least one
+            # sees both.
             own[index] = held + amount
             with fence:
                 pass
@@ -69,19 +73,19 @@ class Allowance:
         return False
 
     def give_back(self, amount: int = 1) -> None:
-        """Count ``amount`` less: what was taken is over."""
+        """Decrement the count by ``amount``, which was taken before."""
         own, index = self._own, self._index
         assert own[index] >= amount, "only what was taken is given back"
         own[index] -= amount
 
     def total(self) -> int:
-        """What all shards hold together."""
+        """Return the sum of all shards."""
         index = self._index
         return sum([row[index] for row in self._rows])
 
 
 class ShardLedger:
-    """The end of one shard: its counts of ``topics`` and ``total_bytes``."""
+    """The ledger of one shard: its counts of ``topics`` and ``total_bytes``."""
 
     def __init__(self, board: Board, index: int) -> None:
         shards = [board.shard(other) for other in range(board.shards)]
@@ -92,15 +96,16 @@ class ShardLedger:
         self.total_bytes = Allowance(self._own, rows, Limit.TOTAL_BYTES)
 
     def report(self, topics: int, total_bytes: int) -> None:
-        """Store what a start has found, instead of what the process before it held."""
+        """Store the usage found by a start, in place of the usage of the previous process."""
         self._own[Limit.TOPICS], self._own[Limit.TOTAL_BYTES] = topics, total_bytes
         with load_fences().full:
             pass
         self._own[REPORTED] = 1
 
     def replayed(self) -> float | None:
-        """The share of its log that the last shard has replayed which has not reported; None when
-        all have, or never will.
+        """Return the lowest replay progress of the shards that have not reported yet, 0 to 1.
+
+        Return None if all have reported, or never will.
         """
         if not self._unknown:
             return None

@@ -1,25 +1,25 @@
-"""A link: messages both ways between two processes, over two rings, two arenas and a doorbell on
-each side.
+"""Link: bidirectional messages between two processes, over two rings, two arenas and two doorbells.
 
-            adopt: clear and announce             the peer's words say the same session
+            adopt: clear and announce             the peer announces the same session
     CLOSED --------------------------> WAITING ------------------------------------------> OPEN
        ^                                  |                                                  |
-       '----------------------------------'--------------- the board has moved on -----------'
+       '----------------------------------'---------- the board's session number changes ----'
                                                               (on_close if OPEN)
 
-No end resets what the other owns. An end that starts, or sees the board's session number change,
-sets its own head and tail to 0 and then announces in its session words which session they belong
-to; data flow only while all four session words of the two rings equal the number on the board. So
-no byte of an old session is ever read, in whatever order the two ends notice.
+An end never resets fields that the other end owns. An end that starts, or detects that the board's
+session number has changed, sets its own head and tail to 0. Then it announces in its session fields
+to which session they belong. Data flow only while all four session fields of the two rings equal
+the number on the board. So no byte of an old session is ever read, regardless of the order in which
+the two ends detect the change.
 
-Only the second end (a shard on its link with a front) stops reading when its own messages do not
-get through. If both did, each could wait for the other.
+Only the second end (a shard on its link with a front) stops reading while its own messages do not
+fit in the ring. If both ends did that, they could deadlock.
 
     send ──▶ queue ──flush──▶ ring           one copy, one store, at most one wake-up
-                       └────▶ unsent ──▶ ring    what found no room, as room appears
+                       └────▶ unsent ──▶ ring    messages that did not fit, as space appears
 
-The order of messages is the order of ``send``. A message may be quiet: it does not cause a flush,
-and goes with the next one that another message causes. So it costs no wake-up of the peer.
+Messages are delivered in the order of ``send``. A message may be quiet: it does not cause a flush,
+and is sent with the next message that does. So it costs no wake-up of the peer.
 """
 
 from __future__ import annotations
@@ -56,19 +56,21 @@ from topics.formats.wire.message import (
 
 OnMessages: TypeAlias = Callable[[list[Message]], None]
 
-JOIN_BYTES: Final = 1 << 20  # a longer queue is written in pieces: joining would copy it once more
-QUIET_MAX: Final = 64  # quiet messages that wait for others
-MANY: Final = 16  # pieces: the peer should begin with them, though more will follow
+# Bytes. A longer queue is written buffer by buffer, to avoid one more copy.
+JOIN_BYTES: Final = 1 << 20
+QUIET_MAX: Final = 64  # quiet messages that wait for a flush
+MANY: Final = 16  # queued buffers after which the peer should begin, although more will follow
 
 
-HURRY_S: Final = 0.050  # so long a release waits for another flush
+HURRY_S: Final = 0.050  # seconds that a release waits for another flush
 
 
 class Guard:
     """One timer for all links of a trio run.
 
-    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The guard proves that:
-    each beat it visits every link, mends what it finds, and the link counts it (`late_bells`).
+    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The guard verifies that:
+    with each tick it checks every link. If a wake-up was lost, it repeats it, and the link counts
+    it (`late_bells`).
     """
 
     def __init__(self) -> None:
@@ -77,7 +79,7 @@ class Guard:
 
     @classmethod
     def of_this_run(cls) -> Guard:
-        """The guard of the running trio loop; started with its first link."""
+        """Return the guard of the running trio loop. It starts with its first link."""
         try:
             return _GUARD.get()
         except LookupError:
@@ -87,8 +89,9 @@ class Guard:
             return guard
 
     def hurry(self) -> None:
-        """Visit the links within `HURRY_S`: a release was queued, perhaps outside of a turn, or
-        pages are unused.
+        """Visit the links within `HURRY_S`, because a release was queued or pages are unused.
+
+        The release may have been queued outside of an iteration of the loop.
         """
         if not self._is_hurried:
             self._is_hurried = True
@@ -100,13 +103,16 @@ class Guard:
         await self._visit()
 
     async def run(self) -> None:
-        """Visit every link with each beat."""
+        """Visit every link with each tick."""
         while True:
             await wait_beat()
             await self._visit()
 
     async def _visit(self) -> None:
-        """Other tasks run between two portions of memory."""
+        """Check all links, and trim their arenas.
+
+        Other tasks run between two portions of memory.
+        """
         for link in tuple(self.links):
             link.check()
             while link.writer.trim():
@@ -117,10 +123,10 @@ _GUARD: trio.lowlevel.RunVar[Guard] = trio.lowlevel.RunVar("topics link guard")
 
 
 class Link:
-    """One end. All of it belongs to the one thread that runs ``run``; only ``run`` may wait."""
+    """One end of a link. It belongs to the thread that runs ``run``. Only ``run`` may block."""
 
     def __init__(self, memory: LinkMemory, board: Board, own: ProcessId) -> None:
-        """The end of process ``own``, which is one of ``memory.ends``."""
+        """Create the end of process ``own``, which is one of ``memory.ends``."""
         end = memory.ends.index(own)
         self.own, self.peer = own, memory.ends[1 - end]
         sizes, fences = memory.sizes, load_fences()
@@ -133,24 +139,24 @@ class Link:
         self.writer = ArenaWriter(memory.arenas[end])
         self._assembler = Assembler()
         self._inline_bytes, self._half_ring = sizes.inline_bytes, sizes.ring_bytes // 2
-        # With a longer backlog it is held off: it reads no more.
+        # With a longer backlog, this end stops reading.
         self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
-        self._guard: Guard | None = None  # while it runs
-        self._session = 0  # the one that our words announce; 0: none yet
+        self._guard: Guard | None = None  # set while `run` runs
+        self._session = 0  # the announced session; 0: none yet
         self._open = False
-        self.message_id = 0  # of the last message; the next one counts it up
-        self.queue: list[bytes] = []  # pieces of messages, since the last flush
+        self.message_id = 0  # id of the last message
+        self.queue: list[bytes] = []  # buffers of messages since the last flush
         self._queued_bytes = 0
         self.is_due = False
-        """There is something to flush that does not wait for others."""
-        self._quiet = 0  # messages in the queue that wait for others
-        self._unsent: deque[memoryview] = deque()  # flushed, and the ring was full
+        """Whether the queue contains a message that is not quiet."""
+        self._quiet = 0  # quiet messages in the queue
+        self._unsent: deque[memoryview] = deque()  # flushed data that did not fit in the ring
         self._unsent_bytes = 0
         self._asleep = False
         self.late_bells = 0
-        """How often the guard found data whose wake-up was lost. Ought to stay 0."""
+        """Number of lost wake-ups that the guard found. Must stay 0."""
         self.stalls = 0
-        """How often a message found no room in the ring, and none waited for room before it."""
+        """Number of times that the ring was full while no earlier message waited for space."""
 
     def __str__(self) -> str:
         return f"{self.own} to {self.peer}"
@@ -159,7 +165,7 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Both ends are in the session that the board names."""
+        """Whether both ends are in the session that the board names."""
         return self._open and self._cell[0] == self._session
 
     @property
@@ -181,14 +187,15 @@ class Link:
         message_id: int | None = None,
         flags: int = 0,
     ) -> int:
-        """Queue one message; ``flush`` publishes it. Never blocks. Returns its message id.
+        """Queue one message, which ``flush`` publishes. Never blocks. Return its message id.
 
-        A long attachment goes through the arena, or through the ring piece by piece when the arena
-        is full. An ArenaBlock is taken over, also when this raises PeerGone: the session is over,
-        or has not begun. ``flags``: the link's own.
+        A long attachment is sent through the arena, or through the ring in parts if the arena is
+        full. The link takes ownership of an ArenaBlock, even if it raises PeerGone because no
+        session is open. ``flags``: set only by the link itself.
         """
         if message_id is None:
             self.message_id = message_id = self.message_id + 1
+        # Most attachments are short `bytes`, which are queued as they are.
         if type(attachment) is not bytes or len(attachment) > self._inline_bytes:
             attachment, flags = self._in_arena(attachment)
         if not self._open or self._cell[0] != self._session:
@@ -202,13 +209,14 @@ class Link:
         return message_id
 
     def _in_arena(self, attachment: Buffer | ArenaBlock) -> tuple[bytes, int]:
-        """A reference to the attachment in the arena, and its flag; or a copy, when it is short or
-        has no room there.
+        """Return a reference to the attachment in the arena, and the flag for it.
+
+        Return a copy of the attachment if it is short or does not fit in the arena.
         """
         if not isinstance(attachment, ArenaBlock):
             view = memoryview(attachment).cast("B")
             if len(view) <= self._inline_bytes or (block := self.reserve(len(view))) is None:
-                # The caller may change what is behind a view before it is written.
+                # Copy, because the caller may change the memory of the view before it is written.
                 return bytes(view), 0
             block.view[:] = view
             attachment = block
@@ -219,9 +227,10 @@ class Link:
         return ARENA_REF.pack(attachment.offset, attachment.length), ARENA
 
     def quieten(self) -> None:
-        """Let the message that was sent last, without an attachment, wait until another one is
-        flushed, unless too many do. There may never be one: a flush by the guard would be a
-        wake-up for nothing.
+        """Let the last message, which has no attachment, wait until another message is flushed.
+
+        It does not wait if too many messages are quiet. There may never be another message, but a
+        flush by the guard would wake the peer unnecessarily.
         """
         assert self.is_due, "a message that waits is in the queue"
         if self._quiet < QUIET_MAX:
@@ -232,22 +241,27 @@ class Link:
         return PeerGone(f"link {self} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        """Queue a refusal about the message with id ``about``. Raises PeerGone as ``send`` does."""
+        """Queue a refusal of the message with id ``about``. Raises PeerGone as ``send`` does."""
         payload = encode(Refusal(int(code), message, about))
         self.send("", payload, flags=ERROR)
 
     def reserve(self, length: int) -> ArenaBlock | None:
-        """Shared memory for an attachment; None when the arena is full or the peer is not there."""
+        """Reserve memory for an attachment.
+
+        Return None if the arena is full or no session is open.
+        """
         return self.writer.reserve(length) if self.connected else None
 
     def flush(self) -> None:
-        """Publish what was sent; nothing happens when the session is over, or when all that was
-        sent is quiet. What finds no room is published as room appears.
+        """Publish the queued messages. Data that does not fit is published as space appears.
+
+        Do nothing if the session has ended, or if all queued messages are quiet.
         """
         if not self.is_due or self._cell[0] != self._session:
             return
         queue, length, is_stalled = self.queue, self._queued_bytes, bool(self._unsent)
         self.queue, self._queued_bytes, self._quiet, self.is_due = [], 0, 0, False
+        # If earlier data wait for space, append to them, so that the order of messages is kept.
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
             written = 0 if is_stalled else self.producer.write(joined)
@@ -263,8 +277,9 @@ class Link:
             self.stalls += 1
 
     def _pump(self) -> None:
-        """Write what is unsent, half a ring at a time: the consumer copies one half while the
-        other is filled.
+        """Write unsent data, half a ring at a time.
+
+        So the consumer copies one half while the other half is filled.
         """
         unsent, write = self._unsent, self.producer.write
         while unsent:
@@ -281,14 +296,14 @@ class Link:
     # --- attachments of the peer ---
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
-        """``release`` is called if a session waits for the memory of the attachment ``view``."""
+        """Call ``release`` if a session waits for the memory of the attachment ``view``."""
         self.reader.on_lost(view, release)
 
     def release(self, message: Message) -> None:
-        """The receiver is done with the message's attachment. Nothing happens for an inline one,
-        nor the second time.
+        """Release a message's attachment after its last use. A second call has no effect.
 
-        The message that tells the peer goes with the next flush, at the latest with the guard's.
+        Do nothing for an inline attachment. The RELEASE message to the peer is sent with the next
+        flush, at the latest with that of the guard.
         """
         if not message.flags & ARENA:
             return
@@ -304,12 +319,12 @@ class Link:
     async def run(
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
-        """Carry messages until cancelled.
+        """Transfer messages until cancelled.
 
-        ``on_open`` is called when both ends are in the session, ``on_messages`` once each time
-        with everything that has arrived, ``on_close`` when the session is over (not when this is
-        cancelled). What they send is flushed when they return. Raises RingDamaged when the peer
-        wrote what no correct process writes.
+        ``on_open`` is called when both ends are in the session. ``on_messages`` is called with all
+        messages that have arrived, once per pass. ``on_close`` is called when the session has
+        ended, but not when this is cancelled. Messages that these functions send are flushed when
+        they return. Raises RingDamaged if the peer wrote data that no correct process writes.
         """
         loop, guard = EventLoop.of_this_run(), Guard.of_this_run()
         self._guard = guard
@@ -318,20 +333,22 @@ class Link:
         def ready(_events: int) -> None:
             os.eventfd_read(self._bell)
             self._asleep = False
+            # The producer side is marked as sleeping. It is awake now.
             if writing.number & 1:
                 writing.wake_up()
             self.turn(on_open, on_messages, on_close)
+            # Do not request wake-ups for new input while this end does not read.
             if self._unsent_bytes <= self._backlog_max:
                 reading.sleeper.fall_asleep()
-            with self._fence:  # the producer is asleep already when it found the ring full
+            with self._fence:  # a producer that found the ring full is marked as sleeping already
                 pass
             is_quiet = self._open and not self._unsent_bytes and words[HEAD] <= reading.tail
             self._asleep = (is_quiet and self._cell[0] == self._session) or not self._has_work()
             if not self._asleep:
-                os.eventfd_write(self._bell, 1)  # the other tasks run meanwhile
+                os.eventfd_write(self._bell, 1)  # call again after other tasks have run
 
         guard.links.add(self)
-        os.eventfd_write(self._bell, 1)  # for what is there already
+        os.eventfd_write(self._bell, 1)  # for data that is already in the ring
         try:
             await loop.serve(self._bell, ready)
         finally:
@@ -342,7 +359,7 @@ class Link:
     def turn(
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
-        """Everything that can be done now, without waiting: one round of ``run``."""
+        """Do all work that is possible now, without blocking: one pass of ``run``."""
         if not (self._open and self._cell[0] == self._session) and not self._enter(
             on_open, on_close
         ):
@@ -353,6 +370,7 @@ class Link:
             messages = self._assembler.feed(data)
             if self._assembler.damaged:
                 raise RingDamaged(f"bytes in the ring are no message ({self})")
+            # Most batches have no arena messages, and need no copy of the list.
             for message in messages:
                 if message.flags & (ARENA | RELEASE):
                     resolved = map(self._resolve, messages)
@@ -364,7 +382,10 @@ class Link:
             self.flush()
 
     def _resolve(self, message: Message) -> Message | None:
-        """The message with its arena block as attachment; None for a RELEASE, done here."""
+        """Return the message with its arena block as attachment.
+
+        Handle a RELEASE and return None.
+        """
         if not message.flags & (ARENA | RELEASE):
             return message
         if len(message.attachment) == ARENA_REF.size:
@@ -380,7 +401,7 @@ class Link:
         raise RingDamaged(f"message {message.message_id} names no arena block ({self})")
 
     def _enter(self, on_open: Callable[[], None], on_close: Callable[[], None]) -> bool:
-        """Leave the session that is over, and enter the next one; whether both ends are in it."""
+        """Leave an ended session, and enter the next one. Return whether both ends are in it."""
         if self._cell[0] != self._session:
             if self._open:
                 self._open = self.is_due = False
@@ -389,15 +410,16 @@ class Link:
                 self._queued_bytes = self._unsent_bytes = self._quiet = 0
                 on_close()
             self._adopt(int(self._cell[0]))
+        # The peer has announced this session, too.
         if self._peer_agrees():
             self._open = True
             on_open()
         return self._open
 
     def _adopt(self, session: int) -> None:
-        """Enter ``session``, or try again next turn if blocks that it would overwrite are in use.
+        """Enter ``session``, or retry in the next pass if blocks in its memory are in use.
 
-        Readers of such blocks are asked to release them; writers learned of it by ``on_close``.
+        Readers of such blocks get a request to release them. Writers were notified by ``on_close``.
         """
         self.reader.reclaim(session)
         if self._is_half_used(session):
@@ -406,7 +428,7 @@ class Link:
         self._consumer.clear()
         self.reader.begin(session)
         self.writer.begin(session)
-        self._assembler = Assembler()  # a message that has arrived in part is forgotten
+        self._assembler = Assembler()  # discard a partially received message
         self.producer.announce(session)
         self._consumer.announce(session)
         self._session = session
@@ -427,7 +449,7 @@ class Link:
     # --- waiting ---
 
     def _has_work(self) -> bool:
-        """A turn would do something."""
+        """Return whether `turn` would do any work."""
         session = self._cell[0]
         if session != self._session:
             return self._open or not self._is_half_used(session)
@@ -439,12 +461,13 @@ class Link:
         return unsent > 0 and self.producer.room() > 0
 
     def check(self) -> None:
-        """The guard's visit: flush what nobody flushed (releases), wake a sleeper whose bell was
-        lost.
+        """Flush queued releases, and wake up this end if its doorbell was lost.
+
+        Called by the guard.
         """
         self.flush()
         if self._asleep and self._has_work() and not _is_rung(self._bell):
-            # In another session it waited for arena blocks to be released; nobody rings for that.
+            # In another session it waited for the release of arena blocks, which rings no doorbell.
             self.late_bells += self._cell[0] == self._session
             os.eventfd_write(self._bell, 1)
 

@@ -1,15 +1,16 @@
-"""Link memory: what the two ends of a link share, made by the supervisor before any fork.
+"""Link memory: the shared memory of a link, created by the supervisor before any fork.
 
-A link joins two processes, named by their ids; the lower id is the first end (the front comes
-before shards). Each end writes one ring and one arena and waits for one doorbell (eventfd):
+A link connects two processes, identified by their ids. The process with the lower id is the first
+end (the front comes before shards). Each end writes one ring and one arena, and waits for one
+doorbell (eventfd):
 
     what          of the first end       of the second end
     rings[n]      first writes           second writes
     arenas[n]     first writes           second writes
     bells[n]      wakes the first        wakes the second
 
-All of it is address space until a page is touched, so a link that nobody uses costs two
-descriptors. A process closes the doorbells of links that do not end in it.
+The memory is only address space until a page is touched, so an unused link costs two descriptors. A
+process closes the doorbells of links that do not end in it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class LinkSizes:
     """The bounds of one link, for each direction."""
 
     ring_bytes: int  # a power of two
-    inline_bytes: int  # a longer attachment goes through the arena; at most a quarter of the ring
-    arena_bytes: int  # 0: no arena, long attachments go through the ring piece by piece
+    inline_bytes: int  # upper bound for attachments in the ring; at most a quarter of the ring
+    arena_bytes: int  # 0: no arena, long attachments are sent through the ring in parts
 
     @classmethod
     def of(cls, settings: Settings) -> LinkSizes:
-        """Those that an operator has chosen, for links between a front and a shard."""
+        """Return the configured sizes, for links between a front and a shard."""
         return cls(settings.ring_bytes, settings.inline_bytes, settings.arena_bytes)
 
 
@@ -42,8 +43,8 @@ class LinkMemory:
     """The shared memory of one link."""
 
     def __init__(self, one: ProcessId, other: ProcessId, sizes: LinkSizes) -> None:
-        """Raises ValueError for a wrong ring_bytes, RuntimeError on a machine without fences."""
-        load_fences()  # here, so that a server that could not run does not start
+        """Raises ValueError for an invalid ring_bytes, RuntimeError on a machine without fences."""
+        load_fences()  # fail here, so that a server that cannot work does not start
         assert one != other, "a link has two ends"
         self.ends = (min(one, other), max(one, other))
         self.sizes = sizes
@@ -53,7 +54,7 @@ class LinkMemory:
         self.bells = (os.eventfd(0, flags), os.eventfd(0, flags))
 
     def ring_doorbells(self) -> None:
-        """Wake both ends, so that a sleeping one reads the board: after ``Board.bump_session``."""
+        """Wake both ends after ``Board.bump_session``, so that a sleeping end reads the board."""
         for bell in self.bells:
             os.eventfd_write(bell, 1)
 

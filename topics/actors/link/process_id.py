@@ -1,4 +1,4 @@
-"""Process ids: what names a process of the server among the others: ``front 0``, ``shard 3``."""
+"""Process ids: identify the processes of a server, such as ``front 0`` and ``shard 3``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class ProcessKind(IntEnum):
-    """The kinds of processes that share memory. The order is the order of ids."""
+    """The kinds of processes that share memory. Their order is the order of ids."""
 
     FRONT = 0
     SHARD = 1
@@ -16,7 +16,7 @@ class ProcessKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessId:
-    """One process, over all its restarts. Ids are ordered: the front, then the shards."""
+    """One process, across all its restarts. Ids are ordered: the front, then the shards."""
 
     kind: ProcessKind
     index: int
@@ -34,5 +34,5 @@ FRONT: Final = ProcessId(ProcessKind.FRONT, 0)
 
 
 def shard_id(index: int) -> ProcessId:
-    """The id of shard ``index``."""
+    """Return the id of shard ``index``."""
     return ProcessId(ProcessKind.SHARD, index)

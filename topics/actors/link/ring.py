@@ -1,24 +1,24 @@
-"""A ring: a stream of bytes from one producer to one consumer, in memory that both processes map.
+"""Ring: a byte stream from one producer to one consumer, in memory that both processes map.
 
-The header is one page of u64 words, each alone in its line of 64 bytes, each with one writer. Data
-follow at 4096.
+The header is one page of u64 fields, each alone in its line of 64 bytes, each with one writer. The
+data begin at offset 4096.
 
-    offset  word              writer    meaning
+    offset  field             writer    meaning
     0x040   HEAD              producer  bytes written since the session began; only grows within it
     0x080   TAIL              consumer  bytes read since the session began; only grows within it
-    0x0C0   PRODUCER_SESSION  producer  the session that its words belong to
-    0x100   CONSUMER_SESSION  consumer  the session that its words belong to
+    0x0C0   PRODUCER_SESSION  producer  the session that its fields belong to
+    0x100   CONSUMER_SESSION  consumer  the session that its fields belong to
     0x140   CONSUMER_SLEEP    consumer  sleep number: odd while it waits for data; grows by one with
                                         every change
-    0x180   PRODUCER_SLEEP    producer  sleep number: odd while it waits for room
-    0x1000  data              producer  ``size`` bytes, a power of two; byte n of the stream stands
+    0x180   PRODUCER_SLEEP    producer  sleep number: odd while it waits for space
+    0x1000  data              producer  ``size`` bytes, a power of two; byte n of the stream is
                                         at n % size
 
-A word is only ever touched as one element of a view cast to "Q": that is one aligned 8-byte load or
-store, whereas ``struct.pack_into`` clears the bytes first and shows the other process a 0 that
-never was.
+A field is only accessed as one element of a view cast to "Q", which is one aligned 8-byte load or
+store. ``struct.pack_into`` must not be used: it clears the bytes first, so the other process could
+read a 0 that was never stored.
 
-Going to sleep (and its mirror image, the producer that waits for room)
+How the consumer goes to sleep (and likewise the producer that waits for space):
 
     consumer                          producer
     CONSUMER_SLEEP := odd             data, then HEAD := more
@@ -26,8 +26,8 @@ Going to sleep (and its mirror image, the producer that waits for room)
     HEAD moved? do not sleep          CONSUMER_SLEEP odd, and not rung for this number yet?
     wait for the bell                 ring the bell
 
-Without the fences each side may read before its own store is seen, and both may miss the other:
-also on x86.
+Without the fences, each side may read before its own store is visible, and both may miss the
+other's store. This also happens on x86.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from topics.actors.link.fences import Fences
 from topics.formats.buffers import Buffer
 
 PAGE_BYTES: Final = 4096
-_LINE: Final = 8  # words
+_LINE: Final = 8  # u64 fields of one line of the header
 HEAD: Final = 1 * _LINE
 TAIL: Final = 2 * _LINE
 PRODUCER_SESSION: Final = 3 * _LINE
@@ -50,12 +50,13 @@ PRODUCER_SLEEP: Final = 6 * _LINE
 
 
 class RingDamaged(Exception):
-    """The shared words or the stream hold what no correct process writes: the ring is useless."""
+    """The shared fields or the stream contain data that no correct process writes."""
 
 
 class RingMemory:
-    """The shared mapping of one direction. Made before the fork; it disappears with the last
-    process that maps it.
+    """The shared mapping of one direction.
+
+    It is created before the fork, and exists until the last process that maps it ends.
     """
 
     def __init__(self, size: int) -> None:
@@ -70,22 +71,30 @@ class RingMemory:
 
 
 class Sleeper:
-    """One side's own sleep number."""
+    """One side's own sleep number, which grows with every change of state.
+
+    AWAKE (even) --fall_asleep--> ASLEEP (odd: the other side rings)
+          ^----------wake_up---------'
+    """
 
     __slots__ = ("_word", "_words", "number")
 
     def __init__(self, words: memoryview, word: int) -> None:
         self._words, self._word = words, word
-        # A predecessor may have died asleep. The other side has rung for no number above its own.
+        # The previous process may have died asleep. The other side has rung for no number above
+        # this one.
         self.number = (words[word] | 1) + 1
         words[word] = self.number
 
     def fall_asleep(self) -> None:
-        """From now on the other side rings. A fence must follow before the last check for data."""
+        """Make the other side ring from now on.
+
+        A fence must follow before the last check for data.
+        """
         self.number = self._words[self._word] = (self.number + 1) | 1
 
     def wake_up(self) -> None:
-        """The other side need not ring any more."""
+        """Make the other side stop ringing."""
         self.number = self._words[self._word] = self.number + 1 & ~1
 
 
@@ -109,39 +118,42 @@ class RingProducer:
         self._fences = fences
         self._bell = consumer_bell
         self._head = 0
-        self._rung = 0  # the consumer's sleep number that we rang for
+        self._rung = 0  # the consumer's sleep number for which this end has rung
         self.sleeper = Sleeper(memory.words, PRODUCER_SLEEP)
         self.bells = 0
-        """How often this end had to wake the other."""
+        """Number of times that this end woke the other."""
 
     def clear(self) -> None:
-        """Begin a session: forget what was written. ``announce`` must follow."""
+        """Start a new session and discard unread data.
+
+        The caller must call `announce` afterwards.
+        """
         self._head = self._words[HEAD] = 0
 
     def announce(self, session: int) -> None:
-        """Say that the words belong to ``session``. The consumer believes them from here on."""
+        """Publish that the fields belong to ``session``. From here on the consumer uses them."""
         if self._fences.order:
             self._fences.order()
         self._words[PRODUCER_SESSION] = session
 
     def peer_session(self) -> int:
-        """The session that the consumer is in."""
+        """Return the session of the consumer."""
         session = int(self._words[CONSUMER_SESSION])
         if self._fences.order:
             self._fences.order()
         return session
 
     def room(self) -> int:
-        """Bytes that may be written now."""
+        """Return the number of bytes that can be written now."""
         return max(0, self._size - self._head + int(self._words[TAIL]))
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that the consumer has not read yet; 0 while it is a session behind."""
+        """Bytes that the consumer has not read yet; 0 while it is in an older session."""
         return max(0, self._size - self.room())
 
     def is_full(self) -> bool:
-        """There is no room, and the consumer rings when it has read."""
+        """Return whether the ring is full. If so, the consumer rings when it has read."""
         if not self.sleeper.number & 1:
             self.sleeper.fall_asleep()
         with self._fences.full:
@@ -149,33 +161,38 @@ class RingProducer:
         return self.room() == 0
 
     def write(self, data: Buffer) -> int:
-        """Copy in as much as there is room for, publish it with one store, wake the consumer.
-        Returns how much it was.
+        """Copy as many bytes as fit, publish them with one store, and wake the consumer.
+
+        Return the number of bytes.
         """
         words, head, size = self._words, self._head, self._size
-        # One look at the tail, which moves. A consumer that is a session ahead has reset it to 0:
-        # there is then too little room here, below 0 even, never too much.
+        # Read the tail once, because it changes. A consumer that is in a newer session has reset it
+        # to 0. The computed space is then too small, or even negative, but never too large.
         length, room = len(data), size - head + words[TAIL]
         if length > room:
             length = max(0, room)
             data = memoryview(data)[:length]
         if not length:
             return 0
+        # Do not write before the load of the tail that freed the memory.
         order = self._fences.order
         if order:
             order()
         at = head & (size - 1)
+        # The data are written in two parts if they reach beyond the end of the ring.
         if length <= size - at:
             self._data[at : at + length] = data
         else:
             with memoryview(data) as view:
                 self._data[at:] = view[: size - at]
                 self._data[: length - (size - at)] = view[size - at :]
+        # Store the head only after the data.
         if order:
             order()
         self._head = words[HEAD] = head + length
         with self._fences.full:
             pass
+        # Ring once for each sleep of the consumer.
         sleep = words[CONSUMER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep
@@ -203,41 +220,46 @@ class RingConsumer:
         self.words, self._data, self._size = memory.words, memory.data, memory.size
         self._fences = fences
         self._bell = producer_bell
-        self.tail = 0  # below words[HEAD]: there is something to read
-        self._rung = 0  # the producer's sleep number that we rang for
+        self.tail = 0  # data is available if it is below words[HEAD]
+        self._rung = 0  # the producer's sleep number for which this end has rung
         self.sleeper = Sleeper(memory.words, CONSUMER_SLEEP)
         self.bells = 0
-        """How often this end had to wake the other."""
+        """Number of times that this end woke the other."""
 
     def clear(self) -> None:
-        """Begin a session: forget what was read. ``announce`` must follow."""
+        """Start a new session and discard the read position.
+
+        The caller must call `announce` afterwards.
+        """
         self.tail = self.words[TAIL] = 0
 
     def announce(self, session: int) -> None:
-        """Say that the words belong to ``session``. The producer believes them from here on."""
+        """Publish that the fields belong to ``session``. From here on the producer uses them."""
         if self._fences.order:
             self._fences.order()
         self.words[CONSUMER_SESSION] = session
 
     def peer_session(self) -> int:
-        """The session that the producer is in."""
+        """Return the session of the producer."""
         session = int(self.words[PRODUCER_SESSION])
         if self._fences.order:
             self._fences.order()
         return session
 
     def read(self) -> bytes:
-        """Everything that is there, copied out; the room is given back with one store. From then
-        on the producer need not ring. Raises RingDamaged.
+        """Return a copy of all available bytes, and free their space with one store.
+
+        Afterwards the producer does not ring. Raises RingDamaged.
         """
         words, tail, size, sleeper = self.words, self.tail, self._size, self.sleeper
         if sleeper.number & 1:
             sleeper.number = words[CONSUMER_SLEEP] = sleeper.number + 1
         length = words[HEAD] - tail
-        if length <= 0:  # below 0: a producer that is a session ahead has reset the head
+        if length <= 0:  # negative if a producer in a newer session has reset the head
             return b""
         if length > size:
             raise RingDamaged(f"{length} bytes wait in a ring of {size}")
+        # Do not read data before the load of the head that published them.
         order = self._fences.order
         if order:
             order()
@@ -247,11 +269,13 @@ class RingConsumer:
             if length <= size - at
             else b"".join((data[at:], data[: length - (size - at)]))
         )
+        # Free the memory only after the data are copied.
         if order:
             order()
         self.tail = words[TAIL] = tail + length
         with self._fences.full:
             pass
+        # Ring once for each sleep of the producer.
         sleep = words[PRODUCER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep

@@ -2,18 +2,19 @@
 
     message -> policy: reserved 1003, not allowed 1002
             -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised,
-                       1103 no answer in time
-                       answer: ends the call that it answers
+                       1103 no reply in time
+                       reply: completes its call
                event   not a notification: logged, dropped; a handler that raises: logged, the
                        next one runs
                custom  the payload is opaque; a handler that raises: logged, the next one runs
 
-Handlers of one message run in order, each after the one before has finished: exact matches, then
-prefixes, longer ones first; among equals the session's handlers before the global ones, then in
-registration order; up to and with the first exclusive handler. A subject is resolved once for each
-session: what follows is one look-up.
+The handlers of a message run sequentially, each after the previous one has finished. Exact matches
+precede prefixes, and longer prefixes precede shorter ones. Among equals, the session's handlers
+precede the global ones, and each group is in registration order. The first exclusive handler is the
+last one that runs. A subject is resolved once for each session, and later messages need one
+look-up.
 
-The router is general: it knows no subject of this program.
+The router is general: it contains no subject of this program.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ WANTED: Final = {"rpc": "request", "event": "notification"}
 
 
 class RpcErrorPayload(NamedTuple):
-    """How a failed handler's request is answered (`decisions/0003` §7)."""
+    """The reply to a request whose handler failed (§7)."""
 
     code: int
     message: str
@@ -71,7 +72,7 @@ ErrorMapper: TypeAlias = Callable[[Exception, Inbound], RpcErrorPayload]
 
 
 def default_error_mapper(error: Exception, _message: Inbound) -> RpcErrorPayload:
-    """2000 with the error's text."""
+    """Map every error to code 2000 with the error's text."""
     return RpcErrorPayload(ErrorCode.APPLICATION, str(error))
 
 
@@ -81,7 +82,10 @@ def _as_it_is(error: RemoteError | PeerGone) -> Exception:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """``rpc_timeout_ms`` runs from the moment that a request's plain handlers have returned."""
+    """Settings of a router.
+
+    ``rpc_timeout_ms`` starts when a request's plain handlers have returned.
+    """
 
     rpc_timeout_ms: int = 30_000
     subject_policy: SubjectPolicy = field(default_factory=SubjectPolicy)
@@ -91,16 +95,16 @@ class RouterConfig:
 class MessageRouter(RouteTable):
     """Global registrations, the link sessions, and the dispatch between them.
 
-    The owner runs `expire_overdue` in a nursery, opens a session when a link comes up, hands every
-    received message to `dispatch` and closes the session when the link goes down.
+    The owner runs `expire_overdue` in a nursery, opens a session when a link opens, passes every
+    received message to `dispatch`, and closes the session when the link closes.
     """
 
     def __init__(self, config: RouterConfig | None = None) -> None:
         self._config = config or RouterConfig()
-        # A set with an order: the same run expires in the same order.
+        # A dict is used as an ordered set, so that sessions expire in a deterministic order.
         self._sessions: dict[LinkSession, None] = {}
         self._timeout = self._config.rpc_timeout_ms / 1000
-        # `expire_overdue` waits for it while no request is open.
+        # Set when a request is open. `expire_overdue` waits for it while there is none.
         self._idle: trio.Event | None = None
         super().__init__(self._drop_plans)
 
@@ -110,8 +114,9 @@ class MessageRouter(RouteTable):
         transport: Transport,
         failure_of: Callable[[RemoteError | PeerGone], Exception] = _as_it_is,
     ) -> LinkSession:
-        """A new session; the global handlers serve it from now on. ``failure_of``: what its callers
-        are told of a call that has failed.
+        """Open a session, which the global handlers serve from now on.
+
+        ``failure_of`` maps an error of a call to the exception that its caller gets.
         """
         session = LinkSession(peer_id, transport, self._forget_session, failure_of)
         self._sessions[session] = None
@@ -130,19 +135,20 @@ class MessageRouter(RouteTable):
         return self.route(event.subject, handler, params=event.params)
 
     def close(self) -> None:
-        """Close every session (its listeners still see all handlers), then clear the global
-        handlers (§8).
+        """Close every session, then remove the global handlers (§8).
+
+        All handlers still exist while the listeners of the sessions run.
         """
         for session in tuple(self._sessions):
             session.close()
         self.clear()
 
     def dispatch(self, session: LinkSession, message: Message) -> Coroutine[Any, Any, None] | None:
-        """Run the plain handlers of a message. Nothing that the peer sends makes it raise.
+        """Run the plain handlers of a message. No input of the peer makes it raise.
 
-        None: all handlers have run. Otherwise one is asynchronous: the caller starts the coroutine
-        in a nursery, which awaits that handler and runs the rest. Messages that arrive on a closed
-        session are dropped.
+        Return None if all handlers have run. Otherwise one is asynchronous, and the caller must
+        start the returned coroutine in a nursery. It awaits that handler and runs the remaining
+        ones. Messages that arrive on a closed session are dropped.
         """
         if session.closed or message.flags & ERROR:
             self._take_refusal(session, message)
@@ -177,6 +183,7 @@ class MessageRouter(RouteTable):
             cid,
             kind == "rpc",
         )
+        # Run the plain handlers now. A request that they do not answer stays open, with a timeout.
         remaining = iter(routes)
         waiting = self._run_plain(inbound, remaining)
         if inbound.is_open and inbound.is_timed:
@@ -186,8 +193,9 @@ class MessageRouter(RouteTable):
         return None if waiting is None else self._run_rest(inbound, waiting, remaining)
 
     async def expire_overdue(self) -> NoReturn:
-        """Answer 1103 for every request whose deadline has passed. One task for all requests; it
-        sleeps until the next deadline.
+        """Reply 1103 to every request whose deadline has passed.
+
+        One task does this for all requests. It sleeps until the next deadline.
         """
         while True:
             deadline = self._expire_until(trio.current_time())
@@ -229,11 +237,12 @@ class MessageRouter(RouteTable):
         for session in self._sessions:
             session.plans.clear()
 
-    # What has no handler
+    # Messages without a handler
 
     def _take_refusal(self, session: LinkSession, message: Message) -> None:
-        """A refusal, or any message on a closed session. A refusal is never answered: two sides
-        would refuse each other's refusals for ever.
+        """Handle a refusal, or drop any message on a closed session.
+
+        A refusal gets no reply, because two sides would refuse each other's refusals forever.
         """
         session.release(message)
         if session.closed:
@@ -265,11 +274,12 @@ class MessageRouter(RouteTable):
     # Running handlers
 
     def _keep_open(self, request: Inbound, routes: tuple[Registration, ...]) -> None:
-        """The plain handlers have not answered: from now on the time of the request runs."""
+        """Start the timeout of a request that the plain handlers have not answered."""
         if not routes:
             request.error(ErrorCode.UNSUPPORTED_METHOD, "Method not found")
         elif not request.session.closed:
-            # A dict, not a queue: an answered request leaves at once and frees its message.
+            # A dict, not a queue, so that an answered request is removed immediately and frees its
+            # message.
             request.session.unanswered[request] = trio.current_time() + self._timeout
             if self._idle is not None:
                 self._idle.set()
@@ -277,7 +287,10 @@ class MessageRouter(RouteTable):
     def _run_plain(
         self, message: Inbound, routes: Iterator[Registration]
     ) -> Awaitable[None] | None:
-        """Run handlers until one returns an awaitable, and return that."""
+        """Run handlers until one returns an awaitable.
+
+        Return it, or None after the last handler.
+        """
         for route in routes:
             if not route.active:
                 continue
@@ -308,15 +321,17 @@ class MessageRouter(RouteTable):
                 if self._handler_failed(message, error):
                     return
             except BaseException:
-                message.release()  # cancelled: no handler reads it any more
+                message.release()  # cancelled: no handler reads it any longer
                 raise
             waiting = self._run_plain(message, routes)
         if message.rpc is None:
             message.release()
 
     def _handler_failed(self, message: Inbound, error: Exception) -> bool:
-        """Answer or log the error. True: no further handler may run, because a caller that was told
-        of a failure must not find the work done.
+        """Reply with the error, or log it. Return whether the remaining handlers must be skipped.
+
+        They must be skipped for a request, because a caller that got an error must not find the
+        work done.
         """
         if message.is_open:
             self._answer_failure(message, error)
@@ -326,7 +341,7 @@ class MessageRouter(RouteTable):
         )
         if message.rpc is None:
             return False
-        message.release()  # it had timed out, so no answer has released it
+        message.release()  # it had timed out, so no reply has released it
         return True
 
     def _answer_failure(self, message: Inbound, error: Exception) -> None:
@@ -340,8 +355,10 @@ class MessageRouter(RouteTable):
     # Deadlines
 
     def _expire_until(self, now: float) -> float | None:
-        """Expire what is due and return the next deadline. All requests have one timeout, so the
-        first of a session is its earliest.
+        """Expire overdue requests, and return the next deadline.
+
+        All requests have the same timeout, so the first request of a session has its earliest
+        deadline.
         """
         upcoming: list[float] = []
         for session in tuple(self._sessions):

@@ -1,8 +1,7 @@
-"""Replies: how the handlers of a shard answer, with JSON for the client or with an error, and what
-their caller makes of an error.
+"""Replies: the JSON and error replies of a shard's handlers, and their conversion for the caller.
 
-A failure of the contract travels with code 2001, its own code and its detail. Every other error is
-unexpected and travels with code 2000; the shard's log has it.
+A failure of the contract is sent with code 2001, its own code and its detail. Every other error is
+unexpected: it is sent with code 2000, and logged by the shard.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _CLASSES: Final[dict[str, type[TopicsError]]] = {
 
 
 def map_error(error: Exception, message: InboundMessage[Any, Any]) -> RpcErrorPayload:
-    """The error answer to a request whose handler raised ``error``; logs what is unexpected."""
+    """Return the error reply to a request whose handler raised ``error``. Log unexpected errors."""
     if isinstance(error, TopicsError):
         return RpcErrorPayload(
             CONTRACT_ERROR, error.message, {"code": error.code, "detail": error.detail}
@@ -58,35 +57,35 @@ def map_error(error: Exception, message: InboundMessage[Any, Any]) -> RpcErrorPa
 
 
 def answer_error(request: InboundMessage[Any, Any], error: Exception) -> None:
-    """Answer the request with `map_error`."""
+    """Reply to the request with `map_error`."""
     request.error(*map_error(error, request))
 
 
 def total_ms(at: int) -> float:
-    """Since ``at``, when the front had the whole request (monotonic ns)."""
+    """Return the ms since ``at``, when the front had the complete request (monotonic ns)."""
     return (time.monotonic_ns() - at) / 1e6
 
 
 def reply_json(request: InboundMessage[Any, R], result: R, body: bytes, at: int) -> None:
-    """Answer with a JSON body that lacks its ``performance`` member."""
+    """Reply with a JSON body that lacks its ``performance`` member, which is added."""
     request.reply(result, body + answers.performance(total_ms(at)))
 
 
 def restored(code: str, message: str, detail: Mapping[str, Any]) -> TopicsError:
-    """The failure that the shard raised."""
+    """Return the failure that the shard raised."""
     return TopicsError.restore(_CLASSES[code], message, dict(detail))
 
 
 def failures_of(result: AppendResult) -> list[TopicsError]:
-    """The failures of those requests of an append message that failed."""
+    """Return the failures of an append message, one for each failed request."""
     return [restored(*failure) for failure in result.failures or ()]
 
 
 def failure_of(error: RemoteError) -> TopicsError:
-    """The failure behind an error answer; one without a code of the contract is `Internal`."""
+    """Convert an error reply to its failure. Without a code of the contract it is `Internal`."""
     if error.code == CONTRACT_ERROR and isinstance(error.data, dict):
         return restored(error.data["code"], error.message, error.data["detail"])
-    if error.code == ErrorCode.TIMEOUT:  # a shard answers so only what it has not begun to change
+    if error.code == ErrorCode.TIMEOUT:  # a shard sends this code only if it has not begun a change
         return NotReady(
             "the shard was too busy to begin in time; nothing was done", reason="timeout"
         )

@@ -1,5 +1,5 @@
-"""Which handlers a subject has: the policy for subjects (`decisions/0003` §3), the
-registrations of one scope (§1), and what matches a subject (§4).
+"""Route table: policy for subjects, registered handlers and their matching (`decisions/0003` §1,
+§3, §4).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from topics.formats.wire.envelope import EVENT_PREFIX, RPC_PREFIX
 
 SubjectKind: TypeAlias = Literal["rpc", "event", "custom", "reserved"]
 Mode: TypeAlias = Literal["exclusive", "broadcast"]
-# Given a `topics.actors.rpc.session.InboundMessage`.
+# The argument is a `topics.actors.rpc.session.InboundMessage`.
 MessageHandler: TypeAlias = Callable[[Any], Awaitable[None] | None]
 Unsubscribe: TypeAlias = Callable[[], None]
 
@@ -21,17 +21,17 @@ DEFAULT_MODES: Final[dict[SubjectKind, Mode]] = {
     "event": "broadcast",
     "custom": "broadcast",
 }
-"""The mode of a registration that names none. Nothing is ever delivered for ``reserved``."""
+"""The mode of a registration without a mode. No message of kind ``reserved`` is ever delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectPolicy:
     """Checks a subject's prefix: reserved first, then allowed; then ``classify`` gives the kind.
 
-    A subject under a reserved prefix is refused with 1003 even when an allowed prefix covers it
-    too, one under no allowed prefix with 1002. ``classify`` sees only subjects that passed both.
-    Without it ``rpc/`` is rpc, ``event/`` is event and everything else custom. Messages of kind rpc
-    must carry a valid envelope, whatever their prefix.
+    A subject with a reserved prefix is refused with 1003, even if an allowed prefix matches it too.
+    A subject without an allowed prefix is refused with 1002. ``classify`` gets only subjects that
+    passed both checks. Without it, ``rpc/`` is rpc, ``event/`` is event, and all others are custom.
+    Messages of kind rpc must contain a valid envelope, regardless of their prefix.
     """
 
     allowed_prefixes: tuple[str, ...] = (RPC_PREFIX, EVENT_PREFIX, "stream/", "app/")
@@ -39,7 +39,7 @@ class SubjectPolicy:
     classify: Callable[[str], SubjectKind] | None = None
 
     def kind_of(self, subject: str) -> SubjectKind | None:
-        """None: no allowed prefix."""
+        """Return the kind of a subject; None if it has no allowed prefix."""
         if subject.startswith(self.reserved_prefixes):
             return "reserved"
         if not subject.startswith(self.allowed_prefixes):
@@ -53,7 +53,10 @@ class SubjectPolicy:
 
 @dataclass(eq=False, slots=True)
 class Registration:
-    """One handler under one subject or prefix. ``params``: the NamedTuple that it is given."""
+    """A handler for a subject or a prefix.
+
+    ``params``: the NamedTuple type that the handler gets.
+    """
 
     pattern: str
     handler: MessageHandler
@@ -64,15 +67,14 @@ class Registration:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Orders what matches a subject: exact above every prefix, the longer prefix above the
-        shorter one.
-        """
+        """Sort key of matches: exact matches first, then prefixes by length. Higher is first."""
         return not self.is_prefix, len(self.pattern)
 
 
 class Plan(NamedTuple):
-    """A subject, resolved for one session: its kind and its handlers in order. ``kind`` None: no
-    allowed prefix.
+    """A subject, resolved for one session: its kind, and its handlers in order.
+
+    ``kind`` is None if the subject has no allowed prefix.
     """
 
     kind: SubjectKind | None
@@ -80,8 +82,9 @@ class Plan(NamedTuple):
 
 
 class RouteTable:
-    """Handlers in registration order. Every change calls ``changed``, which drops the resolved
-    plans.
+    """Handlers in registration order.
+
+    Every change calls ``changed``, which drops resolved plans.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -96,10 +99,11 @@ class RouteTable:
         mode: Mode | None = None,
         params: type[tuple[Any, ...]] | None = None,
     ) -> Unsubscribe:
-        """Call ``handler`` for this very subject. Without ``mode`` the subject's kind decides it.
-        With ``params`` it gets the params of the envelope as this NamedTuple.
+        """Call ``handler`` for exactly this subject.
 
-        The returned callable takes back this registration only; calling it again does nothing.
+        Without ``mode`` the subject's kind determines it. With ``params`` the handler gets the
+        params of the envelope as this NamedTuple. The returned callable removes this registration;
+        a second call has no effect.
         """
         return self._add(Registration(subject, handler, mode, False, params))
 
@@ -110,17 +114,18 @@ class RouteTable:
         return self._add(Registration(prefix, handler, mode, True))
 
     def unroute(self, subject: str) -> None:
-        """Take back all handlers of this very subject. Prefix handlers stay: they serve other
-        subjects too.
+        """Remove all handlers of exactly this subject.
+
+        Prefix handlers remain, because they serve other subjects too.
         """
         self._remove([route for route in self.matching(subject) if not route.is_prefix])
 
     def clear(self) -> None:
-        """Take back every handler of this scope."""
+        """Remove every handler of this scope."""
         self._remove([*self._registrations])
 
     def matching(self, subject: str) -> list[Registration]:
-        """In registration order, whatever their rank."""
+        """Return all registrations that match, in registration order."""
         return [
             route
             for route in self._registrations
@@ -134,6 +139,6 @@ class RouteTable:
 
     def _remove(self, routes: list[Registration]) -> None:
         for route in routes:
-            route.active = False  # a dispatch under way skips it
+            route.active = False  # a running dispatch skips it
             self._registrations.remove(route)
         self._changed()

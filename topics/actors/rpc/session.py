@@ -1,11 +1,12 @@
-"""Link session: the calls to one peer and their answers, the messages from it and their answers,
-and its end (`decisions/0003` §2, §8, §9).
+"""Link session: calls to one peer, messages from it, the replies to both, and its end.
 
-    open --close()--> closing: calls under way fail, closed-listeners run
-                         --> closed: session-scoped handlers are gone
+It implements §2, §8 and §9 of `decisions/0003`.
 
-A session is one connection, not one peer: a peer that comes back gets a new session, and no message
-of the old one reaches it.
+    open --close()--> closing: pending calls fail, closed-listeners run
+                         --> closed: session-scoped handlers are removed
+
+A session is one connection, not one peer. A peer that reconnects gets a new session, and no message
+of the old session is delivered in it.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ from topics.formats.wire.message import ARENA, Message, PeerGone
 
 log: Final = structlog.get_logger(__name__)
 
-# Whoever takes a block owns it from then on, also when the call raises.
+# A function that takes an ArenaBlock owns it from then on, even if it raises.
 Attachment: TypeAlias = Buffer | ArenaBlock
 
 
 class RemoteError(Exception):
-    """The peer replied with an error. The ranges of ``code`` are in `decisions/0003` §7."""
+    """The peer replied with an error.
+
+    ``code`` as in `decisions/0003` §7; application codes start at 2000.
+    """
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(f"{message} ({code})")
@@ -51,9 +55,10 @@ class RemoteError(Exception):
 
 
 class Transport(Protocol):
-    """Sends the messages of one link session at a time. It may outlive the session and serve the
-    next one. Nothing here blocks. ``message_id``: of the last message; a message that must name
-    itself in its payload counts it up.
+    """Sends the messages of one link session at a time. No method blocks.
+
+    It may outlive the session and serve the next one. ``message_id`` is the id of the last message.
+    Code that needs the id of a message in its payload increments it and passes it to `send`.
     """
 
     message_id: int
@@ -61,21 +66,22 @@ class Transport(Protocol):
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
-        """Queue one message, by default under a fresh id. Raises PeerGone.
+        """Queue one message, by default with a new id. Raises PeerGone.
 
-        ``message_id``: one that its sender has taken.
+        ``message_id``: an id that the caller has taken.
         """
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        """Queue a refusal about the peer's message ``about``. Raises PeerGone."""
+        """Queue a refusal of the peer's message ``about``. Raises PeerGone."""
 
     def release(self, message: Message) -> None:
-        """Give the attachment's memory back to the peer. Does nothing for an inline attachment, nor
-        the second time.
+        """Return the attachment's memory to the peer.
+
+        Do nothing for an inline attachment, or the second time.
         """
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
-        """``release`` is called if a session waits for the memory of the attachment ``view``."""
+        """Call ``release`` if a session waits for the memory of the attachment ``view``."""
 
 
 def discard(attachment: Attachment) -> None:
@@ -85,8 +91,10 @@ def discard(attachment: Attachment) -> None:
 
 
 class Reply(msgspec.Struct, Generic[R], eq=False):
-    """The answer to a call that went well. ``body`` may lie in the peer's memory: it is valid until
-    `release`, which its receiver calls, or the end of the session.
+    """The successful reply to a call.
+
+    ``body`` may be in the peer's memory. It is valid until the receiver calls `release`, or the
+    session ends.
     """
 
     result: R
@@ -95,40 +103,41 @@ class Reply(msgspec.Struct, Generic[R], eq=False):
     _session: LinkSession
 
     def on_lost(self, give_up: Callable[[], object]) -> None:
-        """``give_up`` is called if the memory of the body is needed; it leads to `release` soon."""
+        """Call ``give_up`` if the memory of the body is needed. It must lead to `release` soon."""
         if isinstance(self.body, memoryview):
             self._session.transport.on_lost(self.body, give_up)
 
     def release(self) -> None:
-        """The body is not needed any more. Does nothing the second time."""
+        """Release the body, which must not be read afterwards. A second call has no effect."""
         self.body = b""
         if self._message.flags & ARENA:
             self._session.transport.release(self._message)
 
 
 class PendingCall(msgspec.Struct, eq=False):
-    """A call under way.
+    """A call in progress.
 
-         answer, error, PeerGone
+         reply, error, PeerGone
     WAITING --------------------> OVER  ``then`` is called, once
        |     abandon()
-       +------------------------> OVER  the peer is told; a late answer goes to ``on_late``, if
-                                        there is one, and is released
+       +------------------------> OVER  the peer is notified; ``on_late``, if set, gets a late
+                                        reply, which is released
     """
 
     cid: int
     call: Call[Any, Any]
     then: Callable[[Any], None]
-    _session: LinkSession | None  # None: it was refused here
+    _session: LinkSession | None  # None: the call was refused locally
     is_over: bool = False
-    # The answer may take long by its nature; the caller says so.
+    # Set by the caller if the reply may take long by design, as for a long poll.
     is_patient: bool = False
-    # Called with an answer that nobody waits for any more, and that takes effect all the same.
+    # Called with the reply to an abandoned call, if the reply has an effect that must be handled.
     on_late: Callable[[Reply[Any]], None] | None = None
 
     def abandon(self) -> None:
-        """Forget the call and tell the peer, so that it can stop working on the answer. Does
-        nothing when it is over.
+        """Abandon the call, and notify the peer so that it can stop.
+
+        Do nothing when the call is over.
         """
         session = self._session
         if self.is_over or session is None:
@@ -143,8 +152,10 @@ class PendingCall(msgspec.Struct, eq=False):
 
 
 class LinkSession:
-    """Made by ``MessageRouter.open_session``; the owner of the transport closes it when the peer is
-    gone.
+    """The calls, handlers and state of one connection to a peer.
+
+    ``MessageRouter.open_session`` creates it. The owner of the transport closes it when the link to
+    the peer is closed.
     """
 
     def __init__(
@@ -158,13 +169,13 @@ class LinkSession:
         self.transport: Final = transport
         self.closed = False
         self.calls: Final[dict[int, PendingCall]] = {}
-        """By cid: those under way, and abandoned ones with an ``on_late``."""
+        """Calls by cid: those in progress, and abandoned calls with an ``on_late``."""
         self.plans: Final[dict[str, Plan]] = {}
-        """The router's: subjects that it has resolved for this session."""
+        """Subjects that the router has resolved for this session."""
         self.unanswered: Final[dict[Any, float]] = {}
-        """The router's: open requests and their deadlines, the earliest first."""
+        """Open requests and their deadlines, the earliest first. Managed by the router."""
         self.router: Final = RouteTable(self.plans.clear)
-        """Session-scoped registrations: they go when the session closes."""
+        """Session-scoped registrations, which are removed when the session closes."""
         self._forget = forget
         self._failure_of = failure_of
         self._listeners: list[Callable[[LinkSession], None]] = []
@@ -178,10 +189,13 @@ class LinkSession:
         attachment: Attachment,
         then: Callable[[Reply[R] | Exception], None],
     ) -> PendingCall:
-        """Queue the request. ``then`` gets the answer or the failure in the loop that takes the
-        peer's messages; it must not raise. Raises PeerGone.
+        """Queue the request. Raises PeerGone.
+
+        ``then`` gets the reply or the failure, in the loop that reads the peer's messages. It must
+        not raise.
         """
         transport = self.transport
+        # The id of the request message is also the call id, by which the reply is matched.
         cid = transport.message_id = transport.message_id + 1
         try:
             payload = encode(Request(cid, call.method, params))
@@ -195,7 +209,7 @@ class LinkSession:
         return pending
 
     def notify(self, event: Event[P], params: P, attachment: Attachment = b"") -> None:
-        """Queue an event; nobody answers. Raises PeerGone."""
+        """Queue an event, which gets no reply. Raises PeerGone."""
         try:
             payload = encode(Notification(event.method, params))
         except Exception:
@@ -204,10 +218,10 @@ class LinkSession:
         self.send(event.subject, payload, attachment)
 
     def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
-        """Queue any message, under a fresh id.
+        """Queue any message with a new id.
 
-        Raises PeerGone, also when the transport serves a newer session: a message of the old
-        session is never sent in the new one.
+        Raises PeerGone, also if the transport serves a newer session: a message of the old session
+        is never sent in the new one.
         """
         if self.closed:
             discard(attachment)
@@ -215,11 +229,10 @@ class LinkSession:
         self.transport.send(subject, payload, attachment)
 
     def release(self, message: Message) -> None:
-        """Give the attachment's memory back to the peer. Does nothing for an inline attachment, nor
-        the second time.
+        """Return the attachment's memory to the peer.
 
-        Due after the end of the session too: the peer does not use memory again that may be read
-        here.
+        Do nothing for an inline attachment, or the second time. This is also required after the end
+        of the session, because the peer does not reuse memory that this process may still read.
         """
         if message.flags & ARENA:
             self.transport.release(message)
@@ -227,10 +240,10 @@ class LinkSession:
     def _gone(self) -> PeerGone:
         return PeerGone(f"the link session with {self.peer_id} is closed")
 
-    # Answers
+    # Replies
 
     def take_answer(self, message: Message, answer: Success | Failure) -> None:
-        """Settle the call of an answer. Without one (cancelled, timed out), release the memory."""
+        """Complete the call of a reply. If it was abandoned or timed out, release the memory."""
         pending = self.calls.pop(answer.cid, None)
         if pending is not None and type(answer) is Success:
             result = tuple.__new__(pending.call.result, answer.result or ())
@@ -239,6 +252,7 @@ class LinkSession:
                 pending.is_over = True
                 pending.then(reply)
                 return
+            # The call was abandoned.
             if pending.on_late is not None:
                 pending.on_late(reply)
         self.release(message)
@@ -246,7 +260,7 @@ class LinkSession:
             self._fail(pending, RemoteError(answer.code, answer.message, answer.data))
 
     def take_refusal(self, error: Refusal) -> None:
-        """The peer refused a message. If it was a request, its call fails: it is never answered."""
+        """Fail the call whose request the peer has refused, because it will get no reply."""
         pending = self.calls.pop(error.about, None)
         if pending is None:
             log.warning(
@@ -260,34 +274,37 @@ class LinkSession:
             self._fail(pending, RemoteError(error.code, error.message))
 
     def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
-        """Fail these calls with PeerGone, as if the session had closed."""
+        """Fail the selected calls with PeerGone, as if the session had closed."""
         for pending in [pending for pending in self.calls.values() if which(pending)]:
-            if pending.on_late is None:  # the peer answers the others all the same
+            # Calls with ``on_late`` stay, because the peer may still reply.
+            if pending.on_late is None:
                 self.calls.pop(pending.cid, None)
             self._fail(pending, PeerGone(f"{self.peer_id} does not answer call {pending.cid}"))
 
     def _fail(self, pending: PendingCall, error: RemoteError | PeerGone) -> None:
-        if not pending.is_over:  # an earlier one that failed may have abandoned it
+        if not pending.is_over:  # the ``then`` of a previous call may have abandoned it
             pending.is_over = True
             pending.then(self._failure_of(error))
 
     # The end
 
     def on_closed(self, listener: Callable[[LinkSession], None]) -> None:
-        """Call ``listener`` once when the session closes, while its registrations are still there
-        (§8).
+        """Call ``listener`` once when the session closes.
+
+        Its registrations still exist then (§8).
         """
         self._listeners.append(listener)
 
     def close(self) -> None:
-        """End the session. Later calls do nothing.
+        """Close the session. Later calls have no effect.
 
-        Calls under way fail with PeerGone. Then the listeners run in registration order; when one
-        raises, the error is logged and the next one runs. Then the session's handlers are cleared.
-        Open requests are not timed any more; their answers are dropped.
+        Pending calls fail with PeerGone. Then the listeners run in registration order. If one
+        raises, the error is logged and the next one runs. Then the session's handlers are removed.
+        Open requests no longer time out, and their replies are dropped.
         """
         if self.closed:
             return
+        # Set the flag first, so that callbacks that make calls get PeerGone.
         self.closed = True
         self.unanswered.clear()
         calls = list(self.calls.values())
@@ -306,34 +323,35 @@ class LinkSession:
 
 
 class AlreadyAnsweredError(RuntimeError):
-    """A handler answered the same request a second time: an error of the handler. The first answer
-    stands.
+    """A handler replied to the same request twice, which is a bug of the handler.
+
+    The first reply is valid.
     """
 
 
 class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
-    """A message on its way through the handlers, which cannot set anything of it.
+    """A received message, as its handlers get it. Handlers must not modify it.
 
-    ``session``: the link session that it came on. ``frame``: the message itself, for diagnostics
-    and tracing (`decisions/0003` §2). ``envelope``: its payload; None of a custom message.
-    ``params``: those of the envelope, as the NamedTuple that the handler is registered with.
-    ``parked_ms``: for how long it waited behind others.
+    ``session``: the link session on which it was received. ``frame``: the message itself
+    (`decisions/0003` §2), for diagnostics and tracing. ``envelope``: its decoded payload; None for a custom message.
+    ``params``: those of the envelope, as the NamedTuple type of the handler's registration.
+    ``parked_ms``: how long it was queued.
 
-    ``attachment`` may lie in the peer's memory. It is valid until the request is answered or, for a
-    message without an answer, until the last handler has returned. Copy what is needed longer.
+    ``attachment`` may be in the peer's memory. It is valid until the reply or, for a message
+    without a reply, until the last handler has returned. Copy data that is needed longer.
 
-    A request is the exchange that its answer ends:
+    A request has these states:
 
                reply(), error()
         OPEN ---------------------> ANSWERED   (again: AlreadyAnsweredError)
           |  timeout: 1103 is sent     ^
-          +-----------> EXPIRED -------+       a late answer is dropped and logged
+          +-----------> EXPIRED -------+       a late reply is dropped and logged
 
-    A handler that has decided what cannot be taken back calls `outlast`: then no caller is told of
-    a time-out and finds the work done.
+    A handler that has made an irrevocable decision calls `outlast`. Otherwise a caller could get a
+    timeout error although the work is done.
 
-    When the session closes while the request is open, an answer is dropped without a log event.
-    Answers are sent under the request's subject and cid and under a message id of their own.
+    If the session closes while the request is open, a reply is dropped without a log event. Replies
+    are sent with the request's subject and cid, and with a message id of their own.
     """
 
     session: LinkSession
@@ -342,8 +360,8 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
     parked_ms: float
     envelope: Request | Notification | None = None
     params: P = None  # type: ignore[assignment]
-    cid: int = 0  # joins the answer to the request
-    is_open: bool = False  # a request, neither answered nor timed out
+    cid: int = 0  # matches the reply to the request
+    is_open: bool = False  # a request that is neither answered nor timed out
     is_timed: bool = True
     _is_answered: bool = False
 
@@ -359,12 +377,12 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
 
     @property
     def peer_id(self) -> str:
-        """The process that has sent it, as its sessions name it: ``front-0``, ``shard-1``."""
+        """The sending process, by the name of its sessions: ``front-0``, ``shard-1``."""
         return self.session.peer_id
 
     @property
     def rpc(self) -> InboundMessage[P, R] | None:
-        """This, of a request; None of any other message, which cannot be answered."""
+        """The message itself if it is a request. None for other messages, which have no reply."""
         return self if type(self.envelope) is Request else None
 
     @property
@@ -374,7 +392,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         return self.envelope.method
 
     def send(self, subject: str, data: bytes, attachment: Attachment = b"") -> None:
-        """Queue a message to the peer, always under an id of its own (§9). Raises PeerGone."""
+        """Queue a message to the peer, with a new id (§9). Raises PeerGone."""
         self.session.send(subject, data, attachment)
 
     def release(self) -> None:
@@ -392,11 +410,13 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             force_setattr(self, "attachment", b"")
 
     def reply(self, result: R | Failure | None = None, attachment: Attachment = b"") -> None:
-        """Answer with success. This releases the request's attachment: do not read it afterwards.
+        """Reply with success.
 
-        A handler answers also when the session has closed, so that the attachment is released.
+        This releases the request's attachment, which must not be read afterwards.
+
+        A handler must reply even if the session has closed, so that the attachment is released.
         Raises AlreadyAnsweredError the second time, and an error for a ``result`` that cannot be
-        encoded; the request is still open then.
+        encoded. In the latter case the request is still open.
         """
         try:
             payload = encode(result if type(result) is Failure else Success(self.cid, result))
@@ -404,6 +424,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             discard(attachment)
             raise
         session = self.session
+        # The caller gets no reply from a closed session, or after a timeout error.
         if not self.is_open or session.closed:
             discard(attachment)
             self._note_late()
@@ -419,17 +440,20 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             session.transport.release(self.frame)
 
     def error(self, code: int, message: str, data: Any = None) -> None:
-        """Answer with an error, otherwise as `reply`. Codes as in `decisions/0003` §7."""
+        """Reply with an error; otherwise as `reply`. Codes as in `decisions/0003` §7."""
         self.reply(Failure(self.cid, int(code), message, data))
 
     def outlast(self) -> None:
-        """Never time the request out. Only for one that has not timed out."""
+        """Disable the timeout of the request. It must not have timed out already."""
         assert self.is_open or self._is_answered, "the caller has been told of a time-out"
         force_setattr(self, "is_timed", False)
         self.session.unanswered.pop(self, None)
 
     def expire(self) -> None:
-        """The deadline has passed: answer 1103. The handler may go on and keeps the attachment."""
+        """Reply 1103, because the deadline has passed.
+
+        The handler may continue, and keeps the attachment.
+        """
         assert self.is_open, "only an open request can time out"
         force_setattr(self, "is_open", False)
         log.warning(
@@ -443,7 +467,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             self.session.transport.send(self.subject, payload)
 
     def _note_late(self) -> None:
-        """An answer that is not sent. It is no surprise when the session has closed."""
+        """Handle a reply that is not sent. Do not log it if the session has closed."""
         if self._is_answered:
             raise AlreadyAnsweredError(f"{self.subject} (cid {self.cid}) has been answered already")
         if not self.is_open:

@@ -1,1 +1,1 @@
-"""One shard at work: its loop, and what is attached to it."""
+"""A running shard: its loop, and the services that are attached to it."""

@@ -1,7 +1,8 @@
-"""Append batch: the requests of one append message and their answers.
+"""Append batch: the requests of one append message and their results.
 
-Each request is answered as if it had come alone: a bad one fails and harms none of its neighbours.
-The answers are sent in one message when the last of them is known, in the order of the requests.
+Each request is answered as if it had arrived alone, so an invalid request does not affect the
+others. All results are sent in one message, in the order of the requests, when the last result is
+known.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ assert outcome_byte(max(AppendOutcome), BANDS) < UNANSWERED
 
 
 class AppendBatch:
-    """Collects the outcome of each request, by its index in the message.
+    """Collects the result of each request, by its index in the message.
 
-    A single request needs no lists: it is answered as soon as its outcome is known. ``band``: of
-    the topic's priority, told with each outcome. ``request``: the message, which holds the bodies
-    until it is released or answered.
+    A single request needs no lists: it is answered as soon as its result is known. ``band``: the
+    topic's priority band, which is sent with each result. ``request``: the message, which holds the
+    bodies until it is released or answered.
     """
 
     __slots__ = (
@@ -68,16 +69,17 @@ class AppendBatch:
             self._failures: dict[int, Failure] = {}
 
     def bodies(self) -> Sequence[Buffer]:
-        """The body of each request, of which there are several."""
+        """Return the body of each request of a message with several requests."""
         content, lengths = self.request.attachment, self.params.lengths
         assert lengths is not None, "a single request is the whole attachment"
         ends = accumulate(lengths, initial=0)
         return [content[start:end] for start, end in pairwise(ends)]
 
     def retry_lost(self, on_lost: Callable[[AppendBatch], object]) -> None:
-        """Do not answer requests for which the log finds no space, but call ``on_lost`` once.
+        """Enable one retry: call ``on_lost`` instead of answering if the log finds no space.
 
-        It is called while the first of them is lost; `take_lost` follows later.
+        It is called once, when the first of them is lost. Call `take_lost` later to get all of
+        them.
         """
         self._on_lost, self._lost = on_lost, list[int]()
 
@@ -91,10 +93,10 @@ class AppendBatch:
         """Whether requests may have to be decided again, so that their bodies must be kept."""
         return self._on_lost is not None
 
-    # Outcomes
+    # Results
 
     def settle(self, index: int, change: Append, result: Progress | OSError) -> None:
-        """The log has done the request, or lost it; and all that came meanwhile with its key."""
+        """Answer the request, and later requests with its key, with the log's result."""
         self.end(index, change, result, created=change.created)
         for follower, at in change.followers:
             follower.end(at, change, result, deduped=True)
@@ -108,8 +110,10 @@ class AppendBatch:
         created: bool = False,
         deduped: bool = False,
     ) -> None:
-        """Answer the request. ``created``: it made the topic. ``deduped``: a request with the same
-        key did the append.
+        """Answer the request with the log's ``result``.
+
+        ``created``: the request created the topic. ``deduped``: another request with the same key
+        made the append.
         """
         if isinstance(result, OSError):
             self.refuse(index, result)
@@ -126,8 +130,9 @@ class AppendBatch:
     def settle_joined(
         self, joined: Sequence[tuple[int, int]], change: Append, result: Progress | OSError
     ) -> None:
-        """The log has done requests that were decided together, or lost all of them. ``joined``:
-        the index of each, and how many records it has.
+        """Answer requests that were decided together, with the log's ``result``.
+
+        ``joined``: the index and the record count of each request.
         """
         if isinstance(result, OSError):
             for index, _ in joined:
@@ -135,18 +140,19 @@ class AppendBatch:
             return
         seq, ending = change.first_seq, b""
         for index, count in joined:
+            # Requests that arrived at the same time share one `performance` block.
             if not ending or self.params.ats is not None:
                 ending = self._ending(index, change, result)
             self._succeed(index, seq, count, ending)
             seq += count
 
     def answer_known(self, index: int, entry: DedupeEntry) -> None:
-        """The request's key stands for an append that was committed before."""
+        """Answer a request whose key belongs to an append that is already committed."""
         ending = self._ending(index, None, NO_IO)
         self._succeed(index, entry.first_seq, entry.record_count, ending, deduped=True)
 
     def refuse(self, index: int, error: OSError) -> None:
-        """The log cannot take the request: answer it, unless it is retried."""
+        """Answer a request that the log cannot take, or note it for a retry if that is enabled."""
         if self._on_lost is None or not isinstance(error, NoRoom):
             self.fail(index, unwritable(error))
             return
@@ -155,7 +161,10 @@ class AppendBatch:
             self._on_lost(self)
 
     def fail(self, index: int, error: Exception) -> None:
-        """The request fails. The log has what is unexpected; the caller is told no more of it."""
+        """Answer the request with ``error``.
+
+        Unexpected errors are logged; the caller gets no details.
+        """
         _, message, data = map_error(error, self.request)
         failure: Failure = Internal.code, "internal error", {}
         if data is not None and data["code"] != Internal.code:
@@ -169,7 +178,7 @@ class AppendBatch:
         self._note(index, FAILED)
 
     def _ending(self, index: int, change: Append | None, result: Progress) -> bytes:
-        """The end of the answer to a request that is given now."""
+        """Render the end of a reply that is given now: its ``performance`` block."""
         params = self.params
         at = params.at if params.ats is None else params.ats[index]
         is_synced = change is not None and change.topic.config.durability == "fsync"
@@ -200,6 +209,7 @@ class AppendBatch:
             created=created,
             deduped=deduped,
         )
+        # A single request is answered immediately with a prepared result.
         if params.lengths is None:
             self.request.reply(ALONE[outcome, self.band], body)
             return

@@ -1,15 +1,16 @@
-"""Appends: decide at once, answer when the log has made the records as durable as their class
-promises (§2).
+"""Appends: decides each request immediately, and answers when its records are durable (§2).
 
-An append message holds a batch of n >= 1 requests to one topic; all are answered in one message.
-Neighbours are decided together where one append of all their records is what deciding one after
-another comes to: one change, one frame, one commit, and for each request an answer with its own
-seqs. A body that is refused is passed over. A request with a key or a config is decided alone, in
-its place; so is the first to a topic that is not there, and so are all of a group that the topic
-refuses as a whole.
+Durable means what the topic's durability class promises. An append message holds a batch of n >= 1
+requests to one topic, which are all answered in one message.
 
-A frame that tears takes all requests of its group with it. None of them is lost that was
-acknowledged: each answer waits until the whole frame is as durable as the class promises.
+Adjacent requests are decided together if one append of all their records has the same outcome as
+separate appends. They produce one change, one frame and one commit, and each request is answered
+with its own seqs. A request with an invalid body is refused without affecting the others. These
+requests are decided alone, in order: a request with a key or a config, the first request to a topic
+that does not exist, and all requests of a group that the topic refuses.
+
+If a frame is torn, all requests of its group are lost. None of them was acknowledged, because each
+reply waits until the complete frame is as durable as the class promises.
 
 A single request with a body above STREAMED_MIN_BYTES becomes a streamed append.
 
@@ -40,11 +41,11 @@ from topics.formats.api.limits import MOVE_LIMITS
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
 
-JOINED_MAX_BYTES = 256 << 10  # of the bodies of requests that share a frame
+JOINED_MAX_BYTES = 256 << 10  # bodies of requests that share a frame, in total
 
 
 class Appends(Service):
-    """Handles the appends of the front, and those of shards, which move records."""
+    """Handles appends from the front, and from shards that move records."""
 
     def __init__(self, context: ShardContext, streamed: StreamedAppends, space: SpaceWaits) -> None:
         self._context, self._commits, self._streamed = context, context.commits, streamed
@@ -58,10 +59,12 @@ class Appends(Service):
     def _append(self, request: AppendCall) -> None:
         context, params, space = self._context, request.params, self._space
         may_wait = space.may_help
+        # A backup keeps files on a full disk: wait until they are deleted.
         if space.is_active or (may_wait and context.wal.short_of_room):
             space.defer(partial(handle_late, self._append, request))
             return
         context.check_writable(grows=True)
+        # Another change holds the topic: handle the request when the topic is released.
         held = context.held
         if held.waiting and held.defer_if_held(params.topic, self._append, request):
             return
@@ -77,6 +80,7 @@ class Appends(Service):
         else:
             self._decide_all(batch, enumerate(batch.bodies()))
         request.outlast()
+        # The bodies are decoded. Free their block of the link's arena, unless a retry needs it.
         if type(request.attachment) is not bytes and not batch.may_retry:
             request.release()
 
@@ -84,7 +88,10 @@ class Appends(Service):
         self._space.defer(partial(self._decide_lost, batch))
 
     def _decide_lost(self, batch: AppendBatch) -> None:
-        """Decide the requests of a batch that the log has lost. Another loss refuses them."""
+        """Decide again the requests of a batch that the log has lost.
+
+        They are not retried another time.
+        """
         params, held = batch.params, self._context.held
         if held.waiting and held.defer_call_if_held(
             params.topic, partial(self._decide_lost, batch)
@@ -97,6 +104,7 @@ class Appends(Service):
             for index in lost:
                 batch.fail(index, error)
             return
+        # The bodies were kept for this retry, and are decoded again.
         if params.lengths is None:
             self._decide_one(batch)
         else:
@@ -105,7 +113,7 @@ class Appends(Service):
 
     def _decode(self, batch: AppendBatch, content: Buffer) -> AppendBody:
         params = batch.params
-        # What a shard appends has been within the limits before, and is longer by its stamp.
+        # Records that a shard appends were within the limits before, and have grown by their stamp.
         limits = MOVE_LIMITS if batch.request.session in self._peers.open else self._limits
         body = decode_append(content, params.key, limits)
         if body.config is not None:
@@ -128,6 +136,8 @@ class Appends(Service):
                 batch.fail(index, error)
                 continue
             size += len(content)
+            # Close the group before a request that cannot join it: one with a key or a config, one
+            # that exceeds the size limit, or one of another node.
             is_alone = body.idempotency_key is not None or body.config is not None
             if group and (is_alone or size > JOINED_MAX_BYTES or body.node != group[0][1].node):
                 self._decide_group(batch, group)
@@ -139,12 +149,12 @@ class Appends(Service):
         self._decide_group(batch, group)
 
     def _decide_group(self, batch: AppendBatch, group: list[tuple[int, AppendBody]]) -> None:
-        """Decide neighbours together, or one after another if that is refused."""
+        """Decide adjacent requests together, or separately if the joint append is refused."""
         if len(group) > 1:
             bodies = [body for _, body in group]
             try:
                 change = self._append_now(batch, joined(bodies))
-            except Exception:  # of one of them, or of all: each is told of its own
+            except Exception:  # decided alone, each request gets its own error
                 change = None
             if change is not None:
                 assert isinstance(change, Append), "no request of the group has a key"
@@ -164,6 +174,7 @@ class Appends(Service):
                 batch.band = outcome.topic.band(self._context.now.ms)
             self._submit(outcome, partial(batch.settle, index, outcome))
         elif isinstance(outcome, InFlightDuplicate):
+            # An append with the same key is pending; this request gets the same reply.
             outcome.leader.followers.append((batch, index))
         else:
             batch.answer_known(index, outcome)
@@ -182,7 +193,8 @@ class Appends(Service):
     def _submit(self, change: Append, settle: Settle) -> None:
         self._context.append_count += 1
         self._commits.submit(change, settle)
-        # Where each write is synced, no seq is acknowledged before its own sync.
+        # A topic of class fsync needs no reservation, because each write is synced before it is
+        # acknowledged.
         if change.topic.config.durability != "fsync":
             reserved = reservation.decide(change.topic)
             if reserved is not None:

@@ -1,14 +1,14 @@
-"""Backups: what a shard does for the one that the front takes (``decisions/0067``).
+"""Backups: the part of a shard in a backup that the front makes (``decisions/0067``).
 
-    begin   a checkpoint is written; what it names stays, as long as the pin holds
-    hold    no move between topics begins; answered when none is under way
-    cut     the log up to here belongs to the backup: asked when all shards hold
-    files   moves go on; answered when the log is synced up to the cut
-    end     whether the pin has held all the time; it ends
+    begin   write a checkpoint; a pin keeps the files that it names
+    hold    stop new moves between topics; answered when no move is in flight
+    cut     the log up to its current end belongs to the backup; requested when all shards hold
+    files   resume moves; answered when the log is synced up to the cut
+    end     answered with whether the pin has held until now; releases the pin
 
-A pin ends with the backup, with the link session of its front, and breaks when the shard needs the
-room. A hold ends by itself after `HOLD_MAX_S`; a cut counts only if the hold of each shard has
-lasted until all have cut, which `files` finds out.
+A pin is released at the end of the backup or of its front's link session. It breaks if the shard
+needs the space. A hold expires after `HOLD_MAX_S`. A cut is valid only if the hold of each shard
+lasted until all shards had cut their logs; `files` checks this.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ CutCall: TypeAlias = InboundMessage[BackupParams, BackupCut]
 FilesCall: TypeAlias = InboundMessage[BackupParams, BackupFiles]
 EndCall: TypeAlias = InboundMessage[BackupParams, NoResult]
 
-HOLD_MAX_S: Final = 0.8  # the longest delay of routers and dead letters by a backup
+HOLD_MAX_S: Final = 0.8  # seconds; the longest delay of routers and dead letters by a backup
 
 
 @dataclass(eq=False, slots=True)
 class _Backup:
-    """The one under way. ``until``: the end of its hold, None while it has none; ``holding``: the
-    request for it; ``cut``: LSN, and how often the log had lost changes then.
+    """The backup in progress.
+
+    ``until``: the deadline of its hold, or None. ``holding``: the request for the hold, until it is
+    answered. ``cut``: an LSN, and the log's count of losses at that time.
     """
 
     session: LinkSession
@@ -88,7 +90,7 @@ class Backups(Service):
         router.subscribe(BACKUP_ABANDONED, self._abandoned)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Let go what a front held that has gone."""
+        """Release the pin and the hold of a front that has disconnected."""
         if self._backup is not None and self._backup.session is session:
             self._let_go()
 
@@ -99,7 +101,7 @@ class Backups(Service):
             self._sealing.let_go(backup.pin)
 
     def _of(self, request: InboundMessage[BackupParams, Any]) -> _Backup:
-        """The backup that the request is about. Raises `NotReady` unless its pin holds."""
+        """Return the backup of the request. Raises `NotReady` unless its pin holds."""
         backup = self._backup
         if backup is None or not self._is_about(request):
             raise NotReady("the shard has no such backup under way")
@@ -108,7 +110,7 @@ class Backups(Service):
         return backup
 
     def _is_about(self, request: InboundMessage[BackupParams, Any]) -> bool:
-        """Whether the request is about the backup under way."""
+        """Return whether the request belongs to the backup in progress."""
         backup, asked = self._backup, (request.session, request.params.number)
         return backup is not None and (backup.session, backup.number) == asked
 
@@ -123,7 +125,7 @@ class Backups(Service):
         self._sealing.ask_for(backup.pin, partial(self._begun, request, backup))
 
     def _begun(self, request: BeginCall, backup: _Backup, error: OSError | None) -> None:
-        """The checkpoint is written, or could not be. Not in a turn."""
+        """Answer, because the checkpoint is written or has failed. Runs outside of an iteration."""
         with self._context.turn():
             try:
                 if error is not None:
@@ -137,10 +139,12 @@ class Backups(Service):
                 answer_error(request, told)
 
     def _pinned(self, pin: Pin) -> BackupBegun:
-        """What the pinned checkpoint names."""
+        """Return the files that the pinned checkpoint names."""
         kept, segments = pin.kept, self._shard.segments
         assert pin.checkpoint is not None, "it was written"
         found = [segments.segments[number] for number in sorted(kept.segments)]
+        # The front reads the delete flags before the cut and stores them separately, because a
+        # segment may get more flags before it is copied.
         flags = [
             File(
                 f"{FLAGS}/{self._shard.wal.shard:02d}/{segment.path.name}",
@@ -191,7 +195,7 @@ class Backups(Service):
             request.reply(NO_RESULT)
 
     def _release(self, backup: _Backup) -> None:
-        """Let moves go on, if they are held; whoever waits for the hold is told that it is over."""
+        """Resume moves if they are held. A pending request for the hold gets an error."""
         if backup.until is not None:
             backup.until.cancel()
             backup.until = None
@@ -230,9 +234,7 @@ class Backups(Service):
                 request.reply(found)
 
     def _log(self, backup: _Backup, lsn: int) -> Iterator[File]:
-        """The log from where the checkpoint is replayed up to ``lsn``, and the blobs that it may
-        name.
-        """
+        """Yield the log from the start of the checkpoint's replay up to ``lsn``, and its blobs."""
         wal = self._context.wal
         for file, length in wal.files_between(backup.pin.kept.replay_from, lsn):
             yield File(self._shard.folders.name_of(file.path), str(file.path), 0, length, file.size)

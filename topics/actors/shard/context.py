@@ -1,8 +1,8 @@
-"""Shard context: what the services of one shard share, and the checks in front of each request.
+"""Shard context: the state that the services of one shard share, and checks that precede requests.
 
-The loop sets `now` at the start of each turn, so that all decisions of a turn have one time. A task
-decides and answers in a `turn` of its own: what is sent outside of one stays in its link until the
-next.
+The loop sets `now` at the start of each iteration, so that all its decisions have the same time. A
+task makes decisions and replies inside `turn`, an iteration of its own. A message that is sent
+outside of an iteration stays in its link until the next one.
 """
 
 from __future__ import annotations
@@ -37,22 +37,24 @@ from topics.storage.recovery.steps import Shard
 Args = TypeVarTuple("Args")
 
 NS_PER_MS = 1_000_000
-DRIFT_MAX_NS = 5 * NS_PER_MS  # of the wall clock, until it counts as set
+DRIFT_MAX_NS = 5 * NS_PER_MS  # of the wall clock; a larger difference means that it was set
 
 
 class Clock:
-    """Both clocks, in milliseconds. As long as nobody sets the wall clock it stays a whole number
-    of milliseconds ahead of the monotonic one: a deadline is rendered alike each time.
+    """Reads both clocks, in milliseconds.
+
+    The difference between the wall clock and the monotonic clock is a constant number of whole
+    milliseconds until the wall clock is set. So a deadline is rendered identically each time.
     """
 
     def __init__(self) -> None:
         self._ahead_ns = 0
 
     def __call__(self) -> Now:
-        """The time of now."""
+        """Return the current time."""
         ns, wall_ns = time.monotonic_ns(), time.time_ns()
         if abs(wall_ns - ns - self._ahead_ns) > DRIFT_MAX_NS:
-            # Once more: the process may have been stopped between the two.
+            # Read again, because the process may have been suspended between the two calls.
             ns, wall_ns = time.monotonic_ns(), time.time_ns()
             self._ahead_ns = wall_ns - ns
         ts = (ns + self._ahead_ns) // NS_PER_MS
@@ -77,18 +79,18 @@ class ShardContext:
         self.held = HeldTopics()
         self.inbox = Inbox(self.band_of, time.monotonic)
         self.now = clock()
-        self.refused_writes = 0  # for want of a log that takes them
+        self.refused_writes = 0  # because the log cannot take them
         self.turn_count = 0
-        self.append_count = 0  # of appends that were decided, of clients and of shards
-        self.is_stopping = False  # no work is begun that nobody has asked for
-        # What the topic holds may have changed: told to the gauges.
+        self.append_count = 0  # decided appends, of clients and of shards
+        self.is_stopping = False  # services start no work on their own
+        # Called when the content of a topic may have changed. The gauges set it.
         self.note_changed: Callable[[Topic], object] = lambda _: None
-        # Whether routers name the topic, as far as the shard knows.
+        # Returns whether routers name the topic, to the shard's knowledge.
         self.routers_of: Callable[[str], bool] = lambda _: False
         self.peers: Peers
         self.nursery: trio.Nursery
         self.end_turn: Callable[[], None]
-        self.send: Callable[[], None]  # messages to the links, before the end of the turn
+        self.send: Callable[[], None]  # send messages to the links before the end of the iteration
 
     def begin_turn(self) -> None:
         """Read the clock for the decisions that follow."""
@@ -96,17 +98,20 @@ class ShardContext:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """A turn of the loop, for what a task decides and sends."""
+        """Run an iteration of the loop for the decisions and messages of a task."""
         self.begin_turn()
         yield
         self.end_turn()
 
     def start(self, task: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
-        """Run ``task`` beside the loop, until the shard stops."""
+        """Run ``task`` concurrently with the loop, until the shard stops."""
         self.nursery.start_soon(task, *args)
 
     def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
-        """Free a held topic: handle ``first``, then what was deferred, in a turn of their own."""
+        """Release a held topic.
+
+        Handle ``first``, then the deferred requests, in their own iteration.
+        """
         with self.turn():
             deferred = self.held.give_back(topic)
             for handler, request in first:
@@ -115,7 +120,10 @@ class ShardContext:
                 call()
 
     def check_writable(self, *, grows: bool = False) -> None:
-        """Raise `NotReady` while the shard cannot take a write. ``grows``: it makes no room."""
+        """Raise `NotReady` while the shard cannot take a write.
+
+        ``grows``: the write frees no space.
+        """
         room = self.room
         if room.broken is not None or room.owed or (grows and self.wal.short_of_room):
             refusal = room.refusal(grows=grows)
@@ -127,48 +135,54 @@ class ShardContext:
             raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
 
     def fresh_topic(self, name: str) -> Topic:
-        """The topic of that name, as it is now. Raises `TopicNotFound`."""
+        """Return the topic of that name without expired records. Raises `TopicNotFound`."""
         topic = self.engine.topic(name)
         if topic.committed.ttl_ms or topic.floor_due:
             self.freshen(topic)
         return topic
 
     def fresh_queue(self, name: str) -> Topic:
-        """The queue of that name, as it is now. Raises `TopicNotFound` or `NotAQueue`."""
+        """Return the queue of that name without expired jobs.
+
+        Raises `TopicNotFound` or `NotAQueue`.
+        """
         topic = self.engine.queue(name)
         if topic.committed.ttl_ms or topic.floor_due:
             self.freshen(topic)
         return topic
 
     def band_of(self, name: str) -> int:
-        """The band of the topic of that name; that of a new one if there is none."""
+        """Return the priority band of the topic, or that of a new topic if it does not exist."""
         topic = self.engine.topics.get(name)
         return NEW_BAND if topic is None else topic.band(self.now.ms)
 
     def freshen(self, topic: Topic | None) -> None:
-        """Remove what is too old by now, before anything is answered or decided."""
+        """Remove expired records, so that no decision or reply includes them."""
         if topic is None or not (topic.committed.ttl_ms or topic.floor_due):
             return
         self.note_changed(topic)
         try:
             change = self.engine.expire(topic, self.now)
         except Damaged as damage:
-            # Damaged records do not keep the rest of the topic from its users.
+            # Damaged records must not make the rest of the topic unavailable.
             self.store.report(damage)
             return
         if change is not None:
-            # Undone, the log gets the floor when it can be written.
+            # If the change is undone, the log gets the floor when it is writable again.
             self.submit_or_undo(change, grows=False)
 
     def check_leasable(self, topic: Topic) -> None:
-        """Raise `NotReady` while leases of the queue cannot change. Durable ones grow the log, and
-        must not take the room that acks and starts need.
+        """Raise `NotReady` while leases of the queue cannot change.
+
+        Durable leases grow the log, and must not use the space that is reserved for acks and
+        starts.
         """
         self.check_writable(grows=keeps_leases(topic.committed))
 
     def submit_or_undo(self, change: Change, *, grows: bool) -> None:
-        """Submit a change that nobody waits for, unless the log cannot take it. ``grows``: it makes
-        no room.
+        """Submit a change that no request waits for, or undo it if the log cannot take it.
+
+        ``grows``: the change frees no space.
         """
         if self.room.refusal(grows=grows) is None:
             self.commits.submit(change, None)

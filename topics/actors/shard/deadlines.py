@@ -1,11 +1,11 @@
-"""Deadline queue: everything in a shard that happens at a certain time, in one heap.
+"""Deadline queue: all timed calls of a shard, in one heap.
 
-    call_at --> queued --time--> called
+    call_at --> queued --at its time--> called
                    '-- cancel --> dropped
 
-`run_due` is pure: the time comes in. `run` is the one task that sleeps until the earliest deadline;
-`wake` makes it return at once. A cancelled entry stays in the heap until its time, or until half of
-the heap is cancelled. Calls never wait, and never raise.
+`run_due` is pure: the time is an argument. `run` is the single task that sleeps until the earliest
+deadline, and `wake` ends its sleep immediately. A cancelled entry stays in the heap until its time,
+or until half of the heap is cancelled. Calls must never block or raise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SWEEP_MIN = 64  # a shorter heap is not swept
 
 
 class Deadline:
-    """One entry; `cancel` takes it back."""
+    """One queued call, which `cancel` revokes."""
 
     __slots__ = ("_queue", "at", "call")
 
@@ -33,14 +33,17 @@ class Deadline:
         self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
-        """Do not call. Nothing happens the second time, or after the call."""
+        """Revoke the call. Do nothing the second time, or after the call."""
         if self.call is not None:
             self.call = None
             self._queue.forget_one()
 
 
 class Deadlines:
-    """Calls at times of trio's clock, earliest first; among equals in the order of `call_at`."""
+    """Runs calls at times of trio's clock, earliest first.
+
+    Equal times keep the order of `call_at`.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Deadline]] = []
@@ -54,11 +57,11 @@ class Deadlines:
 
     @property
     def next_at(self) -> float:
-        """When to call `run_due`; infinity when nothing is queued."""
+        """Time of the next `run_due`; infinity if the queue is empty."""
         return self._heap[0][0] if self._heap else math.inf
 
     def call_at(self, at: float, call: Callable[[], object]) -> Deadline:
-        """Call ``call`` once, at ``at`` or soon after."""
+        """Schedule one call of ``call`` at the time ``at`` or shortly after."""
         deadline = Deadline(self, at, call)
         self._serial += 1
         heapq.heappush(self._heap, (at, self._serial, deadline))
@@ -69,12 +72,12 @@ class Deadlines:
         return deadline
 
     def call_each_beat(self, call: Callable[[], object]) -> None:
-        """Call ``call`` now, and again with each beat."""
+        """Call ``call`` now, and again with each tick."""
         call()
         self.call_at(next_beat(trio.current_time()), partial(self.call_each_beat, call))
 
     def forget_one(self) -> None:
-        """An entry was cancelled."""
+        """Count a cancelled entry."""
         self._cancelled += 1
         if self._cancelled * 2 > len(self._heap) >= SWEEP_MIN:
             self._heap = [entry for entry in self._heap if entry[2].call is not None]
@@ -82,7 +85,10 @@ class Deadlines:
             self._cancelled = 0
 
     def run_due(self, now: float) -> None:
-        """Make the calls whose time has come. What they queue for now waits for the next run."""
+        """Run the calls whose time has come.
+
+        Calls that they queue for now wait for the next run.
+        """
         newest = self._serial
         while self._heap and self._heap[0][0] <= now and self._heap[0][1] <= newest:
             deadline = heapq.heappop(self._heap)[2]
@@ -106,4 +112,4 @@ class Deadlines:
                     await self._woken.wait()
                     self._woken = trio.Event()
                     on_wake()
-            on_wake()  # the time of a deadline has come
+            on_wake()  # a deadline is reached

@@ -1,17 +1,16 @@
-"""Deletes, of topics and of records: the changes that make room on a full disk (§1, §4; decision
-0015).
+"""Deletes of topics and records, which free space on a full disk (§1, §4; decision 0015).
 
-A delete may use the log's reserve when all frames of its group make room. One that had no room
-beside an append is handled once more (`held_topics.py`).
+A delete may use the log's reserve if all frames of its group free space. A delete that found no
+space because it shared a group with an append is handled once more (`held_topics.py`).
 
-A delete of many records is done slice by slice, and answered when the last slice is committed. One
-slice of all such deletes of the shard is under way at a time, and what else the shard has to do
-goes on between two of them: so none of its turns is long. Their topic may lose records, grow, be
-configured or deleted meanwhile. What an error or a kill interrupts has deleted a part, the oldest
-records first, and its caller has not been told that it stands.
+A delete of many records is processed in slices, and answered when the last slice is committed. At
+most one slice of all such deletes of the shard is in flight, and the shard serves other requests
+between slices, so no loop iteration is long. In the meantime the topic may lose records, grow, be
+configured or deleted. After an error or a kill, a part of the records is deleted, the oldest first,
+and the client has got no success reply.
 
-A topic that routers name goes in two steps: it is held while the owner of the routers removes them,
-and then deleted. When the owner is away, it stays.
+A topic that routers name is deleted in two steps. It is held while the owner of the routers removes
+them, and then deleted. If the owner is unavailable, the topic is not deleted.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Deletes(Service):
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._retries = retries
         self._slices = trio.Lock()
-        self._has_first_slice = False  # of a large delete, under way outside of the lock
+        self._has_first_slice = False  # a large delete's first slice is in flight without the lock
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -72,7 +71,10 @@ class Deletes(Service):
     def _delete(
         self, request: DeleteCall, *, routers: Sequence[str] = (), again: bool = False
     ) -> None:
-        """``routers``: names of those that went with it so far."""
+        """Delete a topic.
+
+        ``routers``: names of routers that were already removed for this request.
+        """
         params = request.params
         self._context.check_writable()
         name = params.topic
@@ -81,16 +83,17 @@ class Deletes(Service):
             return
         self._context.freshen(self._engine.topics.get(name))
         if self._context.routers_of(name) and name in self._engine.topics:
+            # Check first, so that a refused delete removes no routers.
             delete_topic.check(self._engine.table, name, params.if_empty)
             self._remove_routers(request, routers)
         else:
             self._delete_now(request, routers, again=again)
 
     def _remove_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
-        """Delete the topic once its routers are gone."""
+        """Remove the topic's routers, and then delete the topic."""
         name, context = request.params.topic, self._context
         context.held.take(name)
-        request.outlast()  # from here on routers may be gone
+        request.outlast()  # from here on routers may be removed, so the request must complete
 
         def then(answer: Reply[CascadeResult] | TopicsError) -> None:
             deferred = context.held.give_back(name)
@@ -105,7 +108,7 @@ class Deletes(Service):
         context.peers.ask(ROUTER_OWNER, ROUTER_CASCADE, CascadeParams(name), b"", then)
 
     def _delete_behind_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
-        # Also when the client's front has gone: half of it is done.
+        # Runs even if the client's front has disconnected, because the routers are already removed.
         try:
             self._context.check_writable()
             self._delete_now(request, routers, again=False)
@@ -138,13 +141,15 @@ class Deletes(Service):
             return
         asked = decode_delete(request.attachment)
         topic = self._context.fresh_topic(params.topic)
+        # Hold the topic until no change of it is pending, because a replay could apply caps
+        # differently otherwise.
         if asked.match is not None and delete_records.must_wait(self._engine.table, topic.name):
             self._context.held.take(topic.name)
             self._context.start(self._delete_when_idle, topic, request)
             return
         whole = delete_records.asked(self._engine.table, topic.name, asked.before_seq, asked.match)
         request.outlast()
-        if self._has_first_slice:  # many of them would make this turn long
+        if self._has_first_slice:  # several first slices in one iteration would make it long
             self._context.start(self._delete_rest, request, whole, 0)
             return
         change = delete_records.decide(self._engine.table, whole, self._context.now)
@@ -167,7 +172,10 @@ class Deletes(Service):
         self._context.give_back(topic.name, (self._delete_records, request))
 
     async def _delete_rest(self, request: RecordsCall, rest: Rest, deleted: int) -> None:
-        """Go on slice by slice, and answer when the last one is committed. ``deleted``: so far."""
+        """Delete the remaining slices, and answer when the last one is committed.
+
+        ``deleted``: the count until now.
+        """
         left: Rest | None = rest
         again = False
         try:
@@ -177,7 +185,7 @@ class Deletes(Service):
                 if not isinstance(result, OSError):
                     left, deleted, again = change.rest, deleted + change.deleted, False
                 elif isinstance(result, NoRoom) and not again:
-                    again = True  # now it has a group of its own
+                    again = True  # the retry has a group of its own
                 else:
                     raise unwritable(result)
         except Exception as error:
@@ -188,10 +196,13 @@ class Deletes(Service):
                 self._answer(request, rest.topic, deleted)
 
     async def _delete_slice(self, rest: Rest) -> tuple[DeleteRecords, Progress | OSError]:
-        """The next slice, and what became of it. Raises `TopicNotFound` when the topic is gone."""
+        """Delete the next slice and return its outcome.
+
+        Raises `TopicNotFound` if the topic is deleted.
+        """
         topic, held = rest.topic, self._context.held
         await held.wait_free(topic.name)
-        if topic.deleted:  # that may be undone
+        if topic.deleted:  # the deletion may be undone
             await self._commits.wait_idle(topic)
         if topic.deleted:
             raise TopicNotFound(topic.name)

@@ -1,21 +1,22 @@
-"""Expiry: takes what is too old from topics that nobody asks for (§0.7).
+"""Expiry: removes expired records from topics that no client requests (§0.7).
 
-Age is applied before every answer. What nobody asks for would stay on the disk for ever, so each
-topic with a TTL stands in a timetable by the time at which its first record is too old:
+Age limits are applied before every reply. Records that no client requests would stay on the disk
+forever. So each topic with a TTL is in a timetable, by the time at which its first record expires:
 
-    commit --> planned, in the bucket of that time --its end--> swept --records are left--> planned
+    commit --> planned, in the bucket of that time --its end--> swept --records remain--> planned
 
-A bucket is SWEEP_MS long: so long after its age may a record stand, SWEEP_MS more while it shares
-an extent of a segment with later ones. Room on the disk follows two checkpoints later. While there
-is no room, in the log or under the cap of all bytes, buckets are opened before their end (`hurry`).
+A bucket is SWEEP_MS long. So an expired record may remain for SWEEP_MS, and for another SWEEP_MS
+while it shares an extent of a segment with later records. Its disk space is free two checkpoints
+later. If the log or the cap of all bytes has no space, buckets are opened before their end
+(`hurry`).
 
-A turn sweeps a bounded number of topics. What is not due costs nothing: there is no scan, and a
-shard without records that age does not wake.
+An iteration of the loop sweeps a bounded number of topics. Topics that are not due cost nothing:
+there is no scan, and a shard without records that expire does not wake up.
 
-Quotas are a shard's part of the caps of the whole server, topics and bytes (§11, decision 0029).
-What the shard has found at its start is reported before anything is decided. From then on the
-engine takes and gives back (`topics.engine.quota`). When bytes are scarce, what is too old goes at
-once, so that nobody is refused for the sake of what has expired.
+Quotas are a shard's part of the caps of the entire server on topics and bytes (§11, decision 0029).
+A shard reports the usage that it finds at its start before it makes any decision. After that, the
+engine takes and releases quota (`topics.engine.quota`). When bytes are scarce, expired records are
+removed immediately, so that no write is refused because of expired records.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.topic import Topic
 
 SWEEP_MS: Final = 5000
-SWEEP_TOPICS: Final = 100  # of one turn: some milliseconds
-BEGIN_TOPICS: Final = 2000  # planned in one turn, at the start
-WAKE_MAX_S: Final = 60.0  # the wall clock may have been set
+SWEEP_TOPICS: Final = 100  # topics of one iteration, which take some milliseconds
+BEGIN_TOPICS: Final = 2000  # topics that one iteration plans at the start
+WAKE_MAX_S: Final = 60.0  # sleep no longer, because the wall clock may be set
 
 
 class Expiry(Service):
@@ -51,25 +52,25 @@ class Expiry(Service):
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._buckets: dict[int, array[int]] = {}  # ids of topics
         self._order: list[int] = []  # heap of the buckets
-        self._planned: dict[int, int] = {}  # the bucket that counts, by id of a topic
-        self._due: list[int] = []  # ids of the buckets that are open
+        self._planned: dict[int, int] = {}  # the valid bucket, by topic id
+        self._due: list[int] = []  # ids of topics in opened buckets
         self._next: Deadline | None = None
         self._is_hurried = False
         self._begins: Iterator[Topic] = iter(())
         context.room.on_short = self.hurry
 
     def on_config(self, change: Change) -> None:
-        """Records of the topic may age, or may age sooner."""
+        """Plan the topic, because its config may let records expire, or expire earlier."""
         if change.topic.committed.ttl_ms:
             self._plan(change.topic)
 
     def _changed(self, change: Change) -> None:
-        """The first record of a topic may have begun to age."""
+        """Plan the topic, because it may have got its first record with an age limit."""
         change.topic.unfollow(self._changed)
         self._plan(change.topic)
 
     async def run(self) -> None:
-        """Plan what the start has found."""
+        """Plan the topics that exist at the start."""
         self._begins = iter([*self._engine.by_id.values()])
         self._context.deadlines.call_at(-math.inf, self._begin)
 
@@ -82,7 +83,7 @@ class Expiry(Service):
             self._context.deadlines.call_at(-math.inf, self._begin)
 
     def hurry(self) -> None:
-        """There is no room: take what is too old by now, in a turn soon."""
+        """Remove expired records soon, in an iteration of its own, because there is no space."""
         if not self._is_hurried:
             self._is_hurried = True
             self._context.deadlines.call_at(-math.inf, self.sweep)
@@ -98,8 +99,10 @@ class Expiry(Service):
                 self._planned.pop(topic.id, None)
                 topic.follow(self._changed)
             return
-        # Never the bucket that is opened now: a damaged record may be due and stay.
+        # Never use the bucket that is opened now, because a damaged record may be due and remain.
         bucket = max(due_ts, self._context.now.ts) // SWEEP_MS
+        # The topic is planned for this bucket or an earlier one, which plans it again when it is
+        # swept.
         if bucket >= self._planned.get(topic.id, bucket + 1):
             return
         self._planned[topic.id] = bucket
@@ -111,7 +114,7 @@ class Expiry(Service):
         ids.append(topic.id)
 
     def _wake(self) -> None:
-        """Sweep when the first bucket ends."""
+        """Schedule a sweep at the end of the first bucket."""
         if self._next is not None:
             self._next.cancel()
         if not self._order:
@@ -123,9 +126,10 @@ class Expiry(Service):
     # The sweep
 
     def sweep(self) -> None:
-        """Take what is too old from the next topics. Only inside of a turn."""
+        """Remove expired records of the next topics. Call this only within an iteration."""
         now, opens = self._context.now.ts, -1 if self._is_hurried else 0
         self._is_hurried = False
+        # Open the buckets that have ended. In a hurry, also open the current one.
         while self._order and self._order[0] + 1 + opens <= now // SWEEP_MS:
             bucket = heapq.heappop(self._order)
             for topic_id in self._buckets.pop(bucket):
@@ -136,7 +140,7 @@ class Expiry(Service):
             topic = self._engine.by_id.get(topic_id)
             if topic is not None:
                 self._context.freshen(topic)
-            else:  # its delete may be undone
+            else:  # its deletion may be undone
                 topic = next((it for it in self._commits.leaving() if it.id == topic_id), None)
             if topic is not None:
                 self._plan(topic)
@@ -148,7 +152,7 @@ class Expiry(Service):
 
 
 class Quotas(Service):
-    """Attaches the caps that are set to the engine of a shard."""
+    """Attaches the configured caps to the engine of a shard."""
 
     def __init__(self, context: ShardContext, ledger: ShardLedger, expiry: Expiry) -> None:
         self._context, self._expiry = context, expiry
@@ -174,11 +178,11 @@ class Quotas(Service):
         context.engine.limit(topic_cap, self._bytes)
 
     async def run(self) -> None:
-        """Look for what has expired, whenever bytes are scarce."""
+        """Check with each tick whether bytes are scarce."""
         if self._bytes is not None:
             self._context.deadlines.call_each_beat(self.sweep)
 
     def sweep(self) -> None:
-        """What has expired goes at once, if bytes are scarce. Only inside of a turn."""
+        """Remove expired records if bytes are scarce. Call this only within an iteration."""
         if self._bytes is not None and self._bytes.cap.is_scarce:
             self._expiry.hurry()

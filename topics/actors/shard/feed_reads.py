@@ -1,9 +1,9 @@
-"""Feed reads: pages and heads for streams that catch up, in the same view as a feed's pages.
+"""Feed reads: pages and heads for streams that catch up, with the same view as a feed's pages.
 
-    feed.read     one page from a cursor, for a stream that has fallen behind its feed
+    feed.read     one page from a cursor, for a stream that has not reached its feed
     topic.heads   head, floor and epoch of several topics
 
-A strong view shows only what is synced; see `visible_head`.
+A strong view contains only synced records; see `visible_head`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class FeedReads(Service):
         head_seq = visible_head(topic, context.wal.synced_lsn, strong=strong)
         page = read(topic, view, context.store, head_seq=head_seq)
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
-        context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
+        # A stream that catches up reads the next page soon.
+        context.store.prefetch(topic, page.next_from_seq + 1)
 
     def _heads(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:
         known = self._context.engine.topics
@@ -64,18 +65,19 @@ class FeedReads(Service):
 
 
 def topic_to_read(context: ShardContext, name: str) -> Topic:
-    """The topic of that name; it counts as read. Raises `TopicNotFound`."""
+    """Return the topic of that name, and count it as read. Raises `TopicNotFound`."""
     topic = context.fresh_topic(name)
     topic.touch(*context.commits.now())
     return topic
 
 
 def visible_head(topic: Topic, synced: int, *, strong: bool) -> int:
-    """The last seq that a reader is shown: the last committed one, or with ``strong`` the last one
-    that is synced as well. ``synced``: LSN up to which the log is synced.
+    """Return the last seq that is visible to a reader.
+
+    It is the last committed seq, or with ``strong`` the last one that is also synced. ``synced``:
+    the LSN up to which the log is synced.
     """
-    # Readers of the other classes wait for nothing, or what is committed is synced; and a change of
-    # the class is synced itself.
+    # Only class `disk` commits records before their sync. Changes of the class itself are synced.
     if not strong or topic.committed.durability != "disk":
         return topic.head_seq
     index = topic.index.find_locator(synced)
@@ -83,7 +85,7 @@ def visible_head(topic: Topic, synced: int, *, strong: bool) -> int:
 
 
 def diff_of(fields: Sequence[Any], limits: Limits, **cursor: Any) -> tuple[Diff, bool]:
-    """The diff that a view asks for, clamped as one of a client; and whether it is strong."""
+    """Return the diff of a view, clamped as a client's request, and whether it is strong."""
     view = FeedView._make(fields)
     diff = Diff(
         limit=clamped_limit(view.limit, limits),
@@ -99,17 +101,17 @@ def diff_of(fields: Sequence[Any], limits: Limits, **cursor: Any) -> tuple[Diff,
 
 @lru_cache(256)
 def _node_set(nodes: tuple[str, ...]) -> frozenset[str]:
-    """Feeds of one reader, and of readers alike, share it."""
+    """Return a set that all feeds with the same nodes share."""
     return frozenset(nodes)
 
 
 def joined(pieces: list[Buffer]) -> Buffer:
-    """The records of a page as one attachment."""
+    """Return the records of a page as one attachment."""
     return pieces[0] if len(pieces) == 1 else b",".join(pieces)
 
 
 def page_fields(page: Page) -> tuple[int, int, int, int, int, dict[str, Any] | None]:
-    """The fields that `FeedPageParams` and `FeedReadResult` begin with."""
+    """Return the fields with which `FeedPageParams` and `FeedReadResult` begin."""
     return (
         page.from_seq,
         page.next_from_seq,

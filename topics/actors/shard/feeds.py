@@ -1,19 +1,21 @@
-"""Feeds: pages that follow the heads of topics, for the front (decision 0010).
+"""Feeds: push the new records of topics to the front, page by page (decision 0010).
 
-A feed is a cursor in a topic. Each turn makes pages of what lies between it and the head; two of
-them may be under way to the front, and what is committed meanwhile waits in the topic and makes the
-next page longer.
+A feed is a cursor in a topic. Each loop iteration makes pages of the records between the cursor and
+the head. Two pages may be in flight to the front. Records that are committed in the meantime stay
+in the topic, and make the next page longer.
 
     feed.open --> FOLLOWING --feed.page--> ... --feed.taken--> ...
-                     |--feed.close, feed.open of the same number, end of the session--> forgotten
+                     |--feed.close, feed.open of the same number, end of the session--> removed
                      '--topic deleted, or its records unreadable ("error")--> feed.ended
 
-Between two pages of a feed there is no hole. A page may have no records: all between its ends was
-filtered, deleted or lost; or the scan was long and the next page goes on after other feeds. A gap
-is told whole: its tombstone ends by the page's ``to_seq``, except that of a recreated topic.
+Consecutive pages of a feed cover the topic without a hole. A page may have no records, either
+because all records in its range were filtered, deleted or lost, or because the scan was too long
+and continues after other feeds. A gap is never split: its tombstone ends at or before the page's
+``to_seq``, except that of a recreated topic.
 
-A *strong* feed ends its pages, and its ``head_seq``, at the last record whose frame is synced; any
-other at the last committed one. Of classes that wait for no sync the two are the same.
+A *strong* feed ends its pages, and its ``head_seq``, at the last record whose frame is synced. Any
+other feed ends them at the last committed record. For durability classes that do not wait for a
+sync, the two are the same.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ from topics.formats.wire.message import PeerGone
 from topics.storage.disk import Damaged
 
 PAGES_UNDER_WAY = 2
-# What the feeds of one turn may cost, counted in bytes that are copied. A page costs about as much
-# as PAGE_COST of them, a record that is scanned as much as RECORD_COST.
+# Upper bound for the cost of all feeds in one iteration, in bytes copied. A page costs about as
+# much as PAGE_COST bytes, and a scanned record as much as RECORD_COST bytes.
 TURN_COST_MAX = 4 << 20
 PAGE_COST = 16 << 10
 RECORD_COST = 256
@@ -64,10 +66,10 @@ log = structlog.get_logger()
 
 
 class Feed:
-    """A cursor that follows the head of a topic: ``seq`` is where its last page ended.
+    """A cursor that follows the head of a topic. ``seq`` is the end of its last page.
 
-    ``strong``: it follows only what is synced. ``under_way`` counts pages that the front has not
-    taken yet.
+    ``strong``: only synced records are sent. ``under_way``: the number of pages that the front has
+    not taken yet.
     """
 
     __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
@@ -81,12 +83,13 @@ class Feed:
 
 
 class FeedTable:
-    """The open feeds. A session names each of its feeds by a number."""
+    """The open feeds. A session identifies each of its feeds by a number."""
 
     def __init__(self) -> None:
         self._by_session: dict[LinkSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
-        self.has_feeds = self._by_topic.__contains__  # whether a feed follows the topic of this id
+        # Whether a feed follows the topic with this id.
+        self.has_feeds = self._by_topic.__contains__
 
     def __len__(self) -> int:
         return sum(map(len, self._by_session.values()))
@@ -97,7 +100,7 @@ class FeedTable:
         self._by_topic.setdefault(feed.topic.id, {})[feed] = None
 
     def remove(self, feed: Feed) -> bool:
-        """Remove a feed; False when it is not here any more."""
+        """Remove a feed. Return False if it was already removed."""
         if self.find(feed.session, feed.number) is not feed:
             return False
         of_session, of_topic = self._by_session[feed.session], self._by_topic[feed.topic.id]
@@ -109,19 +112,19 @@ class FeedTable:
         return True
 
     def find(self, session: LinkSession, number: int) -> Feed | None:
-        """The feed of that number, if it is open."""
+        """Return the open feed with that number, or None."""
         return self._by_session.get(session, {}).get(number)
 
     def of_topic(self, topic_id: int) -> tuple[Feed, ...]:
-        """All feeds of a topic, oldest first."""
+        """Return all feeds of a topic, oldest first."""
         return tuple(self._by_topic.get(topic_id, ()))
 
     def of_session(self, session: LinkSession) -> tuple[Feed, ...]:
-        """All feeds of a session."""
+        """Return all feeds of a session."""
         return tuple(self._by_session.get(session, {}).values())
 
     def of_deleted_topics(self) -> list[Feed]:
-        """All feeds whose topic is deleted."""
+        """Return all feeds whose topic is deleted."""
         return [
             feed
             for feeds in self._by_topic.values()
@@ -136,10 +139,10 @@ class Feeds(Service):
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits = context, context.commits
         self._table = FeedTable()
-        self._changed: dict[int, None] = {}  # ids of topics with feeds and with new records
-        self._due: dict[Feed, None] = {}  # in the order in which the next turn serves them
-        self._unsynced: dict[Feed, None] = {}  # strong ones that wait for the next sync
-        self._synced = 0  # LSN up to which the log was synced at the last turn
+        self._changed: dict[int, None] = {}  # ids of topics that have feeds and new records
+        self._due: dict[Feed, None] = {}  # in the order in which the next iteration serves them
+        self._unsynced: dict[Feed, None] = {}  # strong feeds that wait for the next sync
+        self._synced = 0  # LSN up to which the log was synced at the last check
 
     def __len__(self) -> int:
         return len(self._table)
@@ -153,7 +156,7 @@ class Feeds(Service):
         router.subscribe(FEED_CLOSE, self._close)
 
     def _topic_changed(self, change: Change) -> None:
-        """A topic with feeds has new records; or it is gone, and they end."""
+        """Mark the feeds of a topic with new records as due, or end those of a deleted topic."""
         if isinstance(change, Append | Advance):
             self._changed[change.topic.id] = None
             self.is_due = True
@@ -162,7 +165,10 @@ class Feeds(Service):
                 self._end(feed)
 
     def on_due(self) -> None:
-        """Send the pages that may go; some wait for the next turn, because others come first."""
+        """Send due pages up to the cost limit.
+
+        The remaining feeds are served first in the next iteration.
+        """
         self._note_sync()
         for topic_id in self._changed:
             self._due.update(dict.fromkeys(self._table.of_topic(topic_id)))
@@ -183,24 +189,24 @@ class Feeds(Service):
         self.is_due = True
 
     def _progressed(self) -> None:
-        """The log has been written or synced further; strong feeds may have waited for it."""
+        """The log has been written or synced: check strong feeds that wait for it, if any."""
         if self._unsynced:
             self.is_due = True
         else:
             self._commits.on_progress = None
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Forget its feeds."""
+        """Remove the feeds of the session."""
         for feed in self._table.of_session(session):
             self._forget(feed)
 
     def on_loss(self) -> None:
-        """A topic that is gone now was never made: no commit will tell of its end."""
+        """End the feeds of topics whose creation was undone. No commit reports their deletion."""
         for feed in self._table.of_deleted_topics():
             self._end(feed)
 
     def _note_sync(self) -> None:
-        """Strong feeds are due when the log has been synced further."""
+        """Mark waiting strong feeds as due if the log has been synced further."""
         synced = self._context.wal.synced_lsn
         if self._unsynced and self._synced != synced:
             self._due.update(self._unsynced)
@@ -210,7 +216,10 @@ class Feeds(Service):
     # Pages
 
     def _send_pages(self, feed: Feed) -> tuple[int, bool]:
-        """Send the pages that may go; what they cost, and whether no more is there for now."""
+        """Send pages while the limit allows.
+
+        Return their cost, and whether the feed is done for now.
+        """
         cost = 0
         while feed.under_way < PAGES_UNDER_WAY:
             try:
@@ -219,14 +228,15 @@ class Feeds(Service):
                     break
                 records = joined(page.pieces)
             except (Damaged, OSError) as error:
-                # It costs the readers of this feed their live pages, and nobody else.
+                # Only the readers of this feed lose their live pages.
                 self._fail(feed, error)
                 break
             cost += PAGE_COST + RECORD_COST * page.scanned + len(records)
             feed.seq = page.next_from_seq
             feed.under_way += 1
             now = self._context.now
-            feed.topic.touch(*now)  # it is being read
+            feed.topic.touch(*now)  # a page counts as a read of the topic
+            # With the last permitted page in flight, the feed waits for the front's `feed.taken`.
             is_awaited = feed.under_way == PAGES_UNDER_WAY
             params = FeedPageParams(
                 *page_fields(page), feed.number, feed.topic.band(now.ms), is_awaited
@@ -238,11 +248,12 @@ class Feeds(Service):
         return cost, True
 
     def _next_page(self, feed: Feed) -> Page | None:
-        """The page after the last one; None when the feed is at the head."""
+        """Return the page that follows the last one, or None if the feed is at the head."""
         topic = feed.topic
         if not topic.deleted:
             self._context.freshen(topic)
         head_seq = visible_head(topic, self._synced, strong=feed.strong)
+        # A strong feed must wait for a sync of the remaining records.
         if head_seq < topic.head_seq:
             self._unsynced[feed] = None
             self._commits.on_progress = self._progressed
@@ -258,7 +269,7 @@ class Feeds(Service):
             return False
         return True
 
-    # Ends
+    # Ends of feeds
 
     def _fail(self, feed: Feed, error: Damaged | OSError) -> None:
         if isinstance(error, Damaged):
@@ -278,12 +289,13 @@ class Feeds(Service):
             self._due.pop(feed, None)
             self._unsynced.pop(feed, None)
 
-    # What the front says
+    # Messages of the front
 
     def _open(self, request: InboundMessage[FeedOpenParams, FeedOpenResult]) -> None:
         params, session = request.params, request.session
         topic = topic_to_read(self._context, params.topic)
         view, strong = diff_of(params.view, self._context.limits)
+        # A new feed replaces an open one of the same number.
         earlier = self._table.find(session, params.feed)
         if earlier is not None:
             self._forget(earlier)
@@ -293,6 +305,7 @@ class Feeds(Service):
         topic.follow(self._topic_changed)
         if head_seq < topic.head_seq:
             self._make_due(feed)
+        # The first record may be after the head that a strong feed shows.
         earliest_seq = min(topic.start_seq, head_seq + 1)
         request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 
@@ -303,7 +316,7 @@ class Feeds(Service):
             self._make_due(feed)
 
     def _close(self, message: InboundMessage[FeedParams, Any]) -> None:
-        # It may have ended while the event was on its way.
+        # The feed may have ended while the event was in transit.
         feed = self._table.find(message.session, message.params.feed)
         if feed is not None:
             self._forget(feed)

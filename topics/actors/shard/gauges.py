@@ -1,12 +1,12 @@
-"""Gauges: what a shard measures of itself for the metrics, told to the board twice a second
+"""Gauges: measurements of a shard for the metrics, published on the board twice a second.
+
+    commit, expiry --> changed topics --tick, some topics per iteration--> sums --> published
+    a thread, at intervals --> sizes of the files ----------------------------^
+
+Expensive measurements are not made on the path of a request. A tick recounts only the topics that
+have changed since the last one (`topics.engine.usage`). The values are published when the last of
+them is counted. So they are consistent as of a tick, and published within two ticks
 (``decisions/0031``).
-
-    commit, expiry --> touched topics --beat, some topics a turn--> sums --> told
-    a thread, now and then --> what the files take -----------------^
-
-What costs more than a look is not measured on the path of a request. A beat counts again only the
-topics that have changed since the last one (`topics.engine.usage`), and tells when it has counted
-the last of them: so what is told holds for the time of a beat, and is told in less than two.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from topics.engine.usage import Usage
 from topics.storage.disk_usage import DiskUsage, ShardFolders, disk_usage
 from topics.storage.recovery.steps import Shard
 
-DISK_S: Final = 10.0  # between two looks at all files
-FIRST_LOOK_MAX_S: Final = 1.0  # a disk that hangs does not keep the rest from being told
+DISK_S: Final = 10.0  # seconds between two measurements of all files
+FIRST_LOOK_MAX_S: Final = 1.0  # a hanging disk must not delay the other values
 
 log: Final = structlog.get_logger()
 
 
 class Gauges(Service):
-    """Measures one shard. ``tell`` gets the values by the names of the metrics; nothing is counted
-    before it is set.
+    """Measures one shard. ``tell`` gets the values by the names of the metrics.
+
+    Nothing is counted before ``tell`` is set.
     """
 
     def __init__(self, context: ShardContext, shard: Shard, sealing: Sealing) -> None:
@@ -47,14 +48,14 @@ class Gauges(Service):
         context.note_changed = self._usage.touch
         self._is_counting = False
         self._losses = self._commits.losses
-        self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # until it is known
+        self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # until it is measured
 
-    # The beat
+    # Ticks
 
     async def run(self) -> None:
-        """Beat from now on, in turns, and look at the files now and then."""
+        """Count with each tick, and measure the files at intervals."""
         deadlines = self._context.deadlines
-        with trio.move_on_after(FIRST_LOOK_MAX_S):  # what is told first is whole, if it can be
+        with trio.move_on_after(FIRST_LOOK_MAX_S):  # if possible, the first values are complete
             await self._look_at_files()
         deadlines.call_at(-math.inf, partial(deadlines.call_each_beat, self.beat))
         while True:
@@ -75,11 +76,12 @@ class Gauges(Service):
             log.warning("disk usage unknown", error=str(error))
 
     def beat(self) -> None:
-        """Count what has changed; `tell` follows in this turn, or in one soon."""
+        """Count the changed topics. `tell` is called in this iteration or in a later one."""
         if self.tell is None:
             return
         if self._losses != self._commits.losses:
-            # Topics that were made or deleted may have been counted, and are undone.
+            # Undone changes may have created or deleted topics that are counted, so count all of
+            # them again.
             self._losses = self._commits.losses
             self._usage.begin_anew(self._engine.topics.values())
         self._usage.begin(self._context.now.ms)
@@ -89,7 +91,7 @@ class Gauges(Service):
     def _count(self) -> None:
         self._is_counting = self._usage.step(self._context.now.ms)
         if self._is_counting:
-            # In a turn of its own: messages come between.
+            # Continue in another iteration, so that messages are served in between.
             self._context.deadlines.call_at(-math.inf, self._count)
         elif self.tell is not None:
             self.tell(self._values())

@@ -1,15 +1,18 @@
-"""Group commit: from a decided `Change` into the log, and back to the engine when it is durable.
+"""Group commit: batches the frames of one loop iteration into one write and one fsync.
 
-    submit   frames into the group under way; submit_forward: changes that share a frame
-    flush    the group to the log's writer: once a turn, so that changes share a write and a sync
-    advance  commit and answer what the log has reached, in the order of the decisions; when the
-             log has failed, undo all that waits, newest first, and refuse it
+A decided `Change` enters here, and returns to the engine as a commit when it is durable.
 
-A change with ``sync`` waits until its frames are synced; every other change until its frames are
-written, or until the changes of its topic before it are committed.
+    submit    add frames to the open group; submit_forward: several changes share a frame
+    flush     pass the group to the log's writer, once per iteration
+    advance   commit and answer the changes that the log has reached, in order of their decisions;
+              if the log has failed, undo all pending changes, newest first, and refuse them
 
-A change without frames on an idle topic is committed at once. Nothing here waits or raises for an
-error of the log: it reaches the ``settle`` of each change that it lost.
+A change with ``sync`` is committed when its frames are synced. Any other change with frames is
+committed when they are written. A change without frames is committed after the earlier changes of
+its topic, or immediately if none is pending.
+
+This module never blocks, and never raises for a log error: the error is passed to the ``settle``
+callback of each lost change.
 """
 
 from __future__ import annotations
@@ -42,17 +45,19 @@ from topics.storage.wal.log import Wal
 from topics.storage.wal.progress import Progress
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
-NO_IO = Progress(0, 0, 0.0, 0.0)  # committed without touching the log
+NO_IO = Progress(0, 0, 0.0, 0.0)  # progress of a change that was committed without I/O
 NOWHERE = in_log(0)  # locator of a change without records
-USUAL_S = 0.01  # of a sync, before the first
-USUAL_OVER = 32  # of so many writes and syncs, about
+USUAL_S = 0.01  # assumed duration of a sync before the first measurement
+USUAL_OVER = 32  # averaging window, in writes or syncs
 
 Settle = Callable[[Progress | OSError], None]
 
 
 class PendingChange(msgspec.Struct, frozen=True, eq=False):
-    """A submitted change, its frames from ``start`` to ``end``. ``settle`` is called with the
-    progress that made it durable, or with the error that lost it.
+    """A submitted change whose frames occupy the LSNs from ``start`` to ``end``.
+
+    ``settle`` is called with the progress that made the change durable, or with the error that lost
+    it.
     """
 
     change: Change
@@ -64,7 +69,7 @@ class PendingChange(msgspec.Struct, frozen=True, eq=False):
 
 
 class GroupCommit:
-    """The only way from a decision into the log. ``clock`` gives the time of a commit."""
+    """The only path from a decision into the log. ``clock`` returns the time of a commit."""
 
     def __init__(
         self, engine: ShardEngine, wal: Wal, store: RecordStore, clock: Callable[[], Now]
@@ -72,29 +77,32 @@ class GroupCommit:
         self.engine, self.wal, self.store, self.now = engine, wal, store, clock
         self.on_commit: Callable[[Change], None] = lambda _: None
         self.on_loss: Callable[[], None] = lambda: None
-        # Called when the log has been written, synced or has failed; by who follows syncs.
+        # Called when the log has been written or synced, or has failed. Set by the service that
+        # tracks syncs.
         self.on_progress: Callable[[], None] | None = None
-        self.is_unsent = False  # the group under way has something for the log
-        self.losses = 0  # how often everything that waited was undone
-        self.waiting_peak = 0  # the most changes that a group has left to the log
-        self._usual_write_s, self._usual_sync_s = 0.0, USUAL_S  # of late
+        self.is_unsent = False  # the open group contains work for the log
+        self.losses = 0  # number of times that all pending changes were undone
+        self.waiting_peak = 0  # the largest number of pending changes after a flush
+        self._usual_write_s, self._usual_sync_s = 0.0, USUAL_S  # moving averages
         self._until_written: deque[PendingChange] = deque()
         self._until_synced: deque[PendingChange] = deque()
         self._serial = 0
         self._wants_sync = False
-        self._has_floors = False  # a commit has submitted floors: they go off without a turn
+        # A commit has submitted floor changes, which need a flush outside of an iteration.
+        self._has_floors = False
         self._idle: dict[int, trio.Event] = {}
         self._progress: trio.Event | None = None
 
-    # What is under way
+    # Pending changes
 
     def __len__(self) -> int:
         return len(self._until_written) + len(self._until_synced)
 
     @property
     def oldest(self) -> tuple[int, ...]:
-        """Serials of what waits longest for its write and its sync. While they are the same, the
-        log makes no progress.
+        """Serials of the oldest changes that wait for a write and for a sync.
+
+        If they do not change between two checks, the log makes no progress.
         """
         return tuple(
             queue[0].serial for queue in (self._until_written, self._until_synced) if queue
@@ -102,7 +110,7 @@ class GroupCommit:
 
     @property
     def usual_s(self) -> float:
-        """What a write and a sync of a group have taken of late."""
+        """The average duration of a write and a sync of a group, in seconds."""
         return self._usual_write_s + self._usual_sync_s
 
     @property
@@ -114,17 +122,17 @@ class GroupCommit:
         )
 
     def leaving(self) -> list[Topic]:
-        """Topics whose end is decided and not committed: it may yet be undone."""
+        """Return topics whose deletion is decided but not committed. It may still be undone."""
         return [
             each.change.topic for each in self._pending() if isinstance(each.change, DeleteTopic)
         ]
 
     def position_of(self, topic: Topic) -> int:
-        """LSN before which every change of the topic is committed, and from which on none is."""
+        """Return the LSN before which all changes of the topic are committed, and after it none."""
         if not topic.pending:
             return self.wal.next_lsn
-        # Reservations and floors may overtake others and be overtaken: replaying them twice does no
-        # harm.
+        # Reservations and floors can be committed out of order with other changes, because
+        # replaying them twice has no effect.
         return min(
             (
                 each.start
@@ -138,20 +146,21 @@ class GroupCommit:
     def _pending(self) -> chain[PendingChange]:
         return chain(self._until_written, self._until_synced)
 
-    # Into the log
+    # Submitting to the log
 
     def submit(
         self, change: Change, settle: Settle | None, resident: RecordsView | None = None
     ) -> None:
-        """Put the change's frames into the group under way; `flush` sends the group off.
+        """Add the change's frames to the open group. `flush` sends the group to the log.
 
-        ``resident``: records of an append whose class keeps them in memory, when the change does
-        not carry them itself.
+        ``resident``: the records of an append whose durability class keeps them in memory, if the
+        change does not carry them itself.
         """
         frames = change.frames
         if len(frames) > 1:
-            # One of them without the others would come back after a restart, though the change was
-            # undone.
+            # Begin a new log file if the current one cannot hold all frames. Otherwise a full disk
+            # could refuse only some of them, and a restart would replay the others although the
+            # change was undone.
             self.wal.hold_together(sum(frame.length for frame in frames))
         locator, start = NOWHERE, self.wal.next_lsn
         for frame in frames:
@@ -160,6 +169,7 @@ class GroupCommit:
                 locator = in_log(lsn)
                 if frame.flags & EXTERNAL:
                     self.wal.blobs.add(frame.topic_id, frame.first_seq, lsn)
+        # Records of class `ephemeral` are stored in memory instead of the log.
         if isinstance(change, Append) and (resident or change.resident):
             locator = self._keep(change, resident)
         self._add(change, locator, start, settle)
@@ -167,9 +177,9 @@ class GroupCommit:
     def submit_forward(
         self, forwarded: Forwarded, settle: Callable[[Forward | Advance, Progress | OSError], None]
     ) -> int:
-        """Put changes that share a frame into the group under way; the LSN of the frame.
+        """Add changes that share one frame to the open group, and return the LSN of that frame.
 
-        ``settle`` is called for each of them, as that of `submit`.
+        ``settle`` is called for each of the changes, as in `submit`.
         """
         frame, changes = forwarded.frame, forwarded.changes
         others = [other for change in changes for other in change.frames]
@@ -177,6 +187,7 @@ class GroupCommit:
         start = self.wal.append(frame)
         for other in others:
             self.wal.append(other)
+        # Each change has its own row in the shared frame, which its locator names.
         for index, change in enumerate(changes):
             locator = NOWHERE
             if isinstance(change, Forward):
@@ -188,7 +199,10 @@ class GroupCommit:
         return start
 
     def _add(self, change: Change, locator: Locator, start: int, settle: Settle | None) -> None:
-        """The frames of the change are in the group, from ``start`` on."""
+        """Record the change as pending.
+
+        Its frames begin at ``start`` and are already in the group.
+        """
         self._serial += 1
         pending = PendingChange(change, locator, start, self.wal.next_lsn, self._serial, settle)
         if change.sync:
@@ -198,6 +212,7 @@ class GroupCommit:
             self.is_unsent = True
             self._until_written.append(pending)
         else:
+            # Neither frames nor earlier changes of the topic are pending.
             self._commit(pending, NO_IO, self.now())
 
     def _keep(self, change: Append, view: RecordsView | None) -> Locator:
@@ -210,10 +225,12 @@ class GroupCommit:
         return self.store.keep(view)
 
     def flush(self, *, at_once: bool = True) -> None:
-        """Send the group off. What the log writes, or syncs, at once is committed and answered at
-        once.
+        """Pass the group to the log.
 
-        ``at_once``: a turn ends with this, or follows.
+        Commit and answer the changes that the log completes immediately.
+
+        ``at_once``: the log may write or sync in this call, because an iteration ends with it or
+        follows.
         """
         while True:
             sync, self._wants_sync = self._wants_sync, False
@@ -230,20 +247,25 @@ class GroupCommit:
                 self._settle_up_to(self._until_synced, progress.synced, progress)
             if self._progress is not None or self.on_progress is not None:
                 self._tell_progress()
+            # Floor changes that a commit submitted need another pass.
             if not self._has_floors:
                 return
             self._has_floors = False
 
-    # Back from the log
+    # Progress of the log
 
     def advance(self) -> OSError | None:
-        """Commit and answer what the log has reached; the error that made it stop, if it did."""
+        """Commit and answer the changes that the log has reached.
+
+        Return the error that stopped the log, if any.
+        """
         for progress in self.wal.take_progress():
             if progress.error is not None:
                 self._lose(progress.error)
                 if not isinstance(progress.error, NoRoom):
                     self._tell_progress()
                     return progress.error
+                # A full disk is not fatal: the group is lost, and the log accepts later groups.
                 self.wal.resume(progress.written)
                 continue
             self._note_usual(progress)
@@ -256,7 +278,10 @@ class GroupCommit:
         return None
 
     def _note_usual(self, progress: Progress) -> None:
-        """Most writes are not synced at once: they say nothing of what a sync takes."""
+        """Update the average durations of a write and of a sync.
+
+        They are separate, because most writes are not followed by a sync of their own.
+        """
         if progress.write_ms:
             self._usual_write_s += (progress.write_ms / 1000 - self._usual_write_s) / USUAL_OVER
         if progress.sync_ms:
@@ -278,14 +303,14 @@ class GroupCommit:
             generation = self._generation(pending.locator) if has_tags else 0
             self.engine.commit(change, pending.locator, now, generation)
             if topic.floor_due and not topic.deleted:
-                # At once: a replay could not come to it by itself.
+                # The floor must be logged now, because a replay cannot derive it on its own.
                 floor = self.engine.expire(topic, now)
                 if floor is not None:
                     self.submit(floor, None)
                     self._has_floors = True
         except Damaged as damage:
-            # The change itself is done. The records that it should have removed cannot be read;
-            # they go when all around them have gone.
+            # The change itself is committed. The records that it should have removed are
+            # unreadable. They are removed together with the records around them.
             self.store.report(damage)
         if pending.settle is not None:
             pending.settle(progress)
@@ -296,7 +321,10 @@ class GroupCommit:
             self.store.drop_topic(topic)
 
     def _generation(self, locator: Locator) -> int:
-        """Base of the log file of tagged records: their tags leave memory with the file."""
+        """Return the base LSN of the log file with tagged records.
+
+        The tags are dropped from memory when that file is sealed.
+        """
         return 0 if is_in_memory(locator) else self.wal.base_of(locator)
 
     def _lose(self, error: OSError) -> None:
@@ -304,6 +332,7 @@ class GroupCommit:
         lost = sorted(self._pending(), key=lambda pending: pending.serial, reverse=True)
         self._until_written.clear()
         self._until_synced.clear()
+        # Undo in reverse order of the decisions, then refuse in order.
         for pending in lost:
             self.engine.undo(pending.change)
             self.store.drop(pending.locator)
@@ -318,9 +347,9 @@ class GroupCommit:
     async def submit_and_wait(
         self, change: Change, resident: RecordsView | None = None
     ) -> Progress | OSError:
-        """Submit one change, send it off and wait for its end."""
+        """Submit one change, flush it and wait for its outcome."""
         if self.wal.failed is not None:
-            # It may have failed since the change was wanted, and would never tell of it.
+            # If the log failed after the change was decided, it would never report the outcome.
             self.engine.undo(change)
             return self.wal.failed
         done = trio.Event()
@@ -336,19 +365,20 @@ class GroupCommit:
         return results[0]
 
     async def wait_idle(self, topic: Topic) -> None:
-        """Wait until no change of the topic is under way."""
+        """Wait until no change of the topic is pending."""
         while topic.pending:
             await self._idle.setdefault(topic.id, trio.Event()).wait()
 
     async def wait_drained(self) -> None:
-        """Wait until nothing is under way, or the log has failed."""
+        """Wait until no change is pending, or the log has failed."""
         self.flush(at_once=False)
         while len(self) and self.wal.failed is None:
             await self.wait_progress()
 
     async def wait_synced(self, lsn: int) -> bool:
-        """Wait until the log is synced up to ``lsn``; False when it has failed, or when changes
-        were undone meanwhile.
+        """Wait until the log is synced up to ``lsn``.
+
+        Return False if the log has failed, or if changes were undone in the meantime.
         """
         losses = self.losses
         while self.wal.failed is None and self.losses == losses:
@@ -358,7 +388,7 @@ class GroupCommit:
         return False
 
     async def wait_progress(self) -> None:
-        """Wait until the log has written, synced or failed the next time."""
+        """Wait until the log reports its next write, sync or failure."""
         if self._progress is None:
             self._progress = trio.Event()
         await self._progress.wait()

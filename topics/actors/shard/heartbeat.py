@@ -32,7 +32,10 @@ log: Final = structlog.get_logger()
 
 
 class Heartbeat(Service):
-    """Keeps the words of a shard. ``looked_ms``: when it looked at the delay."""
+    """Maintains the board's fields of a shard.
+
+    ``looked_ms``: time of the last check of the delay.
+    """
 
     def __init__(self, context: ShardContext) -> None:
         self._context = context
@@ -41,7 +44,7 @@ class Heartbeat(Service):
         self._is_queued = False
 
     async def run(self) -> None:
-        """Beat from now on."""
+        """Publish a heartbeat now and with each tick."""
         self._context.deadlines.call_each_beat(self.beat)
 
     def beat(self) -> None:
@@ -72,7 +75,7 @@ class Heartbeat(Service):
             )
 
     def look(self) -> None:
-        """Put the delay of now on the board."""
+        """Publish the current delay on the board."""
         context = self._context
         self.looked_ms = context.now.ms
         delay_ms = int(1000 * (context.inbox.wait_s + self._log_wait_s(context.now.ms / 1000)))

@@ -1,15 +1,15 @@
-"""Requests that are handled later: those of held topics, and those that are tried once more.
+"""Deferred requests: requests for held topics, and requests that are retried.
 
-Held topics are topics that one long operation has for itself:
+A held topic is reserved for one long operation:
 
     free --take--> held: requests are deferred --give_back--> free: deferred requests are handled
 
-A streamed append holds its topic, and so does a delete by match until its topic has no change under
-way, for each of its slices. Reads of a held topic go on.
+A streamed append holds its topic. A delete by match holds it until the topic has no pending change,
+for each of its slices. Reads of a held topic are served.
 
-A change that makes room may use the log's reserve when all frames of its group make room (decision
-0015). One that shares its group with an append may not, and the log refuses both; its request is
-then handled once more, in a group without appends.
+A change that frees space may use the log's reserve if all frames of its group free space (decision
+0015). If it shares a group with an append, the log refuses both. Its request is then handled once
+more, in a group without appends.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Handler: TypeAlias = Callable[[Request], None]
 
 
 class HeldTopics:
-    """The topics of a shard that are held, by name; ``waiting``: what was deferred."""
+    """The held topics of a shard, by name. ``waiting``: their deferred calls."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[], object]]] = {}
 
     def defer_if_held(self, topic: str, handler: Handler, request: Request) -> bool:
-        """Defer the request if ``topic`` is held; whether it was deferred."""
+        """Defer the request if ``topic`` is held. Return whether it was deferred."""
         waiting = self.waiting.get(topic)
         if waiting is None:
             return False
@@ -46,7 +46,7 @@ class HeldTopics:
         return True
 
     def defer_call_if_held(self, topic: str, call: Callable[[], object]) -> bool:
-        """As `defer_if_held`, for work of the shard itself."""
+        """Defer work of the shard itself; otherwise as `defer_if_held`."""
         waiting = self.waiting.get(topic)
         if waiting is None:
             return False
@@ -54,31 +54,31 @@ class HeldTopics:
         return True
 
     async def wait_free(self, topic: str) -> None:
-        """Wait until ``topic`` is free. The caller goes on before anyone else can hold it."""
+        """Wait until ``topic`` is free. The caller continues before another task can hold it."""
         while self.is_held(topic):
             freed = trio.Event()
             self.waiting[topic].append(freed.set)
             await freed.wait()
 
     def is_held(self, topic: str) -> bool:
-        """Whether ``topic`` is held."""
+        """Return whether ``topic`` is held."""
         return topic in self.waiting
 
     def take(self, topic: str) -> None:
-        """Hold ``topic`` from now on."""
+        """Hold ``topic`` until `give_back`."""
         assert topic not in self.waiting, "a topic is held once at a time"
         self.waiting[topic] = []
 
     def give_back(self, topic: str) -> list[Callable[[], object]]:
-        """Free ``topic``; what was deferred, to be called now."""
+        """Release ``topic``. Return the deferred calls, which the caller must run now."""
         return self.waiting.pop(topic)
 
 
 def handle_late(handler: Handler, request: Request) -> None:
     """Handle a request that was deferred, as the router would have.
 
-    A request whose caller was told of a time-out is dropped. So is one whose front has gone: that
-    front's successor waits for its memory.
+    A request that has timed out is dropped. So is a request of a disconnected front, because the
+    front's next process waits for its memory.
     """
     if not request.is_open or request.session.closed:
         request.release()
@@ -91,7 +91,11 @@ def handle_late(handler: Handler, request: Request) -> None:
 
 
 class Retries(Service):
-    """The requests that are handled once more. No hook of a turn submits changes before it."""
+    """The requests that are handled once more.
+
+    Its `on_due` runs before all other hooks that submit changes, so retries get a group of their
+    own.
+    """
 
     def __init__(self, commits: GroupCommit) -> None:
         self._commits = commits
@@ -100,8 +104,10 @@ class Retries(Service):
     def refuse(
         self, handler: Callable[..., None], request: Request, error: OSError, *, again: bool
     ) -> None:
-        """The log has refused the change of ``request`` with ``error``: call ``handler`` once more,
-        with ``again=True``, or answer if that was done or does not help.
+        """Handle a request whose change the log has refused with ``error``.
+
+        Call ``handler`` once more with ``again=True``, or answer with the error if that was already
+        done or does not help.
         """
         if isinstance(error, NoRoom) and not again:
             self._waiting.append((partial(handler, again=True), request))
@@ -110,7 +116,7 @@ class Retries(Service):
             answer_error(request, unwritable(error))
 
     def on_due(self) -> None:
-        """Handle them; the log goes on by now."""
+        """Handle the requests. The log accepts changes again by now."""
         waiting, self._waiting = self._waiting, []
         for handler, request in waiting:
             handle_late(handler, request)

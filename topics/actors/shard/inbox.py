@@ -1,14 +1,15 @@
-"""Inbox: messages of all links that wait for a turn, and which of them come first (§0.10).
+"""Inbox: queues the received messages of all links, with weighted scheduling (§0.10).
 
-    few wait     a turn takes all of them, in order of arrival; nothing is read of them
-    many wait    what clients ask of topics waits by topic, topics by band, all else in order of
-                 arrival; a turn takes from the bands by weight, from all else by that of the top
-                 band, until `TURN_S` is over. So what comes later and is more urgent waits for a
-                 short turn.
+    few queued     an iteration takes all of them, in order of arrival, without decoding any
+    many queued    Client requests are queued by topic, and topics by priority band. All other
+                   messages are queued in order of arrival. An iteration takes messages from the
+                   bands by weight, and other messages with the weight of the top band, until
+                   `TURN_S` has passed. So an urgent message that arrives later waits for one
+                   short iteration at most.
 
-What is asked of one topic keeps its order, and a cancellation stays behind its request; all else
-keeps its order, so the close of a feed stays behind its open. The topics of a band take turns, a
-message each. A topic's band is looked up with each of its messages.
+Requests for one topic keep their order, and a cancellation stays after its request. All other
+messages keep their order too, so a close of a feed stays after its open. The topics of a band are
+served round-robin, one message each. A topic's band is looked up for each of its messages.
 """
 
 from __future__ import annotations
@@ -35,17 +36,19 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.envelope import UNREADABLE, decode
 from topics.formats.wire.message import Message
 
-FEW_MAX: Final = 64  # messages that are handled in order of arrival; they take some 2 ms
-WAITING_MAX: Final = 8192  # messages; the loop takes turns at once while more wait
-TURN_S: Final = 0.004  # of a turn while many wait; what ends it, such as pages of feeds, comes then
-FIRST_COST_S: Final = 25e-6  # of a message, before the first is measured
-COST_BYTES: Final = 4096  # of a body cost as much as a message
-COST_MAX: Final = 64  # of one message: a long one must not use up the share of many rounds
+FEW_MAX: Final = 64  # messages that are handled in order of arrival; they take about 2 ms
+WAITING_MAX: Final = 8192  # messages; while more are queued, iterations follow without a pause
+# Seconds of an iteration while many are queued. Work at its end, such as feed pages, is extra.
+TURN_S: Final = 0.004
+FIRST_COST_S: Final = 25e-6  # assumed cost of a message before the first measurement
+COST_BYTES: Final = 4096  # this many bytes of an attachment count as much as one message
+COST_MAX: Final = 64  # upper bound for one message, so that a long one does not use up many rounds
 
 T = TypeVar("T")
 
 OTHERS: Final = BANDS
-# What waits by topic: requests that may come in floods. The topic is the first of their params.
+# Requests that are queued by topic, because they can arrive in floods. Their first param is the
+# topic.
 BY_TOPIC: Final = frozenset(
     call.subject for call in (APPEND, DIFF, DIFF_AHEAD, FEED_READ, CLAIM, ACK, NACK, EXTEND)
 )
@@ -54,8 +57,9 @@ Arrival: TypeAlias = tuple[LinkSession, Sequence[Message]]
 
 
 class Waiting(NamedTuple):
-    """A message that waits in the line of ``topic``, or of all others; ``since`` the turn that came
-    first.
+    """A queued message of ``topic``, or of no topic (None).
+
+    ``since``: start of the iteration that queued it.
     """
 
     session: LinkSession
@@ -65,34 +69,37 @@ class Waiting(NamedTuple):
 
 
 class Inbox:
-    """Messages that have arrived and are not handled yet; ``count`` of them. ``band_of`` gives the
-    band of a topic by its name, ``clock`` seconds.
+    """The received messages that are not handled yet; ``count`` is their number.
+
+    ``band_of`` returns the priority band of a topic by its name. ``clock`` returns seconds.
     """
 
     def __init__(self, band_of: Callable[[str], int], clock: Callable[[], float]) -> None:
         self._arrived: deque[Arrival] = deque()
         self._band_of, self._clock = band_of, clock
         self._queues: Queues[deque[Waiting]] = Queues((*WEIGHTS, WEIGHTS[-1]))
-        self._lines: dict[str | None, deque[Waiting]] = {}  # by topic; None: all others
-        # Topics of the requests that wait, by session and id: where their cancellations wait, too.
+        # By topic. None: messages without a topic.
+        self._lines: dict[str | None, deque[Waiting]] = {}
+        # Topics of queued requests, by session and id, so that a cancellation joins the queue of
+        # its request.
         self._asked: dict[tuple[LinkSession, int], str] = {}
         self.count = self._parked = 0
-        # How long a message takes, all of the turns included, while many wait.
+        # Average time per message while many are queued, including the rest of the iteration.
         self._cost_s = FIRST_COST_S
-        self._last_turn, self._taken = 0.0, 0  # when it began, how many it took
+        self._last_turn, self._taken = 0.0, 0  # its start, and the number of messages that it took
 
     @property
     def wait_s(self) -> float:
-        """For how long those that wait will keep the shard busy; 0 while few wait."""
+        """Return for how many seconds the queued messages occupy the shard; 0 if few are queued."""
         return self.count * self._cost_s if self.count > FEW_MAX else 0.0
 
     def put(self, session: LinkSession, messages: list[Message]) -> None:
-        """Add what a link has brought."""
+        """Add messages that a link has received."""
         self._arrived.append((session, messages))
         self.count += len(messages)
 
     def turn(self) -> Iterator[Arrival]:
-        """The messages of a turn: of those that had arrived when it began."""
+        """Yield the messages of one iteration. All of them arrived before it began."""
         if self.count <= FEW_MAX and not self._parked:
             arrived, self._arrived = self._arrived, deque()
             self.count = self._taken = 0
@@ -101,7 +108,9 @@ class Inbox:
 
     def _weighed(self) -> Iterator[Arrival]:
         now = self._clock()
-        if self._taken:  # the last turn left messages to this one
+        # The last iteration left messages, so all time since its start counts as the cost of its
+        # messages.
+        if self._taken:
             self._cost_s += ((now - self._last_turn) / self._taken - self._cost_s) / 8
         self._last_turn, self._taken = now, 0
         for session, messages in self._arrived:
@@ -113,6 +122,7 @@ class Inbox:
             self._parked -= 1
             self.count -= 1
             self._taken += 1
+            # Record how long the message was queued, unless it arrived in this iteration.
             if since != now:
                 message = msgspec.structs.replace(message, parked_ms=(now - since) * 1000)
             yield session, (message,)
@@ -131,6 +141,7 @@ class Inbox:
         elif message.subject == CALL_CANCELLED.subject:
             topic = self._asked.get((session, first_param(message, int) or 0))
         line = self._lines.setdefault(topic, deque())
+        # The queue of a topic enters its band with its first message.
         if not line:
             self._queue_of(topic).append(line)
         line.append(Waiting(session, message, topic, now))
@@ -145,8 +156,10 @@ class Inbox:
         line = queues.queues[number].popleft()
         waiting = line.popleft()
         message, topic = waiting.message, waiting.topic
+        # A long attachment counts as several messages.
         queues.spend(number, min(1 + len(message.attachment) // COST_BYTES, COST_MAX))
         self._asked.pop((waiting.session, message.message_id), None)
+        # Move the topic to the end of its band, so that topics are served round-robin.
         if line:
             self._queue_of(topic).append(line)
         else:
@@ -155,8 +168,9 @@ class Inbox:
 
 
 def first_param(message: Message, kind: type[T]) -> T | None:
-    """The first of the params of a request or an event, if it is of that type; None of an answer,
-    or of bytes that are no envelope.
+    """Return the first param of a request or an event if it has the type ``kind``.
+
+    Return None for any other param, for a reply, and for bytes that are not an envelope.
     """
     try:
         envelope = decode(message.payload)

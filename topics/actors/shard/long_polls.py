@@ -1,13 +1,14 @@
-"""Long polls: diffs that wait until there is something to answer (§3).
+"""Long polls: diffs that wait until there are records to return (§3).
 
-    WAITING --a commit to the topic--> DUE --a turn reads on--> answered, or WAITING again
-    DUE     --more to scan--> DUE in the next turn
-    each    --wait_ms is over, the topic is deleted, its records cannot be read--> answered
-            --cancelled, its front has gone--> dropped
+    WAITING --commit to the topic--> DUE --next iteration reads--> answered, or WAITING again
+    DUE     --more to scan--> DUE in the next iteration
+    any     --wait_ms is over, the topic is deleted, its records are unreadable--> answered
+            --cancelled, its front has disconnected--> dropped
 
-A diff scans all that was there when it came, whatever its wait_ms, for `SCAN_S_MAX` at most. A poll
-is no task: a turn reads on for those that are due, one read each and `POLLS_PER_TURN` at most. What
-a commit makes due is read a turn later, so that the answer of the append goes out first.
+Regardless of its wait_ms, a diff scans all records that existed when it arrived, for `SCAN_S_MAX`
+at most. A poll has no task: each iteration makes one read for each due poll, for `POLLS_PER_TURN`
+polls at most. Polls that a commit makes due are read one iteration later, so that the reply to the
+append is sent first.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ from topics.storage.disk import Damaged
 
 DiffCall: TypeAlias = InboundMessage[TopicParams, DiffResult]
 
-SCAN_S_MAX = 20.0  # it must be answered before the router gives it up
+SCAN_S_MAX = 20.0  # seconds; the diff must be answered before the router times it out
 POLLS_PER_TURN = 64
 
 
 class LongPoll:
-    """One diff that waits. ``page`` was read last, ``scanned`` counts the records of all pages."""
+    """One waiting diff.
+
+    ``page`` is the last one that was read; ``scanned`` counts the records of all pages.
+    """
 
     __slots__ = ("asked", "began", "deadline", "head_seq", "page", "request", "scanned", "topic")
 
@@ -62,7 +66,7 @@ class LongPoll:
 
     @property
     def key(self) -> tuple[LinkSession, int]:
-        """What a cancellation names."""
+        """The session and the call id, by which a cancellation names the request."""
         return self.request.session, self.request.cid
 
 
@@ -74,33 +78,33 @@ class LongPolls(Service):
         self._polls: dict[tuple[LinkSession, int], LongPoll] = {}
         self._waiting: dict[int, dict[LongPoll, None]] = {}  # by topic id
         self._due: dict[LongPoll, None] = {}
-        self._next: dict[LongPoll, None] = {}  # due in the turn after this one
+        self._next: dict[LongPoll, None] = {}  # due in the iteration after this one
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
         router.subscribe(CALL_CANCELLED, self._cancelled)
 
     def add(self, request: DiffCall, topic: Topic, asked: Diff, page: Page) -> None:
-        """Answer ``request`` later; ``page`` is what there is for it now."""
+        """Answer ``request`` later. ``page`` is the current result of its diff."""
         poll = LongPoll(request, topic, asked, page)
         self._polls[poll.key] = poll
         self._set_deadline(poll, poll.began + SCAN_S_MAX)
         self._sort(poll)
 
     def _changed(self, change: Change) -> None:
-        """The polls of a topic with new records, and of one that is gone, are due."""
+        """Make the polls of a topic due that has new records or was deleted."""
         if isinstance(change, Append | Advance | DeleteTopic):
             self._next.update(self._waiting.pop(change.topic.id, {}))
             change.topic.unfollow(self._changed)
             self._ask()
 
     def _ask(self) -> None:
-        """Polls are due: by a commit that may come behind `on_due`, or outside of any turn."""
+        """Request an iteration. A commit may follow `on_due`, or occur outside of an iteration."""
         self.is_due = True
         self._context.deadlines.wake()
 
     def on_due(self) -> None:
-        """Read on for the polls that are due."""
+        """Read again for the polls that are due."""
         for poll in tuple(islice(self._due, POLLS_PER_TURN)):
             del self._due[poll]
             self._read_on(poll)
@@ -110,7 +114,7 @@ class LongPolls(Service):
         self.is_due = bool(self._due)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Nobody waits for these any more."""
+        """Drop the polls of the session, because their clients are disconnected."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)
@@ -125,32 +129,37 @@ class LongPolls(Service):
         try:
             if not topic.deleted:
                 self._context.freshen(topic)
-            # A cursor above the head goes on from itself: what comes below it is not asked for.
+            # A cursor above the head stays where it is, because the client did not request lower
+            # seqs.
             start = max(poll.asked.from_seq, poll.page.next_from_seq)
             page = read(topic, poll.asked, self._context.store, start)
-        except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
+        except (Damaged, OSError) as error:  # only this reader is affected
             self._forget(poll)
             answer_error(poll.request, error)
             return
         poll.scanned += page.scanned
         if topic.deleted and not page.count:
-            self._answer(poll)  # as before: records that went with the topic are not passed over
+            # Reply with the earlier page, so that the cursor skips no records deleted with the
+            # topic.
+            self._answer(poll)
             return
         poll.page = page
         self._sort(poll)
 
     def _sort(self, poll: LongPoll) -> None:
-        """Answer the poll, or note what it waits for."""
+        """Answer the poll, or queue it for the event that it waits for."""
         page = poll.page
         if page.worth_answering or poll.topic.deleted:
             self._answer(poll)
             return
-        if page.next_from_seq >= poll.head_seq:  # all that was there is scanned
+        # All records that existed at its arrival are scanned.
+        if page.next_from_seq >= poll.head_seq:
             until = poll.began + poll.asked.wait_ms / 1000
             if until <= trio.current_time():
                 self._answer(poll)
                 return
             self._set_deadline(poll, until)
+        # The scan has reached its limit: continue in the next iteration.
         if page.unfinished:
             self._next[poll] = None
             self._ask()

@@ -1,13 +1,14 @@
-"""Shard loop: take messages, decide, hand the frames to the log, answer.
+"""Shard loop: receives messages, decides changes, passes frames to the log and sends replies.
 
-    links --messages--> inbox --batch--> router --> services decide: frames, answers to come
-    log --progress--> group commit --> services: on_commit, answers
+    links --messages--> inbox --batch--> router --> services decide: frames, later replies
+    log --progress--> group commit --> services: on_commit, replies
     deadline queue --time--> calls
-                                       each ends a turn: frames to the log, messages to the links
+                                       each ends an iteration: frames to the log, messages to links
 
-All of it runs in one thread, a turn at a time. A turn begins in the task that has something to do,
-so no message waits for another task. No `await` stands between a decision and its frames: the log
-holds decisions in the order in which they were taken.
+The loop runs in one thread, one iteration at a time; names in the code call an iteration a turn. An
+iteration runs in the task that received the input, so no message waits for the scheduler to switch
+to another task. There is never an `await` between a decision and its frames, so the log contains
+decisions in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ from topics.formats.wire.calls import ACK, APPEND, CLAIM, DIFF, FEED_TAKEN, WORK
 from topics.formats.wire.message import Message
 from topics.storage.recovery.steps import Shard
 
-# What does not see whether the acks of its turn are decided: claims are served when it ends.
+# Subjects whose handlers do not depend on acks that arrived earlier in the same iteration. Such
+# acks stay gathered, and are decided together at the end of the iteration. Claims are served there
+# too.
 LEAVES_ACKS = frozenset(each.subject for each in (ACK, CLAIM, APPEND, DIFF, FEED_TAKEN, WORK_TAKEN))
-# A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that
-# waits for its topic longer than this is not done; one that is decided is answered when the log has
-# spoken.
+# A long poll takes up to 30 s (§3), and the router's own limit must not end it earlier. A change
+# that waits longer than this for its topic is not made. A change that is already decided is
+# answered when the log reports its outcome, even after this limit.
 RPC_TIMEOUT_MS = 45_000
 
 
@@ -74,7 +77,7 @@ class ShardLoop:
         context.peers.add(index, loopback.session)
 
     async def run(self, links: Sequence[Link], stop: trio.Event) -> None:
-        """Serve until ``stop``; then finish what waits for the log and return."""
+        """Serve until ``stop`` is set. Then finish changes that wait for the log, and return."""
         self._links = links
         async with trio.open_nursery() as nursery:
             self.context.nursery = nursery
@@ -91,7 +94,7 @@ class ShardLoop:
             await self.commits.wait_drained()
             nursery.cancel_scope.cancel()
 
-    # What begins a turn
+    # Events that begin an iteration
 
     async def _serve(self, link: Link) -> None:
         session: LinkSession | None = None
@@ -105,6 +108,7 @@ class ShardLoop:
         def arrived(messages: list[Message]) -> None:
             assert session is not None, "messages come between open and close"
             inbox = self.inbox
+            # While nothing else is queued, a few messages are handled directly, without the inbox.
             if not inbox.count and len(messages) <= FEW_MAX:
                 self.turn(((session, messages),))
                 return
@@ -112,6 +116,7 @@ class ShardLoop:
             inbox.put(session, messages)
             if is_first:
                 self.turn()
+            # Do not return to the scheduler while the backlog is too long.
             while inbox.count > WAITING_MAX:
                 self.turn()
 
@@ -122,14 +127,14 @@ class ShardLoop:
         await link.run(opened, arrived, closed)
 
     def open_session(self, peer_id: str, transport: Transport) -> LinkSession:
-        """A session with a front or a shard; the services hear of its end."""
+        """Open a session with a front or a shard. Services are notified when it closes."""
         session = self.router.open_session(peer_id, transport)
         for on_closed in self._on_closed:
             session.on_closed(on_closed)
         return session
 
     async def follow_log(self) -> None:
-        """Commit and answer what the log has reached, whenever it reports progress."""
+        """Commit and answer the changes that the log has written or synced, at each report."""
         await EventLoop.of_this_run().serve(self.context.wal.progress_fd, self._on_log)
 
     def _on_log(self, _events: int) -> None:
@@ -137,7 +142,7 @@ class ShardLoop:
         self.turn()
 
     async def follow_time(self) -> None:
-        """Make the calls of the deadline queue."""
+        """Run the calls of the deadline queue when they are due."""
         await self.deadlines.run(self._on_time)
 
     def _on_time(self) -> None:
@@ -145,10 +150,10 @@ class ShardLoop:
         self.deadlines.run_due(trio.current_time())
         self.turn()
 
-    # The turn
+    # The loop iteration
 
     def turn(self, arrived: Iterable[Arrival] | None = None) -> None:
-        """Handle what has ``arrived`` while nothing waits, or the next batch of the inbox."""
+        """Handle ``arrived``, or the next batch of the inbox if it is None."""
         context, handle = self.context, self.handle
         context.now = context.clock()
         for session, messages in self.inbox.turn() if arrived is None else arrived:
@@ -157,7 +162,10 @@ class ShardLoop:
         self.end_turn()
 
     def handle(self, session: LinkSession, message: Message) -> None:
-        """Handle one message of a turn. It finds the acks before it decided, if it may see that."""
+        """Handle one message of an iteration.
+
+        Gathered acks are decided first, unless the message does not depend on them (`LEAVES_ACKS`).
+        """
         job_calls = self.services.job_calls
         if job_calls.gathered and message.subject not in LEAVES_ACKS:
             job_calls.decide_gathered()
@@ -165,8 +173,9 @@ class ShardLoop:
         assert unfinished is None, "handlers of a shard are plain functions"
 
     def end_turn(self) -> None:
-        """Hand the frames to the log and the messages to the links. Another turn follows when the
-        inbox or a service has more to do.
+        """Pass the frames to the log and the messages to the links.
+
+        Another iteration is scheduled if the inbox, the log or a service has more work.
         """
         commits = self.commits
         job_calls = self.services.job_calls
@@ -174,6 +183,7 @@ class ShardLoop:
             job_calls.decide_gathered()
         if commits.is_unsent:
             commits.flush()
+        # Services add the frames and messages that result from this iteration.
         for service in self._with_due:
             if service.is_due:
                 service.is_due = False
@@ -185,7 +195,8 @@ class ShardLoop:
             commits.flush()
         self._send()
         has_more = self.inbox.count > 0 or commits.is_unsent
-        for service in self._with_due:  # what is committed last comes behind `on_due`
+        # The last flush commits changes, which can make services due again.
+        for service in self._with_due:
             has_more |= service.is_due
         if has_more:
             self.deadlines.wake()
@@ -195,6 +206,7 @@ class ShardLoop:
             link.flush()
 
     def _committed(self, change: Change) -> None:
+        # Services that follow this topic, such as its feeds, long polls and wait list.
         for tell in change.topic.followers:
             tell(change)
         if change.topic is not self.context.engine.table.shard_topic:

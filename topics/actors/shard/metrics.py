@@ -1,12 +1,13 @@
-"""Metrics of topics and routers: a row of each, for the metrics page (§8.3).
+"""Metrics of topics and routers: one row for each, for the metrics page (§8.3).
 
     names, some thousand at a time -> the first ones in order -> their rows, some at a time
 
-The page is read often and a shard may hold very many topics, so all of this runs beside the loop,
-in steps of about a millisecond. A step shows its topics as they are then: without what is too old,
-and with the leases of its time. It does not count as a read of a topic, and waits for nothing.
+The page is requested often, and a shard may contain very many topics. So the work runs concurrently
+with the loop, in steps of about a millisecond. A step shows its topics in their current state:
+without expired records, and with the current leases. It does not count as a read of a topic, and
+never waits.
 
-Only the answer is encoded at once: 1,000 rows take about a millisecond.
+Only the reply is encoded in one step: 1,000 rows take about a millisecond.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ ROUTERS_PER_STEP: Final = 16
 
 class MetricsReads(Service):
     """Handles `metrics.read`. ``workers``: the routers that have their source in this shard.
-    ``measure`` stores the gauges of the shard, so that a page shows them as they are.
+
+    ``measure`` stores the current gauges of the shard, so that the page shows them.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class MetricsReads(Service):
         def router_rows(names: Iterable[str]) -> list[RouterMetrics]:
             return self._router_rows(routers[name] for name in names)
 
+        # Select the names first, so that rows are only made for visible topics and routers.
         names, topics_cut = await _first(self._engine.topics, is_topic, topics_max)
         topics = await self._rows(names, TOPICS_PER_STEP, self._topic_rows)
         names, routers_cut = await _first(routers, is_router, routers_max)
@@ -102,12 +105,12 @@ class MetricsReads(Service):
         return rows
 
     def _in_turn(self, call: Callable[[*Args], Result], *args: *Args) -> Result:
-        """Work of a turn of its own: floors that it finds out go to the log."""
+        """Run ``call`` in an iteration of its own, which also logs floors that it discovers."""
         with self._context.turn():
             return call(*args)
 
     def _topic_rows(self, names: Iterable[str]) -> list[TopicMetrics]:
-        """Rows of those that are still there."""
+        """Return rows of the topics that still exist."""
         found = [topic for name in names if (topic := self._engine.topics.get(name)) is not None]
         for topic in found:
             if topic.committed.ttl_ms or topic.floor_due:
@@ -115,7 +118,7 @@ class MetricsReads(Service):
         return [_topic_row(topic, self._context.now) for topic in found]
 
     def _router_rows(self, rows: Iterable[RouterRow]) -> list[RouterMetrics]:
-        """Rows of those that are still there, and whose dest has told how far they are."""
+        """Return rows of routers that still exist, and whose dest has reported their cursor."""
         found: list[RouterMetrics] = []
         for row in rows:
             stats = self._workers.stats(row.id)
@@ -140,11 +143,12 @@ def _topic_row(topic: Topic, now: Now) -> TopicMetrics:
 async def _first(
     names: Iterable[str], is_visible: Callable[[str], bool], count: int
 ) -> tuple[list[str], bool]:
-    """The first ``count`` of the visible names, in order, and whether there are others."""
+    """Return the first ``count`` visible names in order, and whether there are more."""
     all_names, found = list(names), list[str]()
     for start in range(0, len(all_names), NAMES_PER_STEP):
         step = all_names[start : start + NAMES_PER_STEP]
-        if len(found) > count:  # most names are only compared with the last of the first ones
+        # When enough names are found, most others need only one comparison.
+        if len(found) > count:
             last = found[-1]
             step = [name for name in step if name < last]
         found = sorted([*found, *filter(is_visible, step)])[: count + 1]

@@ -1,11 +1,11 @@
-"""Moves: what a shard has begun that crosses from topic to topic, or changes routers.
+"""Moves: operations of a shard that affect several topics, or that change routers.
 
-    enter --> under way --> leave
-    hold: what would begin waits; told when nothing is under way --> release: it begins
+    enter --> in flight --> leave
+    hold: new moves wait; notifies when none is in flight --> release: waiting moves begin
 
-A backup cuts the logs of all shards while no move is under way in any. So no copy is in it whose
-source's end is not, and no record twice or not at all that was on its way (``decisions/0067``).
-Writes of clients go on.
+A backup cuts the logs of all shards while no move is in flight in any shard. So it contains no copy
+without the end of its source, and each record that was moved exactly once (``decisions/0067``).
+Writes of clients continue.
 """
 
 from __future__ import annotations
@@ -29,34 +29,40 @@ class Moves:
         self._then: Callable[[], object] | None = None
 
     def defer_if_held(self, begin: Callable[[], object]) -> bool:
-        """Whether no move may begin: then ``begin`` is called when it may, in a turn."""
+        """Return whether no move may begin. If so, ``begin`` is called later, in an iteration."""
         if self.is_held:
             self._waiting[begin] = None
         return self.is_held
 
     async def wait_free(self) -> None:
-        """Wait until a move may begin. The caller enters before it waits for anything else."""
+        """Wait until a move may begin.
+
+        The caller must `enter` before it waits for anything else.
+        """
         while self.is_held:
             freed = trio.Event()
             self.defer_if_held(freed.set)
             await freed.wait()
 
     def enter(self) -> None:
-        """A move begins; pair it with `leave`."""
+        """Count a move that begins. Each call needs a matching `leave`."""
         self._under_way += 1
 
     def leave(self) -> None:
-        """A move is over: the log has been given all of it."""
+        """Count a move that has ended: all its changes are submitted to the log."""
         self._under_way -= 1
         self._tell_if_quiet()
 
     def hold(self, then: Callable[[], object]) -> None:
-        """Let no move begin before `release`; ``then`` is told in a turn when none is under way."""
+        """Stop new moves until `release`.
+
+        ``then`` is called in an iteration when none is in flight.
+        """
         self.is_held, self._then = True, then
         self._tell_if_quiet()
 
     def release(self) -> None:
-        """Moves may begin."""
+        """Allow moves, and begin the waiting ones."""
         self.is_held, self._then = False, None
         waiting, self._waiting = self._waiting, {}
         for begin in waiting:

@@ -1,17 +1,17 @@
-"""Peers: how a shard asks the shards of its server, itself among them, with the calls of the calls
-table.
+"""Peers: calls from a shard to any shard of its server, including itself.
 
     ask --> link session with the peer --ring--> its inbox --> its services, as for a front
-        `-> loopback, of the own shard --------> own inbox --> own services
-            answer --> own inbox --> then(reply)
-            no session, or its end before the answer --> then(NotReady)
+        `-> loopback, of this shard -----------> own inbox --> own services
+            reply --> own inbox --> then(reply)
+            no session, or its end before the reply --> then(NotReady)
 
-`then` is called once, in a turn of the own loop and never from inside of `ask`, so what it decides
-goes to the log with that turn. It must not raise. When the shard stops, what is under way is
-forgotten, as by a kill: a caller must be able to begin again from its log.
+The calls are those of the calls table. `then` is called once, in an iteration of the caller's loop
+and never from inside of `ask`, so its changes are logged with that iteration. It must not raise.
+When the shard stops, pending calls are dropped, as after a kill. A caller must be able to resume
+from its log.
 
-Nothing here bounds what is under way: what a ring does not take waits in memory. The caller bounds
-its calls and their bytes, and waits before it repeats one that failed.
+This module does not bound the number of pending calls: messages that do not fit in a ring wait in
+memory. The caller bounds its calls and their bytes, and pauses before it repeats a failed call.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ Failed: TypeAlias = Callable[[TopicsError], None]
 
 
 class Peers(Service):
-    """The shards of the server that a shard can ask now, by their numbers."""
+    """The shards of the server that this shard can call now, by their numbers."""
 
     def __init__(self, shards: int, wake: Callable[[], None]) -> None:
-        """``wake`` makes another turn of the loop begin soon."""
+        """Create without peers. ``wake`` requests another iteration of the loop."""
         self.shards, self._wake = shards, wake
         self._sessions: dict[int, LinkSession] = {}
-        self.open: set[LinkSession] = set()  # with a shard at the other end
-        self._failed: list[tuple[Failed, TopicsError]] = []  # told of in the next turn
-        # Called when a shard can be asked, the own one too, and again on each new session. What
-        # they ask it comes before all that is asked later.
+        self.open: set[LinkSession] = set()  # sessions with other shards and with this one
+        self._failed: list[tuple[Failed, TopicsError]] = []  # reported in the next iteration
+        # Called when a shard becomes available, this one too, and again for each new session. Calls
+        # that these functions make are sent before all later calls.
         self.on_open: list[Callable[[int], None]] = []
 
     def shard_of(self, topic: str) -> int:
-        """The shard that owns the topic."""
+        """Return the shard that owns the topic."""
         return shard_of(topic, self.shards)
 
     def add(self, shard: int, session: LinkSession) -> None:
-        """``shard`` can be asked until ``session`` closes."""
+        """Register a session with ``shard``, until it closes."""
         self._sessions[shard] = session
         self.open.add(session)
         session.on_closed(partial(self._remove, shard))
@@ -68,7 +68,7 @@ class Peers(Service):
             del self._sessions[shard]
 
     def is_there(self, shard: int) -> bool:
-        """Whether ``shard`` can be asked now."""
+        """Return whether ``shard`` can be called now."""
         return shard in self._sessions
 
     def ask(
@@ -79,10 +79,11 @@ class Peers(Service):
         body: Buffer,
         then: Callable[[Reply[R] | TopicsError], None],
     ) -> None:
-        """Ask ``shard``; ``then`` gets its reply or the failure, in a later turn.
+        """Call ``shard``. ``then`` gets its reply or the failure, in a later iteration.
 
-        The failure is `NotReady` when the shard is away, or goes before it has answered: then it
-        may have done what it was asked. Only inside of a turn, which sends the request at its end.
+        The failure is `NotReady` if the shard is unavailable or stops before it replies. In the
+        latter case it may have executed the call. Use this only within an iteration, which sends
+        the request at its end.
         """
 
         def answered(answer: Reply[R] | Exception) -> None:
@@ -109,7 +110,7 @@ class Peers(Service):
         self._wake()
 
     def on_due(self) -> None:
-        """Tell of the calls that have failed since the last turn."""
+        """Report the calls that have failed since the last iteration."""
         failed, self._failed = self._failed, []
         for then, failure in failed:
             then(failure)
@@ -123,7 +124,7 @@ class Asked(Generic[R]):
         self._came = trio.Event()
 
     def then(self, answer: Reply[R] | TopicsError) -> None:
-        """Take the answer."""
+        """Store the outcome of the call."""
         if isinstance(answer, TopicsError):
             self._answer = answer
         else:
@@ -132,13 +133,14 @@ class Asked(Generic[R]):
         self._came.set()
 
     async def wait(self) -> None:
-        """Wait for the answer."""
+        """Wait for the outcome."""
         await self._came.wait()
 
     @property
     def result(self) -> R:
-        """The shard's result. Raises `TopicsError`; `NotReady` also when it has not answered: it
-        may still execute the call.
+        """The shard's result. Raises `TopicsError`.
+
+        Raises `NotReady` also if the shard has not replied. Then it may still execute the call.
         """
         if isinstance(self._answer, TopicsError):
             raise self._answer
@@ -146,10 +148,11 @@ class Asked(Generic[R]):
 
 
 class Loopback:
-    """Transport of a shard's session with itself: what is sent there arrives in its own inbox.
+    """Transport of a shard's session with itself: sent messages arrive in the shard's own inbox.
 
-    The session is both ends: it is the caller of each request, and what the request came on. A
-    message is handled in a turn after the one in which it is sent. It ends with the process.
+    The one session is both ends: it makes each call, and each request arrives on it. A message is
+    handled in an iteration after the one in which it is sent. The session lasts as long as the
+    process.
     """
 
     session: LinkSession  # set before the first message
@@ -161,23 +164,23 @@ class Loopback:
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
-        """As `Transport.send`; the attachment is copied."""
+        """See `Transport.send`. The attachment is copied."""
         if message_id is None:
             self.message_id = message_id = self.message_id + 1
         self._put(Message(message_id, 0, subject, payload, bytes(attachment)))
         return message_id
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        """As `Transport.send_refusal`."""
+        """See `Transport.send_refusal`."""
         payload = encode(Refusal(int(code), message, about))
         self.message_id += 1
         self._put(Message(self.message_id, ERROR, "", payload, b""))
 
     def release(self, message: Message) -> None:
-        """Nothing to give back: no message is in shared memory."""
+        """Do nothing: no message is in shared memory."""
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
-        """Never called: no message is in shared memory."""
+        """Do nothing: no message is in shared memory."""
 
     def _put(self, message: Message) -> None:
         self._inbox.put(self.session, [message])

@@ -1,9 +1,8 @@
-"""Reads: pages of a topic, now, later or ahead (§3).
+"""Reads: pages of a topic, immediately, as a long poll, or ahead of their request (§3).
 
-diff         a page worth answering          answered at once
-             nothing yet, and a wait_ms;
-             or more to scan                 a long poll
-diff.ahead   pages that nobody has asked for yet, for a reader that goes on page by page
+diff         a page worth returning                     answered immediately
+             no records and a wait_ms, or more to scan  becomes a long poll
+diff.ahead   pages that are not requested yet, for a reader that reads page by page
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from topics.formats.api import answers
 from topics.formats.api.diff_body import Diff, decode_diff
 from topics.formats.wire.calls import DIFF, DIFF_AHEAD, DiffAheadParams, DiffAheadResult
 
-AHEAD_BYTES_MAX = 1 << 20  # of pages that are read ahead in one go
+AHEAD_BYTES_MAX = 1 << 20  # bytes of pages that one call reads ahead
 
 
 class Reads(Service):
-    """Answers diffs. ``heads``: of topics that are read ahead."""
+    """Answers diffs. ``heads``: the shared memory of topics that are read ahead."""
 
     def __init__(self, context: ShardContext, polls: LongPolls, heads: HeadWriter) -> None:
         self._context, self._polls, self._heads = context, polls, heads
@@ -43,7 +42,7 @@ class Reads(Service):
             self._polls.add(request, topic, asked, page)
             return
         reply_page(request, topic, page)
-        if page.count and not page.caught_up:  # the reader goes on
+        if page.count and not page.caught_up:  # the reader is likely to request the next page
             self._context.store.prefetch(topic, page.next_from_seq + 1)
 
     def _first_page(self, request: InboundMessage[Any, Any], name: str) -> tuple[Topic, Diff, Page]:
@@ -55,13 +54,15 @@ class Reads(Service):
         return topic, asked, read(topic, asked, context.store)
 
     def _diff_ahead(self, request: InboundMessage[DiffAheadParams, DiffAheadResult]) -> None:
-        """Answer with pages that nobody has asked for yet, trailers omitted; with none that may be
-        another one when somebody does.
+        """Reply with pages that are not requested yet, without their trailers.
+
+        It includes only pages that remain valid until they are requested (`holds_still`).
         """
         topic, asked, page = self._first_page(request, request.params.topic)
         bodies: list[bytes] = []
         pages: list[tuple[int, int, int]] = []
         room = AHEAD_BYTES_MAX
+        # Stop at the first page that may change before it is requested.
         while holds_still(topic, page) and len(pages) < request.params.page_count:
             bodies.append(answers.difference(topic.name, page.pieces))
             length = len(bodies[-1])
@@ -69,7 +70,7 @@ class Reads(Service):
             if room < 0:
                 break
             pages.append((length, page.next_from_seq, page.scanned))
-            if room < length:  # the next one is likely to be as long
+            if room < length:  # the next page is probably as long
                 break
             page = read(topic, asked, self._context.store, page.next_from_seq)
         if not pages:

@@ -1,11 +1,12 @@
-"""Record store: finds records again by the locator that an index has of them.
+"""Record store: finds records by the locators that the topics' indexes hold.
 
     locator   records                          delete flags
     LOG       a frame of the log               the engine's, in memory
     EXTENT    an extent of a segment           the segment's
-    MEMORY    kept here, until released        the engine's, in memory
+    MEMORY    stored here, until released      the engine's, in memory
 
-This is the engine's `Store`. Damage that a reader meets is logged once for each place on the disk.
+This class is the engine's `Store`. Damage that a reader meets is logged once for each disk
+location.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from topics.storage.segments.prefetch import Prefetch
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.log import Wal
 
-RELEASE_STEP: Final = 4096  # less than a millisecond
+RELEASE_STEP: Final = 4096  # locators; freeing them takes less than a millisecond
 log = structlog.get_logger()
 
 
 def unlink_all(paths: Iterable[Path]) -> None:
-    """Remove files, as far as they are there."""
+    """Remove the files that exist."""
     for path in paths:
         path.unlink(missing_ok=True)
 
@@ -54,20 +55,23 @@ class RecordStore:
         self._flags, self._wal, self._segments = engine.delete_flags, wal, segments
         engine.store = self
         self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
-        self.flagged_bytes = 0  # of records in segments, since the start of the process
-        self.on_release: Callable[[int], None] = lambda _: None  # told of each released extent
-        self.on_blobs_gone: Callable[[list[Path]], None] = unlink_all  # their topic is gone
+        # Bytes of records that were deleted in segments, since the start of the process.
+        self.flagged_bytes = 0
+        self.on_release: Callable[[int], None] = lambda _: None  # called with each released extent
+        # Called with the blobs of a deleted topic.
+        self.on_blobs_gone: Callable[[list[Path]], None] = unlink_all
         self._prefetch = Prefetch(segments)
         self._in_memory: dict[int, RecordsView] = {}
         self._numbered = 0
-        self._released: list[array[int]] = []  # of records in the log and in memory
+        # Locators of records in the log and in memory, to be freed later.
+        self._released: list[array[int]] = []
         self._reported: set[tuple[Path, int]] = set()
         segments.on_damage = wal.blobs.on_damage = self.report
         for damage in segments.damage:
             self.report(damage)
 
     def records(self, locator: int) -> View:
-        """The records at a locator, valid until the next change. Raises `Damaged`."""
+        """Return the records at a locator, valid until the next change. Raises `Damaged`."""
         if locator >= FIRST_MEMORY:
             return self._in_memory[locator]
         if locator >= FIRST_EXTENT:
@@ -79,14 +83,15 @@ class RecordStore:
             raise
 
     def delete_flags(self, locator: int) -> Buffer | None:
-        """A byte for each record, 1: deleted; None when none is."""
+        """Return a byte for each record, 1 if it is deleted; None if no record is deleted."""
         if FIRST_EXTENT <= locator < FIRST_MEMORY:
             return self._segments.delete_flags(locator)
         return self._flags.get(locator)
 
     def flag_deleted(self, locator: int, count: int, runs: Sequence[IndexRun], size: int) -> None:
-        """Flag records as deleted, of ``size`` bytes. A segment writes the flags once the log is
-        synced up to `committed_to`.
+        """Flag records, ``size`` bytes in total, as deleted.
+
+        A segment writes the flags once the log is synced up to `committed_to`.
         """
         if is_extent(locator):
             self.flagged_bytes += size
@@ -96,10 +101,10 @@ class RecordStore:
             self._flags.flag(locator, count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
-        """Free what the index does not name any more."""
+        """Free the records at these locators, which the index no longer names."""
         self._flags.forget(locators)
         if max(locators, default=0) < FIRST_EXTENT:
-            return  # of the log: nothing else to do, however many they are
+            return  # records of the log need no other work, so this is cheap for any number of them
         for locator in locators:
             if is_in_memory(locator):
                 self._in_memory.pop(locator, None)
@@ -107,14 +112,17 @@ class RecordStore:
                 self.on_release(locator)
 
     def release_later(self, locators: Sequence[int]) -> None:
-        """Free few records at once, many by `release_some`: none of them is in a segment."""
+        """Free records that are not in segments.
+
+        If they are many, `release_some` frees them.
+        """
         if len(locators) <= RELEASE_STEP:
             self.release(locators)
         else:
             self._released.append(array("Q", locators))
 
     def release_some(self) -> bool:
-        """Free some of what waits for it; whether there is more. For whoever has time."""
+        """Free some of the records that `release_later` queued. Return whether more are queued."""
         if self._released:
             locators = self._released[-1]
             self.release(locators[-RELEASE_STEP:])
@@ -124,20 +132,21 @@ class RecordStore:
         return bool(self._released)
 
     def keep(self, view: RecordsView) -> Locator:
-        """Keep records in memory; their locator."""
+        """Store records in memory and return their locator."""
         self._numbered += 1
         locator = in_memory(self._numbered)
         self._in_memory[locator] = view
         return locator
 
     def drop(self, locator: int) -> None:
-        """Forget records that were kept and never committed; nothing happens for other locators."""
+        """Drop records that were stored but not committed.
+
+        Do nothing for locators of other kinds.
+        """
         self._in_memory.pop(locator, None)
 
     def drop_topic(self, topic: Topic) -> None:
-        """Free the memory and the blobs of a topic that is gone. Whoever still holds it finds it
-        empty.
-        """
+        """Free the memory and the blobs of a deleted topic. Its index is empty afterwards."""
         index = topic.index
         sealed = index.find(topic.sealed_seq + 1)
         self.release(index.locators(0, sealed))
@@ -146,7 +155,7 @@ class RecordStore:
         self.on_blobs_gone(self._wal.blobs.forget(topic.id))
 
     def prefetch(self, topic: Topic, seq: int) -> None:
-        """Read what stands at ``seq`` and after it into memory, if it is in segments."""
+        """Start to read records from ``seq`` on into the page cache, if they are in segments."""
         index = topic.index.find(seq)
         locator = _live_extent(topic.index, index)
         if locator is not None:
@@ -154,12 +163,12 @@ class RecordStore:
             self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
 
     def forget_asked(self) -> None:
-        """Time has gone: mapped pages may have left memory, and are asked for again."""
+        """Discard the notes on prefetched pages, because the kernel may have evicted them."""
         self._wal.forget_asked()
         self._segments.maps.forget_asked()
 
     def report(self, damage: Damaged) -> None:
-        """Log damage, once for each place: whoever comes across it will do so again."""
+        """Log damage, once for each disk location, because every later reader meets it again."""
         if (damage.path, damage.offset) not in self._reported:
             self._reported.add((damage.path, damage.offset))
             log.error(
@@ -168,7 +177,7 @@ class RecordStore:
 
 
 def _live_extent(index: RecordIndex, at: int) -> Locator | None:
-    """Locator of this entry, if it is an extent with live records."""
+    """Return the locator of this entry if it is an extent with live records."""
     if at >= len(index):
         return None
     _, _, locator, size = index.entry(at)

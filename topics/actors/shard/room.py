@@ -1,8 +1,8 @@
 """Room: whether a shard may write (decision 0015).
 
-    READY      --no room was met, or the reserve is used up--> NO_ROOM
-    NO_ROOM    --a file for what comes next, and the reserve, were found--> READY
-    both       --the log has failed--> READ_ONLY, until the process starts anew
+    READY      --a write found no space, or the reserve is used--> NO_ROOM
+    NO_ROOM    --space for the next file and for the reserve is available--> READY
+    both       --the log has failed--> READ_ONLY, until the process restarts
     both       --the data directory no longer belongs to the server--> DIRECTORY_LOST, likewise
 
 In NO_ROOM the shard accepts changes that free space, and refuses changes that grow the log. If the
@@ -38,7 +38,7 @@ from topics.storage.folders import DirectoryLost
 from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import NoRoom
 
-RETRY_MIN_S, RETRY_MAX_S = 0.5, 5.0  # between two attempts to find room
+RETRY_MIN_S, RETRY_MAX_S = 0.5, 5.0  # pause between two attempts to find space
 FULL = NoRoom(errno.ENOSPC, "no room on the disk")
 log = structlog.get_logger()
 
@@ -46,25 +46,25 @@ log = structlog.get_logger()
 class Room(Service):
     """The state of one shard's disk. ``broken``: the error that ended all writing.
 
-    Its task sleeps by itself: its checks wait for the disk, in threads, and the next pause begins
-    when a check has ended.
+    Its task has its own timer instead of the shared one. Its checks wait for the disk, in threads,
+    and the next pause begins when a check has ended.
     """
 
     def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
         self.wal, self.commits, self._words = shard.wal, commits, words
-        # Frames of this start that the log had no room for.
+        # Frames of this start that the log had no space for.
         self.owed = list(shard.unwritten_frames)
         self.broken: OSError | None = None
-        self.on_short: Callable[[], None] = lambda: None  # called now and then in NO_ROOM
+        self.on_short: Callable[[], None] = lambda: None  # called at intervals while NO_ROOM
 
     def refusal(self, *, grows: bool) -> OSError | None:
-        """Why a change may not be done; None when it may. ``grows``: it makes no room."""
+        """Return why a change must be refused, or None. ``grows``: the change frees no space."""
         if self.broken is not None:
             return self.broken
         return FULL if self.owed or (grows and self.wal.short_of_room) else None
 
     def show(self, error: OSError | None = None) -> None:
-        """Put the state on the board. ``error``: the log has failed with it."""
+        """Publish the state on the board. ``error``: the error with which the log has failed."""
         self.broken = self.broken or error
         if isinstance(self.broken, DirectoryLost):
             self._show(ShardState.DIRECTORY_LOST)
@@ -89,7 +89,7 @@ class Room(Service):
         self._words.state = state
 
     async def run(self) -> None:
-        """Watch the log's room, until cancelled or broken."""
+        """Check the log's space until cancelled or broken."""
         pause_s = RETRY_MIN_S
         while self.broken is None:
             await wait_beat(pause_s)
@@ -101,7 +101,7 @@ class Room(Service):
             pause_s = min(2 * pause_s, RETRY_MAX_S) if failed else RETRY_MIN_S
 
     async def find_room(self) -> bool:
-        """Look for room; whether the shard may grow again."""
+        """Try to allocate the needed files. Return whether the shard may grow again."""
         if not await trio.to_thread.run_sync(self.wal.find_room):
             return False
         if self.owed and await self._note_start():
@@ -110,7 +110,7 @@ class Room(Service):
         return not self.owed
 
     async def _note_start(self) -> bool:
-        """Write the frames of this start; whether the log has them now."""
+        """Write the frames of this start. Return whether the log has them now."""
         self.wal.begin(self.owed)
         return await self.commits.wait_synced(self.wal.next_lsn)
 
@@ -121,13 +121,14 @@ class DiskWatch:
     def __init__(self, commits: GroupCommit, room: Room, words: ShardWords) -> None:
         self._commits, self._room, self._words = commits, room, words
         self._log, self._blobs, self._loop = Pulse(), Pulse(), Pulse()
-        self._streaming = self._steps = 0  # streamed appends under way, and steps of all of them
+        # Number of running streamed appends, and of the steps of all streamed appends.
+        self._streaming = self._steps = 0
         self.is_stalled = False
         commits.wal.watch_hangs(self._on_hang)
 
     @contextlib.contextmanager
     def streaming(self) -> Iterator[Callable[[], None]]:
-        """A streamed append writes meanwhile; call what this gives at each step."""
+        """Count a running streamed append. The caller calls the yielded function at each step."""
         self._streaming += 1
         try:
             yield self._note_step
@@ -138,11 +139,14 @@ class DiskWatch:
         self._steps += 1
 
     def look(self, now: float) -> None:
-        """Put on the board how long the disk has been silent, and log when it stalls or answers."""
+        """Publish how long the disk has not responded.
+
+        Log when it stalls and when it responds again.
+        """
         self._show(max(self._log_silent_s(now), self._blobs_silent_s(now)))
 
     def _on_hang(self, call: int) -> None:
-        """The loop hangs in this call; told by the thread that watches it."""
+        """Publish that the loop hangs in this call. Runs in the thread that watches the loop."""
         silent_s = self._loop.look(call, time.monotonic())
         self._show(silent_s)
         if silent_s < DISK_STALLED_S:
@@ -169,7 +173,7 @@ class DiskWatch:
 
 
 def unwritable(error: OSError) -> NotReady:
-    """What a client is told when its write failed, or could not be tried, with ``error``."""
+    """Return the client's error for a write that failed, or was not tried, because of ``error``."""
     reason = "disk_full" if error.errno in disk.FULL else "read_only"
     if isinstance(error, DirectoryLost):
         reason = "directory_lost"

@@ -1,16 +1,16 @@
-"""Service: the one way in which a part of a shard attaches to its loop.
+"""Service: the single way in which a part of a shard attaches to its loop.
 
-    register            which calls and events it handles
-    on_config           a topic is made, configured or deleted: that change is committed
-    on_due              a turn ends, and the service has set `is_due`: what it adds to the log and
-                        to the links goes with the turn
-    on_loss             the log has lost changes: they are undone
-    on_session_closed   a front has gone
-    run                 a task beside the loop, for work that waits for files
+    register            route calls and events to the service
+    on_config           a change that creates, configures or deletes a topic is committed
+    on_due              an iteration ends and the service has set `is_due`; its frames and messages
+                        are sent with the iteration
+    on_loss             the log has lost changes, and they are undone
+    on_session_closed   the session with a front has closed
+    run                 a task that runs concurrently with the loop, for work that waits for files
 
-Hooks run inside a turn and never wait. A service leaves out what it does not need; the loop calls
-only the hooks that a class defines. Who cares for some topics alone follows those
-(`Topic.follow`), for most have no readers, no routers and nobody who waits.
+Hooks run inside an iteration and never block. A service defines only the hooks that it needs, and
+the loop calls only these. A service that needs the commits of some topics follows these topics
+(`Topic.follow`), because most topics have no readers, no routers and no waiting clients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from topics.engine.changes.change import Change
 
 
 class Service:
-    """Base of all services of a shard. ``is_due``: call `on_due` at the end of this turn, or of the
-    next if that has been."""
+    """Base of all services of a shard.
+
+    Set ``is_due`` to have `on_due` called at the end of this iteration, or of the next one if this
+    iteration has already called it.
+    """
 
     is_due = False
 
@@ -30,16 +33,16 @@ class Service:
         """Route the calls that this service handles to it."""
 
     def on_config(self, change: Change) -> None:
-        """Note a topic that was made, configured or deleted."""
+        """Handle the creation, configuration or deletion of a topic."""
 
     def on_due(self) -> None:
-        """Do what is due. ``is_due`` is False by now."""
+        """Do the due work. The loop has already set ``is_due`` to False."""
 
     def on_loss(self) -> None:
-        """Note that changes were undone: leases are free again, topics were never made."""
+        """Handle undone changes: their leases are free again, and their new topics do not exist."""
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Forget what belongs to a front that has gone."""
+        """Drop the state of a front whose session has closed."""
 
     async def run(self) -> None:
-        """Work beside the loop until cancelled, or return."""
+        """Work concurrently with the loop, until the work is done or until cancelled."""

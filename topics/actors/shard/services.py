@@ -38,13 +38,15 @@ from topics.storage.recovery.steps import Shard
 
 
 class ShardServices:
-    """Everything that attaches to a shard's loop, in the order in which hooks are called."""
+    """All services of a shard, in the order in which their hooks are called."""
 
     def __init__(
         self, context: ShardContext, shard: Shard, heads: memoryview, ledger: ShardLedger
     ) -> None:
-        """``heads``: the shard's words for pages that are read ahead; ``ledger``: what the shards
-        hold of the caps of the server.
+        """Create the services.
+
+        ``heads``: the shard's shared memory that invalidates pages read ahead. ``ledger``: this
+        shard's usage of the caps that all shards share.
         """
         self.retries = retries = Retries(context.commits)
         self.peers, self.room = context.peers, context.room
@@ -55,7 +57,7 @@ class ShardServices:
         self.appends = Appends(context, self.streamed_appends, SpaceWaits(context, self.sealing))
         self.topics = TopicCalls(context)
         self.deletes = Deletes(context, retries)
-        # Each is told by the other: of dead jobs, and of those that are claimable again.
+        # These two call each other: for exhausted jobs, and for jobs that are claimable again.
         self.job_dispatch = dispatch = JobDispatch(
             context, lambda topic: self.dead_letters.wake(topic)
         )

@@ -31,7 +31,7 @@ class SpaceWaits:
         return self._sealing.keeps_files
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Call ``call`` in a turn when the files are deleted, even if that failed."""
+        """Call ``call`` in an iteration when the files are deleted, even if that failed."""
         self._calls.append(call)
         if not self.is_active:
             self.is_active = True

@@ -1,11 +1,11 @@
-"""Streamed appends: bodies of many megabytes, handled run by run so that other requests go on.
+"""Streamed appends: bodies of many megabytes, handled in chunks so that other requests are served.
 
-    hold the topic -> decode -> topic ready -> render and write a blob, run by run
-        -> decided change to the log -> answer -> give the topic back
+    hold the topic -> decode -> topic ready -> render and write a blob, chunk by chunk
+        -> decided change to the log -> reply -> release the topic
 
-A streamed append holds its topic: other changes of that topic wait, reads go on. Its records are
-durable in a blob before the log gets the small frame that names the blob. The seqs are given once
-the body is known to be good.
+A streamed append holds its topic: other changes of that topic wait, and reads continue. Its records
+are durable in a blob before the log gets the small frame that names the blob. Seqs are assigned
+only after the complete body is validated.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
 STREAMED_MIN_BYTES = 4 << 20  # a shorter body takes a few milliseconds
-RUN_BYTES = 512 << 10  # of a body, between two chances for others
+RUN_BYTES = 512 << 10  # bytes of a body that are processed before other tasks get to run
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A committed streamed append. ``created``: the topic was made for it, by an earlier frame."""
+    """A committed streamed append. ``created``: an earlier frame created the topic for it."""
 
     change: Append
     progress: Progress
@@ -51,23 +51,29 @@ class Done:
 
 
 MakeRoom = Callable[[], Awaitable[bool]]
-"""Frees what a backup keeps on a full disk; whether there was anything: `Sealing.make_room`."""
+"""Releases the files that a backup keeps on a full disk.
+
+Returns whether it released any: `Sealing.make_room`.
+"""
 
 Outcome = Done | DedupeEntry | OSError
-"""What the append did, what its key stood for, or why the log could not take it."""
+"""The committed append, the earlier append with its key, or the error of the log."""
 
 
 class StreamedAppends(Service):
-    """Handles the streamed appends of a shard, each in a task of its own."""
+    """Handles the streamed appends of a shard, each in its own task."""
 
     def __init__(self, context: ShardContext, make_room: MakeRoom) -> None:
         self._context, self._commits, self._make_room = context, context.commits, make_room
         self._engine, self._limits = context.engine, context.limits
 
     def begin(self, request: AppendCall) -> None:
-        """Hold the topic and answer the request later. The topic is not held."""
+        """Hold the topic and answer the request later.
+
+        The topic must not be held by another change.
+        """
         self._context.held.take(request.params.topic)
-        request.outlast()  # it ends when all of its body is written
+        request.outlast()  # no timeout: it ends when its complete body is written
         self._context.start(self._handle, request)
 
     async def _handle(self, request: AppendCall) -> None:
@@ -83,7 +89,7 @@ class StreamedAppends(Service):
         self._context.give_back(params.topic)
 
     async def append(self, params: AppendParams, body: Buffer) -> Outcome:
-        """Append ``body`` to a held topic. Raises as a short append does."""
+        """Append ``body`` to a held topic. Raises the same errors as a short append."""
         request = await self._decode(body)
         largest = check_append(request, len(body), params.key, self._limits)
         if largest > 2 * self._limits.nesting:
@@ -92,6 +98,7 @@ class StreamedAppends(Service):
         if request.config is not None:
             check_may_configure(params.may_configure)
             check_inline_config(params.topic, request.config)
+        # On a full disk, each write is retried once if a backup releases files.
         found = await self._topic(params.topic, request, params.prefixes)
         if isinstance(found, OSError):
             if not await self._frees(found):
@@ -120,6 +127,7 @@ class StreamedAppends(Service):
     async def _decode(self, body: Buffer) -> AppendBody:
         view = memoryview(body)
         with refusing_bad_bodies():
+            # Validate the encoding in chunks first, then decode the body in slices.
             utf8 = codecs.getincrementaldecoder("utf-8")()
             for start in range(0, len(view), RUN_BYTES):
                 utf8.decode(view[start : start + RUN_BYTES], start + RUN_BYTES >= len(view))
@@ -133,15 +141,15 @@ class StreamedAppends(Service):
     async def _topic(
         self, name: str, request: AppendBody, prefixes: list[str] | None
     ) -> tuple[Topic, bool] | OSError:
-        """The topic with no change under way, and whether it was made for this append."""
+        """Return the topic, with no change pending, and whether this append created it."""
         while (topic := self._engine.topics.get(name)) is not None:
             await self._commits.wait_idle(topic)
-            if not topic.deleted:  # else it was being made, and that failed meanwhile
+            if not topic.deleted:  # otherwise its creation failed during the wait
                 return topic, False
         now, size = self._context.clock(), 0
         is_full_of = request.config is not None and request.config.discard == "reject"
         if is_full_of or self._limits.total_bytes:
-            # What does not fit makes no topic either.
+            # Check the size first, so that a body that does not fit creates no topic either.
             size = Rendering(request, keep_key=False).ends(1, now.ts)[-1]
         change = append.make_topic(self._engine.table, name, request, now, prefixes, size)
         result = await self._commits.submit_and_wait(change)
@@ -158,6 +166,7 @@ class StreamedAppends(Service):
         now = self._context.now
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
         await trio.lowlevel.checkpoint()
+        # The tables precede the rendered records, whose ends are known before they are rendered.
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
         change = append.decide_streamed(
@@ -169,19 +178,19 @@ class StreamedAppends(Service):
         except OSError as error:
             self._engine.undo(change)
             return error
-        except BaseException:  # a bug, or the shard stops: nobody waits for this change any more
+        except BaseException:  # a bug, or the shard stops: undo the change in both cases
             self._engine.undo(change)
             raise
         result = await self._commits.submit_and_wait(change, resident)
         if isinstance(result, NoRoom) and resident is None:
-            # Its frame was not written: the room is needed.
+            # Its frame was not written. Remove the blob to free its space.
             self._context.wal.blobs.remove(topic.id, change.first_seq)
         return result if isinstance(result, OSError) else Done(change, result, created)
 
     def _sink(
         self, change: Append, rendering: Rendering, body_len: int
     ) -> tuple[Sink, RecordsView | None]:
-        """A blob; or memory, and the records that it will hold."""
+        """Return a blob; or a memory buffer, and the view of the records that it will hold."""
         topic = change.topic
         if topic.config.durability != "ephemeral":
             return self._context.wal.blobs.begin(topic.id, change.first_seq, body_len), None
@@ -203,36 +212,36 @@ class StreamedAppends(Service):
 
 
 class Sink(Protocol):
-    """Takes a body piece by piece. The calls block: they are for a thread."""
+    """Receives a body in chunks. The methods block, so they are called in a thread."""
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Append to the body."""
+        """Append ``pieces`` to the body."""
 
     def finish(self) -> None:
-        """Make the body durable; it is whole."""
+        """Make the complete body durable."""
 
     def abandon(self) -> None:
-        """Leave nothing of the body."""
+        """Discard everything that was written."""
 
 
 class MemorySink:
-    """Keeps the body in memory, for a class that keeps its records there."""
+    """Keeps the body in memory, for the durability class that stores its records there."""
 
     def __init__(self, body_len: int) -> None:
         self.body = memoryview(bytearray(body_len))
         self._end = 0
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Copy the pieces behind those before."""
+        """Append copies of ``pieces``."""
         for piece in pieces:
             self.body[self._end : self._end + len(piece)] = piece
             self._end += len(piece)
 
     def finish(self) -> None:
-        """Nothing to sync: memory is as durable as it gets."""
+        """Do nothing: memory needs no sync."""
 
     def abandon(self) -> None:
-        """Nothing to remove: the memory goes with this object."""
+        """Do nothing: the memory is freed with this object."""
 
 
 def _answer(batch: AppendBatch, outcome: Outcome) -> None:
@@ -245,7 +254,7 @@ def _answer(batch: AppendBatch, outcome: Outcome) -> None:
 
 
 def _runs(rendering: Rendering, ends: list[int], change: Append) -> Iterator[list[bytes]]:
-    """The rendered records, at most `RUN_BYTES` or one record at a time."""
+    """Yield the rendered records in runs of at most `RUN_BYTES`, or of one larger record."""
     start = 0
     while start < len(ends):
         begin = ends[start - 1] if start else 0

@@ -1,4 +1,4 @@
-"""Topics: make, configure, describe and list them (§1)."""
+"""Topic calls: create, configure, describe and list topics (§1)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TopicCalls(Service):
         self._context.check_writable(grows=params.topic not in self._engine.topics)
         if self._context.held.defer_if_held(params.topic, self._put, request):
             return
-        # What is too old by the config so far does not come back.
+        # Records that expired by the old config must not reappear under the new one.
         self._context.freshen(self._engine.topics.get(params.topic))
         change = put_topic.decide(
             self._engine.table,
@@ -94,6 +94,7 @@ class TopicCalls(Service):
     def _plan(self, request: InboundMessage[TopicPutParams, PutResult]) -> None:
         params, context = request.params, self._context
         context.freshen(self._engine.topics.get(params.topic))
+        # Compute the result of the PUT without a change.
         config, epoch, dropped = put_topic.plan(
             self._engine.table,
             params.topic,
@@ -133,7 +134,10 @@ class TopicCalls(Service):
 
 
 def _summary(topic: Topic, now: Now) -> bytes:
-    """The topic in a list: rendered here, for there may be a thousand. Its name needs no escape."""
+    """Render the topic's entry of a list, without a general encoder, because lists may be long.
+
+    A topic name contains no characters that JSON must escape.
+    """
     wrote = "null" if topic.last_write_ts is None else topic.last_write_ts
     durable = "true" if topic.config.durable else "false"
     return (

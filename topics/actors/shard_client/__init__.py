@@ -1,1 +1,1 @@
-"""The shards as a front sees them: links, calls, readiness and failures."""
+"""Client of the shards, for the front: links, calls, readiness and failures."""

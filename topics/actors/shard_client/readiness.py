@@ -1,6 +1,4 @@
-"""Readiness: how far the shards are, what is wrong with each, and the error for calls that none of
-them can serve (§8.2).
-"""
+"""Readiness: the state of all shards, and the error for calls that they cannot serve (§8.2)."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ TROUBLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Of all shards together.
+    """The combined state of all shards.
 
-    ``progress``: share of the logs that is replayed, 0 to 1. ``topics`` is up to a heartbeat old.
-    ``unwell``: shards that do not serve as they should, each with its trouble in a word.
-    ``limited``: shards that serve readers and not all writers, each with its state.
+    ``progress``: replayed share of the logs, 0 to 1. ``topics``: up to one tick old. ``unwell``:
+    shards that do not serve normally, each with a keyword for its failure. ``limited``: shards that
+    serve readers but not all writers, each with its state.
     """
 
     ready: bool
@@ -44,7 +42,7 @@ class Readiness:
 
 
 def unready(readiness: Readiness) -> NotReady:
-    """The failure of §8.2, with all ``shards`` that do not serve and the worst as the reason."""
+    """Return the error of §8.2: all ``shards`` that do not serve, and the first known cause."""
     shards = [{"shard": shard, "state": state} for shard, state in readiness.unwell]
     for shard, state in readiness.unwell:
         if state in TROUBLES:

@@ -1,17 +1,17 @@
-"""The shards, for one front: `Shards` asks each of them, and each has its own state.
+"""Shards: the client of a front for all shards. Each shard has its own state:
 
-                  opened                     no heartbeat for STALLED_S
-        AWAY -------------> ANSWERING --------------------------------------> STALLED
-          ^    closed           |    <--------------------------------------     |
-          '---------------------'---------------------------- closed -----------'
-                                                a heartbeat
+              opened                     no heartbeat for STALLED_S
+    AWAY -------------> ANSWERING --------------------------------------> STALLED
+      ^    closed           |    <--------------------------------------     |
+      '---------------------'---------------------------- closed -----------'
+                                            a heartbeat
 
-A stalled shard is asked nothing. Its calls under way fail, but not those that wait by their nature,
-such as long polls and waiting claims; they go on when the shard does. One that waits for its disk
-is asked for no writes.
+No call is sent to a stalled shard. Its pending calls fail, except calls that wait by design, such
+as long polls and waiting claims. These continue when the shard does. No write is sent to a shard
+that waits for its disk.
 
     shards.call(shard, CALL, params, body, then)     ``then`` gets a `Reply` or a `TopicsError`
-    await shards.answer(shard, CALL, params, body)   for a task: asks and waits
+    await shards.answer(shard, CALL, params, body)   for a task: sends the call and waits
 """
 
 from __future__ import annotations
@@ -76,41 +76,43 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.message import Message, PeerGone
 
-LINKED_MAX_S: Final = 1.0  # a shard takes up a session within a turn of its loop
+LINKED_MAX_S: Final = 1.0  # seconds; a shard opens a session within one iteration of its loop
 LINKED_LOOK_S: Final = 0.001
-RING_BYTES_PER_MS: Final = 100_000  # about what a shard takes out of its ring
-TURNOVER_MAX_S: Final = 10.0  # a body that takes longer to bring what it holds may have to go
+RING_BYTES_PER_MS: Final = 100_000  # approximate rate at which a shard reads its ring
+TURNOVER_MAX_S: Final = 10.0  # a slower body may be aborted to free memory
 
 log: Final = structlog.get_logger()
 
 
 class Listener(Protocol):
-    """Is told what shards send unasked, by the loop that reads a ring: it must not wait."""
+    """Gets the events of shards, in the loop that reads a ring. Its methods must not block."""
 
     def opened(self, shard: int) -> None:
         """The shard serves, for the first time or again."""
 
     def closed(self, shard: int) -> None:
-        """The shard is gone, and with it all its feeds and work streams."""
+        """The shard's session has closed, and all its feeds and work streams have ended."""
 
     def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
-        """A page of a feed; ``records`` is valid until this returns."""
+        """A page of a feed has arrived. ``records`` is valid until this returns."""
 
     def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
         """A feed has ended in the shard."""
 
     def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:
-        """Jobs for a work stream; ``jobs`` is valid until this returns."""
+        """Jobs for a work stream have arrived. ``jobs`` is valid until this returns."""
 
     def work_ended(self, shard: int, params: WorkEndedParams) -> None:
         """A work stream has ended in the shard."""
 
 
 class Batch:
-    """What one turn of a front's loop asks its shards. While it is open, few messages are not
-    flushed; its end does that. A shard begins with eight calls or more while the front still reads.
-    What is inside never waits. ``at_end`` is called before the last flush: it may ask more. What
-    the tasks ask behind it (``runs_tasks``) is flushed together, too.
+    """The messages to shards of one pass of a front's loop, which are flushed together.
+
+    While the batch is open, a link is flushed early only when many messages are queued, so that the
+    shard starts while the front still reads. The end of the batch flushes all links. Code inside
+    must not block. ``at_end`` is called before the last flush, and may send more messages. Messages
+    of the tasks that run afterwards (``runs_tasks``) are flushed together, too.
     """
 
     __slots__ = ("_links", "at_end", "is_open", "runs_tasks")
@@ -125,7 +127,7 @@ class Batch:
         self.is_open = True
 
     def end(self, *_: object) -> None:
-        """Ask what is left to ask, and flush the links."""
+        """Send the remaining messages, and flush the links."""
         if self.at_end is not None:
             self.at_end()
         self.is_open = False
@@ -141,27 +143,25 @@ class Batch:
 
     @property
     def is_joined(self) -> bool:
-        """Messages of now are flushed together, later in this pass of the loop."""
+        """Whether messages that are sent now are flushed together later in this pass."""
         return self.is_open or self.runs_tasks
 
 
 class ShardLink:
-    """One shard: its link, the link session that is open on it, if any, and its words on the
-    board.
-    """
+    """One shard: its link, its link session if one is open, and its cells on the board."""
 
     def __init__(self, link: Link, words: ShardWords, router: MessageRouter) -> None:
         self.link, self.words, self.number = link, words, link.peer.index
         self.peer_id = link.peer.session_name
         self.session: LinkSession | None = None
-        self.answering: LinkSession | None = None  # the session, unless the shard is stalled
+        self.answering: LinkSession | None = None  # the session, or None while the shard is stalled
         self.listener: Listener | None = None
         self.waits_for_disk = False  # at the last check
         self._router = router
         self._pulse = Pulse()
 
     def opened(self) -> None:
-        """A link session begins."""
+        """Open a session, because the link has connected."""
         self.session = self._router.open_session(self.peer_id, self.link, self._failure_of)
         self.answering = self.session
         self._pulse, self.waits_for_disk = Pulse(), False
@@ -169,7 +169,7 @@ class ShardLink:
             self.listener.opened(self.number)
 
     def arrived(self, messages: list[Message]) -> None:
-        """Take what the shard has sent."""
+        """Dispatch the messages of the shard."""
         session, dispatch = self.session, self._router.dispatch
         assert session is not None, "messages arrive between open and close"
         for message in messages:
@@ -177,7 +177,7 @@ class ShardLink:
             assert rest is None, "a front has no asynchronous handler"
 
     def closed(self) -> None:
-        """The link session is over."""
+        """Close the session, because the link has disconnected."""
         if self.session is not None:
             session, self.session, self.answering = self.session, None, None
             session.close()
@@ -190,10 +190,13 @@ class ShardLink:
     def _failure_of(self, error: RemoteError | PeerGone) -> TopicsError:
         return failure_of(error) if isinstance(error, RemoteError) else self.not_ready()
 
-    # How it is
+    # State
 
     def check(self, now: float) -> None:
-        """See the shard's words on the board, twice a second, and fail the calls that hang."""
+        """Check the shard's cells on the board, with each tick.
+
+        Fail calls to a shard that hangs.
+        """
         session = self.session
         if session is None:
             return
@@ -211,29 +214,30 @@ class ShardLink:
 
     @property
     def is_connected(self) -> bool:
-        """A link session is open, and the board has not ended it: a process that has died and is
-        replaced is not taken for its successor.
+        """Whether a link session is open that is still current on the board.
+
+        So a process that has died is not mistaken for its replacement.
         """
         return self.link.connected
 
     @property
     def is_stalled(self) -> bool:
-        """A link session is open, and no heartbeat comes."""
+        """Whether a link session is open but heartbeats are missing."""
         return self.answering is not self.session
 
     def is_waiting_for_disk(self) -> bool:
-        """The shard's writes have hung in the kernel for long."""
+        """Return whether the shard's writes have hung in the kernel for `DISK_STALLED_S`."""
         return self.words.disk_silent_ms >= DISK_STALLED_S * 1000
 
     @property
     def progress(self) -> float:
-        """Share of the shard's log that is replayed."""
+        """Replayed share of the shard's log, 0 to 1."""
         serves = self.is_connected and self.words.state in SERVING
         return 1.0 if serves else self.words.progress_ppm / 1e6
 
     @property
     def trouble(self) -> str:
-        """Why the shard does not serve, in a word; empty when it does."""
+        """A keyword for why the shard does not serve; empty if it serves."""
         state = self.words.state
         if self.is_stalled:
             return DISK_STALLED if self.is_waiting_for_disk() else STALLED
@@ -247,7 +251,7 @@ class ShardLink:
         return DISK_STALLED if self.is_waiting_for_disk() else ""
 
     def not_ready(self) -> NotReady:
-        """The failure of a call that the shard cannot serve now (§8.2, §0.6)."""
+        """Return the failure of a call that the shard cannot serve now (§8.2, §0.6)."""
         trouble, progress = self.trouble, self.progress
         if trouble in TROUBLES:
             text = f"the shard of this topic {TROUBLES[trouble]}"
@@ -256,7 +260,7 @@ class ShardLink:
 
 
 class Shards:
-    """All shards, for one front. Shard numbers are indexes of ``links``."""
+    """The shards as one front sees them. Shard numbers are indexes of ``links``."""
 
     def __init__(self, links: Sequence[Link], board: Board) -> None:
         self._board = board
@@ -269,7 +273,7 @@ class Shards:
         self.count = len(links)
 
     def listen(self, listener: Listener) -> None:
-        """From now on ``listener`` is told what the shards send unasked. Once, before `run`."""
+        """Call ``listener`` for the events of shards from now on. Call this once, before `run`."""
         numbers = {link.peer_id: link.number for link in self._links}
         for link in self._links:
             link.listener = listener
@@ -290,7 +294,7 @@ class Shards:
         self._router.subscribe(WORK_ENDED, bare(listener.work_ended))
 
     async def run(self) -> None:
-        """Carry messages until cancelled."""
+        """Transfer messages until cancelled."""
         EventLoop.of_this_run().turn = self.batch
         async with trio.open_nursery() as nursery:
             for link in self._links:
@@ -300,26 +304,28 @@ class Shards:
                 self.check(trio.current_time())
 
     async def wait_linked(self) -> None:
-        """Beside `run`: until there is a link session with every shard that serves, at most
-        `LINKED_MAX_S`. A front that starts again refuses nobody for want of a session.
+        """Wait until each serving shard has a link session, for `LINKED_MAX_S` at most.
+
+        `run` must run concurrently. So a restarted front does not refuse requests because its
+        sessions are not open yet.
         """
         with trio.move_on_after(LINKED_MAX_S):
-            # The shard's words are in shared memory, which sets no event.
+            # The shard's state is in shared memory, which sets no event.
             while any(  # noqa: ASYNC110
                 link.words.state in SERVING and not link.is_connected for link in self._links
             ):
                 await trio.sleep(LINKED_LOOK_S)
 
     def check(self, now: float) -> None:
-        """See which shards show a heartbeat."""
+        """Check the heartbeats of all shards."""
         for link in self._links:
             link.check(now)
 
     def shard_of(self, topic: str) -> int:
-        """The shard that owns the topic."""
+        """Return the shard that owns the topic."""
         return shard_of(topic, self.count)
 
-    # Asking
+    # Calls
 
     def call(
         self,
@@ -331,26 +337,33 @@ class Shards:
         *,
         early: bool = False,
     ) -> PendingCall:
-        """Ask a shard. ``then`` is called with its answer or the failure, once, by the loop that
-        reads the ring, or at once when the shard cannot be asked: `NotReady` while it is down,
-        recovering or stalled, or when it becomes so.
+        """Call a shard.
 
-        It is sent with others at the end of an open batch, or of the pass in which tasks run, if
-        there is one, unless the shard should begin ``early``. A block is no longer the caller's.
-        Whoever does not want the answer abandons the call.
+        ``then`` gets the reply or the failure, once, in the loop that reads the ring.
+
+        If the shard cannot be called, ``then`` gets `NotReady` immediately. This is the case while
+        the shard is down, recovering or stalled. If it becomes so later, pending calls fail with
+        `NotReady`, too.
+
+        The call is flushed with others at the end of an open batch, or of the pass in which tasks
+        run. With ``early`` it is flushed immediately. An ArenaBlock no longer belongs to the
+        caller. A caller that does not need the reply any longer must abandon the call.
         """
         link = self._links[shard]
         session = link.answering
         if session is None or (
             link.waits_for_disk and call.is_write and link.is_waiting_for_disk()
         ):
-            # A loop that hangs with its disk would take the write later.
+            # The board shows a hang of the loop earlier than `check`. Such a loop would execute the
+            # write later.
             discard(body)
             return self._refused(link, call, then)
         try:
             pending = session.call(call, params, body, then)  # type: ignore[arg-type]
         except PeerGone:
             return self._refused(link, call, then)
+        # A search for the field name is cheaper than decoding, and a false match only delays the
+        # failure.
         if call is DIFF or call is CLAIM:
             pending.is_patient = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
@@ -366,14 +379,17 @@ class Shards:
         return PendingCall(0, call, then, None, is_over=True)
 
     def _give_back(self, shard: int, params: Any, late: Reply[ClaimResult]) -> None:
-        """Jobs have come for a claim that nobody waits for."""
+        """Release the jobs of a claim whose client no longer waits."""
         if late.result.seqs:
             self.notify(shard, UNCLAIMED, UnclaimedParams(params.topic, *late.result))
 
     async def answer(
         self, shard: int, call: Call[P, R], params: P, body: Attachment = b""
     ) -> Reply[R]:
-        """Ask a shard and wait, in a task. Raises the failure. Cancelling it abandons the call."""
+        """Call a shard and wait for the reply, in a task.
+
+        Raises the failure. Cancellation abandons the call.
+        """
         answers: list[Reply[R] | TopicsError] = []
         task, is_waiting = trio.lowlevel.current_task(), False
 
@@ -386,6 +402,7 @@ class Shards:
             pending.abandon()
             return Abort.SUCCEEDED
 
+        # The callback may run inside of `call`, if the shard cannot be called.
         pending = self.call(shard, call, params, body, answered)
         if not answers:
             is_waiting = True
@@ -396,8 +413,9 @@ class Shards:
         return answer
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
-        """Tell a shard; nobody answers, and one that is down hears nothing. Sent as a call is.
-        ``quiet``: the shard need not hear of it before it hears of something else.
+        """Send an event to a shard, flushed as a call is. It is dropped if the shard is down.
+
+        ``quiet``: the event need not be sent before another message is.
         """
         link = self._links[shard]
         if link.session is not None:
@@ -413,10 +431,13 @@ class Shards:
     # Shared memory for long bodies
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> ArenaBlock | None:
-        """Shared memory for a long body that ``holder`` fills; None when there is no room.
+        """Reserve shared memory for a long body that ``holder`` fills.
 
-        Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes,
-        or when others need the room more. Without a holder the block is filled and sent at once.
+        Return None if there is no space.
+
+        Raises `NotReady` if the shard is unavailable. The holder must give up if the shard
+        disconnects or if others need the memory more. Without a holder, the block must be filled
+        and sent immediately.
         """
         link = self._links[shard]
         if link.answering is None or not link.is_connected:
@@ -427,15 +448,16 @@ class Shards:
         return block
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
-        """Tell the slowest body to give up, unless it is ``holder``'s or none is slow: a body keeps
-        its memory as long as it brings a tenth of it a second. Raises `NotReady` when the shard is
-        away.
+        """Make the slowest body give up, unless it is ``holder``'s or none is slow.
 
-        Returns whether one was told: it gives up when other tasks run.
+        A body keeps its memory while it receives at least a tenth of it per second. Return whether
+        a body was notified; it gives up when other tasks run. Raises `NotReady` if the shard is
+        unavailable.
         """
         link = self._links[shard]
         if not link.is_connected:
             raise link.not_ready()
+        # Each holder counts once, with the block that it fills.
         holders = {
             block.holder: None for block in link.link.writer.filling if block.holder is not None
         }
@@ -447,17 +469,16 @@ class Shards:
         slowest.give_up(Throttled(reason, retry_after_ms=1000))
         return True
 
-    # How they are
+    # State of the shards
 
     def head(self, shard: int, mark: HeadMark) -> int | None:
-        """Head of the topic of a page that was read ahead; None when the page is not its answer any
-        more.
-        """
+        """Return the head of the topic of a page read ahead; None if the page is outdated."""
         return self._heads[shard].head(mark)
 
     def delay_ms(self, shard: int) -> float:
-        """How long a message that is sent now waits: for the ring, then in the shard. 0 while the
-        shard is away or stalled: it is asked nothing.
+        """Return the expected wait of a message that is sent now, in ms: in the ring and the shard.
+
+        Return 0 while the shard is unavailable or stalled, because no call is sent to it.
         """
         link = self._links[shard]
         if link.answering is None:
@@ -465,7 +486,7 @@ class Shards:
         return link.words.delay_ms + link.link.backlog_bytes / RING_BYTES_PER_MS
 
     def readiness(self) -> Readiness:
-        """Of all shards together."""
+        """Return the combined state of all shards."""
         links = self._links
         troubles = [(link.number, link.trouble) for link in links]
         unwell = tuple((number, trouble) for number, trouble in troubles if trouble)

@@ -1,12 +1,12 @@
-"""Polled claims: jobs for a worker that asks for them, now or within its `wait_ms` (§10.2).
+"""Polled claims: leases jobs to a worker's request, immediately or within its `wait_ms` (§10.2).
 
-    IN LINE --leased--> UNDER WAY --the log has it--> answered
-       |                    '--cancelled, its front has gone--> its leases are given back
-       |--time is over--> answered without jobs
-       '--cancelled, its front has gone--> dropped
+    IN LINE --leased--> LOGGING --the log has it--> answered
+       |                   '--cancelled, its front has disconnected--> its leases are released
+       |--wait_ms is over--> answered without jobs
+       '--cancelled, its front has disconnected--> dropped
 
-A claim under way waits for the log only if the queue's leases are durable. A front whose client
-does not get the answer names its leases, which are given back then (`UnclaimedParams`).
+A claim waits for the log only if the queue's leases are durable. If a client does not receive the
+reply, its front sends the leases of the reply, which are then released (`UnclaimedParams`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ClaimCall: TypeAlias = InboundMessage[TopicParams, ClaimResult]
 
 
 class PolledClaim(Claimer):
-    """A claim that is not answered yet. ``leased``: what it has got, once it has left its list."""
+    """A claim that is not answered yet. ``leased``: its leases, once it has left the wait list."""
 
     __slots__ = ("asked", "claims", "deadline", "is_over", "leased", "request", "room")
     is_stream = False
@@ -67,20 +67,20 @@ class PolledClaim(Claimer):
         self.is_over = False
 
     def begin_waiting(self) -> None:
-        """As `Claimer.begin_waiting`."""
+        """See `Claimer.begin_waiting`."""
         if self.asked.wait_ms:
             self.deadline = self.claims.when_over(self)
 
     def served(self, change: LeaseChange) -> None:
-        """As `Claimer.served`."""
+        """See `Claimer.served`."""
         self.leased = change
         if self.deadline is not None:
             self.deadline.cancel()
 
     def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
-        """As `Claimer.settle`."""
+        """See `Claimer.settle`."""
         if self.is_over:
-            return  # dropped meanwhile, and its leases given back
+            return  # dropped in the meantime, and its leases are released
         self.claims.forget(self)
         if isinstance(result, OSError):
             answer_error(self.request, unwritable(result))
@@ -88,12 +88,12 @@ class PolledClaim(Claimer):
             self.claims.answer(self, change)
 
     def get_nothing(self) -> None:
-        """As `Claimer.get_nothing`."""
+        """See `Claimer.get_nothing`."""
         self.claims.forget(self)
         self.claims.answer(self, None)
 
     def end(self, error: Exception) -> None:
-        """As `Claimer.end`."""
+        """See `Claimer.end`."""
         self.claims.forget(self)
         answer_error(self.request, error)
 
@@ -105,7 +105,7 @@ class Claims(Service):
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._dispatch = dispatch
         self._polls: dict[tuple[LinkSession, int], PolledClaim] = {}
-        # Claims that wait for their queue, the oldest first: they are not in its wait list yet.
+        # Claims that wait for a held queue, the oldest first. They are not in its wait list yet.
         self._deferred: dict[tuple[LinkSession, int], ClaimCall] = {}
 
     def register(self, router: MessageRouter) -> None:
@@ -115,12 +115,12 @@ class Claims(Service):
         router.subscribe(UNCLAIMED, self._unclaimed)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Nobody waits for these any more."""
+        """Drop the claims of the session, because their clients are disconnected."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)
         self._deferred = {key: call for key, call in self._deferred.items() if key[0] != session}
-        self._context.deadlines.wake()  # no turn is under way
+        self._context.deadlines.wake()  # this runs outside of an iteration
 
     def _claim(self, request: ClaimCall) -> None:
         context, params = self._context, request.params
@@ -139,29 +139,29 @@ class Claims(Service):
         is_served = self._dispatch.serve_at_once(poll)
         if poll.is_over:
             return
-        request.outlast()  # its own time ends it
+        request.outlast()  # it ends with its own wait_ms
         request.release()
         self._polls[request.session, request.cid] = poll
         if not is_served:
             self._dispatch.join(poll, is_patient=asked.wait_ms > 0)
 
     def _note_deferred(self, request: ClaimCall) -> None:
-        while self._deferred:  # those that have timed out, the oldest first
+        while self._deferred:  # drop claims that have timed out, from the oldest on
             oldest = next(iter(self._deferred))
             if self._deferred[oldest].is_open:
                 break
             del self._deferred[oldest]
         self._deferred[request.session, request.cid] = request
 
-    # What becomes of a claim
+    # End of a claim
 
     def when_over(self, poll: PolledClaim) -> Deadline:
-        """The end of the claim's own time."""
+        """Set the deadline at which the claim's wait_ms is over."""
         until = trio.current_time() + poll.asked.wait_ms / 1000
         return self._context.deadlines.call_at(until, partial(self._dispatch.hurry, poll))
 
     def answer(self, poll: PolledClaim, change: LeaseChange | None) -> None:
-        """Answer with the jobs of ``change``, or with none."""
+        """Answer with the jobs of ``change``, or without jobs if it is None."""
         topic, params = poll.topic, poll.request.params
         jobs = jobs_of(topic)
         jobs.advance(self._commits.now().ms)
@@ -173,13 +173,13 @@ class Claims(Service):
         poll.request.reply(ClaimResult(number, seqs), body)
 
     def forget(self, poll: PolledClaim) -> None:
-        """The claim is over."""
+        """Remove the claim and cancel its deadline."""
         poll.is_over = True
         if poll.deadline is not None:
             poll.deadline.cancel()
         self._polls.pop((poll.request.session, poll.request.cid), None)
 
-    # What the front says
+    # Messages of the front
 
     def _cancelled(self, message: InboundMessage[CallCancelledParams, Any]) -> None:
         key = message.session, message.params.cid
@@ -188,7 +188,8 @@ class Claims(Service):
             self._drop(poll)
         elif deferred is not None:
             _refuse(deferred)
-        # Of an answer that is on its way to the front, the front gives the leases back.
+        # If the reply is already in transit to the front, the front sends its leases in
+        # `UNCLAIMED`.
 
     def _unclaimed(self, message: InboundMessage[UnclaimedParams, Any]) -> None:
         params = message.params
@@ -204,9 +205,7 @@ class Claims(Service):
         _refuse(poll.request)
 
     def _give_back(self, topic: Topic, leases: Iterable[tuple[int, int]]) -> None:
-        """End exactly these leases (seq, number), those of them that are still as they were
-        given.
-        """
+        """Release exactly these leases (seq, number), except leases that have changed since."""
         change = lease_jobs.unclaim(topic, leases, self._commits.now())
         if change.frames:
             self._context.submit_or_undo(change, grows=True)

@@ -6,9 +6,9 @@
                                       '-- unknown: the same batch again
                  tried again after a while, or claimable again by another config
 
-After a crash the DYING rows tell which jobs are to be moved. Each queue with dead jobs has a task,
-which moves one batch at a time until it is known of each job whether the target has it. Only then
-the next batch starts, so the target has to remember the keys of the last batch only
+After a crash, the DYING rows name the jobs that are to be moved. Each queue with dead jobs has a
+task, which moves one batch at a time until the outcome of each of its jobs is known. Only then the
+next batch starts, so the target needs to remember only the keys of the last batch
 (``decisions/0049``). A backup waits for that, too. A job that a cap, its age or a delete removes in
 the meantime is not counted as dead-lettered, but the target may have its copy.
 """
@@ -40,7 +40,7 @@ from topics.formats.api.queue_answers import record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled while nothing can be moved
-# Batches in flight to one shard. Each holds up to 1 MiB of records. If a shard does not answer,
+# Batches in flight to one shard. Each holds up to 1 MiB of records. If a shard does not reply,
 # only the moves to its topics stop.
 MOVES_MAX: Final = 8
 
@@ -77,7 +77,7 @@ class DeadLetters(Service):
         self._context, self._engine = context, context.engine
         self._note_claimable = note_claimable
         self._queues: dict[int, Queue] = {}  # by topic id
-        # By shard. Queues get their turns in the order of their requests.
+        # By shard. Queues are served in the order of their requests.
         self._lanes = defaultdict[int, trio.CapacityLimiter](
             lambda: trio.CapacityLimiter(MOVES_MAX)
         )
@@ -88,7 +88,7 @@ class DeadLetters(Service):
         for topic in queues:
             if jobs_of(topic).dying:
                 self.wake(topic)
-        await trio.lowlevel.checkpoint()  # their tasks are in the lanes now
+        await trio.lowlevel.checkpoint()  # lets their tasks enter the lanes first
         for topic in queues:
             self.wake(topic)
 
@@ -137,6 +137,7 @@ class DeadLetters(Service):
             assert target is not None, "the queue has a dead-letter topic"
             async with self._lanes[self._context.peers.shard_of(target)]:
                 failure = await self._move_batch(queue, target)
+                # The outcome of some jobs is unknown: repeat the same batch.
                 while jobs_of(topic).dying and self._may_move(queue):
                     await self._pause(queue, failure)
                     failure = await self._move_batch(queue, target)
@@ -144,6 +145,7 @@ class DeadLetters(Service):
             await self._pause(queue, failure)
         del self._queues[topic.id]
         self._settle(queue)
+        # The config no longer moves these jobs by this rule, so they are claimable again.
         if not topic.deleted and not self._context.is_stopping:
             self._revive(topic, with_batch=True)
 
@@ -215,7 +217,8 @@ class DeadLetters(Service):
             return refusal
         with context.turn():
             context.freshen(topic)
-        if topic.deleted:  # at the end of the turn: no frame may follow
+        # The end of the iteration may have deleted the topic. No frame may follow then.
+        if topic.deleted:
             return []
         try:
             jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
@@ -232,7 +235,7 @@ class DeadLetters(Service):
     @staticmethod
     def _copy_of(topic: Topic, job: Taken) -> Copy:
         (seq, record), jobs, config = job, jobs_of(topic), topic.config
-        # A restart may know no count.
+        # After a restart the count may be unknown.
         deliveries = jobs.deliveries(seq) or config.max_deliveries
         parts = record_parts(record)
         meta = stamped(parts.meta, topic.name, deliveries, seq, jobs.errors.get(seq))

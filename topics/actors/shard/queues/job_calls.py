@@ -1,8 +1,8 @@
-"""Job calls: ack, nack and extend what a worker holds, and list who holds what (§10.4 to §10.6).
+"""Job calls: ack, nack and extend leased jobs, and list the leases of a queue (§10.4 to §10.6).
 
-An ack is a delete: it is answered when it is as durable as the queue's class promises, and it may
-use the log's reserve. The acks of one turn for one queue are one delete. The others wait for the
-log only if the queue's leases are durable.
+An ack is a delete. It is answered when it is as durable as the queue's class promises, and it may
+use the log's reserve. The acks of one loop iteration for one queue are one delete. The other calls
+wait for the log only if the queue's leases are durable.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JobCalls(Service):
     def __init__(self, context: ShardContext, dispatch: JobDispatch, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._dispatch, self._retries = dispatch, retries
-        # Acks of this turn, by queue.
+        # Acks of this iteration, by queue.
         self.gathered: dict[str, list[tuple[JobsCall, JobsRequest]]] = {}
 
     def register(self, router: MessageRouter) -> None:
@@ -66,15 +66,16 @@ class JobCalls(Service):
             context.held.defer_if_held(params.topic, self._ack, request)
             return
         gathered = request, decode_ack(request.attachment, context.limits)
-        if again:  # what it shares a group with is chosen
+        if again:  # a retry must not share a group with appends, so it is not gathered
             self._decide_acks(params.topic, [gathered], again=True)
         else:
-            request.outlast()  # it is decided in this turn
+            request.outlast()  # it is decided in this iteration
             self.gathered.setdefault(params.topic, []).append(gathered)
 
     def decide_gathered(self) -> None:
-        """Decide the acks that have come in this turn, those of one queue together: one DELETE
-        frame. When it tears none of them stands, and none is answered before all are durable.
+        """Decide the acks of this iteration. Those of one queue share one DELETE frame.
+
+        If that frame is torn, all of them are lost. None is answered before all are durable.
         """
         gathered, self.gathered = self.gathered, {}
         for name, acks in gathered.items():
@@ -84,7 +85,7 @@ class JobCalls(Service):
         self, name: str, acks: list[tuple[JobsCall, JobsRequest]], *, again: bool
     ) -> None:
         context = self._context
-        if name in context.held.waiting:  # by something else of this turn
+        if name in context.held.waiting:  # another message of this iteration holds it
             for request, _ in acks:
                 context.held.defer_if_held(name, self._ack, request)
             return
@@ -130,6 +131,7 @@ class JobCalls(Service):
         asked = decode_nack(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
+        # Release the leases. The jobs are claimable again after their delay.
         change = lease_jobs.nack(
             *(topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now),
             error=asked.error,
@@ -156,7 +158,7 @@ class JobCalls(Service):
         change = lease_jobs.extend(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.lease_ms, context.now
         )
-        self._dispatch.note_claimable(topic)  # perhaps sooner than before
+        self._dispatch.note_claimable(topic)  # they may become claimable earlier than before
 
         def answer() -> bytes:
             return queue_answers.extended(topic.name, change.seqs, change.until_ts, change.skipped)
@@ -164,7 +166,7 @@ class JobCalls(Service):
         self._settle(change, request, answer)
 
     def _settle(self, change: LeaseChange, request: JobsCall, answer: Callable[[], bytes]) -> None:
-        """Answer when the log has the change, if it is told of it."""
+        """Answer when the log has the change, or immediately if the change needs no frames."""
         at = request.params.at
 
         def settle(result: Progress | OSError) -> None:

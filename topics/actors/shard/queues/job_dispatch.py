@@ -1,11 +1,17 @@
-"""Job dispatch: give the jobs of queues to those who wait for them (§10.2, §10.8).
+"""Job dispatch: leases the jobs of queues to waiting claims and work streams (§10.2, §10.8).
 
-A claim that nobody waits beside is served at once, if there are jobs; all others join the wait list
-of their queue. What makes that due: a claimer that joins, a commit that makes jobs claimable or
-gives a stream room, jobs that are released, a window that is over, and the time at which jobs
-become claimable by themselves, or full streams lose jobs by age. A turn leases ``JOBS_PER_TURN``
-jobs, and serves the wait lists that are due each in its turn: while one waits for the next turn, no
-claim is served before it. A list without claimers is forgotten.
+If no other claimer waits and jobs are ready, a claim is served immediately. All other claims join
+the wait list of their queue. A wait list becomes due in these cases:
+
+- a claimer joins
+- a commit makes jobs claimable, or gives a stream capacity
+- jobs are released
+- the window of a cohort is over
+- an alarm fires, at the time at which jobs become claimable or a full stream loses jobs by age
+
+A loop iteration leases about ``JOBS_PER_TURN`` jobs, and serves due wait lists in FIFO order. While
+a wait list waits for the next iteration, no claim is served before it. A wait list without claimers
+is dropped.
 """
 
 from __future__ import annotations
@@ -32,61 +38,69 @@ from topics.engine.queue.timetable import NEVER
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicNotFound
 
-JOBS_PER_TURN = 4096  # to all wait lists, about
+JOBS_PER_TURN = 4096  # for all wait lists together, approximately
 JOB_BYTES = 4096  # a job with more bytes counts as several
 TURN_BYTES_MAX = JOBS_PER_TURN * JOB_BYTES
-VISIT_COST = 4  # in jobs: what it costs to find that a wait list gets nothing
-RETRY_S = 1.0  # after the log has refused leases, or age has found damage
-ALARM_MIN_S = 0.005  # an alarm may be early; it is never set for a time that has passed
+VISIT_COST = 4  # cost, in jobs, of a visit to a wait list that gets no jobs
+RETRY_S = 1.0  # after the log has refused leases, or expiry has met damage
+ALARM_MIN_S = 0.005  # an alarm may fire early, so it is never set for a time in the past
 
 log = structlog.get_logger()
 
 
 class JobDispatch(Service):
-    """The wait lists of all queues of a shard. ``on_dead(topic)``: jobs were found to be
-    exhausted.
+    """The wait lists of all queues of a shard.
+
+    ``on_dead(topic)`` is called when jobs are exhausted.
     """
 
     def __init__(self, context: ShardContext, on_dead: Callable[[Topic], object]) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._on_dead = on_dead
         self._wait_lists: dict[int, WaitList] = {}  # by topic id
-        self._due: dict[WaitList, None] = {}  # in the order in which turns serve them
-        self._spent = 0  # of the `JOBS_PER_TURN` of this turn
+        self._due: dict[WaitList, None] = {}  # in the order in which iterations serve them
+        self._spent = 0  # cost of this iteration, of `JOBS_PER_TURN`
 
     def __len__(self) -> int:
         return len(self._wait_lists)
 
-    # Who waits
+    # Claimers
 
     def serve_at_once(self, claimer: Claimer) -> bool:
-        """Lease jobs to a claimer with whom nobody waits; False: it has to join. Raises OSError."""
+        """Lease jobs to a claimer if no other one waits.
+
+        Return False if it must join. Raises OSError.
+        """
         topic = claimer.topic
         if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_TURN:
             return False
+        # With jitter, every claim takes part in a cohort.
         if topic.config.claim_jitter_ms:
             return False
         if keeps_leases(topic.committed):
             self._context.check_leasable(topic)
-        self.is_due = True  # a turn that has spent something ends with `on_due`
+        self.is_due = True  # `on_due` resets the cost at the end of the iteration
         asked = claimer.ask(claimer.room)
         return self._lease(topic, [claimer], [asked], claimer.max_bytes, evenly=False) > 0
 
     def join(self, claimer: Claimer, *, is_patient: bool) -> None:
-        """Put a claimer at the end of its wait list, in a turn. ``is_patient``: until `hurry`."""
+        """Add a claimer to its wait list. ``is_patient``: it waits for jobs until `hurry`.
+
+        Call this only within an iteration.
+        """
         wait_list = self._wait_list(claimer.topic)
         wait_list.join(claimer, is_patient=is_patient)
         self._make_due(wait_list)
 
     def leave(self, claimer: Claimer) -> None:
-        """Take a claimer out of its wait list, if it waits there."""
+        """Remove a claimer from its wait list, if it waits there."""
         wait_list = self._wait_lists.get(claimer.topic.id)
         if wait_list is not None:
             wait_list.leave(claimer)
             self._drop_if_empty(wait_list)
 
     def hurry(self, claimer: Claimer) -> None:
-        """Its time is over: it gets what its cohort is dealt, or nothing at once."""
+        """End the claimer's wait: it gets its share of a pending cohort, or no jobs immediately."""
         wait_list = self._wait_lists[claimer.topic.id]
         if wait_list.window is not None or wait_list.slices is not None:
             wait_list.impatient[claimer] = None
@@ -95,11 +109,11 @@ class JobDispatch(Service):
         claimer.get_nothing()
 
     def follow(self, stream: Claimer) -> None:
-        """Let a work stream join whenever it has room, until `unfollow`."""
+        """Let a work stream join whenever it has capacity, until `unfollow`."""
         self._wait_list(stream.topic).streams[stream.holder] = stream
 
     def unfollow(self, stream: Claimer) -> None:
-        """Take a work stream out of its wait list for good."""
+        """Remove a work stream from its wait list permanently."""
         wait_list = self._wait_lists.get(stream.topic.id)
         if wait_list is not None:
             wait_list.streams.pop(stream.holder, None)
@@ -107,14 +121,14 @@ class JobDispatch(Service):
             self._drop_if_empty(wait_list)
 
     def note_claimable(self, topic: Topic) -> None:
-        """Jobs may have become claimable, or streams may have room."""
+        """Note that jobs may have become claimable, or that streams may have capacity."""
         self._context.note_changed(topic)
         wait_list = self._wait_lists.get(topic.id)
         if wait_list is None:
             jobs_of(topic).leases.loosened.clear()
         elif wait_list not in self._due:
             self._make_due(wait_list)
-            # It may be noted behind `on_due`, or outside of any turn.
+            # This may run after `on_due`, or outside of an iteration.
             self._context.deadlines.wake()
 
     def _make_due(self, wait_list: WaitList) -> None:
@@ -131,7 +145,7 @@ class JobDispatch(Service):
     # Hooks
 
     def _changed(self, change: Change) -> None:
-        """Note what a commit may give to those who wait; end the list of a queue that is gone."""
+        """Note that a commit may make jobs claimable, or end the wait list of a deleted queue."""
         topic = change.topic
         if isinstance(change, DeleteTopic):
             self._end(self._wait_lists[topic.id])
@@ -139,7 +153,7 @@ class JobDispatch(Service):
             self.note_claimable(topic)
 
     def on_due(self) -> None:
-        """Serve the wait lists that are due; some of them may wait for the next turn."""
+        """Serve due wait lists up to the cost limit. The others wait for the next iteration."""
         for wait_list in tuple(self._due):
             if self._spent >= JOBS_PER_TURN:
                 break
@@ -151,12 +165,12 @@ class JobDispatch(Service):
         self.is_due = bool(self._due)
 
     def on_loss(self) -> None:
-        """A topic that is gone now was never made; leases that were taken back are claimable."""
+        """End the lists of topics whose creation was undone. Undone leases are claimable again."""
         for wait_list in tuple(self._wait_lists.values()):
             if wait_list.topic.deleted:
                 self._end(wait_list)
             elif wait_list.topic.config.leases_durable:
-                # Not at once: the log would refuse the same leases, turn by turn.
+                # Wait first, because the log would refuse the same leases in each iteration.
                 self._set_alarm(wait_list, RETRY_S)
             else:
                 self._make_due(wait_list)
@@ -166,10 +180,13 @@ class JobDispatch(Service):
     def _visit(self, wait_list: WaitList) -> None:
         topic = wait_list.topic
         if topic.deleted:
-            return  # its commit ends the wait list; if the log loses it, the wait list is due again
+            # The commit of the delete ends the wait list. If the log loses it, the list is due
+            # again.
+            return
         self._context.freshen(topic)
         jobs = jobs_of(topic)
         jobs.advance(self._context.now.ms)
+        # Streams that hold fewer leases than before join the list again.
         wait_list.admit(jobs.leases.loosened)
         jobs.leases.loosened.clear()
         if wait_list.waiting:
@@ -188,6 +205,7 @@ class JobDispatch(Service):
             self._put_off(wait_list, error)
             return
         jitter_ms = wait_list.topic.config.claim_jitter_ms
+        # With jitter, a list is either dealt to, or gathers a cohort until its window is over.
         if wait_list.slices is not None:
             self._deal(wait_list)
         elif not jitter_ms:
@@ -200,7 +218,7 @@ class JobDispatch(Service):
             )
 
     def _put_off(self, wait_list: WaitList, error: NotReady) -> None:
-        """The shard cannot write: polls are told, streams wait."""
+        """The shard cannot write: answer the claims with ``error``. Streams wait."""
         for claimer in tuple(wait_list.waiting):
             if not claimer.is_stream:
                 wait_list.leave(claimer)
@@ -213,7 +231,7 @@ class JobDispatch(Service):
                 self._due[wait_list] = None
                 return
             claimer = next(iter(wait_list.waiting))
-            if not claimer.room:  # an ack that made room was taken back
+            if not claimer.room:  # the ack that gave it capacity was undone
                 wait_list.leave(claimer)
             elif not self._claim(wait_list, [Share(claimer, claimer.room)], evenly=False) and (
                 self._spent < JOBS_PER_TURN
@@ -223,7 +241,7 @@ class JobDispatch(Service):
         self._answer_impatient(wait_list, tuple(wait_list.impatient))
 
     def _form(self, wait_list: WaitList) -> None:
-        """The window of a wait list is over."""
+        """Form the cohort, because the window of the wait list is over."""
         wait_list.window = None
         wait_list.form_cohort(self._ready(wait_list.topic), JOBS_PER_TURN)
         self._make_due(wait_list)
@@ -236,6 +254,7 @@ class JobDispatch(Service):
                 share for share in wait_list.slices.popleft() if share.claimer in wait_list.waiting
             ]
             has_more = bool(shares) and self._claim(wait_list, shares, evenly=True) > 0
+            # The scan for jobs has reached its limit: serve this slice again in the next iteration.
             if shares and jobs_of(wait_list.topic).is_unfinished:
                 wait_list.slices.appendleft(shares)
         if wait_list.slices:
@@ -246,10 +265,10 @@ class JobDispatch(Service):
             wait_list, [each for each in wait_list.impatient if each not in wait_list.unheard]
         )
         if wait_list.unheard or (wait_list.waiting and has_more):
-            self._due[wait_list] = None  # a window may open
+            self._due[wait_list] = None  # another window may open
 
     def _claim(self, wait_list: WaitList, shares: Sequence[Share], *, evenly: bool) -> int:
-        """As `_lease`. What cannot be read costs these claimers their jobs, and nobody else."""
+        """Lease as `_lease`. If records are unreadable, only these claimers get no jobs."""
         claimers = [share.claimer for share in shares]
         asks = [share.claimer.ask(share.max_jobs) for share in shares]
         bounds = [claimer.max_bytes for claimer in claimers]
@@ -272,7 +291,7 @@ class JobDispatch(Service):
         *,
         evenly: bool,
     ) -> int:
-        """Lease jobs to these claimers; how many. 0: there are no more, or the turn is over."""
+        """Lease jobs, and return their number; 0 if none is left or the limit is reached."""
         table, now = self._engine.table, self._context.now
         changes = lease_jobs.claim(table, topic, asks, now, evenly=evenly, max_bytes=max_bytes)
         leased, wait_list = 0, self._wait_lists.get(topic.id)
@@ -288,7 +307,7 @@ class JobDispatch(Service):
             claimer.served(change)
             if change.frames:
                 self._commits.submit(change, partial(claimer.settle, change))
-            else:  # leases in memory are not committed
+            else:  # leases in memory need no commit
                 self._context.note_changed(topic)
                 claimer.settle(change, NO_IO)
         jobs = jobs_of(topic)
@@ -309,22 +328,24 @@ class JobDispatch(Service):
         jobs.advance(self._context.now.ms)
         return jobs.counters(topic.count).ready
 
-    # Time, and the end of a wait list
+    # Alarms, and the end of a wait list
 
     def _await_jobs(self, wait_list: WaitList) -> None:
-        """Set the alarm to the time at which jobs become claimable, or age may give a full stream
-        room for one that is, unless something comes before.
+        """Set the alarm for the next time at which jobs may become available without another event.
 
-        An earlier alarm stays: when it goes off, the wait list is visited and it is set anew.
+        At that time jobs become claimable, or age may remove a job of a full stream and so give it
+        capacity. An earlier alarm stays set. When it fires, the wait list is visited and the alarm
+        is set again.
         """
         if wait_list in self._due or wait_list.window is not None:
             return
         now, next_at = self._commits.now(), jobs_of(wait_list.topic).next_at
         if next_at < NEVER:
             self._set_alarm(wait_list, max(ALARM_MIN_S, (next_at - now.ms) / 1000))
+        # Jobs are ready, but all streams are full. Age may remove one of their jobs.
         if not wait_list.waiting and self._ready(wait_list.topic):
             expires_at = retention.next_expiry(wait_list.topic, self._engine.store)
-            if expires_at is not None:  # what is due and still there is damaged
+            if expires_at is not None:  # a record that is due but still exists is damaged
                 left_ms = expires_at - now.ts
                 self._set_alarm(wait_list, left_ms / 1000 if left_ms > 0 else RETRY_S)
 
@@ -340,7 +361,7 @@ class JobDispatch(Service):
         self._make_due(wait_list)
 
     def _end(self, wait_list: WaitList) -> None:
-        """The queue is gone."""
+        """End the wait list of a deleted queue."""
         claimers = dict.fromkeys((*wait_list.waiting, *wait_list.streams.values()))
         wait_list.waiting.clear()
         wait_list.impatient.clear()

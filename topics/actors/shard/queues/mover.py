@@ -44,13 +44,13 @@ from topics.errors import NotReady, TopicsError
 from topics.formats.api.queue_answers import RecordParts, append_request
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
 
-COPIES_BYTES: Final = 1 << 20  # of records: a batch of this size is complete
+COPIES_BYTES: Final = 1 << 20  # bytes of records that complete a batch
 
 Delete: TypeAlias = Callable[[Topic, Sequence[int], Now], FinishJobs]
 
 
 class Copy(NamedTuple):
-    """``seq``: of the record that is copied. ``request``: the body of the append."""
+    """An append that copies the record ``seq``. ``request`` is its body."""
 
     seq: int
     request: bytes
@@ -69,8 +69,9 @@ class Moved(NamedTuple):
 
 
 def copy_of(what: str, topic: Topic, seq: int, parts: RecordParts, create: bool | None) -> Copy:
-    """Return a copy of the record ``seq`` of ``topic``. ``what`` and ``create`` are the parameters
-    of `copy_key` and of the append.
+    """Return a copy of the record ``seq`` of ``topic``.
+
+    ``what`` is the first parameter of `copy_key`, and ``create`` is that of the append.
     """
     key = copy_key(what, topic.name, topic.epoch, seq)
     return Copy(seq, append_request(parts, key, create))
@@ -113,6 +114,7 @@ async def _append(
         result = asked.result
     except TopicsError as error:
         return {copy.seq: error for copy in copies}
+    # Only the failed copies have an entry in the failures of the result.
     outcomes = zip(copies, map(outcome_in, result.outcomes), strict=True)
     refused = [copy.seq for copy, outcome in outcomes if outcome == AppendOutcome.FAILED]
     return dict(zip(refused, failures_of(result), strict=True))

@@ -1,21 +1,21 @@
-"""Redrive: records of a dead-letter topic, or of any other, are moved back.
+"""Redrive: moves records of a dead-letter topic, or of any other topic, back to their sources.
 
     search a slice --> wait until moves may begin --> choose a window --> move it --> search ...
-    over: count what remains, slice by slice --> answer
+    over: count the remaining records, slice by slice --> reply
 
 Each record is in one state:
 
     selected --> chosen: hidden from clients, in flight --> moved
-       |           '--> skipped: put back
+       |           '--> skipped: visible again
        |--> skipped: no target, or one that is forbidden or has refused another record
-       |--> passed over: leased, or already being moved
+       |--> deferred: leased, or already being moved; counted later
        '--> counted for the result: not reached in time
 
 All targets of a window get their records at the same time. The keys of copies prevent duplicates if
 a redrive is repeated after a crash. One redrive of a topic runs at a time, and others wait for it.
 A redrive holds its lock and its entry in `Moves` from the first copy of a window until no copy is
-in flight. After `TIME_MAX_S` it chooses no further records and returns the number of records moved
-so far. The window in flight is still finished.
+in flight. After `TIME_MAX_S` it chooses no further records and returns the number of records that
+are moved by then. The window in flight is still finished.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ RedriveCall: TypeAlias = InboundMessage[RedriveParams, NoResult]
 Result = TypeVar("Result")
 
 TIME_MAX_S: Final = 20.0
-READ_RECORDS: Final = 16  # read together, before their bytes are counted
+READ_RECORDS: Final = 16  # records read in one batch, before their bytes are counted
 # A redrive stops after this many records that cannot be moved.
 SKIPPED_MIN: Final = 10_000
-SKIPPED_PER_RECORD: Final = 1_000  # of its limit
+SKIPPED_PER_RECORD: Final = 1_000  # this many for each record of the redrive's limit
 NO_SOURCE: Final = "no_source"
 
 
@@ -66,10 +66,12 @@ class Skip(NamedTuple):
 
 
 class Transfer:
-    """One redrive. ``in_flight``: the seqs of chosen records that are not yet moved or put back.
+    """One redrive.
 
-    ``ended`` is set when no more records are chosen and none is in flight, ``error`` if records
-    could not be chosen.
+    ``in_flight``: the seqs of chosen records that are not yet moved or visible again.
+
+    ``ended`` is set when no further records are chosen and none is in flight. ``error`` is set if
+    records could not be chosen.
     """
 
     def __init__(
@@ -134,6 +136,8 @@ class Transfer:
             if not seqs:
                 break
             scanned += len(seqs)
+            # Records that are leased or already being moved cannot be hidden. They are counted at
+            # the end.
             free = claims.set_aside(self.topic, seqs, now)
             self._passed_over += sorted(set(seqs).difference(free))
             self.in_flight.update(free)
@@ -180,7 +184,7 @@ class Transfer:
     ) -> None:
         parts = None if record is None else record_parts(record)
         if parts is None:
-            self.skip(seq, Internal.code, now)  # it cannot be read
+            self.skip(seq, Internal.code, now)  # the record is unreadable
             return
         target = source_of(parts.meta) if self.asked.to is None else self.asked.to
         code = self._objection(target)
@@ -192,17 +196,17 @@ class Transfer:
         found.setdefault(target, []).append(copy)
 
     def _objection(self, target: str | None) -> str | None:
-        """The error code if nothing can be moved to ``target``."""
+        """Return the error code if no records can be moved to ``target``, or None."""
         if target is None or target == self.topic.name:
             return NO_SOURCE
         if not covered(target, self.request.params.prefixes):
             return Forbidden.code
         return self._refused.get(target)
 
-    # The outcome of a record that was chosen
+    # The outcome of a chosen record
 
     def skip(self, seq: int, code: str, now: Now) -> None:
-        """Put it back: it stays because of the error ``code``."""
+        """Make the record visible again. It stays in the topic because of the error ``code``."""
         self._put_back((seq,), now)
         self.skipped += 1
         skip = Skip(seq, code)
@@ -217,7 +221,7 @@ class Transfer:
             self.is_stopped = True
 
     def finish(self, seqs: Sequence[int]) -> None:
-        """These are moved."""
+        """Count these records as moved."""
         self.moved += len(seqs)
         self.in_flight.difference_update(seqs)
 
@@ -292,7 +296,7 @@ class Redrives(Service):
         if self._may_choose(transfer):
             with context.turn():
                 context.freshen(transfer.topic)
-        # The end of the turn may have deleted the topic.
+        # The end of the iteration may have deleted the topic.
         return transfer.choose(context.now) if self._may_choose(transfer) else {}
 
     async def _move(self, transfer: Transfer, target: str, copies: Sequence[Copy]) -> None:

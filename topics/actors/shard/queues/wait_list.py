@@ -1,17 +1,18 @@
-"""Wait list: the claimers of one queue in the order of arrival, and the cohort that is dealt to.
+"""Wait list: the claimers of one queue in order of arrival, and the current cohort.
 
-A claimer is whoever wants jobs: a polled claim or a work stream.
+A claimer is a polled claim or a work stream.
 
-    waiting --served--> its leases are decided --settle--> the jobs go out, or the log lost them
+    waiting --served--> its leases are decided --settle--> jobs are sent, or the log lost the leases
         |--get_nothing--> answered without jobs
-        '--end--> told why it gets no more
+        '--end--> receives an error, and claims no further jobs
 
-    greedy (`claim_jitter_ms` 0)   the first claimer takes what it can, then the next one
+    greedy (`claim_jitter_ms` 0)   the first claimer takes all jobs that it can, then the next one
     jitter                         GATHERING --window over--> DEALING --cohort served--> GATHERING
 
-A cohort is everybody who waits when its window is over. Each gets its even share of the jobs, in
-the order of arrival, in passes of what a turn may take. Where jobs are fewer than members, the
-first ones get one each, and no work is done for the others: they stay in the list.
+A cohort consists of all claimers that wait when the window is over. The jobs are divided evenly
+among them, in order of arrival, in slices that one loop iteration can lease. If there are fewer
+jobs than members, the first members get one job each. The others cost no work, and stay in the
+list.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from topics.storage.wal.progress import Progress
 
 
 class Claimer:
-    """Base of both kinds. ``lease_ms`` None: as the queue says when the jobs are leased. ``room``:
-    how many jobs it takes now; one without room leaves the wait list.
+    """Base of both kinds of claimers.
+
+    ``lease_ms``: None selects the queue's setting at the time of the lease. ``room``: the number of
+    jobs that it accepts now. A claimer that accepts none leaves the wait list.
     """
 
     __slots__ = ("holder", "lease_ms", "topic")
@@ -42,35 +45,38 @@ class Claimer:
     lease_ms: int | None
     room: int
     is_stream: ClassVar[bool]
-    max_bytes: ClassVar[int]  # about how many bytes of jobs it takes at once
+    max_bytes: ClassVar[int]  # approximate bytes of jobs that it takes in one batch
 
     def ask(self, max_jobs: int) -> Ask:
-        """What it asks the engine for."""
+        """Return the request to the engine for up to ``max_jobs`` jobs."""
         lease_ms = self.topic.config.lease_ms if self.lease_ms is None else self.lease_ms
         return Ask(self.holder, max_jobs, lease_ms)
 
     def begin_waiting(self) -> None:
-        """Note that it was not served in the turn in which it came."""
+        """Note that the claimer was not served in the iteration in which it joined."""
 
     def served(self, change: LeaseChange) -> None:
-        """Note that it has left the wait list with these leases."""
+        """Note that the claimer has left the wait list with these leases."""
         raise NotImplementedError
 
     def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
-        """Send the jobs; the log may have lost their leases."""
+        """Send the jobs, or handle the log error that lost their leases."""
         raise NotImplementedError
 
     def get_nothing(self) -> None:
-        """It has left the wait list without jobs. Only for one that does not wait any longer."""
+        """Note that the claimer has left the wait list without jobs. Never called for a stream."""
         raise NotImplementedError
 
     def end(self, error: Exception) -> None:
-        """It has left the wait list because of ``error``, and gets no more jobs."""
+        """Handle ``error``, because of which the claimer has left the list.
+
+        It gets no further jobs.
+        """
         raise NotImplementedError
 
 
 class Share(NamedTuple):
-    """How many jobs a member of a cohort gets at most."""
+    """The largest number of jobs that a member of a cohort gets."""
 
     claimer: Claimer
     max_jobs: int
@@ -79,10 +85,11 @@ class Share(NamedTuple):
 class WaitList:
     """The claimers of one queue.
 
-    ``waiting``: those with room, the next one first. ``impatient``: those of them that are answered
-    without jobs rather than wait on. ``streams``: all work streams of the queue. ``newcomers`` came
-    since the list was served last, ``unheard`` since a cohort was formed. ``window`` ends the
-    gathering of a cohort, ``slices`` of it are dealt to in one pass each.
+    ``waiting``: claimers with capacity, the next one first. ``impatient``: waiting claimers that
+    are to be answered without jobs instead of waiting longer. ``streams``: all work streams of the
+    queue. ``newcomers``: claimers that joined after the list was last served. ``unheard``: claimers
+    that joined after a cohort was last formed. ``window``: the deadline at which the next cohort is
+    formed. ``slices``: the remaining shares of the cohort, each slice served in one step.
     """
 
     __slots__ = (
@@ -103,13 +110,13 @@ class WaitList:
 
     @property
     def is_empty(self) -> bool:
-        """Nobody waits, and nobody may wait later."""
+        """Whether no claimer waits, and no stream may wait later."""
         return not (self.waiting or self.streams)
 
-    # Who waits
+    # Claimers
 
     def join(self, claimer: Claimer, *, is_patient: bool) -> None:
-        """Put the claimer at the end."""
+        """Add the claimer at the end."""
         self.waiting[claimer] = None
         if not is_patient:
             self.impatient[claimer] = None
@@ -117,13 +124,13 @@ class WaitList:
         self.unheard[claimer] = None
 
     def leave(self, claimer: Claimer) -> None:
-        """Take the claimer out, if it waits."""
+        """Remove the claimer, if it waits."""
         self.waiting.pop(claimer, None)
         self.impatient.pop(claimer, None)
         self.unheard.pop(claimer, None)
 
     def admit(self, loosened: Iterable[Holder]) -> None:
-        """Streams that hold fewer jobs than before may have room again."""
+        """Add streams that have capacity again. ``loosened``: holders that hold fewer jobs now."""
         for holder in loosened:
             stream = self.streams.get(holder)
             if stream is not None and stream not in self.waiting and stream.room:
@@ -132,13 +139,13 @@ class WaitList:
     # Windows and cohorts
 
     def close_window(self) -> None:
-        """No cohort is gathered."""
+        """Stop gathering a cohort."""
         if self.window is not None:
             self.window.cancel()
             self.window = None
 
     def form_cohort(self, ready: int, jobs_max: int) -> None:
-        """Deal ``ready`` jobs, ``jobs_max`` in one pass."""
+        """Divide ``ready`` jobs among waiting claimers, in slices of about ``jobs_max`` jobs."""
         self.unheard.clear()
         members = [*islice((claimer for claimer in self.waiting if claimer.room), ready)]
         shares = even_shares([claimer.room for claimer in members], ready)
@@ -146,9 +153,13 @@ class WaitList:
 
 
 def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
-    """What each of them gets when ``jobs`` are dealt one at a time: the same, or its room where
-    that is less. The first ones get what is left over.
+    """Return the share of each claimer if ``jobs`` jobs are dealt round-robin.
+
+    All shares are equal, except that no share exceeds the claimer's capacity in ``rooms``. The
+    remainder goes to the first claimers.
     """
+    # Raise the common share to the capacity of each claimer in turn, the smallest first, until the
+    # jobs do not suffice for all claimers that have capacity left.
     rounds, having_room = 0, len(rooms)
     for room in sorted(rooms):
         more = min(room - rounds, jobs // having_room)
@@ -158,6 +169,7 @@ def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
             break
         having_room -= 1
     shares = [min(room, rounds) for room in rooms]
+    # Distribute the remainder, one job each.
     for at, room in enumerate(rooms):
         if jobs and room > rounds:
             shares[at] += 1

@@ -1,13 +1,14 @@
-"""Work streams: jobs that are leased and sent without being asked for (§10.8).
+"""Work streams: leases jobs and sends them to the client as they become available (§10.8).
 
-    work.open --> IN LINE --leased--> PAGE UNDER WAY --work.taken--> IN LINE, or FULL
+    work.open --> IN LINE --leased--> PAGE IN FLIGHT --work.taken--> IN LINE, or FULL
                      ^                                                             |
-                     '--a job is acked, nacked, expires or goes--------------------'
-    work.close, end of the session     its leases are released, it is forgotten
-    queue gone, records unreadable     the same, and work.ended
+                     '--a job is acked, nacked, expires or is removed--------------'
+    work.close, end of the session     its leases are released, and it is removed
+    queue deleted, records unreadable  the same, and work.ended is sent
 
-A stream holds ``max_jobs`` leases at most. One page of jobs is under way at a time: what a slow
-client has not taken stays with the queue. A page that its front has not shown is no delivery.
+A stream holds ``max_jobs`` leases at most. One page of jobs is in flight at a time, so the queue
+keeps the jobs that a slow client has not taken. A page that the front has not sent to its client
+does not count as a delivery.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ from topics.storage.wal.progress import Progress
 
 
 class WorkStream(Claimer):
-    """A stream that is open. ``page``: leases (seq, number) of jobs on their way to the client;
-    ``pages``: how many there were.
+    """An open stream.
+
+    ``page``: leases (seq, number) of the jobs in flight to the client. ``pages``: the number of
+    pages until now.
     """
 
     __slots__ = ("max_jobs", "number", "page", "pages", "session", "streams")
@@ -72,25 +75,26 @@ class WorkStream(Claimer):
 
     @property
     def room(self) -> int:  # type: ignore[override]
-        """As many as it may hold, none while a page is under way."""
-        # It may hold more: an ack that made room may have been taken back.
+        """The number of further jobs that the stream may hold; 0 while a page is in flight."""
+        # It may hold more than `max_jobs`, because an ack that gave it capacity may have been
+        # undone.
         return 0 if self.page is not None else max(0, self.max_jobs - self.holder.held)
 
     def served(self, change: LeaseChange) -> None:
-        """As `Claimer.served`."""
+        """See `Claimer.served`."""
         self.page = [(job.seq, job.number) for job in change.jobs]
         self.pages += 1
 
     def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
-        """As `Claimer.settle`."""
+        """See `Claimer.settle`."""
         self.streams.settle(self, change, result)
 
     def get_nothing(self) -> None:
-        """As `Claimer.get_nothing`."""
+        """See `Claimer.get_nothing`."""
         raise AssertionError("a stream always waits")
 
     def end(self, error: Exception) -> None:
-        """As `Claimer.end`."""
+        """See `Claimer.end`."""
         self.streams.end(self, error)
 
 
@@ -112,10 +116,10 @@ class WorkStreams(Service):
         router.subscribe(WORK_CLOSE, self._close)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Release what its streams hold."""
+        """Release the leases of the session's streams."""
         for stream in tuple(self._by_session.get(session, {}).values()):
             self._release(stream)
-        self._context.deadlines.wake()  # no turn is under way
+        self._context.deadlines.wake()  # this runs outside of an iteration
 
     # Jobs
 
@@ -124,7 +128,7 @@ class WorkStreams(Service):
         if self._find(stream.session, stream.number) is not stream:
             return
         if isinstance(result, OSError):
-            stream.page = None  # it holds less than before, and joins the wait list again
+            stream.page = None  # it holds fewer jobs than before, and joins the wait list again
             return
         stream.topic.touch(*self._context.now)
         jobs = queue_answers.jobs_json(change.jobs)
@@ -137,10 +141,10 @@ class WorkStreams(Service):
         except PeerGone:
             self._release(stream)
 
-    # Ends
+    # Ends of streams
 
     def end(self, stream: WorkStream, error: Exception) -> None:
-        """The queue is gone, or its records cannot be read."""
+        """End a stream, because its queue is deleted or its records are unreadable."""
         if isinstance(error, TopicNotFound):
             code, message = NotAQueue.code, f'topic "{stream.topic.name}" ceased to be a queue'
         else:
@@ -149,8 +153,10 @@ class WorkStreams(Service):
         self._send(stream, WORK_ENDED, WorkEndedParams(stream.number, code, message), b"")
 
     def _release(self, stream: WorkStream, unshown: Iterable[tuple[int, int]] = ()) -> None:
-        """Forget the stream; others may claim what it holds. ``unshown`` leases of it have reached
-        nobody. Nothing happens the second time.
+        """Remove the stream and release its leases, so that they are claimable.
+
+        ``unshown``: leases of jobs that were not delivered to the client. Do nothing for a removed
+        stream.
         """
         if self._find(stream.session, stream.number) is not stream:
             return
@@ -161,6 +167,7 @@ class WorkStreams(Service):
         self._dispatch.unfollow(stream)
         if stream.holder.held and not stream.topic.deleted:
             now = self._commits.now()
+            # Leases of jobs that the client has not got do not count as deliveries. All others do.
             for change in (
                 lease_jobs.unclaim(stream.topic, unshown, now),
                 lease_jobs.release(stream.topic, stream.holder, now),
@@ -172,13 +179,14 @@ class WorkStreams(Service):
     def _find(self, session: LinkSession, number: int) -> WorkStream | None:
         return self._by_session.get(session, {}).get(number)
 
-    # What the front says
+    # Messages of the front
 
     def _open(self, request: InboundMessage[WorkOpenParams, NoResult]) -> None:
         context, params, session = self._context, request.params, request.session
         context.check_writable()
         topic = context.fresh_queue(params.topic)
         topic.touch(*context.now)
+        # A new stream replaces an open one of the same number.
         earlier = self._find(session, params.work)
         if earlier is not None:
             self._release(earlier)
@@ -197,7 +205,7 @@ class WorkStreams(Service):
                 self._dispatch.join(stream, is_patient=True)
 
     def _close(self, message: InboundMessage[WorkCloseParams, Any]) -> None:
-        # It may have ended while the event was on its way.
+        # The stream may have ended while the event was in transit.
         stream = self._find(message.session, message.params.work)
         if stream is not None:
             is_shown = message.params.pages >= stream.pages

@@ -1,10 +1,11 @@
-"""Batches: what a router forwards next, prepared once for all routers that want the same.
+"""Batches: the records that a router forwards next, prepared once for all routers that share them.
 
     records                                     the forward has
-    in the log file that is written, dest here  runs that name their frames
+    in the current log file, dest here          runs that name their frames
     anywhere else, or dest elsewhere            the records themselves, as its attachment
 
-The dest's log holds a payload once however many forwards bring it: it knows a batch by its number.
+The number of a batch identifies it, so the dest's log stores its payload only once, regardless of
+the number of forwards that carry it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from topics.formats.disk.copies import OWN_STAMP, RUN, Run, encode_runs, payload
 from topics.formats.disk.records import RecordsView
 from topics.storage.wal.log import Wal
 
-# Before the records of a message: flags, record_count, ext_len.
+# Precedes the records of a message: flags, record_count, ext_len.
 _BODY: Final = struct.Struct("<III")
 
 
 class Batch(NamedTuple):
-    """What follows the cursor of some routers, up to ``to_seq``. ``number``: names ``body``; 0:
-    the runs name frames of the log. ``seqs``: in the source, of the first record of each run.
+    """The records that follow the cursor of some routers, up to ``to_seq``.
+
+    ``number`` identifies ``body``; if it is 0, the runs name frames of the log. ``seqs``: the
+    source seq of the first record of each run.
     """
 
     to_seq: int
@@ -38,7 +41,7 @@ class Batch(NamedTuple):
     number: int = 0
 
     def packed(self, drops: int, *, is_stamped: bool) -> bytes:
-        """The runs, as a router copies them."""
+        """Encode the runs as a router copies them."""
         if is_stamped:
             return encode_runs(
                 run._replace(drops=drops, stamp=OWN_STAMP, stamp_seq=seq)
@@ -48,14 +51,18 @@ class Batch(NamedTuple):
 
 
 def frame_bytes_max(run_count: int, names: Iterable[str]) -> int:
-    """More than a FORWARD frame without a payload takes, and what goes with it. ``names``: of its
-    routers, and what else stamps say.
+    """Return an upper bound for the bytes of a FORWARD frame without payload, with related frames.
+
+    ``names``: of the routers of the frame, and other strings of their stamps.
     """
     return 512 + RUN.size * run_count + sum(256 + len(name.encode()) for name in names)
 
 
 def named_batch(picked: Picked, wal: Wal, names: Iterable[str]) -> Batch | None:
-    """The batch by the frames that hold its records, if one more frame may name all of them."""
+    """Return a batch that names the frames of its records, or None.
+
+    None means that the next frame may not name all of them.
+    """
     runs, seqs = [], []
     length = frame_bytes_max(len(picked.runs), names)
     for run in picked.runs:
@@ -67,7 +74,7 @@ def named_batch(picked: Picked, wal: Wal, names: Iterable[str]) -> Batch | None:
 
 
 def body_batch(picked: Picked, store: Store, number: int) -> Batch:
-    """The batch with its records. Raises `Unreadable`."""
+    """Return a batch that contains its records. Raises `Unreadable`."""
     pieces = [(store.records(run.locator), run.start, run.stop) for run in picked.runs]
     first = picked.runs[0]
     flags, count, ext, parts, _ = payload_of(
@@ -76,7 +83,7 @@ def body_batch(picked: Picked, store: Store, number: int) -> Batch:
     body = b"".join((_BODY.pack(flags, count, len(ext)), *parts))
     runs, seqs = list[Run](), list[int]()
     end = end_seq = 0
-    for run in picked.runs:  # one for each stretch of contiguous seqs
+    for run in picked.runs:  # one new run for each range of contiguous seqs
         begin, seq = end, run.first_seq + run.start
         if runs and seq == end_seq:
             begin = runs.pop().start

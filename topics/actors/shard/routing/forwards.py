@@ -1,12 +1,13 @@
-"""Forwards: copies of routers are appended to the dests of this shard (§6).
+"""Forwards: append copies of routers to the dests of this shard (§6).
 
-    router.forward -> for each router: does it stand there, has its dest room?
-        -> those that take the same: ONE frame with the payload and all cursors --committed-->
-        outcome; all outcomes -> answer
+    router.forward -> for each router: is its cursor there, has its dest space?
+        -> routers with equal copies: ONE frame with the payload and all cursors --committed-->
+        outcome; all outcomes -> reply
 
-A router whose cursor is not where the forward begins takes nothing from it: the answer says where
-it stands. So a forward that comes twice is done once. A payload that the log file has already, of
-an earlier forward or of the source itself, is named and not written again.
+If a router's cursor is not where the forward begins, the forward changes nothing for that router,
+and the reply contains the actual cursor. So a forward that is sent twice is applied once. If the
+log file already has the payload, of an earlier forward or of the source itself, the frame names it
+instead of containing it again.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ class Forwards(Service):
 
     def __init__(self, context: ShardContext, registry: Registry) -> None:
         self._context, self._engine, self._registry = context, context.engine, registry
-        self._pending: set[int] = set()  # routers whose change is under way
-        # Payloads that are in the log, with the LSN of their frame, by session and number of the
-        # batch, the newest last.
+        self._pending: set[int] = set()  # routers with a pending change
+        # Payloads that the log contains, with the LSN of their frame, by session and batch number,
+        # the newest last.
         self._logged: OrderedDict[tuple[Any, int], tuple[int, RecordsView]] = OrderedDict()
-        self._losses = 0  # of the log, when these were noted
+        self._losses = 0  # the log's count of losses when these were noted
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -112,19 +113,21 @@ class Forwards(Service):
             answers.fail(error)
 
     def _taker(self, target: ForwardTarget, params: ForwardParams, settle: Settle) -> Taker | None:
-        """The target, if it takes part; otherwise it is settled."""
+        """Return the target if it takes part in the forward, or settle it and return None."""
         topic = self._engine.topics.get(target.dest)
         if topic is None or topic.id != target.dest_id:
             settle(ForwardStatus.NO_DEST, Derivation(target.start_seq, 0))
             return None
         at = derivation_of(topic, target.router, target.start_seq)
-        # Of a router that is gone, which its source may not have heard, the cursor is forgotten.
+        # The cursor of a removed router is discarded, even if its source has not been notified yet.
         is_fed = self._registry.may_feed(topic.name, target.router)
+        # A router has at most one pending change, and a held topic accepts no changes.
         if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
             settle(ForwardStatus.BUSY, at)
         elif at.cursor != params.from_seq:
             settle(ForwardStatus.BEHIND, at)
         elif params.to_seq == params.from_seq:
+            # A forward without a range requests the cursor, or space for ``need`` bytes.
             self._context.freshen(topic)
             left = bytes_left(self._engine.table, topic) if params.need else None
             has_room = left is None or left >= params.need
@@ -143,7 +146,7 @@ class Forwards(Service):
         )
         self._submit(forwarded, params, takers, answers, ForwardStatus.DONE)
 
-    # The copies
+    # Copies
 
     def _copy(
         self,
@@ -158,19 +161,21 @@ class Forwards(Service):
         except Unreadable as error:
             log.warning("records of a forward cannot be read", error=str(error))
             payload = None
-        if payload is None:  # the log has begun another file
+        if payload is None:  # the log has begun another file since the runs were made
             _settle_behind(takers, params, answers)
             return
         groups: dict[_Alike, dict[int, Taker]] = {}
         copiers: dict[_Alike, Copier] = {}
         plain: Copier | None = None
         for index, taker in takers.items():
+            # Without own stamps, the copies of all routers are equal, and share one renderer.
             copier = plain or payload.copier(taker.name)
             if not payload.is_stamped:
                 plain = copier
             topic = taker.topic
             ts = copy_ts(topic, self._context.now)
             fits = fitting(self._engine.table, topic, copier, ts)
+            # The dest has no space for the first copy. Report how many bytes it needs.
             if not fits:
                 need = copier.first_size(topic.next_seq, ts)
                 at = Derivation(params.from_seq, taker.total)
@@ -178,6 +183,7 @@ class Forwards(Service):
                 continue
             if fits < copier.count:
                 copier = payload.copier(taker.name, fits)
+            # Dests whose copies have the same time, number and size share one frame.
             alike = _Alike(ts, fits, copier.tail_bytes)
             groups.setdefault(alike, {})[index] = taker
             copiers.setdefault(alike, copier)
@@ -193,17 +199,22 @@ class Forwards(Service):
         takers: Mapping[int, Taker],
         answers: _Answers,
     ) -> _Payload:
-        """Append to dests that take the same; the payload, as the next frame names it."""
+        """Append copies to dests with equal copies.
+
+        Return the payload as the next frame names it.
+        """
         params = request.params
         is_all = alike.copies == payload.records
         status = ForwardStatus.DONE if is_all else ForwardStatus.FULL
         to_seq = params.to_seq if is_all else payload.seq_of(alike.copies - 1, params.seqs)
+        # A frame may only name frames of its own log file.
         if not self._has_room(payload, takers.values()):
             if not payload.logged_at:
-                self._context.wal.end_file()  # else the source may name these frames again
+                # Otherwise the source would name the frames of this file again.
+                self._context.wal.end_file()
                 _settle_behind(takers, params, answers)
                 return payload
-            payload = payload._replace(logged_at=0)  # its log file is full
+            payload = payload._replace(logged_at=0)  # the log file with the payload is full
         body = payload.body(alike.copies)._replace(
             cursor=to_seq, hop=params.hop, tail_bytes=copier.tail_bytes
         )
@@ -231,8 +242,9 @@ class Forwards(Service):
         answers: _Answers,
         status: ForwardStatus,
     ) -> int:
-        """LSN of the frame; 0 when there is nothing to submit."""
+        """Submit the changes, and return the LSN of their frame; 0 if there are no changes."""
         indexes = {taker.router: index for index, taker in takers.items()}
+        # Other shards may have used up the shared quota of bytes since the check.
         for taker in forwarded.refused:
             at = Derivation(params.from_seq, taker.total)
             answers.settle(indexes[taker.router], ForwardStatus.FULL, at)
@@ -259,10 +271,10 @@ class Forwards(Service):
                     commits.submit(reserved, None)
         return lsn
 
-    # Where the records are
+    # Locations of the records
 
     def _is_logged(self, request: ForwardCall) -> bool:
-        """Whether the log file has the payload of this batch."""
+        """Return whether the log file contains the payload of this batch."""
         if self._losses != self._context.commits.losses:
             self._losses = self._context.commits.losses
             self._logged.clear()
@@ -270,12 +282,12 @@ class Forwards(Service):
         return found is not None and self._may_name(found[0], request.params)
 
     def _may_name(self, lsn: int, params: ForwardParams) -> bool:
-        """Whether a frame for this forward may name the one at ``lsn``."""
+        """Return whether a frame for this forward may name the frame at ``lsn``."""
         names = [target[-1] for target in params.targets]
         return self._context.wal.may_name(lsn, frame_bytes_max(len(params.seqs), names))
 
     def _has_room(self, payload: _Payload, takers: Iterable[Taker]) -> bool:
-        """Whether the frame would stand in the file that has what it names."""
+        """Return whether the new frame fits in the log file that contains the frames it names."""
         named = payload.named
         names = [taker.name for taker in takers]
         texts = [text for stamp in payload.stamps for text in stamp[:2]]
@@ -283,7 +295,7 @@ class Forwards(Service):
         return not named or self._context.wal.may_name(min(named), length)
 
     def _payload(self, request: ForwardCall, records: RecordsView | None) -> _Payload | None:
-        """None when the frames that the runs name are not in the file that is written."""
+        """Return the records, or None if the named frames are not in the current log file."""
         params = request.params
         runs = decode_runs(params.runs)
         if not params.batch:
@@ -294,7 +306,10 @@ class Forwards(Service):
         return _Payload(runs, (), {0: view}, params, lsn)
 
     def _named(self, runs: Sequence[Run], params: ForwardParams) -> _Payload | None:
-        """Runs of the log, those of copies composed: they name the frames that hold records."""
+        """Return runs of the log.
+
+        Runs of copies are resolved to the frames that contain the records.
+        """
         wal = self._context.wal
         if not all(self._may_name(run.lsn, params) for run in runs):
             return None
@@ -308,10 +323,14 @@ class Forwards(Service):
         return _Payload(composed, [*stamps], views, params, 0)
 
     def _composed(self, run: Run, stamps: dict[Stamp, int]) -> Iterator[Run]:
-        """The run, or those of the copies that it names. ``stamps`` gets what these carry on."""
+        """Yield the run, or the runs of the copies that it names.
+
+        ``stamps`` collects the stamps that these copies already have.
+        """
         if not is_row(run.lsn):
             yield run
             return
+        # The run names copies. Resolve them to the runs of their FORWARD frame.
         header, body = self._context.wal.frame_at(run.lsn)
         held = decode_forward(header, body)
         inner_stamps = held.stamps_of(row_index(header, run.lsn))
@@ -330,7 +349,7 @@ class Forwards(Service):
 
 
 class _Alike(NamedTuple):
-    """Dests that are equal in this share a frame."""
+    """The properties by which dests are grouped. The dests of a group share a frame."""
 
     ts: int
     copies: int
@@ -338,8 +357,10 @@ class _Alike(NamedTuple):
 
 
 class _Payload(NamedTuple):
-    """The records of a forward. ``views``: by the LSN that runs name; 0: of the attachment, which
-    the log has at ``logged_at``, if that is not 0.
+    """The records of a forward.
+
+    ``views``: by the LSN that runs name; 0 means the attachment. ``logged_at``: LSN of the frame
+    that contains the attachment, or 0.
     """
 
     runs: Sequence[Run]
@@ -350,12 +371,12 @@ class _Payload(NamedTuple):
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """The number of records."""
         return sum(run.stop - run.start for run in self.runs)
 
     @property
     def named(self) -> set[int]:
-        """LSNs of the frames that have the records."""
+        """LSNs of the frames that contain the records."""
         lsns = {self.logged_at} if self.logged_at else self.views.keys()
         return {lsn for lsn in lsns if lsn}
 
@@ -365,7 +386,7 @@ class _Payload(NamedTuple):
         return self.runs[0].stamp == OWN_STAMP
 
     def copier(self, router: str, count: int | None = None) -> Copier:
-        """Renders the copies of a router; ``count``: the first ones."""
+        """Return a renderer for the copies of a router. ``count``: limits it to the first ones."""
         runs, stamps = self.runs, self.stamps
         if count is not None:
             runs = runs_within(runs, 0, count)
@@ -376,7 +397,7 @@ class _Payload(NamedTuple):
         return Copier([(self.views[run.lsn], run) for run in runs], stamps)
 
     def body(self, count: int) -> ForwardBody:
-        """What the frame says of the first ``count`` copies."""
+        """Return the body of a frame for the first ``count`` copies."""
         runs = runs_within(self.runs, 0, count)
         if self.logged_at:
             runs = [run._replace(lsn=self.logged_at) for run in runs]
@@ -384,7 +405,7 @@ class _Payload(NamedTuple):
         return ForwardBody(0, 0, (), runs, stamps=self.stamps, payload=payload)
 
     def seq_of(self, index: int, seqs: Sequence[int]) -> int:
-        """Seq in the source of a record. ``seqs``: of the runs of the forward."""
+        """Return the source seq of a record. ``seqs``: those of the runs of the forward."""
         for run, seq in zip(decode_runs(self.params.runs), seqs, strict=True):
             if index < run.stop - run.start:
                 return seq + index
@@ -393,13 +414,13 @@ class _Payload(NamedTuple):
 
 
 def _settle_behind(takers: Mapping[int, Taker], params: ForwardParams, answers: _Answers) -> None:
-    """The records are not where they were: the source is to look again."""
+    """Settle all takers as BEHIND, so that the source looks up the records again."""
     for index, taker in takers.items():
         answers.settle(index, ForwardStatus.BEHIND, Derivation(params.from_seq, taker.total))
 
 
 class _Answers:
-    """The outcomes of a forward. It is answered when all are there."""
+    """The outcomes of a forward. They are sent in one reply when all are known."""
 
     def __init__(self, request: ForwardCall) -> None:
         self._request = request
@@ -408,7 +429,7 @@ class _Answers:
         self._left = len(self.targets)
 
     def settle(self, index: int, status: ForwardStatus, at: Derivation, need: int = 0) -> None:
-        """What became of one router's part."""
+        """Store the outcome for one router. ``need``: bytes that a full dest lacks."""
         need = need if status is ForwardStatus.FULL else 0
         self._outcomes[index] = int(status), at.cursor, at.total, need
         self._left -= 1
@@ -416,6 +437,6 @@ class _Answers:
             self._request.reply(ForwardResult(self._outcomes))
 
     def fail(self, error: Exception) -> None:
-        """Unexpected: the source asks again."""
+        """Answer with an unexpected error. The source repeats the forward."""
         self._left = -1
         answer_error(self._request, error)

@@ -1,8 +1,10 @@
-"""Mutations: changes of routers, each in a task of its own. Those that share a name are done in the
-order of their requests; what concerns a shard that does not answer holds up nothing else.
+"""Mutations: changes of routers, each in its own task.
 
-    add --> waiting for earlier ones with a name of it --> its task --> done, or the caller is told
-                         '-- the caller has gone, or was told of a time-out: dropped       why not
+Mutations that share a name run in the order of their requests. A mutation that waits for a shard
+delays only mutations with which it shares a name.
+
+    add --> waiting for earlier ones with a common name --> its task --> done, or an error reply
+                         '-- caller disconnected, or timed out: dropped
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from topics.actors.shard.held_topics import Request
 from topics.actors.shard.peers import Asked
 from topics.formats.wire.contract import Call, P, R
 
-ASK_MAX_S: Final = 5.0  # a shard that takes longer counts as one that is away
+ASK_MAX_S: Final = 5.0  # seconds; a slower shard is treated as unavailable
 log = structlog.get_logger()
 
 
 class Mutation(NamedTuple):
-    """``names``: of the routers and topics that it concerns. It answers ``request``, or raises for
-    it.
+    """One change of routers. ``names``: the routers and topics that it concerns.
+
+    ``mutate`` answers ``request``, or raises the error of its reply.
     """
 
     names: Set[str]
@@ -34,12 +37,12 @@ class Mutation(NamedTuple):
 
 
 class Mutations:
-    """Mutations under way and waiting."""
+    """The running and waiting mutations."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context = context
         self._waiting: list[Mutation] = []
-        self._busy: set[str] = set()  # names of those under way
+        self._busy: set[str] = set()  # names of running mutations
 
     def add(
         self,
@@ -47,12 +50,12 @@ class Mutations:
         mutate: Callable[[], Awaitable[object]],
         request: Request | None = None,
     ) -> None:
-        """Do it after all that were added before and share a name with it."""
+        """Run a mutation after all earlier mutations that share a name with it."""
         self._waiting.append(Mutation({*names}, mutate, request))
         self._begin()
 
     def _begin(self) -> None:
-        """Begin all that wait for no other."""
+        """Start the waiting mutations that need not wait for another one."""
         if self._context.moves.defer_if_held(self._begin):
             return
         taken, left = set(self._busy), []
@@ -89,7 +92,7 @@ class Mutations:
 
 
 async def ask(context: ShardContext, shard: int, call: Call[P, R], params: P) -> R:
-    """What ``shard`` answers to a call without attachments. Raises as `Asked.result`."""
+    """Return the reply of ``shard`` to a call without attachments. Raises as `Asked.result`."""
     asked = Asked[R](shard)
     with context.turn():
         context.peers.ask(shard, call, params, b"", asked.then)

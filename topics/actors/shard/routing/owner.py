@@ -1,22 +1,23 @@
-"""Owner of the routers: makes, configures, removes and shows them, in one shard for all (§6).
+"""Router owner: the shard that creates, configures, removes and shows all routers (§6).
 
-    PUT      ends are there or made -> log -> both shards know it -> answered
-    DELETE   log -> the shards that are there know it -> answered
-    CASCADE  as DELETE, of all routers that name a topic: before that topic is deleted
+    PUT      ends exist or are created -> log -> the shards of both ends have it -> answered
+    DELETE   log -> the available shards of the ends have it -> answered
+    CASCADE  as DELETE, for all routers that name a topic, before that topic is deleted
 
-Mutations that share a name are done one after another (`mutations.py`). What one checks in the
-graph holds until it is in the log: that is done for one at a time, and no shard is asked meanwhile.
-The graph is changed when the log has the change, and shards are told of what the graph is
-(`pushes.py`). A crash between two steps leaves topics without the router, or a router of which the
-shards hear when they connect.
+Mutations that share a name run sequentially (`mutations.py`). A mutation checks the graph, and the
+result of the check must remain valid until the change is in the log. So only one mutation at a time
+does this, and it makes no request to another shard until then. The graph is changed after the log
+has the change, and then the shards are notified (`pushes.py`). After a crash between two steps,
+there are topics without their router, or a router that the shards receive when they connect.
 
-Config is shown from the graph, counters from the shards of the sources, which are asked once for
-each answer. A router that its shard does not know is shown after the mutations of it that are under
-way: then all shards that are there know it.
+Configs are shown from the graph. Counters are requested from the shards of the sources, once for
+each reply. If a shard does not know a router, the router is shown after its pending mutations,
+because then all available shards know it.
 
-A router whose source or dest changes gets a new life. The log has that before the shards of the old
-ends are told: until then the old life goes on as it was. Where that has ended, and its last total,
-stand in another frame, and then the shards of the new ends are told.
+A router whose source or dest changes gets a new incarnation with a new id. It is logged before the
+shards of the old ends are notified, and until then the old incarnation continues unchanged. A
+second frame stores where the old incarnation stopped, and its final total. Then the shards of the
+new ends are notified.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ from topics.formats.wire.calls import (
 )
 from topics.storage.wal.file import NoRoom
 
-ATTEMPTS: Final = 3  # to make a router whose ends are deleted meanwhile
-# A place is kept for an end that is asked for; it is given back when the answer is overdue.
+ATTEMPTS: Final = 3  # to create a router if its ends are deleted at the same time
+# A reserved slot for a new end is valid for this time. It expires before the reply is overdue.
 PLACE_MS: Final = int(ASK_MAX_S * 1000) - 1000
 
 PutCall: TypeAlias = InboundMessage[RouterParams, PutResult]
@@ -91,7 +92,7 @@ CascadeCall: TypeAlias = InboundMessage[CascadeParams, CascadeResult]
 
 
 class Counters(NamedTuple):
-    """Of one router. ``total``: of all its lives."""
+    """Counters of one router. ``total``: records forwarded by all its incarnations."""
 
     total: int
     lag_records: int
@@ -99,7 +100,7 @@ class Counters(NamedTuple):
 
 
 class Uncounted(NotReady):
-    """The shards of their sources do not know these routers: they are being changed."""
+    """The shards of the sources do not know these routers, because they are being changed."""
 
     def __init__(self, routers: list[str]) -> None:
         super().__init__("a router is being changed")
@@ -107,14 +108,14 @@ class Uncounted(NotReady):
 
 
 class Routers(Service):
-    """Handles what clients ask of routers, and the end of topics that are ends of some."""
+    """Handles router requests of clients, and the deletion of topics that are ends of routers."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._graph, self._peers = context.engine.routers, context.peers
         self._mutations = Mutations(context)
         self._pushes = Pushes(context, self._note_orphans)
-        self._changing = trio.Lock()  # of the graph
+        self._changing = trio.Lock()  # held while the graph is checked and changed
         if context.engine.table.shard == ROUTER_OWNER:
             context.peers.on_open.append(self._pushes.push_all)
 
@@ -159,7 +160,7 @@ class Routers(Service):
         router = self._graph.by_name.get(name)
         return () if router is None else (router.source, router.dest)
 
-    # One is made or configured
+    # Create or configure a router
 
     async def _configure(self, request: PutCall, asked: RouterPatch, ignored: bytes) -> None:
         params = request.params
@@ -179,17 +180,18 @@ class Routers(Service):
             reply_json(request, PutResult(is_new), body, params.at)
 
     def _is_known(self, router: Router) -> bool:
-        """Whether the shards of its ends have taken it."""
+        """Return whether the shards of its ends have stored it."""
         shards = map(self._peers.shard_of, (router.source, router.dest))
         return all(map(self._pushes.knows_all, shards))
 
     async def _make(self, name: str, config: RouterConfig, *, create_dest: bool) -> None:
-        """Afterwards the router has this config, and the shards of its ends know it."""
-        total = 0  # of lives that ended here
+        """Create or configure the router, and wait until the shards of its ends have it."""
+        total = 0  # of incarnations that ended here
         for _ in range(ATTEMPTS):
             self._context.check_writable(grows=True)
             source, dest = await self._ends(name, config, create_dest=create_dest)
             before = self._graph.by_name.get(name)
+            # Another source or dest needs a new incarnation, which begins where the old one stops.
             if before is not None and not _is_life_of(before, config, source, dest):
                 counted = await self._counted(before)
                 router = self._next(name, config, source, dest, before.base_total + counted)
@@ -203,14 +205,16 @@ class Routers(Service):
             pushes = await self._pushes.push_each([router, *others], [])
             if not any(router.id in push.result.orphans for push in pushes.values()):
                 return
-            # A topic went, or went and came again, after it was looked at.
+            # An end was deleted, or deleted and created again, after it was looked up.
             total = router.base_total
             await self._remove([router])
         raise NotReady("the ends of the router are being deleted", router=name)
 
     async def _put_router(self, router: Router) -> tuple[Router, list[Router]]:
-        """Log the router; with the id that it has then, and those that have come to stand on a
-        cycle, or stand on none any more. Raises as `RouterGraph.check`.
+        """Log the router. Return it with its id, and the routers that a change of cycles affects.
+
+        These are routers that are now on a cycle and were not before, or the reverse. Raises the
+        errors of `RouterGraph.check`.
         """
         async with self._changing:
             self._check_room(router.name, router.config)
@@ -223,13 +227,13 @@ class Routers(Service):
         return router, self._turned(cyclic, router.id)
 
     def _turned(self, cyclic: Set[int], besides: int = 0) -> list[Router]:
-        """Routers that are on a cycle and were not, or the other way round."""
+        """Return routers that are now on a cycle and were not before, or the reverse."""
         by_id = self._graph.by_id
         changed = (cyclic ^ self._graph.cyclic) - {besides}
         return [by_id[router_id] for router_id in changed if router_id in by_id]
 
     def _check_room(self, name: str, config: RouterConfig) -> None:
-        """Raises as `RouterGraph.check`, and `Throttled` when there are too many routers."""
+        """Raise the errors of `RouterGraph.check`, or `Throttled` if there are too many routers."""
         self._graph.check(name, config)
         most = self._context.limits.routers
         if most and name not in self._graph.by_name and len(self._graph) >= most:
@@ -238,7 +242,7 @@ class Routers(Service):
     async def _ends(
         self, name: str, config: RouterConfig, *, create_dest: bool
     ) -> tuple[EndpointResult, EndpointResult]:
-        """Source and dest, which are there now. Nothing is made of a router that is refused."""
+        """Return source and dest, which exist now. A router that is refused creates no topics."""
         source = await self._end(config.source)
         dest = await self._end(config.dest)
         if not dest.id and not create_dest:
@@ -255,9 +259,10 @@ class Routers(Service):
 
     @contextmanager
     def _places(self, count: int) -> Iterator[Callable[[], None]]:
-        """Keep so many places among the topics of the server, for the shards of the ends to take
-        (§11). What it yields is called for each end that is there: that counts for itself now.
-        Raises `Throttled` or `NotReady`: then no end is made.
+        """Reserve ``count`` slots among the topics of the server, for ends that are created (§11).
+
+        The yielded function releases one slot. Call it for each created end, which counts as a
+        topic itself. Raises `Throttled` or `NotReady`, and then no end is created.
         """
         cap = self._engine.table.topic_cap
         if cap is None or not count:
@@ -289,8 +294,9 @@ class Routers(Service):
         dest: EndpointResult,
         total: int,
     ) -> Router:
-        """What the router is to be: the life that it has, with another config, or a new one, whose
-        id is 0 so far.
+        """Return the router to be logged.
+
+        This is the current incarnation with another config, or a new incarnation with the id 0.
         """
         before = self._graph.by_name.get(name)
         if before is not None and _is_life_of(before, config, source, dest):
@@ -307,31 +313,33 @@ class Routers(Service):
         )
 
     async def _counted(self, router: Router) -> int:
-        """What this life of the router has forwarded so far."""
+        """Return the number of records that this incarnation of the router has forwarded."""
         shard = self._peers.shard_of(router.source)
         stats = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams([router.id]))
         return sum(row[1] for row in stats.stats)
 
     async def _take_over(self, before: Router, router: Router, counted: int) -> Router:
-        """A new life of the router is in the log; it goes on with the total of the one before, and
-        begins where that has ended.
+        """Stop the old incarnation of a router, after the new one is in the log.
+
+        Return the new incarnation, which adds the final total and begins where the old one stopped.
         """
-        # What fails from here on costs a few records their place in the total, or gives them to
-        # both dests.
+        # An error from here on has a small effect: a few records are missing in the total, or are
+        # forwarded to both dests.
         with suppress(TopicsError):
             pushes = await self._pushes.push_each([], [before])
+            # The shard of the old source reports the final total when no forward is in flight.
             shard = self._peers.shard_of(before.source)
             counted = dict(pushes[shard].result.totals).get(before.id, counted)
             source = await self._end(router.source)
             if source.id != router.source_id:
-                return router  # it has gone meanwhile, as its shard will say
+                return router  # the source was deleted in the meantime, as its shard will report
             total = before.base_total + counted
             last = replace(router, start_seq=source.head_seq, base_total=total)
             if last != router:
                 return (await self._put_router(last))[0]
         return router
 
-    # Some are removed
+    # Remove routers
 
     async def _remove_one(self, request: DeleteCall) -> None:
         params = request.params
@@ -358,7 +366,7 @@ class Routers(Service):
             await self._remove(routers)
 
     async def _remove(self, routers: Sequence[Router]) -> None:
-        """Afterwards they are gone; shards that are away hear of it when they are back."""
+        """Remove routers. Unavailable shards are notified when they reconnect."""
         router_ids = [router.id for router in routers]
         self._context.check_writable()
         async with self._changing:
@@ -368,7 +376,7 @@ class Routers(Service):
             )
         await self._pushes.push_each(self._turned(cyclic), routers)
 
-    # One is shown, or some of them
+    # Show routers
 
     def _get(self, request: GetCall) -> None:
         self._check_owner()
@@ -426,7 +434,11 @@ class Routers(Service):
         return [*islice(visible, params.limit)]
 
     async def _count(self, routers: Sequence[Router]) -> list[Counters]:
-        """Counters of each of these. Raises `NotReady` when a shard that knows them is away."""
+        """Return the counters of these routers.
+
+        Raises `NotReady` if a shard of a source is unavailable.
+        """
+        # Make one request to each shard.
         by_shard: defaultdict[int, list[int]] = defaultdict(list)
         for router in routers:
             by_shard[self._context.peers.shard_of(router.source)].append(router.id)
@@ -443,19 +455,19 @@ class Routers(Service):
             for total, lag_records, lag_ms in (found[router.id],)
         ]
 
-    # Small steps
+    # Common steps
 
     def _check_owner(self) -> None:
-        """Raises `Internal` in a shard that does not own the routers."""
+        """Raise `Internal` in a shard that does not own the routers."""
         if self._engine.table.shard != ROUTER_OWNER:
             raise Internal("another shard owns the routers")
 
     async def _log(self, decide: Callable[[], RouterChange]) -> None:
-        """Make a change durable. Raises `NotReady`: then nothing is changed."""
+        """Make a change durable. Raises `NotReady`, and then nothing is changed."""
         self._context.begin_turn()
         result = await self._commits.submit_and_wait(decide())
         if isinstance(result, NoRoom):
-            # Beside an append nothing may use the log's reserve. Alone, a removal may.
+            # A group with an append may not use the log's reserve. A removal in its own group may.
             self._context.begin_turn()
             result = await self._commits.submit_and_wait(decide())
         if isinstance(result, OSError):
@@ -465,20 +477,20 @@ class Routers(Service):
 def _is_life_of(
     router: Router, config: RouterConfig, source: EndpointResult, dest: EndpointResult
 ) -> bool:
-    """Whether this life of a router goes on with these ends."""
+    """Return whether this incarnation of a router has these ends."""
     return (router.source, router.dest, router.source_id, router.dest_id) == (
         *(config.source, config.dest, source.id, dest.id),
     )
 
 
 def _check_covered(name: str, config: RouterConfig, prefixes: list[str] | None) -> None:
-    """Raises `Forbidden` when the router or one of its ends is outside of the key's prefixes."""
+    """Raise `Forbidden` if the router or one of its ends is outside of the key's prefixes."""
     for what, text in (("router", name), ("source", config.source), ("dest", config.dest)):
         if not covered(text, prefixes):
             raise Forbidden(f"{what} is outside the key's prefixes", field=what)
 
 
 def _as_seen(error: RouterCycle, prefixes: list[str] | None) -> RouterCycle:
-    """The refusal without names that the key may not see."""
+    """Return the error without the names that the key may not see."""
     cycle: list[str] = error.detail["cycle"]
     return RouterCycle([name if covered(name, prefixes) else None for name in cycle])

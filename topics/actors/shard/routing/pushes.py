@@ -1,11 +1,12 @@
-"""Pushes: tells each shard of the routers that have an end there.
+"""Pushes: notify each shard of the routers that have an end there.
 
-    a session with the shard opens --all of them--> shard
-    a router is made, changed or removed --that one--> shard, if it is there
-                                            '-- not taken --> all of them again, after a while
+    a session with the shard opens --all routers--> shard
+    a router is created, changed or removed --that router--> shard, if it is available
+                                            '-- refused --> all routers again, after a pause
 
-A message says what the graph is when it is sent, and messages of one session arrive in their order:
-no older list overtakes a newer change. A shard that is away gets all when it is back.
+A message contains the state of the graph at the time when it is sent, and messages of one session
+arrive in order. So an older list never arrives after a newer change. An unavailable shard gets all
+routers when it reconnects.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from topics.formats.wire.calls import (
     RouterSyncResult,
 )
 
-ANSWER_MAX_S: Final = 5.0  # a shard that takes longer counts as one that is away
+ANSWER_MAX_S: Final = 5.0  # seconds; a slower shard is treated as unavailable
 RETRY_S: Final = 1.0
 log = structlog.get_logger()
 
@@ -39,8 +40,9 @@ Push: TypeAlias = Asked[RouterSyncResult]
 
 
 class Pushes:
-    """What the owner of the routers tells all shards. ``on_orphans``: told of ids of routers that
-    lack an end.
+    """Sends the routers to all shards.
+
+    ``on_orphans`` is called with ids of routers that lack an end.
     """
 
     def __init__(
@@ -48,17 +50,20 @@ class Pushes:
     ) -> None:
         self._context, self._on_orphans = context, on_orphans
         self._graph = context.engine.routers
-        self._told: set[int] = set()  # shards that have taken a list of all
-        self._unanswered: Counter[int] = Counter()  # messages to each shard
-        self._retries: set[int] = set()  # shards that are told again soon
+        self._told: set[int] = set()  # shards that have stored a complete list
+        self._unanswered: Counter[int] = Counter()  # messages to each shard without a reply
+        self._retries: set[int] = set()  # shards that get all routers again soon
 
     def knows_all(self, shard: int) -> bool:
-        """Whether the shard has taken everything that it was told in this session."""
+        """Return whether the shard has stored everything that it was sent in this session."""
         is_told = shard in self._told and not self._unanswered[shard]
         return is_told and self._context.peers.is_there(shard)
 
     def push_all(self, shard: int) -> None:
-        """Tell the shard all. When its session opens, or inside of a turn."""
+        """Send all routers to the shard.
+
+        Call this when its session opens, or within an iteration.
+        """
         self._told.discard(shard)
         shard_of = self._context.peers.shard_of
         rows = [
@@ -69,12 +74,12 @@ class Pushes:
         self._send(shard, RouterSyncParams(rows, [], is_all=True))
 
     def push(self, shard: int, put: Iterable[Router], removed: Iterable[Router]) -> Push:
-        """Tell the shard of changes. Only inside of a turn."""
+        """Send changes to the shard. Call this only within an iteration."""
         rows, gone = [self._row_of(router) for router in put], [router.id for router in removed]
         return self._send(shard, RouterSyncParams(rows, gone, is_all=False))
 
     async def push_each(self, put: Sequence[Router], removed: Sequence[Router]) -> dict[int, Push]:
-        """Tell the shards of their ends of changes, and wait for answers for a while."""
+        """Send changes to the shards of their ends. Wait up to `ANSWER_MAX_S` for replies."""
         shard_of = self._context.peers.shard_of
         changed: defaultdict[int, list[Router]] = defaultdict(list)
         gone: defaultdict[int, list[Router]] = defaultdict(list)
@@ -119,7 +124,7 @@ class Pushes:
 
     def _retry(self, shard: int, failure: TopicsError) -> None:
         if failure.detail.get("reason") == PEER_AWAY or shard in self._retries:
-            return  # the next session begins with all
+            return  # the next session begins with a complete list
         self._told.discard(shard)
         log.warning("routers not taken", shard=shard, error=failure.message, again_s=RETRY_S)
         self._retries.add(shard)
@@ -137,7 +142,7 @@ class Pushes:
 
 
 def row_of(router: Router, *, is_cyclic: bool) -> RouterRow:
-    """The router as the shards of its ends know it."""
+    """Return the router as the shards of its ends store it."""
     config = router.config
     return RouterRow(
         id=router.id,

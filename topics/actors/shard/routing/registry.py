@@ -1,10 +1,10 @@
-"""Registry: the routers that have an end in this shard, as the owner of the graph tells it.
+"""Registry: the routers that have an end in this shard, as sent by the owner of the graph.
 
-    router.sync      routers that are new, changed or gone; all of them when the link session opens
-    router.stats     counters of those that have their source here
+    router.sync      new, changed or removed routers; all routers when the link session opens
+    router.stats     counters of routers with their source here
     router.endpoint  a topic of this shard that is to become an end of a router (§6.1)
 
-It outlives the owner: while that is away, everything goes on as it was told last.
+If the owner is unavailable, the shard continues with the routers that it received last.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ StatsCall: TypeAlias = InboundMessage[RouterStatsParams, RouterStats]
 EndpointCall: TypeAlias = InboundMessage[EndpointParams, EndpointResult]
 SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
-SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
-LOOK_S: Final = 0.005  # how often they look for its end
+SETTLE_S: Final = 0.5  # seconds; how long a reply with counters waits for forwards in flight
+LOOK_S: Final = 0.005  # seconds between two checks for their end
 
 
 class Registry(Service):
-    """Knows the routers of this shard; ``workers`` run those that have their source here."""
+    """Stores the routers of this shard. ``workers`` run the routers with their source here."""
 
     def __init__(self, context: ShardContext, workers: Workers) -> None:
         self._context, self._engine, self._workers = context, context.engine, workers
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
-        # Those that feed a topic of this shard.
+        # Routers that feed a topic of this shard.
         self.by_dest: dict[str, dict[int, RouterRow]] = {}
         context.routers_of = self.has_routers
         self.is_told = False
-        self._lost_feeders: set[str] = set()  # dests of routers that the last message took away
+        self._lost_feeders: set[str] = set()  # dests of routers that the last message removed
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -69,31 +69,32 @@ class Registry(Service):
         router.serve(ROUTER_STATS, self._stats)
         router.serve(ROUTER_ENDPOINT, self._endpoint)
 
-    # Which there are
+    # Queries
 
     def has_routers(self, topic: str) -> bool:
-        """Whether a router may name the topic, which belongs to this shard.
+        """Return whether a router may name the topic, which belongs to this shard.
 
-        Before the owner has told, it is to be asked. While it is away nobody knows: a router that
-        loses an end meanwhile goes when the owner is back.
+        Until the owner has sent its list, return whether the owner is available, because the caller
+        then queries it. If a router loses an end while the owner is unavailable, the owner removes
+        the router later.
         """
         if not self.is_told:
             return self._context.peers.is_there(ROUTER_OWNER)
         return topic in self._by_source or topic in self.by_dest
 
     def may_feed(self, topic: str, router: int) -> bool:
-        """Whether the router feeds a topic of this shard, or nobody has told of those that do."""
+        """Return whether the router feeds the topic; True until the owner has sent its list."""
         return not self.is_told or router in self.by_dest.get(topic, ())
 
     def _is_here(self, topic: str) -> bool:
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 
     def _end(self, name: str, topic_id: int) -> Topic | None:
-        """An end of a router; None when it is gone, or another one of that name."""
+        """Return an end of a router, or None if it was deleted, or deleted and created again."""
         topic = self._engine.topics.get(name)
         return topic if topic is not None and topic.id == topic_id else None
 
-    # What the owner tells
+    # Messages of the owner
 
     def _sync(self, request: SyncCall) -> None:
         params = request.params
@@ -111,6 +112,7 @@ class Registry(Service):
             if not waiting:
                 request.reply(RouterSyncResult(orphans, totals))
 
+        # The reply waits for the totals of removed routers that have forwards in flight.
         is_waiting = bool(waiting)
         lost_feeders, self._lost_feeders = self._lost_feeders, set()
         for router in removed:
@@ -125,10 +127,10 @@ class Registry(Service):
             request.reply(RouterSyncResult(orphans, totals))
 
     def _forget_derivations(self, dests: Iterable[str]) -> None:
-        """Forget how far routers came that do not feed these topics any more.
+        """Remove cursors of routers that no longer feed these topics.
 
-        That waits for the message after the one that takes a router away: a forward may be under
-        way until then, and a router whose change fails comes back and goes on.
+        This is done with the message after the one that removes the router. Until then a forward
+        may be in flight, and a router whose change fails is sent again and continues.
         """
         for name in dests:
             topic = self._engine.topics.get(name)
@@ -136,8 +138,9 @@ class Registry(Service):
                 forget_derivations(topic, self.by_dest.get(name, ()))
 
     def _set(self, row: RouterRow) -> bool:
-        """A router is new, or changed; False when an end of it is missing here."""
+        """Store a new or changed router. Return False if an end is missing in this shard."""
         source, dest = self._end(row.source, row.source_id), self._end(row.dest, row.dest_id)
+        # A router with a missing end is not stored. The reply reports it as an orphan.
         if (self._is_here(row.source) and source is None) or (
             self._is_here(row.dest) and dest is None
         ):
@@ -168,8 +171,9 @@ class Registry(Service):
         self._answer_stats(request, trio.current_time() + SETTLE_S)
 
     def _answer_stats(self, request: StatsCall, until: float) -> None:
-        """Answer when nothing of these routers is under way, so that the counters agree with what
-        readers of their dests see; ``until`` then in any case.
+        """Answer when no forward of these routers is in flight, or at ``until`` in any case.
+
+        Then the counters agree with the records that readers of the dests see.
         """
         routers, now = request.params.routers, trio.current_time()
         if now < until and not all(map(self._is_settled, routers)):
@@ -180,17 +184,17 @@ class Registry(Service):
             request.reply(RouterStats([stats for stats in found if stats is not None]))
 
     def _is_settled(self, router: int) -> bool:
-        """Whether the counters of a router are known, and will not change at once."""
+        """Return whether the counters of a router are known and no forward is in flight."""
         known = self._workers.worker(router)
         if known is None:
             return self.is_told
         return known[1].is_known and known[1].state is not WorkerState.FLYING
 
-    # Ends
+    # Ends of routers
 
     def _endpoint(self, request: EndpointCall) -> None:
-        # Also of a held topic: one that is held for its delete waits for the owner of the routers,
-        # which may wait for this answer.
+        # A held topic is not refused. If it is held for its deletion, that waits for the owner of
+        # the routers, which may wait for this reply.
         params = request.params
         topic = self._engine.topics.get(params.topic)
         if topic is None and not params.create:
@@ -199,7 +203,7 @@ class Registry(Service):
             return request.reply(_end_of(topic))
         if topic is None:
             self._context.check_writable(grows=True)
-        # It may be there without being durable: then this waits for it.
+        # The topic may exist without being durable. Then the change waits until it is.
         table, now = self._engine.table, self._context.now
         has_place = now.ms <= params.place_until_ms
         change = put_topic.decide(table, params.topic, TopicConfigPatch(), now, has_place=has_place)

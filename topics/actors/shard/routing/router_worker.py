@@ -1,8 +1,8 @@
-"""Worker: one router at its source, and the router's place among those that share a source.
+"""Router worker: the state of one router at its source, and of the routers that share a source.
 
-IDLE --new records--> READY --forward--> FLYING --answer--> IDLE
+IDLE --new records--> READY --forward--> FLYING --reply--> IDLE
   ^                     ^                       |
-  |                     '--a while later--- RETRYING <--full, away--'
+  |                     '--after a pause- RETRYING <--dest full, shard unavailable--'
   '---------------------------------------------'
 """
 
@@ -21,11 +21,11 @@ from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import ForwardTarget, RouterRow
 
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 1.0
-HOPS_KEPT = 1024  # ranges, while routers are on their way
+HOPS_KEPT = 1024  # ranges that are kept while some routers have not reached them
 
 
 class WorkerState(Enum):
-    """What a worker does."""
+    """The states of a worker."""
 
     IDLE = "idle"
     READY = "ready"
@@ -34,7 +34,7 @@ class WorkerState(Enum):
 
 
 class Likeness(NamedTuple):
-    """Workers that are alike in this can share a message."""
+    """The properties by which workers are grouped. Workers of a group can share a message."""
 
     shard: int  # of the dest
     is_known: bool
@@ -48,8 +48,10 @@ class Likeness(NamedTuple):
 
 
 class Worker:
-    """One router. ``cursor``: where the dest's log has it; ``seen``: up to where nothing else is
-    wanted, at or above ``cursor``; both count only once they are known from the dest.
+    """One router. Both cursors are valid only after the dest has reported its state.
+
+    ``cursor``: the cursor that the dest's log contains. ``seen``: at or above ``cursor``; no record
+    up to it remains to be copied.
     """
 
     __slots__ = (
@@ -64,15 +66,16 @@ class Worker:
         self.state = WorkerState.IDLE
         self.retry: Deadline | None = None
         self.retry_s = 0.0
-        self.need = 0  # bytes for which a full dest had no room: asked for before more is sent
-        self.must_log = False  # the dest's log must hear of ``seen``
+        # Bytes that a full dest lacked. The next forward requests this space, without records.
+        self.need = 0
+        self.must_log = False  # the dest's log must store ``seen``
         self.on_removed: Callable[[int], object] | None = None  # called with ``total``
         self.configure(row, shard)
 
     def configure(self, row: RouterRow, shard: int) -> None:
-        """Copy as ``row`` says from now on; ``shard``: of the dest."""
+        """Apply the config in ``row``. ``shard``: the shard of the dest."""
         if self.seen > self.cursor:
-            self.must_log = True  # what was passed over stays so
+            self.must_log = True  # records skipped by the old config stay skipped
         self.row, self.shard = row, shard
         self.match = None if row.filter is None else TagMatch._make(row.filter)
         self.drops = (0 if row.preserve_node else Drops.NODE) | (
@@ -96,17 +99,17 @@ class Worker:
 
     @property
     def target(self) -> ForwardTarget:
-        """This router, in a forward."""
+        """This router as a target of a forward."""
         row = self.row
         return ForwardTarget(row.id, row.dest, row.dest_id, row.start_seq, row.name)
 
     def stands_at(self, cursor: int, total: int) -> None:
-        """The dest says so."""
+        """Store the cursor and total that the dest has reported."""
         self.cursor = self.seen = cursor
         self.total, self.is_known, self.must_log = total, True, False
 
     def passed(self, seq: int) -> None:
-        """Nothing up to ``seq`` is wanted."""
+        """Note that no record up to ``seq`` remains to be copied."""
         self.seen = seq
 
     def end_removal(self) -> None:
@@ -118,37 +121,40 @@ class Worker:
 
 
 class Source:
-    """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness."""
+    """A topic and the routers that it feeds.
+
+    ``ready``: workers that may send, grouped by likeness.
+    """
 
     __slots__ = ("has_news", "hops", "hops_from", "idle", "ready", "topic", "workers")
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.hops = topic, Hops()
-        self.hops_from = U64_MAX  # hops of copies above it are known
+        self.hops_from = U64_MAX  # the hops of copies above this seq are known
         self.workers: dict[int, Worker] = {}
         self.idle: dict[Worker, None] = {}
         self.ready: dict[Likeness, dict[Worker, None]] = {}
         self.has_news = True
 
     def add(self, worker: Worker) -> None:
-        """Another router."""
+        """Add a router."""
         self.workers[worker.row.id] = worker
         self.make_ready(worker)
 
     def remove(self, worker: Worker) -> None:
-        """A router that is gone."""
+        """Remove a router."""
         del self.workers[worker.row.id]
         self.leave_ready(worker)
         self.idle.pop(worker, None)
 
     def make_ready(self, worker: Worker) -> None:
-        """It may send."""
+        """Mark the worker as ready to send."""
         self.idle.pop(worker, None)
         worker.state = WorkerState.READY
         self.ready.setdefault(worker.likeness, {})[worker] = None
 
     def leave_ready(self, worker: Worker) -> None:
-        """It may not, for now: before its likeness changes."""
+        """Unmark a ready worker. Call this before its likeness changes."""
         alike = self.ready.get(worker.likeness)
         if alike is not None:
             alike.pop(worker, None)
@@ -156,20 +162,21 @@ class Source:
                 del self.ready[worker.likeness]
 
     def rest(self, worker: Worker) -> None:
-        """It has nothing to do."""
+        """Mark the worker as idle."""
         worker.state = WorkerState.IDLE
         self.idle[worker] = None
 
     def take_news(self) -> None:
-        """Idle routers look at what is new."""
+        """Make idle workers ready if the source has new records."""
         if self.has_news:
             self.has_news = False
             for worker in tuple(self.idle):
                 self.make_ready(worker)
 
     def take_alike(self, count: int, has_room: Callable[[int], bool]) -> list[Worker]:
-        """Up to ``count`` ready workers that are alike, whose dests' shard ``has_room``; none when
-        there are none.
+        """Return up to ``count`` ready workers of one group, or none.
+
+        ``has_room``: whether the shard of their dests accepts a message.
         """
         likeness = next((each for each in self.ready if has_room(each.shard)), None)
         if likeness is None:
@@ -183,8 +190,10 @@ class Source:
         return taken
 
     def forget_hops(self) -> None:
-        """Drop the hops of what every router has passed. There may be many routers, so this is done
-        now and then only.
+        """Drop the hops of records that every router has handled.
+
+        With many routers this is expensive, so it is done only when most are idle or the table is
+        large.
         """
         if not self.hops or (len(self.idle) < len(self.workers) and len(self.hops) < HOPS_KEPT):
             return

@@ -1,19 +1,19 @@
-"""Workers: forward what their sources get, to dests of any shard (§6).
+"""Router workers: forward new records of their sources to dests of any shard (§6).
 
-    commit of a source --> due --a turn of its own--> batch -> `router.forward`
+    commit of a source --> due --its own iteration--> batch -> `router.forward`
                             ^                                       |
-                            '----- answer: cursor, or a while later-'
+                            '--- reply: cursor, or a retry later ---'
 
-Nothing happens on the path of a write: a commit only marks its source. A turn that forwards takes
-about a millisecond; more follows in the next. While clients write, rounds have pauses between them,
-which leave most of the loop to the clients, unless rounds were few of late. Routers that stand at
-one place and copy alike share a batch and messages. A router has one forward under way; what comes
-meanwhile goes with the next.
+A commit only marks its source as due, so routers add no work to the path of a write. An iteration
+forwards for about a millisecond, and the rest follows in the next one. While clients write, there
+are pauses between rounds, which leave most of the loop's time to clients. After a time with few
+rounds there is no pause. Routers with equal cursors and copies share batches and messages. A router
+has one forward in flight. Records that are written in the meantime are part of its next forward.
 
 No request about a dest waits for a router: forwarding is asynchronous (§6, `decisions/0027`).
 
-What the dest cannot take stays where it is: the router asks for room, without the records, less and
-less often.
+Records that the dest cannot take remain in the source. The router requests space, without sending
+the records, at increasing intervals.
 """
 
 from __future__ import annotations
@@ -62,25 +62,26 @@ from topics.formats.wire.calls import (
     RouterRow,
 )
 
-WORK_S: Final = 0.001  # of one turn
-# Behind a round, while clients write: so many times what it has taken, from sending to the last
-# answer. So most of the loop is theirs, and a large fan-out takes more records at once. What was
-# not used of the time before is credit, so a record that comes alone does not wait.
+WORK_S: Final = 0.001  # duration of one iteration of forwarding
+# The pause after a round, while clients write, as a multiple of the round's duration from the first
+# send to the last reply. So clients get most of the loop, and a large fan-out copies more records
+# per round. Unused time before a round is credit, so that a single record is forwarded without a
+# pause.
 PAUSE_RATIO: Final = 3.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.002, 0.05
 CREDIT_MAX_S: Final = 0.02
-TARGETS_MAX: Final = 64  # of one message
-FLYING_MAX: Final = 128  # dests of one shard: it serves others between two messages
+TARGETS_MAX: Final = 64  # routers of one message
+FLYING_MAX: Final = 128  # dests of one shard, which serves other requests between two messages
 BATCH_RECORDS: Final = 4096
 BATCH_BYTES: Final = 1 << 20
 BATCH_RUNS: Final = 1024
 SCAN_RECORDS: Final = 16_384
-LOG_SEEN_S: Final = 1.0  # how often a cursor that only passed over records goes into a log
-BATCHES_MAX: Final = 16  # kept, with their records
-KEEPS_RECORDS: Final = (Reservation, LeaseChange)  # other changes may remove some
+LOG_SEEN_S: Final = 1.0  # interval at which cursors that only skipped records are logged
+BATCHES_MAX: Final = 16  # stored batches, with their records
+KEEPS_RECORDS: Final = (Reservation, LeaseChange)  # changes of other types may remove records
 
 BatchKey: TypeAlias = tuple[int, int, TagMatch | None, int]
-"""Topic id, cursor, which records are wanted, highest hop."""
+"""Topic id, cursor, filter of the records, highest hop."""
 
 
 class Workers(Service):
@@ -91,22 +92,24 @@ class Workers(Service):
         self._sources: dict[int, Source] = {}  # by topic id
         self._by_router: dict[int, tuple[Source, Worker]] = {}
         self._due: dict[int, None] = {}  # sources, by topic id
-        self._crowded: dict[int, None] = {}  # those that wait until others have been answered
-        self._next: Deadline | None = None  # when to go on
-        # Appends decided by the last turn of forwarding: whether clients have written since.
+        # Sources that wait until replies to other forwards arrive.
+        self._crowded: dict[int, None] = {}
+        self._next: Deadline | None = None  # deadline of the next round
+        # The context's count of appends at the last round, to detect whether clients have written
+        # since.
         self._appends_seen = 0
-        self._asked = 0  # messages that are not answered
+        self._asked = 0  # messages without a reply
         self._round_began = self._free_at = 0.0
-        self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
-        self._named: dict[BatchKey, Batch] = {}  # of this turn
-        self._bodies: dict[BatchKey, Batch] = {}  # with their records, the newest last
+        self._flying: Counter[int] = Counter()  # targets in flight, by the dest's shard
+        self._named: dict[BatchKey, Batch] = {}  # batches of this iteration
+        self._bodies: dict[BatchKey, Batch] = {}  # batches with their records, the newest last
         self._numbered = 0
-        self._unlogged: dict[Worker, None] = {}  # their cursors have passed over records
+        self._unlogged: dict[Worker, None] = {}  # workers whose cursors have skipped records
 
-    # Which routers there are
+    # The set of routers
 
     def set(self, row: RouterRow, topic: Topic) -> None:
-        """A router from ``topic`` is new, or changed."""
+        """Add or change a router with the source ``topic``."""
         shard = self._context.peers.shard_of(row.dest)
         known = self._by_router.get(row.id)
         if known is not None:
@@ -127,8 +130,9 @@ class Workers(Service):
         return self._sources.setdefault(topic.id, Source(topic))
 
     def _learn_hops(self, source: Source, cursor: int) -> None:
-        """A router begins behind ``cursor``: learn the hops of the source's own copies from there
-        on, as far as its log has them.
+        """Read the hops of the source's own copies after ``cursor``, where a router begins.
+
+        Only copies in the log have them.
         """
         topic, wal, noted = source.topic, self._context.wal, source.hops
         if topic.derivations is None or cursor >= source.hops_from:
@@ -141,8 +145,9 @@ class Workers(Service):
             source.hops.note(entry.first_seq, entry.last_seq, hop)
 
     def remove(self, router: int, then: Callable[[int], object]) -> None:
-        """The router is gone; ``then`` gets its total, when nothing of it is under way. Nothing
-        happens for one that is not here.
+        """Remove a router. ``then`` gets its total when none of its forwards is in flight.
+
+        Do nothing for an unknown router.
         """
         known = self._by_router.pop(router, None)
         if known is None:
@@ -156,6 +161,7 @@ class Workers(Service):
             source.topic.unfollow(self._source_changed)
         if worker.retry is not None:
             worker.retry.cancel()
+        # The total is unknown until the dest has replied, so query the dest first.
         if not worker.is_known and worker.state is not WorkerState.FLYING:
             self._ask(source, [worker], Batch(worker.cursor, 0))
         if worker.state is WorkerState.FLYING:
@@ -172,13 +178,11 @@ class Workers(Service):
         return (worker.row for _, worker in self._by_router.values())
 
     def worker(self, router: int) -> tuple[Source, Worker] | None:
-        """A router and its source, if that is here."""
+        """Return a router and its source, if the source is in this shard."""
         return self._by_router.get(router)
 
     def stats(self, router: int) -> tuple[int, int, int, int] | None:
-        """Id, total, lag in records and ms; None while the dest has not told where the router
-        stands.
-        """
+        """Return id, total, and lag in records and in ms; None until the dest has replied."""
         known = self._by_router.get(router)
         if known is None or not known[1].is_known:
             return None
@@ -187,10 +191,10 @@ class Workers(Service):
         now_ts = self._context.now.ts
         return router, worker.total, *lag(source.topic, self._context.store, worker.seen, now_ts)
 
-    # When there is something to do
+    # Scheduling
 
     def _source_changed(self, change: Change) -> None:
-        """A source has something new."""
+        """Handle a change of a source."""
         source = self._sources[change.topic.id]
         if isinstance(change, Append | Advance):
             _note_hops(source, change)
@@ -204,7 +208,7 @@ class Workers(Service):
                 del self._bodies[key]
 
     def _wake(self, source: Source) -> None:
-        """The source has something new, or a new router."""
+        """Schedule a source that has new records or a new router."""
         source.has_news = True
         self._schedule(source)
 
@@ -213,8 +217,11 @@ class Workers(Service):
         self._plan()
 
     def _plan(self) -> None:
-        """Schedule the next round. While clients write, it comes behind the pauses of earlier
-        rounds, and takes what has come meanwhile with it.
+        """Schedule the next round.
+
+        While clients write, it starts after the pauses of earlier rounds.
+
+        It then includes the records that were written in the meantime.
         """
         if self._next is None:
             is_free = self._context.append_count == self._appends_seen
@@ -231,7 +238,7 @@ class Workers(Service):
             del self._due[topic_id]
             source = self._sources.get(topic_id)
             if source is not None and not self._feed(source, until):
-                self._due[topic_id] = None  # behind the others
+                self._due[topic_id] = None  # at the end, after the other sources
             if time.perf_counter() > until:
                 break
         if self._due:
@@ -244,8 +251,9 @@ class Workers(Service):
         return shard != self._shard and self._has_room(shard)
 
     def _feed(self, source: Source, until: float) -> bool:
-        """Forward to the dests of one source; whether there is no more to do for now. Other shards
-        come first: they work meanwhile.
+        """Forward to the dests of one source. Return whether it is done for now.
+
+        Other shards come first, so that they work in parallel with this one.
         """
         self._context.freshen(source.topic)
         source.take_news()
@@ -263,8 +271,9 @@ class Workers(Service):
     # One forward
 
     def _send(self, source: Source, workers: list[Worker]) -> None:
-        """Send these, which are alike, on their way."""
+        """Forward to a group of workers that share a likeness."""
         first = workers[0]
+        # A forward without records requests the cursor, or the space that a full dest lacked.
         if not first.is_known or first.need:
             self._ask(source, workers, Batch(first.cursor, 0))
             return
@@ -289,11 +298,12 @@ class Workers(Service):
         is_here: bool,
         reads_all: bool = False,
     ) -> Batch | None:
-        """The batch that follows the cursor of the workers; None when there is nothing to copy.
+        """Return the batch after the cursor of the workers, or None if there is nothing to copy.
 
         ``is_here``: the dests are in this shard. Raises `Unreadable`.
         """
         first = workers[0]
+        # Select the records after the cursor, within the bounds of a batch.
         picked = pick(
             source.topic,
             self._context.store,
@@ -311,6 +321,7 @@ class Workers(Service):
             self._pass_over(source, workers, picked)
             return None
         names = [worker.row.name for worker in workers]
+        # Prefer a batch that names frames. Its records need not be read or written again.
         if is_here and (named := named_batch(picked, self._context.wal, names)) is not None:
             self._named[key] = named
             return named
@@ -329,13 +340,14 @@ class Workers(Service):
         return batch
 
     def _body(self, source: Source, key: BatchKey) -> Batch | None:
-        """The batch with its records, unless the first of them have been evicted since."""
+        """Return the batch with its records, unless the first of them have been evicted since."""
         batch = self._bodies.get(key)
         return None if batch is None or batch.seqs[0] < source.topic.start_seq else batch
 
     def _pass_over(self, source: Source, workers: list[Worker], picked: Picked) -> None:
-        """Nothing is to be copied up to ``to_seq``."""
+        """Advance the cursors, because no record up to ``to_seq`` is to be copied."""
         first = workers[0]
+        # The next records were lost in the source. The dest must log the gap.
         if picked.trimmed:
             self._ask(source, workers, Batch(picked.to_seq, picked.hop), trimmed=picked.trimmed)
             return
@@ -377,7 +389,7 @@ class Workers(Service):
         then = partial(self._answered, source, first.shard, workers)
         self._context.peers.ask(first.shard, FORWARD, params, batch.body, then)
 
-    # What became of it
+    # Replies
 
     def _answered(
         self,
@@ -393,9 +405,11 @@ class Workers(Service):
             now = trio.current_time()
             round_s = now - self._round_began
             pause_s = min(max(PAUSE_RATIO * round_s, PAUSE_MIN_S), PAUSE_MAX_S)
+            # Time in which no pause was due counts as credit, up to CREDIT_MAX_S.
             unused_from = max(self._free_at, self._round_began - CREDIT_MAX_S)
-            # Rounds without a pause before them, because no client wrote, make no pause longer.
+            # Rounds that ran without a pause, because no client wrote, do not extend the pause.
             self._free_at = min(unused_from + round_s, now) + pause_s
+        # Sources that waited for capacity of a shard may send again.
         self._due.update(self._crowded)
         self._crowded.clear()
         if isinstance(answer, TopicsError):
@@ -419,12 +433,14 @@ class Workers(Service):
         has_moved = cursor != worker.cursor
         if not worker.is_known:
             self._learn_hops(source, cursor)
+        # These states report the cursor that the log of the dest contains.
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
             worker.stands_at(cursor, total)
         if worker.is_removed:
             worker.end_removal()
             return
         if status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
+            # The dest has accepted some copies, so begin with a short pause.
             if has_moved:
                 worker.retry_s = 0.0
             self._retry(source, (worker,))
@@ -436,7 +452,7 @@ class Workers(Service):
             source.rest(worker)
 
     def _retry(self, source: Source, workers: Iterable[Worker]) -> None:
-        """Try again after a while."""
+        """Retry after a pause."""
         now = trio.current_time()
         for worker in workers:
             if worker.is_removed:
@@ -454,10 +470,10 @@ class Workers(Service):
                 source.make_ready(worker)
         self._schedule(source)
 
-    # Cursors that passed over records
+    # Cursors that skipped records
 
     def _log_later(self, worker: Worker) -> None:
-        """Let the dest's log have its cursor within a second, unless a copy brings it there."""
+        """Log the cursor at the dest within `LOG_SEEN_S`, unless a copy does so earlier."""
         if not self._unlogged:
             until = trio.current_time() + LOG_SEEN_S
             self._context.deadlines.call_at(until, self._log_seen)
@@ -474,7 +490,7 @@ class Workers(Service):
 
 
 def _note_hops(source: Source, change: Append | Advance) -> None:
-    """The source is itself the dest of a router."""
+    """Note the hops of new copies, if the source is itself the dest of a router."""
     if isinstance(change, Forward):
         source.hops.note(change.first_seq, change.last_seq, change.hop)
     elif isinstance(change, Advance) and change.burnt is not None:

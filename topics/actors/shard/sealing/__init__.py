@@ -1,1 +1,1 @@
-"""Sealing: moves records from the log into segments, writes checkpoints, reclaims room."""
+"""Sealing: moves records from the log into segments, writes checkpoints, reclaims disk space."""

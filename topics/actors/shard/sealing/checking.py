@@ -1,7 +1,6 @@
-"""Sealing check: compares a log file with its checksums before its bytes get new ones (decision
-0016).
+"""Sealing check: verifies a log file's checksums before its records are copied (decision 0016).
 
-    all frames, in the order of the file --damaged frame--> the writes behind it, by the index
+    all frames, in file order --damaged frame--> check the writes after it, by the index
         -> each blob that the frames name
         -> copies that are read from a damaged frame or blob
 
@@ -27,30 +26,32 @@ from topics.storage.mapped_file import MappedFile
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 
-# A step checks so much at most, unless one frame is longer. It takes less than a millisecond.
+# Upper bounds of one step, unless a frame is longer. A step takes less than a millisecond.
 STEP_BYTES = 1 << 20
 STEP_FRAMES = 512
 _EXTERNAL = int(RecordFlags.EXTERNAL)
 
 
 class SealingCheck:
-    """Checks a log file as far as it is ``sealed``. Afterwards ``damage`` has all damage, and
-    ``writes`` the writes that it hit.
+    """Checks a log file up to the end of ``sealed``.
+
+    Afterwards ``damage`` contains all damage, and ``writes`` the damaged writes.
     """
 
     def __init__(self, file: WalFile, sealed: LogFile, blobs: BlobStore) -> None:
         self._file, self._sealed, self._blobs = file, sealed, blobs
-        self._reached = file.base  # all frames before it are whole
-        self._whole: dict[int, FrameHeader | None] = {}  # frames behind it that were looked at
-        self._external: list[FrameHeader] = []  # frames whose records stand in a blob
+        self._reached = file.base  # all frames before it are intact
+        self._whole: dict[int, FrameHeader | None] = {}  # checked frames after it
+        self._external: list[FrameHeader] = []  # frames whose records are in a blob
         self._forwards: list[FrameHeader] = []  # frames that may name one of these
         self._bad_blobs: set[int] = set()  # LSNs of their frames
         self.damage: list[Damaged] = []
         self.writes: list[tuple[Topic, IndexEntry]] = []
 
     def steps(self) -> Iterator[None]:
-        """Check; yields between two steps."""
+        """Run the check. Yields between two steps."""
         yield from self._scan()
+        # A frame is damaged. Later frames cannot be found by scanning, but by the index.
         if self._reached < self._sealed.end:
             offset = self._file.offset(self._reached)
             reason = "damaged frame in a log file that is sealed"
@@ -63,9 +64,10 @@ class SealingCheck:
             yield from map(self._check_forward, self._forwards)
 
     def _scan(self) -> Iterator[None]:
-        """Find the LSN up to which all frames are whole."""
+        """Find the LSN up to which all frames are intact."""
         file, count = self._file, 1
         readable = file.size
+        # Find the first unreadable page, so that the scan does not touch it.
         for start in range(0, file.size, STEP_BYTES):
             stop = min(start + STEP_BYTES, file.size)
             at = file.mapped().first_unreadable(start, stop)
@@ -86,15 +88,15 @@ class SealingCheck:
 
     def _note(self, header: FrameHeader) -> None:
         if header.kind == FrameKind.FORWARD:
-            if self._external:  # a frame that is named stands before
+            if self._external:  # a frame precedes the frames that name it
                 self._forwards.append(header)
         elif header.flags & _EXTERNAL:
             self._external.append(header)
 
-    # Behind a damaged frame
+    # Writes after a damaged frame
 
     def _check_writes(self, topic: Topic) -> Iterator[None]:
-        """Check the topic's writes behind the damage, one by one."""
+        """Check the topic's writes after the damage, one at a time."""
         for count, entry in enumerate(self._sealed.writes(topic)):
             if entry.locator >= self._reached and not self._is_whole(entry.locator):
                 self.writes.append((topic, entry))
@@ -102,7 +104,7 @@ class SealingCheck:
                 yield
 
     def _is_whole(self, locator: int) -> bool:
-        """Whether the frame of a write is whole, and each frame that copies are read from."""
+        """Return whether the frame of a write and all frames that it names are intact."""
         try:
             lsn = frame_lsn(self._file, locator)
         except Damaged:
@@ -116,25 +118,25 @@ class SealingCheck:
         return all(each < self._reached or self._frame(each) for each in named)
 
     def _frame(self, lsn: int) -> FrameHeader | None:
-        """The frame at ``lsn``, if it is whole."""
+        """Return the frame at ``lsn``, if it is intact."""
         if lsn not in self._whole:
             file = self._file
             found = None
             if lsn >= file.base:
                 with contextlib.suppress(Damaged):
-                    frame_in(file, lsn)  # all of it can be read
+                    frame_in(file, lsn)  # raises if a part of it is unreadable
                     found = check_frame(file.view(), file.offset(lsn), lsn, file.seed)
             self._whole[lsn] = found if isinstance(found, FrameHeader) else None
             if isinstance(found, FrameHeader):
                 self._note(found)
         return self._whole[lsn]
 
-    # Blobs, and what is read from them
+    # Blobs, and records that are read from them
 
     def _check_blob(self, header: FrameHeader) -> Iterator[None]:
         path = self._blobs.path(header.topic_id, header.first_seq)
         if not self._blobs.is_added(header.topic_id, header.first_seq):
-            return  # its topic is gone, and nothing was copied from it
+            return  # its topic is deleted, and no copy uses it
         try:
             mapped, names = MappedFile.of(path), (header.topic_id, header.first_seq)
             yield from checking(mapped.data, *names, STEP_BYTES, mapped.can_read)
@@ -156,7 +158,7 @@ class SealingCheck:
             self._lose(row.topic_id, row.first_seq, header.lsn + row.back)
 
     def _lose(self, topic_id: int, first_seq: int, locator: int) -> None:
-        """The write is damaged, if one of its records lives."""
+        """Note the write as damaged, if one of its records is live."""
         span = self._sealed.spans.get(topic_id)
         if span is None:
             return

@@ -1,26 +1,29 @@
-"""Checkpointing: writes what a shard knows, so that a start replays little (bytes:
-``formats/disk/checkpoint.py``).
+"""Checkpointing: stores the state of a shard, so that a start replays only a part of the log.
 
-    topics, some at a time, written aside piece by piece -> log synced up to an LSN
-        -> delete flags up to there synced -> header written, all synced, renamed
+``formats/disk/checkpoint.py`` has the byte layout.
 
-A checkpoint is fuzzy: appends go on while it is made. Each topic is stored as committed, with the
-LSN below which all of its frames are; replay from ``replay_from`` over newer state comes to the
-same end:
+    topics, some at a time, written to a temporary file chunk by chunk -> log synced up to an LSN
+        -> delete flags up to there synced -> header written, file synced and renamed
 
-- Appends at or below an extent's last seq are known; heads and floors only grow.
-- Caps and configs are not applied again below a topic's LSN: later records would go.
-- Delete flags are set twice without harm. A flag whose DELETE frame lies beyond the topic's LSN
-  counts as live until that frame is replayed: a cap on the way finds what it found at first.
-- Jobs of a queue are stored as they are when their turn comes, so leases may be ahead of the
-  topic's LSN. The frames from there on are replayed in order, and each says all of a row. How many
-  jobs were dead-lettered is stored as of the LSN, and counted from there on.
-- A segment counts when it is installed in all of its topics.
-- Frames of a topic that the checkpoint does not know are skipped below its LSN; above it they are
-  damage.
+A checkpoint is fuzzy: appends continue while it is written. Each topic is stored in its committed
+state, with the LSN below which all of its frames are applied. Replay from ``replay_from`` applies
+old frames to newer state and reaches the same result, for these reasons:
 
-No more than a piece of a checkpoint is in memory (``decisions/0043``). A checkpoint never holds a
-change that may still be undone: it is given up when a group of the log fails meanwhile.
+- Appends at or below an extent's last seq are known, and heads and floors only increase.
+- Caps and configs are not applied again below a topic's LSN, because they would remove later
+  records.
+- Setting a delete flag twice has no effect. A flag whose DELETE frame is after the topic's LSN
+  counts as live until that frame is replayed, so that a cap applied before it removes the same
+  records.
+- Jobs of a queue are stored in their state at the time of writing, so leases may be newer than the
+  topic's LSN. The frames from there on are replayed in order, and each contains a complete row. The
+  number of dead-lettered jobs is stored as of the LSN, and counted from there on.
+- A segment counts when all of its topics name it.
+- Frames of a topic that the checkpoint does not contain are skipped below its LSN. Above it they
+  are damage.
+
+At most one chunk of a checkpoint is in memory (``decisions/0043``). A checkpoint never contains a
+change that may still be undone: if a group of the log fails during the writing, it is abandoned.
 """
 
 from __future__ import annotations
@@ -48,17 +51,22 @@ class Checkpointing:
         self._shard, self._commits, self._reclaim = shard, commits, reclaim
         self._table = shard.engine.table
         self._wal, self._segments = shard.wal, shard.segments
-        self.written = 0  # since the start of the process
+        self.written = 0  # number of checkpoints since the start of the process
         self.written_at = time.monotonic()
 
     async def write(self) -> Path:
-        """Write a checkpoint; its file. Raises OSError: then everything is as it was."""
+        """Write a checkpoint and return its file.
+
+        Raises OSError, and then the state is unchanged.
+        """
         replay_from, losses = self._reclaim.replay_from, self._commits.losses
         numbers = self._reclaim.named_segments
         freed = self._reclaim.take_freed()
         try:
             writer = await trio.to_thread.run_sync(CheckpointWriter, self._shard.folders.checkpoint)
             try:
+                # The items may depend on frames up to the current end of the log. Sync these frames
+                # and the delete flags before the header makes the checkpoint valid.
                 builder = await self._write_pieces(writer, numbers)
                 lsn = self._wal.next_lsn
                 await self.sync_log(lsn, losses)
@@ -79,7 +87,7 @@ class Checkpointing:
         return writer.path
 
     async def _write_pieces(self, writer: CheckpointWriter, numbers: list[int]) -> PieceBuilder:
-        """Write all items aside, while the shard goes on."""
+        """Write all items to the temporary file, while the shard serves requests."""
         builder = PieceBuilder()
         for item in self._items(numbers, is_last=False):
             if item is None:
@@ -98,15 +106,16 @@ class Checkpointing:
         checkpoints.write(folder, self._wal.next_lsn, replay_from, items, clean=True)
 
     def _items(self, numbers: list[int], *, is_last: bool) -> Iterator[Item | None]:
-        """Return the items of a checkpoint, see `items_to_keep`."""
+        """Return the items of a checkpoint; see `items_to_keep`."""
         commits, known = self._commits, {"segments": numbers, "boot": self._shard.boot}
         return items_to_keep(self._table, known, commits.position_of, commits.now, is_last=is_last)
 
     async def sync_log(self, lsn: int, losses: int) -> None:
-        """Return once the log is synced up to ``lsn``, its end of a moment ago.
+        """Return once the log is synced up to ``lsn``, the current end of the log.
 
-        Raises OSError when changes were undone since there were ``losses``: what was noted then may
-        hold topics that were never made, or lack one.
+        Raises OSError if changes were undone since the count of losses was ``losses``. Data
+        collected since then may contain topics whose creation was undone, or lack topics whose
+        deletion was undone.
         """
         wal, commits = self._wal, self._commits
         wal.flush(sync=True, at_once=False)

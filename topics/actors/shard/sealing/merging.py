@@ -1,18 +1,19 @@
-"""Merging: the live records of neighbouring segments move into one (decision 0044).
+"""Merging: copies the live records of adjacent segments into one segment (decision 0044).
 
-A candidate run is segments that are neighbours in the log and whose live records fit one segment:
-RUN_MIN_SEGMENTS or more, or fewer when their dead records would fill a segment. So at most
-RUN_MIN_SEGMENTS segments, and as many again for each segment's worth of live records, stand for
-long, however long the history is; and where little lives, a segment's worth of dead records.
+A candidate run consists of segments that are adjacent in the log and whose live records fit into
+one segment. It has at least RUN_MIN_SEGMENTS segments, or fewer if their dead records would fill a
+segment. So after any history, the number of segments is bounded by RUN_MIN_SEGMENTS for each
+segment's worth of live records, plus RUN_MIN_SEGMENTS. With few live records, at most about one
+segment's worth of dead records remains.
 
-A run is merged if that pays, one way or the other:
+A run is merged if one of these conditions holds:
 
-    twice the live bytes <= length of the files   for each byte that is written, a dead one goes
-    twice the largest <= live bytes               each record moves to a segment twice as large, a
-                                                  few times in its life; not in a short run
+    twice the live bytes <= length of the files   each written byte removes at least one dead byte
+    twice the largest <= live bytes               each record moves to a segment of twice the size,
+                                                  so only a few times; not for a short run
 
-Records are copied only where their checksums hold. A segment with damage stays as it is, for its
-readers are told of it, and divides what is merged.
+Records are copied only if their checksums match. A segment with damage is never merged, because its
+readers must get the report of the damage. Runs do not extend across it.
 """
 
 from __future__ import annotations
@@ -35,29 +36,33 @@ from topics.storage.recovery.steps import Shard
 from topics.storage.segments.merge_reader import MergeReader, Wanted
 
 RUN_MIN_SEGMENTS: Final = 8
-RUN_MAX_SEGMENTS: Final = 64  # open at once
-EXTENT_COST_BYTES: Final = 256  # of an extent beyond its records: directory, tables, padding
-READ_AHEAD_EXTENTS: Final = 256  # read by one call of a thread
-DEAD_SHARE: Final = 4  # of a log file's bytes that died in segments, until merges are looked for
-RETRY_S: Final = 60.0  # after an error: a merge that fails at its end has written a file's worth
+RUN_MAX_SEGMENTS: Final = 64  # files that are open at the same time
+EXTENT_COST_BYTES: Final = 256  # overhead of an extent: directory, tables, padding
+READ_AHEAD_EXTENTS: Final = 256  # read by one call in a thread
+# A search is triggered by dead bytes in segments of this fraction (1/n) of a log file's size.
+DEAD_SHARE: Final = 4
+RETRY_S: Final = 60.0  # after an error; a merge that fails at its end has written a complete file
 
 
 class Merging:
-    """Merges segments of a shard, a run of them at a time. Runs in the task that seals."""
+    """Merges segments of a shard, one run at a time, in the task that seals."""
 
     def __init__(
         self, shard: Shard, commits: GroupCommit, reclaim: Reclaim, rewriting: Rewriting
     ) -> None:
         self._engine, self._segments, self._wal = shard.engine, shard.segments, shard.wal
         self._commits, self._reclaim, self._rewriting = commits, reclaim, rewriting
-        self._damaged: set[int] = set()  # segments that stay as they are
-        self.is_due = True  # a checkpoint was written since the last look, or a merge done
-        self._flagged_bytes = self._seen_flagged_bytes = 0  # by the last look, and of late
-        self.again_at = 0.0  # after an error, by the monotonic clock
+        self._damaged: set[int] = set()  # segments that are never merged
+        self.is_due = True  # a checkpoint was written since the last search, or a merge completed
+        # At the last search, and at the last call of `look_for_deletes`.
+        self._flagged_bytes = self._seen_flagged_bytes = 0
+        self.again_at = 0.0  # monotonic time of the next attempt after an error
 
     def look_for_deletes(self) -> None:
-        """Records of segments may have been deleted: look again once enough of them are dead, when
-        no more have gone since the last call. So one delete is followed by one merge.
+        """Request a search when enough records of segments are dead, and the deletes have stopped.
+
+        Deletes have stopped if none happened since the last call. So one delete is followed by one
+        merge.
         """
         flagged = self._commits.store.flagged_bytes
         dead = flagged - self._flagged_bytes
@@ -66,8 +71,9 @@ class Merging:
         self._seen_flagged_bytes = flagged
 
     async def merge(self) -> None:
-        """Merge the segments of one run, if there is one. Raises OSError or `Damaged`: then all is
-        as it was, and the next merge comes later.
+        """Merge the segments of one run, if there is one.
+
+        Raises OSError or `Damaged`. Then the state is unchanged, and the next merge is delayed.
         """
         if time.monotonic() < self.again_at:
             return
@@ -91,7 +97,8 @@ class Merging:
         await trio.to_thread.run_sync(reader.open)
         self._segments.maps.pin(reader.maps)
         some: list[Wanted] = []
-        for wanted in sources.wanted():  # the loop must not wait for the disk
+        # Read in a thread, so that the loop does not wait for the disk.
+        for wanted in sources.wanted():
             some.append(wanted)
             if len(some) == READ_AHEAD_EXTENTS:
                 await trio.to_thread.run_sync(reader.read_ahead, some)
@@ -100,21 +107,21 @@ class Merging:
         await self._rewriting.move(sources)
 
     def _leave_out(self, run: list[int], error: Exception) -> bool:
-        """Whether the error is damage of some segments, which stay as they are from now on."""
+        """Return whether the error is damage of some segments. They are not merged from now on."""
         segments, path = self._segments.segments, getattr(error, "path", None)
         found = {number for number in run if segments[number].path == path}
         self._damaged |= found
         return bool(found)
 
     async def _choose(self) -> list[int]:
-        """Numbers of the segments to be merged."""
+        """Return the numbers of the segments to be merged."""
         named, room = self._reclaim.named_segments, LiveRoom()
         topics = [*self._engine.by_id.values(), *self._commits.leaving()]
         await self._rewriting.in_steps(chain.from_iterable(map(room.count, topics)))
         run = choose_run([self._candidate(number, room) for number in named], self._wal.file_bytes)
         if run:
             live = sum(room.bytes.get(number, 0) for number in run)
-            try:  # the log needs room for its next file meanwhile
+            try:  # the log needs space for its next file at the same time
                 check_room(self._segments.folder, live + self._wal.file_bytes)
             except OSError:
                 return []
@@ -128,8 +135,11 @@ class Merging:
 
 
 class Candidate(NamedTuple):
-    """A segment. ``live_bytes``: room that its live records take in another one, at most; None: it
-    must stay as it is. ``dead_bytes``: about what its dead records take beside live ones.
+    """A segment.
+
+    ``live_bytes``: upper bound for the space of its live records in another segment; None if it
+    must not be merged. ``dead_bytes``: approximate bytes of the dead records in extents with live
+    records.
     """
 
     number: int
@@ -139,8 +149,9 @@ class Candidate(NamedTuple):
 
 
 def choose_run(candidates: Sequence[Candidate], bytes_max: int) -> list[int]:
-    """Numbers of the segments to be merged, none when no merge pays. ``candidates``: in the order
-    of the log.
+    """Return the numbers of the segments to be merged, or an empty list if no merge pays.
+
+    ``candidates``: in the order of the log.
     """
     best: Sequence[Candidate] = ()
     for begin in range(len(candidates)):
@@ -153,13 +164,14 @@ def choose_run(candidates: Sequence[Candidate], bytes_max: int) -> list[int]:
 
 
 def _run_at(candidates: Sequence[Candidate], bytes_max: int) -> Sequence[Candidate]:
-    """The longest run that begins with the first candidate and pays."""
+    """Return the longest run that begins with the first candidate and pays."""
     live = largest = files = dead = best = 0
     for count, (_, live_bytes, file_bytes, dead_bytes) in enumerate(candidates, 1):
         if live_bytes is None or live + live_bytes > bytes_max:
             break
         live, largest, files = live + live_bytes, max(largest, live_bytes), files + file_bytes
         dead += dead_bytes
+        # The two conditions of the module docstring. A short run needs enough dead records.
         is_long = count >= RUN_MIN_SEGMENTS
         if (2 * live <= files and (is_long or dead >= bytes_max)) or (
             is_long and 2 * largest <= live
@@ -169,8 +181,10 @@ def _run_at(candidates: Sequence[Candidate], bytes_max: int) -> Sequence[Candida
 
 
 class LiveRoom:
-    """Counts, for each segment, the room that its live records take in another one at most, and
-    about the bytes of the dead ones in their extents.
+    """Counts, for each segment, the space that its live records need in another segment.
+
+    The count is an upper bound. Also counts the approximate bytes of dead records in the same
+    extents.
     """
 
     def __init__(self) -> None:
@@ -178,8 +192,9 @@ class LiveRoom:
         self.dead: dict[int, int] = {}
 
     def count(self, topic: Topic) -> Iterator[int]:
-        """Add a topic. Yields about how many entries each step has looked at; the topic may change
-        between two steps.
+        """Add a topic. Yields the approximate number of entries of each step.
+
+        The topic may change between two steps.
         """
         for start, stop in sealed_entries(topic):
             for entry in range(start, stop):
@@ -191,7 +206,8 @@ class LiveRoom:
         first_seq, count, locator, size = topic.index.entry(at)
         if not size or not is_extent(locator):
             return
-        # Dead records between live ones end an extent, or are carried along (`sources.py`).
+        # Dead records between live ones either end an extent, or are copied with them
+        # (`sources.py`).
         gone = topic.index.gone.get(first_seq, 0)
         inner = max(gone - max(topic.start_seq - first_seq, 0), 0)
         number, _ = split_locator(locator)

@@ -1,18 +1,18 @@
-"""Reclaim: gives back the room of log files, blobs, segments and extents that nothing needs.
+"""Reclaim: frees log files, blobs, segments and extents that are no longer needed.
 
     extent     the index no longer names it        -> punched, two checkpoints later
     segment    the index names none of its extents -> unlinked, when no checkpoint on disk names it
     blob       a segment holds its records         -> unlinked, two checkpoints later
                the delete of its topic is durable  -> unlinked
-    log file   its records are in segments         -> used again or unlinked, when it ends below the
+    log file   its records are in segments         -> reused or unlinked, when its end is below the
                                                       older checkpoint's ``replay_from``
 
-Two checkpoints stand on the disk, and a start may need either. What a checkpoint no longer needs
-is therefore kept until it is the older of the two. An error leaves the rest for the next time.
-Nothing that a checkpoint on disk or the index still names is released. While a backup copies the
-files of a checkpoint (`Pin`), nothing is released at all. The pin breaks as soon as the disk has no
-space for a log file, a spare, a blob, a segment of new records or a checkpoint (``sealing.py``). So
-a backup never stops a writer.
+Two checkpoints are on the disk, and a start may need either of them. So data that the newest
+checkpoint no longer needs is kept until that checkpoint is the older of the two. After an error,
+the remaining work is done the next time. Data that a checkpoint on disk or the index still names is
+never released. While a backup copies the files of a checkpoint (`Pin`), nothing is released at all.
+The pin breaks as soon as the disk has no space for a log file, a spare, a blob, a segment of new
+records or a checkpoint (``sealing.py``). So a backup never stops a writer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from topics.storage.wal.file import WalFile
 
 
 class Freed(NamedTuple):
-    """What the index stopped naming between two checkpoints."""
+    """Extents and blobs that the index ceased to name between two checkpoints."""
 
     extents: list[Locator]
     blobs: list[Path]
@@ -45,9 +45,10 @@ NOTHING = Kept(0, frozenset())
 
 @dataclass(eq=False, slots=True)
 class Pin:
-    """Of a backup: what its ``checkpoint`` needs, which ``kept`` says, stays unless the pin
-    ``is_broken``. ``blobs``: those that the log has ceased to name since, because segments have
-    their records or their topic is gone.
+    """The hold of a backup on the files of its ``checkpoint``, until the pin ``is_broken``.
+
+    ``kept``: the files that the checkpoint needs. ``blobs``: blobs that the log has ceased to name
+    since, because segments have their records or their topic is deleted.
     """
 
     checkpoint: Path | None = None
@@ -57,23 +58,23 @@ class Pin:
 
 
 class Reclaim:
-    """Knows which extents, segments, blobs and log files are in use, and frees the others.
+    """Tracks which extents, segments, blobs and log files are in use, and frees the others.
 
-    ``replay_from``: everything in the log before it is in segments.
+    ``replay_from``: all records of the log before this LSN are in segments.
     """
 
     def __init__(self, shard: Shard) -> None:
         self._wal, self._segments = shard.wal, shard.segments
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
-        self.sealed = 0  # log files since the start of the process
+        self.sealed = 0  # number of log files since the start of the process
         self._standing = deque(shard.kept, maxlen=checkpoints.KEEP)
         used = _used_extents(shard)
-        # Extents that the index names, by segment: of all segments that exist, also for an older
-        # checkpoint alone.
+        # Number of extents that the index names, for each existing segment. Some segments are named
+        # only by the older checkpoint.
         self._live = {number: 0 for kept in shard.kept for number in kept.segments} | {
             number: len(extents) for number, extents in used.items()
         }
-        # Since the last checkpoint. An earlier process may have left extents unpunched.
+        # Extents freed since the last checkpoint. An earlier process may have left some unpunched.
         self._extents = [
             in_extent(number, extent)
             for number, extents in used.items()
@@ -82,28 +83,34 @@ class Reclaim:
         ]
         self._blobs = list(shard.absorbed)
         self._unneeded_blobs: list[Path] = []  # of deleted topics; no start needs these blobs
-        self._freed: deque[Freed] = deque()  # by checkpoint, the newest last
+        self._freed: deque[Freed] = deque()  # one entry per checkpoint, the newest last
         self._detached: list[WalFile] = []
         self.pin: Pin | None = None
 
-    # What is in use
+    # Usage
 
     def add_segment(self, number: int) -> None:
-        """The segment stands on the disk. Nothing is freed until all of its topics name it."""
+        """Register a segment that is on the disk.
+
+        It is not freed until all of its topics name it.
+        """
         self._live[number] = 0
 
     def add_extents(self, number: int, count: int, unused: Iterable[Locator]) -> None:
-        """The index names ``count`` more extents of the segment, and never named ``unused``."""
+        """Count ``count`` more extents that the index names.
+
+        It never named the extents ``unused``.
+        """
         self._live[number] += count
         self._extents += unused
 
     def release_extent(self, locator: int) -> None:
-        """The index names this extent no more."""
+        """Note that the index no longer names this extent."""
         self._live[split_locator(locator)[0]] -= 1
         self._extents.append(Locator(locator))
 
     def seal_up_to(self, end: int) -> None:
-        """All records of the log before ``end`` are in segments."""
+        """Note that all records of the log before ``end`` are in segments."""
         self._give_up(self._wal.blobs.absorb(end))
         self._wal.unmap_below(end)
         self.replay_from = end
@@ -129,17 +136,17 @@ class Reclaim:
         return sorted(numbers, key=lambda number: self._segments.segments[number].header.base)
 
     def are_unused(self, numbers: Iterable[int]) -> bool:
-        """Whether the index names no extent of these segments."""
+        """Return whether the index names no extent of these segments."""
         return not any(self._live.get(number) for number in numbers)
 
     @property
     def _unused_segments(self) -> list[int]:
-        """Segments of which the index names nothing, and never will."""
+        """Segments without named extents. The index will not name any of their extents again."""
         return [number for number, count in self._live.items() if not count]
 
     @property
     def has_garbage(self) -> bool:
-        """Whether another checkpoint would free room."""
+        """Whether another checkpoint would free space."""
         if self.pin is not None:
             return False
         waiting = any(freed.extents or freed.blobs for freed in self._freed)
@@ -152,32 +159,32 @@ class Reclaim:
         )
         return bool(waiting or loose or self._wal.oldest_lsn < self.replay_from)
 
-    # Around a checkpoint
+    # Checkpoints
 
     @property
     def newest(self) -> Kept:
-        """What the newest checkpoint needs."""
+        """The files that the newest checkpoint needs."""
         return self._standing[-1]
 
     def take_freed(self) -> Freed:
-        """What was freed since the last checkpoint: taken when the next one begins."""
+        """Take the data freed since the last checkpoint. Called when the next one begins."""
         freed, self._extents, self._blobs = Freed(self._extents, self._blobs), [], []
         return freed
 
     def put_back(self, freed: Freed) -> None:
-        """The checkpoint failed."""
+        """Return the data of a checkpoint that failed."""
         self._extents[:0] = freed.extents
         self._blobs[:0] = freed.blobs
 
     def add_checkpoint(self, written: Kept, freed: Freed) -> None:
-        """A checkpoint was written; what was freed before it began goes with the next one."""
+        """Register a written checkpoint, and the data that was freed before it began."""
         self._standing.append(written)
         self._freed.append(freed)
 
     async def free(self) -> None:
         """Release everything that neither checkpoint on disk needs, unless a pin is held.
 
-        Raise OSError.
+        Raises OSError.
         """
         if self.pin is not None:
             return
@@ -185,10 +192,12 @@ class Reclaim:
         if unneeded:
             await trio.to_thread.run_sync(unlink_all, unneeded)
             del self._unneeded_blobs[: len(unneeded)]
+        # While there are fewer checkpoints than are kept, a start may need every file.
         if len(self._standing) < checkpoints.KEEP:
             return
         older = self._standing[0]
         await self._unlink_segments(older.segments | self._standing[-1].segments)
+        # Neither checkpoint on disk needs data that was freed before the older one began.
         while len(self._freed) >= checkpoints.KEEP:
             await self._give_back(self._freed[0])
             self._freed.popleft()
@@ -222,7 +231,7 @@ class Reclaim:
 
 
 def _used_extents(shard: Shard) -> dict[int, set[int]]:
-    """Extents that the index names, by segment."""
+    """Return the extents that the index names, by segment."""
     used: dict[int, set[int]] = {number: set() for number in shard.segments.segments}
     for topic in shard.engine.by_id.values():
         for locator in topic.index.locators():

@@ -1,17 +1,18 @@
-"""Rewriting: records move from a log file, or from segments, into one new segment.
+"""Rewriting: moves records from a log file, or from segments, into one new segment.
 
     find       topics with records in the sources                            (``sources.py``)
-    build      their records by topic, written aside, synced, read back
-    install    the index names the new extents, topic after topic, part after part
-    end        what the index no longer names is free                        (``reclaim.py``)
+    build      write the records by topic to a temporary file, sync it, read it back
+    install    make the index name the new extents, topic by topic, part by part
+    end        data that the index no longer names is free                   (``reclaim.py``)
 
-Each runs in the shard's loop in steps of about a millisecond; only file calls run in a thread. An
-error can only end a build, which leaves nothing: the new segment and those that it is made of are
-mapped when the install begins, and it opens no file. Nobody writes a checkpoint meanwhile.
+Each phase runs in the shard's loop in steps of about a millisecond. Only file calls run in a
+thread. Errors can occur only during the build, which then leaves nothing: when the install begins,
+the new segment and its sources are mapped, so the install opens no file. No checkpoint is written
+at the same time.
 
-A crash before the next checkpoint finds the log file or the old segments, which all checkpoints on
-disk name, and the log with the deletes since. A record that goes before the install is flagged in
-the new segment at the install; one that goes later is flagged there as in any other.
+After a crash before the next checkpoint, the start uses the log file or the old segments, which all
+checkpoints on disk name, and replays the later deletes from the log. Records deleted before the
+install are flagged in the new segment by the install. Later deletes flag them as in any segment.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from topics.storage.recovery.steps import Shard
 from topics.storage.segments.file import Segment
 from topics.storage.segments.maps import MappedSegment
 
-WRITE_BYTES: Final = 1 << 20  # handed to a thread at once
+WRITE_BYTES: Final = 1 << 20  # bytes that one call in a thread writes
 _LATE: Final = re.compile(rb"\x01+")
 log = structlog.get_logger()
 
 Flags = dict[tuple[int, int], bytearray]
-"""Delete flags of extents in which some are set, by topic id and first seq."""
+"""Delete flags of extents with deleted records, by topic id and first seq."""
 
 Pause = Callable[[float], Awaitable[None]]
-"""Lets others run after a step that began at this time."""
+"""Lets other tasks run. The argument is the time at which the last step began."""
 
 
 class Rewriting:
@@ -68,17 +69,19 @@ class Rewriting:
         self._next_number = 1 + max(
             (number for kept in shard.kept for number in kept.segments), default=0
         )
-        # Since the start of the process: segments that became part of others, bytes of the latter.
+        # Since the start of the process: number of merged segments, and bytes of the resulting
+        # segments.
         self.merged = self.merged_bytes = 0
 
     async def find(self, sources: LogFile | Segments) -> None:
-        """Find the topics with records in the sources. The delete of one that is leaving may be
-        undone.
+        """Find the topics with records in the sources.
+
+        This includes topics whose deletion is pending, because it may be undone.
         """
         await self.in_steps(sources.find([*self._engine.by_id.values(), *self._commits.leaving()]))
 
     async def in_steps(self, steps: Iterator[int]) -> None:
-        """Run the steps, with a pause after some. Each yields how many entries it looked at."""
+        """Run the steps, with pauses. Each step yields the number of entries that it has read."""
         looked, step_began = 0, time.monotonic()
         for count in steps:
             looked += count
@@ -87,8 +90,9 @@ class Rewriting:
                 looked, step_began = 0, time.monotonic()
 
     async def move(self, sources: LogFile | Segments) -> None:
-        """Write a segment, and let the index name it. Raises OSError or `Damaged`: then all is as
-        it was.
+        """Write a segment, and make the index name it.
+
+        Raises OSError or `Damaged`, and then the state is unchanged.
         """
         began, written = time.monotonic(), Flags()
         segment = await self._build(sources, written)
@@ -99,6 +103,7 @@ class Rewriting:
         except BaseException:
             segment.path.unlink(missing_ok=True)
             raise
+        # From here on no file is opened, so the install cannot fail.
         self._segments.maps.pin({**sources.maps, segment.number: mapped})
         self._installing = self._install(sources, segment, extents, written)
         for _ in self._installing:
@@ -113,8 +118,9 @@ class Rewriting:
         )
 
     async def _build(self, sources: LogFile | Segments, written: Flags) -> Segment:
-        """Write the segment, whole and synced; an error leaves nothing of it. ``written`` gets its
-        delete flags.
+        """Write the complete segment and sync it. An error leaves no file.
+
+        ``written`` collects its delete flags.
         """
         number, self._next_number = self._next_number, self._next_number + 1
         writer = await trio.to_thread.run_sync(
@@ -131,6 +137,7 @@ class Rewriting:
         try:
             pieces: list[Buffer] = []
             size, step_began = 0, time.monotonic()
+            # Collect chunks until they are worth a call in a thread.
             for piece in build(writer.header, sources.sources(), delete_flags):
                 pieces.append(piece)
                 size += len(piece)
@@ -146,15 +153,15 @@ class Rewriting:
             writer.abandon()
             raise
 
-    # The index
+    # Installing
 
     @property
     def is_installing(self) -> bool:
-        """Whether some topics may name the new extents, and others what they replace."""
+        """Whether some topics may name new extents while others still name the replaced ones."""
         return self._installing is not None
 
     def finish_now(self) -> None:
-        """End an install in one step, if a stop has come in between."""
+        """Complete a running install in one step, because the process stops."""
         for _ in self._installing or ():
             pass
 
@@ -182,6 +189,7 @@ class Rewriting:
         self, span: Span, segment: Segment, extents: list[IndexEntry], written: Flags
     ) -> Iterator[None]:
         topic, base = span.topic, segment.header.base
+        # Replace some entries of the topic at a time. Each part is consistent on its own.
         for part, first_seq, end_seq in parts(topic, extents, span.first_seq, span.last_seq):
             before = topic.bytes
             for extent in part:
@@ -189,25 +197,26 @@ class Rewriting:
             unused = replace_entries(topic, part, first_seq, end_seq, self._store)
             if topic.bytes != before:
                 self._engine.recharge(topic)
-            topic.begin_tags(base, end_seq)  # before it, the extents are searched for tags
+            topic.begin_tags(base, end_seq)  # before this call, the extents are searched for tags
             self._reclaim.add_extents(segment.number, len(part) - len(unused), unused)
             yield
         tags = topic.drop_tags(base)
         while tags is not None and tags.free_some():
-            yield  # a million small objects at once would hold up appends
+            yield  # freeing a million small objects in one step would delay appends
 
     def _flag_late_deletes(
         self, topic: Topic, extent: IndexEntry, written: bytearray | None
     ) -> None:
-        """Set the delete flags of what went after the segment was written."""
+        """Set the delete flags of records that were deleted after the segment was written."""
         now = current_flags(self._store, topic, extent.first_seq, extent.record_count)
+        # Flags are only ever set, so equal counts mean equal flags.
         if now.count(1) != (0 if written is None else written.count(1)):
             late = chain.from_iterable(starmap(range, _late_runs(now, written or b"")))
             self._segments.flag_deleted(extent.locator, late, self._store.committed_to)
 
 
 def _by_topic(segment: Segment, found: defaultdict[int, list[IndexEntry]]) -> Iterator[int]:
-    """Collect the extents. Raises OSError or `Damaged`."""
+    """Collect the extents of the segment by topic. Raises OSError or `Damaged`."""
     for number, extent in enumerate(segment.entries()):
         locator, size = in_extent(segment.number, number), extent.blob_bytes
         found[extent.topic_id].append(
@@ -217,7 +226,7 @@ def _by_topic(segment: Segment, found: defaultdict[int, list[IndexEntry]]) -> It
 
 
 def _late_runs(now: bytearray, before: Buffer) -> Iterator[IndexRun]:
-    """Runs of records that are flagged now and were not before."""
+    """Yield the runs of records that are flagged now and were not before."""
     changed = int.from_bytes(now) ^ int.from_bytes(before)
     for run in _LATE.finditer(changed.to_bytes(len(now))):
         yield run.span()

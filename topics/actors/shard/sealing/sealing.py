@@ -1,36 +1,38 @@
-"""Sealing: turns full log files into segments, one file after the other (decision 0009).
+"""Sealing: converts full log files into segments, one file after another (decision 0009).
 
     full log file, committed and synced
-        -> check      damaged writes leave the index, and the file is kept (``checking.py``)
+        -> check      damaged writes are removed from the index, the file is kept (``checking.py``)
         -> rewrite    its records by topic, in a segment that the index names (``rewriting.py``)
         -> checkpoint (``checkpointing.py``)
-        -> reclaim    what neither checkpoint on disk needs (``reclaim.py``)
-        -> merge      segments of which little lives: rewritten likewise (``merging.py``)
+        -> reclaim    data that neither checkpoint on disk needs (``reclaim.py``)
+        -> merge      segments with few live records are rewritten (``merging.py``)
 
-All of it runs in the shard's loop in steps of about a millisecond; only file calls run in a thread.
-A run that fails leaves everything as it was and starts anew later; the log grows meanwhile. A
-broken log ends sealing: its files are found by name, and the names may belong to other files.
+All phases run in the shard's loop in steps of about a millisecond. Only file calls run in a thread.
+After an error the state is unchanged and the work is retried later. The log grows in the meantime.
+A broken log stops sealing, because its files are found by name, and the names may belong to other
+files.
 
 A backup keeps files that nothing else needs (`Pin`). If the disk has no space for a file of the
 shard, the pin breaks, the files that it kept are deleted, and the write is retried once. The task
-of a blob waits in `make_room` and then retries; appends that the log has lost wait likewise and are
-decided again (``space_waits.py``); the sealing task retries segments and checkpoints.
-A spare log file is made when the file before it is half full. If that fails, the pin breaks before
-the log needs the spare. A full disk during a merge does not break the pin, because no client waits
-for a merge.
+of a blob waits in `make_room` and then retries. Appends that the log has lost also wait and are
+then decided again (``space_waits.py``). The sealing task retries segments and checkpoints. A spare
+log file is created when the file before it is half full. If that fails, the pin breaks before the
+log needs the spare. A full disk during a merge does not break the pin, because no client waits for
+a merge.
 
-A full log file is sealed at once, unless the log grows fast: a burst of a few files has the disk
-and the interpreter to itself, and is sealed when it is over. Each step of the work is followed by a
-pause, in which the loop serves requests and the log's threads get the interpreter. With graded
-pauses 1.3 to 1.55 times the appends are done beside sealing; steps a quarter as long without pauses
-doubled the slowest ones, and a thread would hold the interpreter in their way.
+A full log file is sealed immediately, unless the log grows fast: during a burst of a few files,
+sealing waits, so that the writes get the disk and the interpreter alone. Each step is followed by a
+pause, in which the loop serves requests and the log's threads get the interpreter. Measurements:
+with graded pauses, the rate of appends during sealing is 1.3 to 1.55 times as high as without.
+Steps of a quarter of the length without pauses doubled the latency of the slowest appends. A thread
+instead of steps would compete for the interpreter.
 
     backlog (full log files)           pause after a step
     up to BACKLOG_NORMAL_FILES         PAUSE_RATIO times as long as the step, PAUSE_MAX_S at most
     in between                         shorter with each file
-    BACKLOG_MAX_FILES and more         none; others run between two steps all the same
+    BACKLOG_MAX_FILES and more         none; other tasks still run between two steps
 
-Pacing decides about time only: what is sealed, and in which order, never depends on it.
+Pacing only affects timing. It never affects which data is sealed, or in which order.
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ from topics.storage.disk import FULL, Damaged, keep_aside
 from topics.storage.recovery.steps import Shard
 
 FILES_PER_CHECKPOINT = 2
-ROUND_INTERVAL_S = 0.1  # between two looks for full log files, while the log grows
-RETRY_INTERVAL_S = 5.0  # after an error, and between checkpoints that only reclaim room
-BURST_MIN_BYTES = 512 << 10  # growth of the log between two looks that makes it busy
+ROUND_INTERVAL_S = 0.1  # between two checks for full log files, while the log grows
+RETRY_INTERVAL_S = 5.0  # after an error, and between checkpoints that only reclaim space
+BURST_MIN_BYTES = 512 << 10  # growth of the log between two checks that counts as a burst
 BACKLOG_NORMAL_FILES = 2
 BACKLOG_MAX_FILES = 8
 PAUSE_RATIO = 6.0
@@ -71,7 +73,7 @@ log = structlog.get_logger()
 
 
 class Sealing(Service):
-    """The one task of a shard that moves records from its log into segments."""
+    """The task of a shard that moves records from its log into segments."""
 
     def __init__(self, shard: Shard, commits: GroupCommit) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
@@ -80,21 +82,24 @@ class Sealing(Service):
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
         self.rewriting = Rewriting(shard, commits, self.reclaim, self._pause)
         self.merging = Merging(shard, commits, self.reclaim, self.rewriting)
-        self._seen_lsn = self.wal.next_lsn  # at the last look
+        self._seen_lsn = self.wal.next_lsn  # at the last check
         self.store.on_release = self.reclaim.release_extent
         self.store.on_blobs_gone = self.reclaim.drop_blobs
         self._asked: tuple[Pin, Callable[[OSError | None], object]] | None = None
         self._freed: trio.Event | None = None  # set when the files of a broken pin are deleted
         self._pause_between = trio.CancelScope()  # the pause between two rounds
 
-    # For a backup
+    # For backups
 
     def ask_for(self, pin: Pin, then: Callable[[OSError | None], object]) -> None:
-        """Write a checkpoint soon, and let ``pin`` keep what it names; ``then`` is told."""
+        """Write a checkpoint soon, and let ``pin`` keep its files.
+
+        ``then`` gets the error or None.
+        """
         self._asked = pin, then
 
     def let_go(self, pin: Pin) -> None:
-        """Nothing need be kept for ``pin``."""
+        """Release the files that are kept for ``pin``."""
         if self.reclaim.pin is pin:
             self.reclaim.pin = None
         if self._asked is not None and self._asked[0] is pin:
@@ -199,7 +204,7 @@ class Sealing(Service):
             self._asked[1](self.wal.failed)
 
     async def _round(self) -> None:
-        """Do the work that is due. If the disk is full, break a pin if there is one and retry once.
+        """Do the due work. If the disk is full, break a pin if there is one and retry once.
 
         The retry uses the space that the backup kept.
         """
@@ -213,22 +218,20 @@ class Sealing(Service):
                 losses = self.commits.losses
                 await self._work()
         except BaseException:
-            # If the log has lost changes meanwhile, that has ended a checkpoint. Then writers wait
-            # for the next round, which writes it.
+            # A loss of changes aborts a checkpoint. In that case the writers wait for the next
+            # round, which writes the checkpoint.
             if self.commits.losses == losses:
                 self._tell_freed()
             raise
 
     async def _work(self) -> None:
-        """Write delete flags that are due, seal full log files, write a checkpoint if it helps,
-        merge segments.
-        """
+        """Write delete flags, seal full log files, write a checkpoint and merge, as far as due."""
         await self._release()
         await self._keep_log_space()
         await self._free_broken(is_last=False)
         await self._pin_if_asked()
         grown, self._seen_lsn = self.wal.next_lsn - self._seen_lsn, self.wal.next_lsn
-        # Perhaps a short burst: it is sealed when it is over, or a normal backlog waits.
+        # A short burst is sealed when it is over. A normal backlog is sealed immediately.
         waits = (
             grown >= BURST_MIN_BYTES
             and self.backlog_files < BACKLOG_NORMAL_FILES
@@ -239,6 +242,7 @@ class Sealing(Service):
                 await trio.to_thread.run_sync(self.segments.flags.write, self.wal.synced_lsn)
         sealed, failure = 0, None
         try:
+            # Write a checkpoint after every few files, so that their log space is freed early.
             for base, end in () if waits else self._ready_files():
                 await self._seal(base, end)
                 sealed += 1
@@ -247,7 +251,7 @@ class Sealing(Service):
                     await self.checkpoint()
                     sealed = 0
         except OSError as error:
-            failure = error  # on a full disk, a checkpoint may free the room that a segment needs
+            failure = error  # on a full disk, a checkpoint may free the space that a segment needs
         if sealed or self._reclaim_is_due:
             await self.checkpoint()
         await self._free_broken(is_last=True)
@@ -257,18 +261,18 @@ class Sealing(Service):
         if self.merging.is_due and not waits:
             try:
                 await self.merging.merge()
-            except (OSError, Damaged) as error:  # sealing does not wait for it
+            except (OSError, Damaged) as error:  # an error of a merge does not delay sealing
                 log.warning("merging failed", error=str(error))
 
     async def _release(self) -> None:
-        """Free what went from memory and from the log, many records at once, step by step."""
+        """Free records that were removed from memory and from the log, step by step."""
         step_began = time.monotonic()
         while self.store.release_some():
             await self._pause(step_began)
             step_began = time.monotonic()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint, then free what is not needed any more. Raises OSError."""
+        """Write a checkpoint, then free the data that it makes unnecessary. Raises OSError."""
         assert not self.rewriting.is_installing, "all topics name the segments that it will name"
         await self.checkpoints.write()
         self.merging.is_due = True
@@ -280,7 +284,7 @@ class Sealing(Service):
         self.checkpoints.write_last()
 
     def _ready_files(self) -> Iterator[tuple[int, int]]:
-        """``(base, end)`` of the log files that can be sealed, in order."""
+        """Yield ``(base, end)`` of the log files that can be sealed, in order."""
         for base, end in self.wal.full_files():
             if base < self.reclaim.replay_from:
                 continue
@@ -290,7 +294,7 @@ class Sealing(Service):
 
     @property
     def backlog_files(self) -> int:
-        """Full log files that are not sealed."""
+        """Number of full log files that are not sealed."""
         return self.wal.count_full_files(self.reclaim.replay_from)
 
     @property
@@ -299,7 +303,7 @@ class Sealing(Service):
         return self.reclaim.has_garbage and since_s > RETRY_INTERVAL_S
 
     async def _pause(self, step_began: float) -> None:
-        """Let others run after a step that began at this time."""
+        """Let other tasks run after a step that began at this time."""
         pause_s = pause_after(time.monotonic() - step_began, self.backlog_files)
         if pause_s:
             await trio.sleep(pause_s)
@@ -312,14 +316,14 @@ class Sealing(Service):
         file = LogFile(self.store, base, end)
         await self.rewriting.find(file)
         if not file.spans:
-            # Nothing in the file lives: a full disk has no room for an empty segment.
+            # All records of the file are dead. A full disk may have no space for an empty segment.
             self.reclaim.seal_up_to(end)
             return
         await self._check(file)
         await self.rewriting.move(file)
 
     async def _check(self, sealed: LogFile) -> None:
-        """Take damaged writes out of the index, and keep their files for people.
+        """Remove damaged writes from the index, and keep their files for analysis.
 
         So damaged bytes never get a new checksum.
         """
@@ -341,11 +345,11 @@ class Sealing(Service):
         if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
             lose_damaged(topic, index, self.store)
             self.commits.engine.recharge(topic)
-            # A page that was read ahead may show it.
+            # A page that was read ahead may contain the write.
             self.commits.on_commit(FloorMoved(topic, [], sync=False))
 
 
 def pause_after(step_s: float, backlog_files: int) -> float:
-    """Seconds that follow a step of ``step_s`` seconds."""
+    """Return the seconds to pause after a step of ``step_s`` seconds."""
     share = (BACKLOG_MAX_FILES - backlog_files) / (BACKLOG_MAX_FILES - BACKLOG_NORMAL_FILES)
     return min(max(min(share, 1.0), 0.0) * PAUSE_RATIO * step_s, PAUSE_MAX_S)

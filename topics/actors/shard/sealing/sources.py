@@ -1,12 +1,12 @@
 """Sources of a new segment: records by topic, from a full log file or from other segments.
 
-    log file    writes of neighbouring seqs, dead records included       -> one stretch
-    segments    live records of neighbouring seqs, from however many     -> one stretch
-                dead ones between them, less than GAP_BYTES              -> carried along, flagged
-                longer gaps                                              -> a stretch ends there
+    log file    writes of contiguous seqs, including dead records        -> one stretch
+    segments    live records of contiguous seqs, from any number         -> one stretch
+                dead records between them, below GAP_BYTES               -> copied, flagged
+                longer gaps                                              -> end the stretch
 
-Records and whole topics may go while the segment is built, so each entry is looked up when its turn
-comes. The delete flags are asked for last.
+Records and entire topics may be deleted while the segment is built, so each entry is looked up when
+it is needed. The delete flags are read last.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from topics.formats.ranges import IndexRun
 from topics.storage.segments.maps import MappedSegment
 from topics.storage.segments.merge_reader import MergeReader, Wanted
 
-GAP_BYTES: Final = 4096  # fewer dead bytes are not worth another extent, and entry of the index
+GAP_BYTES: Final = 4096  # a smaller gap does not justify another extent and index entry
 STEP_ENTRIES: Final = 512
 STEP_RECORDS: Final = 4096
 
 
 @dataclass(slots=True)
 class Span:
-    """The entries of a topic that move: those from ``first_seq`` to ``last_seq`` that are not in
-    memory; none when ``last_seq`` is less.
+    """The entries of a topic that move: those from ``first_seq`` to ``last_seq``.
+
+    Entries in memory are excluded. There are no entries if ``last_seq`` is less than ``first_seq``.
     """
 
     topic: Topic
@@ -50,10 +51,11 @@ class LogFile:
     def __init__(self, store: RecordStore, base: int, end: int) -> None:
         self._store, self.base, self.end = store, base, end
         self.maps: dict[int, MappedSegment] = {}  # of segments
-        self.spans: dict[int, Span] = {}  # by topic id; known to the end once the topic was built
+        # By topic id. ``last_seq`` is final once the topic is built.
+        self.spans: dict[int, Span] = {}
 
     def find(self, topics: Iterable[Topic]) -> Iterator[int]:
-        """Find the topics with records. Yields how many entries each step has looked at."""
+        """Find the topics with records. Yields the number of entries of each step."""
         for topic in topics:
             if next(self.writes(topic), None) is not None:
                 first_seq = topic.sealed_seq + 1
@@ -61,12 +63,12 @@ class LogFile:
             yield 1
 
     def writes(self, topic: Topic, seq: int = 0) -> Iterator[IndexEntry]:
-        """The topic's unsealed writes that hold ``seq`` or later records."""
+        """Return the topic's unsealed writes that contain ``seq`` or later records."""
         seq = max(seq, topic.sealed_seq + 1)
         return topic.index.entries_between(self.base, self.end, seq)
 
     def sources(self) -> Iterator[Source]:
-        """What the segment is built of."""
+        """Yield the sources of the segment."""
         for span in self.spans.values():
             topic, seq = span.topic, 0
             while (entry := next(self.writes(topic, seq), None)) is not None:
@@ -76,7 +78,7 @@ class LogFile:
                 seq = span.last_seq + 1
 
     def _stretch(self, span: Span) -> Iterator[Piece]:
-        """Writes of contiguous seqs, from the one behind the last seq of the span on."""
+        """Yield writes of contiguous seqs, starting after the last seq of the span."""
         seq = span.last_seq + 1
         for first_seq, count, locator, _, _ in self.writes(span.topic, seq):
             if seq < first_seq:
@@ -89,7 +91,7 @@ class LogFile:
 
 
 class Segments:
-    """The live records of neighbouring segments, the ``numbers``."""
+    """The live records of adjacent segments, the ``numbers``."""
 
     def __init__(self, store: RecordStore, reader: MergeReader) -> None:
         self._store, self._reader, self.numbers = store, reader, frozenset(reader.segments)
@@ -99,7 +101,7 @@ class Segments:
         self.spans: dict[int, Span] = {}  # by topic id
 
     def find(self, topics: Iterable[Topic]) -> Iterator[int]:
-        """Find the topics with records. Yields how many entries each step has looked at."""
+        """Find the topics with records. Yields the number of entries of each step."""
         for topic in topics:
             span = yield from self._span(topic)
             if span is not None:
@@ -121,7 +123,7 @@ class Segments:
         return is_extent(locator) and split_locator(locator)[0] in self.numbers
 
     def wanted(self) -> Iterator[Wanted]:
-        """What is read of each extent."""
+        """Yield the records that are read of each extent."""
         for span in self.spans.values():
             for entry in self._entries(span):
                 start = max(span.topic.start_seq - entry.first_seq, 0)
@@ -135,7 +137,7 @@ class Segments:
                 yield entry
 
     def sources(self) -> Iterator[Source]:
-        """What the segment is built of. A source without pieces is a step. Raises `Damaged`."""
+        """Yield the sources of the segment. An empty source marks a step. Raises `Damaged`."""
         for span in self.spans.values():
             yield from self._stretches(span)
 
@@ -160,8 +162,9 @@ class Segments:
 
 
 def sealed_entries(topic: Topic) -> Iterator[tuple[int, int]]:
-    """The sealed entries of a topic, ``(start, stop)`` of some at a time. The topic may change
-    between two steps.
+    """Yield ``(start, stop)`` of some sealed entries of a topic at a time.
+
+    The topic may change between two steps.
     """
     seq, index = 0, topic.index
     while True:
@@ -175,10 +178,11 @@ def sealed_entries(topic: Topic) -> Iterator[tuple[int, int]]:
 
 
 def kept_runs(view: ExtentView, deleted: Buffer | None, start: int) -> Iterator[IndexRun | None]:
-    """The runs of records from ``start`` on that are copied; None between two steps."""
+    """Yield the runs of records from ``start`` on that are copied, and None between two steps."""
     begin = end = start
     for step in range(start, view.count, STEP_RECORDS):
         for run in live_runs(deleted, step, min(step + STEP_RECORDS, view.count)):
+            # Join runs with a short gap, and end the run at a longer gap.
             if begin == end:
                 begin = run[0]
             elif view.size(end, run[0]) >= GAP_BYTES:
@@ -191,8 +195,9 @@ def kept_runs(view: ExtentView, deleted: Buffer | None, start: int) -> Iterator[
 
 
 def current_flags(store: RecordStore, topic: Topic, first_seq: int, count: int) -> bytearray:
-    """Delete flags of these seqs as they are now. Records that a cap or their age took count as
-    deleted.
+    """Return the current delete flags of these seqs.
+
+    Records that a cap or their age removed count as deleted.
     """
     flags, end = bytearray(count), first_seq + count
     for seq, length, locator in topic.index.not_whole(first_seq, end):
