@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,3 +189,29 @@ def test_a_server_that_is_busy_or_breaks_connections_gets_each_row_once(
     found = sorted(record["data"][0] for record in stub.topics["rows"].records)
     assert found == list(range(5000))
     assert {429, 503, 500, 0} <= set(stub.statuses("POST"))
+
+
+def test_a_query_stops_in_seconds_while_its_server_is_away(
+    spark: SparkSession, mortal: Live, tmp_path: Path
+) -> None:
+    numbers = spark.readStream.format("rate").option("rowsPerSecond", "5").load()
+    writer = numbers.selectExpr("to_json(array(value)) AS value").writeStream.format("topics")
+    options = {"servers": mortal.url, "topic": "rows", "checkpointLocation": str(tmp_path / "c")}
+    query = writer.options(**options).start()
+
+    def wait_for(is_reached: Callable[[], object]) -> None:
+        until = time.monotonic() + WAIT_S
+        while not is_reached():
+            assert query.isActive
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+    try:
+        wait_for(lambda: appended(mortal.url, "rows"))
+        mortal.server.kill()
+        seen = len(query.recentProgress)
+        wait_for(lambda: query.status["isTriggerActive"] and len(query.recentProgress) == seen)
+    finally:
+        stopping = ThreadPoolExecutor(1).submit(query.stop)
+    stopping.result(WAIT_S)  # it was ten minutes
+    assert not query.isActive

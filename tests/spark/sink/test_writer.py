@@ -123,6 +123,17 @@ def test_a_server_that_is_not_there_is_told_when_a_batch_is_planned() -> None:
             batch_writer(wanted, schema, False)
 
 
+def test_a_stream_is_planned_while_its_server_is_away_and_a_task_opens_the_topic(
+    stub: StubServer, in_task: dict[str, str]
+) -> None:
+    in_task |= {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
+    made = stream_writer({"servers": "http://127.0.0.1:1", "topic": "t"}, SCHEMA, False)
+    made.options = replace(made.options, connection=Connection.parse({"servers": stub.url}))
+    made.write(iter([rows(10)]))
+    assert len(stub.topics["t"].records) == 10
+    assert stub.topics["t"].config["idempotency_window_ms"] == made.options.window_ms
+
+
 def test_a_stream_has_no_job_id(stub: StubServer) -> None:
     with pytest.raises(BadOption, match="option jobId is for"):
         stream_writer(options(stub, jobId="j"), SCHEMA, False)

@@ -21,6 +21,7 @@ from topics.spark.source.connection import (
     choice,
     errors_of,
     flag,
+    is_away,
     label,
     number,
 )
@@ -136,6 +137,17 @@ def test_numbers_flags_and_choices() -> None:
     assert choice(options, "c", ("FAILFAST", "PERMISSIVE"), default="") == "FAILFAST"
     with pytest.raises(BadOption, match="option bad is 'maybe'; it is one of: true, false"):
         flag(options, "bad", default=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("unreachable", True), ("not_ready", True), ("unauthorized", False)]
+)
+def test_a_server_is_away_if_it_may_reply_later(code: str, expected: bool) -> None:
+    server = Server("a", "http://h:1")
+    with pytest.raises(ServerError) as caught, errors_of(server):
+        raise RequestError("t", 0, code, "no")
+    assert is_away(caught.value) is expected
+    assert not is_away(ServerError("of another kind"))
 
 
 def test_a_server_is_found_by_its_name() -> None:

@@ -135,7 +135,7 @@ class Sender:
     def _outlet(self, topic: str) -> _Outlet:
         if topic not in self._outlets:
             self.settle()  # a client is one thread's at a time
-            if self.options.topic is None:  # else it was opened when the write was planned
+            if topic not in self.clients.places:  # else it was opened when the write was planned
                 open_topic(self.clients, self.options, topic, self._figures.warnings.append)
             self._outlets[topic] = _Outlet(self, topic)
         return self._outlets[topic]

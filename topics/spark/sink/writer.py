@@ -21,13 +21,14 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from topics.spark.client.servers import Server
 from topics.spark.job_errors import JobError, say, told_first, warn
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.opening import Clients, plan
 from topics.spark.sink.options import SinkOptions
 from topics.spark.sink.report import left_behind, summary_line, warnings_of
 from topics.spark.sink.sending import Sender, TaskFigures
-from topics.spark.source.connection import BadOption, Patience, ServerError
+from topics.spark.source.connection import BadOption, Patience, ServerError, is_away
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,10 +104,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "option jobId is for df.write; a stream is known by its checkpointLocation"
             )
         self.columns = Columns.of(schema, topic=self.options.topic)
-        # Made twice for every micro-batch, once to commit it, so it waits for a server that
-        # restarts.
         self.warnings: list[str] = []
-        _, self.places = plan(self.options, self.warnings.append, Patience.FULL)
+        # Spark cannot interrupt this process when a query is stopped, but it can end a task. So if
+        # a server is away, the tasks open the topic, and they wait for the server.
+        self.places: Mapping[str, Server] = {}
+        try:
+            _, self.places = plan(self.options, self.warnings.append, Patience.QUICK)
+        except ServerError as error:
+            if not is_away(error):
+                raise
 
     @told_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

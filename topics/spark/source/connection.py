@@ -41,6 +41,7 @@ RETRIES = 60  # nearly ten minutes, with pauses of 10 s: a server that restarts 
 CONNECT_TIMEOUT_MS = 5_000
 READ_TIMEOUT_MS = 120_000
 PLANNING_CONNECTS = 2  # more tries, when a query is planned: a wrong address is told in seconds
+AWAY = ("unreachable", "throttled", "not_ready", "shutting_down")
 QUICK_RETRIES = 1
 QUICK_CONNECT_S = 1.0
 QUICK_READ_S = 10.0
@@ -159,6 +160,12 @@ class Connection:
             names = ", ".join(member.name for member in self.servers.members)
             raise BadOption(f'servers has no server "{name}"; there are: {names}')
         return found
+
+
+def is_away(error: ServerError) -> bool:
+    """Return whether the server did not reply, or replied that it is busy, starting or stopping."""
+    cause = error.__cause__
+    return isinstance(cause, RequestError) and cause.code in AWAY
 
 
 @contextmanager
