@@ -23,7 +23,9 @@ def check_pass(
     *,
     evenly: bool,
 ) -> None:
-    """Check a pass. Its claims had the limits ``room``, received ``taken`` and found these jobs dead."""
+    """Check a pass. Its claims had the limits ``room``, received ``taken`` and found
+    these jobs dead.
+    """
     line = model.claimable(now_ms)
     exhausted = {job.seq for job in line if model.is_exhausted(job)}
     fit = [job for job in line if job.seq not in exhausted]

@@ -280,7 +280,9 @@ class QueueModel:
         return ours
 
     def put_back(self, jobs: Iterable[Job], now: Now) -> None:
-        """Put reserved jobs back. Free jobs lose their place, and a delay ends by the wall clock."""
+        """Put reserved jobs back. Free jobs lose their place, and a delay ends by the
+        wall clock.
+        """
         for job in jobs:
             if job.seq in self.jobs:
                 self.jobs[job.seq] = back = replace(job)
@@ -296,7 +298,9 @@ class QueueModel:
         return [replace(self.jobs[seq]) for seq in seqs if seq in self.jobs]
 
     def restore(self, before: Iterable[Job], after: Iterable[Job]) -> None:
-        """Restore the state before a failed change, except for jobs that were changed again since."""
+        """Restore the state before a failed change, except for jobs that were changed
+        again since.
+        """
         versions = {job.seq: job.version for job in after}
         for job in before:
             found = self.jobs.get(job.seq)

@@ -1,4 +1,6 @@
-"""Base of the state machines of topics and of queues: a world, its log, checkpoints and restarts."""
+"""Base of the state machines of topics and of queues: a world, its log, checkpoints and
+restarts.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ steps = st.lists(
 
 
 def change_of(table: TopicTable, step: str, number: int) -> RouterChange | None:
-    """Return a valid change of the router with this number, one of four, or None if there is none."""
+    """Return a valid change of the router with this number, one of four, or None if there
+    is none.
+    """
     graph, name = table.routers, f"r{number}"
     now = graph.by_name.get(name)
     if step == "gone":

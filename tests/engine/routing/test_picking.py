@@ -216,7 +216,9 @@ def test_damage_to_deleted_or_filtered_records_is_not_a_loss() -> None:
 
 
 class Hurt:
-    """A store in which some entries are unreadable, and some records of other entries are damaged."""
+    """A store in which some entries are unreadable, and some records of other entries are
+    damaged.
+    """
 
     def __init__(self, desk: Desk, unreadable: set[int], bad: set[int]) -> None:
         self._desk, self._unreadable, self._bad = desk, unreadable, bad
