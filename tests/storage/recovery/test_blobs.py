@@ -118,7 +118,8 @@ def _start_and_read(path: Path) -> None:
             finally:
                 client.kill()
         finally:
-            for file in opened:  # a start that is refused ends the process, and leaves that to it
+            # In production a refused start ends the process, which closes its files
+            for file in opened:
                 file.close()
 
 

@@ -155,7 +155,7 @@ def test_groups_handed_over_before_the_loop_knows_of_the_full_disk_are_dropped(
     assert wal.take_progress() == []
 
 
-def test_without_room_for_the_first_file_the_log_can_still_begin_later(
+def test_a_log_without_space_for_its_first_file_can_start_later(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
