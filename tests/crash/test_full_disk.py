@@ -1,5 +1,5 @@
 """A disk that is full to its last byte: reads, deletes, drops and starts work, and the shard
-detects free space by itself.
+detects free space on its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def fill_up(api: Api, topic: str, disk: Path) -> int:
 
 @contextlib.contextmanager
 def not_a_byte_left(disk: Path) -> Iterator[None]:
-    """Somebody else has all that is left."""
+    """Let another file take all the remaining space of the disk."""
     path = disk / "others"
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:

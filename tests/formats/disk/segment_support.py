@@ -44,7 +44,7 @@ class Write:
 
 @st.composite
 def writes(draw: st.DrawFn) -> list[Write]:
-    """Writes of one topic, of which only the first may have lost records."""
+    """Draw writes of one topic. Only the first may have deleted records."""
     found: list[Write] = []
     for _ in range(draw(st.integers(1, 6))):
         records = draw(RECORDS)

@@ -284,7 +284,7 @@ SEQS = st.sampled_from([1, 8, 98, 10**6, 2**64 - 100])
 
 @st.composite
 def views(draw: st.DrawFn) -> list[tuple[View, list[Record]]]:
-    """Writes of one topic, or the extents that they are sealed into, each with its records."""
+    """Draw writes of one topic, or the extents that they are sealed into, each with its records."""
     first_ts, first_seq = draw(st.sampled_from([999_999_999_990, 1_748_450_000_000])), draw(SEQS)
     batch = [
         replace(
@@ -311,7 +311,7 @@ def views(draw: st.DrawFn) -> list[tuple[View, list[Record]]]:
 
 @st.composite
 def pieces(draw: st.DrawFn) -> tuple[list[tuple[View, Run]], list[Record]]:
-    """Rows, and the records that their copies are to have."""
+    """Draw runs, and the records that their copies must contain."""
     rows: list[tuple[View, Run]] = []
     model: list[Record] = []
     for view, records in draw(views()):
