@@ -121,7 +121,7 @@ def test_a_front_that_has_not_noticed_the_restart_cannot_reach_the_new_shard(pai
     pair.shard.turn()
     pair.front.link.producer.write(
         b"".join(stale)
-    )  # as if the bump came between its look at the board and its store
+    )  # as if the new session began between its check of the board and its store
     assert pair.shard.turn() == []
     assert not pair.shard.link.connected
     pair.connect()

@@ -36,7 +36,7 @@ FROM = "$dead_letter_from"
 
 
 def letters(desk: Desk, *sources: str | None, topic: str = "dead") -> Topic:
-    """A topic of dead letters; the data of each is its number."""
+    """Fill a topic with dead letters. The data of each is its number."""
     if topic not in desk.engine.topics:
         desk.make(topic)
     records = [
@@ -50,7 +50,7 @@ def letters(desk: Desk, *sources: str | None, topic: str = "dead") -> Topic:
 
 
 async def answer(desk: Desk) -> dict[str, Any]:
-    """The answer to the redrive under way, without its performance."""
+    """Return the reply to the pending redrive without its performance object."""
     await run_log(desk)
     ((_, body),) = desk.bodies()
     body.pop("performance", None)
