@@ -78,7 +78,7 @@ def test_a_larger_cohort_gets_even_shares_in_several_passes() -> None:
     assert shares_of(line) == [[20], [20], [20, 2]]
 
 
-def test_forming_a_cohort_marks_all_its_members_as_heard() -> None:
+def test_forming_a_cohort_resets_the_claims_that_arrived_since_the_last_one() -> None:
     line, (first, second) = line_of(1, 1)
     line.leave(first)
     assert list(line.unheard) == [second]
