@@ -1,4 +1,4 @@
-"""Reading back what a server holds."""
+"""Read back the records that a server stores."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tests.support.api import Api
 
 
 def data_of(api: Api, topic: str) -> list[Any]:
-    """The data of every record of a topic."""
+    """Return the data of every record of a topic."""
     return [record["data"] for record in api.read(topic, max_batch_bytes=8 << 20)]

@@ -1,4 +1,4 @@
-"""How a campaign that found something is run again."""
+"""Print the command that repeats a failed campaign."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def repeated_by(program: str, **options: object) -> Iterator[None]:
-    """Print the command when something is wrong."""
+    """Print the command that repeats the campaign if the block raises."""
     try:
         yield
     except BaseException:

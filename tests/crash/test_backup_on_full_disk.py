@@ -1,5 +1,5 @@
-"""A backup never stops a writer: if the disk becomes full, its pin breaks, the files that it kept
-are deleted, and the failed write is retried once.
+"""A backup never stops a writer. If the disk becomes full, the pin of the backup is broken, the
+files that it kept are deleted, and the failed write is retried once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ pytestmark = [pytest.mark.slow, needs_root]
 
 KIB, MIB = 1 << 10, 1 << 20
 DISK_BYTES = 96 * MIB
-BLOB_RECORDS = 6  # of a MiB each: the body is streamed into a blob
-KEPT_BLOBS, NEW_BLOBS = 8, 10  # more than the disk holds, unless the first ones are freed
-KEPT_MIB = 30  # with the log files or blobs of the same records, it fits on the disk
-WRITERS = 8  # clients of a burst; each of them appends 1.5 MiB
+BLOB_RECORDS = 6  # Of a MiB each: the body is streamed into a blob
+KEPT_BLOBS, NEW_BLOBS = 8, 10  # More than the disk holds, unless the first ones are freed
+KEPT_MIB = 30  # Fits on the disk together with the log files or blobs of the same records
+WRITERS = 8  # Clients of a burst; each appends 1.5 MiB
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ class SlowClient:
 
 
 def fill(disk: Path) -> None:
-    """Leave at most 2 MiB, so that the disk is full after the current log file."""
+    """Fill the disk up to 2 MiB, so that it is full after the current log file."""
     with (disk / "other").open("wb") as file, contextlib.suppress(OSError):
         for taken in itertools.count():
             found = os.statvfs(disk)
@@ -98,7 +98,7 @@ def test_a_streamed_append_takes_the_space_that_a_slow_backup_keeps(disk: Path) 
 def test_a_burst_of_small_appends_takes_the_space_that_a_slow_backup_keeps(
     disk: Path, kept: str, durability: str
 ) -> None:
-    """The log grows faster than the shard notices that its disk becomes full."""
+    """The log grows faster than the shard's checks of the free disk space."""
     with (
         Server(disk / "data", shards=1, wal_file_bytes=4 * MIB) as server,
         Api(server.address, timeout_s=60.0) as api,

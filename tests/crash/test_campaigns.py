@@ -1,5 +1,5 @@
-"""Campaigns, each for a little while: kill -9, and cut networks. The programs in
-``tests/campaigns`` go on for longer.
+"""Short runs of the campaigns: kill -9, backups, watchers and reconnects. The programs in
+``tests/campaigns`` run longer.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
 @pytest.mark.parametrize(
     ("program", "campaign", "options", "wanted"),
     [
-        # Nobody sees what the contract does not allow.
+        # No client observes what the contract does not allow.
         (
             "kills",
             kills.campaign,
             {"seconds": SECONDS or 6, "kills": KILLS or 4},
             {"appends": 20, "records read": 20, "jobs": 20} | dict.fromkeys(("acks", "routers"), 0),
         ),
-        # A restored backup has what was acknowledged, and nothing twice.
+        # A restored backup contains every acknowledged record, and none twice.
         (
             "backups",
             backups.campaign,
             {"seconds": SECONDS or 3, "kills": KILLS or 2},
             {"backups": 0, "copies": 0, "acked": 0, "dead": 0, "redriven": 0, "blobs": 0},
         ),
-        # Every record is seen once, or its gap is told.
+        # Every record is delivered once, or its gap is reported.
         (
             "watchers",
             watchers.campaign,
             {"seconds": SECONDS or 10, "watchers": 20},
             {"records": 100, "resumes": 0},
         ),
-        # So it is when all come back at once.
+        # The same holds when all clients reconnect at the same time.
         (
             "storm",
             storm.campaign,

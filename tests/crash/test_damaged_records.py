@@ -1,4 +1,4 @@
-"""Damage under a running server."""
+"""Damage to the files of a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.formats.disk.segment import CHUNK_BYTES
 pytestmark = pytest.mark.slow
 
 
-def test_records_damaged_under_a_running_server_are_told_to_their_readers_and_cost_nobody_else(
+def test_damage_under_a_running_server_is_reported_to_readers_and_affects_no_other_topic(
     tmp_path: Path,
 ) -> None:
     with (
@@ -36,9 +36,9 @@ def test_records_damaged_under_a_running_server_are_told_to_their_readers_and_co
             time.sleep(0.05)
         segment = min((tmp_path / "data" / "segment" / "00").glob("*.seg"))
         with segment.open("r+b") as file:
-            file.seek(4096 + CHUNK_BYTES + 100)  # in the second chunk of the first extent
+            file.seek(4096 + CHUNK_BYTES + 100)  # In the second chunk of the first extent
             file.write(b"\0\0\0\0")
-        # Either may come first.
+        # The segment may begin with either topic.
         hurt, sound = sorted(("hurt", "sound"), key=lambda topic: len(data_of(api, topic)))
         page = ok(api.diff(hurt, from_seq=0))
         first = page["next_from_seq"] + 1

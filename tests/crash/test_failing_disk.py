@@ -1,4 +1,4 @@
-"""Disks that are full, fail, hang, or may only be read."""
+"""Disks that are full, that fail or hang, and read-only disks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 @needs_root
-def test_a_directory_that_may_only_be_read_refuses_the_start(tmp_path: Path) -> None:
+def test_a_read_only_data_directory_refuses_the_start(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64 * MIB) as disk:
         with (
             Server(disk / "data", shards=1, wal_file_bytes=1 * MIB) as server,
@@ -65,7 +65,7 @@ def lossy(tmp_path: Path) -> Iterator[Lossy]:
 @pytest.mark.parametrize(
     ("operation", "durability"), [("fsync", "fsync"), ("fsync", "disk"), ("write", "disk")]
 )
-def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
+def test_a_failed_write_is_never_visible_and_ends_the_writes_of_the_shard(
     lossy: Lossy, operation: str, durability: str
 ) -> None:
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
@@ -92,7 +92,7 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
             assert data_of(api, "t") == acknowledged, "reads go on, without the write that failed"
             lossy.ctl("faults", clear=True)
             if operation == "fsync":
-                # Never trusted again until a restart.
+                # The disk is not trusted again until a restart.
                 refused(api.append("t", "after"), 503, "not_ready")
             assert data_of(api, "t")[: len(acknowledged)] == acknowledged
         with server.again("kill") as api:
@@ -109,10 +109,10 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
 @pytest.mark.parametrize(
     ("durability", "length"), [("fsync", 1), ("disk", 1), ("fsync", AT_ONCE_MAX_BYTES)]
 )
-def test_a_disk_that_hangs_ends_the_writes_and_is_told(
+def test_a_hanging_disk_ends_the_writes_and_is_reported(
     tmp_path: Path, durability: str, length: int
 ) -> None:
-    """A short write is made by the loop, which may hang with it; a long one by the thread."""
+    """The loop makes a short write and may hang with it. The thread makes a long write."""
     reason = "disk_stalled"
     with (
         freezable_disk(tmp_path / "disk") as freeze,
@@ -122,7 +122,7 @@ def test_a_disk_that_hangs_ends_the_writes_and_is_told(
         ok(api.put("t", {"durability": durability}), 201)
         ok(api.append("t", 1))
         freeze(True)
-        for number in (2, 3):  # one that hangs, and one that is refused at once
+        for number in (2, 3):  # The first hangs, the second is refused immediately
             answer = api.append("t", f"{number}".ljust(length))
             assert refused(answer, 503, "not_ready")["detail"]["reason"] == reason
         ready = refused(api.call("GET", "/v0/ready"), 503, "not_ready")

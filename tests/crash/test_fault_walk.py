@@ -1,4 +1,6 @@
-"""A part of the walk over all faults; `tests.campaigns.fault_walk` goes all the way."""
+"""A part of the walk over all faults of writes and syncs. `tests.campaigns.fault_walk` makes the
+complete walk.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def silence() -> Iterator[None]:
         *((False, True, True, 13), (True, False, True, 19)),
     ],
 )
-def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_refused_is_shown(
+def test_no_failed_write_or_sync_loses_acknowledged_data_or_shows_refused_data(
     goes_on: bool, stop: bool, loop: bool, first: int
 ) -> None:
     wrong, calls = in_folder(Case(stop=stop, loop=loop))
@@ -39,12 +41,13 @@ def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_r
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.timeout(600)  # it ends at the first sync that shows it, mostly within seconds
+@pytest.mark.timeout(600)  # It ends at the first sync that shows the defect, mostly within seconds
 @pytest.mark.parametrize("forgotten", ["blank", "write_again"])
-def test_a_log_that_is_not_cut_or_not_written_again_is_found_out(
+def test_the_walk_detects_a_log_that_does_not_cut_or_rewrite_its_frames(
     forgotten: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The loop makes the syncs: with the thread it is up to the machine what a failing one refuses.
+    # The loop makes the syncs. With the thread, the set of groups that a failing sync refuses
+    # would depend on the machine.
     _, calls = in_folder(Case(loop=True))
     syncs = [
         index
@@ -52,7 +55,8 @@ def test_a_log_that_is_not_cut_or_not_written_again_is_found_out(
         if call.startswith("fdatasync") and call.endswith(".wal")
     ]
     monkeypatch.setattr(WalFile, forgotten, lambda *_: None)
-    # A sync in six shows it, and the machine has a say in which: the later ones first, then all.
+    # About one sync in six shows the defect, depending on the machine. Try the later ones first,
+    # then all.
     half = len(syncs) // 2
     order = [*syncs[half:], *syncs[:half], *syncs]
     assert any(in_folder(Case(index, loop=True))[0] for index in order)

@@ -1,5 +1,5 @@
 """A disk that is full to its last byte: reads, deletes, drops and starts work, and the shard
-notices by itself when there is room.
+detects free space on its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, needs_root]
 
 KIB, MIB = 1 << 10, 1 << 20
 FILE_BYTES = 256 * KIB
-AGAIN_S = 40.0  # two checkpoints, five seconds apart, and what comes before and after
+AGAIN_S = 40.0  # Two checkpoints, five seconds apart, and the time before and after
 
 
 @pytest.fixture
@@ -36,8 +36,9 @@ def serving(disk: Path) -> Server:
 
 
 def fill_up(api: Api, topic: str, disk: Path) -> int:
-    """Append until a write is refused, by little pieces at last, so that the log's file is full,
-    too; how many were acknowledged.
+    """Append until a write is refused, and return the number of acknowledged records.
+
+    The last writes are small, so that the log file is full too.
     """
     taken = 0
     while taken < 20_000:
@@ -54,7 +55,7 @@ def fill_up(api: Api, topic: str, disk: Path) -> int:
 
 @contextlib.contextmanager
 def not_a_byte_left(disk: Path) -> Iterator[None]:
-    """Somebody else has all that is left."""
+    """Let another file take all the remaining space of the disk."""
     path = disk / "others"
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -69,7 +70,7 @@ def numbers(api: Api, topic: str) -> list[Any]:
 
 
 def until(api: Api, topic: str, status: int = 200) -> Answer:
-    """The first append that is taken again."""
+    """Repeat an append until it has this status, and return the response."""
     deadline = time.monotonic() + AGAIN_S
     while (answer := api.append(topic, ["again", ""])).status != status:
         refused(answer, 503, "not_ready")
@@ -79,7 +80,7 @@ def until(api: Api, topic: str, status: int = 200) -> Answer:
     return answer
 
 
-def test_on_a_full_disk_deletes_and_drops_work_and_make_room(disk: Path) -> None:
+def test_on_a_full_disk_deletes_and_drops_work_and_free_space(disk: Path) -> None:
     with serving(disk) as server, Api(server.address) as api:
         for topic in ("kept", "dropped"):
             ok(api.put(topic, {"durability": "fsync"}), 201)
@@ -102,7 +103,7 @@ def test_on_a_full_disk_deletes_and_drops_work_and_make_room(disk: Path) -> None
         server.stop()
 
 
-def test_a_disk_full_of_what_is_too_old_makes_room_though_nobody_asks_for_it(disk: Path) -> None:
+def test_expired_records_are_removed_from_a_full_disk_without_any_request(disk: Path) -> None:
     with serving(disk) as server, Api(server.address) as api:
         ok(api.put("other"), 201)
         ok(api.put("old", {"ttl_ms": 20_000}), 201)
@@ -114,7 +115,7 @@ def test_a_disk_full_of_what_is_too_old_makes_room_though_nobody_asks_for_it(dis
         until(api, "other")
 
 
-def test_a_shard_starts_on_a_full_disk_reads_and_deletes(disk: Path) -> None:
+def test_a_shard_starts_on_a_full_disk_and_serves_reads_and_deletes(disk: Path) -> None:
     with serving(disk) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": "fsync"}), 201)
@@ -138,7 +139,7 @@ def without_reserves(data: Path) -> None:
         path.unlink()
 
 
-def test_a_shard_without_a_reserve_whose_log_is_full_can_be_read_and_goes_on_when_there_is_room(
+def test_a_shard_with_a_full_log_and_no_reserve_serves_reads_and_continues_when_space_is_free(
     disk: Path,
 ) -> None:
     with serving(disk) as server:
@@ -151,7 +152,8 @@ def test_a_shard_without_a_reserve_whose_log_is_full_can_be_read_and_goes_on_whe
         server.kill()
         without_reserves(disk / "data")
         newest = max((disk / "data" / "wal" / "00").glob("*.wal"))
-        with newest.open("r+b") as file:  # it is as long as it is full, and was made so
+        # Make the file exactly as long as its contents, as if it was created so
+        with newest.open("r+b") as file:
             used = len(file.read().rstrip(b"\0")) + 8 & -8
             file.seek(0)
             header = decode_file_header(file.read(FILE_HEADER_BYTES))

@@ -1,4 +1,4 @@
-"""A disk that is full for a moment while a body of many megabytes is being written."""
+"""A disk that is full for a moment while a body of many megabytes is written."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def is_refused(api: Api, size: int) -> bool:
 
 
 def fill_with_deletes(api: Api) -> None:
-    """Deletes have a reserve of their own on a full disk: take that, too, up to its last bytes."""
+    """Fill the reserve that deletes have on a full disk, up to its last bytes."""
     bound = 2
-    for tag in range(16):  # about 300 runs of 16 bytes each
+    for tag in range(16):  # About 300 runs of 16 bytes each
         body = {"match": ["tag", "Eq", f"t{tag}"]}
         api.call("POST", "/v0/topics/other/delete", body)
     while api.call("POST", "/v0/topics/other/delete", {"before_seq": bound}).status != 503:
@@ -43,10 +43,10 @@ def fill_with_deletes(api: Api) -> None:
 
 
 @needs_lossy
-def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothing(
+def test_a_full_disk_during_a_streamed_append_loses_nothing_and_reuses_no_seq(
     tmp_path: Path,
 ) -> None:
-    """A read moves the floor of the topic meanwhile; the frame that tells of it finds no room."""
+    """In the meantime a read moves the floor of the topic, and the FLOOR frame finds no space."""
     with (
         Lossy(tmp_path / "lossy") as lossy,
         Server(

@@ -1,5 +1,5 @@
-"""Malformed and mutated bytes, for a few seconds; the program ``tests.campaigns.fuzz`` goes on for
-longer and measures.
+"""Malformed and mutated bytes for a few seconds. The program ``tests.campaigns.fuzz`` runs longer
+and measures.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tests.campaigns.fuzz_inputs import PLANES, case
 from tests.campaigns.hostile import MIB
 from tests.support.server import Server
 
-LOOSE_MS = 500  # the program measures; here the machine may be busy
+LOOSE_MS = 500  # The program measures; here the machine may be busy
 
 
 @pytest.mark.slow
-def test_malformed_bytes_store_nothing_and_hold_up_nobody(tmp_path: Path) -> None:
+def test_malformed_bytes_store_nothing_and_do_not_delay_other_clients(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         findings, probe, memory = fuzz(server, seed=5, seconds=4, rate=120)
     assert findings.problems == []
@@ -32,7 +32,7 @@ def test_malformed_bytes_store_nothing_and_hold_up_nobody(tmp_path: Path) -> Non
     assert probe.percentile(50) < LOOSE_MS, str(probe)
 
 
-def test_a_seed_repeats_what_a_worker_sends() -> None:
+def test_a_seed_reproduces_the_bytes_that_a_worker_sends() -> None:
     for worker, plane in enumerate(PLANES):
         first, second = random.Random(3), random.Random(3)
         assert [case(first, plane, worker) for _ in range(50)] == [

@@ -1,4 +1,6 @@
-"""Hostile clients: the server goes on, stays small, and forgets them."""
+"""Hostile clients: the server continues to serve, its memory stays bounded, and it releases their
+connections.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 ONE = b'{"records":[{"data":1}]}'
 MOST = 3 * 64 * MIB  # §2: a body is at most 64 MiB; no process may hold it more than three times
-LOOSE_MS = 500  # the program tests.campaigns.hostile measures; here the machine may be busy
+LOOSE_MS = 500  # The program tests.campaigns.hostile measures; here the machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def wait_forgotten(server: Server, most: int) -> None:
-    """Until the front holds no more than ``most`` files; it learns of a closed connection in its
-    own time.
+    """Wait until the front has at most ``most`` open files, because it notices closed connections
+    later.
     """
     front = server.roles()["front 0"]
     deadline = time.monotonic() + 20
@@ -48,7 +50,7 @@ def wait_forgotten(server: Server, most: int) -> None:
         time.sleep(0.02)
 
 
-def test_slow_bodies_hold_up_nobody(server: Server) -> None:
+def test_slow_bodies_do_not_delay_other_clients(server: Server) -> None:
     with contextlib.ExitStack() as stack, beside(server) as bystander:
         wires = [stack.enter_context(Wire(server.address)) for _ in range(50)]
         whole = request("POST", "/v0/topics/slow", ONE)
@@ -57,7 +59,7 @@ def test_slow_bodies_hold_up_nobody(server: Server) -> None:
         for at in range(len(whole) - 20, len(whole)):
             for wire in wires:
                 wire.send(whole[at : at + 1])
-            time.sleep(0.02)  # this is what makes them slow
+            time.sleep(0.02)  # This makes the clients slow
         assert sorted(
             ok(answer, answer.status)["first_seq"] for answer in [wire.answer() for wire in wires]
         ) == list(range(1, 51))
@@ -70,8 +72,9 @@ PATIENCE_S = 15.0
 
 
 def send_until_cut_off(wire: Wire) -> None:
-    """Go on sending after the refusal: the server may read on for a moment, so that it is read, but
-    not for ever.
+    """Continue to send after the rejection.
+
+    The server may read for a moment, so that the client receives the response, but not forever.
     """
     deadline = time.monotonic() + PATIENCE_S
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -81,7 +84,7 @@ def send_until_cut_off(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v0/topics/endless", "/v0/topics/endless/diff"])
-def test_an_endless_body_is_refused_and_cut_off(server: Server, path: str) -> None:
+def test_an_endless_body_is_rejected_and_its_connection_closed(server: Server, path: str) -> None:
     with watched(server) as memory, beside(server) as bystander, Wire(server.address) as wire:
         wire.send(
             request(
@@ -98,7 +101,7 @@ def test_an_endless_body_is_refused_and_cut_off(server: Server, path: str) -> No
     assert bystander.trouble == []
 
 
-def test_half_closed_sockets_are_answered_or_closed(server: Server) -> None:
+def test_half_closed_sockets_receive_a_response_or_are_closed(server: Server) -> None:
     front = server.roles()["front 0"]
     before = open_files(front)
     for part in (
@@ -118,7 +121,7 @@ def test_half_closed_sockets_are_answered_or_closed(server: Server) -> None:
         assert len(api.read("half")) <= 10
 
 
-def test_idle_connections_cost_little_and_are_forgotten(server: Server) -> None:
+def test_idle_connections_cost_little_memory_and_are_released(server: Server) -> None:
     before = open_files(server.roles()["front 0"])
     with watched(server) as memory, contextlib.ExitStack() as stack:
         for _ in range(300):
@@ -133,7 +136,7 @@ def test_idle_connections_cost_little_and_are_forgotten(server: Server) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_large_bodies_stay_out_of_the_way(server: Server) -> None:
+def test_large_bodies_do_not_delay_other_clients(server: Server) -> None:
     with watched(server) as memory, beside(server) as bystander:
         send_large_bodies(server, 3)
     assert max(memory.rise.values()) < MOST, str(memory)
@@ -141,7 +144,7 @@ def test_large_bodies_stay_out_of_the_way(server: Server) -> None:
     assert bystander.percentile(50) < LOOSE_MS, str(bystander)
 
 
-def test_answers_that_nobody_reads_do_not_pile_up(server: Server) -> None:
+def test_unread_responses_do_not_accumulate_in_memory(server: Server) -> None:
     with watched(server) as memory, beside(server) as bystander:
         pile_up_answers(server, 200)
     assert max(memory.rise.values()) < MOST, str(memory)
@@ -151,9 +154,9 @@ def test_answers_that_nobody_reads_do_not_pile_up(server: Server) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["answers", "streams", "churning", "sockets"])
-def test_what_clients_do_not_take_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
-    """100 clients with 8 MiB each; `tests.campaigns.hostile` has 1,000. What is being read, and the
-    shared memory that it comes through, comes on top of the bound.
+def test_unread_data_of_clients_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
+    """100 clients with 8 MiB each; `tests.campaigns.hostile` has 1,000. Data that is being read,
+    and the shared memory that it comes through, are added to the bound.
     """
     cost = bother(tmp_path, kind, 100, 5.0, max_held_bytes=32 * MIB)
     assert cost.memory.rise["front 0"] < 240 * MIB, str(cost)
@@ -162,20 +165,22 @@ def test_what_clients_do_not_take_costs_bounded_memory(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_who_has_no_key_keeps_nobody_out(tmp_path: Path, kind: str) -> None:
-    """80 clients take all of 60 connections, again and again; others need a new one each time."""
+def test_clients_without_a_key_do_not_keep_other_clients_out(tmp_path: Path, kind: str) -> None:
+    """80 clients take all of the 60 connections repeatedly. Other clients need a new connection
+    each time.
+    """
     cost = bother(tmp_path, kind, 80, 3.0)
     assert cost.trouble == [], str(cost)
     assert cost.made >= 80, "so more came than there is room for"
 
 
 @pytest.mark.parametrize("kind", ["headed", "beginnings", "strangers", "chunks", "prefixes"])
-def test_what_clients_have_sent_in_part_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
+def test_partly_sent_requests_cost_bounded_memory(tmp_path: Path, kind: str) -> None:
     """800 clients with up to 120 KB each; `tests.campaigns.hostile` has 16,384."""
     cost = bother(tmp_path, kind, 800, 6.0, 800, max_held_bytes=8 * MIB)
     assert cost.memory.rise["front 0"] < 16 * MIB, str(cost)
     assert cost.trouble == [], str(cost)
 
 
-def test_the_log_holds_no_traceback(server: Server) -> None:
+def test_hostile_clients_leave_no_traceback_in_the_log(server: Server) -> None:
     assert "Traceback" not in server.logged

@@ -1,4 +1,4 @@
-"""Small crowds of what ``python -m tests.campaigns.idle`` does at large."""
+"""Small runs of ``python -m tests.campaigns.idle``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.campaigns import idle
 pytestmark = pytest.mark.slow
 
 
-def test_all_who_come_at_once_or_again_are_answered_and_leave_nothing(
+def test_many_simultaneous_and_returning_clients_are_served_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle, "AIM_MS", 1000.0)  # the program measures; here the machine is busy
+    monkeypatch.setattr(idle, "AIM_MS", 1000.0)  # The program measures; here the machine is busy
     summary = idle.campaign(tmp_path / "data", seed=1, streams=200, slow=40, rounds=1, seconds=0.5)
     assert not summary.problems, str(summary)
     assert summary.counts["answered after a kill"]

@@ -1,5 +1,5 @@
-"""Real processes and SIGKILL: nothing acknowledged is lost or doubled, the rest goes on, a stop is
-clean.
+"""Real processes and SIGKILL: no acknowledged write is lost or doubled, the other processes
+continue, and a stop is clean.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tests.support.server import Server, kill_one
 pytestmark = pytest.mark.slow
 
 SEED = int(os.environ.get("TEST_SEED", "1"))
-SHARD_BACK_S = 10.0  # a second on a machine that does nothing else
+SHARD_BACK_S = 10.0  # One second on an idle machine
 CLASSES = ("memory", "disk", "fsync")
 
 
 def topics_of(shard: int, shards: int, count: int = 1) -> list[str]:
-    """Names that live on one shard: crc32c of the name, modulo the number of shards."""
+    """Return names of topics in one shard: crc32c of the name, modulo the number of shards."""
     names = (f"on-{shard}-{number}" for number in range(10_000))
     return [name for name in names if crc32c.crc32c(name.encode()) % shards == shard][:count]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_shard_is_back_soon_and_the_others_go_on(tmp_path: Path, victim: int) -> None:
+def test_a_killed_shard_is_back_soon_and_the_others_continue(tmp_path: Path, victim: int) -> None:
     with Server(tmp_path / "data", shards=2) as server:
         (mine,), (other,) = topics_of(victim, 2), topics_of(1 - victim, 2)
         with Api(server.address) as api:
@@ -61,7 +61,7 @@ def test_a_killed_shard_is_back_soon_and_the_others_go_on(tmp_path: Path, victim
 
 
 def until_taken(api: Api, topic: str) -> list[Answer]:
-    """Repeat one keyed write until it is acknowledged; the refusals before that."""
+    """Repeat one keyed write until it is acknowledged, and return the rejections before that."""
     refusals: list[Answer] = []
     deadline = time.monotonic() + 20
     while (answer := api.append(topic, "after", idempotency_key="after")).status != 200:
@@ -72,7 +72,7 @@ def until_taken(api: Api, topic: str) -> list[Answer]:
 
 
 class Neighbour(threading.Thread):
-    """Writes to a topic of a living shard without a pause, until told that the dead one is back."""
+    """Write to a topic of a live shard without a pause, until the killed shard is back."""
 
     def __init__(self, server: Server, topic: str, back: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -103,21 +103,21 @@ def test_a_killed_front_is_back_on_the_same_address(tmp_path: Path) -> None:
         assert server.wait_roles(2)["shard 0"] == roles["shard 0"]
 
 
-def test_a_shard_that_dies_lets_its_long_polls_go(tmp_path: Path) -> None:
+def test_the_death_of_a_shard_ends_its_long_polls(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         roles = server.wait_roles(2)
         with Api(server.address) as api:
             ok(api.put("t"), 201)
         with Wire(server.address) as wire:
             wire.send(request("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
-            time.sleep(0.2)  # nothing outside tells that a poll is parked
+            time.sleep(0.2)  # No external signal shows that the poll waits
             kill_one(roles["shard 0"])
             sent = time.monotonic()
             refused(wire.answer(), 503, "not_ready")
             assert time.monotonic() - sent < 15
 
 
-def test_a_stop_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> None:
+def test_a_stop_under_load_loses_nothing_and_exits_with_0(tmp_path: Path) -> None:
     topics = [f"{durability}-{number}" for durability in CLASSES for number in range(2)]
     with Server(tmp_path / "data", shards=2) as server:
         writers = [Writer(number, lambda: server.address, topics, SEED) for number in range(6)]
@@ -134,21 +134,21 @@ def test_a_stop_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> None:
             assert verify(api, topics, ledgers) == []
 
 
-def test_a_stop_waits_for_no_long_poll_beyond_the_drain(tmp_path: Path) -> None:
+def test_a_stop_does_not_wait_for_long_polls_after_the_drain(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1, drain_ms=1000) as server:
         with Api(server.address) as api:
             ok(api.put("t"), 201)
         with Wire(server.address) as wire, Wire(server.address) as idle:
             wire.send(request("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
             idle.send(b"POST /v0/topics/t HTTP/1.1\r\nContent-Le")
-            time.sleep(0.2)  # nothing outside tells that a poll is parked
+            time.sleep(0.2)  # No external signal shows that the poll waits
             asked = time.monotonic()
             server.stop()
             assert time.monotonic() - asked < 15
 
 
 def everything(api: Api, topics: dict[str, str]) -> dict[str, Any]:
-    """State and records of every topic, without what a read may change."""
+    """Return state and records of every topic, without the fields that a read may change."""
     seen = {}
     for topic in topics:
         state = api.state(topic)
@@ -172,7 +172,7 @@ SIZES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
+def test_a_restart_restores_the_same_topics(tmp_path: Path, end: str) -> None:
     topics = {durability: durability for durability in CLASSES}
     record = (
         b'{"records":[{"data":{ "b":1.10,"a":1E400 },"meta":{"k":"\\u0041"},"tag":"\xc3\xa9",'
@@ -184,7 +184,7 @@ def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
                 ok(api.put(topic, {"durability": durability, "priority": 5, "ttl_ms": 10**12}), 201)
                 for _ in range(20):
                     ok(api.call("POST", f"/v0/topics/{topic}", record))
-                for size, data in SIZES.items():  # topics that are made by their first write
+                for size, data in SIZES.items():  # Topics that are created by their first write
                     config = {"durability": durability, "priority": 3}
                     first = f"{topic}.{size}"
                     ok(api.append(first, *data, config=config, idempotency_key="first"), 201)
@@ -205,7 +205,7 @@ def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
                     assert ok(api.append(first, "next"))["first_seq"] == len(data) + 1
 
 
-def test_a_second_server_on_the_same_directory_refuses(tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as first:
         second = Server(first.data_dir)
         second.spawn()
@@ -222,7 +222,7 @@ def test_a_second_server_on_the_same_directory_refuses(tmp_path: Path) -> None:
             assert len(api.read("t")) == 1
 
 
-def test_the_number_of_shards_stays_what_the_directory_was_made_with(tmp_path: Path) -> None:
+def test_the_stored_number_of_shards_takes_precedence_over_the_setting(tmp_path: Path) -> None:
     names = topics_of(0, 2, 3) + topics_of(1, 2, 3)
     with Server(tmp_path / "data", shards=2) as server:
         with Api(server.address) as api:

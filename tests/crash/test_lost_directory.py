@@ -1,5 +1,5 @@
 """An operator moves, replaces or removes the data directory of a running server. The server stops
-writing, and does not change the files that are at the path afterwards.
+writing and does not change the files that are at the path afterwards.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def _replace(data: Path) -> None:
 
 
 def _may_go(folder: str, names: list[str]) -> list[str]:
-    """A running server may remove a file while it is copied."""
+    """Ignore files that the running server removes during the copy."""
     return [name for name in names if not Path(folder, name).exists() or name.endswith(".ckpt")]
 
 
 def _remove(folder: Path) -> None:
-    """As ``rm -rf``, again as long as the server adds files."""
+    """Remove a folder like ``rm -rf``, and repeat it while the server adds files."""
     while folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -77,7 +77,7 @@ OF_A_SHARD = (_replace_a_folder, _unlink_the_log)
 
 
 def _image(path: Path, shards: int = 2) -> dict[str, str]:
-    """Every name at a path, with a digest of each file; of these shards only."""
+    """Return every name at a path with a digest of each file, for all shards or only the first."""
     return {
         str(each.relative_to(path)): hashlib.sha256(each.read_bytes()).hexdigest()
         if each.is_file()
@@ -100,7 +100,7 @@ def _lost(server: Server) -> list[dict[str, Any]]:
 
 
 def _states(api: Api) -> dict[int, str]:
-    """Of the shards that read, and do not do all writes."""
+    """Return the states of the shards that do not accept all writes."""
     rows = ok(api.call("GET", "/v0/ready")).get("shards", [])
     return {row["shard"]: row["state"] for row in rows}
 
@@ -117,7 +117,9 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(data: Path) -> Iterator[Server]:
-    """Two shards; its log files are small, so it seals and writes checkpoints all the time."""
+    """A server of two shards with small log files, so that it constantly seals and writes
+    checkpoints.
+    """
     with Server(data, shards=2, wal_file_bytes=1 << 16) as running:
         yield running
 
@@ -129,7 +131,7 @@ def api(server: Server) -> Iterator[Api]:
 
 
 def _fill(api: Api, count: int = 60) -> None:
-    """Topics in both shards, with full log files."""
+    """Create topics in both shards, with full log files."""
     for name in ("a", "b", "c", "d", "e", "f"):
         api.put(name, {"durability": "fsync"})
         for number in range(count):
@@ -137,7 +139,7 @@ def _fill(api: Api, count: int = 60) -> None:
 
 
 @pytest.mark.parametrize("act", [*ACTIONS, *OF_A_SHARD])
-def test_an_idle_server_notices_that_its_directory_is_lost_and_only_reads_from_then_on(
+def test_an_idle_server_detects_its_lost_directory_and_serves_only_reads_from_then_on(
     server: Server, api: Api, data: Path, act: Callable[[Path], None]
 ) -> None:
     for name in CLASSES:
@@ -160,10 +162,10 @@ def test_an_idle_server_notices_that_its_directory_is_lost_and_only_reads_from_t
     assert _image(data, shards) == at_path
 
 
-def test_a_record_that_is_acknowledged_as_synced_was_written_while_the_directory_was_there(
+def test_a_write_acknowledged_as_synced_was_written_before_the_directory_was_lost(
     server: Server, api: Api, data: Path
 ) -> None:
-    """Also in the moment before the idle check."""
+    """This also holds before the next idle check."""
     ok(api.put("a", {"durability": "fsync"}), 201)
     for _ in range(20):
         ok(api.append("a", "kept"))
@@ -171,10 +173,10 @@ def test_a_record_that_is_acknowledged_as_synced_was_written_while_the_directory
     refused(api.append("a", "lost"), 503, "not_ready")
 
 
-def test_a_stop_right_after_the_directory_was_moved_is_an_orderly_one(
+def test_a_stop_right_after_the_directory_was_moved_is_orderly(
     server: Server, api: Api, data: Path
 ) -> None:
-    """The stop itself notices, because it syncs."""
+    """The stop itself detects the move, because it syncs."""
     ok(api.put("a", {"durability": "disk"}), 201)
     ok(api.append("a", 1))
     _move(data)
@@ -185,7 +187,7 @@ def test_a_stop_right_after_the_directory_was_moved_is_an_orderly_one(
         assert [each["data"] for each in client.read("a")] == [1]
 
 
-def test_a_server_whose_directory_was_emptied_stops_and_the_next_one_begins_anew(
+def test_a_server_with_an_emptied_directory_stops_and_the_next_one_starts_anew(
     server: Server, api: Api, data: Path
 ) -> None:
     _fill(api)
@@ -197,7 +199,7 @@ def test_a_server_whose_directory_was_emptied_stops_and_the_next_one_begins_anew
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_backup_is_restored_in_the_place_of_a_directory_whose_server_runs(
+def test_a_backup_can_be_restored_at_the_path_of_a_running_servers_directory(
     server: Server, api: Api, data: Path, waits: bool
 ) -> None:
     _fill(api)
@@ -221,7 +223,7 @@ def test_a_backup_is_restored_in_the_place_of_a_directory_whose_server_runs(
         assert client.state("a")["head_seq"] == 61
 
 
-def test_a_shard_that_is_killed_then_waits_for_its_own_directory(
+def test_a_killed_shard_waits_for_its_own_directory_before_it_starts(
     server: Server, api: Api, data: Path
 ) -> None:
     _fill(api)
@@ -241,7 +243,7 @@ def test_a_shard_that_is_killed_then_waits_for_its_own_directory(
     assert sorted(map(len, (api.read(name) for name in "abcdef"))) == [60] * 6
 
 
-def test_a_front_that_is_killed_serves_again_and_takes_backups_of_the_held_directory(
+def test_a_killed_front_serves_again_and_takes_backups_of_the_held_directory(
     server: Server, api: Api, data: Path
 ) -> None:
     _fill(api)
@@ -252,7 +254,7 @@ def test_a_front_that_is_killed_serves_again_and_takes_backups_of_the_held_direc
     assert _topics("restore", archive, data.with_name("restored")).returncode == 0
 
 
-def test_a_deleted_lock_lets_no_second_server_and_no_command_in(
+def test_a_deleted_lock_file_admits_no_second_server_and_no_command(
     server: Server, api: Api, data: Path
 ) -> None:
     _fill(api, 3)
@@ -267,7 +269,7 @@ def test_a_deleted_lock_lets_no_second_server_and_no_command_in(
     assert _topics("verify", data).returncode == 0
 
 
-def test_a_copy_without_a_lock_is_a_directory_of_its_own_with_one_owner(
+def test_a_copy_without_a_lock_file_is_a_separate_directory_with_its_own_owner(
     server: Server, api: Api, data: Path
 ) -> None:
     _fill(api, 3)

@@ -1,4 +1,4 @@
-"""Clients that send or read slowly keep nobody out, also while processes die."""
+"""Clients that send or read slowly do not keep other clients out, even while processes die."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def post(api: Api, topic: str, raw: bytes) -> int:
     return api.call("POST", f"/v0/topics/{topic}", raw).status
 
 
-def test_bodies_that_declare_much_and_send_little_keep_nobody_out(tmp_path: Path) -> None:
+def test_clients_that_announce_large_bodies_and_send_little_keep_no_client_out(
+    tmp_path: Path,
+) -> None:
     with Server(tmp_path / "data", shards=1) as server, Api(server.address) as api:
         front = server.wait_roles(2)["front 0"]
         before = rss_bytes(front)
@@ -60,7 +62,7 @@ def test_bodies_that_declare_much_and_send_little_keep_nobody_out(tmp_path: Path
             each.__exit__(None, None, None)
 
 
-def test_bodies_that_stall_make_room_for_one_that_comes(tmp_path: Path) -> None:
+def test_stalled_bodies_are_dropped_to_make_space_for_a_new_body(tmp_path: Path) -> None:
     settings = {"shards": 1, "arena_bytes": 16 * MIB, "max_body_bytes": 8 * MIB}
     with Server(tmp_path / "data", **settings) as server, Api(server.address) as api:
         said = head("/v0/topics/a", 8 * MIB) + body(6)[: 5 * MIB]
@@ -68,7 +70,7 @@ def test_bodies_that_stall_make_room_for_one_that_comes(tmp_path: Path) -> None:
             began = time.monotonic()
             while post(api, "b", body(6)) == 429:
                 assert time.monotonic() - began < 20
-                time.sleep(0.2)  # it is told to come again
+                time.sleep(0.2)  # The server requests a retry
             answers = {sock.recv(12) for sock in (first, second) if readable(sock)}
             assert answers == {b"HTTP/1.1 429"}
 
@@ -82,7 +84,7 @@ def readable(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("slow", ["reader", "uploader"])
-def test_a_shard_that_dies_twice_is_back_whatever_slow_clients_do(
+def test_a_shard_that_dies_twice_is_back_despite_slow_clients(
     tmp_path: Path,
     slow: str,
 ) -> None:
@@ -101,7 +103,7 @@ def test_a_shard_that_dies_twice_is_back_whatever_slow_clients_do(
                 began = time.monotonic()
                 while api.get("a").status != 200:
                     assert time.monotonic() - began < BACK_S
-                    time.sleep(0.01)  # there is no telling from outside
+                    time.sleep(0.01)  # No external signal shows that the shard is back
             if slow == "uploader":
                 assert sock.recv(12) == b"HTTP/1.1 503"
         assert ok(api.append("a", "after"))["count"] == 1

@@ -1,4 +1,4 @@
-"""Files of another version and damaged files: refused, untouched, in one line."""
+"""Damaged files and files of another version are refused unchanged, with a one-line message."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ REFUSED = 3
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a killed server leaves that has sealed, deleted, evicted and stored a long write: every
-    kind of file that there is.
+    """Return the directory of a killed server with every kind of file.
+
+    The server has sealed, deleted, evicted and streamed a long write into a blob.
     """
     server = Server(tmp_path_factory.mktemp("kinds") / "data", shards=1, wal_file_bytes=64 << 10)
     with server:
@@ -51,12 +52,15 @@ def _busy(api: Api, part: int) -> None:
     long = api.append(
         "long", *["y" * (MIB - 100) for _ in range(5)], config={"durability": "fsync"}
     )
-    # The last of all: its blob has filled the log file, and the next frame would have it sealed.
+    # This write must be the last one. Its blob has filled the log file, and the next frame would
+    # seal it.
     ok(long, 200 if part else 201)
 
 
 def kinds_of(path: Path) -> dict[str, list[Path]]:
-    """Files with something in them, which a spare log file may not have, by kind."""
+    """Return the files by kind, without those that contain only zeros (such as a spare
+    log file).
+    """
     kinds: dict[str, list[Path]] = {}
     for file in sorted(
         file
@@ -71,12 +75,12 @@ KINDS = {"meta": META, ".wal": LOG, ".ckpt": CHECKPOINT, ".seg": SEGMENT, ".blob
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_command_refuses_a_file_of_another_version_in_one_line(
+def test_every_command_refuses_a_file_of_another_version_with_a_one_line_message(
     killed: Path, tmp_path: Path, kind: str
 ) -> None:
     path = Path(shutil.copytree(killed, tmp_path / "copy"))
     newest = kinds_of(path)[kind][-1]
-    if kind == ".seg":  # a start reads only the segments that its checkpoint names
+    if kind == ".seg":  # A start reads only the segments that its checkpoint names
         found, *_ = checkpoints.whole(path / "checkpoint" / "00")
         newest = segment_path(newest.parent, found.segments[-1])
     data = bytearray(newest.read_bytes())
@@ -97,7 +101,7 @@ def test_every_command_refuses_a_file_of_another_version_in_one_line(
         assert done.returncode == REFUSED
         assert "Traceback" not in done.stderr
     assert not target.exists()
-    if kind != ".blob":  # if a segment has the records of the blob, a start does not read it
+    if kind != ".blob":  # A start does not read the blob if a segment contains its records
         server = Server(path)
         server.spawn()
         try:
@@ -111,13 +115,13 @@ def test_every_command_refuses_a_file_of_another_version_in_one_line(
 
 
 def archive_of(path: Path) -> bytes:
-    """A backup that has the files as they are."""
+    """Return a backup of the files as they are."""
     files = [file for kind, found in kinds_of(path).items() if kind in KINDS for file in found]
     return archived({str(file.relative_to(path)): file.read_bytes() for file in files})
 
 
 def refused_start(server: Server, hurt: Path) -> None:
-    """It names file and offset, and does not try again."""
+    """Check that the start names file and offset, and that it is not retried."""
     server.spawn()
     try:
         assert server.wait_exit(30) == REFUSED, server.log_tail
@@ -162,7 +166,7 @@ def test_a_damaged_frame_below_acknowledged_ones_stops_the_server_until_a_repair
             assert ok(api.append("t", "after"))["seqs"] == [61]
 
 
-def test_a_damaged_blob_stops_the_server(tmp_path: Path) -> None:
+def test_a_damaged_blob_refuses_the_start(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", shards=1)
     with server:
         with Api(server.address) as api:
@@ -173,7 +177,7 @@ def test_a_damaged_blob_stops_the_server(tmp_path: Path) -> None:
     refused_start(server, blob)
 
 
-def test_a_blob_that_is_hurt_while_it_is_stopped_costs_its_readers_a_tombstone_and_nobody_else(
+def test_a_blob_damaged_during_a_stop_causes_a_tombstone_and_affects_no_other_topic(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path / "data", shards=1)

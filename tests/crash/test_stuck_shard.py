@@ -1,4 +1,4 @@
-"""A shard that stands still."""
+"""A shard that does not respond."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.server import Server
 pytestmark = pytest.mark.slow
 
 
-def test_a_shard_that_stands_still_holds_up_nobody_else_and_comes_back(tmp_path: Path) -> None:
+def test_a_shard_that_does_not_respond_delays_no_other_shard_and_recovers(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server:
         (stuck,), (other,) = topics_of(0, 2), topics_of(1, 2)
         with Api(server.address) as api:
@@ -41,7 +41,7 @@ def test_a_shard_that_stands_still_holds_up_nobody_else_and_comes_back(tmp_path:
 
 
 def _impatient(server: Server, topic: str) -> int | None:
-    """Ask for one second; the status, None when there was no answer."""
+    """Append with a timeout of one second. Return the status, or None if there was no response."""
     with Api(server.address, timeout_s=1) as api:
         try:
             return api.append(topic, "during", idempotency_key="during").status

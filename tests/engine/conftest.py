@@ -1,4 +1,4 @@
-"""What tests of the engine take as arguments."""
+"""Fixtures of the engine tests."""
 
 from __future__ import annotations
 

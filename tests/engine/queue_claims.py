@@ -1,8 +1,8 @@
-"""What a pass of claims may deal, by the model: who gets how many, and nobody is overtaken.
+"""Check a claim pass against the model: how many jobs each claim gets, and that no job is skipped.
 
-What the engine may choose is checked, not foretold: jobs that became claimable at the same moment
-may be dealt in any order, and a pass may leave exhausted jobs behind its last delivery for the next
-one.
+The engine's free choices are checked, not predicted. Jobs that became claimable at the same moment
+may be dealt in any order, and a pass may leave exhausted jobs after its last delivery to the next
+pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def check_pass(
     *,
     evenly: bool,
 ) -> None:
-    """A pass for so many jobs each gave ``taken`` to the askers, and found these jobs dead."""
+    """Check a pass. Its claims had the limits ``room``, received ``taken`` and found
+    these jobs dead.
+    """
     line = model.claimable(now_ms)
     exhausted = {job.seq for job in line if model.is_exhausted(job)}
     fit = [job for job in line if job.seq not in exhausted]
@@ -43,7 +45,7 @@ def check_pass(
 
 
 def _turns(room: Sequence[int], available: int, *, evenly: bool) -> list[int]:
-    """Which asker each delivery is for, in order."""
+    """Return the index of the claim that receives each delivery, in order."""
     left, turns = list(room), list[int]()
     while any(left):
         for index, count in enumerate(left):
@@ -54,7 +56,9 @@ def _turns(room: Sequence[int], available: int, *, evenly: bool) -> list[int]:
 
 
 def _check_turns(fit: Sequence[Job], turns: Sequence[int], given: dict[int, int]) -> None:
-    """Of jobs that became claimable at the same moment any may be the next one."""
+    """Check the order of the deliveries. Jobs that became claimable together may be dealt in any
+    order.
+    """
     begin = 0
     for _, group in groupby(fit, key=lambda job: job.place):
         seqs = [job.seq for job in group]
@@ -64,7 +68,7 @@ def _check_turns(fit: Sequence[Job], turns: Sequence[int], given: dict[int, int]
 
 
 def _passed(line: Sequence[Job], given: dict[int, int]) -> list[Job]:
-    """Jobs of the line that stand before one that is given."""
+    """Return the jobs that precede a delivered job in the line."""
     last = [job for job in line if job.seq in given]
     return [job for job in line if any(_is_before(job, other) for other in last)]
 

@@ -37,7 +37,7 @@ class Stream(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """A lease that there was at some time."""
+    """A lease that was granted at some time."""
 
     topic_id: int
     seq: int
@@ -46,29 +46,31 @@ class Granted(NamedTuple):
 
 
 class QueueMachine(ShardMachine):
-    """``models`` holds what records are committed and what leases are decided, by topic id;
-    ``names`` what topics are decided.
+    """The base class of the queue machine.
+
+    ``models`` holds the committed records and the decided leases by topic id. ``names`` holds the
+    decided topics.
     """
 
     models: Models
 
     def start(self) -> None:
-        """Before all else."""
+        """Set up the state before the first rule runs."""
         super().start()
-        self.take_backs: dict[int, Callable[[], None]] = {}  # by id of the change that has failed
+        self.take_backs: dict[int, Callable[[], None]] = {}  # By id of the failed change
         self.streams: dict[int, Stream] = {}
         self.stream_count = 0
         self.held_by_streams: dict[int, int] = {}
         self.granted: list[Granted] = []
         self.numbers: set[int] = set()
-        self.aside: list[tuple[int, dict[int, Job]]] = []  # by topic id
-        self.moving: list[tuple[int, list[int]]] = []  # dead letters that are being appended
-        self.busy: set[int] = set()  # ids of queues with a batch under way
-        self.is_last = False  # the checkpoint in progress is that of an orderly stop
+        self.aside: list[tuple[int, dict[int, Job]]] = []  # By topic id
+        self.moving: list[tuple[int, list[int]]] = []  # Dead letters whose appends are in flight
+        self.busy: set[int] = set()  # Ids of queues with a move in flight
+        self.is_last = False  # Whether the checkpoint in progress is that of an orderly stop
         self.begin_process()
 
     def begin_process(self) -> None:
-        """What is only in memory begins anew."""
+        """Clear the state that only memory holds, as a new process does."""
         self.take_backs.clear()
         self.streams.clear()
         self.held_by_streams.clear()
@@ -77,10 +79,10 @@ class QueueMachine(ShardMachine):
         self.busy.clear()
         self.world.engine.table.next_lease_number = 1 + max(self.numbers, default=0)
 
-    # Ways in
+    # Access to topics
 
     def topic(self, name: str) -> Topic | None:
-        """The topic after what is too old has gone, as before every answer."""
+        """Return the topic after its expired records are removed, as before every response."""
         topic = self.world.engine.topics.get(name)
         if topic is not None and topic.is_perishable:
             model = self.models[topic.id]
@@ -92,7 +94,7 @@ class QueueMachine(ShardMachine):
         return topic
 
     def jobs(self, topic: Topic) -> Jobs:
-        """Of the queue."""
+        """Return the jobs of the queue."""
         assert topic.jobs is not None
         return topic.jobs
 
@@ -103,8 +105,10 @@ class QueueMachine(ShardMachine):
         commit: Callable[[], None] | None = None,
         take_back: Callable[[], None] | None = None,
     ) -> None:
-        """``effects``: what a replay makes of the frames; ``commit`` and ``take_back``: what the
-        model makes of the end of the change.
+        """Submit a change to the world.
+
+        ``effects`` are the effects of its replayed frames on the models. ``commit`` and
+        ``take_back`` update the model when the change is committed or undone.
         """
         if take_back is not None:
             self.take_backs[id(change)] = take_back
@@ -115,7 +119,7 @@ class QueueMachine(ShardMachine):
         if commit is not None:
             commit()
 
-    # What time and the log do
+    # Time, and failures of the log
 
     @rule(ms=st.sampled_from(STEPS_MS))
     def time_passes(self, ms: int) -> None:
@@ -128,8 +132,9 @@ class QueueMachine(ShardMachine):
     @precondition(lambda self: self.world.pending)
     @rule()
     def fail(self) -> None:
-        """The log could not be written: nothing that waits has happened, but what was shown as
-        gone.
+        """Undo all pending changes because the log cannot be written.
+
+        Expired records that readers saw as removed stay removed.
         """
         waiting = self.world.pending
         for pending in reversed(waiting):
@@ -142,9 +147,11 @@ class QueueMachine(ShardMachine):
                 self._adopt(pending.change)
 
     def _adopt(self, change: Change) -> None:
-        """Where a failure has put jobs in the line is not promised; nor whether deliveries count
-        that were over before their claim failed; nor that a lease goes on that was over before its
-        extension failed, which was to a sooner deadline.
+        """Copy from the engine into the model what a failure leaves unspecified.
+
+        This is the place in the line of jobs that a failure released, the deliveries of leases
+        that expired before their claim failed, and whether a lease persists that expired before
+        its extension to an earlier deadline failed.
         """
         if not isinstance(change, LeaseChange | FinishJobs):
             return

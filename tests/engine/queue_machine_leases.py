@@ -1,4 +1,4 @@
-"""Changes of the queue machine that workers ask for: claims, acks, nacks, extensions."""
+"""Rules of the queue machine for the calls of workers: claims, acks, nacks, extensions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ours = tuple[QueueModel, list[int], list[int], Sequence[str] | None]
 
 
 class QueueLeases(QueueRecords):
-    """What workers do."""
+    """The calls of workers."""
 
     # Claims
 
@@ -43,7 +43,7 @@ class QueueLeases(QueueRecords):
 
     @rule(name=NAMES, asks=ASKS, evenly=st.booleans())
     def claim(self, name: str, asks: list[tuple[str | int, int, int]], evenly: bool) -> None:
-        """An asker is a node that polls, or a stream."""
+        """Claim jobs. Each ask comes from a polling node or from a stream."""
         topic = self.topic(name)
         if topic is None:
             return
@@ -116,7 +116,9 @@ class QueueLeases(QueueRecords):
         apply: Callable[[QueueModel], None],
         told: Callable[[QueueModel], None],
     ) -> None:
-        """It counts at once; ``told``: what a replay makes of its frame."""
+        """Apply a change of leases, which takes effect before its commit. ``told`` is the effect
+        of its replayed frame on the model.
+        """
         model = self.models[topic.id]
 
         def do() -> None:
@@ -133,7 +135,9 @@ class QueueLeases(QueueRecords):
     def told_released(
         self, topic: Topic, seqs: Sequence[int], until_ts: int, uncounted: int = 0
     ) -> Callable[[QueueModel], None]:
-        """What a replay makes of it that these jobs are claimable again from then on."""
+        """Return the effect of a replayed frame that makes these jobs claimable again from
+        ``until_ts`` on.
+        """
         counts = {seq: self.models[topic.id].jobs[seq].deliveries - uncounted for seq in seqs}
 
         def told(model: QueueModel) -> None:
@@ -143,7 +147,7 @@ class QueueLeases(QueueRecords):
         return told
 
     def noted(self, topic: Topic, change: Any, apply: Callable[[], None]) -> Callable[[], None]:
-        """Do it; how it is taken back."""
+        """Apply the change to the model and return the function that takes it back."""
         model = self.models[topic.id]
         before = model.kept(change.seqs)
         apply()
@@ -152,7 +156,7 @@ class QueueLeases(QueueRecords):
 
     @rule(name=NAMES, picks=PICKS)
     def unclaim(self, name: str, picks: list[int]) -> None:
-        """The answer to a claim has reached nobody."""
+        """Return the jobs of a claim whose response reached no client."""
         topic = self.topic(name)
         if topic is None:
             return
@@ -175,7 +179,7 @@ class QueueLeases(QueueRecords):
     def _asked(
         self, name: str, node: str, picks: list[int], tokens: str
     ) -> tuple[Topic, list[int], list[str] | None] | None:
-        """Seqs near those that are held, with the tokens that belong to them or once did."""
+        """Pick seqs that are or were leased, with their current or former tokens."""
         topic = self.topic(name)
         if topic is None:
             return None
@@ -215,7 +219,7 @@ class QueueLeases(QueueRecords):
         told: Callable[[QueueModel], None] | None = None,
         take_back: Callable[[], None] | None = None,
     ) -> None:
-        """These jobs are deleted when it is durable."""
+        """Delete these jobs when the change is durable."""
 
         def effect(model: QueueModel) -> None:
             model.delete(seqs)
@@ -285,7 +289,7 @@ class QueueLeases(QueueRecords):
     @precondition(lambda self: self.streams)
     @rule(which=st.integers(0, 2))
     def close_stream(self, which: int) -> None:
-        """The client has gone: all that it holds is free."""
+        """Close a stream because its client has disconnected. All its leases are released."""
         stream = self.streams.pop([*self.streams][which % len(self.streams)])
         topic = self.world.engine.by_id.get(stream.topic_id)
         if topic is None:

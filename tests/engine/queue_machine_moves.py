@@ -1,4 +1,6 @@
-"""Moves of the queue machine: exhausted jobs to their dead-letter topic, records to any topic."""
+"""Rules of the queue machine for moves: exhausted jobs to their dead-letter topic, records to any
+topic.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ WHICH = st.integers(0, 3)
 
 
 class QueueMoves(QueueLeases):
-    """What those do who append the records elsewhere; that append is not part of this machine."""
+    """Moves out of the queue. The append to the other topic is not part of this machine."""
 
     # Dead letters
 
@@ -27,7 +29,7 @@ class QueueMoves(QueueLeases):
         if topic is None or topic.id in self.busy:
             return
         model, jobs = self.models[topic.id], self.jobs(topic)
-        is_known = bool(jobs.dying)  # a batch goes on
+        is_known = bool(jobs.dying)  # A batch is already in flight
         expected = list(jobs.dying or jobs.dead)[:count]
         change = lease_jobs.dying(topic, count, self.now)
         seqs = list(change.seqs)
@@ -75,7 +77,7 @@ class QueueMoves(QueueLeases):
     @precondition(lambda self: self.moving)
     @rule(which=WHICH, is_refused=st.sampled_from([False, False, True]))
     def end_move(self, which: int, is_refused: bool) -> None:
-        """The dead-letter topic has them now, or cannot take them."""
+        """End a move: the dead-letter topic contains the jobs, or it has refused them."""
         topic_id, seqs = self.moving.pop(which % len(self.moving))
         topic = self.world.engine.by_id.get(topic_id)
         if topic is None:
@@ -121,7 +123,7 @@ class QueueMoves(QueueLeases):
     @precondition(lambda self: self.aside)
     @rule(which=WHICH, is_moved=st.booleans())
     def end_redrive(self, which: int, is_moved: bool) -> None:
-        """The other topic has the records now, or cannot take them."""
+        """End a redrive: the target topic contains the records, or it has refused them."""
         topic_id, jobs = self.aside.pop(which % len(self.aside))
         topic = self.world.engine.by_id.get(topic_id)
         if topic is None:
@@ -141,6 +143,6 @@ class QueueMoves(QueueLeases):
         model.put_back(jobs.values(), self.now)
         passed = [seq for seq in jobs if seq < self.jobs(topic).cursor and seq in model.jobs]
         for job in map(model.jobs.__getitem__, passed):
-            # Those that came later have been claimed: it is first now.
+            # Later jobs have been claimed, so that this job is the first of the free ones.
             if job.state == "waiting" and not job.due_ts:
                 job.state, job.at_ms = "free", ANYWHERE

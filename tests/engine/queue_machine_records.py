@@ -1,4 +1,4 @@
-"""Changes of the queue machine that any topic has: appends, configs and deletes."""
+"""Rules of the queue machine for the changes that any topic has: appends, configs and deletes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MATCHES = st.sampled_from([*TAGS, ["tag", "Glob", "x*"]])
 
 
 class QueueRecords(QueueMachine):
-    """What writers and owners of a queue do."""
+    """The calls of writers, and changes of configuration."""
 
     @initialize(patch=PATCHES)
     def begin(self, patch: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class QueueRecords(QueueMachine):
             self._log_leases(topic)
 
     def _log_leases(self, topic: Topic) -> None:
-        """The log gets what it lacks, job by job."""
+        """Log the leases that the log lacks, job by job."""
         jobs, model = jobs_of(topic), self.models[topic.id]
         aside = [jobs for at, jobs in self.aside if at == topic.id]
         rows = model.kept_rows(self.now, aside, is_last=False)
@@ -193,7 +193,7 @@ class QueueRecords(QueueMachine):
         jobs.unlogged = None
 
     def told(self, topic: Topic, config: TopicConfig) -> Effect:
-        """What a replay makes of a TOPIC frame that is written now."""
+        """Return the effect of replaying a TOPIC frame that is written now."""
         start = topic.start_seq
 
         def effect(models: Models) -> None:
@@ -205,7 +205,7 @@ class QueueRecords(QueueMachine):
 
     @rule(name=NAMES)
     def revive(self, name: str) -> None:
-        """Whoever moves dead letters does so after a change of the config."""
+        """Make dead jobs claimable again, as the mover does after a change of the configuration."""
         topic = self.topic(name)
         if topic is not None:
             jobs_of(topic).revive_dead()
@@ -248,7 +248,7 @@ class QueueRecords(QueueMachine):
                 self.commit_all()
 
     def _delete(self, rest: Rest) -> Rest | None:
-        """One slice; what is left."""
+        """Delete one slice and return the rest."""
         topic_id = rest.topic.id
         with patch.multiple(delete_records, **SMALL_SLICES):
             change = delete_records.decide(self.world.engine.table, rest, self.now)

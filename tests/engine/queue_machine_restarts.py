@@ -1,4 +1,4 @@
-"""The whole queue machine: its checkpoints and restarts, and what is always true."""
+"""The complete queue machine: checkpoints, restarts and invariants."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from topics.formats.disk.frames import Frame
 
 
 class Queues(QueueMoves):
-    """Readers, checkpoints and restarts, and what is always true."""
+    """Reads, checkpoints, restarts and invariants."""
 
     @rule(name=NAMES, node=st.none() | st.just("n"), after=st.integers(0, 9))
     def look(self, name: str, node: str | None, after: int) -> None:
-        """State and leases, as `GET` shows them."""
+        """Compare the counters and the leases with the model, as `GET` returns them."""
         topic = self.topic(name)
         if topic is None:
             return
@@ -46,7 +46,7 @@ class Queues(QueueMoves):
 
     @rule(is_wanted=st.sampled_from([True, False, False, False]))
     def stop_in_order(self, is_wanted: bool) -> None:
-        """The last checkpoint of a process, and the start of the next one."""
+        """Write the last checkpoint of a process and start the next process."""
         if not is_wanted:
             return
         self.commit_all()
@@ -69,7 +69,9 @@ class Queues(QueueMoves):
             yield topic
 
     def _parts(self, topic: Topic, rows: dict[int, Any]) -> list[dict[str, Any]]:
-        """What a checkpoint keeps of the jobs: things may have happened since it kept the topic."""
+        """Return the jobs that the checkpoint stores. They may have changed since it stored their
+        topic.
+        """
         model = self.models.get(topic.id)
         if model is None:
             return []
@@ -80,7 +82,7 @@ class Queues(QueueMoves):
         return list(jobs_to_keep(topic, self.now, is_last=self.is_last))
 
     def begin_again(self, power: bool) -> list[Frame]:
-        self.now = Now(self.now.ts, 77 + self.now.ms // 3)  # another monotonic clock
+        self.now = Now(self.now.ts, 77 + self.now.ms // 3)  # Another monotonic clock
         frames = self.world.restart(self.now, self.checkpoint, power=power)
         self._models_again()
         self.begin_process()
@@ -109,13 +111,13 @@ class Queues(QueueMoves):
         for topic_id, model in models.items():
             model.delete([seq for seq, job in model.jobs.items() if not job.logged])
             if self.checkpoint is not None and topic_id in self.kept_in_memory | self.untold:
-                # A checkpoint knows of floors that the log could not be told of.
+                # The checkpoint contains floors that were never written to the log.
                 assert engine.by_id[topic_id].start_seq >= min(model.jobs, default=0)
                 model.cut(engine.by_id[topic_id].start_seq)
             model.begin(self.now)
         self.models = models
 
-    # What is always true
+    # Invariants
 
     @invariant()
     def streams_that_hold_fewer_are_named(self) -> None:
@@ -143,7 +145,7 @@ class Queues(QueueMoves):
                 check_nothing_is_left(topic)
 
     def teardown(self) -> None:
-        """What is put off is done by the time when everything is over."""
+        """Check that an emptied queue holds no state after all deadlines have passed."""
         if not hasattr(self, "world"):
             return
         self.commit_all()

@@ -1,4 +1,4 @@
-"""The obvious queue: a dict of its live jobs, and counters that count (§10)."""
+"""The model of a queue: a dict of its live jobs, and counters that are computed on demand (§10)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ State = Literal["waiting", "held", "free", "hidden", "dead", "dying", "acking", 
 class Job:
     """A live record of a queue.
 
-    waiting   never delivered since it came; claimable from ``at_ms`` on
-    held      leased up to and with ``at_ms``
-    free      claimable since ``at_ms``, delivered before
-    hidden    claimable from ``at_ms`` on, delivered before
-    dead      exhausted, found by a pass
-    dying     on its way to the dead-letter topic
-    acking    leased, its ack is on its way
-    moving    on its way to another topic
+    waiting   not delivered since its append; claimable from ``at_ms`` on
+    held      leased up to and including ``at_ms``
+    free      delivered before; claimable since ``at_ms``
+    hidden    delivered before; claimable from ``at_ms`` on
+    dead      exhausted, and found by a claim pass
+    dying     its move to the dead-letter topic is in flight
+    acking    leased; its ack is in flight
+    moving    its move to another topic is in flight
     """
 
     seq: int
@@ -39,20 +39,20 @@ class Job:
     at_ms: int = 0
     deliveries: int = 0
     node: str = ""
-    stream: int = 0  # names the stream that holds it, 0: a polled claim
+    stream: int = 0  # Number of the stream that holds it; 0 for a polled claim
     number: int = 0
-    until_ts: int = 0  # in the log: its deadline, or when it is claimable again
-    doomed: bool = False  # the log says last that it is on its way to the dead-letter topic
-    version: int = 0  # changes with every change of its lease
+    until_ts: int = 0  # In the log: its deadline, or when it is claimable again
+    doomed: bool = False  # The last frame of the job in the log is DYING
+    version: int = 0  # Incremented by each change of its lease
 
     @property
     def is_anywhere(self) -> bool:
-        """It may stand anywhere among the free jobs: nobody is promised a place there."""
+        """Return whether the job may be at any place among the free jobs (no place is promised)."""
         return self.state == "free" and self.at_ms == ANYWHERE
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Where it stands among the claimable ones: free jobs come first (§10.3)."""
+        """Return the sort key of a claimable job: free jobs come first (§10.3)."""
         if self.state == "free":
             return 0, self.at_ms
         return 1, self.due_ts or self.ts, self.seq
@@ -64,7 +64,7 @@ class Job:
 
 
 class Counters(NamedTuple):
-    """As the state of a queue shows them (§10.7)."""
+    """The counters that the state of a queue shows (§10.7)."""
 
     ready: int
     in_flight: int
@@ -73,7 +73,7 @@ class Counters(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A job as a claim gives it."""
+    """A lease that a claim returns."""
 
     seq: int
     number: int
@@ -83,14 +83,15 @@ class Lease(NamedTuple):
 
 @dataclass
 class QueueModel:
-    """One incarnation. Records are there once they are committed, leases once they are decided."""
+    """One incarnation of a queue. Records enter it when committed, leases when decided."""
 
     name: str
     config: TopicConfig
-    decided: TopicConfig  # speaks for claims
+    decided: TopicConfig  # The configuration that claims follow
     jobs: dict[int, Job] = field(default_factory=dict)
     dead_lettered: int = 0
-    ahead: dict[int, Job] = field(default_factory=dict)  # a checkpoint tells of records to come
+    # Jobs of a checkpoint whose records follow in the log
+    ahead: dict[int, Job] = field(default_factory=dict)
 
     # Records
 
@@ -99,7 +100,7 @@ class QueueModel:
         return sum(job.size for job in self.jobs.values())
 
     def append(self, jobs: Iterable[Job], now: Now) -> None:
-        """Jobs come, and may push the oldest out."""
+        """Add jobs and apply the caps, which may evict the oldest ones."""
         for each in jobs:
             self.jobs[each.seq] = job = replace(self.ahead.pop(each.seq, each))
             job.at_ms = now.ms + max(job.due_ts - now.ts, 0) if job.due_ts else now.ms
@@ -133,13 +134,13 @@ class QueueModel:
             self.jobs.pop(seq, None)
 
     def cut(self, start: int) -> None:
-        """No record below it is there."""
+        """Delete all records below ``start``."""
         self.delete([seq for seq in self.jobs if seq < start])
 
     # Time
 
     def advance(self, now_ms: int) -> None:
-        """What was to be by now is so."""
+        """Free the jobs whose lease or delay has ended by ``now_ms``."""
         for job in self.jobs.values():
             if job.state == "held" and now_ms > job.at_ms:
                 _found(job, "free", job.at_ms + 1)
@@ -147,7 +148,7 @@ class QueueModel:
                 _found(job, "free", job.at_ms)
 
     def next_moment(self, now_ms: int) -> int | None:
-        """When the next job becomes claimable by time."""
+        """Return when the next job becomes claimable by time, or None."""
         moments = [
             job.at_ms + (job.state == "held")
             for job in self.jobs.values()
@@ -184,7 +185,7 @@ class QueueModel:
         return bool(config.dead_letter) and 0 < config.max_deliveries <= job.deliveries
 
     def claimable(self, now_ms: int) -> list[Job]:
-        """Jobs in the order of their delivery."""
+        """Return the claimable jobs in the order of their delivery."""
         self.advance(now_ms)
         free = self._in_state("free")
         waiting = [job for job in self._in_state("waiting") if now_ms >= job.at_ms]
@@ -201,12 +202,12 @@ class QueueModel:
             job.deliveries += 1
             job.node, job.stream, job.number = node, stream, lease.number
 
-    # What holders do
+    # Calls of lease holders
 
     def matched(
         self, node: str, seqs: Sequence[int], tokens: Sequence[str] | None, now_ms: int
     ) -> tuple[list[int], list[int]]:
-        """Seqs that a request of this node is for, and those to be skipped."""
+        """Return the seqs that this node's request applies to, and the seqs to skip."""
         self.advance(now_ms)
         ours: list[int] = []
         for index, seq in enumerate(seqs):
@@ -222,20 +223,22 @@ class QueueModel:
         return ours, [seq for seq in dict.fromkeys(seqs) if seq not in ours]
 
     def release(self, seqs: Iterable[int], delay_ms: int, now: Now, *, uncounted: int = 0) -> None:
-        """``uncounted``: deliveries that have reached nobody."""
+        """Release jobs. ``uncounted`` is the number of deliveries to subtract because they reached
+        no client.
+        """
         for seq in seqs:
             self.jobs[seq].deliveries -= uncounted
             _change(self.jobs[seq], "hidden" if delay_ms else "free", now.ms + delay_ms)
 
     def release_anywhere(self, seq: int) -> None:
-        """It is claimable, and nobody knows when."""
+        """Make a job claimable at an unspecified place among the free jobs."""
         _found(self.jobs[seq], "free", ANYWHERE)
 
     def extend(self, seqs: Iterable[int], lease_ms: int, now: Now) -> None:
         for seq in seqs:
             self.jobs[seq].at_ms = now.ms + lease_ms
 
-    # Jobs that leave
+    # Jobs that leave the queue
 
     def ack(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
@@ -265,7 +268,7 @@ class QueueModel:
             _found(job, "free", ANYWHERE)
 
     def set_aside(self, seqs: Iterable[int], now_ms: int) -> dict[int, Job]:
-        """Those that nobody has, as they were."""
+        """Reserve the jobs that no holder has and return their previous state."""
         self.advance(now_ms)
         ours = {}
         for seq in seqs:
@@ -277,7 +280,9 @@ class QueueModel:
         return ours
 
     def put_back(self, jobs: Iterable[Job], now: Now) -> None:
-        """Free ones lose their place; a delivery time is one of the wall clock."""
+        """Put reserved jobs back. Free jobs lose their place, and a delay ends by the
+        wall clock.
+        """
         for job in jobs:
             if job.seq in self.jobs:
                 self.jobs[job.seq] = back = replace(job)
@@ -289,11 +294,13 @@ class QueueModel:
     # Failures and restarts
 
     def kept(self, seqs: Iterable[int]) -> list[Job]:
-        """These jobs as they are."""
+        """Return copies of these jobs."""
         return [replace(self.jobs[seq]) for seq in seqs if seq in self.jobs]
 
     def restore(self, before: Iterable[Job], after: Iterable[Job]) -> None:
-        """A change failed: what it did has not happened, unless something else has since."""
+        """Restore the state before a failed change, except for jobs that were changed
+        again since.
+        """
         versions = {job.seq: job.version for job in after}
         for job in before:
             found = self.jobs.get(job.seq)
@@ -301,13 +308,13 @@ class QueueModel:
                 self.jobs[job.seq] = replace(job)
 
     def told(self, seqs: Iterable[int], **fields: Any) -> None:
-        """A frame says this of jobs, as far as they are there."""
+        """Apply the contents of a frame to the jobs that exist."""
         for seq in seqs:
             if seq in self.jobs:
                 self.jobs[seq] = replace(self.jobs[seq], **{"due_ts": 0, "doomed": False, **fields})
 
     def told_config(self, config: TopicConfig) -> None:
-        """From here on the log has no leases, or has them all."""
+        """Apply a TOPIC frame. It may end or begin the logging of leases."""
         self.decided = config
         self.configure(config)
         if not keeps_leases(config):
@@ -335,7 +342,7 @@ class QueueModel:
         }
 
     def take_over(self, rows: dict[int, Job], dead_lettered: int) -> None:
-        """What a checkpoint tells."""
+        """Apply the rows of a checkpoint."""
         self.dead_lettered = dead_lettered
         self.ahead = {
             seq: job for seq, job in rows.items() if seq not in self.jobs and job.state != "waiting"
@@ -348,7 +355,7 @@ class QueueModel:
                 job.deliveries = 0
 
     def begin(self, now: Now) -> None:
-        """A process takes over: wall times become times of its clock."""
+        """Start a process: convert wall-clock times to times of its monotonic clock."""
         for job in self.jobs.values():
             left_ms = job.until_ts - now.ts
             job.doomed = job.state == "dying" and self.is_exhausted(job)
@@ -373,12 +380,12 @@ def _change(job: Job, state: State, at_ms: int = 0) -> None:
 
 
 def keeps_leases(config: TopicConfig) -> bool:
-    """Whether leases are as durable as the records."""
+    """Return whether leases are as durable as the records."""
     return config.leases_durable and config.durability != "ephemeral"
 
 
 def _kept(job: Job, now: Now, *, with_leases: bool, with_counts: bool) -> Job:
-    """A job as a checkpoint tells of it."""
+    """Return the job as a checkpoint stores it."""
     kept = replace(job, stream=0, until_ts=now.ts + job.at_ms - now.ms)
     if job.doomed:
         kept.state = "dying"
@@ -396,7 +403,7 @@ def _kept(job: Job, now: Now, *, with_leases: bool, with_counts: bool) -> Job:
 
 
 def _found(job: Job, state: State, at_ms: int = 0) -> None:
-    """Time or a pass did it: a change that fails takes it back, too."""
+    """Change the state by time or by a claim pass. Undoing a failed change also undoes this."""
     version = job.version
     _change(job, state, at_ms)
     job.version = version

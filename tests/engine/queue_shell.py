@@ -1,25 +1,25 @@
-"""Shell of the transcripts, with the commands of queues:
+"""The transcript shell with the commands of queues:
 
     append QUEUE DATA ... FIELD=VALUE    also ``delay_ms`` and ``deliver_in``, for all its records
     claim QUEUE NODE max=N lease=MS      lease jobs
     cohort QUEUE NODE=MAX ...            claims that are served together
-    ack QUEUE NODE SEQ ... token=TOKEN   a token is given for each seq, or none
+    ack QUEUE NODE SEQ ... token=TOKEN   one token for each seq, or none
     nack QUEUE NODE SEQ ... delay=MS
     extend QUEUE NODE SEQ ... lease=MS
-    open STREAM QUEUE NODE               a stream of jobs begins
-    push STREAM max=N                    jobs are leased to it
-    close STREAM                         its client has gone
-    queue QUEUE                          the counters of its state
-    leases QUEUE                         who holds what
-    move QUEUE                           the move of exhausted jobs begins
-    bury QUEUE SEQ ...                   the dead-letter topic has them
-    refuse QUEUE SEQ ...                 it cannot take them
-    revive QUEUE                         the config has changed
-    aside QUEUE SEQ ...                  records begin to move elsewhere
-    back QUEUE SEQ ... | remove QUEUE SEQ ...   they stay, or have moved
-    clock MS                             the wall clock steps
+    open STREAM QUEUE NODE               open a stream of jobs
+    push STREAM max=N                    lease jobs to the stream
+    close STREAM                         its client has disconnected
+    queue QUEUE                          show the counters of its state
+    leases QUEUE                         list the leases
+    move QUEUE                           begin to move the exhausted jobs
+    bury QUEUE SEQ ...                   the dead-letter topic contains them
+    refuse QUEUE SEQ ...                 the dead-letter topic has refused them
+    revive QUEUE                         the configuration has changed
+    aside QUEUE SEQ ...                  begin to move records to another topic
+    back QUEUE SEQ ... | remove QUEUE SEQ ...   the records stay, or have been moved
+    clock MS                             step the wall clock
 
-A lease is shown with its token, how often its job has been delivered by now, and its deadline.
+A lease is shown with its token, the number of deliveries of its job, and its deadline.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEASES_OF_A_PROCESS = 100
 
 
 class QueueShell(Shell):
-    """Answers one line after another."""
+    """Execute transcript lines one after another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class QueueShell(Shell):
         self._lease_change(change)
         yield _told("released", change.seqs)
 
-    # Holders
+    # Calls of lease holders
 
     def _ack(self, name: str, node: str, *words: str) -> Iterator[str]:
         seqs, tokens = _asked(words)
@@ -214,14 +214,14 @@ class QueueShell(Shell):
         change = finish_jobs.remove(self._topic(name), [*map(int, seqs)], self.now)
         yield from self._finish(change, "removed")
 
-    # The world around the shard
+    # The environment of the shard
 
     def _clock(self, ms: str) -> Iterator[str]:
         self.now = Now(self.now.ts + int(ms), self.now.ms)
         return iter(())
 
     def _start(self, *, power: bool) -> Iterator[str]:
-        self.now = Now(self.now.ts, START.ms)  # another monotonic clock
+        self.now = Now(self.now.ts, START.ms)  # Another monotonic clock
         yield from super()._start(power=power)
         self._begin_process()
 

@@ -1,4 +1,4 @@
-"""The state of every job of a queue, as the engine lists it, against the model."""
+"""Compare the state in which the engine lists every job of a queue with the model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from topics.engine.queue.jobs import Jobs
 from topics.engine.queue.timetable import SLOT_MS
 from topics.engine.topic import Topic
 
-# What the engine may still list a job as, though time has made it what the model says.
+# Pairs of (model state, engine state) that are allowed while the engine has not yet advanced the
+# time.
 LATE = {("free", "held"), ("free", "hidden"), ("waiting", "delayed")}
 
 
 def check_lists(topic: Topic, model: QueueModel, now_ms: int, *, is_lazy: bool) -> None:
-    """Every live record is in exactly one state, and it is the right one.
+    """Check that every live record has exactly one state, the same as in the model.
 
-    ``is_lazy``: the engine need not have seen what time has brought.
+    ``is_lazy``: the engine may not have advanced to ``now_ms`` yet.
     """
     jobs = topic.jobs
     assert jobs is not None
@@ -62,7 +63,7 @@ def _listed_states(jobs: Jobs) -> dict[int, str]:
 
 
 def _check_tallies(jobs: Jobs) -> None:
-    """Each tally counts the times that there are."""
+    """Check that each tally counts exactly the existing times."""
     times = (
         (jobs.leases.ends, [lease.deadline_ms + 1 for lease in jobs.leases.held.values()]),
         (jobs._hidden.ends, [*jobs._hidden.values()]),
@@ -90,8 +91,10 @@ def _check_holders(jobs: Jobs) -> None:
 
 
 def check_nothing_is_left(topic: Topic, *, is_lazy: bool = True) -> None:
-    """An empty queue takes no memory. ``is_lazy``: entries of timetables and of the line may be
-    there until their time has come, or the next claim.
+    """Check that an empty queue holds no state.
+
+    ``is_lazy``: entries of timetables and of the list of released jobs may remain until they are
+    due or until the next claim.
     """
     jobs = topic.jobs
     assert jobs is not None

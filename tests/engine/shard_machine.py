@@ -1,4 +1,6 @@
-"""Base of the machines of topics and of queues: a world, its log, checkpoints and restarts."""
+"""Base of the state machines of topics and of queues: a world, its log, checkpoints and
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frames import Frame
 
-# Runs that go far from the start: a few, the same each time.
+# A few long runs, which are the same each time.
 LONG = settings(
     stateful_step_count=200,
     phases=[Phase.generate],
@@ -28,12 +30,14 @@ LONG = settings(
 
 
 class ShardMachine(RuleBasedStateMachine):
-    """``models`` holds what is committed, by topic id; ``names`` what topics are decided."""
+    """The base class. ``models`` holds the committed state by topic id, ``names`` the decided
+    topics.
+    """
 
     models: dict[int, Any]
 
     def start(self) -> None:
-        """Before all else."""
+        """Set up the state before the first rule runs."""
         self.world = World()
         self.now = Now(1_000_000, 5_000)
         self.models = {}
@@ -41,14 +45,16 @@ class ShardMachine(RuleBasedStateMachine):
         self.checkpoint: dict[str, Any] | None = None
         self.checkpointing: dict[str, Any] | None = None
         self.kept_in_memory: set[int] = set()
-        self.untold: set[int] = set()  # topics with a floor that was shown and that the log lacks
+        self.untold: set[int] = set()  # Topics with a floor that readers saw and that the log lacks
 
     def told(self, topic: Topic, config: TopicConfig) -> Callable[[Any], None]:
-        """What a replay makes of a TOPIC frame that is written now."""
+        """Return the effect of replaying a TOPIC frame that is written now."""
         raise NotImplementedError
 
     def begin_again(self, power: bool) -> list[Frame]:
-        """Restart the world, and the models as its log tells them; what the start has to write."""
+        """Restart the world, and the models from its log. Return the frames that the start has to
+        write.
+        """
         raise NotImplementedError
 
     # The log
@@ -66,8 +72,9 @@ class ShardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.pending)
     @rule()
     def fail(self) -> None:
-        """The log could not be written: nothing that waits has happened, but what was shown as
-        gone.
+        """Undo all pending changes because the log cannot be written.
+
+        Expired records that readers saw as removed stay removed.
         """
         world, waiting = self.world, self.world.pending
         self.untold |= {
@@ -106,7 +113,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.checkpointing = made
 
     def keep_topics(self, made: dict[str, Any]) -> Iterator[Topic]:
-        """The steps of a checkpoint: anything may happen between two of them."""
+        """Yield between the steps of a checkpoint. Other rules may run between two steps."""
         for topic in topics_to_keep(self.world.engine.table):
             made["topics"].append(snapshot_topic(topic, self.world.settled_position(topic)))
             yield topic
@@ -119,7 +126,7 @@ class ShardMachine(RuleBasedStateMachine):
         if next(made["steps"], None) is not None:
             return
         del made["steps"]
-        self.commit_all()  # the log is synced up to here, so nothing of it can fail any more
+        self.commit_all()  # The log is synced up to here, so none of these frames can fail
         world.synced = world.position
         self.checkpoint = made | {
             "position": world.position,
@@ -141,8 +148,11 @@ class ShardMachine(RuleBasedStateMachine):
         old=st.sampled_from([True] + [False] * 4),
     )
     def restart(self, power: bool, share: int, is_wanted: bool, old: bool) -> None:
-        """``share`` of what nobody was promised is still there. Without the ``checkpoint``, all of
-        the log is replayed: ``old``.
+        """Crash and restart.
+
+        ``power``: it is a power failure, which loses everything that is not synced. ``share``:
+        tenths of the unpromised frames that survive. ``old``: the checkpoint is lost and the
+        complete log is replayed.
         """
         if not is_wanted:
             return

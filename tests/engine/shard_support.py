@@ -1,4 +1,4 @@
-"""A shard's rules without a disk: what was decided is committed or undone by hand."""
+"""The rules of a shard without a disk. The test commits or undoes the decided changes."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def view_of(encoded: EncodedRecords) -> RecordsView:
 
 
 def body_of(frame: Frame) -> memoryview:
-    """What the log has behind the header."""
+    """Return the bytes that follow the header in the log."""
     return memoryview(b"".join(map(bytes, frame.parts)))
 
 
 def header_of(frame: Frame, lsn: int = 64) -> FrameHeader:
-    """The header of a frame that stands at ``lsn``."""
+    """Return the header of the frame at ``lsn``."""
     return header_at(b"".join(map(bytes, encode_frame(frame, lsn, 0, 0))), 0)
 
 
 def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -> Append:
-    """A streamed append that is decided. Instead of a blob, its frame holds the records."""
+    """Decide a streamed append. Its frame contains the records themselves instead of a blob."""
     due = due_times(topic, body, now)
     key = body.idempotency_key
     rendering = Rendering(body, keep_key=key is not None and keeps_key(topic, key), due=due or None)
@@ -75,7 +75,7 @@ def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -
 
 
 def advance(topic: Topic, trimmed: int, now: Now) -> Advance:
-    """A router burns seqs of its dest; the change with its frame."""
+    """Skip seqs of a router's dest and return the change with its frame."""
     found = forward.advance([forward.Taker(topic, 1, 0, "r")], 0, trimmed, 1, now)
     (change,) = found.changes
     assert isinstance(change, Advance)
@@ -84,14 +84,15 @@ def advance(topic: Topic, trimmed: int, now: Now) -> Advance:
 
 
 class Desk:
-    """Decides at once and keeps what is pending; its log is a list."""
+    """A shard that decides immediately and keeps pending changes. Its log is a list."""
 
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
         self.engine = ShardEngine(shard, shards)
         self.now = Now(ts=1_000_000, ms=5_000)
         self.pending: list[Change] = []
         self._views: list[RecordsView] = []
-        self.copies: dict[Change, RecordsView] = {}  # of forwards, as readers get them
+        # The copies of forwards as readers receive them
+        self.copies: dict[Change, RecordsView] = {}
         self.engine.store = self
 
     def later(self, ms: int) -> None:
@@ -126,7 +127,9 @@ class Desk:
         return outcome
 
     def decide_long(self, name: str, *datas: Any) -> Append:
-        """Not pending yet: its records are being written."""
+        """Decide a streamed append without adding it to the pending changes, as while its records
+        are written.
+        """
         body = decode_append(
             json_bytes({"records": [{"data": data} for data in datas]}), None, LIMITS
         )
@@ -156,7 +159,7 @@ class Desk:
         return change
 
     def commit_next(self) -> Change:
-        """The oldest pending change has come far enough."""
+        """Commit the oldest pending change."""
         change = self.pending.pop(0)
         self.engine.commit(change, self._locator(change), self.now)
         return change
@@ -166,7 +169,7 @@ class Desk:
             self.commit_next()
 
     def undo(self) -> None:
-        """The log failed: everything pending is taken back, last first."""
+        """Undo all pending changes in reverse order, as after a failed write of the log."""
         while self.pending:
             self.engine.undo(self.pending.pop())
 
@@ -192,7 +195,7 @@ class Desk:
 
 
 def fill(desk: Desk, *writes: int, **config: Any) -> None:
-    """Topic ``a`` with so many records in each write."""
+    """Fill topic ``a`` with one write per argument, each with this number of records."""
     desk.put("a", **config)
     for count in writes:
         desk.append("a", *range(count))

@@ -1,4 +1,4 @@
-"""Keys, scopes and prefixes: every sentence of §0.2 about them."""
+"""Keys, scopes and prefixes: every rule of §0.2 about them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_empty_prefixes_field_means_any_name(text: str) -> None:
     assert key(text).prefixes is None
 
 
-def test_entries_are_separated_by_commas_and_white_space_around_them_means_nothing() -> None:
+def test_entries_are_separated_by_commas_and_surrounding_white_space_is_ignored() -> None:
     access = Access.parse(" one , two:r ,,\tthree\n,")
     assert [
         bool(access.authenticate(secret)) for secret in (b"one", b"two", b"three", b" one ", b"")
@@ -67,7 +67,7 @@ HEX = hashlib.sha256(b"se:cret,").hexdigest()
 
 
 @pytest.mark.parametrize("digits", [HEX, HEX.upper()])
-def test_a_digest_stands_for_a_secret_which_may_then_hold_any_visible_character(
+def test_a_digest_represents_a_secret_that_may_contain_any_visible_character(
     digits: str,
 ) -> None:
     principal = key(f"other,sha256:{digits}:r:tenant42:|shared.", secret=b"se:cret,")
@@ -76,7 +76,7 @@ def test_a_digest_stands_for_a_secret_which_may_then_hold_any_visible_character(
     assert Access.parse(f"sha256:{digits}").authenticate(f"sha256:{digits}".encode()) is None
 
 
-# Fail closed
+# Malformed entries are rejected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_digest_stands_for_a_secret_which_may_then_hold_any_visible_character(
         f"sha256::{HEX}",
     ],
 )
-def test_what_begins_like_a_digest_and_is_none_is_refused(text: str) -> None:
+def test_a_malformed_digest_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="entry 1: 'sha256:' is not followed by exactly 64 hex"):
         Access.parse(text)
 
@@ -103,7 +103,7 @@ def test_what_begins_like_a_digest_and_is_none_is_refused(text: str) -> None:
         *("key:r|w", "key:*"),
     ],
 )
-def test_a_malformed_scope_token_is_refused(text: str) -> None:
+def test_a_malformed_scope_token_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="entry 1: a scope is none of read, r, write"):
         Access.parse(text)
 
@@ -115,7 +115,7 @@ def test_a_malformed_scope_token_is_refused(text: str) -> None:
         *("key:r:a*", "key:r:é"),
     ],
 )
-def test_a_prefix_that_is_empty_or_can_match_nothing_is_refused(text: str) -> None:
+def test_a_prefix_that_is_empty_or_can_never_match_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="entry 1: a name prefix"):
         Access.parse(text)
 
@@ -123,23 +123,23 @@ def test_a_prefix_that_is_empty_or_can_match_nothing_is_refused(text: str) -> No
 @pytest.mark.parametrize(
     "text", [":read", "::", ":", "ok,:r:x", "two words", "tab\tinside", "schlüssel", "nul\0"]
 )
-def test_a_key_that_no_header_could_carry_is_refused(text: str) -> None:
+def test_a_key_that_a_header_cannot_carry_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"entry [12]: the key must be"):
         Access.parse(text)
 
 
 @pytest.mark.parametrize("again", ["key:write", f"sha256:{hashlib.sha256(b'key').hexdigest()}"])
-def test_the_same_key_twice_is_refused(again: str) -> None:
+def test_a_duplicate_key_is_rejected(again: str) -> None:
     with pytest.raises(ValueError, match="twice"):
         Access.parse(f"key:read,other,{again}")
 
 
-def test_only_commas_are_refused_because_somebody_meant_keys() -> None:
+def test_a_list_of_only_commas_is_rejected_instead_of_disabling_authentication() -> None:
     with pytest.raises(ValueError, match="without a key"):
         Access.parse(" , ,")
 
 
-def test_a_refusal_names_the_position_and_shows_nothing_of_the_entry() -> None:
+def test_an_error_names_the_position_of_the_entry_and_shows_none_of_its_text() -> None:
     with pytest.raises(ValueError, match="entry 2") as refused:
         Access.parse("fine,se:cret:oops")
     assert not any(part in str(refused.value) for part in ("se:", "cret", "oops", "fine"))
@@ -148,14 +148,14 @@ def test_a_refusal_names_the_position_and_shows_nothing_of_the_entry() -> None:
 # Authentication
 
 
-def test_only_digests_are_kept() -> None:
+def test_only_digests_of_keys_are_kept() -> None:
     access = Access.parse("hunter2:read:tenant42:")
     assert access.principals[0].digest == hashlib.sha256(b"hunter2").digest()
     held = [getattr(access.principals[0], name) for name in Principal.__slots__]
     assert "hunter2" not in repr(held)
 
 
-def test_the_text_is_overwritten_whether_it_was_right_or_wrong() -> None:
+def test_the_text_of_the_keys_is_overwritten_after_parsing_even_if_it_is_malformed() -> None:
     for text in (b"key:read", b"key:fly"):
         buffer = bytearray(text)
         try:
@@ -165,7 +165,7 @@ def test_the_text_is_overwritten_whether_it_was_right_or_wrong() -> None:
         assert buffer == bytes(len(text))
 
 
-def test_the_token_is_compared_with_every_key_wherever_it_matches(
+def test_a_token_is_compared_with_every_key_even_after_a_match(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     access = Access.parse("first,second,third")
@@ -182,7 +182,7 @@ def test_the_token_is_compared_with_every_key_wherever_it_matches(
         assert compared == [principal.digest for principal in access.principals]
 
 
-def test_without_keys_authentication_is_off_and_every_token_is_anyone() -> None:
+def test_without_keys_authentication_is_off_and_every_token_is_accepted() -> None:
     for access in (Access(), Access.parse(""), Access.parse(" \n")):
         assert not access.enabled
         assert access.authenticate(b"whatever") is ANYONE
@@ -190,10 +190,10 @@ def test_without_keys_authentication_is_off_and_every_token_is_anyone() -> None:
     assert ANYONE.covers("any")
 
 
-# Changes
+# Reloads of the keys
 
 
-def test_a_key_is_found_again_whatever_has_become_of_its_rights() -> None:
+def test_a_key_is_found_after_a_reload_even_if_its_rights_have_changed() -> None:
     before = Access.parse("kept:r:a|b,changed:r,gone")
     after = Access.parse("changed:r:a,kept:read:b|a,new")
     kept, changed, gone = (after.current(one) for one in before.principals)
@@ -206,12 +206,12 @@ def test_a_key_is_found_again_whatever_has_become_of_its_rights() -> None:
 
 
 @pytest.mark.parametrize("other", ["k:w", "k:r+w", "k", "k:r:a", "k:r:b", "k:r:a|b|c", "k::a|b"])
-def test_other_scopes_or_prefixes_are_other_rights(other: str) -> None:
+def test_keys_with_different_scopes_or_prefixes_have_different_rights(other: str) -> None:
     assert not key("key:r:a|b").has_rights_of(key(other, b"k"))
     assert not key(other, b"k").has_rights_of(key("key:r:a|b"))
 
 
-def test_the_alias_is_of_the_digest_of_the_digest() -> None:
+def test_the_alias_is_derived_from_the_digest_of_the_digest() -> None:
     digest = hashlib.sha256(b"hunter2").digest()
     assert key("hunter2:r", b"hunter2").alias == hashlib.sha256(digest).hexdigest()[:8]
     assert ANYONE.alias == ""

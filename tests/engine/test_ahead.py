@@ -1,4 +1,4 @@
-"""Topics that are ahead of the clock are found, and each is reported once."""
+"""Topics whose `$ts` is ahead of the clock are found, and each is reported once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def topics(*last_ts: int) -> dict[int, Topic]:
     return found
 
 
-def test_a_topic_is_found_once_until_it_is_not_ahead_any_more() -> None:
+def test_a_topic_is_reported_once_until_it_is_no_longer_ahead() -> None:
     by_id, watch = topics(TS + AHEAD_MS, TS + AHEAD_MS + 1, 0), AheadOfClock()
     now = Now(TS, 7)
     assert [topic.name for topic in watch.sweep(by_id, now)] == ["t2"]

@@ -1,4 +1,4 @@
-"""Idempotency keys: the window against a list of everything that was ever remembered, and keys of
+"""Idempotency keys: the window, compared with a dict of all remembered keys, and the keys of
 copies.
 """
 
@@ -41,7 +41,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("generation_keys", [1, 3, 1 << 17])
 @given(steps=STEPS)
 @example(steps=[("a", 0, 10), ("d", 3, 10), ("a", 0, 0), ("a", 0, 10), ("d", 0, 10), ("a", 0, 10)])
-def test_a_key_stands_for_its_last_write_as_long_as_the_window(
+def test_a_key_refers_to_its_last_write_until_the_window_ends(
     generation_keys: int, steps: list[tuple[str, int, int]]
 ) -> None:
     window, model, now_ms = DedupeWindow(), dict[str, tuple[int, int]](), 0
@@ -50,7 +50,8 @@ def test_a_key_stands_for_its_last_write_as_long_as_the_window(
         patched.setattr(dedupe, "GENERATION_KEYS", generation_keys)
         for seq, (key, later_ms, window_ms) in enumerate(steps, 1):
             now_ms += later_ms
-            if window_ms > before_ms:  # as a PUT: what was over does not come back
+            # As a PUT that lengthens the window: expired keys stay expired
+            if window_ms > before_ms:
                 from_seq = max(from_seq, window.oldest_seq(now_ms, before_ms, seq))
                 model = {k: v for k, v in model.items() if now_ms - v[1] < before_ms}
             before_ms = window_ms
@@ -68,7 +69,7 @@ def test_a_key_stands_for_its_last_write_as_long_as_the_window(
         assert len(window) == 0
 
 
-def test_a_replay_whose_clock_had_stepped_keeps_the_order_of_seqs() -> None:
+def test_a_replay_with_a_stepped_clock_keeps_the_order_of_seqs() -> None:
     window = DedupeWindow()
     for seq, (key, at_ms) in enumerate([("a", 5), ("b", 3), ("a", 4)], 1):
         window.extend([(digest_of(key), seq, 1, at_ms)], WINDOW_MS)
@@ -76,14 +77,14 @@ def test_a_replay_whose_clock_had_stepped_keeps_the_order_of_seqs() -> None:
     assert [window.find(key, 15, WINDOW_MS) for key in "ab"] == [None, None]
 
 
-def test_a_key_may_be_older_than_the_run_of_the_machine() -> None:
+def test_a_key_may_be_older_than_the_boot_of_the_machine() -> None:
     window = DedupeWindow()
     window.extend([(digest_of("a"), 1, 1, -8)], WINDOW_MS)
     assert window.find("a", 1, WINDOW_MS) == (1, 1)
     assert window.find("a", 2, WINDOW_MS) is None
 
 
-def test_a_copy_is_known_when_the_window_is_over_and_where_there_is_none() -> None:
+def test_the_key_of_a_copy_is_found_after_the_window_and_without_a_window() -> None:
     window = DedupeWindow()
     keys = [copy_key("dead_letter", "q", 7, seq) for seq in (1, 2)]
     window.remember(keys[0], 3, 1, 0, 0)
@@ -98,8 +99,8 @@ def test_a_copy_is_known_when_the_window_is_over_and_where_there_is_none() -> No
 
 
 @pytest.mark.slow
-def test_keys_that_end_at_once_are_dropped_in_short_steps() -> None:
-    """Of 600,000; a key takes a few integers, and nothing that the collector looks at."""
+def test_keys_that_expire_together_are_dropped_in_short_steps() -> None:
+    """A key takes a few integers and no object that the garbage collector visits."""
     window, count, steps = DedupeWindow(), 600_000, list[float]()
     digests = (seq * 0x9E3779B97F4A7C15F39CC0605CEDC834 & (1 << 128) - 1 for seq in range(count))
     window.extend(((digest, seq, 1, 0) for seq, digest in enumerate(digests, 1)), 120_000)
@@ -114,15 +115,15 @@ def test_keys_that_end_at_once_are_dropped_in_short_steps() -> None:
     assert len(steps) == count // dedupe.GENERATION_KEYS + 2
 
 
-# Keys of copies: what they name, and which are kept for how long
+# Keys of copies: which record they identify, and how long they are kept
 
 
 def parts(moved: MovedKeys) -> list[Part]:
     return [(source, seqs.tobytes(), copies.tobytes()) for source, seqs, copies in moved.parts()]
 
 
-def test_no_two_records_have_one_key_and_no_client_may_send_it() -> None:
-    """Topics of two shards may have one epoch."""
+def test_every_record_has_its_own_copy_key_and_no_client_may_send_it() -> None:
+    """Topics of two shards may have the same epoch."""
     keys = {
         copy_key(what, source, epoch, seq)
         for what in ("dead_letter", "redrive")
@@ -145,11 +146,11 @@ def test_no_two_records_have_one_key_and_no_client_may_send_it() -> None:
 @pytest.mark.parametrize(
     ("what", "kept"), [("dead_letter", BATCH_JOBS), ("redrive", WINDOW_RECORDS)]
 )
-def test_a_source_keeps_as_many_keys_as_it_may_have_under_way(what: str, kept: int) -> None:
+def test_a_source_keeps_as_many_copy_keys_as_it_can_have_in_flight(what: str, kept: int) -> None:
     moved = MovedKeys()
     for seq in range(1, kept + 11):
         moved.note(copy_key(what, "q", 7, seq), 100 + seq)
-        moved.note(copy_key(what, "other", 7, 1), 5)  # as a replay may tell it again
+        moved.note(copy_key(what, "other", 7, 1), 5)  # As a replay may repeat it
     assert [moved.find(copy_key(what, "q", 7, seq)) for seq in (10, 11, kept + 10)] == [
         0,
         111,
@@ -158,7 +159,7 @@ def test_a_source_keeps_as_many_keys_as_it_may_have_under_way(what: str, kept: i
     assert moved.find(copy_key(what, "other", 7, 1)) == 5
 
 
-def test_the_source_that_was_idle_longest_goes_first() -> None:
+def test_the_keys_of_the_source_that_was_idle_longest_are_dropped_first() -> None:
     moved = MovedKeys()
     for number in range(SOURCES_MAX):
         moved.note(copy_key("redrive", f"q{number}", 7, 1), number + 1)
@@ -169,8 +170,8 @@ def test_the_source_that_was_idle_longest_goes_first() -> None:
     assert len(parts(moved)) == SOURCES_MAX
 
 
-def test_a_checkpoint_and_the_frames_behind_it_come_to_the_same_keys() -> None:
-    """The checkpoint may know of some of those frames."""
+def test_a_checkpoint_and_the_frames_after_it_restore_the_same_copy_keys() -> None:
+    """The checkpoint may already cover some of those frames."""
     notes = [(copy_key("dead_letter", "abc"[at % 3], 7, at), at) for at in range(1, 300)]
     whole, cut = MovedKeys(), 200
     for key, at in notes[:cut]:
@@ -188,7 +189,9 @@ def test_a_checkpoint_and_the_frames_behind_it_come_to_the_same_keys() -> None:
 # Keys of idle topics
 
 
-def test_keys_of_idle_topics_are_swept_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_keys_of_idle_topics_are_swept_a_few_topics_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shard, "SWEEP_TOPICS", 4)
     monkeypatch.setattr(shard, "SWEEP_KEYS", 2)
     desk, names = Desk(), [f"t{number}" for number in range(10)]
@@ -209,7 +212,7 @@ def test_keys_of_idle_topics_are_swept_some_at_a_time(monkeypatch: pytest.Monkey
     assert desk.engine.sweep_keys(desk.now) == []
 
 
-def test_keys_that_share_a_generation_live_until_each_is_over() -> None:
+def test_keys_of_one_generation_expire_individually() -> None:
     window = DedupeWindow()
     for seq, (key, now_ms) in enumerate([("a", 0), ("b", 10), ("c", 40)], 1):
         window.remember(key, seq, 1, now_ms, 40)

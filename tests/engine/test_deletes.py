@@ -1,4 +1,4 @@
-"""Deletes and selections: the live records that are meant, each taken once."""
+"""Deletes and selections: every live record that matches is selected exactly once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ A = TagMatch("Eq", "a")
 
 
 def filled(desk: Desk, *writes: str) -> Topic:
-    """Topic ``a``; each letter of a write is the tag of a record, ``-`` one without."""
+    """Fill topic ``a`` with one write per argument. Each letter is the tag of a record, ``-``
+    means none.
+    """
     desk.put("a")
     for tags in writes:
         records = [{"data": 1} if tag == "-" else {"data": 1, "tag": tag} for tag in tags]
@@ -42,7 +44,7 @@ def select(
 
 @pytest.fixture
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice is three entries, five seqs or two records that match."""
+    """Limit a slice to three entries, five seqs or two matching records."""
     for module in (selection, delete_records):
         monkeypatch.setattr(module, "SLICE_ENTRIES", 3)
         monkeypatch.setattr(module, "SLICE_LOOKS", 5)
@@ -51,14 +53,14 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def next_of(selection: Selection, count: int) -> list[int]:
-    """Return the next seqs, or none if all are taken."""
+    """Return the next seqs, or an empty list if all are taken."""
     while not (seqs := selection.take(count)) and not selection.is_exhausted:
         selection.search()
     return seqs
 
 
 def count_left(selection: Selection) -> int:
-    """All that is left to be taken, slice by slice."""
+    """Return the number of records that are not taken yet, counted slice by slice."""
     count = 0
     while not selection.is_exhausted:
         count += selection.count_slice()
@@ -67,7 +69,7 @@ def count_left(selection: Selection) -> int:
 
 @pytest.mark.parametrize("match", [None, A])
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_what_is_counted_is_taken(
+def test_the_counted_records_are_the_ones_that_would_be_taken(
     desk: Desk, match: TagMatch | None, taken: int, short_slices: None
 ) -> None:
     selection = select(desk, filled(desk, "aa", "aaa", "a", "a", "aaaaaa"), None, match)
@@ -78,7 +80,7 @@ def test_what_is_counted_is_taken(
 
 
 @pytest.mark.parametrize("match", [None, A])
-def test_no_slice_is_longer_than_it_may_be(
+def test_a_slice_never_exceeds_its_limits(
     desk: Desk, match: TagMatch | None, short_slices: None
 ) -> None:
     selection = select(desk, filled(desk, "aaaaaaaaaaaa", *["a"] * 12), None, match)
@@ -89,7 +91,7 @@ def test_no_slice_is_longer_than_it_may_be(
     assert (max(sizes) <= 8, sum(sizes)) == (True, 24)
 
 
-def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(
+def test_an_entry_with_unreadable_delete_flags_is_skipped(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = filled(desk, "--", "--", "--")
@@ -104,7 +106,7 @@ def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_selection_is_what_a_list_would_give(seed: int, short_slices: None) -> None:
+def test_any_selection_equals_that_of_a_plain_list(seed: int, short_slices: None) -> None:
     rng, desk = Random(seed), Desk()
     writes = ["".join(rng.choices("ab-", k=rng.randrange(1, 6))) for _ in range(rng.randrange(8))]
     topic = filled(desk, *writes)
@@ -148,7 +150,9 @@ def test_any_selection_is_what_a_list_would_give(seed: int, short_slices: None) 
         *(("nobody", [1, 2, 3, 4, 5, 6]), (["tag", "Glob", 'é"*'], [1, 2, 3, 5, 6])),
     ],
 )
-def test_eq_is_the_tag_and_glob_its_beginning(desk: Desk, match: Any, left: list[int]) -> None:
+def test_eq_matches_the_complete_tag_and_glob_its_prefix(
+    desk: Desk, match: Any, left: list[int]
+) -> None:
     tags = ["x", "x*", "xyz", 'é"\\', "", None]
     desk.append(
         "a", records=[{"data": 1} if tag is None else {"data": 1, "tag": tag} for tag in tags]
@@ -159,7 +163,7 @@ def test_eq_is_the_tag_and_glob_its_beginning(desk: Desk, match: Any, left: list
     assert seqs_of(desk.read("a")) == left
 
 
-def test_only_a_class_that_is_synced_syncs_its_deletes_and_only_logged_records_are_told_of(
+def test_only_the_fsync_class_syncs_deletes_and_only_logged_records_write_a_delete_frame(
     desk: Desk,
 ) -> None:
     for durability, frames, sync in (
@@ -180,7 +184,7 @@ def test_only_a_class_that_is_synced_syncs_its_deletes_and_only_logged_records_a
 # Tag index
 
 
-def test_tags_are_found_in_every_portion_until_they_are_forgotten() -> None:
+def test_tags_are_found_in_every_portion_of_the_index_until_they_are_dropped() -> None:
     tags = TagIndex()
     texts = [f"tag-{number * 7919 % 20_011:05d}" for number in range(3 * PORTION_TAGS)]
     tags.add([(index, json_string(text)) for index, text in enumerate(texts)], 100)

@@ -1,4 +1,4 @@
-"""Losses, removal and replaced entries: readers are told of exactly what was taken, and counts and
+"""Losses, removal and replaced index entries: readers see exactly the lost seqs, and counts and
 bytes are exact.
 """
 
@@ -21,7 +21,7 @@ from topics.formats.disk.records import RecordsView
 from topics.formats.ranges import SeqRange, SeqRun, seq_ranges
 
 
-def test_records_that_were_deleted_before_are_not_lost(desk: Desk) -> None:
+def test_deleted_records_in_a_damaged_write_are_not_lost(desk: Desk) -> None:
     desk.append("a", records=[{"data": n, "tag": "no" if n == 3 else "yes"} for n in range(4)])
     desk.append("a", "next")
     desk.commit()
@@ -35,7 +35,7 @@ def test_records_that_were_deleted_before_are_not_lost(desk: Desk) -> None:
     assert told(desk.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
 
 
-def test_each_loss_is_told_once_across_what_was_deleted_and_behind_what_a_filter_drops(
+def test_each_loss_is_reported_once_across_deleted_and_filtered_records(
     desk: Desk,
 ) -> None:
     for data in (1, 2):
@@ -63,10 +63,10 @@ def test_each_loss_is_told_once_across_what_was_deleted_and_behind_what_a_filter
     assert (told(page), page.next_from_seq) == ((2, 3, "mixed"), 3), "but to the head it may see"
 
 
-# Seqs that are burnt for what the source of a router has lost
+# Seqs that are skipped because the source of a router has lost records
 
 
-def test_a_replay_over_a_newer_state_burns_nothing_twice(desk: Desk) -> None:
+def test_a_replay_onto_a_newer_state_skips_no_seqs_twice(desk: Desk) -> None:
     fill(desk, 1)
     topic = desk.engine.topic("a")
     for first in (2, 6):
@@ -82,7 +82,7 @@ def test_a_replay_over_a_newer_state_burns_nothing_twice(desk: Desk) -> None:
     )
 
 
-def test_the_next_loss_is_the_first_of_all_causes(desk: Desk) -> None:
+def test_the_next_loss_is_the_first_one_of_any_cause(desk: Desk) -> None:
     fill(desk, 1)
     topic = desk.engine.topic("a")
     topic.losses = (SeqRange(9, 10), SeqRange(20, 21))
@@ -106,7 +106,7 @@ def test_the_next_loss_is_the_first_of_all_causes(desk: Desk) -> None:
 # Removal
 
 
-SIZES = (2, 3, 4)  # records of each write: seqs 1 to 9
+SIZES = (2, 3, 4)  # Records of each write; the seqs are 1 to 9
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def topic(desk: Desk) -> Topic:
     return desk.engine.topic("a")
 
 
-def test_losses_before_the_start_become_floors(desk: Desk, topic: Topic) -> None:
+def test_losses_below_the_start_raise_the_floors(desk: Desk, topic: Topic) -> None:
     topic.losses = seq_ranges([(3, 3), (8, 8)])
     topic.damaged = seq_ranges([(4, 4)])
     topic.trimmed = seq_ranges([(5, 5), (9, 9)])
@@ -125,7 +125,7 @@ def test_losses_before_the_start_become_floors(desk: Desk, topic: Topic) -> None
     assert (topic.losses, topic.damaged, topic.trimmed) == (((8, 8),), (), ((9, 9),))
 
 
-def test_records_whose_lengths_cannot_be_read_go_all_the_same(
+def test_records_with_unreadable_lengths_are_removed_with_estimated_sizes(
     desk: Desk, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = topic.bytes
@@ -142,7 +142,7 @@ def test_records_whose_lengths_cannot_be_read_go_all_the_same(
     assert (topic.count, topic.bytes) == (0, 0)
 
 
-# Replaced entries: extents take the place of writes or other extents
+# Replaced entries: extents replace writes or other extents
 
 
 def extent(first_seq: int, count: int, index: int, segment: int = 1) -> IndexEntry:
@@ -159,12 +159,12 @@ def state(topic: Topic) -> tuple[int, int, int]:
 
 
 def layout(topic: Topic) -> list[tuple[int, int, int]]:
-    """First seq, records and live records of each entry."""
+    """Return the first seq, the record count and the live count of each entry."""
     index = topic.index
     return [(*index.entry(at)[:2], index.live_count(at)) for at in range(len(index))]
 
 
-def test_extents_are_put_in_part_by_part_and_no_write_reaches_over_two(
+def test_extents_replace_writes_in_parts_that_split_no_write(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replacing, "STEP_EXTENTS", 1)
@@ -184,7 +184,9 @@ def test_extents_are_put_in_part_by_part_and_no_write_reaches_over_two(
     assert [*parts(topic, [], 5, 6)] == [([], 5, 7)]
 
 
-def test_what_went_meanwhile_is_gone_from_the_extents_too(topic: Topic, desk: Desk) -> None:
+def test_records_removed_before_the_replacement_stay_removed_in_the_extents(
+    topic: Topic, desk: Desk
+) -> None:
     cut_to(topic, 2, desk)
     delete_runs(topic, [SeqRun(4, 3)], desk)
     before = state(topic)
@@ -194,7 +196,7 @@ def test_what_went_meanwhile_is_gone_from_the_extents_too(topic: Topic, desk: De
     assert topic.index.totals(0, 2) == before[1:]
 
 
-def test_what_was_dead_between_two_extents_is_left_out(desk: Desk) -> None:
+def test_dead_records_between_two_extents_are_omitted(desk: Desk) -> None:
     fill(desk, 9)
     topic = desk.engine.topic("a")
     delete_runs(topic, [SeqRun(4, 3)], desk)
@@ -205,7 +207,7 @@ def test_what_was_dead_between_two_extents_is_left_out(desk: Desk) -> None:
     assert topic.index.totals(0, 2) == before[1:]
 
 
-def test_records_in_memory_stay_where_they_are(desk: Desk) -> None:
+def test_records_in_memory_keep_their_index_entries(desk: Desk) -> None:
     fill(desk, 2, 3)
     fill(desk, 2, 1, durability="ephemeral")
     fill(desk, 4, durability="disk")
@@ -217,7 +219,7 @@ def test_records_in_memory_stay_where_they_are(desk: Desk) -> None:
     assert state(topic) == before
 
 
-def test_a_topic_that_is_empty_by_now_stays_so(desk: Desk) -> None:
+def test_a_topic_emptied_before_the_replacement_stays_empty(desk: Desk) -> None:
     fill(desk, 1)
     topic = desk.engine.topic("a")
     topic.index.drop(1)

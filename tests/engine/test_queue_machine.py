@@ -1,7 +1,8 @@
-"""Queues against a dict of their jobs: claims, leases, dead letters and moves, among caps, age,
-deletes, clocks, sealing, checkpoints, failures and restarts in any order.
+"""Compare queues with a dict of their jobs. The rules (claims, leases, dead letters, moves, caps,
+age, deletes, clock steps, sealing, checkpoints, failures and restarts) run in any order.
 
-``QUEUE_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_queue_machine.py`` looks longer.
+``QUEUE_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_queue_machine.py`` searches
+longer.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ TestQueues.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # 10 s of a whole core
-def test_a_queue_is_its_model_after_every_step_of_a_long_run() -> None:
+@pytest.mark.timeout(600)  # 10 s of one core
+def test_a_queue_equals_its_model_after_every_step_of_a_long_run() -> None:
     run_state_machine_as_test(Queues, settings=settings(LONG, max_examples=60))
 
 
-def test_the_model_knows_of_a_lease_from_before_they_were_durable_that_was_extended() -> None:
+def test_an_extension_logs_a_lease_that_was_granted_before_leases_were_durable() -> None:
     queues = Queues()
     queues.begin({"leases_durable": False})
     queues.append("q", [{"data": 1}], False)

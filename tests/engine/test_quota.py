@@ -1,10 +1,11 @@
-"""What topics take of the caps of the server: never more than there is, never more than they need.
+"""Charges of topics against the caps of the server: at least what they hold, and never above the
+cap.
 
-The machine lets topics with and without caps of their own be written, configured, deleted, undone
-and expired in any order, beside another shard that holds what it likes. After each step the charges
-are compared with what can be counted: no topic has more bytes than it is charged for, whichever of
-its pending changes are committed; the count of the shard is the sum of the charges; and what is
-settled is charged for just what it has, or for its own cap while it trims itself.
+The state machine writes, configures, deletes, undoes and expires topics with and without their own
+caps in any order, alongside another shard that holds an arbitrary amount. After each step it
+compares the charges with counted values. No topic has more bytes than it is charged for, whichever
+of its pending changes are committed. The count of the shard is the sum of the charges. A topic
+without pending changes is charged for exactly its bytes, or at most for its own cap.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from topics.formats.api.topic_config import TopicConfigPatch
 
 
 class Capped(Caps):
-    """A shard whose server has caps."""
+    """A shard of a server with caps."""
 
     def __init__(self, max_topics: int = 1000, max_bytes: int = 1 << 40) -> None:
         self.desk = Desk()
@@ -44,7 +45,7 @@ def refusal(call: Any, *args: Any, **fields: Any) -> dict[str, Any]:
     return raised.value.detail
 
 
-def test_a_new_topic_takes_a_place_and_a_delete_gives_it_back() -> None:
+def test_a_new_topic_takes_a_slot_and_a_committed_delete_frees_it() -> None:
     shard = Capped(max_topics=2)
     shard.desk.put("a")
     shard.desk.append("b", 1)
@@ -63,7 +64,7 @@ def test_a_new_topic_takes_a_place_and_a_delete_gives_it_back() -> None:
     assert shard.topics.own == 2
 
 
-def test_a_write_is_taken_whole_or_not_at_all() -> None:
+def test_a_write_above_the_byte_cap_is_rejected_completely() -> None:
     shard = Capped(max_bytes=300)
     shard.desk.append("a", "x" * 100)
     shard.desk.commit()
@@ -77,7 +78,7 @@ def test_a_write_is_taken_whole_or_not_at_all() -> None:
     shard.desk.append("a", 2)
 
 
-def test_a_full_topic_is_told_before_a_full_server() -> None:
+def test_a_full_topic_is_reported_before_a_full_server() -> None:
     shard = Capped(max_topics=1, max_bytes=100)
     shard.desk.put("a", cap_bytes=10, discard="reject")
     shard.desk.commit()
@@ -88,7 +89,7 @@ def test_a_full_topic_is_told_before_a_full_server() -> None:
         shard.desk.append("b", 1, create=False)
 
 
-def test_while_a_shard_is_unknown_only_what_takes_no_room_is_done() -> None:
+def test_only_changes_that_need_no_capacity_succeed_while_another_shard_is_unknown() -> None:
     shard = Capped()
     shard.desk.append("a", "x" * 100, key="k")
     shard.desk.put("b", cap_bytes=80)
@@ -114,7 +115,7 @@ def test_while_a_shard_is_unknown_only_what_takes_no_room_is_done() -> None:
     assert shard.held == (1, shard.size("a"))
 
 
-def test_a_streamed_append_keeps_room_from_the_making_of_its_topic_on() -> None:
+def test_a_streamed_append_reserves_bytes_when_it_creates_its_topic() -> None:
     shard = Capped(max_bytes=1000)
     create = partial(append.make_topic, shard.desk.engine.table)
     assert refusal(create, "a", body(), shard.desk.now, None, 1001)["limit"] == "max_total_bytes"
@@ -131,7 +132,7 @@ def test_a_streamed_append_keeps_room_from_the_making_of_its_topic_on() -> None:
     assert shard.held == (1, 0)
 
 
-def test_room_that_is_kept_stays_so_when_a_longer_write_is_refused() -> None:
+def test_reserved_bytes_stay_reserved_when_a_longer_write_is_rejected() -> None:
     shard = Capped(max_bytes=1000)
     change = append.make_topic(shard.desk.engine.table, "a", body(), shard.desk.now, None, 500)
     shard.desk.pending.append(change)
@@ -143,7 +144,7 @@ def test_room_that_is_kept_stays_so_when_a_longer_write_is_refused() -> None:
     assert shard.bytes.own == 0
 
 
-def test_a_place_that_another_shard_keeps_is_there_above_the_cap() -> None:
+def test_a_slot_reserved_by_another_shard_is_available_above_the_cap() -> None:
     shard = Capped(max_topics=3)
     shard.topics.others = 3
     refusal(shard.desk.put, "a")
@@ -154,7 +155,7 @@ def test_a_place_that_another_shard_keeps_is_there_above_the_cap() -> None:
     assert shard.topics.own == 0
 
 
-def test_a_start_counts_what_is_there() -> None:
+def test_a_start_counts_the_existing_topics_and_bytes() -> None:
     desk = Desk()
     desk.append("a", "x" * 30)
     desk.append("b", 1)
@@ -166,7 +167,7 @@ def test_a_start_counts_what_is_there() -> None:
     assert caps.held == (1, desk.engine.topic("b").bytes)
 
 
-def test_how_much_a_topic_may_take() -> None:
+def test_a_topic_may_take_the_free_bytes_unless_its_own_cap_evicts() -> None:
     shard = Capped(max_bytes=1000)
     shard.desk.put("free")
     shard.desk.put("small", cap_bytes=100)
@@ -188,7 +189,7 @@ MAX_BYTES = 3000
 
 
 class Charges(RuleBasedStateMachine):
-    """See the module."""
+    """The state machine that the module docstring describes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +197,7 @@ class Charges(RuleBasedStateMachine):
         self.desk = self.shard.desk
 
     def attempt(self, call: Any, *args: Any, **fields: Any) -> None:
-        """What is refused changes nothing."""
+        """Make a call and check that a rejected call changes no charge."""
         before = self.shard.held
         try:
             call(*args, **fields)
@@ -273,7 +274,7 @@ class Charges(RuleBasedStateMachine):
         assert self.shard.topics.own == len(topics)
         for topic in topics:
             cap_bytes = self._largest_cap(topic)
-            # Bytes kept up to a cap stay charged until a change without the cap is settled.
+            # Bytes reserved up to a cap stay charged until a change without the cap is settled.
             most = max(topic.bytes, cap_bytes) + topic.pending_bytes
             assert topic.bytes <= topic.charge <= most
             if not topic.pending and not cap_bytes:
@@ -284,7 +285,7 @@ class Charges(RuleBasedStateMachine):
         return max(topic.config.cap_bytes, topic.committed.cap_bytes)
 
     def _topics(self) -> list[Topic]:
-        """Those that are there, and those whose end is not committed."""
+        """Return the existing topics, and the deleted topics whose delete is not committed."""
         pending = {change.topic.id: change.topic for change in self.desk.pending}
         leaving = [topic for topic in pending.values() if topic.deleted and topic.pending]
         return [*self.desk.engine.by_id.values(), *leaving]

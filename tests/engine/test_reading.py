@@ -1,4 +1,4 @@
-"""The difference read against the obvious one: every cursor, limit, budget and filter."""
+"""Difference reads: byte budget, bounded scans, and cursors of an earlier incarnation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics.formats.api.diff_body import Diff
 
 
 def filled(*writes: int, **body: Any) -> Desk:
-    """Topic ``a`` with so many records in each write."""
+    """Return a desk whose topic ``a`` has this number of records in each write."""
     desk = Desk()
     for count in writes:
         desk.append("a", *range(count), **body)
@@ -20,7 +20,7 @@ def filled(*writes: int, **body: Any) -> Desk:
     return desk
 
 
-def test_the_byte_budget_counts_what_is_sent() -> None:
+def test_the_byte_budget_counts_the_bytes_that_are_sent() -> None:
     desk = filled(100)
     whole = sum(len(piece) for piece in desk.read("a").pieces)
     for budget in (1, 50, 333, 1000, whole - 1, whole, whole + 1):
@@ -37,7 +37,7 @@ def test_the_byte_budget_counts_what_is_sent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 1000])
-def test_a_read_that_finds_nothing_gives_way_and_can_be_gone_on_with(batch: int) -> None:
+def test_a_read_without_results_ends_after_a_bounded_scan_and_can_be_continued(batch: int) -> None:
     desk = filled(*[batch] * (3 * SCAN_RECORDS_MAX // batch), node="me")
     last = desk.engine.topic("a").head_seq
     desk.append("a", "found", node="you")
@@ -53,7 +53,7 @@ def test_a_read_that_finds_nothing_gives_way_and_can_be_gone_on_with(batch: int)
     assert seqs_of(page) == [last + 1]
 
 
-def test_a_read_that_has_found_something_does_not_look_for_more_for_ever() -> None:
+def test_a_read_with_results_scans_a_bounded_number_of_further_records() -> None:
     desk = Desk()
     desk.append("a", "found", node="you")
     for _ in range(20):
@@ -66,7 +66,7 @@ def test_a_read_that_has_found_something_does_not_look_for_more_for_ever() -> No
     assert SCAN_RECORDS_MAX <= page.next_from_seq < SCAN_RECORDS_MAX + 2000
 
 
-# A topic that was made again
+# Recreated topics
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_read_that_has_found_something_does_not_look_for_more_for_ever() -> No
         *((3, "right", False), (0, "wrong", True), (2, "wrong", True)),
     ],
 )
-def test_a_cursor_of_an_earlier_topic_is_told_so(
+def test_a_cursor_of_an_earlier_incarnation_receives_a_recreated_tombstone(
     from_seq: int, epoch: str | None, recreated: bool
 ) -> None:
     desk = filled(2)

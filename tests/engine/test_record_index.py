@@ -1,4 +1,4 @@
-"""Record index: cheap at its front, small in memory, exact between two LSNs."""
+"""Record index: cheap removal at the front, little memory, and exact ranges between two LSNs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topics.engine.record_index import RecordIndex
 from topics.engine.store import FLAGS_STEP, DeleteFlags, first_live, last_live
 
 
-def test_the_front_of_an_index_goes_cheaply_and_entries_are_found_by_what_is_left() -> None:
+def test_dropping_the_front_is_cheap_and_the_remaining_entries_are_found() -> None:
     index = RecordIndex()
     for number in range(1000):
         index.add(1 + 2 * number, 2, in_log(number), 50, number)
@@ -36,7 +36,7 @@ def test_the_front_of_an_index_goes_cheaply_and_entries_are_found_by_what_is_lef
     assert (len(index), index.bytes_used()) == (0, 0)
 
 
-def test_an_entry_takes_less_than_forty_bytes_and_none_takes_nothing() -> None:
+def test_an_entry_takes_less_than_forty_bytes_and_an_empty_index_none() -> None:
     index = RecordIndex()
     assert index.bytes_used() == 0
     for number in range(100_000):
@@ -58,7 +58,7 @@ EDGES = [
 
 
 @pytest.mark.parametrize(("locator", "kind"), EDGES)
-def test_every_locator_is_of_one_kind(locator: Locator, kind: str) -> None:
+def test_every_locator_has_exactly_one_kind(locator: Locator, kind: str) -> None:
     answers = (is_in_log(locator), is_extent(locator), is_in_memory(locator))
     assert answers == tuple(kind == each for each in ("log", "extent", "memory"))
 
@@ -78,14 +78,14 @@ def test_the_first_and_the_last_live_record_of_a_range_are_found(
 
 
 @pytest.mark.parametrize("live", [0, 1, FLAGS_STEP - 1, FLAGS_STEP, 3 * FLAGS_STEP + 4])
-def test_one_live_record_is_found_among_many_steps_of_deleted_ones(live: int) -> None:
+def test_a_single_live_record_among_many_deleted_ones_is_found(live: int) -> None:
     deleted = bytearray(b"\1" * (3 * FLAGS_STEP + 5))
     deleted[live] = 0
     assert first_live(deleted, 0, len(deleted)) == live
     assert last_live(memoryview(deleted), 0, len(deleted)) == live
 
 
-def test_flags_add_up_by_locator() -> None:
+def test_delete_flags_of_one_locator_accumulate() -> None:
     flags = DeleteFlags()
     assert flags.get(7) is None
     flags.flag(7, 5, [(0, 1)])
@@ -104,7 +104,7 @@ def test_all_deleted_writes_of_one_record_share_one_object() -> None:
     assert flags.get(1) is flags.get(2)
 
 
-def test_flags_of_released_locators_are_forgotten() -> None:
+def test_delete_flags_of_released_locators_are_dropped() -> None:
     flags = DeleteFlags()
     flags.flag(1, 2, [(0, 1)])
     flags.flag(2, 2, [(0, 1)])

@@ -1,4 +1,4 @@
-"""Snapshot and replay: what a checkpoint keeps comes back once, and nothing uncommitted does."""
+"""Snapshot and replay: a checkpoint restores each committed item once, and nothing uncommitted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from topics.formats.ranges import SeqRange
 
 
 def kept(desk: Desk, lsn: int = 100) -> Any:
-    """The topic as a checkpoint has it: CBOR."""
+    """Return the topic as a checkpoint encodes it in CBOR."""
     return cbor2.loads(cbor2.dumps(snapshot_topic(desk.engine.topic("a"), lsn)))
 
 
@@ -49,7 +49,7 @@ def extent(first_seq: int, count: int) -> IndexEntry:
     return IndexEntry(first_seq, count, in_extent(1, first_seq), 100 * count, 5)
 
 
-def test_a_topic_comes_back_with_its_config_floors_and_reservations(desk: Desk) -> None:
+def test_a_topic_is_restored_with_its_config_floors_and_reservations(desk: Desk) -> None:
     fill(desk, 2, 3, ttl_ms=7_000_000, cap_records=3)
     topic = desk.engine.topic("a")
     replay, again = restored(desk)
@@ -61,7 +61,7 @@ def test_a_topic_comes_back_with_its_config_floors_and_reservations(desk: Desk) 
     assert replay.table.by_name == {"a": again}
 
 
-def test_what_is_not_committed_is_not_kept(desk: Desk) -> None:
+def test_uncommitted_changes_are_not_in_a_snapshot(desk: Desk) -> None:
     fill(desk, 2)
     before = kept(desk)
     desk.append("a", 3)
@@ -69,13 +69,13 @@ def test_what_is_not_committed_is_not_kept(desk: Desk) -> None:
     assert kept(desk) == before
 
 
-def test_records_in_memory_are_kept_as_lost(desk: Desk) -> None:
+def test_records_in_memory_are_stored_as_losses(desk: Desk) -> None:
     fill(desk, 3, durability="ephemeral")
     assert kept(desk)["losses"] == [[1, 3]]
     assert restored(desk)[1].losses == ((1, 3),)
 
 
-def test_burnt_seqs_and_their_floor_come_back(desk: Desk) -> None:
+def test_skipped_seqs_and_their_floor_are_restored(desk: Desk) -> None:
     fill(desk)
     topic = desk.engine.topic("a")
     trim_to(topic, SeqRange(1, 2))
@@ -85,7 +85,7 @@ def test_burnt_seqs_and_their_floor_come_back(desk: Desk) -> None:
     assert (again.trimmed, again.trim_floor) == (topic.trimmed, topic.trim_floor) == (((4, 6),), 3)
 
 
-def test_ids_epochs_and_reserved_ts_of_a_shard_only_rise(desk: Desk) -> None:
+def test_ids_epochs_and_reserved_ts_of_a_shard_never_decrease(desk: Desk) -> None:
     table = desk.engine.table
     table.last_id, table.last_epoch, table.reserving_ts = 8, 50, 777
     again = TopicTable()
@@ -94,7 +94,7 @@ def test_ids_epochs_and_reserved_ts_of_a_shard_only_rise(desk: Desk) -> None:
     assert (again.last_id, again.last_epoch, again.reserved_ts) == (8, 60, 777)
 
 
-def test_topics_may_come_and_go_while_they_are_kept(desk: Desk) -> None:
+def test_topics_may_be_created_and_deleted_during_a_checkpoint(desk: Desk) -> None:
     for name in "abc":
         desk.put(name)
     desk.commit()
@@ -106,7 +106,7 @@ def test_topics_may_come_and_go_while_they_are_kept(desk: Desk) -> None:
     assert [topic.name for topic in found] == ["c"]
 
 
-def test_an_extent_counts_what_lives_in_it_and_is_not_used_when_nothing_does(desk: Desk) -> None:
+def test_a_restored_extent_counts_its_live_records_and_is_dropped_without_any(desk: Desk) -> None:
     fill(desk, 2, 3, 4)
     desk.delete_records("a", before_seq=4)
     desk.commit()
@@ -120,7 +120,7 @@ def test_an_extent_counts_what_lives_in_it_and_is_not_used_when_nothing_does(des
         restore_extent(replay, topic.id, extent(9, 1), 0, 0)
 
 
-def test_only_living_keys_of_writes_without_a_record_are_kept_beside_the_segments(
+def test_only_unexpired_keys_of_writes_without_records_are_stored_in_the_checkpoint(
     desk: Desk,
 ) -> None:
     desk.append("a", 0, key="over", config={"idempotency_window_ms": 1000})
@@ -137,7 +137,7 @@ def test_only_living_keys_of_writes_without_a_record_are_kept_beside_the_segment
 
 
 @pytest.mark.parametrize("durability", ["disk", "ephemeral"])
-def test_keys_of_copies_are_kept_but_for_copies_that_a_restart_takes(
+def test_keys_of_copies_are_stored_unless_the_copies_are_in_memory(
     desk: Desk, durability: str
 ) -> None:
     fill(desk, 1, durability=durability, idempotency_window_ms=0)
@@ -150,14 +150,14 @@ def test_keys_of_copies_are_kept_but_for_copies_that_a_restart_takes(
     assert found == (None if durability == "ephemeral" else (1, 1))
 
 
-# Replay: which frames the checkpoint holds
+# Replay: which frames the checkpoint covers
 
 
 def header(topic_id: int) -> FrameHeader:
     return FrameHeader(b"", 0, 0, 0, topic_id, 1, 0, 0, 0, 0, FrameKind.FLOOR, 0, 0)
 
 
-def test_each_topic_of_the_checkpoint_has_the_lsn_that_was_noted(desk: Desk) -> None:
+def test_each_restored_topic_has_its_own_lsn_in_the_checkpoint(desk: Desk) -> None:
     for name in "abc":
         desk.put(name)
     replay = Replay(desk.engine.table)
@@ -171,8 +171,10 @@ def test_each_topic_of_the_checkpoint_has_the_lsn_that_was_noted(desk: Desk) -> 
     assert not replay.is_ahead(header(99)._replace(lsn=8))
 
 
-def test_a_write_is_replayed_once_and_caps_take_nothing_before_the_checkpoint(desk: Desk) -> None:
-    """What it held was within its caps, also where a record that was deleted made room."""
+def test_a_write_is_replayed_once_and_caps_apply_only_after_the_checkpoint(desk: Desk) -> None:
+    """The state at the checkpoint was within the caps, even if a deleted record made space for
+    others.
+    """
     desk.put("a", cap_records=2)
     desk.commit()
     replay, topic = Replay(desk.engine.table), desk.engine.topic("a")

@@ -19,7 +19,7 @@ from topics.formats.api.topic_config import TopicConfig
 from topics.formats.json_text import json_bytes
 
 
-def test_a_read_does_not_count_where_a_priority_is_set_or_none_is_wanted(desk: Desk) -> None:
+def test_a_read_does_not_raise_a_topic_with_a_fixed_or_disabled_priority(desk: Desk) -> None:
     desk.put("a", auto_priority=False)
     topic = desk.engine.topic("a")
     topic.touch(*desk.now)
@@ -30,7 +30,7 @@ def test_a_read_does_not_count_where_a_priority_is_set_or_none_is_wanted(desk: D
     assert (topic.effective_priority(desk.now.ms), topic.band(desk.now.ms)) == (1000, TOP_BAND)
 
 
-def test_a_key_under_way_belongs_to_its_topic_alone() -> None:
+def test_pending_keys_of_topics_are_independent() -> None:
     first, second = (Topic(topic_id, "t", 1, TopicConfig()) for topic_id in (1, 2))
     first.note_pending_key("k", "a")
     assert (first.pending_keys, second.pending_keys) == ({"k": "a"}, {})
@@ -39,7 +39,7 @@ def test_a_key_under_way_belongs_to_its_topic_alone() -> None:
     assert Topic(3, "t", 1, TopicConfig()).pending_keys == {}
 
 
-def test_a_dry_run_without_new_limits_counts_no_record_that_only_its_age_removes(
+def test_a_dry_run_without_new_limits_does_not_count_expired_records(
     desk: Desk,
 ) -> None:
     desk.put("a", ttl_ms=10)
@@ -64,13 +64,13 @@ def test_an_idle_topic_takes_less_than_a_kilobyte() -> None:
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert taken / len(topics) < 750  # 560; 1,440 with a deque of its own
+    assert taken / len(topics) < 750  # 560 bytes; it would be 1,440 with a deque per topic
 
 
 # Topic table: ids, epochs and names
 
 
-def test_epochs_rise_though_the_clock_goes_back(desk: Desk) -> None:
+def test_epochs_increase_even_if_the_clock_is_set_back(desk: Desk) -> None:
     epochs = []
     for ts in (100, 50, 50, 7):
         desk.now = Now(ts, desk.now.ms + 1)
@@ -81,7 +81,7 @@ def test_epochs_rise_though_the_clock_goes_back(desk: Desk) -> None:
     assert epochs[0] == 100
 
 
-def test_names_are_sorted_and_stay_inside_prefix_cursor_and_allowlist(desk: Desk) -> None:
+def test_names_are_sorted_and_limited_to_prefix_cursor_and_allowlist(desk: Desk) -> None:
     for name in ("b", "a", "a.2", "a.1", "c"):
         desk.put(name)
     names = desk.engine.names
@@ -97,10 +97,10 @@ def test_names_are_sorted_and_stay_inside_prefix_cursor_and_allowlist(desk: Desk
     assert names("m", None, None, 2) == sorted(many)[:2], "without sorting all of them"
 
 
-# Queues by band: weighted turns
+# Queues by band: weighted round robin
 
 
-def test_queues_take_turns_by_weight_and_each_in_its_order() -> None:
+def test_bands_are_served_by_weight_and_each_band_in_order() -> None:
     queues = Queues[int]()
     for band in range(BANDS):
         queues.queues[band].extend(range(100))
@@ -113,7 +113,7 @@ def test_queues_take_turns_by_weight_and_each_in_its_order() -> None:
     assert taken == {band: [*range(weight)] for band, weight in enumerate(WEIGHTS)}
 
 
-def test_a_queue_alone_has_all_turns_and_pays_its_debt_when_others_come() -> None:
+def test_a_lone_band_is_always_served_and_repays_its_share_when_others_arrive() -> None:
     queues = Queues[int]()
     assert queues.next() is None
     queues.queues[0].extend(range(50))
@@ -132,10 +132,10 @@ def test_a_queue_alone_has_all_turns_and_pays_its_debt_when_others_come() -> Non
     assert order.count(3) > 20
 
 
-# Caps and age, one sentence each; the long runs are in test_topic_machine.py
+# Caps and age, one rule per test; long random runs are in test_topic_machine.py
 
 
-def test_bytes_are_capped_to_the_byte(desk: Desk) -> None:
+def test_cap_bytes_is_exact_to_the_byte(desk: Desk) -> None:
     fill(desk, 1, 1, 1)
     size = desk.engine.topic("a").bytes // 3
     for cap, left in ((3 * size, 3), (3 * size - 1, 2), (size, 1), (size - 1, 0)):
@@ -144,18 +144,19 @@ def test_bytes_are_capped_to_the_byte(desk: Desk) -> None:
         assert (desk.engine.topic("a").count, desk.engine.topic("a").bytes) == (left, left * size)
 
 
-def test_seqs_that_are_to_burn_take_no_room(desk: Desk) -> None:
+def test_skipped_seqs_take_no_capacity(desk: Desk) -> None:
     desk.put("a", cap_records=2, discard="reject")
     desk.commit()
     desk.pending.append(advance(desk.engine.topic("a"), 5, desk.now))
     assert isinstance(desk.append("a", 1, 2), Append)
 
 
-def test_the_log_is_told_of_a_cut_for_records_that_it_does_not_hold(desk: Desk) -> None:
+def test_a_cut_writes_a_floor_frame_only_if_the_log_holds_removed_records(desk: Desk) -> None:
     fill(desk, 1, 1, cap_records=2)
     desk.put("a", durability="ephemeral")
     desk.commit()
-    for told in (True, True, False):  # the third cut takes what the log has not held
+    # The third cut removes only records that the log does not contain
+    for told in (True, True, False):
         desk.append("a", 1)
         desk.commit()
         assert (expire(desk) is not None) is told

@@ -1,7 +1,8 @@
-"""Topics that shrink, against a list of records: caps, age, deletes, classes, clocks, sealing,
-checkpoints and restarts in any order.
+"""Compare topics that evict records with a list of records. Caps, age, deletes, durability
+classes, clock steps, sealing, checkpoints and restarts happen in any order.
 
-``TOPIC_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_topic_machine.py`` looks longer.
+``TOPIC_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_topic_machine.py`` searches
+longer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXAMPLES = int(os.environ.get("TOPIC_MACHINE_EXAMPLES", "60"))
 
 @settings(max_examples=EXAMPLES, stateful_step_count=50)
 class Retention(TopicPicks):
-    """Readers, checkpoints and restarts, and what is always true."""
+    """Reads, checkpoints, restarts and invariants."""
 
     @rule(
         name=NAMES,
@@ -50,8 +51,10 @@ class Retention(TopicPicks):
         hidden: int,
         until: int | None,
     ) -> None:
-        """``hidden``: so many seqs below the head the reader is not to know of. ``until``: so many
-        below the head it does not want.
+        """Read a page and compare it with the model.
+
+        ``hidden``: the number of seqs below the head that the reader must not see. ``until``: the
+        number of seqs below the head that it does not request.
         """
         topic = self._fresh(name)
         if topic is not None:
@@ -133,9 +136,8 @@ class Retention(TopicPicks):
         for topic_id, topic in engine.by_id.items():
             model = self.models[topic_id]
             if self.checkpoint is not None and topic_id in self.kept_in_memory | self.untold:
-                # A checkpoint knows what went because of records in memory, and which of these were
-                # deleted; the log may not. It knows floors that were shown and that the log could
-                # not be told of, too.
+                # The checkpoint contains evictions that were caused by records in memory, deletes
+                # of these records, and floors that readers saw but the log lacks.
                 assert topic.start_seq >= model.start
                 model.cut(topic.start_seq)
                 model.losses, model.floors["loss"] = list(topic.losses), topic.loss_floor
@@ -151,8 +153,8 @@ class Retention(TopicPicks):
                         topic, from_seq, 1000, set(), (True, True, True), 0, reasons=False
                     )
             assert topic.evict_floor == max(model.floors.values())
-            # A frame may tell of a floor a little later than it moved: another cause may then have
-            # taken the same records.
+            # A frame may record a floor later than it moved. In the meantime another cause may
+            # have removed the same records.
             model.floors = {
                 "cap": topic.cap_floor,
                 "ttl": topic.ttl_floor,
@@ -184,7 +186,7 @@ class Retention(TopicPicks):
             if header.topic_id == topic_id and header.kind in kinds
         )
 
-    # What is always true
+    # Invariants
 
     @invariant()
     def the_engine_is_the_model(self) -> None:
@@ -224,6 +226,6 @@ TestRetention = pytest.mark.slow(Retention.TestCase)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # 15 s of a whole core
-def test_topics_are_their_model_after_every_step_of_a_long_run() -> None:
+@pytest.mark.timeout(600)  # 15 s of one core
+def test_topics_equal_their_models_after_every_step_of_a_long_run() -> None:
     run_state_machine_as_test(Retention, settings=settings(LONG, max_examples=20))

@@ -1,8 +1,8 @@
-"""Transcripts of engine rules: what each command of a text file is answered.
+"""Transcripts of engine rules: text files of commands and their output.
 
-A line that begins with ``> `` is a command of `queue_shell`, the lines below it are its
-answer, ``#`` begins a comment. After a change of the rules
-``python -m tests.engine.test_transcripts`` writes the answers again, for a reviewer to read.
+A line that begins with ``> `` is a command of `queue_shell`, the lines below it are its output, and
+``#`` begins a comment. After a change of the rules, ``python -m tests.engine.test_transcripts``
+rewrites the output for review.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 
 
 def played(text: str) -> Iterator[str]:
-    """The lines of a transcript, with the answers that the engine gives now."""
+    """Yield the lines of a transcript with the output of the current engine."""
     shell = QueueShell()
     for line in text.splitlines():
         if line.startswith("> "):
@@ -29,12 +29,12 @@ def played(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_the_engine_answers_as_the_transcript_says(path: Path) -> None:
+def test_the_engine_reproduces_the_output_of_the_transcript(path: Path) -> None:
     text = path.read_text()
     assert [*played(text)] == text.splitlines()
 
 
-def test_every_transcript_asks_and_is_answered() -> None:
+def test_every_transcript_contains_commands_and_output() -> None:
     assert len(TRANSCRIPTS) >= 6
     for path in TRANSCRIPTS:
         lines = path.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Usage: which topics are counted again, when, and how many at once."""
+"""Usage: which topics are counted again, when, and how many per step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.engine.usage import Sums, Usage
 
 
 def topic_of(desk: Desk, name: str, *datas: Any, **config: Any) -> Topic:
-    """A topic with records."""
+    """Return a new topic with these records."""
     desk.put(name, **config)
     if datas:
         desk.append(name, *datas)
@@ -25,21 +25,21 @@ def topic_of(desk: Desk, name: str, *datas: Any, **config: Any) -> Topic:
 
 
 def sums(counted: Usage, desk: Desk) -> Sums:
-    """After a beat."""
+    """Return the sums after one tick."""
     counted.begin(desk.now.ms)
     while counted.step(desk.now.ms):
         pass
     return counted.sums
 
 
-def test_the_sums_begin_with_all_topics_counted() -> None:
+def test_the_initial_sums_count_all_topics() -> None:
     desk = Desk()
     log, queue = topic_of(desk, "a", 1, 2), topic_of(desk, "q", 1, type="queue")
     counted = Usage([log, queue], desk.now.ms)
     assert counted.sums == Sums((0, 2, 0, 0), 1, 3, log.bytes + queue.bytes, 0, 0, 0)
 
 
-def test_what_was_touched_since_a_beat_began_belongs_to_the_next() -> None:
+def test_a_topic_touched_after_the_tick_began_is_counted_by_the_next_tick() -> None:
     desk = Desk()
     topic = topic_of(desk, "a", 1)
     counted = Usage([], desk.now.ms)
@@ -68,7 +68,7 @@ def claim(desk: Desk, topic: Topic, lease_ms: int) -> None:
     desk.commit()
 
 
-def test_a_busy_queue_is_planned_once() -> None:
+def test_a_busy_queue_is_scheduled_only_once() -> None:
     desk = Desk()
     topic = topic_of(desk, "q", *range(50), type="queue", durability="ephemeral")
     counted = Usage([topic], desk.now.ms)
@@ -86,21 +86,21 @@ def test_a_busy_queue_is_planned_once() -> None:
     assert not counted._times
 
 
-def test_times_that_do_not_count_any_more_are_swept_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_scheduled_times_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "STALE_MIN", 5)
     desk = Desk()
     topic = topic_of(desk, "q", 1, type="queue", durability="ephemeral")
     desk.append("q", records=[{"data": 2, "delay_ms": 10**9}])
     desk.commit()
     counted = Usage([topic], desk.now.ms)
-    for _ in range(30):  # a lease ends, and the delay is what comes next
+    for _ in range(30):  # A lease ends, and the delay is the next scheduled time
         claim(desk, topic, 1_000)
         counted.touch(topic)
         assert sums(counted, desk).leases == 1
         desk.later(1_300)
         assert sums(counted, desk) == Usage([topic], desk.now.ms).sums
         assert len(counted._times) <= 2 + usage.STALE_MIN
-    for number in range(30):  # queues come and go
+    for number in range(30):  # Queues are created and deleted
         gone = topic_of(desk, f"gone{number}", type="queue")
         desk.append(gone.name, records=[{"data": 1, "delay_ms": 10**9}])
         desk.commit()
@@ -116,8 +116,10 @@ def test_times_that_do_not_count_any_more_are_swept_up(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_the_sums_are_those_of_counting_anew(seed: int) -> None:
-    """Topics come and go, get keys and another class; leases and delays end by themselves."""
+def test_incremental_sums_always_equal_a_complete_count(seed: int) -> None:
+    """Topics are created and deleted, and change keys and durability class. Leases and delays end
+    by time.
+    """
     rng, desk = Random(seed), Desk()
     counted = Usage([], desk.now.ms)
     for step in range(60):

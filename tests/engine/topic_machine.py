@@ -52,11 +52,11 @@ MATCHES = st.sampled_from(
 )
 Models = dict[int, TopicModel]
 Flags = tuple[bool, bool, bool]
-"""A reader wants tags, meta, data."""
+"""Whether the reader requests tags, meta and data."""
 
 
 class TopicMachine(ShardMachine):
-    """``models`` holds what is committed, by topic id; ``names`` what is decided."""
+    """The base class. ``models`` holds the committed topics by id, ``names`` the decided topics."""
 
     models: Models
 
@@ -64,15 +64,15 @@ class TopicMachine(ShardMachine):
     def begin(self) -> None:
         self.start()
         self.held: tuple[Append, Callable[[], None]] | None = (
-            None  # a streamed append that is decided, and how it is submitted
+            None  # A decided streamed append, and the function that submits it
         )
-        self.rests: list[Rest] = []  # of deletes that are under way
+        self.rests: list[Rest] = []  # The rests of deletes in progress
         self.number = 0
 
-    # Ways in
+    # Access to topics
 
     def _fresh(self, name: str) -> Topic | None:
-        """The topic after what is too old has gone, as before every answer."""
+        """Return the topic after its expired records are removed, as before every response."""
         topic = self.world.engine.topics.get(name)
         if topic is None:
             return None
@@ -100,7 +100,7 @@ class TopicMachine(ShardMachine):
     ) -> None:
         self.world.submit(change, effects, commit)
 
-    # What time and the log do
+    # Time
 
     @rule(ts=st.sampled_from([1, 4, 6, 30, 51, -3, -60]))
     def time_passes(self, ts: int) -> None:

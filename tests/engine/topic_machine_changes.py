@@ -1,4 +1,4 @@
-"""Changes of the topic machine: appends, streamed ones too, configs and deletes."""
+"""Rules of the topic machine for changes: appends (also streamed ones), configs and deletes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SMALL_SLICES: dict[str, Any] = {
 
 
 class TopicChanges(TopicMachine):
-    """What clients ask to be changed."""
+    """Changes that clients request."""
 
     @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
     def append(self, name: str, records: list[dict[str, Any]], node: str | None) -> None:
@@ -67,7 +67,9 @@ class TopicChanges(TopicMachine):
     @precondition(lambda self: self.held is None)
     @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
     def begin_long(self, name: str, records: list[dict[str, Any]], node: str | None) -> None:
-        """Its records are being written: until then the topic is its own, but for its readers."""
+        """Decide a streamed append. While its records are written, only reads of the topic are
+        served.
+        """
         topic = self.world.engine.topics.get(name)
         if topic is None:
             return
@@ -79,7 +81,7 @@ class TopicChanges(TopicMachine):
         )
 
     def _is_taken(self, name: str) -> bool:
-        """What writes to this topic waits behind a streamed append."""
+        """Return whether a streamed append makes other writes to this topic wait."""
         return self.held is not None and self.names.get(name) == self.held[0].topic.id
 
     @precondition(lambda self: self.held is not None)
@@ -92,15 +94,16 @@ class TopicChanges(TopicMachine):
     @precondition(lambda self: self.held is not None)
     @rule()
     def fail_long(self) -> None:
-        """There is no room for its records."""
+        """Undo the streamed append because the disk has no space for its records."""
         assert self.held is not None
         (change, _), self.held = self.held, None
         self.world.engine.undo(change)
 
     @rule(name=NAMES, records=RECORDS, ts=st.sampled_from([1, 51, 101]))
     def no_room_midway(self, name: str, records: list[dict[str, Any]], ts: int) -> None:
-        """A disk is full while a streamed append is under way, and what readers moved meanwhile
-        cannot be told to the log.
+        """Fail the log during a streamed append, after readers saw records expire.
+
+        The disk is full, so that the log cannot record the moved floor.
         """
         if self.held is None:
             self.begin_long(name, records, None)
@@ -117,7 +120,7 @@ class TopicChanges(TopicMachine):
         node: str | None,
         decide: Callable[[AppendBody], Any],
     ) -> tuple[Append, Callable[[], None]] | None:
-        """The change and what submits it; None when it is refused."""
+        """Return the change and the function that submits it, or None if the append is rejected."""
         self.number += 1
         body = decode_append(json_bytes({"records": records, "node": node}), None, LIMITS)
         config = topic.config if topic else TopicConfig()
@@ -217,7 +220,7 @@ class TopicChanges(TopicMachine):
         self._submit(change, {FrameKind.TOPIC: self.told(topic, config)}, commit)
 
     def told(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
-        """What a replay makes of a TOPIC frame that is written now."""
+        """Return the effect of replaying a TOPIC frame that is written now."""
         model = self.models[topic.id].copy()
         head, losses = topic.next_seq - 1, model.losses_at_restart
 
@@ -232,7 +235,7 @@ class TopicChanges(TopicMachine):
 
     @rule(name=NAMES, count=st.integers(1, 5))
     def trim(self, name: str, count: int) -> None:
-        """A router burns seqs."""
+        """Skip seqs, as a router does for lost records of its source."""
         topic = None if self._is_taken(name) else self._fresh(name)
         if topic is None:
             return
@@ -286,7 +289,7 @@ class TopicChanges(TopicMachine):
     @precondition(lambda self: self.rests)
     @rule()
     def delete_more(self) -> None:
-        """A delete that is under way goes on, if its topic still stands."""
+        """Continue a delete if its topic still exists."""
         topic, *_ = rest = self.rests.pop(0)
         if self.world.engine.by_id.get(topic.id) is not topic or self._is_taken(topic.name):
             return
@@ -295,7 +298,7 @@ class TopicChanges(TopicMachine):
         self._delete(rest)
 
     def _delete(self, rest: Rest) -> None:
-        """A slice; in the log and in segments it may take less than is left."""
+        """Delete one slice. In the log and in segments it may remove fewer records than remain."""
         topic_id, model = rest.topic.id, self.models[rest.topic.id]
         with patch.multiple(delete_records, **SMALL_SLICES):
             change = delete_records.decide(self.world.engine.table, rest, self.now)

@@ -1,5 +1,5 @@
-"""Picking in the topic machine: whatever has happened to the topic, a router with any filter and
-any bounds forwards what it should, and burns what was lost.
+"""Picking in the topic machine: after any changes of the topic, a router with any filter and any
+bounds forwards exactly the matching records and skips exactly the lost seqs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch, tag_match
 
 Bounds: TypeAlias = tuple[int, int, int, int]
-"""Records, bytes, runs and what is scanned, at most."""
+"""The maximum of records, bytes, runs and scanned records."""
 Step: TypeAlias = tuple[str, int, int]
 """("picked", seq, hop) or ("lost", first, last)."""
 
 
 class TopicPicks(TopicChanges):
-    """A router comes by."""
+    """Picks of a router."""
 
     @rule(
         name=NAMES,
@@ -54,8 +54,10 @@ class TopicPicks(TopicChanges):
         bounds: Bounds,
         reads_all: bool,
     ) -> None:
-        """``back``: how far below the head the router stands. ``ranges``: of what came through
-        routers (seqs in between, seqs, hop).
+        """Pick from a cursor up to the head and compare the result with the model.
+
+        ``back``: the distance of the cursor below the head. ``ranges``: seqs that arrived through
+        routers, as (seqs before them, number of seqs, hop).
         """
         topic = self._fresh(name)
         if topic is None:
@@ -81,7 +83,7 @@ class TopicPicks(TopicChanges):
         bounds: Bounds,
         reads_all: bool,
     ) -> list[Step]:
-        """All that is picked until there is no more."""
+        """Return everything that is picked up to the head."""
         records, size, runs, scan = bounds
         steps: list[Step] = []
         while True:
@@ -130,7 +132,7 @@ class TopicPicks(TopicChanges):
 
 
 def lost_at(first: int, last: int, hops: Hops) -> Iterator[Step]:
-    """What is lost, by its hops; at the highest one it is passed over."""
+    """Yield the lost ranges by their hops. Records with the maximum hop are skipped."""
     while first <= last:
         hop, end = hops.at(first)
         end = min(end, last)
@@ -140,7 +142,7 @@ def lost_at(first: int, last: int, hops: Hops) -> Iterator[Step]:
 
 
 def expected(model: TopicModel, cursor: int, match: TagMatch | None, hops: Hops) -> list[Step]:
-    """What a router does that looks at one seq after another."""
+    """Return the steps of a simple router that visits one seq after another."""
     steps: list[Step] = []
     floor = max(floor for cause, floor in model.floors.items() if cause != "ttl")
     if cursor + 1 < floor:

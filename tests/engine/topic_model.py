@@ -1,5 +1,5 @@
-"""The obvious topic: a list of records. What the log was told is a list too, so that a restart is a
-loop over it.
+"""The model of a topic: a list of records. The effects of the log are a list too, so that a
+restart is a loop over them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.api.topic_config import TopicConfig
 
-# What readers are told of each cause.
+# The reason that readers see for each cause.
 REASONS = {"cap": "cap", "ttl": "ttl", "loss": "mixed", "trim": "source_trim"}
 
 
@@ -18,7 +18,7 @@ REASONS = {"cap": "cap", "ttl": "ttl", "loss": "mixed", "trim": "source_trim"}
 class Record:
     seq: int
     ts: int
-    shown: dict[str, Any]  # as a reader gets it who wants everything
+    shown: dict[str, Any]  # As a reader receives it with all options
     size: int
     logged: bool = True
     live: bool = True
@@ -30,7 +30,7 @@ class Record:
 
 @dataclass
 class Expected:
-    """A page."""
+    """The expected page."""
 
     records: list[dict[str, Any]]
     next_from_seq: int
@@ -40,7 +40,7 @@ class Expected:
 
 @dataclass
 class TopicModel:
-    """One incarnation, as committed."""
+    """One incarnation of a topic in its committed state."""
 
     name: str
     config: TopicConfig
@@ -51,7 +51,7 @@ class TopicModel:
     losses: list[tuple[int, int]] = field(default_factory=list)
     trimmed: list[tuple[int, int]] = field(default_factory=list)
 
-    # What is there
+    # State
 
     @property
     def live(self) -> list[Record]:
@@ -71,7 +71,7 @@ class TopicModel:
         return sum(record.size for record in self.live)
 
     def settle(self) -> None:
-        """Losses before the first live record are a floor."""
+        """Convert losses below the first live record to floors."""
         start = self.start
         for first, last in self.losses:
             if first < start:
@@ -82,7 +82,7 @@ class TopicModel:
                 self.floors["trim"] = max(self.floors["trim"], last + 1)
         self.trimmed = [burnt for burnt in self.trimmed if burnt[0] >= start]
 
-    # What happens to it
+    # Changes
 
     def append(self, records: list[Record]) -> None:
         self.records += records
@@ -114,7 +114,7 @@ class TopicModel:
         self.settle()
 
     def matching(self, bound: int, match: TagMatch | None) -> set[int]:
-        """Seqs of what a delete takes."""
+        """Return the seqs that a delete removes."""
         return {
             record.seq
             for record in self.live
@@ -129,7 +129,7 @@ class TopicModel:
         return len(gone)
 
     def cut(self, start: int) -> None:
-        """A replay is told where the topic begins."""
+        """Delete all records below ``start``, as a replayed frame specifies."""
         for record in self.records:
             record.live &= record.seq >= start
         self.settle()
@@ -141,21 +141,23 @@ class TopicModel:
         self.head = last
 
     def trim(self, first: int, last: int) -> None:
-        """Seqs are burnt."""
+        """Skip seqs."""
         self.trimmed = joined([*self.trimmed, (first, last)])
         self.head = last
         self.settle()
 
     def trim_again(self, first: int, last: int) -> None:
-        """A replay burns seqs. What it does not find below them was in memory."""
+        """Skip seqs during a replay. Missing records below them were in memory and are lost."""
         if first > self.head + 1:
             self.lose(self.head + 1, first - 1)
         self.trim(first, last)
 
     @property
     def losses_at_restart(self) -> list[tuple[int, int]]:
-        """What is lost, and what is only in memory, as ranges; not what lies below the first live
-        record.
+        """Return the ranges that are lost after a restart: losses, and records that only memory
+        holds.
+
+        Ranges below the first live record are omitted.
         """
         start = self.start
         spans = [
@@ -168,7 +170,7 @@ class TopicModel:
         ]
         return joined(spans)
 
-    # What a reader gets
+    # Reads
 
     def read(
         self,
@@ -180,9 +182,11 @@ class TopicModel:
         head: int,
         until: int,
     ) -> Expected:
-        """``flags``: tags, meta, data. The reader does not know of what is past ``head``, and wants
-        nothing past ``until``
-        but what follows a gap that goes past it."""
+        """Return the page of a read.
+
+        ``flags``: tags, meta, data. The reader must not see anything after ``head``. It requests
+        nothing after ``until``, except for what follows a gap that crosses it.
+        """
         tombstone = None
         head = min(head, self.head)
         last = min(head, until)
@@ -238,7 +242,7 @@ class TopicModel:
 
 
 def joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same seqs as the fewest ranges."""
+    """Return the same seqs as the fewest ranges."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and found[-1][1] + 1 >= first:

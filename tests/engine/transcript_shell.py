@@ -1,21 +1,21 @@
-"""Shell of the transcripts: one shard whose log is a list, driven by lines of text.
+"""The transcript shell: one shard whose log is a list, driven by lines of text.
 
-    put TOPIC FIELD=VALUE ...            make or configure a topic
-    append TOPIC DATA ... FIELD=VALUE    write records; ``key``, ``node``, ``tag``, ``create``
-    delete TOPIC before=SEQ tag=TAG      delete records; ``tag=PREFIX*`` takes all that begin so
+    put TOPIC FIELD=VALUE ...            create or configure a topic
+    append TOPIC DATA ... FIELD=VALUE    append records; ``key``, ``node``, ``tag``, ``create``
+    delete TOPIC before=SEQ tag=TAG      delete records; ``tag=PREFIX*`` matches a prefix
     drop TOPIC if_empty=true             delete the topic
-    burn TOPIC COUNT                     burn seqs, for what the source of a router has lost
+    burn TOPIC COUNT                     skip seqs, as for lost records of a router's source
     read TOPIC FROM FIELD=VALUE          ``limit``, ``node``, ``epoch``, ``until``, ``tags``
-    state TOPIC                          what ``GET`` tells of it
-    wait MS                              time passes
-    hold                                 changes stay on their way from here on
-    commit                               the log has them all; the end of ``hold``
-    fail                                 the log could not write them; the end of ``hold``
-    seal                                 the log written so far becomes a segment
-    kill | power                         a start after a SIGKILL, or after a power loss
+    state TOPIC                          the state that ``GET`` returns
+    wait MS                              advance both clocks
+    hold                                 keep the following changes pending
+    commit                               commit all pending changes and end ``hold``
+    fail                                 undo all pending changes and end ``hold``
+    seal                                 turn the log written so far into a segment
+    kill | power                         restart after a SIGKILL, or after a power failure
 
-Changes are committed, and synced where their class asks for it, as soon as they are decided, unless
-they are held. `queue_shell` adds the commands of queues. Values are JSON, or plain words.
+Changes that are not held are committed as soon as they are decided, and synced if their class
+requires it. `queue_shell` adds the commands of queues. Values are JSON or plain words.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ START = Now(ts=1_000_000, ms=0)
 
 
 class Shell:
-    """Answers one line after another."""
+    """Execute transcript lines one after another."""
 
     def __init__(self) -> None:
         self.world, self.now = World(), START
         self._holds = False
 
     def answer(self, line: str) -> list[str]:
-        """The lines that answer a command."""
+        """Execute a command and return the lines of its output."""
         command, *words = shlex.split(line)
         try:
             return list(self._commands()[command](*words))
@@ -190,7 +190,7 @@ class Shell:
             f"evict_floor {topic.evict_floor}"
         )
 
-    # The world around the shard
+    # The environment of the shard
 
     def _wait(self, ms: str) -> Iterator[str]:
         self.now = Now(self.now.ts + int(ms), self.now.ms + int(ms))
@@ -226,7 +226,7 @@ class Shell:
         return iter(())
 
     def _start(self, *, power: bool) -> Iterator[str]:
-        """All of the log is replayed, as far as it is on the disk."""
+        """Restart and replay the surviving log."""
         world = self.world
         if power:
             world.cut(world.synced)
@@ -238,13 +238,13 @@ class Shell:
 
 
 def fields_of(words: tuple[str, ...]) -> dict[str, Any]:
-    """The words NAME=VALUE."""
+    """Return the words of the form NAME=VALUE."""
     pairs = (word.split("=", 1) for word in words if "=" in word)
     return {name: _value(text) for name, text in pairs}
 
 
 def values_of(words: tuple[str, ...]) -> list[Any]:
-    """The words that are values alone."""
+    """Return the words that are plain values."""
     return [_value(word) for word in words if "=" not in word]
 
 

@@ -1,4 +1,4 @@
-"""A shard whose log is a list and whose segments are bytes in memory: everything but the disk."""
+"""A complete shard without a disk: its log is a list and its segments are bytes in memory."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from topics.formats.disk.segment import (
 from topics.formats.disk.segment_build import Source, build
 from topics.formats.ranges import IndexRun, SeqRun
 
-BOOT_FILE = 1 << 20  # positions between the bases of two log files
+BOOT_FILE = 1 << 20  # Distance between the bases of two log files
 
 
 @dataclass
 class Logged:
-    """A frame in the log, and what the model makes of it."""
+    """A frame in the log, and its effect on the model."""
 
     header: FrameHeader
     body: bytes
@@ -60,10 +60,12 @@ class Extent:
     sealed_flags: bytes
     marked: list[tuple[int, Sequence[IndexRun]]] = field(
         default_factory=list
-    )  # with the end of the log then
+    )  # Each with the end of the log at that time
 
     def forget_marks(self, position: int) -> None:
-        """Power is lost: marks behind this end of the log have not reached the disk."""
+        """Drop the delete flags that a power failure loses, because they were set after this end
+        of the log.
+        """
         self.flags[:] = self.sealed_flags
         self.marked = [mark for mark in self.marked if mark[0] <= position]
         for _, runs in self.marked:
@@ -71,7 +73,7 @@ class Extent:
                 self.flags[start:stop] = b"\1" * (stop - start)
 
     def take_back(self, runs: Iterable[SeqRun]) -> None:
-        """What a replay is going to delete lives until then."""
+        """Clear the delete flags of records that the replay deletes again."""
         for first, length in runs:
             start, stop = (
                 max(first - self.entry.first_seq, 0),
@@ -85,23 +87,25 @@ class Extent:
 class Pending:
     change: Change
     locator: Locator
-    end: int  # of its frames in the log
+    end: int  # End of its frames in the log
     commit: Callable[[], None]
 
 
 @dataclass
 class World:
-    """``log`` survives a restart as far as it is not cut; ``extents`` do, with their flags;
-    ``resident`` does not.
+    """A shard and its storage.
+
+    After a restart ``log`` survives as far as it is not cut, and ``extents`` survive with their
+    flags. ``resident`` does not survive.
     """
 
     engine: ShardEngine = field(default_factory=ShardEngine)
     log: list[Logged] = field(default_factory=list)
     position: int = 0
     synced: int = 0
-    base: int = 0  # of the current file
+    base: int = 0  # Base of the current file
     bases: list[int] = field(default_factory=lambda: [0])
-    sealed: int = 0  # files below this base are sealed
+    sealed: int = 0  # Files below this base are sealed
     extents: dict[int, Extent] = field(default_factory=dict)
     resident: dict[int, View] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
@@ -111,7 +115,7 @@ class World:
     def __post_init__(self) -> None:
         self.engine.store = self
 
-    # The engine's store
+    # The store of the engine
 
     def records(self, locator: int) -> View:
         assert locator not in self.released, "nobody asks for what was released"
@@ -157,8 +161,8 @@ class World:
         effects: dict[FrameKind, Callable[[Any], None]],
         commit: Callable[[], None],
     ) -> None:
-        """Put the frames into the log; ``effects`` says what the model makes of each kind,
-        ``commit`` what it does when it counts.
+        """Write the frames of a change to the log. ``effects`` are their effects on the model by
+        kind, and ``commit`` updates the model at the commit.
         """
         locator = in_log(0)
         for frame in change.frames:
@@ -188,7 +192,7 @@ class World:
 
     @property
     def written(self) -> int:
-        """The end of the log, without the frames of what waits to be committed."""
+        """The end of the log without the frames of pending changes."""
         if not self.pending:
             return self.position
         first = self.pending[0]
@@ -203,7 +207,9 @@ class World:
         self.bases.append(self.base)
 
     def settled_position(self, topic: Topic) -> int:
-        """Every frame of the topic below it is committed, none from there on."""
+        """Return the LSN below which every frame of the topic is committed, and from which on none
+        is.
+        """
         for pending in self.pending:
             change = pending.change
             if (
@@ -217,7 +223,7 @@ class World:
     # Sealing
 
     def seal_next(self) -> None:
-        """The oldest file that is full becomes a segment."""
+        """Turn the oldest full log file into a segment."""
         end = next(base for base in self.bases if base > self.sealed)
         topics = list(self.engine.by_id.values())
         stretches: list[tuple[Topic, list[IndexEntry]]] = []
@@ -282,14 +288,15 @@ class World:
     # Restart
 
     def cut(self, position: int) -> None:
-        """The log ends here."""
+        """Cut the log at this position."""
         self.log = [logged for logged in self.log if logged.header.end <= position]
         self.position = max([logged.header.end for logged in self.log], default=0)
         self.position = max(self.position, self.base)
 
     def restart(self, now: Now, checkpoint: dict[str, Any] | None, *, power: bool) -> list[Frame]:
-        """A new engine; what it wants written. ``checkpoint`` None: from the first frame on,
-        without segments.
+        """Start a new engine and return the frames that it has to write.
+
+        Without a ``checkpoint``, all frames are replayed and there are no segments.
         """
         self.engine = ShardEngine()
         self.engine.store = self
@@ -331,7 +338,9 @@ class World:
         return process_start.decide(replay, now, clean=False, tail_may_be_lost=power)
 
     def _deletes_ahead(self, noted: dict[int, int]) -> dict[int, list[SeqRun]]:
-        """As recovery finds them: what was deleted after the checkpoint had noted the topic."""
+        """Return the deletes that were logged after the checkpoint stored their topic, as recovery
+        does.
+        """
         found: dict[int, list[SeqRun]] = {}
         for header, body in ((logged.header, logged.body) for logged in self.log):
             if header.kind == FrameKind.DELETE and header.lsn >= noted.get(

@@ -11,7 +11,7 @@ from topics.formats.grouping import grouped
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 20))
-def test_groups_hold_all_items_in_order_and_each_is_as_heavy_as_it_may_be(
+def test_groups_contain_all_items_in_order_and_are_filled_up_to_the_weight_limit(
     items: list[int], most: int
 ) -> None:
     groups = list(grouped(items, lambda item: item, most))

@@ -1,4 +1,4 @@
-"""JSON text: one form for each text, the one that records keep."""
+"""JSON text: each text has exactly one form, which records keep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics.formats.json_text import json_bytes, json_string
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_text_has_one_form_as_json(text: str) -> None:
+def test_a_text_has_exactly_one_json_form(text: str) -> None:
     rendered = json_string(text)
     assert rendered == json_bytes(text)
     assert bytes(one(b'{"data":%b}' % rendered, WIDE).data) == rendered

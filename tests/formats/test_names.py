@@ -17,7 +17,7 @@ OTHERS = FIRST | set("._:-")
 @pytest.mark.parametrize(
     "name", ["a", "Z", "0", "a.b_c:d-e", "render-queue:tenantA", "a" * 255, "9" + "-" * 254]
 )
-def test_valid_names(name: str) -> None:
+def test_valid_topic_names_are_accepted(name: str) -> None:
     assert valid_topic_name(name)
 
 
@@ -28,19 +28,19 @@ def test_valid_names(name: str) -> None:
         *("aé", "\u0661", "a\u0661", "a\0", "ａ", "a%20"),
     ],
 )
-def test_invalid_names(name: str) -> None:
+def test_invalid_topic_names_are_rejected(name: str) -> None:
     assert not valid_topic_name(name)
 
 
 @given(st.text(max_size=300))
-def test_a_name_is_valid_when_every_character_may_stand_where_it_stands(name: str) -> None:
+def test_a_topic_name_is_valid_if_its_length_and_every_character_are_allowed(name: str) -> None:
     assert valid_topic_name(name) == (
         1 <= len(name) <= 255 and name[0] in FIRST and set(name) <= OTHERS
     )
 
 
 @given(st.text(max_size=300) | st.text("aZ9._:->\n", max_size=300))
-def test_a_router_may_be_named_by_its_ends(name: str) -> None:
+def test_a_router_name_may_also_contain_the_greater_than_sign(name: str) -> None:
     assert valid_router_name(name) == (
         1 <= len(name) <= 255 and name[0] in FIRST and set(name) <= OTHERS | {">"}
     )
@@ -51,12 +51,12 @@ def test_a_router_may_be_named_by_its_ends(name: str) -> None:
     ("name", "valid"),
     [("a->b", True), ("a" + ">" * 254, True), (">a", False), ("->", False), ("a->b\n", False)],
 )
-def test_a_router_begins_with_a_letter_or_digit(name: str, valid: bool) -> None:
+def test_a_router_name_begins_with_a_letter_or_digit(name: str, valid: bool) -> None:
     assert valid_router_name(name) is valid
 
 
 def test_the_shard_of_a_name_never_changes() -> None:
-    # CRC-32C of the name; "123456789" is the check value that its specifications give.
+    # CRC-32C of the name. "123456789" is the check value that its specifications give.
     crcs = {"123456789": 0xE3069283, "a": 0xC1D04330, "jobs": 0xD256D3BC, "orders": 0x09A7C08A}
     for name, crc in crcs.items():
         assert [shard_of(name, shards) for shards in (1, 2, 3, 64)] == [

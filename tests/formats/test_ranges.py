@@ -1,4 +1,4 @@
-"""Ranges of seqs: unions and runs against sets of single seqs."""
+"""Ranges of seqs: unions and runs, compared with sets of single seqs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ranges_of(seqs: set[int]) -> tuple[SeqRange, ...]:
 
 
 @given(SEQS)
-def test_runs_hold_each_seq_once_and_do_not_touch(seqs: set[int]) -> None:
+def test_runs_contain_each_seq_once_and_are_not_adjacent(seqs: set[int]) -> None:
     runs = runs_of_seqs(sorted(seqs))
     assert [seq for run in runs for seq in range(run.first, run.first + run.length)] == sorted(seqs)
     ends = [run.first + run.length for run in runs]
@@ -25,18 +25,18 @@ def test_runs_hold_each_seq_once_and_do_not_touch(seqs: set[int]) -> None:
 
 
 @given(SEQS, SEQS)
-def test_a_union_holds_the_seqs_of_both(one: set[int], other: set[int]) -> None:
+def test_a_union_contains_the_seqs_of_both(one: set[int], other: set[int]) -> None:
     assert united(ranges_of(one), ranges_of(other)) == ranges_of(one | other)
 
 
-def test_a_range_that_touches_the_last_becomes_one_with_it() -> None:
+def test_a_range_is_joined_with_an_adjacent_last_range() -> None:
     assert joined((), SeqRange(3, 4)) == (SeqRange(3, 4),)
     assert joined((SeqRange(1, 4),), SeqRange(5, 6)) == (SeqRange(1, 6),)
     assert joined((SeqRange(1, 9),), SeqRange(5, 6)) == (SeqRange(1, 9),)
     assert joined((SeqRange(1, 4),), SeqRange(6, 6)) == (SeqRange(1, 4), SeqRange(6, 6))
 
 
-def test_pairs_of_a_checkpoint_become_ranges() -> None:
+def test_the_pairs_of_a_checkpoint_become_ranges() -> None:
     assert seq_ranges([[1, 2], (5, 5)]) == (SeqRange(1, 2), SeqRange(5, 5))
     assert runs_of_seqs([]) == []
     assert runs_of_seqs([4]) == [SeqRun(4, 1)]

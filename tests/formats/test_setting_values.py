@@ -1,4 +1,6 @@
-"""Setting values: exactly the documented forms are taken, and a refusal says what is allowed."""
+"""Setting values: exactly the documented forms are accepted, and an error states what is
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from topics.formats.setting_values import Bound, Host, HostNames, Networks, Orig
 @pytest.mark.parametrize(
     "text", ["1e6", "+5", "-1", "1_000", "64MiB", "", " 5", "0x10", "٣", "1.0"]
 )
-def test_a_number_is_plain_decimal_digits(text: str) -> None:
+def test_a_number_consists_of_decimal_digits_only(text: str) -> None:
     with pytest.raises(ValueError, match="must be an integer of at least 0"):
         Bound(0).parse(text)
 
 
-def test_both_ends_of_a_bound_are_allowed_and_nothing_outside() -> None:
+def test_a_bound_includes_both_ends_and_excludes_everything_outside() -> None:
     bound = Bound(2, 4)
     assert [bound.parse(text) for text in ("2", "3", "04")] == [2, 3, 4]
     for text in ("1", "5", "9" * 19, "9" * 30):
@@ -23,21 +25,21 @@ def test_both_ends_of_a_bound_are_allowed_and_nothing_outside() -> None:
             bound.parse(text)
 
 
-def test_a_power_of_two_is_that_and_nothing_between() -> None:
+def test_a_power_of_two_accepts_no_other_number() -> None:
     bound = Bound(1, 1 << 20, power_of_two=True)
     assert [bound.parse(text) for text in ("1", "2", "1024")] == [1, 2, 1024]
     with pytest.raises(ValueError, match="must be a power of two from 1 to 1048576"):
         bound.parse("3")
 
 
-def test_host_names_are_a_list_in_lower_case() -> None:
+def test_host_names_become_a_list_in_lower_case() -> None:
     text = "A.example, .b.example,*,fd00::1,[::1],a_b"
     assert HostNames().parse(text) == (
         *("a.example", ".b.example", "*", "[fd00::1]", "[::1]", "a_b"),
     )
 
 
-def test_origins_are_as_browsers_send_them() -> None:
+def test_origins_are_normalized_as_browsers_send_them() -> None:
     text = "HTTPS://App.example:443, http://a:80,http://b:08080,https://[FD00:0::1]:8443,app://x"
     assert Origins().parse(text) == (
         "https://app.example",
@@ -59,7 +61,7 @@ def test_origins_are_as_browsers_send_them() -> None:
         *("https://a,,https://b", ",".join(["https://a"] * 65)),
     ],
 )
-def test_what_is_not_a_list_of_origins_is_refused(text: str) -> None:
+def test_an_invalid_list_of_origins_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="must be \\* or at most 64 origins"):
         Origins().parse(text)
 
@@ -68,7 +70,7 @@ def test_what_is_not_a_list_of_origins_is_refused(text: str) -> None:
     ("text", "rule"),
     [("null", "must not name null"), ("*,https://a", "alone"), ("https://a, *", "alone")],
 )
-def test_null_and_a_star_among_others_are_refused_with_a_rule_of_their_own(
+def test_null_and_a_star_among_others_are_rejected_with_their_own_rules(
     text: str, rule: str
 ) -> None:
     with pytest.raises(ValueError, match=rule):
@@ -87,12 +89,12 @@ def test_networks_are_addresses_and_networks_of_both_versions() -> None:
         *("127.0.0.1,,::1", "010.0.0.1", "*", ",".join(["::1"] * 65)),
     ],
 )
-def test_what_is_not_a_list_of_networks_is_refused(text: str) -> None:
+def test_an_invalid_list_of_networks_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="must be at most 64 IP addresses or networks"):
         Networks().parse(text)
 
 
-def test_booleans_have_the_usual_spellings_and_no_others() -> None:
+def test_booleans_accept_only_the_usual_spellings() -> None:
     for text, value in {
         "1": True,
         "true": True,
@@ -116,7 +118,7 @@ def test_booleans_have_the_usual_spellings_and_no_others() -> None:
         *("é", ",".join("a" * 65)),
     ],
 )
-def test_what_is_not_a_list_of_host_names_is_refused(text: str) -> None:
+def test_an_invalid_list_of_host_names_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="host names without ports"):
         HostNames().parse(text)
 
@@ -143,6 +145,6 @@ def test_a_host_is_a_name_or_an_address_with_or_without_brackets(text: str, host
         *("a\udcffb", "[::1", "[::1]:4000", "[name]", "", "[]"),
     ],
 )
-def test_what_no_resolver_takes_is_no_host(text: str) -> None:
+def test_an_invalid_host_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="must be a host name or an IP address"):
         Host().parse(text)

@@ -1,4 +1,4 @@
-"""Wrong environments, for tests of settings and keys."""
+"""Invalid environments, for tests of settings and keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topics.process import boot
 
 
 def mistakes(environ: dict[str, str]) -> dict[str, str]:
-    """Every problem that the environment has, by its variable."""
+    """Return every problem of the environment by its variable."""
     with pytest.raises(ConfigError) as refused:
         boot.read(environ)
     return {problem.variable: str(problem) for problem in refused.value.problems}

@@ -1,4 +1,4 @@
-"""What several modules of process tests share."""
+"""Fixtures of the process tests."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def really_started(started_servers: None) -> None:
-    """What a process is from its start on is what these tests are about."""
+    """Start real processes, because these tests check the state of a process from its start."""

@@ -1,4 +1,4 @@
-"""A server under test whose workers are stand-ins, and what systemd hears of it."""
+"""A server under test whose workers are stand-ins, and a replacement for systemd."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.polling import is_readable
 
 ROOT = Path(__file__).parents[2]
 STAND_INS = Path(__file__).with_name("stand_ins.py")
-WITHIN_S = 30.0  # how long any one event may take on a busy machine
+WITHIN_S = 30.0  # Timeout for any single event on a busy machine
 
 
 class Family:
-    """One server under test; its log lines are what the tests wait for."""
+    """One server under test. The tests wait for its log lines."""
 
     def __init__(self, home: Path, *, through: Sequence[str] = (), **environ: str) -> None:
-        """``through`` is a command that starts it."""
+        """Prepare a server. ``through`` is a command that starts it."""
         self.home = home
         self.command = [*through, sys.executable, str(STAND_INS)]
         (home / "orders").mkdir(exist_ok=True)
@@ -51,7 +51,9 @@ class Family:
         self.process.stderr.close()
 
     def order(self, name: str, text: str) -> None:
-        """Tell a worker what to do when it starts next; no text takes the order back."""
+        """Set the order that a worker follows at its next start. An empty text removes
+        the order.
+        """
         path = self.home / "orders" / f"{name}.do"
         if text:
             path.with_suffix(".new").write_text(text)
@@ -60,7 +62,7 @@ class Family:
             path.unlink()
 
     def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The next log line of that name with those fields."""
+        """Read the log up to the next line with this event and these fields, and return it."""
         assert self.process.stderr
         for line in self.process.stderr:
             self.seen.append(json.loads(line))
@@ -69,7 +71,7 @@ class Family:
         raise AssertionError(f"no {event} {fields} before the end; there was {self.seen}")
 
     def started(self) -> Self:
-        """Wait until it serves."""
+        """Wait until the server is ready."""
         self.url = self.wait_for("listening")["url"]
         self.wait_for("ready")
         return self
@@ -78,13 +80,13 @@ class Family:
         self.process.send_signal(number)
 
     def end(self) -> int:
-        """Read what is left of the log; the exit status."""
+        """Read the rest of the log and return the exit status."""
         assert self.process.stderr
         self.seen += [json.loads(line) for line in self.process.stderr]
         return self.process.wait(WITHIN_S)
 
     def pids(self) -> dict[str, int]:
-        """The latest pid of every child."""
+        """Return the latest pid of every child."""
         return {
             line["child"]: line["child_pid"]
             for line in self.seen
@@ -99,12 +101,14 @@ class Family:
         return socket.create_connection((host, int(port)), WITHIN_S)
 
     def ask(self) -> dict[str, Any]:
-        """What a front sees."""
+        """Return the state that a front reports."""
         with self.connect() as connection, connection.makefile() as answer:
             return dict(json.loads(answer.readline()))
 
     def ask_until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Ask again and again; each answer takes the front one beat."""
+        """Request the front's state until the condition holds. Each request takes one tick of the
+        front.
+        """
         deadline = time.monotonic() + WITHIN_S
         while not holds(answer := self.ask()):
             assert time.monotonic() < deadline, answer
@@ -112,7 +116,7 @@ class Family:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait for the end of a process that need not be ours."""
+    """Wait for the end of a process, which need not be a child of this one."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -124,7 +128,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 class Systemd:
-    """The other end of NOTIFY_SOCKET."""
+    """The receiving end of NOTIFY_SOCKET."""
 
     def __init__(self, address: str) -> None:
         self.name = address
@@ -136,7 +140,7 @@ class Systemd:
         return self.socket.recv(4096).decode()
 
     def until(self, line: str) -> list[str]:
-        """Everything up to the next such line."""
+        """Return all notifications up to the next one with this text."""
         seen: list[str] = []
         while not seen or seen[-1] != line:
             seen.append(self.next())

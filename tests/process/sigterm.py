@@ -1,8 +1,8 @@
-"""Children of the supervisor that get a SIGTERM, each in a certain gap of its life.
+"""Children of the supervisor that receive a SIGTERM at a certain point of their run.
 
-``python -m tests.process.sigterm FOLDER "KIND GAP"...`` prints how each child ended: its exit code,
-or the negative number of a signal. What it logged is in FOLDER, by the number of the case. Run by
-tests/process/test_sigterm.py.
+``python -m tests.process.sigterm FOLDER "KIND GAP"...`` prints how each child ended: its exit
+code, or the negative number of a signal. FOLDER contains the log of each child under the number of
+its case. tests/process/test_sigterm.py runs this program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from topics.storage.folders import Folders
 
 WITHIN_S = 20.0
 
-# Where the signal comes: in front of this function or behind it.
+# The point of the signal: before or after this function.
 BEFORE: dict[str, tuple[Any, str]] = {
     "fork": (process, "die_with"),
     "reset of signals": (process, "_reset_signals"),
@@ -51,7 +51,7 @@ BEHIND: dict[str, tuple[Any, str]] = {
 
 
 def interrupt(gap: str) -> None:
-    """Have the process that comes by send itself the signal."""
+    """Make the process send itself the signal when it reaches this point."""
     side, _, name = gap.partition(" ")
     owner, attribute = {"before": BEFORE, "behind": BEHIND}[side][name]
     function = getattr(owner, attribute)
@@ -68,8 +68,9 @@ def interrupt(gap: str) -> None:
 
 
 def end_of(pid: int, state: Callable[[], str], *, interrupted: bool) -> int:
-    """Wait for the child's end; one that is not interrupted by itself gets the signal when it
-    serves.
+    """Wait for the end of the child.
+
+    A child that does not send itself the signal receives it when it serves.
     """
     deadline = time.monotonic() + WITHIN_S
     while not interrupted and state() not in ("READY", "SERVING"):
@@ -84,7 +85,7 @@ def end_of(pid: int, state: Callable[[], str], *, interrupted: bool) -> int:
 
 
 def end_of_case(kind: str, gap: str, data_dir: Path) -> int:
-    """One child, one signal, one end."""
+    """Run one child with one signal and return its exit status."""
     logs.configure("supervisor")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     settings = Settings(shards=1, data_dir=data_dir, arena_bytes=1 << 20, max_body_bytes=1 << 18)
@@ -107,7 +108,7 @@ def end_of_case(kind: str, gap: str, data_dir: Path) -> int:
 
 
 def main(folder: Path, cases: list[str]) -> None:
-    """Each case in a fork of its own, which has all imports."""
+    """Run each case in a separate fork, which shares all imports."""
     for number, case in enumerate(cases):
         supervisor = os.fork()
         if not supervisor:

@@ -1,15 +1,15 @@
-"""A server whose workers are stand-ins that do as they are told; run as a program by
-`tests.process.family_support`.
+"""A server whose workers are stand-ins that follow orders. `tests.process.family_support` runs it
+as a program.
 
-A file ``NAME.do`` (``front-0.do``, ``shard-1.do``) in $ORDERS tells a worker what to do when it
-starts:
+A file ``NAME.do`` (``front-0.do``, ``shard-1.do``) in $ORDERS contains the order for a worker at
+its start:
 
     exit N      exit with code N                  raise    fail with an exception
-    stubborn    ignore SIGTERM                    stuck    be ready, then show no sign of life
-    replay      (shard) recover until the         wait     (front) serve only when the file
+    stubborn    ignore SIGTERM                    stuck    become ready, then give no heartbeat
+    replay      (shard) recover until the         wait     (front) serve only after the file
                 file is removed                            is removed
 
-A front answers every connection with one line of JSON about what it sees, and closes it.
+A front responds to every connection with one line of JSON about its state, and closes it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ log = structlog.get_logger()
 
 
 def order(name: str) -> str:
-    """What the test wants of this worker now."""
+    """Return the current order for this worker."""
     path = ORDERS / f"{name}.do"
     return path.read_text() if path.exists() else ""
 
 
 def obey(name: str) -> str:
-    """Carry out the order that there is no way back from."""
+    """Follow an order that ends the process, or return the order."""
     todo = order(name)
     if todo == "raise":
         raise RuntimeError("told to fail, with a Bearer s3cret")
@@ -65,12 +65,13 @@ def obey(name: str) -> str:
         caught=int(signals["SigCgt"], 16),
         fds=open_files(),
     )
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # from here on it is waited for
+    # SIGTERM is received by a wait from here on
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     return todo
 
 
 def open_files() -> list[str]:
-    """What the descriptors of this process are of."""
+    """Return the targets of the open descriptors of this process."""
     return [
         str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()
     ]
@@ -81,12 +82,12 @@ def now_ms() -> int:
 
 
 def told_to_stop(name: str) -> bool:
-    """Wait one beat; has SIGTERM come, and is it obeyed?"""
+    """Wait one tick. Return whether a SIGTERM was received and is not ignored."""
     return wait_for_signal({signal.SIGTERM}, BEAT_S) is not None and order(name) != "stubborn"
 
 
 def make_workers(_settings: Settings, shared: Shared) -> Workers:
-    """The stand-ins."""
+    """Return the stand-ins."""
     board, listener = shared.board, shared.listener
 
     def shard(index: int) -> None:

@@ -1,4 +1,4 @@
-"""What is done before the first fork: keys and settings, the listening socket, imports."""
+"""The steps before the first fork: keys and settings, the listening socket, imports."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from topics.process.serve import listen, url_of
 ROOT = Path(__file__).parents[2]
 
 
-# §0.2: bind and the no-auth refusal
+# §0.2: bind address, and the refusal of a server without keys
 
 
-def test_the_refusal_stands_beside_other_mistakes() -> None:
+def test_a_refused_bind_address_is_reported_together_with_other_errors() -> None:
     assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_PORT": "x"}).keys() == {
         "TOPICS_HOST",
         "TOPICS_PORT",
@@ -45,20 +45,20 @@ def test_a_reachable_host_without_keys_is_refused(host: str) -> None:
 
 
 @pytest.mark.parametrize("keys", ["", " ", None])
-def test_an_empty_key_variable_is_no_key(keys: str | None) -> None:
+def test_an_empty_key_variable_counts_as_no_keys(keys: str | None) -> None:
     environ = {"TOPICS_HOST": "0.0.0.0"} | ({} if keys is None else {"TOPICS_API_KEYS": keys})
     assert mistakes(environ).keys() == {"TOPICS_HOST"}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_without_keys_stays_friendly(host: str) -> None:
+def test_a_loopback_address_without_keys_is_allowed(host: str) -> None:
     assert not boot.read({"TOPICS_HOST": host}).access.enabled
 
 
 # Where keys come from
 
 
-def test_keys_of_all_sources_count_and_files_may_have_lines_and_comments(tmp_path: Path) -> None:
+def test_keys_of_all_sources_are_used_and_files_may_have_lines_and_comments(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(
         "# producers\nprod:w:tenant1:\r\n\n  two:r , three\n  # the end, no key\n"
     )
@@ -107,7 +107,7 @@ print(found)
 
 
 @pytest.mark.slow
-def test_no_plaintext_key_lingers_in_the_memory_of_the_process_or_in_its_children() -> None:
+def test_no_plaintext_key_remains_in_the_memory_of_the_process_or_its_children() -> None:
     secret = b"correct-horse-battery-staple"
     hidden = bytes(byte ^ 0x55 for byte in secret).hex()
     keys = ",".join(
@@ -141,7 +141,7 @@ print(signal.SIGHUP in signal.sigpending())
 
 
 @pytest.mark.parametrize("inherited", ["default", "ignored"])
-def test_a_hang_up_is_kept_for_later(inherited: str) -> None:
+def test_a_hang_up_signal_is_held_until_it_is_handled(inherited: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HANG_UPS, inherited],
         cwd=ROOT,
@@ -155,7 +155,7 @@ def test_a_hang_up_is_kept_for_later(inherited: str) -> None:
 # The listening socket
 
 
-def test_a_listener_takes_connections_and_no_second_server_gets_its_port() -> None:
+def test_a_listener_accepts_connections_and_a_second_server_cannot_take_its_port() -> None:
     with listen("127.0.0.1", 0) as listener:
         with socket.create_connection(listener.getsockname(), 5):
             pass
@@ -165,7 +165,7 @@ def test_a_listener_takes_connections_and_no_second_server_gets_its_port() -> No
         assert refused.value.errno == errno.EADDRINUSE
 
 
-def test_a_name_with_addresses_of_both_kinds_means_the_ipv4_one(
+def test_a_host_name_with_both_kinds_of_addresses_uses_the_ipv4_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = [
@@ -191,7 +191,7 @@ def test_the_url_of_a_listener_has_brackets_around_an_ipv6_address() -> None:
         assert url_of(six) == "http://[::1]:4000"
 
 
-# What the parent imports
+# Imports of the parent
 
 
 PROGRAM = """
@@ -212,7 +212,7 @@ for load in (serve.load_shared, serve.load_shard):
 
 
 @pytest.mark.slow
-def test_the_parent_imports_what_its_children_share_before_their_fork_and_runs_nothing() -> None:
+def test_the_parent_imports_shared_modules_before_the_fork_and_runs_no_threads() -> None:
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     all_share, shards_run = done.stdout.splitlines()
@@ -247,7 +247,7 @@ UNUSED = {"asyncio", "ssl", "idna", "email", "argparse", "tarfile", "typing_exte
 
 
 def modules_of(pid: int, folder: Path) -> set[str]:
-    """What a process has imported, once it has written it."""
+    """Return the modules that a process has imported, after it has written the list."""
     deadline = time.monotonic() + 30
     while not (folder / str(pid)).exists():
         assert time.monotonic() < deadline
@@ -256,14 +256,16 @@ def modules_of(pid: int, folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_no_process_of_a_server_imports_what_is_for_people(tmp_path: Path) -> None:
-    """Client, commands and their libraries: they would cost each process memory and time."""
+def test_no_process_of_a_server_imports_the_client_the_commands_or_their_libraries(
+    tmp_path: Path,
+) -> None:
+    """They would cost each process memory and time."""
     server = Server(tmp_path / "data", shards=1)
     server.command = [sys.executable, "-c", SERVER, str(tmp_path)]
     with server, Api(server.address) as api:
         ok(api.append("orders", [1]), 201)
         ok(api.put("jobs", {"type": "queue"}), 201)
-        ok(api.call("GET", "/v0/topics/jobs/leases"))  # by the admin plane
+        ok(api.call("GET", "/v0/topics/jobs/leases"))  # Served by the admin plane
         (tmp_path / "asked").touch()
         os.kill(server.pid, signal.SIGUSR1)
         front, shard = (server.roles()[role] for role in ("front 0", "shard 0"))
@@ -280,12 +282,12 @@ def test_no_process_of_a_server_imports_what_is_for_people(tmp_path: Path) -> No
             assert pid == front or not modules & UNUSED
 
 
-def test_a_process_of_a_server_may_be_loaded_beside_rich() -> None:
+def test_server_modules_can_be_imported_together_with_rich() -> None:
     program = "import topics.process, rich, structlog; print(structlog.dev.rich, rich.__name__)"
     assert printed_by(program) == "None rich\n"
 
 
-def test_what_a_library_names_is_imported_when_it_is_used() -> None:
+def test_a_deferred_module_is_imported_when_it_is_used() -> None:
     program = (
         "import sys, topics.process, structlog; print('asyncio' in sys.modules);"
         "used = structlog.stdlib.asyncio.get_running_loop; import asyncio;"
@@ -294,7 +296,7 @@ def test_what_a_library_names_is_imported_when_it_is_used() -> None:
     assert printed_by(program) == "False\nTrue False\n"
 
 
-def test_a_module_that_is_used_at_once_is_imported_at_once() -> None:
+def test_a_deferred_module_whose_names_are_imported_is_imported_immediately() -> None:
     program = (
         "import sys; from topics.imports import later\n"
         "with later('colorsys'):\n"
@@ -305,7 +307,7 @@ def test_a_module_that_is_used_at_once_is_imported_at_once() -> None:
     assert printed_by(program) == "True True\n"
 
 
-def test_checksums_are_those_of_the_whole_package() -> None:
+def test_checksums_equal_those_of_the_crc32c_package() -> None:
     checked = "crc32c.crc32c(b'456789', crc32c.crc32c(b'123'))"
     assert printed_by(f"import topics.process, crc32c; print({checked})") == f"{0xE3069283}\n"
 

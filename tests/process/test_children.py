@@ -1,4 +1,4 @@
-"""How a child is forked, and the signals and limits of a process."""
+"""The fork of a child, and the signals and limits of a process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ os.waitpid(children.fork("front 3", show), 0)
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    """Fork in a process of its own: the test's process has threads."""
+    """Fork in a separate process, because the process of the test has threads."""
     return subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
@@ -72,7 +72,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_child_ends_with_the_code_of_its_main_and_logs_what_it_did_not_catch() -> None:
+def test_a_child_exits_with_the_code_of_its_main_and_logs_uncaught_exceptions() -> None:
     done = run(ENDS)
     assert done.stdout.split() == ["0", "7", "0", "1", "1"]
     assert done.stderr.count('"process failed"') == 1
@@ -80,11 +80,11 @@ def test_a_child_ends_with_the_code_of_its_main_and_logs_what_it_did_not_catch()
     assert done.stderr.count("RuntimeError: told to fail") == 2
 
 
-def test_a_child_has_its_name_and_takes_no_signal_handler_from_its_parent() -> None:
+def test_a_child_has_its_own_name_and_inherits_no_signal_handler() -> None:
     assert run(NAME_AND_SIGNALS).stdout == "topics: front 3 SIG_IGN SIG_DFL\n"
 
 
-def test_a_signal_that_is_blocked_is_taken_and_no_signal_is_none() -> None:
+def test_a_blocked_signal_is_received_once_and_a_wait_without_a_signal_returns_none() -> None:
     numbers = {signal.SIGUSR1, signal.SIGUSR2}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -107,7 +107,7 @@ def test_a_signal_that_is_blocked_is_taken_and_no_signal_is_none() -> None:
         (signal.SIGRTMIN + 1, {"signal": "SIG35"}),
     ],
 )
-def test_the_end_of_a_process_is_told_by_its_code_or_its_signal(
+def test_the_end_of_a_process_is_described_by_its_exit_code_or_its_signal(
     status: int, fields: dict[str, int | str]
 ) -> None:
     assert children.describe_exit(int(status)) == fields
@@ -123,7 +123,7 @@ def test_the_end_of_a_process_is_told_by_its_code_or_its_signal(
         (2 * children.FILES_MAX, 2 * children.FILES_MAX, 2 * children.FILES_MAX),
     ],
 )
-def test_the_file_limit_is_raised_to_the_hard_one_and_never_lowered(
+def test_the_file_limit_is_raised_to_the_hard_limit_and_never_lowered(
     monkeypatch: pytest.MonkeyPatch, before: int, hard: int, after: int
 ) -> None:
     wanted: list[tuple[int, int]] = []
@@ -133,7 +133,7 @@ def test_the_file_limit_is_raised_to_the_hard_one_and_never_lowered(
     assert wanted == ([(after, hard)] if after != before else [])
 
 
-def test_a_file_limit_that_may_not_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_limit_that_cannot_be_raised_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_kind: int, _limits: tuple[int, int]) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
@@ -142,5 +142,5 @@ def test_a_file_limit_that_may_not_be_raised_stays(monkeypatch: pytest.MonkeyPat
     assert children.raise_file_limit() == (256, 256)
 
 
-def test_no_memory_is_shown_once_that_is_forbidden_nor_that_of_children() -> None:
+def test_memory_dumps_are_forbidden_for_the_process_and_its_children() -> None:
     assert run(DUMPABLE).stdout.split() == ["1", "0", "0"]

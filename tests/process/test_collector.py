@@ -1,4 +1,6 @@
-"""Cyclic collector: looks stay short, and shards and the front leave nothing for them."""
+"""The cyclic garbage collector: collections stay short, and shards and the front create
+no cycles.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def restored() -> Iterator[None]:
     (gc.enable if enabled else gc.disable)()
 
 
-def test_each_object_that_stays_is_looked_at_until_it_is_frozen_and_no_more() -> None:
+def test_surviving_objects_are_visited_only_until_they_are_frozen() -> None:
     gc.collect()
     freeze_survivors()
     assert not gc.get_objects(2)
@@ -54,7 +56,7 @@ def test_each_object_that_stays_is_looked_at_until_it_is_frozen_and_no_more() ->
 
 
 @pytest.mark.slow
-def test_what_does_not_survive_is_found_and_not_frozen() -> None:
+def test_garbage_cycles_are_collected_and_not_frozen() -> None:
     gc.collect()
     freeze_survivors()
     before = gc.get_freeze_count()
@@ -63,12 +65,14 @@ def test_what_does_not_survive_is_found_and_not_frozen() -> None:
         circle.append(circle)
     del circle
     gc.collect()
-    # Objects of the test's other threads come and go meanwhile.
+    # Other threads of the test create and delete objects in the meantime.
     assert gc.get_freeze_count() - before < FREEZE_OBJECTS // 2
 
 
 @pytest.mark.slow
-def test_only_the_oldest_look_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_collection_of_the_oldest_generation_freezes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(collector, "FREEZE_OBJECTS", 0)
     gc.collect()
     freeze_survivors()
@@ -80,16 +84,18 @@ def test_only_the_oldest_look_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _looked_at(objects: list[list[int]]) -> int:
-    """How many of them are not frozen. Counts alone would tell of other threads' objects, too."""
+    """Return how many of these objects are not frozen. Plain counts would include objects of other
+    threads.
+    """
     wanted = {id(each) for each in objects}
     return sum(id(each) in wanted for each in gc.get_objects())
 
 
 @pytest.mark.slow
-def test_a_shard_leaves_no_circle_of_references(
+def test_a_shard_creates_no_reference_cycles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Topics, keys, tags, deletes, segments, merges and checkpoints come and go."""
+    """Create and remove topics, keys, tags, deletes, segments, merges and checkpoints."""
     by_hand(monkeypatch)
     no_syncs(monkeypatch)
     eager_merges(monkeypatch)
@@ -121,12 +127,14 @@ def circles(act: Callable[[], None]) -> list[str]:
 
 
 class LookedAt(Server):
-    """A server whose front tells of its circles."""
+    """A server whose front logs its reference cycles."""
 
     module, zygote = "tests.support.circles", None
 
     def circles(self, number: int) -> list[str]:
-        """What the front has left between this signal, the ``number``-th, and the one before."""
+        """Return the cycles that the front has created since the previous signal. This is signal
+        ``number``.
+        """
         assert self.log is not None, "the server runs"
         os.kill(self.roles()["front 0"], signal.SIGUSR1)
         return list(self.log.event(f"circles {number}", 10)["kinds"])
@@ -168,13 +176,13 @@ SAID = [
 
 
 @pytest.mark.slow
-def test_a_front_leaves_no_circle_of_references(tmp_path: Path) -> None:
-    """Requests, refusals, calls that wait, streams and sockets come and go."""
+def test_a_front_creates_no_reference_cycles(tmp_path: Path) -> None:
+    """Make requests, rejected requests, waiting calls, streams and sockets."""
     with LookedAt(tmp_path / "data", shards=2) as server:
         with Api(server.address) as api:
             ok(api.put("a"), 201)
             ok(api.put("q", {"type": "queue"}), 201)
-        server.circles(1)  # of its start
+        server.circles(1)  # Cycles of its start
         for said in SAID:
             leave_after(server, said)
         with Api(server.address) as api:
@@ -184,7 +192,7 @@ def test_a_front_leaves_no_circle_of_references(tmp_path: Path) -> None:
 
 
 def leave_after(server: Server, said: bytes) -> None:
-    """A client says this, hears something, and leaves."""
+    """Connect, send these bytes, read the response and disconnect."""
     with socket.create_connection(server.address, timeout=5) as client:
         client.sendall(said)
         client.settimeout(0.2)

@@ -1,4 +1,4 @@
-"""How a server stops."""
+"""The stop of a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_drains_the_front_first_and_the_shards_after_it(home: Path, number: int) -> None:
+def test_a_stop_drains_the_front_first_and_then_the_shards(home: Path, number: int) -> None:
     with Family(home) as family:
         family.started().signal(number)
         assert family.end() == 0
@@ -29,7 +29,7 @@ def test_a_stop_drains_the_front_first_and_the_shards_after_it(home: Path, numbe
 
 
 @pytest.mark.parametrize("through", [[], ["nohup"]], ids=["as it is", "nohup"])
-def test_a_hang_up_stops_no_server(home: Path, through: list[str]) -> None:
+def test_a_hang_up_signal_does_not_stop_a_server(home: Path, through: list[str]) -> None:
     with Family(home, through=through, TOPICS_DRAIN_MS="1000") as family:
         family.started().signal(signal.SIGHUP)
         assert family.wait_for("hang-up ignored")["reason"] == "there is no key file"
@@ -42,7 +42,7 @@ def test_a_hang_up_stops_no_server(home: Path, through: list[str]) -> None:
         assert family.end() == 0
 
 
-def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None:
+def test_children_that_do_not_stop_are_killed_after_the_drain_time(home: Path) -> None:
     with Family(home, TOPICS_DRAIN_MS="1000") as family:
         family.order("front-0", "stubborn")
         family.started()
@@ -53,12 +53,12 @@ def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None
         ends = {line["child"]: line.get("signal", "") for line in family.events("process ended")}
         (killing,) = family.events("drain time over, killing")
         assert "front 0" in killing["children"]
-        killed = {*killing["children"]}  # a shard that has no time to obey is one of them
+        killed = {*killing["children"]}  # It may include a shard that had no time to stop
         assert {child for child, by in ends.items() if by == "SIGKILL"} == killed
         assert {*ends} == {"front 0", "shard 0", "shard 1"}
 
 
-def test_a_second_interrupt_kills_at_once(home: Path) -> None:
+def test_a_second_interrupt_kills_all_children_immediately(home: Path) -> None:
     with Family(home) as family:
         family.order("front-0", "stubborn")
         family.started().signal(signal.SIGINT)
@@ -69,7 +69,7 @@ def test_a_second_interrupt_kills_at_once(home: Path) -> None:
             wait_until_gone(pid)
 
 
-def test_a_stop_while_a_shard_waits_for_its_restart_does_not_wait_for_it(home: Path) -> None:
+def test_a_stop_does_not_wait_for_the_delayed_restart_of_a_shard(home: Path) -> None:
     with Family(home) as family:
         family.order("shard-0", "exit 1")
         while family.wait_for("process died", child="shard 0")["again_in_s"] < 0.4:

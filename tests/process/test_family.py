@@ -1,4 +1,4 @@
-"""The births and ends of children, without a process: what the board and the links hear of them."""
+"""Starts and ends of children without real processes: the effects on the board and on the links."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shared() -> Iterator[Shared]:
 
 @pytest.fixture
 def family(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Family:
-    """Its forks give pids from 101 on, and no process."""
+    """A family whose forks return pids from 101 on and create no process."""
     pids = iter(range(101, 200))
 
     def no_fork(name: str, main: Callable[[], None], *, log_level: str) -> int:
@@ -51,7 +51,7 @@ def family(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Family:
     return Family(shared, Workers(lambda: None, lambda _: None), "info")
 
 
-def test_what_a_child_shares_is_loaded_before_its_fork(
+def test_modules_that_children_share_are_loaded_before_the_fork(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -71,7 +71,7 @@ def test_what_a_child_shares_is_loaded_before_its_fork(
     assert done == ["load front", "front 0", "load shard", "shard 1"]
 
 
-def test_a_forked_child_stands_on_the_board_with_its_pid_and_spawns(
+def test_a_forked_child_is_on_the_board_with_its_pid_and_spawn_count(
     family: Family, shared: Shared
 ) -> None:
     family.spawn(family.shards[1], 5.0)
@@ -80,9 +80,7 @@ def test_a_forked_child_stands_on_the_board_with_its_pid_and_spawns(
     assert family.alive() == [family.shards[1]]
 
 
-def test_a_fork_that_fails_is_planned_again(
-    family: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_fork_is_scheduled_again(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object, **__: object) -> int:
         raise BlockingIOError(11, "no room for a process")
 
@@ -94,14 +92,14 @@ def test_a_fork_that_fails_is_planned_again(
     assert family.alive() == []
 
 
-def test_the_end_of_a_child_clears_its_words_and_ends_its_sessions_only(
+def test_the_end_of_a_child_clears_its_fields_and_ends_only_its_own_sessions(
     family: Family, shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for child in family:
         family.spawn(child, 0.0)
     board = shared.board
     board.shard(0).state = board.shard(1).state = ShardState.READY
-    waited = iter([(999, 0), (102, signal.SIGKILL), (0, 0)])  # 999 is an orphan of somebody else
+    waited = iter([(999, 0), (102, signal.SIGKILL), (0, 0)])  # 999 is an orphan of another process
     monkeypatch.setattr(os, "waitpid", lambda _pid, _options: next(waited))
     assert list(family.reap()) == [(family.shards[1], 102, signal.SIGKILL)]
     assert (board.shard(1).pid, board.shard(0).pid) == (0, 101)
@@ -117,7 +115,7 @@ def test_the_end_of_a_child_clears_its_words_and_ends_its_sessions_only(
 
 
 @pytest.mark.parametrize(("own", "keeps"), [(FRONT, True), (shard_id(0), False)])
-def test_the_front_alone_keeps_the_listener(
+def test_only_the_front_keeps_the_listener(
     family: Family, shared: Shared, own: ProcessId, keeps: bool
 ) -> None:
     (child,) = [child for child in family if child.id == own]
@@ -139,7 +137,7 @@ def many() -> Iterator[tuple[Board, Links]]:
 
 
 def resident_kib() -> int:
-    """Memory of this process, shared pages included."""
+    """Return the resident memory of this process, including shared pages."""
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
 
@@ -148,7 +146,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, of the kernel's own list
 
 
-def test_a_child_keeps_the_doorbells_of_its_own_links_only() -> None:
+def test_a_child_keeps_only_the_doorbells_of_its_own_links() -> None:
     before, before_kib = descriptors(), resident_kib()
     links = Links(Board(SHARDS), SMALL)
     assert descriptors() - before == 2 * (SHARDS + SHARDS * (SHARDS - 1) // 2)
@@ -161,10 +159,12 @@ def test_a_child_keeps_the_doorbells_of_its_own_links_only() -> None:
     assert descriptors() == before
 
 
-async def test_any_two_of_16_shards_can_talk_and_their_links_stay_small(
+async def test_any_two_of_16_shards_can_exchange_messages_and_their_links_stay_small(
     nursery: trio.Nursery, many: tuple[Board, Links]
 ) -> None:
-    """All in one process: 240 ends, each tells its peer who it is, with a body past the ring."""
+    """All 240 ends are in one process. Each sends its name to its peer, with a body larger than
+    the ring.
+    """
     board, links = many
     before_kib, before_threads = resident_kib(), threading.active_count()
     got: set[tuple[str, str]] = set()
@@ -195,11 +195,13 @@ async def test_any_two_of_16_shards_can_talk_and_their_links_stay_small(
     assert threading.active_count() == before_threads, "no link needs a thread"
 
 
-# When a child is started again
+# Restart delays
 
 
 @pytest.mark.parametrize("lived_s", [0.0, 1.5, 29.0])
-def test_delays_double_up_to_five_seconds_however_long_each_life_was(lived_s: float) -> None:
+def test_restart_delays_double_up_to_five_seconds_for_runs_shorter_than_half_a_minute(
+    lived_s: float,
+) -> None:
     child = a_child()
     delays, now = [], 100.0
     for _ in range(10):
@@ -209,7 +211,7 @@ def test_delays_double_up_to_five_seconds_however_long_each_life_was(lived_s: fl
     assert delays == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
-def test_half_a_minute_of_service_forgives_and_half_a_minute_of_recovery_does_not() -> None:
+def test_half_a_minute_of_service_resets_the_restart_delay_but_recovery_does_not() -> None:
     child = a_child()
     delays, now = [], 100.0
     for lived_s, state in [
@@ -224,7 +226,7 @@ def test_half_a_minute_of_service_forgives_and_half_a_minute_of_recovery_does_no
     assert delays == [0.0, 0.1, 0.2, 0.0, 0.1]
 
 
-def test_a_shard_whose_loop_hangs_in_the_disk_lives_as_long_as_its_silence_grows() -> None:
+def test_a_shard_whose_loop_hangs_in_the_disk_is_alive_while_its_silence_grows() -> None:
     child = a_child()
     live(child, 100.0, 0.0)
     words = child.words
@@ -235,7 +237,7 @@ def test_a_shard_whose_loop_hangs_in_the_disk_lives_as_long_as_its_silence_grows
     assert child.watch(161.0) == 1.0
 
 
-def test_a_heart_beats_for_one_process_only() -> None:
+def test_a_heartbeat_counts_only_for_the_process_that_gave_it() -> None:
     child = a_child()
     for beat_ms in (100, 200):
         child.begin(0.0)
@@ -249,7 +251,7 @@ def a_child() -> Child:
 
 
 def live(child: Child, now: float, lived_s: float, state: ShardState = ShardState.READY) -> float:
-    """One life of a child; when it dies."""
+    """Simulate one run of a child and return the time of its end."""
     child.spawned_at, child.up_at = now, math.inf
     assert isinstance(child.words, ShardWords)
     child.words.state = state

@@ -1,4 +1,4 @@
-"""Servers that the tests fork are the ones that would have been started."""
+"""Servers that the tests fork behave like servers that are started as programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def zygote(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("zygote")
-def test_a_forked_server_leads_its_session_serves_and_ends(tmp_path: Path) -> None:
+def test_a_forked_server_leads_its_session_and_serves_and_stops(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         assert isinstance(server.process, Forked)
         assert len(server.pids()) == 1 + len(server.wait_roles(2))
@@ -41,7 +41,7 @@ def test_a_forked_server_leads_its_session_serves_and_ends(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("zygote")
-def test_the_end_of_a_forked_server_is_that_of_a_started_one(
+def test_a_forked_server_ends_like_a_started_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked = Server(tmp_path / "data", shards="many")

@@ -1,4 +1,4 @@
-"""A front without clients: what it shows on the board from its start to its end."""
+"""A front without clients: its state on the board from its start to its end."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def sigterm_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, board: Board, serve: Serve) -> None:
-    """A front whose server is ``serve``, until its end."""
+    """Run a front whose server is replaced by ``serve``, until its end."""
     monkeypatch.setattr(Server, "run", serve)
     with socket.socket() as listener:
         front.main(Settings(), KeyTable(), board, [], listener)
 
 
 @pytest.mark.usefixtures("sigterm_as_before")
-def test_a_sigterm_drains_a_front_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sigterm_drains_a_serving_front(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(1)
     words = board.front
     states: list[FrontState] = []
@@ -55,7 +55,7 @@ def test_a_sigterm_drains_a_front_that_serves(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("sigterm_as_before")
-def test_a_sigterm_before_it_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sigterm_before_the_front_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(1)
     stopped: list[bool] = []
 
@@ -74,7 +74,7 @@ def test_a_sigterm_before_it_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch)
     assert board.front.state is FrontState.DOWN
 
 
-async def test_a_front_shows_a_heartbeat_with_each_beat(
+async def test_a_front_updates_its_heartbeat_with_each_tick(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     board = Board(1)

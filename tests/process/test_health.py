@@ -1,4 +1,4 @@
-"""Signs of life, and what systemd hears."""
+"""Heartbeats of the children, and notifications to systemd."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]
     listener.socket.close()
 
 
-def test_systemd_hears_replay_ready_watchdog_and_stopping(home: Path, systemd: Systemd) -> None:
+def test_systemd_receives_replay_progress_ready_watchdog_and_stopping(
+    home: Path, systemd: Systemd
+) -> None:
     with Family(home, NOTIFY_SOCKET=systemd.name, WATCHDOG_USEC="300000") as family:
         family.order("shard-0", "replay")
         seen = systemd.until("STATUS=replaying, 62 %, 1 of 2 shards ready")
@@ -54,7 +56,7 @@ def test_systemd_hears_replay_ready_watchdog_and_stopping(home: Path, systemd: S
         assert family.end() == 0
 
 
-def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_systemd_hears_on(
+def test_a_child_without_heartbeats_is_reported_killed_and_replaced(
     home: Path, tmp_path: Path
 ) -> None:
     systemd = Systemd(str(tmp_path / "notify"))
@@ -65,7 +67,8 @@ def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_syste
             WATCHDOG_USEC="300000",
             STALLED_S="0.5",
             FIRST_SIGN_S="0.5",
-            KILL_AFTER_S=str(0.5 + LOOK_MAX_S + 0.5),  # or a late look would not tell before
+            # Otherwise a late check might not report it before the kill
+            KILL_AFTER_S=str(0.5 + LOOK_MAX_S + 0.5),
         ) as family,
         systemd.socket,
     ):
@@ -82,7 +85,7 @@ def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_syste
         family.ask_until(lambda seen: seen["shards"][0][0] == "READY")
 
 
-def test_a_child_that_imports_has_more_time_for_its_first_sign_of_life(
+def test_a_starting_child_has_more_time_for_its_first_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     board = Board(1)
@@ -112,7 +115,7 @@ def test_a_child_that_imports_has_more_time_for_its_first_sign_of_life(
     assert STALLED_S <= seconds_until_stalled() <= STALLED_S + 3
 
 
-def test_a_child_that_is_stopped_for_a_while_goes_on(home: Path) -> None:
+def test_a_child_that_is_stopped_for_a_short_time_continues(home: Path) -> None:
     with Family(home, STALLED_S="0.5") as family:
         family.started()
         stopped = family.pids()["shard 1"]
@@ -125,14 +128,14 @@ def test_a_child_that_is_stopped_for_a_while_goes_on(home: Path) -> None:
         assert not family.events("process died")
 
 
-def test_a_machine_that_was_suspended_kills_nobody(home: Path) -> None:
+def test_no_process_is_killed_after_a_suspend_of_the_machine(home: Path) -> None:
     with Family(home, STALLED_S="3", KILL_AFTER_S="3") as family:
         family.started()
         everyone = [family.process.pid, *family.pids().values()]
         for pid in everyone:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(4)  # longer than any of them may be silent
-        for pid in everyone:  # the supervisor first, when all heartbeats are old
+        time.sleep(4)  # Longer than the heartbeat timeout of any process
+        for pid in everyone:  # Continue the supervisor first, when all heartbeats are old
             os.kill(pid, signal.SIGCONT)
         family.ask()
         family.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Where keys come from, and what a hang-up does to them, at times that the test passes."""
+"""Sources of keys, and their reload by a hang-up signal, at times that the test specifies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from topics.process.keys import (
 
 
 class Server:
-    """A supervisor's keys and their file."""
+    """The keys of a supervisor and their file."""
 
     def __init__(self, path: Path, text: str = "old:r,kept:r:a") -> None:
         self.path, self.board = path, Board(0)
@@ -63,7 +63,7 @@ def events(logs: list[Any]) -> list[str]:
     return [line["event"] for line in logs]
 
 
-def test_a_hang_up_replaces_the_keys_of_the_file(server: Server) -> None:
+def test_a_hang_up_reloads_the_keys_of_the_file(server: Server) -> None:
     with capture_logs() as logs:
         server.hang_up("kept:w:a,new")
         server.wait(SETTLE_S * 0.9)
@@ -84,14 +84,14 @@ def test_a_hang_up_replaces_the_keys_of_the_file(server: Server) -> None:
     assert server.board.keys_reload_failed == 0
 
 
-def test_the_same_keys_in_another_order_change_nothing(server: Server) -> None:
+def test_the_same_keys_in_another_order_are_not_a_change(server: Server) -> None:
     server.hang_up("kept:read:a\n# a comment\nold:r")
     server.wait(SETTLE_S)
     assert server.reload.table.generation == 1
 
 
 @pytest.mark.parametrize("text", ["", "old:r,hunter2:fly", "hunter2,hunter2", "fixed:r", None])
-def test_a_wrong_file_changes_nothing_is_logged_and_counted(
+def test_an_invalid_key_file_changes_nothing_and_is_logged_and_counted(
     server: Server, text: str | None
 ) -> None:
     if text is None:
@@ -108,7 +108,7 @@ def test_a_wrong_file_changes_nothing_is_logged_and_counted(
     assert server.known("right", "old") == [True, False]
 
 
-def test_without_a_file_a_hang_up_is_ignored() -> None:
+def test_a_hang_up_without_a_key_file_is_ignored() -> None:
     board = Board(0)
     access = Access.parse("fixed")
     reload = KeyReload(board, KeySources(access.principals), access)
@@ -119,8 +119,8 @@ def test_without_a_file_a_hang_up_is_ignored() -> None:
     assert (reload.table.generation, board.keys_reload_failed) == (1, 0)
 
 
-def test_a_file_that_is_still_written_is_read_when_it_has_come_to_rest(server: Server) -> None:
-    """The half of the file would give the key ``new`` every right."""
+def test_a_key_file_that_is_being_written_is_read_after_its_last_change(server: Server) -> None:
+    """The first half of the file would give the key ``new`` all rights."""
     server.hang_up("kept:r:a,new")
     server.wait(SETTLE_S / 2)
     server.path.write_text("kept:r:a,new:read:tenant:")
@@ -132,7 +132,7 @@ def test_a_file_that_is_still_written_is_read_when_it_has_come_to_rest(server: S
     assert found.prefixes == ("tenant:",)
 
 
-def test_hang_ups_at_once_are_one_reload(server: Server) -> None:
+def test_several_hang_ups_in_short_succession_cause_one_reload(server: Server) -> None:
     with capture_logs() as logs:
         server.hang_up("new")
         server.hang_up()
@@ -143,7 +143,7 @@ def test_hang_ups_at_once_are_one_reload(server: Server) -> None:
     assert events(logs) == ["keys reloaded"]
 
 
-def test_a_file_that_never_rests_is_given_up(server: Server) -> None:
+def test_a_key_file_that_never_stops_changing_is_given_up(server: Server) -> None:
     server.hang_up()
     with capture_logs() as logs:
         for number in range(int(GIVE_UP_S / SETTLE_S)):
@@ -155,7 +155,7 @@ def test_a_file_that_never_rests_is_given_up(server: Server) -> None:
     assert server.board.keys_reload_failed == 1
 
 
-def test_a_file_that_changes_while_it_is_read_is_read_once_more(
+def test_a_key_file_that_changes_while_it_is_read_is_read_once_more(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = KeyFile.read
@@ -175,7 +175,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_once_more(
     assert server.reload.table.generation == 2
 
 
-# Where keys come from
+# Sources of keys
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def secrets(access: Access, *asked: str) -> list[bool]:
     return [access.authenticate(secret.encode()) is not None for secret in asked]
 
 
-def test_the_file_and_the_credential_are_found_and_a_credential_that_is_not_there_means_nothing(
+def test_the_file_and_the_credential_are_found_and_a_missing_credential_is_ignored(
     tmp_path: Path,
 ) -> None:
     environ = {"TOPICS_API_KEYS_FILE": " keys ", "CREDENTIALS_DIRECTORY": str(tmp_path)}
@@ -201,7 +201,7 @@ def test_the_file_and_the_credential_are_found_and_a_credential_that_is_not_ther
     assert list(key_files(environ)) == [KeyFile(credential, "TOPICS_API_KEYS_FILE")]
 
 
-def test_the_keys_of_the_environment_are_taken_out_of_it() -> None:
+def test_the_keys_of_the_environment_are_removed_from_it() -> None:
     environ = {"TOPICS_API_KEYS": "one,two", "OTHER": "x"}
     assert bytes(take_fixed(environ)) == b"one,two"
     assert environ == {"OTHER": "x"}
@@ -215,8 +215,8 @@ print(bytes(take_fixed(os.environ)), bytes([ord("k")]), "TOPICS_API_KEYS" in os.
 """
 
 
-def test_a_key_of_one_character_leaves_that_character_to_others() -> None:
-    """CPython has one object for each byte."""
+def test_a_key_of_one_character_does_not_overwrite_that_character_elsewhere() -> None:
+    """CPython shares one object for each byte value."""
     done = subprocess.run(
         [sys.executable, "-c", ONE_BYTE],
         cwd=Path(__file__).parents[2],
@@ -228,8 +228,8 @@ def test_a_key_of_one_character_leaves_that_character_to_others() -> None:
     assert (done.stdout, done.stderr) == ("b'k' b'k' False\n", "")
 
 
-def test_a_file_is_read_again_wherever_its_path_leads_now(tmp_path: Path) -> None:
-    """As systemd and Kubernetes replace it: by a rename, or with the folder that a link names."""
+def test_a_key_file_is_read_again_at_the_current_target_of_its_path(tmp_path: Path) -> None:
+    """systemd and Kubernetes replace it by a rename, or by a new folder behind a link."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "keys").write_text(f"{name}:r")
@@ -248,7 +248,7 @@ def test_a_file_is_read_again_wherever_its_path_leads_now(tmp_path: Path) -> Non
     assert secrets(sources.read_again(), "second", "third") == [False, True]
 
 
-def test_the_keys_of_the_environment_stay(file: KeyFile) -> None:
+def test_the_keys_of_the_environment_are_kept_across_reloads(file: KeyFile) -> None:
     sources = KeySources(Access.parse("fixed:w").principals, (file,))
     assert secrets(sources.read_again(), "fixed", "file-key") == [True, True]
     file.path.write_text("other")
@@ -269,7 +269,7 @@ def test_the_keys_of_the_environment_stay(file: KeyFile) -> None:
         ("hunter2," * (KEY_FILE_MAX_BYTES // 8 + 1), "the file is longer than 1048576 bytes"),
     ],
 )
-def test_a_file_that_is_wrong_is_named_and_nothing_of_it_shown(
+def test_an_invalid_key_file_is_named_and_none_of_its_text_is_shown(
     file: KeyFile, content: str | None, reason: str
 ) -> None:
     if content is None:
@@ -285,7 +285,9 @@ def test_a_file_that_is_wrong_is_named_and_nothing_of_it_shown(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_what_is_no_regular_file_is_not_waited_for(file: KeyFile, kind: str) -> None:
+def test_a_key_file_that_is_not_a_regular_file_is_refused_without_waiting(
+    file: KeyFile, kind: str
+) -> None:
     file.path.unlink()
     if kind == "pipe":
         os.mkfifo(file.path)
@@ -298,7 +300,7 @@ def test_what_is_no_regular_file_is_not_waited_for(file: KeyFile, kind: str) -> 
     assert len([*files.iterdir()]) == open_before
 
 
-def test_at_the_start_a_pipe_will_do(tmp_path: Path) -> None:
+def test_a_pipe_is_accepted_as_a_key_file_at_the_start(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     if os.fork() == 0:
         with (tmp_path / "pipe").open("wb") as pipe:

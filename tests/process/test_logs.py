@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, nothing that opens a door."""
+"""Logs: one JSON object per line, without any secret."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 
 
 class StreamSink(DescriptorSink):
-    """Lines into a text stream."""
+    """A sink that writes lines to a text stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.dropped = 0
@@ -75,7 +75,7 @@ def lines(out: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
-def test_a_line_is_one_json_object_with_time_level_and_process(out: io.StringIO) -> None:
+def test_a_log_line_is_one_json_object_with_time_level_and_process(out: io.StringIO) -> None:
     structlog.get_logger().info("two\nlines", count=3)
     (line,) = lines(out)
     assert str(line.pop("time")).endswith("Z")
@@ -88,13 +88,13 @@ def test_a_line_is_one_json_object_with_time_level_and_process(out: io.StringIO)
     }
 
 
-def test_what_is_below_the_level_is_dropped(out: io.StringIO) -> None:
+def test_lines_below_the_level_are_dropped(out: io.StringIO) -> None:
     structlog.get_logger().debug("quiet")
     logging.getLogger("hypercorn").debug("quiet")
     assert lines(out) == []
 
 
-def test_libraries_and_warnings_take_the_same_way(out: io.StringIO) -> None:
+def test_libraries_and_warnings_use_the_same_log(out: io.StringIO) -> None:
     logging.getLogger("hypercorn.error").warning("slow %s", "client")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -107,7 +107,7 @@ def test_libraries_and_warnings_take_the_same_way(out: io.StringIO) -> None:
     assert lines(out)[0]["event"] == "slow client"
 
 
-def test_an_exception_brings_its_traceback(out: io.StringIO) -> None:
+def test_an_exception_is_logged_with_its_traceback(out: io.StringIO) -> None:
     try:
         {"here": 1}["gone"]
     except KeyError:
@@ -131,13 +131,15 @@ def test_an_exception_brings_its_traceback(out: io.StringIO) -> None:
         {"error": ValueError("bad Bearer s3cret")},
     ],
 )
-def test_tokens_and_query_strings_never_leave(out: io.StringIO, told: dict[str, object]) -> None:
+def test_tokens_and_query_strings_are_never_logged(
+    out: io.StringIO, told: dict[str, object]
+) -> None:
     structlog.get_logger().info("event", **told)
     assert "s3cret" not in out.getvalue()
     assert next(iter(told)) in lines(out)[0]
 
 
-def test_tokens_are_taken_out_of_messages_and_tracebacks_too(out: io.StringIO) -> None:
+def test_tokens_are_removed_from_messages_and_tracebacks(out: io.StringIO) -> None:
     logging.getLogger("hypercorn.access").info("GET /v0/work?token=s3cret 200")
     try:
         {"here": 1}["/v0/watch/w1?token=s3cret"]
@@ -147,14 +149,14 @@ def test_tokens_are_taken_out_of_messages_and_tracebacks_too(out: io.StringIO) -
     assert "GET /v0/work 200" in out.getvalue()
 
 
-def test_plain_text_is_left_alone(out: io.StringIO) -> None:
+def test_plain_text_is_logged_unchanged(out: io.StringIO) -> None:
     structlog.get_logger().info("did you mean TOPICS_PORT?", url="http://127.0.0.1:4000")
     assert lines(out)[0]["event"] == "did you mean TOPICS_PORT?"
     assert lines(out)[0]["url"] == "http://127.0.0.1:4000"
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_a_terminal_gets_readable_lines_in_colour_unless_not_wanted(
+def test_a_terminal_gets_readable_lines_in_colour_unless_disabled(
     monkeypatch: pytest.MonkeyPatch, no_color: str
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
@@ -174,7 +176,7 @@ class Unshowable:
     __repr__ = __str__
 
 
-def test_what_cannot_be_shown_costs_the_line_its_fields_and_nobody_an_exception(
+def test_a_value_that_cannot_be_shown_costs_only_its_field_and_raises_nothing(
     out: io.StringIO,
 ) -> None:
     structlog.get_logger().info("odd", value=Unshowable())
@@ -182,7 +184,7 @@ def test_what_cannot_be_shown_costs_the_line_its_fields_and_nobody_an_exception(
     assert [line["event"] for line in lines(out)] == ["odd", "%d of %d"]
 
 
-def test_an_exception_that_nobody_can_catch_is_a_line_like_any_other(out: io.StringIO) -> None:
+def test_an_uncaught_exception_is_logged_like_any_other(out: io.StringIO) -> None:
     class Leaving:
         def __del__(self) -> None:
             raise RuntimeError("on the way out")
@@ -211,7 +213,7 @@ class FullDisk(io.StringIO):
         return super().write(text)
 
 
-def test_lines_that_cannot_be_written_are_dropped_and_their_number_is_told_later() -> None:
+def test_lines_that_cannot_be_written_are_dropped_and_counted_later() -> None:
     disk = FullDisk()
     logs.configure("supervisor", "error", StreamSink(disk))
     for _ in range(3):
@@ -228,7 +230,7 @@ def test_lines_that_cannot_be_written_are_dropped_and_their_number_is_told_later
     assert logs.dropped_count() == 3
 
 
-def test_a_request_has_a_line_whatever_the_level_of_the_log() -> None:
+def test_a_request_is_logged_at_any_log_level() -> None:
     out = io.StringIO()
     logs.configure("front 0", "error", StreamSink(out))
     logs.write_request({"route": "append", "status": 200, "ms": 0.5, "cut": True})
@@ -246,14 +248,14 @@ def test_a_request_has_a_line_whatever_the_level_of_the_log() -> None:
     }
 
 
-def test_a_request_id_that_holds_a_secret_is_cleaned(out: io.StringIO) -> None:
+def test_secrets_are_removed_from_a_request_id(out: io.StringIO) -> None:
     logs.write_request({"request_id": "/a?token=hunter2", "trace": "bearer hunter2"})
     (line,) = lines(out)
     assert "hunter2" not in str(line)
     assert line["request_id"] == "/a"
 
 
-def test_a_person_reads_requests_in_words() -> None:
+def test_a_terminal_shows_requests_as_text() -> None:
     terminal = Terminal()
     logs.configure("front 0", "info", StreamSink(terminal))
     logs.write_request({"route": "append", "status": 200})
@@ -263,7 +265,7 @@ def test_a_person_reads_requests_in_words() -> None:
     assert not line.startswith("{")
 
 
-# Whatever stderr is: writing a line neither waits nor raises
+# A write to stderr never blocks or raises, in any state of stderr
 
 
 ROOT = Path(__file__).parents[2]
@@ -273,7 +275,7 @@ LINE = "x" * 99
 
 @pytest.fixture(autouse=True)
 def in_time() -> Iterator[None]:
-    """A write that waits would wait for ever: the alarm ends it with an exception."""
+    """End a blocking write by an alarm, which raises an exception."""
 
     def waited(*_: object) -> None:
         raise AssertionError("it waits")
@@ -292,7 +294,7 @@ def opened() -> Iterator[contextlib.ExitStack]:
 
 
 def reading_end(kind: str, opened: contextlib.ExitStack) -> tuple[int, int]:
-    """Two ends: ours, and what a server has as its stderr."""
+    """Return two ends: that of the test, and the stderr of a server."""
     if kind == "socket":
         ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
         return ours.fileno(), theirs.fileno()
@@ -324,7 +326,7 @@ def no_second_opening(*_: object) -> int:
 @pytest.mark.parametrize(
     ("kind", "again"), [("pipe", True), ("pipe", False), ("terminal", True), ("socket", True)]
 )
-def test_a_reader_that_does_not_read_costs_lines_and_no_time(
+def test_a_reader_that_does_not_read_costs_lines_but_no_time(
     kind: str, again: bool, opened: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = reading_end(kind, opened)
@@ -341,7 +343,7 @@ def test_a_reader_that_does_not_read_costs_lines_and_no_time(
     assert b"back" in drain(reader).splitlines()
 
 
-def test_a_full_disk_costs_lines_and_nothing_else() -> None:
+def test_a_full_disk_costs_only_log_lines() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     sink = DescriptorSink(full)
     assert not any(sink.write(LINE) for _ in range(10))
@@ -349,7 +351,7 @@ def test_a_full_disk_costs_lines_and_nothing_else() -> None:
     os.close(full)
 
 
-def test_after_a_line_that_was_cut_short_the_next_one_begins_on_its_own(
+def test_the_line_after_a_truncated_one_begins_on_its_own(
     opened: contextlib.ExitStack,
 ) -> None:
     reader, writer = reading_end("pipe", opened)
@@ -361,14 +363,14 @@ def test_after_a_line_that_was_cut_short_the_next_one_begins_on_its_own(
     assert cut + drain(reader) == cut + b"\nnext\n"
 
 
-def test_a_file_gets_every_line_whole(tmp_path: Path) -> None:
+def test_a_file_receives_every_line_completely(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab") as file:
         sink = DescriptorSink(file.fileno())
         assert all(sink.write(f"{number} \udc80") for number in range(100))
     assert (tmp_path / "log").read_text() == "".join(f"{number} \\udc80\n" for number in range(100))
 
 
-def test_the_last_words_of_an_interpreter_wait_for_nobody(opened: contextlib.ExitStack) -> None:
+def test_a_traceback_dump_to_a_full_pipe_does_not_block(opened: contextlib.ExitStack) -> None:
     _, writer = reading_end("pipe", opened)
     sink = sink_of(writer, opened)
     while sink.write(LINE):
@@ -376,7 +378,7 @@ def test_the_last_words_of_an_interpreter_wait_for_nobody(opened: contextlib.Exi
     faulthandler.dump_traceback(sink.fd)
 
 
-def test_descriptors_that_are_closed_at_the_start_are_never_given_to_files() -> None:
+def test_descriptors_closed_at_the_start_are_never_reused_for_files() -> None:
     program = """
 import os, sys
 from topics.process import logs

@@ -1,4 +1,4 @@
-"""What a process stores of itself for the metrics."""
+"""The measurements of a process for the metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from topics.process.measure import UNKNOWN, measure, used_files
 MIB = 1 << 20
 
 
-async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_process_count(
+async def test_each_tick_stores_its_lag_and_the_counters_of_links_and_process(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     pair = Pair()
@@ -39,7 +39,9 @@ async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_proces
     found = {family.name: [*family.series] for family in counters.families(pair.board)}
 
     def value(name: str) -> Value:
-        """Of the shard, which comes last where processes are shown one by one."""
+        """Return a value of the shard, which is the last one of metrics with a series for each
+        process.
+        """
         return found[name][-1][1]
 
     assert value("topics_link_backlog_bytes") == pair.shard.link.backlog_bytes
@@ -55,10 +57,10 @@ async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_proces
     pair.close()
 
 
-def test_memory_that_is_touched_counts_as_own_unless_it_is_shared() -> None:
+def test_touched_memory_counts_as_own_unless_it_is_shared() -> None:
     before = used_files(UNKNOWN)
     own, shared = mmap.mmap(-1, 16 * MIB, mmap.MAP_PRIVATE), mmap.mmap(-1, 16 * MIB)
-    page = bytes(4096)  # a long one would come from the heap, and may stay there
+    page = bytes(4096)  # A longer one would be allocated from the heap and might stay there
     for memory in (own, shared):
         for _ in range(16 * MIB // len(page)):
             memory.write(page)
@@ -68,7 +70,7 @@ def test_memory_that_is_touched_counts_as_own_unless_it_is_shared() -> None:
     assert 15 * MIB <= grown["topics_process_own_bytes"] < 31 * MIB
 
 
-def test_open_files_are_counted_also_where_the_kernel_does_not_tell_their_number(
+def test_open_files_are_counted_even_on_a_kernel_that_does_not_report_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = used_files(UNKNOWN)["topics_process_open_files"]
@@ -94,7 +96,7 @@ def test_open_files_are_counted_also_where_the_kernel_does_not_tell_their_number
     assert [*found.values()] == [50 * page, 30 * page, 3]
 
 
-def test_a_process_without_a_free_descriptor_goes_on_with_what_it_read_before(
+def test_a_process_without_a_free_descriptor_keeps_its_previous_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = used_files(UNKNOWN)

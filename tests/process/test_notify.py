@@ -1,4 +1,4 @@
-"""What systemd is sent, and that a server goes on without it."""
+"""Notifications to systemd, and a server without systemd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_notification_is_one_line_of_the_protocol(
     notifier.close()
 
 
-def test_a_status_is_sent_when_it_changes(systemd: Systemd) -> None:
+def test_a_status_is_sent_only_when_it_changes(systemd: Systemd) -> None:
     notifier = Notifier(systemd.name)
     for text in ("one", "one", "two", "one"):
         notifier.status(text)
@@ -47,7 +47,7 @@ def test_a_status_is_sent_when_it_changes(systemd: Systemd) -> None:
     notifier.close()
 
 
-def test_a_status_that_was_not_taken_is_sent_again(tmp_path: Path) -> None:
+def test_a_status_that_was_not_delivered_is_sent_again(tmp_path: Path) -> None:
     notifier = Notifier(str(tmp_path / "later"))
     with capture_logs() as logged:
         notifier.status("one")
@@ -60,7 +60,7 @@ def test_a_status_that_was_not_taken_is_sent_again(tmp_path: Path) -> None:
     notifier.close()
 
 
-def test_systemds_variables_are_taken_out_of_the_environment() -> None:
+def test_the_variables_of_systemd_are_removed_from_the_environment() -> None:
     environ = {"NOTIFY_SOCKET": "@x", "WATCHDOG_PID": "7", "WATCHDOG_USEC": "3000000", "A": "b"}
     notifier = Notifier.from_environment(environ, 7)
     assert notifier.watchdog_ms == 3000
@@ -76,7 +76,9 @@ def test_systemds_variables_are_taken_out_of_the_environment() -> None:
         {"WATCHDOG_USEC": "soon"},
     ],
 )
-def test_a_watchdog_of_another_process_or_without_a_number_is_none(environ: dict[str, str]) -> None:
+def test_a_watchdog_of_another_process_or_with_an_invalid_interval_is_ignored(
+    environ: dict[str, str],
+) -> None:
     notifier = Notifier.from_environment(environ, 7)
     assert notifier.watchdog_ms == 0
-    notifier.ready()  # nobody is there to be told
+    notifier.ready()  # No process receives it

@@ -1,4 +1,4 @@
-"""What a server checks, says and hands to its children when it starts."""
+"""The start of a server: its checks, its log lines, and the resources of its children."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topics.storage.data_dir import encode_meta
 pytestmark = pytest.mark.slow
 
 
-def test_it_says_where_it_listens_and_serves_when_every_shard_is_ready(home: Path) -> None:
+def test_a_server_logs_its_url_and_is_ready_when_every_shard_is_ready(home: Path) -> None:
     with Family(home) as family:
         listening = family.wait_for("listening")
         assert listening["url"].startswith("http://127.0.0.1:")
@@ -34,7 +34,7 @@ def test_it_says_where_it_listens_and_serves_when_every_shard_is_ready(home: Pat
         assert (answer["keys"], answer["dumpable"]) == (0, 1)
 
 
-def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path) -> None:
+def test_every_process_raises_its_file_limit_to_the_hard_limit(home: Path) -> None:
     with Family(home, through=["prlimit", "--nofile=256:4000"]) as family:
         family.started()
         assert (
@@ -46,8 +46,8 @@ def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path)
 
 
 def environ_of(pid: int) -> bytes:
-    """The environment of a process; nothing where it is hidden, as from all but root when there are
-    keys.
+    """Return the environment of a process, or nothing if it is hidden (from all users but root,
+    with keys).
     """
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
@@ -55,12 +55,12 @@ def environ_of(pid: int) -> bytes:
         return b""
 
 
-def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: Path) -> None:
+def test_every_process_has_its_own_name_signals_and_sockets(home: Path) -> None:
     with Family(home, TOPICS_API_KEYS="hunter2:r,other") as family:
         family.started()
         pids = family.pids() | {"supervisor": family.process.pid}
         for name, pid in pids.items():
-            deadline = time.monotonic() + 10  # a child has its name a moment after it has begun
+            deadline = time.monotonic() + 10  # A child sets its name shortly after its start
             while (
                 Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
                 != f"topics: {name}".encode()
@@ -97,7 +97,9 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
         assert "hunter2" not in json.dumps(family.seen)
 
 
-def test_a_second_server_on_the_data_directory_is_refused_and_names_the_first(home: Path) -> None:
+def test_a_second_server_on_the_data_directory_is_refused_with_the_pid_of_the_first(
+    home: Path,
+) -> None:
     with Family(home) as first:
         first.started()
         with Family(home) as second:
@@ -108,7 +110,7 @@ def test_a_second_server_on_the_data_directory_is_refused_and_names_the_first(ho
         assert first.ask()["shards"]
 
 
-def test_a_taken_port_is_refused(home: Path) -> None:
+def test_a_port_in_use_is_refused(home: Path) -> None:
     with Family(home) as first:
         first.started()
         (home / "b").mkdir()
@@ -117,7 +119,7 @@ def test_a_taken_port_is_refused(home: Path) -> None:
             assert "Address already in use" in second.events("start failed")[0]["reason"]
 
 
-def test_the_stored_shard_count_stays_and_it_says_so(home: Path) -> None:
+def test_the_stored_shard_count_is_kept_and_logged(home: Path) -> None:
     with Family(home) as family:
         family.started().signal(signal.SIGTERM)
         assert family.end() == 0
@@ -131,7 +133,7 @@ def test_the_stored_shard_count_stays_and_it_says_so(home: Path) -> None:
     ("origins", "keys", "is_warned"),
     [("*", "", True), ("https://app.example", "", False), ("*", "secret", False)],
 )
-def test_any_origin_without_keys_is_warned_of(
+def test_any_origin_without_keys_logs_a_warning(
     home: Path, origins: str, keys: str, is_warned: bool
 ) -> None:
     more = {"TOPICS_API_KEYS": keys} if keys else {}
@@ -153,7 +155,7 @@ def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
         assert refused["reason"] == f"{home / 'data' / 'meta'}: {reason}"
 
 
-def test_more_shards_than_the_limit_of_open_files_has_room_for_are_refused(home: Path) -> None:
+def test_more_shards_than_the_open_file_limit_allows_are_refused(home: Path) -> None:
     with Family(home, through=["prlimit", "--nofile=256:256"], TOPICS_SHARDS="16") as family:
         assert family.end() == 1
         assert family.events("start failed")[0]["reason"].startswith(
@@ -162,8 +164,10 @@ def test_more_shards_than_the_limit_of_open_files_has_room_for_are_refused(home:
         assert not family.pids()
 
 
-def test_a_hang_up_replaces_the_keys_also_of_a_front_that_starts_later(home: Path) -> None:
-    """The signal comes at once when the settings have been read, and again when all is ready."""
+def test_a_hang_up_reloads_the_keys_also_for_a_front_that_starts_later(home: Path) -> None:
+    """The first signal comes right after the settings are read, and the others when the server is
+    ready.
+    """
     file = home / "keys"
     file.write_text("one")
     with Family(home, TOPICS_API_KEYS="fixed", TOPICS_API_KEYS_FILE=str(file)) as family:

@@ -1,4 +1,4 @@
-"""A shard writer without clients: what it shows on the board, and how its start and end go."""
+"""A shard writer without clients: its state on the board, its start and its end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ),
     ],
 )
-def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
+def test_a_start_with_unreadable_or_damaged_data_exits_with_its_code(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     code: ExitCode,
@@ -75,7 +75,7 @@ def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
     assert [(line["event"], line["log_level"]) for line in logged] == [(event, "critical")]
     assert ("topics repair --dry-run" in logged[0].get("repair", "")) == (code == ExitCode.DAMAGED)
     assert board.shard(0).state is ShardState.RECOVERING
-    board.shard(0).clear()  # as the supervisor does before it starts the shard again
+    board.shard(0).clear()  # As the supervisor does before it restarts the shard
     assert board.shard(0).start_failure == failure
 
 
@@ -92,7 +92,7 @@ def test_an_unexpected_error_of_a_start_remains_on_the_board(
     assert board.shard(0).start_failure == StartFailure.START_FAILED
 
 
-def test_recovery_shows_its_progress_and_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_updates_its_progress_and_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(1)
     seen: list[tuple[ShardState, int, bool]] = []
 
@@ -112,7 +112,7 @@ def test_recovery_shows_its_progress_and_a_heartbeat(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_a_sigterm_ends_a_shard_in_order_with_a_last_checkpoint(
+def test_a_sigterm_stops_a_shard_in_order_with_a_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(_loop: ShardLoop, _links: object, stop: trio.Event) -> None:

@@ -1,4 +1,4 @@
-"""Two shard processes and the link between them; one of them is killed and comes back."""
+"""Two shard processes and the link between them, of which one is killed and restarted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Server:
         self.links = Links(self.board, SHARD_LINK)
 
     def start(self, index: int, work: Callable[[ShardLoop], Any] | None = None) -> int:
-        """A shard process that serves and does ``work``; it leaves with 0 when that is done."""
+        """Fork a shard process that serves and runs ``work``. It exits with 0 when the work is
+        complete.
+        """
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -74,7 +76,7 @@ class Server:
         self.links.end_sessions(shard_id(index))
 
 
-def test_a_shard_that_dies_fails_the_calls_of_another_and_is_asked_again_when_it_is_back(
+def test_the_death_of_a_shard_fails_the_calls_of_its_peer_until_it_is_back(
     tmp_path: Path,
 ) -> None:
     server, polling = Server(tmp_path), os.eventfd(0)

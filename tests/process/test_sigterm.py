@@ -1,4 +1,4 @@
-"""SIGTERM at every moment of a child's life, from the fork to its end."""
+"""SIGTERM at every point of a child's run, from the fork to the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CASES = {
 
 
 @pytest.mark.timeout(300)
-def test_a_sigterm_ends_a_child_whenever_it_comes(tmp_path: Path) -> None:
+def test_a_sigterm_ends_a_child_at_any_point_of_its_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.process.sigterm", str(tmp_path), *CASES]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     ends = map(int, ended.stdout.split())

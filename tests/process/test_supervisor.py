@@ -1,4 +1,6 @@
-"""The supervisor with real processes, a real board and stand-ins for the workers: deaths."""
+"""The supervisor with real processes, a real board and stand-ins for the workers: deaths of
+children.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.process.family_support import Family, Systemd, wait_until_gone
 pytestmark = pytest.mark.slow
 
 
-def test_a_killed_shard_is_back_at_once_and_the_others_notice_nothing(home: Path) -> None:
+def test_a_killed_shard_is_restarted_immediately_without_effect_on_the_others(home: Path) -> None:
     with Family(home) as family:
         family.started()
         before = family.ask()
@@ -35,7 +37,7 @@ def test_a_killed_shard_is_back_at_once_and_the_others_notice_nothing(home: Path
         )
 
 
-def test_the_restart_of_a_front_refuses_nobody(home: Path) -> None:
+def test_no_connection_is_refused_during_the_restart_of_a_front(home: Path) -> None:
     with Family(home) as family:
         family.started()
         family.order("front-0", "wait")
@@ -84,7 +86,7 @@ def test_a_shard_with_damaged_data_stays_down_and_the_others_serve(
         assert ended == {"front 0": 0, "shard 0": 0}, "the others are drained, not killed"
 
 
-def test_a_server_without_a_shard_whose_data_can_be_trusted_stops_with_status_3(home: Path) -> None:
+def test_a_server_whose_shards_are_all_damaged_stops_with_status_3(home: Path) -> None:
     with Family(home) as family:
         family.started()
         for index in range(2):

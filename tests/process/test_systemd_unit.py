@@ -1,5 +1,5 @@
-"""The systemd unit fits the server: what it hides, how long it waits, after which ends it starts
-the server again.
+"""The systemd unit fits the server: hidden paths, timeouts, and the exit codes after which systemd
+restarts the server.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ raise SystemExit(main(["serve", "--port", "0"]))
 
 
 def unit(name: str = "topics.service") -> dict[str, str]:
-    """Its settings; of those that stand there twice, the last."""
+    """Return the settings of a unit. The last one of a repeated setting is used."""
     lines = (ROOT / "deploy" / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-def test_the_unit_shows_the_boot_id_so_that_a_kill_is_told_from_a_power_loss() -> None:
+def test_the_unit_exposes_the_boot_id_so_that_a_kill_differs_from_a_power_failure() -> None:
     assert unit().get("ProcSubset", "all") == "all"
 
 
 @pytest.mark.slow
-def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> None:
+def test_a_server_without_a_readable_boot_id_warns_about_the_consequence(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_BOOT_ID]
     environ = {"TOPICS_DATA_DIR": str(tmp_path / "data"), "TOPICS_SHARDS": "1", "PATH": ""}
     with Program(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True) as server:
@@ -55,19 +55,19 @@ def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> N
     assert (told["level"], told["path"]) == ("warning", "/proc/not-there")
 
 
-def test_systemd_starts_no_server_again_that_a_restart_does_not_mend() -> None:
+def test_systemd_does_not_restart_a_server_if_a_restart_cannot_help() -> None:
     useless = (ExitCode.USAGE, ExitCode.DAMAGED)
     assert unit()["RestartPreventExitStatus"].split() == [str(int(code)) for code in useless]
 
 
-def test_a_reload_of_the_unit_is_a_hang_up_after_the_credential_was_copied_anew() -> None:
+def test_a_reload_of_the_unit_sends_a_hang_up_after_the_credential_was_copied_again() -> None:
     assert unit()["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert unit("refresh-on-reload.conf") == {"RefreshOnReload": "credentials"}
     assert "RefreshOnReload" not in unit(), "systemd before 260 warns of it"
     assert unit()["LoadCredential"].startswith(f"{CREDENTIAL}:")
 
 
-def test_the_unit_has_no_privileges_and_sees_its_own_data_only() -> None:
+def test_the_unit_has_no_privileges_and_sees_only_its_own_data() -> None:
     wanted = {
         "DynamicUser": "yes",
         "NoNewPrivileges": "yes",
@@ -90,6 +90,6 @@ def test_the_unit_has_no_privileges_and_sees_its_own_data_only() -> None:
     assert not {"ReadWritePaths", "BindPaths", "User", "SupplementaryGroups"} & unit().keys()
 
 
-def test_systemd_gives_a_stop_the_time_that_it_takes() -> None:
+def test_systemd_waits_as_long_as_a_stop_may_take() -> None:
     needed_ms = Settings().drain_ms + supervisor.STOP_EXTENSION_MS
     assert int(unit()["TimeoutStopSec"]) * 1000 >= needed_ms

@@ -1,4 +1,4 @@
-"""What people at a terminal read of the log."""
+"""Log output at a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LISTENING: dict[str, Any] = {
 
 
 def told(sentences: Sentences, **event: Any) -> str:
-    """The line without its time."""
+    """Return the line without its time."""
     event = {"process": "supervisor", **event}
     line = sentences({"pid": 7, "level": "info", "time": "T", **event})
     assert re.match(r"\d\d:\d\d:\d\d ", line)
@@ -61,7 +61,9 @@ def plain() -> Sentences:
         ({"event": "listening"}, "listening"),
     ],
 )
-def test_an_event_is_a_sentence(plain: Sentences, event: dict[str, Any], line: str) -> None:
+def test_an_event_is_shown_as_a_sentence(
+    plain: Sentences, event: dict[str, Any], line: str
+) -> None:
     assert told(plain, **event) == f"info     {line}"
 
 
@@ -73,12 +75,12 @@ def test_an_event_is_a_sentence(plain: Sentences, event: dict[str, Any], line: s
         {"event": "process ended", "exit_code": 0},
     ],
 )
-def test_what_goes_as_always_is_left_out(plain: Sentences, event: dict[str, Any]) -> None:
+def test_routine_events_are_omitted_at_a_terminal(plain: Sentences, event: dict[str, Any]) -> None:
     with pytest.raises(structlog.DropEvent):
         told(plain, **event)
 
 
-def test_the_last_line_of_a_start_says_where_the_server_and_its_data_are(plain: Sentences) -> None:
+def test_the_last_line_of_a_start_shows_the_url_and_the_data_directory(plain: Sentences) -> None:
     line = told(plain, **LISTENING, data_dir=str(Path.cwd() / "data"))
     assert line == "info     starting  http://h:1  2 shards, no keys"
     ready = told(plain, event="ready", topics=1, damaged=[])
@@ -89,7 +91,7 @@ def test_the_last_line_of_a_start_says_where_the_server_and_its_data_are(plain: 
     assert ready.endswith("data /else (0 topics), shard 1 is damaged")
 
 
-def test_ctrl_c_says_what_the_next_one_does(plain: Sentences) -> None:
+def test_ctrl_c_shows_the_effect_of_the_next_one(plain: Sentences) -> None:
     said = [told(plain, event="signal received", signal="SIGINT") for _ in range(2)]
     assert said == [
         "info     Ctrl-C: the server stops; another one ends it at once",
@@ -131,7 +133,7 @@ class AtTerminal:
 
 
 @pytest.mark.slow
-def test_a_start_at_a_terminal(tmp_path: Path) -> None:
+def test_a_start_at_a_terminal_ends_with_the_ready_line(tmp_path: Path) -> None:
     server = AtTerminal(tmp_path, 0)
     try:
         server.until("topics)\n")
@@ -147,7 +149,7 @@ def test_a_start_at_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_taken_port_is_one_line_that_names_the_setting(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line_with_the_setting_to_change(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as blocker:
         port = blocker.getsockname()[1]
         server = AtTerminal(tmp_path, port)

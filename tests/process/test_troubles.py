@@ -1,4 +1,6 @@
-"""The whole family: a shard that stands still, damaged data, clients who come during the drain."""
+"""A complete server with a stopped shard, with damaged data, and with clients that connect during
+the drain.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ from topics.formats.names import shard_of
 
 pytestmark = pytest.mark.slow
 
-TOPICS = {shard_of(name, 2): name for name in ("a", "b", "c", "d", "e")}  # one of each shard
-AT_ONCE_S = 5.0  # a drain takes 10 s
+TOPICS = {shard_of(name, 2): name for name in ("a", "b", "c", "d", "e")}  # One topic of each shard
+AT_ONCE_S = 5.0  # A drain takes 10 s
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def unready(answer: Answer, reason: str) -> dict[str, Any]:
-    """Details of a 503 `not_ready` with this reason."""
+    """Check for a 503 `not_ready` with this reason, and return its details."""
     error = answer.json()["error"]
     assert (answer.status, error["code"], error["detail"]["reason"]) == (
         503,
@@ -56,7 +58,7 @@ def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
-def test_calls_of_a_stopped_shard_end_soon_and_it_goes_on_when_it_is_continued(
+def test_calls_of_a_stopped_shard_end_soon_and_it_serves_again_when_continued(
     server: Server,
 ) -> None:
     with (
@@ -107,7 +109,7 @@ def test_a_shard_with_damaged_data_stays_down_while_the_others_serve(server: Ser
     server.stop()
     (log,) = (server.data_dir / "wal" / "01").glob("*.wal")
     with log.open("r+b") as file:
-        file.seek(FILE_HEADER_BYTES)  # the first frame, which the checkpoint says is synced
+        file.seek(FILE_HEADER_BYTES)  # The first frame, which the checkpoint states to be synced
         file.write(b"\xff" * 8)
     started = server.spawn()
     url = started.event("listening", 20)["url"]
@@ -128,7 +130,7 @@ def test_a_shard_with_damaged_data_stays_down_while_the_others_serve(server: Ser
     assert server.wait_exit(STOP_S) == 3
 
 
-def test_a_shard_that_may_not_open_its_files_says_so_and_starts_when_it_may(
+def test_a_shard_without_file_permissions_reports_it_and_starts_when_they_are_granted(
     server: Server,
 ) -> None:
     with Api(server.address) as api:
@@ -138,7 +140,7 @@ def test_a_shard_that_may_not_open_its_files_says_so_and_starts_when_it_may(
     (log,) = (server.data_dir / "wal" / "01").glob("*.wal")
     mode = log.stat().st_mode
     log.chmod(0)
-    if os.geteuid() == 0:  # root opens any file, unless these capabilities are taken away
+    if os.geteuid() == 0:  # Root opens any file, unless these capabilities are removed
         program = shutil.which("setpriv")
         if program is None:
             pytest.skip("setpriv is not installed")
@@ -151,7 +153,7 @@ def test_a_shard_that_may_not_open_its_files_says_so_and_starts_when_it_may(
     assert started.event("start failed", 60)["path"] == str(log)
     with Api(server.address) as api:
         until(lambda: api.append(TOPICS[0], 2).status, lambda status: status == 200, 60)
-        for _ in range(20):  # also while it is started again
+        for _ in range(20):  # Also while the shard is restarted
             detail = unready(api.call("GET", "/v0/ready"), "permission_denied")
             assert detail["shards"] == [{"shard": 1, "state": "permission_denied"}]
             unready(api.append(TOPICS[1], 2), "permission_denied")
@@ -164,7 +166,9 @@ def test_a_shard_that_may_not_open_its_files_says_so_and_starts_when_it_may(
         assert [record["data"] for record in api.read(TOPICS[1])] == [1]
 
 
-def test_who_connects_during_the_drain_is_told_so_and_afterwards_refused(server: Server) -> None:
+def test_clients_that_connect_during_the_drain_get_503_and_are_refused_afterwards(
+    server: Server,
+) -> None:
     with Wire(server.address) as slow:
         whole = request("POST", f"/v0/topics/{TOPICS[0]}", b'{"records":[{"data":1}]}')
         slow.send(whole[:-2])
@@ -177,7 +181,7 @@ def test_who_connects_during_the_drain_is_told_so_and_afterwards_refused(server:
                 with Api(server.address) as api:
                     answer = api.append(TOPICS[1], 1)
             except (BrokenPipeError, ConnectionResetError):
-                continue  # connected before the drain, without a request when it began
+                continue  # Connected before the drain, without a request when it began
             assert time.monotonic() - began < AT_ONCE_S
             if answer.status == 503:
                 break

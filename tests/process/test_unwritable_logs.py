@@ -1,4 +1,6 @@
-"""A whole server whose stderr takes nothing: it serves, restarts what dies and stops in order."""
+"""A complete server with an unwritable stderr: it serves, restarts dead processes and stops in
+order.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ pytestmark = pytest.mark.slow
 
 
 class Mute(Server):
-    """A server with a stderr of the test's, so that nothing can be learned from its log."""
+    """A server whose stderr belongs to the test, so that its log cannot be read."""
 
     def launch(self, stderr: int | None) -> None:
-        """None: closed."""
+        """Start the server. If ``stderr`` is None, its stderr is closed."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.host, self.port = taken.getsockname()
         environ = {
@@ -59,7 +61,7 @@ class Mute(Server):
 
 @pytest.fixture
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """Nobody reads it, and there is no room left."""
+    """Return both ends of a full pipe that no process reads."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
@@ -72,7 +74,7 @@ def full_pipe() -> Iterator[tuple[int, int]]:
 
 
 def go_through_a_life(server: Mute) -> None:
-    """Serve, lose each process, serve again, stop."""
+    """Serve, replace each process, and serve again."""
     before = server.wait_roles(2)
     assert server.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]}) == 201
     for role in before:
@@ -81,7 +83,7 @@ def go_through_a_life(server: Mute) -> None:
 
 
 @pytest.mark.parametrize("stderr", ["full disk", "closed"])
-def test_a_server_whose_log_cannot_be_written_serves_restarts_and_stops(
+def test_a_server_with_an_unwritable_log_serves_restarts_and_stops(
     stderr: str, tmp_path: Path
 ) -> None:
     server = Mute(tmp_path / "data", shards=1, log_level="debug")
@@ -95,7 +97,7 @@ def test_a_server_whose_log_cannot_be_written_serves_restarts_and_stops(
         server.kill()
 
 
-def test_a_server_whose_log_nobody_reads_serves_and_tells_of_the_lost_lines_later(
+def test_a_server_whose_log_is_not_read_serves_and_reports_the_lost_lines_later(
     tmp_path: Path, full_pipe: tuple[int, int]
 ) -> None:
     reader, writer = full_pipe

@@ -1,4 +1,4 @@
-"""A data directory with each kind of file."""
+"""Fixture: a data directory with each kind of file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topics.storage.segments.segment_store import SegmentStore
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A directory with each kind of file, two log files among them."""
+    """Return a data directory with each kind of file and several log files."""
     path = tmp_path / "data"
     DataDirectory(path, shards=1).close()
     client = Client(path)

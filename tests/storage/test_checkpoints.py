@@ -1,4 +1,4 @@
-"""Checkpoints: files of pieces, and the room that is kept for the next one on a full disk."""
+"""Checkpoints: files of chunks, and the disk space that is reserved for the next one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def items() -> list[Item]:
 
 
 def many(count: int = 5_000) -> Iterator[Item]:
-    """The shard's item and more, in several pieces."""
+    """Yield the item of the shard and more items, enough for several chunks."""
     yield from items()
     for number in range(count):
         yield {"id": number, "keys": [[f"{number:060}", 1, 1, 1]]}
 
 
 def fill_once(patch: pytest.MonkeyPatch) -> list[int]:
-    """The disk is full for one write; what is returned is empty after it."""
+    """Simulate a full disk for one write. The returned list is empty afterwards."""
     real, left = os.pwritev, [1]
 
     def full_once(fd: int, pieces: list[bytes], offset: int) -> int:
@@ -43,7 +43,7 @@ def fill_once(patch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
+def test_a_checkpoint_on_a_full_disk_uses_the_reserved_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.keep_room(tmp_path)
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
     assert [found.lsn for found in checkpoints.whole(tmp_path)] == [16, 8]
 
 
-def test_the_room_for_a_checkpoint_is_twice_the_last_one(tmp_path: Path) -> None:
+def test_the_reserve_for_a_checkpoint_is_twice_the_size_of_the_last_one(tmp_path: Path) -> None:
     large = {"id": 1, "keys": [["k" * 700_000, 1, 1, 1]]}
     checkpoints.write(tmp_path, 8, 0, [*items(), large])
     reserve = tmp_path / checkpoints.RESERVE_NAME
@@ -67,7 +67,7 @@ def test_the_room_for_a_checkpoint_is_twice_the_last_one(tmp_path: Path) -> None
     assert reserve.stat().st_blocks * 512 >= reserve.stat().st_size
 
 
-def test_a_full_disk_in_the_middle_moves_what_is_written_into_the_room(
+def test_a_checkpoint_moves_into_the_reserve_if_the_disk_fills_up_midway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.write(tmp_path, 8, 0, many())
@@ -90,7 +90,7 @@ def test_a_full_disk_in_the_middle_moves_what_is_written_into_the_room(
     assert not [*tmp_path.glob("*.tmp")]
 
 
-def test_a_checkpoint_that_is_given_up_leaves_the_room_for_the_next_one(
+def test_an_abandoned_checkpoint_restores_the_reserve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.keep_room(tmp_path)
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_is_given_up_leaves_the_room_for_the_next_one(
 
 
 @pytest.mark.parametrize("call", ["pwritev", "ftruncate", "fdatasync"])
-def test_a_checkpoint_that_fails_leaves_the_one_before_it_and_no_other_file(
+def test_a_failed_checkpoint_leaves_the_previous_one_and_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     checkpoints.write(tmp_path, 8, 0, items())
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_fails_leaves_the_one_before_it_and_no_other_file(
     assert [found.lsn for found in checkpoints.whole(tmp_path)] == [8]
 
 
-def test_a_sync_that_finds_no_room_moves_the_checkpoint_into_it(
+def test_a_checkpoint_moves_into_the_reserve_if_its_sync_finds_no_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.keep_room(tmp_path, 1 << 20)
@@ -145,7 +145,7 @@ def test_a_sync_that_finds_no_room_moves_the_checkpoint_into_it(
     assert [*found.items()] == [*many()][1:]
 
 
-def test_a_hurt_piece_or_a_cut_makes_the_older_checkpoint_the_newest_whole_one(
+def test_a_damaged_or_cut_checkpoint_is_skipped_in_favour_of_the_older_one(
     tmp_path: Path,
 ) -> None:
     checkpoints.write(tmp_path, 8, 0, items())
@@ -153,7 +153,7 @@ def test_a_hurt_piece_or_a_cut_makes_the_older_checkpoint_the_newest_whole_one(
     newest = checkpoints.whole(tmp_path)[0].path
     good = newest.read_bytes()
     for at in (*range(HEADER_BYTES + PIECE_HEADER_BYTES), len(good) // 2, len(good) - 1):
-        if at // 4 == 2:  # the version
+        if at // 4 == 2:  # Skip the version
             continue
         newest.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
         assert [found.lsn for found in checkpoints.whole(tmp_path)] == [8], at
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_damage(tmp_path: Path) ->
         [*found.items()]
 
 
-def test_a_large_checkpoint_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
+def test_a_large_checkpoint_is_read_one_chunk_at_a_time(tmp_path: Path) -> None:
     checkpoints.write(tmp_path, 8, 0, many(20_000))
     (found,) = checkpoints.whole(tmp_path)
     size = found.path.stat().st_size
@@ -189,10 +189,10 @@ def test_a_large_checkpoint_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak_checked < 4 * PIECE_BYTES
-    assert peak_read < 40 * PIECE_BYTES < size * 5  # values are larger than their bytes
+    assert peak_read < 40 * PIECE_BYTES < size * 5  # Values are larger than their bytes
 
 
-def test_beats_are_given_for_each_piece(tmp_path: Path) -> None:
+def test_each_chunk_of_a_checkpoint_reports_progress(tmp_path: Path) -> None:
     checkpoints.write(tmp_path, 8, 0, many())
     beats: list[None] = []
     (found,) = checkpoints.whole(tmp_path, lambda: beats.append(None))

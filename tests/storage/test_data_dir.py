@@ -1,4 +1,4 @@
-"""Data directory: one owner, one shard count for life, nothing believed that is damaged."""
+"""Data directory: one owner, one constant shard count, and no use of damaged files."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "data"
 
 
-def test_meta_is_the_documented_bytes() -> None:
+def test_meta_has_the_documented_bytes() -> None:
     assert encode_meta(3).hex() == "746f706963736464010000000300000000000000db9dd230"
     assert decode_meta(encode_meta(3)) == 3
 
 
-def test_any_flipped_bit_and_any_cut_of_meta_is_noticed() -> None:
+def test_any_flipped_bit_and_any_cut_of_meta_is_detected() -> None:
     good = encode_meta(2)
     for bit in range(8 * len(good)):
         bad = bytearray(good)
@@ -78,7 +78,7 @@ def test_a_new_directory_is_private_and_keeps_its_shard_count(path: Path) -> Non
     assert sorted(each.name for each in path.iterdir() if each.is_file()) == ["LOCK", "meta"]
 
 
-def test_a_second_owner_is_refused_and_told_the_first_ones_pid(path: Path) -> None:
+def test_a_second_owner_is_refused_with_the_pid_of_the_first(path: Path) -> None:
     with Program(
         [sys.executable, "-c", HOLD_THE_LOCK, str(path)],
         cwd=ROOT,
@@ -95,7 +95,7 @@ def test_a_second_owner_is_refused_and_told_the_first_ones_pid(path: Path) -> No
     DataDirectory(path, shards=1).close()
 
 
-def test_a_forked_child_keeps_the_lock_after_its_parent_let_go(path: Path) -> None:
+def test_a_forked_child_keeps_the_lock_after_its_parent_released_it(path: Path) -> None:
     held = DataDirectory(path, shards=1)
     reading, writing = os.pipe()
     child = os.fork()
@@ -112,7 +112,7 @@ def test_a_forked_child_keeps_the_lock_after_its_parent_let_go(path: Path) -> No
     DataDirectory(path, shards=1).close()
 
 
-def test_damaged_meta_is_refused_with_path_and_offset_and_the_lock_is_let_go(path: Path) -> None:
+def test_damaged_meta_is_refused_with_path_and_offset_and_releases_the_lock(path: Path) -> None:
     DataDirectory(path, shards=2).close()
     good = (path / "meta").read_bytes()
     (path / "meta").write_bytes(good[:12] + b"\x07" + good[13:])
@@ -125,7 +125,7 @@ def test_damaged_meta_is_refused_with_path_and_offset_and_the_lock_is_let_go(pat
     DataDirectory(path, shards=2).close()
 
 
-def test_a_directory_that_holds_something_else_is_not_taken(path: Path) -> None:
+def test_a_directory_with_foreign_files_is_not_taken_over(path: Path) -> None:
     path.mkdir(parents=True)
     (path / "thesis.tex").touch()
     with pytest.raises(DataDirectoryDamaged, match=r"not empty: it holds thesis\.tex"):
@@ -137,7 +137,7 @@ def test_a_directory_that_holds_something_else_is_not_taken(path: Path) -> None:
     )
 
 
-def test_a_directory_that_has_lost_its_meta_is_damaged_and_not_a_wrong_path(path: Path) -> None:
+def test_a_directory_without_its_meta_is_damaged_and_not_a_wrong_path(path: Path) -> None:
     (path / "wal").mkdir(parents=True)
     check_place(path)
     with pytest.raises(DataDirectoryDamaged, match="it holds wal"):
@@ -149,7 +149,7 @@ def test_a_directory_that_has_lost_its_meta_is_damaged_and_not_a_wrong_path(path
         pass
 
 
-def test_what_is_no_directory_is_told_with_the_name_that_is_none(path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_reported_by_its_name(path: Path) -> None:
     path.parent.mkdir()
     check_place(path)
     path.touch()
@@ -158,7 +158,7 @@ def test_what_is_no_directory_is_told_with_the_name_that_is_none(path: Path) -> 
             check_place(locator)
 
 
-def test_an_empty_mounted_volume_is_taken(path: Path) -> None:
+def test_an_empty_mounted_volume_is_accepted(path: Path) -> None:
     (path / "lost+found").mkdir(parents=True)
     DataDirectory(path, shards=1).close()
     assert (path / "meta").exists()
@@ -200,10 +200,10 @@ def test_meta_is_synced_before_its_rename_and_the_directory_after(
     assert steps[at - 1 : at + 2] == ["sync meta.new", "rename", "sync data"]
 
 
-def test_every_folder_on_the_way_to_a_new_directory_is_durable_before_it_has_a_meta(
+def test_every_parent_folder_of_a_new_directory_is_synced_before_its_meta(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that a process made that was killed before it could sync it."""
+    """This includes a folder of a process that was killed before it could sync it."""
     path.parent.mkdir()
     synced: list[Path] = []
     fsync = os.fsync
@@ -219,20 +219,18 @@ def test_every_folder_on_the_way_to_a_new_directory_is_durable_before_it_has_a_m
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_full_disk_does_not_keep_a_server_from_the_lock(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_gets_the_lock_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     DataDirectory(path, shards=1).close()
     monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     DataDirectory(path, shards=1).close()
 
 
-def test_the_table_is_the_struct() -> None:
+def test_the_documented_table_of_meta_matches_the_struct() -> None:
     assert data_dir.META.size == 24
     assert struct.calcsize("<8sIII") == data_dir._CRC_AT
 
 
-def test_a_directory_that_a_server_has_is_refused_and_one_that_is_read_is_not_taken(
+def test_readers_and_the_server_exclude_each_other(
     data: Path,
 ) -> None:
     held = DataDirectory(data, shards=1)

@@ -1,4 +1,4 @@
-"""Durable files: what is written whole has its name, and errors are told."""
+"""Durable files: a file gets its name when it is complete, and errors are reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.spares import prepare
 
-# What durable files need: room that is looked for before it is taken, zeros, write-back
+# Functions for durable files: check of free space before allocation, zeros, write-back
 
 
 SIZE = 64 << 10
@@ -34,7 +34,7 @@ MAKERS: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_file_that_has_no_room_takes_none_for_a_moment(
+def test_a_file_without_enough_disk_space_is_not_allocated_even_briefly(
     make: Callable[[Path], object], tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -45,7 +45,7 @@ def test_a_file_that_has_no_room_takes_none_for_a_moment(
     assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) == 0
 
 
-def test_others_keep_a_margin_and_a_disk_that_does_not_tell_is_tried(
+def test_allocation_keeps_a_margin_and_is_tried_if_the_free_space_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_room(monkeypatch, MARGIN_BYTES + SIZE)
@@ -59,7 +59,7 @@ def test_others_keep_a_margin_and_a_disk_that_does_not_tell_is_tried(
         allocate(0, tmp_path, SIZE)
 
 
-def test_what_cannot_be_written_back_is_told_as_the_sync_would_not_hear_of_it(
+def test_a_write_back_error_is_raised_because_the_sync_would_not_report_it(
     tmp_path: Path,
 ) -> None:
     read, write = os.pipe()
@@ -69,7 +69,7 @@ def test_what_cannot_be_written_back_is_told_as_the_sync_would_not_hear_of_it(
     os.close(write)
 
 
-def test_zeros_are_written_where_the_disk_has_no_call_for_it(
+def test_zeros_are_written_if_the_file_system_cannot_allocate_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
@@ -80,10 +80,10 @@ def test_zeros_are_written_where_the_disk_has_no_call_for_it(
     assert path.read_bytes() == b"x" * 100 + bytes(9_000) + b"x" * 900
 
 
-# File aside: it has its own name only when it is whole on the disk
+# FileAside: a file gets its name when it is completely on the disk
 
 
-def test_a_published_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_a_published_file_replaces_the_previous_one(tmp_path: Path) -> None:
     path = tmp_path / "name.kind"
     path.write_bytes(b"before")
     file = FileAside(path, ".tmp")
@@ -95,14 +95,14 @@ def test_a_published_file_takes_the_place_of_the_one_before(tmp_path: Path) -> N
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_an_abandoned_file_leaves_nothing_and_may_be_abandoned_again(tmp_path: Path) -> None:
+def test_an_abandoned_file_leaves_nothing_and_can_be_abandoned_again(tmp_path: Path) -> None:
     file = FileAside(tmp_path / "name.kind", ".tmp")
     file.abandon()
     file.abandon()
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_file_whose_name_cannot_be_synced_is_abandoned_under_that_name(
+def test_a_file_whose_name_cannot_be_synced_is_removed_under_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = FileAside(tmp_path / "name.kind", ".tmp")

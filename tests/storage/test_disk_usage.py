@@ -1,4 +1,4 @@
-"""Disk usage: bytes of blocks, of files that come and go."""
+"""Disk usage: allocated bytes of files that may be created and removed at any time."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def test_each_folder_counts_its_own_files(folders: ShardFolders) -> None:
             file = folder / name
             file.write_bytes(bytes(mib * MIB))
             with file.open("rb") as opened:
-                os.fsync(opened.fileno())  # some file systems take blocks only then
+                os.fsync(opened.fileno())  # Some file systems allocate blocks only at a sync
     found = disk_usage(folders)
     sizes = (found.log, found.blobs, found.segments, found.checkpoints)
-    # Some file systems take a little more for a file.
+    # Some file systems allocate a little more for a file.
     assert [round(size / MIB) for size in sizes] == [2, 4, 6, 8]
     at = os.statvfs(folders.log)
     assert found.free == pytest.approx(at.f_bavail * at.f_frsize, rel=0.1)
 
 
-def test_a_hole_takes_no_room(folders: ShardFolders) -> None:
+def test_a_hole_takes_no_disk_space(folders: ShardFolders) -> None:
     with (folders.segments / "1.seg").open("wb") as file:
         file.truncate(64 * MIB)
     assert disk_usage(folders).segments < MIB
     assert (folders.segments / "1.seg").stat().st_blocks * BLOCK_BYTES < MIB
 
 
-def test_the_newest_checkpoint_is_the_one_that_counts(folders: ShardFolders) -> None:
+def test_the_time_of_the_newest_checkpoint_is_reported(folders: ShardFolders) -> None:
     assert disk_usage(folders).checkpoint_ts == 0
     checkpoints = ((f"{1:016x}.ckpt", 1_000), (f"{2:016x}.ckpt", 2_000))
     for name, second in (*checkpoints, ("next.reserve", 3_000), ("copy.ckpt", 4_000)):

@@ -51,16 +51,16 @@ def files(path: Path) -> dict[str, bytes]:
 
 
 def move(path: Path) -> Path:
-    """Another directory takes the place of the first; where that is now."""
+    """Put another directory at the path and return the new path of the first one."""
     elsewhere = path.rename(path.with_name("elsewhere"))
     shutil.copytree(elsewhere, path)
     return elsewhere
 
 
-def test_all_that_storage_writes_and_removes_is_in_the_held_directory(
+def test_all_files_are_written_and_removed_in_the_held_directory(
     held: DataDirectory, path: Path
 ) -> None:
-    """Also what no check has noticed."""
+    """This also holds before any check has noticed the move."""
     folders = dataclasses.replace(held.folders[0], check=unchecked)
     shard = recover(folders, 0, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000)
     for number in range(3):
@@ -72,7 +72,7 @@ def test_all_that_storage_writes_and_removes_is_in_the_held_directory(
     blob.write([b"body"])
     blob.finish()
     shard.wal.append(frame(50_000))
-    shard.wal.append(frame(50_000))  # into another file
+    shard.wal.append(frame(50_000))  # Written to the next file
     shard.wal.flush(sync=False)
     shard.wal.stop()
     keep_aside(next(folders.blob.glob("*.blob")))
@@ -83,7 +83,7 @@ def test_all_that_storage_writes_and_removes_is_in_the_held_directory(
     assert before.keys() - after.keys(), "the oldest checkpoint is removed"
 
 
-def test_every_shard_has_folders_of_its_own_and_names_their_files_alike(
+def test_each_shard_has_its_own_folders_with_the_same_file_names(
     held: DataDirectory, path: Path
 ) -> None:
     for shard, folders in enumerate(held.folders):
@@ -95,7 +95,7 @@ def test_every_shard_has_folders_of_its_own_and_names_their_files_alike(
         assert folders.name_of(folders.root / "meta") == plain.name_of(path / "meta") == "meta"
 
 
-def test_messages_show_where_a_file_is_now_or_was_last(held: DataDirectory, path: Path) -> None:
+def test_messages_show_the_current_or_last_path_of_a_file(held: DataDirectory, path: Path) -> None:
     folder = held.folders[1].wal
     file = folder / "0.wal"
     assert shown(f"at {file}: {file}") == f"at {path}/wal/01/0.wal: {path}/wal/01/0.wal"
@@ -128,7 +128,7 @@ def put_a_file_there(path: Path) -> None:
 
 
 def link_elsewhere(path: Path) -> None:
-    """Also with the same file LOCK."""
+    """Move the directory and link the same LOCK file into a new one."""
     elsewhere = path.rename(path.with_name("elsewhere"))
     path.mkdir()
     (path / "LOCK").hardlink_to(elsewhere / "LOCK")
@@ -146,7 +146,7 @@ def link_elsewhere(path: Path) -> None:
         (replace_lock, UNLOCKED, True),
     ],
 )
-def test_a_lost_directory_is_noticed(
+def test_a_lost_directory_is_detected(
     held: DataDirectory,
     path: Path,
     act: Callable[[Path], object],
@@ -164,7 +164,7 @@ def test_a_lost_directory_is_noticed(
             check(quick=True)
 
 
-def test_a_directory_behind_a_link_is_lost_when_the_link_leads_elsewhere(tmp_path: Path) -> None:
+def test_a_directory_behind_a_symlink_is_lost_when_the_link_changes(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "one", target_is_directory=True)
     (tmp_path / "one").mkdir()
@@ -179,7 +179,7 @@ def test_a_directory_behind_a_link_is_lost_when_the_link_leads_elsewhere(tmp_pat
 
 
 @pytest.mark.parametrize("code", [errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP])
-def test_where_directories_cannot_be_locked_meta_keeps_others_out(
+def test_the_lock_of_meta_excludes_others_if_directories_cannot_be_locked(
     path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     flock = fcntl.flock
@@ -200,7 +200,7 @@ def test_where_directories_cannot_be_locked_meta_keeps_others_out(
     DataDirectory(path, shards=1).close()
 
 
-def test_a_folder_that_cannot_be_opened_is_met_by_its_shard_alone(path: Path) -> None:
+def test_a_folder_that_cannot_be_opened_fails_only_its_shard(path: Path) -> None:
     DataDirectory(path, shards=2).close()
     (path / "wal" / "01").rmdir()
     (path / "wal" / "01").touch()
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_opened_is_met_by_its_shard_alone(path: Path) ->
         held.close()
 
 
-def test_a_machine_without_proc_is_refused_in_one_line(
+def test_a_machine_without_proc_is_refused_with_a_message(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from topics.storage import data_dir

@@ -52,7 +52,9 @@ def archive(files: Members, sizes: dict[str, int] | None = None) -> bytes:
 
 
 def odd(info: tarfile.TarInfo, content: bytes = b"", form: Literal[1, 2] = 2) -> bytes:
-    """A tar that begins with a member; ``form`` as of `tarfile`: 1 GNU, 2 pax."""
+    """Return a tar file that begins with this member. ``form`` is a format of `tarfile`: 1 GNU, 2
+    pax.
+    """
     return info.tobuf(form) + content + backup_archive.padding(len(content)) + backup_archive.END
 
 
@@ -94,7 +96,7 @@ ODDITIES: dict[str, Callable[[Members], bytes]] = {
 
 
 @pytest.mark.parametrize("what", ODDITIES)
-def test_a_forged_archive_is_refused_in_one_line_and_leaves_nothing(
+def test_a_forged_archive_is_refused_with_a_one_line_message_and_leaves_no_files(
     tmp_path: Path, what: str
 ) -> None:
     data = ODDITIES[what](members(tmp_path / "source"))
@@ -106,7 +108,7 @@ def test_a_forged_archive_is_refused_in_one_line_and_leaves_nothing(
     assert [*target.iterdir()] == []
 
 
-def test_what_is_forged_is_a_backup_otherwise(tmp_path: Path) -> None:
+def test_an_unmodified_archive_of_the_same_files_is_restored(tmp_path: Path) -> None:
     data = archive(members(tmp_path / "source"))
     _, found = restore(io.BytesIO(data), tmp_path / "data", as_new=False, with_damage=False)
     assert found == []

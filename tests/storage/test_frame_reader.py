@@ -1,4 +1,6 @@
-"""Copy reader: rows of FORWARD frames as records, rendered once while they are among the newest."""
+"""Frame reader: rows of FORWARD frames as records, rendered once while they are among the
+newest.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class Bench:
         return FrameReader(self.wal.blobs, cache_bytes)
 
     def write(self, frame: Frame) -> int:
-        """Its LSN."""
+        """Write a frame and return its LSN."""
         lsn = self.wal.append(frame)
         self.wal.flush(sync=True)
         self.wal.next_progress()
@@ -61,7 +63,9 @@ class Bench:
     def forward(
         self, runs: Sequence[Run] = RUNS, rows: Sequence[Row] = ROWS, wrong: int = 0
     ) -> list[int]:
-        """A FORWARD frame; the LSNs of its rows. ``wrong``: added to what it says of its bytes."""
+        """Write a FORWARD frame and return the LSNs of its rows. ``wrong`` is added to its stated
+        length.
+        """
         copier = Copier([(VIEW, run) for run in runs], STAMPS)
         payload = None if any(run.lsn for run in runs) else VIEW
         body = ForwardBody(
@@ -95,7 +99,7 @@ def test_each_dest_of_a_frame_has_its_own_seqs(bench: Bench) -> None:
     assert bytes(view.slice(2, 3)) == b'{"$seq":11,"$ts":1000,"data":2,"meta":{}}'
 
 
-def test_records_of_another_frame_of_the_file_are_found(bench: Bench) -> None:
+def test_records_of_another_frame_in_the_same_log_file_are_found(bench: Bench) -> None:
     appended = bench.append()
     (row, *_) = bench.forward([run._replace(lsn=appended) for run in RUNS])
     assert bytes(bench.read(row).blob) == expected(9)
@@ -105,7 +109,7 @@ def test_records_of_another_frame_of_the_file_are_found(bench: Bench) -> None:
     assert bytes(bench.read(row).blob) == expected(9)
 
 
-def test_dests_with_stamps_of_their_own_share_no_rendering(bench: Bench) -> None:
+def test_dests_with_their_own_stamps_do_not_share_a_rendering(bench: Bench) -> None:
     run = Run(0, 7, 0, 2, OWN_STAMP)
     stamps = [Stamp(name, "src", 5, 2) for name in "rs"]
     copiers = [Copier([(VIEW, run._replace(stamp=1))], [stamp]) for stamp in stamps]
@@ -118,7 +122,7 @@ def test_dests_with_stamps_of_their_own_share_no_rendering(bench: Bench) -> None
         assert bytes(view.blob) == copier.render(ROWS[index].first_seq, 1000).parts[-1]
 
 
-def test_a_row_is_rendered_once_while_it_is_kept(bench: Bench) -> None:
+def test_a_row_is_rendered_once_while_it_is_cached(bench: Bench) -> None:
     (row, *_) = bench.forward()
     first = bench.read(row)
     assert bench.read(row) is first
@@ -130,7 +134,7 @@ def test_a_row_is_rendered_once_while_it_is_kept(bench: Bench) -> None:
     assert bench.copies.kept_bytes == 0
 
 
-def test_the_renderings_that_were_used_last_are_kept_within_the_bound(bench: Bench) -> None:
+def test_the_most_recently_used_renderings_are_cached_within_the_bound(bench: Bench) -> None:
     rows = [bench.forward()[0] for _ in range(4)]
     bench.read(rows[0])
     reader = bench.reader(3 * bench.copies.kept_bytes)
@@ -142,7 +146,7 @@ def test_the_renderings_that_were_used_last_are_kept_within_the_bound(bench: Ben
     assert bench.read(rows[1], reader) is not kept[1], "the one that was not used for longest"
 
 
-def test_a_rendering_above_the_bound_is_not_kept_and_evicts_nothing(bench: Bench) -> None:
+def test_a_rendering_above_the_bound_is_not_cached_and_evicts_nothing(bench: Bench) -> None:
     (small, *_), (large, *_) = bench.forward(RUNS[1:]), bench.forward()
     reader = bench.reader(1000)
     kept = bench.read(small, reader)
@@ -153,14 +157,14 @@ def test_a_rendering_above_the_bound_is_not_kept_and_evicts_nothing(bench: Bench
 
 @pytest.mark.parametrize("runs", [RUNS, [Run(1 << 14, 0, 0, 2)], [Run(0, 0, 1, 2)]])
 def test_a_frame_that_contradicts_its_payload_is_damage(bench: Bench, runs: list[Run]) -> None:
-    """Its bytes are not those that it says, or no frame is where a run says."""
+    """The length of the rendering differs from the stated one, or a run refers to no frame."""
     (row, *_) = bench.forward(runs, wrong=7)
     with pytest.raises(Damaged, match=f"offset {bench.wal.file(row).offset(row)}"):
         bench.read(row)
     assert bench.copies.kept_bytes == 0
 
 
-def test_what_is_no_row_of_a_frame_is_damage(bench: Bench) -> None:
+def test_an_lsn_that_is_not_a_row_of_a_frame_is_damage(bench: Bench) -> None:
     lsn = bench.append()
     (row, *_) = bench.forward()
     for wrong in (lsn + 66, row - 4, row + 4, row + 20 * len(ROWS)):

@@ -1,4 +1,4 @@
-"""Inspection: each kind of file in lines for people, damage among them."""
+"""Inspection: readable lines for each kind of file, including damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
     }
     assert lines["meta"] == ["data directory of 1 shards"]
     assert lines[".reserve"][0].endswith(" bytes of room, not in use")
-    (data / "next.reserve").touch()  # as a full disk leaves it
+    (data / "next.reserve").touch()  # As a full disk leaves it
     assert [*describe(data / "next.reserve")] == ["0 bytes of room, not in use"]
     with pytest.raises(ForeignFile, match="LOCK is no file of a data directory"):
         [*describe(data / "LOCK")]
@@ -57,7 +57,7 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
     assert done.stdout.splitlines() == lines[".seg"]
 
 
-def test_frames_about_records_and_jobs_are_shown_with_what_they_say(tmp_path: Path) -> None:
+def test_frames_of_records_and_jobs_are_shown_with_their_contents(tmp_path: Path) -> None:
     seqs = (7, 9)
     claimed = LeaseRows(LeaseOp.CLAIMED, seqs, (1, 2), "w\n1", 31_000, (5, 6))
     frames = [
@@ -86,13 +86,13 @@ def test_frames_about_records_and_jobs_are_shown_with_what_they_say(tmp_path: Pa
 
 
 def shown(path: Path) -> list[str]:
-    """What is said of frames, without their offsets."""
+    """Return the lines about frames, without their offsets."""
     lines = [*describe(path)][1:-1]
     return [line.strip() if line[0] == " " else line.partition(": ")[2] for line in lines]
 
 
 def log_of(folder: Path, frames: list[Frame]) -> Path:
-    """A log file that holds these frames."""
+    """Return a log file with these frames."""
     header, lsn = FileHeader(shard=0, base=0, salt=1, size=0), 0
     pieces: list[Buffer] = [encode_file_header(header)]
     for frame in frames:
@@ -103,7 +103,7 @@ def log_of(folder: Path, frames: list[Frame]) -> Path:
     return path
 
 
-def test_damage_is_shown_in_its_line(data: Path) -> None:
+def test_damage_is_shown_in_the_line_of_its_extent(data: Path) -> None:
     path = next(data.rglob("*.seg"))
     store = SegmentStore.open(path.parent, 0, [1])
     store.punch([in_extent(1, 0)])
@@ -116,7 +116,7 @@ def test_damage_is_shown_in_its_line(data: Path) -> None:
     assert shown[3].endswith(f"; offset {entry.tables_at}: the tables of the extent are damaged")
 
 
-def test_frames_of_routers_are_shown_with_what_they_name(tmp_path: Path) -> None:
+def test_frames_of_routers_are_shown_with_their_contents(tmp_path: Path) -> None:
     rows = [Row(0, 9, 5, 7), Row(0, 11, 6, 0)]
     config = {"source": "a", "dest": "b"}
     said = [

@@ -1,4 +1,4 @@
-"""What the kernel cannot read is told before it is touched."""
+"""Mapped files: unreadable pages are detected before they are accessed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 5 * PAGE_BYTES + 100
 def cut(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> MappedFile:
-    """A file that is cut under its map; also on a kernel before 5.14."""
+    """Return a map of a file that was cut afterwards, also as on a kernel before 5.14."""
     if request.param == "copied":
         monkeypatch.setattr(mapped_file, "_POPULATE_READ", 99)
     path = tmp_path / "file"
@@ -32,7 +32,7 @@ def cut(
     return mapped
 
 
-def test_a_page_behind_the_end_of_a_cut_file_is_told(cut: MappedFile) -> None:
+def test_a_page_beyond_the_end_of_a_cut_file_is_detected(cut: MappedFile) -> None:
     end = 2 * PAGE_BYTES
     assert cut.can_read(0, end)
     assert cut.can_read(end - 1, end)
@@ -48,7 +48,7 @@ def test_a_page_behind_the_end_of_a_cut_file_is_told(cut: MappedFile) -> None:
     assert (damage.value.path, damage.value.offset) == (cut.path, end)
 
 
-def test_what_can_be_read_is_salvaged(cut: MappedFile) -> None:
+def test_the_readable_pages_of_a_damaged_file_are_salvaged(cut: MappedFile) -> None:
     data, bad = cut.salvage()
     assert bad == [*range(2 * PAGE_BYTES, SIZE, PAGE_BYTES)]
     assert data == b"x" * 2 * PAGE_BYTES + bytes(SIZE - 2 * PAGE_BYTES)
@@ -64,7 +64,7 @@ def test_an_empty_file_can_be_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
-def test_a_read_that_fails_is_damage_if_it_comes_from_the_disk(
+def test_a_failed_read_is_damage_only_if_the_disk_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(os, "pread", failing(code))

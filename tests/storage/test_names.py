@@ -36,7 +36,7 @@ def _by_hand() -> Iterator[None]:
 
 
 def stray(data: Path) -> dict[Path, bytes | None]:
-    """Leave what an operator or a file system may leave; their bytes."""
+    """Create the files that an operator or a file system may create, and return their contents."""
     for folder in (*FOLDERS, *MORE_FOLDERS):
         (data / folder).mkdir(parents=True)
     source = next((data / "wal" / "00").glob("*.wal"))
@@ -56,7 +56,7 @@ def are_left_alone(left: dict[Path, bytes | None]) -> None:
 
 
 @pytest.mark.slow
-def test_a_shard_leaves_foreign_names_alone_from_its_start_to_its_stop(tmp_path: Path) -> None:
+def test_a_shard_leaves_foreign_files_unchanged_from_its_start_to_its_stop(tmp_path: Path) -> None:
     client = busy(tmp_path / "data")
     client.kill()
     left = stray(tmp_path / "data")
@@ -80,7 +80,7 @@ def test_a_shard_leaves_foreign_names_alone_from_its_start_to_its_stop(tmp_path:
     assert told == {*left}
 
 
-def test_a_repair_leaves_foreign_names_alone(tmp_path: Path) -> None:
+def test_a_repair_leaves_foreign_files_unchanged(tmp_path: Path) -> None:
     client = busy(tmp_path / "data")
     client.kill()
     left = stray(tmp_path / "data")
@@ -90,7 +90,7 @@ def test_a_repair_leaves_foreign_names_alone(tmp_path: Path) -> None:
     are_left_alone(left)
 
 
-def test_all_names_of_a_busy_shard_are_ours(tmp_path: Path) -> None:
+def test_all_files_of_a_busy_shard_have_known_names(tmp_path: Path) -> None:
     client = busy(tmp_path / "data")
     assert [*foreign(tmp_path / "data", 1)] == []
     client.checkpoint()
@@ -113,7 +113,7 @@ def test_files_are_found_by_name_and_kind(tmp_path: Path) -> None:
     assert [*foreign(tmp_path / "data", 1)] == []
 
 
-def test_the_command_lists_foreign_names_and_finds_no_damage(
+def test_verify_lists_foreign_files_and_reports_no_damage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from topics.cli import main

@@ -1,4 +1,4 @@
-"""Verification: every byte counts; what a crash may leave is no damage."""
+"""Verification: every byte is checked, and a state that a crash may leave is not damage."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from topics.storage.verify import (
     verify_segment,
 )
 
-# Verifying a directory: what its files say of one another; what a crash may leave is no damage
+# Directories: the files must agree with each other, and a state that a crash may leave is not
+# damage
 
 
-def test_a_directory_after_an_orderly_stop_is_whole(data: Path) -> None:
+def test_a_directory_after_an_orderly_stop_has_no_damage(data: Path) -> None:
     with held_for_reading(data) as shards:
         seen = [found.name for found in verify_directory(data, shards)]  # type: ignore[union-attr]
     assert [Path(name).suffix for name in seen] == [".wal", ".wal", ".wal", ".ckpt", ".seg"]
 
 
 @pytest.mark.slow
-def test_the_command_says_what_it_found(data: Path) -> None:
+def test_the_verify_command_reports_its_findings(data: Path) -> None:
     done = topics("verify", str(data))
     assert (done.returncode, done.stdout) == (0, "5 files, no damage\n")
     path = next(data.rglob("*.seg"))
@@ -65,10 +66,10 @@ def test_the_command_says_what_it_found(data: Path) -> None:
     )
 
 
-# Verifying the log: a torn tail is no damage, a damaged frame before synced ones is
+# Log files: a torn tail is not damage, but a damaged frame before synced frames is
 
 
-def test_a_torn_tail_is_no_damage_and_a_hurt_frame_is(data: Path) -> None:
+def test_a_torn_tail_is_not_damage_but_a_damaged_synced_frame_is(data: Path) -> None:
     last, first = log_files(data)[-1], log_files(data)[0]
     for checkpoint in (data / "checkpoint" / "00").iterdir():
         checkpoint.unlink()
@@ -95,13 +96,13 @@ def test_a_missing_log_file_is_damage(data: Path) -> None:
     assert "a file between is missing or cut" in found
 
 
-def test_a_log_file_that_was_kept_aside_is_no_finding(data: Path) -> None:
+def test_a_log_file_kept_as_a_damaged_copy_is_not_a_finding(data: Path) -> None:
     path = log_files(data)[0]
     path.with_name(path.name + DAMAGED).write_bytes(b"hurt")
     assert findings(data) == []
 
 
-def test_a_file_that_is_cut_or_of_another_shard_is_found(data: Path) -> None:
+def test_a_log_file_that_is_cut_or_of_another_shard_is_a_finding(data: Path) -> None:
     path = log_files(data)[-1]
     os.truncate(path, path.stat().st_size - 1)
     assert f"{path.name}: the file is cut: it was made with {path.stat().st_size + 1} bytes" in (
@@ -112,7 +113,7 @@ def test_a_file_that_is_cut_or_of_another_shard_is_found(data: Path) -> None:
     assert any(each.reason.startswith("belongs to shard 0, LSN 0x") for each in told)
 
 
-# Verifying checkpoints: each for itself, and against the log and the segments
+# Checkpoints: each by itself, and compared with the log and the segments
 
 
 def test_a_log_that_ends_before_its_checkpoint_is_damage(data: Path) -> None:
@@ -122,7 +123,7 @@ def test_a_log_that_ends_before_its_checkpoint_is_damage(data: Path) -> None:
     assert "before the checkpoint at 0x" in found
 
 
-def test_a_segment_that_a_checkpoint_names_must_be_there(data: Path) -> None:
+def test_a_missing_segment_that_a_checkpoint_names_is_a_finding(data: Path) -> None:
     (path,) = (data / "checkpoint" / "00").glob("*.ckpt")
     checkpoint = checkpoints.read(path)
     assert checkpoint is not None
@@ -131,7 +132,7 @@ def test_a_segment_that_a_checkpoint_names_must_be_there(data: Path) -> None:
     assert findings(data) == ["00000000ab.seg: segment named by the checkpoint is missing"]
 
 
-def test_a_checkpoint_that_is_cut_is_found(data: Path) -> None:
+def test_a_cut_checkpoint_is_a_finding(data: Path) -> None:
     (path,) = (data / "checkpoint" / "00").glob("*.ckpt")
     whole = path.read_bytes()
     assert [*verify_checkpoint(path)] == []
@@ -139,7 +140,7 @@ def test_a_checkpoint_that_is_cut_is_found(data: Path) -> None:
     assert [finding.reason for finding in verify_checkpoint(path)] == ["is not a whole checkpoint"]
 
 
-def test_only_the_checkpoints_that_are_kept_are_asked_about_other_files(data: Path) -> None:
+def test_only_the_two_newest_checkpoints_are_compared_with_other_files(data: Path) -> None:
     folder = data / "checkpoint" / "00"
     (path,) = folder.glob("*.ckpt")
     found = checkpoints.read(path)
@@ -155,14 +156,16 @@ def test_only_the_checkpoints_that_are_kept_are_asked_about_other_files(data: Pa
     assert findings(data) == []
 
 
-# Verifying a segment: every byte counts, and its parts must agree with one another
+# Segments: every byte is checked, and the parts must agree with each other
 
 
 def reasons(path: Path) -> list[str]:
     return [finding.reason for finding in verify_segment(path)]
 
 
-def test_a_segment_as_it_was_written_is_whole(store: SegmentStore) -> None:
+def test_a_segment_has_no_damage_after_it_is_written_flagged_and_punched(
+    store: SegmentStore,
+) -> None:
     segment = add(store, 1, MIXED)
     assert reasons(segment.path) == []
     store.flag_deleted(in_extent(1, 0), [1, 4], 0)
@@ -172,7 +175,7 @@ def test_a_segment_as_it_was_written_is_whole(store: SegmentStore) -> None:
 
 
 @pytest.mark.parametrize("sectors", [slice(1), slice(3, 5), slice(-1, None)])
-def test_an_extent_whose_room_was_about_to_be_given_back_is_whole(
+def test_an_extent_that_is_partly_punched_is_not_damage(
     store: SegmentStore, sectors: slice
 ) -> None:
     segment = add(store, 1, MIXED)
@@ -190,7 +193,7 @@ def test_an_extent_whose_room_was_about_to_be_given_back_is_whole(
 
 
 @pytest.mark.slow
-def test_every_flipped_byte_is_found(store: SegmentStore) -> None:
+def test_every_flipped_byte_of_a_segment_is_a_finding(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
     whole = segment.path.read_bytes()
     flags = range(segment.trailer.flags_at, segment.trailer.flags_at + segment.trailer.record_count)
@@ -211,7 +214,7 @@ def test_every_flipped_byte_is_found(store: SegmentStore) -> None:
         assert reasons(segment.path), at
 
 
-def test_a_flipped_delete_flag_that_is_0_or_1_cannot_be_told(store: SegmentStore) -> None:
+def test_a_delete_flag_flipped_between_0_and_1_cannot_be_detected(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
     data = bytearray(segment.path.read_bytes())
     data[segment.trailer.flags_at] ^= 1
@@ -219,7 +222,7 @@ def test_a_flipped_delete_flag_that_is_0_or_1_cannot_be_told(store: SegmentStore
     assert reasons(segment.path) == []
 
 
-def test_an_extent_of_zeros_is_damage_where_a_record_lives(store: SegmentStore) -> None:
+def test_an_extent_of_zeros_with_a_live_record_is_damage(store: SegmentStore) -> None:
     segment = add(store, 1)
     store.punch([in_extent(1, 0)])
     with segment.path.open("r+b") as file:
@@ -229,13 +232,13 @@ def test_an_extent_of_zeros_is_damage_where_a_record_lives(store: SegmentStore) 
 
 
 @pytest.mark.parametrize("length", [0, 10, HEADER_BYTES, HEADER_BYTES + TRAILER_BYTES, -1, -4096])
-def test_a_short_file_is_found(store: SegmentStore, length: int) -> None:
+def test_a_shortened_segment_is_a_finding(store: SegmentStore, length: int) -> None:
     segment = add(store, 1, MIXED)
     os.truncate(segment.path, length if length >= 0 else segment.size + length)
     assert len(reasons(segment.path)) == 1
 
 
-def test_another_segments_file_is_found(store: SegmentStore) -> None:
+def test_a_segment_under_the_name_of_another_is_a_finding(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
     moved = segment.path.rename(segment.path.with_name("0000000002.seg"))
     assert reasons(moved) == ["belongs to shard 3, number 1"]
@@ -257,7 +260,7 @@ def test_another_segments_file_is_found(store: SegmentStore) -> None:
         ({"keys_len": 1}, "another length of the keys"),
     ],
 )
-def test_a_directory_that_contradicts_the_rest_is_found(
+def test_a_directory_that_contradicts_its_extents_is_a_finding(
     store: SegmentStore, change: dict[str, int], reason: str
 ) -> None:
     segment = add(store, 1, [(1, 5, [plain(4)])])
@@ -267,7 +270,7 @@ def test_a_directory_that_contradicts_the_rest_is_found(
 
 
 def rewrite(path: Path, directory_at: int, directory: bytes) -> None:
-    """Another directory, with a trailer that bears it out."""
+    """Replace the directory, with a trailer that matches it."""
     import crc32c
 
     from topics.formats.disk.segment import decode_trailer, encode_trailer
@@ -284,12 +287,12 @@ def store(tmp_path: Path) -> SegmentStore:
     return SegmentStore.open(tmp_path / "segment" / "00", 3, [])
 
 
-# Verifying blobs: every byte counts, and a blob is of the write in its name
+# Blobs: every byte is checked, and the name must be that of the write
 
 
 @pytest.fixture
 def blob(tmp_path: Path) -> Path:
-    """The blob of a write that only the log holds yet."""
+    """Return the blob of a write that is not sealed yet."""
     DataDirectory(tmp_path / "data", shards=1).close()
     client = Client(tmp_path / "data")
     client.put("a")
@@ -299,7 +302,7 @@ def blob(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_and_every_cut_of_a_blob_is_found(blob: Path) -> None:
+def test_every_flipped_bit_and_every_cut_of_a_blob_is_a_finding(blob: Path) -> None:
     whole = blob.read_bytes()
     for at in range(len(whole)):
         blob.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
@@ -309,13 +312,13 @@ def test_every_flipped_bit_and_every_cut_of_a_blob_is_found(blob: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["1-2.blob", "2-1.blob", "no numbers.blob", "1.blob"])
-def test_a_blob_under_another_name_is_found(blob: Path, name: str) -> None:
+def test_a_blob_under_another_name_is_a_finding(blob: Path, name: str) -> None:
     moved = blob.rename(blob.with_name(name))
     (finding,) = verify_blob(moved)
     assert finding.path == moved
 
 
-def test_a_blob_that_the_log_names_must_be_there(blob: Path, tmp_path: Path) -> None:
+def test_a_missing_blob_that_the_log_names_is_a_finding(blob: Path, tmp_path: Path) -> None:
     assert findings(tmp_path / "data") == []
     blob.unlink()
     assert findings(tmp_path / "data") == [f"{blob.name}: blob named by the log is missing"]

@@ -1,6 +1,4 @@
-"""What the tests speak to the server with: a plain client, a raw connection, and the assertions
-about answers.
-"""
+"""HTTP helpers for tests: a plain client, a raw connection, and assertions about responses."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ import msgspec
 from tests.support.judged import heard, heard_of, judges
 
 TIMEOUT_S = 20.0
-SLACK_S = 10.0  # for a machine on which a process may stand still for seconds
+SLACK_S = 10.0  # For a machine on which a process may be suspended for seconds
 GAP = {
     "reason",
     "gap_from",
     "gap_to",
     "earliest_seq",
     "head_seq",
-}  # what a tombstone of §7 says, whatever frames it
+}  # the members of a tombstone (§7) in any representation
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close is a reset
 REQUEST_LINE = re.compile(rb"(GET|HEAD|PUT|POST|DELETE|OPTIONS) (/[!-~]*) HTTP/1\.[01]\r\n")
 JSON = {"Content-Type": "application/json"}
@@ -37,7 +35,7 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One HTTP answer; header names in lower case."""
+    """One HTTP response, with header names in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -51,8 +49,8 @@ class Answer:
 
 
 class Api:
-    """A client on one kept-alive connection, for one thread. It reconnects when the server has
-    closed in between.
+    """A client on one kept-alive connection, for one thread. It reconnects if the server has
+    closed the connection.
     """
 
     def __init__(
@@ -74,8 +72,10 @@ class Api:
     def call(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Answer:
-        """``body``: None sends none, bytes go as they are, the rest as JSON. A header of "" is not
-        sent at all.
+        """Make a request.
+
+        ``body``: None sends no body, bytes are sent unchanged, and other values as JSON. A header
+        with the value "" is omitted.
         """
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = dict(headers or {})
@@ -106,7 +106,7 @@ class Api:
         idle = self._connection.sock
         if idle is None:
             return
-        poller = select.poll()  # not `select.select`, which takes no descriptor above 1,023
+        poller = select.poll()  # `select.select` accepts no descriptor above 1,023
         poller.register(idle, select.POLLIN)
         if poller.poll(0):
             self._connection.close()
@@ -127,8 +127,8 @@ class Api:
     def append(
         self, topic: str, *data: Any, headers: dict[str, str] | None = None, **fields: Any
     ) -> Answer:
-        """One record for each of ``data``; ``fields`` are the other fields of the body (``records``
-        replaces ``data``).
+        """Append one record for each of ``data``. ``fields`` are other members of the body;
+        ``records`` replaces ``data``.
         """
         body = {"records": [{"data": value} for value in data], **fields}
         return self.call("POST", f"/v0/topics/{topic}", body, headers)
@@ -137,11 +137,11 @@ class Api:
         return self.call("POST", f"/v0/topics/{topic}/diff", fields)
 
     def state(self, topic: str) -> Any:
-        """The state of a topic that exists, without touching it."""
+        """Return the state of an existing topic without marking the topic as used."""
         return ok(self.get(topic, touch="false"))
 
     def read(self, topic: str, **fields: Any) -> list[Any]:
-        """All records from ``from_seq`` on, read in pages."""
+        """Return all records from ``from_seq`` on, read page by page."""
         records: list[Any] = []
         cursor = fields.pop("from_seq", 0)
         while True:
@@ -160,7 +160,7 @@ def _query(query: dict[str, object]) -> str:
 
 
 def listed(api: Api, **query: object) -> list[str]:
-    """The names of all topics, through every page."""
+    """Return the names of all topics from all pages."""
     names: list[str] = []
     page = ok(api.listing(**query))
     while True:
@@ -184,14 +184,14 @@ class RawDiff(msgspec.Struct):
 
 
 def raw_records(answer: Answer) -> list[RawRecord]:
-    """The records of a diff with ``data`` and ``meta`` as bytes."""
+    """Return the records of a diff with ``data`` and ``meta`` as bytes."""
     ok(answer)
     return msgspec.json.decode(answer.body, type=RawDiff).records
 
 
 def ok(answer: Answer, status: int = 200) -> Any:
-    """The body of a success: JSON, without an ``error``, with a ``performance`` object (§0.5,
-    §0.9).
+    """Check for a success and return the body: JSON without an ``error``, with a ``performance``
+    object (§0.5, §0.9).
     """
     assert answer.status == status, f"{status} expected, got {answer}"
     assert answer.headers.get("content-type", "").split(";")[0] == "application/json", (
@@ -206,8 +206,8 @@ def ok(answer: Answer, status: int = 200) -> Any:
 
 
 def refused(answer: Answer, status: int, *codes: str) -> Any:
-    """The ``error`` object of a refusal in the exact envelope of §0.5; ``codes`` are the codes that
-    may stand in it.
+    """Check for an error in the exact envelope of §0.5 and return the ``error`` object. ``codes``
+    are the allowed codes.
     """
     assert answer.status == status, f"{status} {'/'.join(codes)} expected, got {answer}"
     assert answer.headers.get("content-type", "").split(";")[0] == "application/json", (
@@ -225,7 +225,7 @@ def refused(answer: Answer, status: int, *codes: str) -> Any:
 
 
 def create(api: Api, topic: str, *data: Any, **config: Any) -> int:
-    """A topic with these records; its epoch."""
+    """Create a topic with these records and return its epoch."""
     ok(api.put(topic, config), 201)
     if data:
         ok(api.append(topic, *data))
@@ -233,7 +233,9 @@ def create(api: Api, topic: str, *data: Any, **config: Any) -> int:
 
 
 def spread(api: Api, ask: Callable[[Api, int], object], count: int) -> None:
-    """Ask for each number below ``count``, on 16 connections at once: that shares commits."""
+    """Make a call for each number below ``count``, on 16 connections in parallel so that commits
+    are shared.
+    """
 
     def some(numbers: Sequence[int]) -> None:
         with Api(api.address, token=api._token) as own:
@@ -249,8 +251,9 @@ def data(records: list[Any]) -> list[Any]:
 
 
 def reached(api: Api, topic: str) -> None:
-    """What was sent before, on other connections, has reached the shard of this topic: that many
-    requests later. Nothing else tells from outside that a call waits.
+    """Wait until earlier requests on other connections have reached the shard of this topic.
+
+    Ten further requests are made, because no external signal shows that a call waits.
     """
     for _ in range(10):
         api.get(topic, touch="false")
@@ -259,7 +262,7 @@ def reached(api: Api, topic: str) -> None:
 def request(
     method: str, path: str, body: bytes | None = None, *headers: str, version: str = "1.1"
 ) -> bytes:
-    """The bytes of one request; Host, Content-Type and Content-Length are added."""
+    """Return the bytes of one request, with Host, Content-Type and Content-Length."""
     lines = [f"{method} {path} HTTP/{version}", "Host: localhost", *headers]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -267,7 +270,7 @@ def request(
 
 
 class Wire:
-    """One raw connection: bytes go out as given, answers come back one by one."""
+    """A raw connection. Bytes are sent unchanged, and responses are read one by one."""
 
     def __init__(
         self,
@@ -276,8 +279,8 @@ class Wire:
         *,
         receive_bytes: int | None = None,
     ) -> None:
-        """``receive_bytes`` is the size of the receive buffer, for readers that stall; it must be
-        set before the connection is made.
+        """Connect. ``receive_bytes`` is the size of the receive buffer, for readers that stall. It
+        must be set before the connection is made.
         """
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.settimeout(timeout_s)
@@ -290,7 +293,8 @@ class Wire:
             raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
-        self._asked: deque[tuple[str, str]] = deque()  # method and target, if all that was sent
+        # Method and target of each pending request, if it is known
+        self._asked: deque[tuple[str, str]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -299,11 +303,11 @@ class Wire:
         self.socket.close()
 
     def close(self) -> None:
-        """Hang up: the server gets a FIN."""
+        """Close the connection with a FIN."""
         self.socket.close()
 
     def reset(self) -> None:
-        """Hang up with an RST."""
+        """Close the connection with an RST."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.socket.close()
 
@@ -318,8 +322,8 @@ class Wire:
         self.socket.shutdown(socket.SHUT_WR)
 
     def answer(self, method: str = "GET") -> Answer:
-        """The next whole answer; ``method`` HEAD has no body. EOFError when the server closes
-        before it is whole.
+        """Return the next complete response. With ``method`` HEAD it has no body. Raise EOFError
+        if the server closes the connection earlier.
         """
         answer = self._answer(method)
         if answer.status >= 200:
@@ -340,7 +344,7 @@ class Wire:
         return Answer(status, headers, self.rest())
 
     def head(self) -> tuple[int, dict[str, str]]:
-        """Status and headers of the next answer, interim ones (100) included."""
+        """Return status and headers of the next response, which may be an interim one (100)."""
         first, *lines = self._until(b"\r\n\r\n").decode("latin-1").split("\r\n")
         version, status = first.split(" ", 2)[:2]
         assert version == "HTTP/1.1", first
@@ -348,14 +352,14 @@ class Wire:
         return int(status), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
     def rest(self) -> bytes:
-        """Everything up to the end of the connection; a reset counts as an end."""
+        """Return everything up to the end of the connection. A reset counts as an end."""
         while self._receive():
             pass
         rest, self._buffer = bytes(self._buffer), bytearray()
         return rest
 
     def assert_closed(self) -> None:
-        """The server closes and says nothing more."""
+        """Check that the server closes the connection without sending more."""
         assert self.rest() == b"", "more bytes after the last answer"
 
     def _chunks(self) -> bytes:

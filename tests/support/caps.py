@@ -1,5 +1,5 @@
-"""What the tests of caps over all shards ask with (§11): a server with small caps, what is held of
-them as counting says, and proofs that the server counts the same.
+"""Helpers for caps over all shards (§11): a server with small caps, counted usage, and checks that
+the server counts the same.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.support.routers import names as router_names
 from tests.support.server import Server
 
 TOPICS, TOTAL_BYTES = "max_topics", "max_total_bytes"
-PIECE = 900_000  # bytes of a record that helps to fill the server
+PIECE = 900_000  # Bytes of a record that helps to fill the server
 
 
 @contextmanager
 def capped_server(folder: Path, topics: int, total_bytes: int) -> Iterator[Server]:
-    """Two shards. At the end nothing is held that is not there."""
+    """Run a server of two shards. At the end, check that it charges nothing that does not exist."""
     with Server(
         folder / "data", shards=2, max_topics=topics, max_total_bytes=total_bytes
     ) as server:
@@ -32,20 +32,20 @@ def capped_server(folder: Path, topics: int, total_bytes: int) -> Iterator[Serve
 
 
 def capped(answer: Answer, limit: str, most: int) -> None:
-    """The refusal that this cap gives."""
+    """Check that the response is the rejection by this cap."""
     detail = refused(answer, 429, "throttled")["detail"]
     assert (detail["limit"], detail["max"]) == (limit, most)
     assert int(answer.headers["retry-after"]) >= 1
 
 
 def held(api: Api) -> tuple[int, int]:
-    """How many topics there are, and the bytes of their records."""
+    """Return the number of topics and the bytes of their records."""
     names = listed(api)
     return len(names), sum(api.state(name)["bytes"] for name in names)
 
 
 def clear(api: Api) -> None:
-    """Delete all that is there."""
+    """Delete all routers and topics."""
     for router in router_names(api):
         ok(delete_router(api, router))
     for topic in listed(api):
@@ -53,7 +53,7 @@ def clear(api: Api) -> None:
 
 
 def fill(api: Api, topic: str, most: int) -> None:
-    """Append to ``topic`` until the server holds ``most`` bytes, and not one more."""
+    """Append to ``topic`` until the server holds exactly ``most`` bytes."""
     before = api.state(topic)["bytes"]
     seq = ok(api.append(topic, "x"))["seqs"][0]
     frame = api.state(topic)["bytes"] - before - 1 - len(str(seq))
@@ -65,7 +65,9 @@ def fill(api: Api, topic: str, most: int) -> None:
 
 
 def counts_agree(api: Api, max_topics: int, max_bytes: int) -> None:
-    """The server takes just as many topics and bytes as counting leaves room for."""
+    """Check that the server accepts exactly as many topics and bytes as the counted usage
+    leaves.
+    """
     topics, _ = held(api)
     probes = [f"probe-{number}" for number in range(topics, max_topics)]
     for name in probes:
@@ -82,7 +84,7 @@ def counts_agree(api: Api, max_topics: int, max_bytes: int) -> None:
 def at_once(
     address: tuple[str, int], count: int, work: Callable[[Api, int], list[Answer]]
 ) -> list[Answer]:
-    """What so many clients get, each from a connection of its own."""
+    """Return the responses of this number of parallel clients, each on its own connection."""
 
     def one(number: int) -> list[Answer]:
         with Api(address) as api:
@@ -93,7 +95,7 @@ def at_once(
 
 
 def statuses(answers: Iterable[Answer]) -> dict[int, int]:
-    """How many answers have each status."""
+    """Return the number of responses by status."""
     found: dict[int, int] = {}
     for answer in answers:
         found[answer.status] = found.get(answer.status, 0) + 1
@@ -101,6 +103,6 @@ def statuses(answers: Iterable[Answer]) -> dict[int, int]:
 
 
 def body_of(size: int, **fields: Any) -> dict[str, Any]:
-    """The body of an append whose records have about ``size`` bytes in all."""
+    """Return the body of an append whose records have about ``size`` bytes in total."""
     count = max(size // PIECE, 1)
     return {"records": [{"data": "x" * (size // count)}] * count, **fields}

@@ -1,10 +1,10 @@
-"""Checksums in the slowest and plainest way."""
+"""Checksums by a simple and slow implementation."""
 
 from __future__ import annotations
 
 
 def slow_crc32c(data: bytes, start: int = 0) -> int:
-    """CRC-32C bit by bit, as its specification has it."""
+    """Compute CRC-32C bit by bit, as its specification defines it."""
     crc = ~start & 0xFFFFFFFF
     for byte in data:
         crc ^= byte

@@ -1,5 +1,5 @@
-"""A headless Chromium, driven over its own debugging protocol: open a page, evaluate JavaScript in
-it, hear what it complains about, press keys.
+"""A headless Chromium, driven over its debugging protocol: open pages, evaluate JavaScript,
+collect console errors, press keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_S = 30.0
-QUIET = [  # no look-ups, updates or welcome pages: nothing but what a test opens
+QUIET = [  # No look-ups, updates or welcome pages
     "--headless",
     "--disable-gpu",
     "--disable-quic",
@@ -36,13 +36,13 @@ QUIET = [  # no look-ups, updates or welcome pages: nothing but what a test open
 
 
 def found() -> str | None:
-    """The browser on this machine."""
+    """Return the path of a browser on this machine, or None."""
     return next((path for program in PROGRAMS if (path := shutil.which(program))), None)
 
 
 @contextlib.contextmanager
 def opened(profile: Path, *arguments: str) -> Iterator[Chromium]:
-    """A browser for the tests of a module, which are skipped where there is none."""
+    """Run a browser for the tests of a module, or skip them if none is installed."""
     program = found()
     if program is None:
         pytest.skip("Chromium is not installed")
@@ -53,14 +53,14 @@ def opened(profile: Path, *arguments: str) -> Iterator[Chromium]:
 
 
 class Chromium:
-    """One browser with one page."""
+    """A browser with one page."""
 
     def __init__(self, program: str, profile: Path, *more: str) -> None:
         from websockets.sync.client import connect
 
         self._numbers = itertools.count(1)
         self.complaints: list[str] = []
-        """Errors of the console, exceptions and violations of a policy, of all pages so far."""
+        """Console errors, exceptions and policy violations of all pages."""
         arguments = [
             *QUIET,
             *(["--no-sandbox"] if os.getuid() == 0 else []),
@@ -95,7 +95,7 @@ class Chromium:
         self._kill()
 
     def open(self, url: str) -> None:
-        """Load a page, or go on within it where only the fragment is another one."""
+        """Load a page, or navigate within it if only the fragment differs."""
         self._call("Page.navigate", url=url)
         deadline = time.monotonic() + START_S
         while self.evaluate("[location.href, document.readyState]") != [url, "complete"]:
@@ -103,7 +103,9 @@ class Chromium:
             time.sleep(0.01)
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression, awaited if it is a promise; AssertionError if it throws."""
+        """Return the value of an expression, awaited if it is a promise. Raise AssertionError if
+        it throws.
+        """
         answer = self._call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -111,7 +113,7 @@ class Chromium:
         return answer["result"].get("value")
 
     def look(self, width: int, *, dark: bool = False, height: int = 900) -> None:
-        """The size of the window, and the scheme that the person prefers."""
+        """Set the size of the window and the preferred color scheme."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -123,7 +125,7 @@ class Chromium:
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def press(self, key: str) -> None:
-        """A key goes down and up."""
+        """Press and release a key."""
         enter = {"text": "\r", "windowsVirtualKeyCode": 13}
         text = enter if key == "Enter" else {"text": key} if len(key) == 1 else {}
         self._call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
@@ -175,9 +177,7 @@ class Chromium:
             time.sleep(0.02)
 
     def _kill(self) -> None:
-        """The browser leads a process group of its own, so this ends its children and nobody
-        else's.
-        """
+        """Kill the browser and its children, which form their own process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(START_S)

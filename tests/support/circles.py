@@ -1,5 +1,7 @@
-"""``topics`` with a front whose collector is off. At each SIGUSR1 it logs the circles of references
-that it has left since the signal before, as the event ``circles N``.
+"""The program ``topics`` with a front whose garbage collector is off.
+
+At each SIGUSR1 it logs the reference cycles that were created since the previous signal, as the
+event ``circles N``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from topics.process import front
 
 
 def found_circles() -> list[str]:
-    """Kinds of the objects of ours that are found by a look alone."""
+    """Return the types of the project's objects that only the cyclic collector finds."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
     gc.set_debug(0)

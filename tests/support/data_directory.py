@@ -1,4 +1,4 @@
-"""A data directory under inspection: segments to put there, findings, the commands."""
+"""A data directory under inspection: sample segments, findings, and the commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIXED = [
 
 
 def findings(data: Path) -> list[str]:
-    """What is wrong with a data directory."""
+    """Return the findings of a verification of a data directory."""
     with held_for_reading(data) as shards:
         return [
             f"{found.path.name}: {found.reason}"
@@ -35,7 +35,7 @@ def findings(data: Path) -> list[str]:
 
 
 def topics(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
+    """Run a command of `topics`."""
     return subprocess.run(
         [sys.executable, "-m", "topics", *arguments],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Connections of a server whose loop's turns are the test's."""
+"""Connections of a server whose event loop is advanced by the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.front.http.poller import Poller
 
 
 class Scene:
-    """One connection, and a client at its other end."""
+    """A connection and the client at its other end."""
 
     def __init__(self, run: Running, poller: Poller) -> None:
         ours, self.client = socket.socketpair()
@@ -28,18 +28,18 @@ class Scene:
         self._run = run
 
     def serve(self) -> None:
-        """As the acceptor does."""
+        """Serve the connection, as the acceptor does."""
         self._run.server.slots.connections.acquire()
         self.connections.add(self.connection)
         Http1Protocol(self.connection, self._run.server.parts, self.poller).begin()
 
     def say(self, data: bytes) -> None:
-        """The client sends, and the loop sees it."""
+        """Send data from the client and run one iteration of the loop."""
         self.client.sendall(data)
         self.turn()
 
     def turn(self) -> None:
-        """The loop serves what is ready."""
+        """Serve everything that is ready."""
         self._loop.poll()
 
     @property
@@ -49,7 +49,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def scenes(run: Running) -> AsyncIterator[Callable[[], Scene]]:
-    """Makes scenes that share a poller."""
+    """Yield a function that creates scenes with a shared poller."""
     made: list[Scene] = []
     async with trio.open_nursery() as nursery:
         poller = Poller(nursery, run.server.connections)

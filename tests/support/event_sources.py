@@ -1,5 +1,5 @@
-"""What clients of event streams that this project did not write must be able to do: read a backlog
-and what comes live, come back by themselves, work on a queue.
+"""Requirements for third-party clients of event streams: read a backlog and live records,
+reconnect on their own, work on a queue.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tests.support.queues import JOB, Job, Queue, tokens
 from tests.support.relay import Relay
 from tests.support.sse import CAUGHT_UP, ERROR, RECORD
 
-TIMEOUT_S = 60.0  # a program may take long to start on a loaded machine
+TIMEOUT_S = 60.0  # A program may take long to start on a loaded machine
 KEY = "live-key"
 Event = dict[str, str]  # event, id, data
 Address = tuple[str, int]
 
 
 def records(events: list[Event]) -> list[Any]:
-    """The data of all records in these events."""
+    """Return the data of all records in these events."""
     return [
         record["data"]
         for event in events
@@ -39,15 +39,15 @@ CANNED = (
 
 
 class Source(Protocol):
-    """A client with a stream open. ``wait`` gives all events since the start, once ``enough`` says
-    that they are.
+    """A client with an open stream. ``wait`` returns all events since the start as soon as
+    ``enough`` returns true for them.
     """
 
     def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]: ...
 
 
 def reads_a_backlog_and_what_comes_live(source: Source, api: Api, topic: str) -> None:
-    """The topic holds "old"; the source was opened from its start."""
+    """The topic contains "old", and the source was opened from its start."""
     source.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
     ok(api.append(topic, {"line": "one\ntwo\u2028three"}, "new"))
     events = source.wait(lambda events: len(records(events)) == 3)
@@ -57,7 +57,9 @@ def reads_a_backlog_and_what_comes_live(source: Source, api: Api, topic: str) ->
 
 
 def comes_back_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> None:
-    """A cut loses nothing and repeats nothing: the client sends the last id that it has seen."""
+    """A cut loses and repeats nothing, because the client sends the last event id that it
+    received.
+    """
     source.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
     expected: list[Any] = ["old"]
     for number in range(2):
@@ -73,7 +75,7 @@ def comes_back_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> 
 
 
 def jobs(events: list[Event]) -> list[Job]:
-    """The jobs of all events, each of which has its seq for an id."""
+    """Return the jobs of all events. Each event must have the seq of its job as its id."""
     found = [json.loads(event["data"]) for event in events if event["event"] == JOB]
     ids = [event["id"] for event in events if event["event"] == JOB]
     assert ids == [str(job["$seq"]) for job in found]
@@ -81,7 +83,7 @@ def jobs(events: list[Event]) -> list[Job]:
 
 
 def works_on_a_queue(source: Source, queue: Queue) -> None:
-    """The stream of an empty queue was opened with a ``max`` of 2."""
+    """The stream was opened on an empty queue with a ``max`` of 2."""
     text = {"line": "one\ntwo\u2028three"}
     queue.push(text, 2, 3, 4)
     first = jobs(source.wait(lambda events: len(jobs(events)) == 2))
@@ -96,7 +98,7 @@ def works_on_a_queue(source: Source, queue: Queue) -> None:
 
 
 def works_again_after_a_cut(source: Source, queue: Queue, relay: Relay) -> None:
-    """What was pushed before a cut is pushed again after it, but for what was acked."""
+    """Jobs that were pushed before a cut are pushed again after it, except for acked ones."""
     queue.push("a", "b")
     first = jobs(source.wait(lambda events: len(jobs(events)) == 2))
     assert queue.ack(first[:1])["acked"] == 1
@@ -110,7 +112,7 @@ def at(address: Address, path: str, scheme: str = "http") -> str:
     return f"{scheme}://{address[0]}:{address[1]}{path}"
 
 
-TABS_S = 2.5  # above `retry` of an open stream: a client that comes back has done so by then
+TABS_S = 2.5  # Above `retry` of an open stream: a reconnecting client has reconnected by then
 
 
 def is_thrown_off(events: list[Event]) -> bool:
@@ -118,7 +120,9 @@ def is_thrown_off(events: list[Event]) -> bool:
 
 
 def leaves_the_session_to_another(first: Source, second: Source, api: Api, topic: str) -> None:
-    """``second`` was opened on the session of ``first``: that one is told so and stays away."""
+    """``second`` was opened on the session of ``first``. The first client is notified and must not
+    reconnect.
+    """
     first.wait(is_thrown_off)
     ok(api.append(topic, "for the second"))
     second.wait(lambda events: "for the second" in records(events))

@@ -39,14 +39,14 @@ from topics.formats.wire.contract import Call, Event, P, R
 
 
 class FakeReply(Reply[Any]):
-    """``FakeReply(result, body, owner)``; the owner counts those that are out."""
+    """``FakeReply(result, body, owner)``. The owner counts the replies that are not released."""
 
-    _message: Any  # the owner
+    _message: Any  # The owner
     _session: Any = None
     is_released: bool = False
 
     def __post_init__(self) -> None:
-        self.body = memoryview(self.body)  # as one that is to be given back
+        self.body = memoryview(self.body)  # A view, as one that must be released
         self._message.replies_out += 1
 
     def release(self) -> None:
@@ -59,7 +59,7 @@ class FakeReply(Reply[Any]):
 
 
 class FakeBlock(ArenaBlock):
-    """Arena memory. The owner counts what is out."""
+    """Arena memory. The owner counts the blocks that are not freed."""
 
     def __init__(self, length: int, owner: FakeShards) -> None:
         self.view = memoryview(bytearray(length))
@@ -84,7 +84,7 @@ class FakeBlock(ArenaBlock):
 
 
 class Waiting:
-    """The session of a call that waits for the gate: it hears that nobody wants the answer."""
+    """The session of a call that waits for the gate. It is notified when the call is cancelled."""
 
     def __init__(self, owner: FakeShards) -> None:
         self._owner = owner
@@ -96,7 +96,7 @@ class Waiting:
         self._owner.waiting -= 1
 
 
-BACKED_UP: dict[str, tuple[Any, ...]] = {  # of shards that have nothing
+BACKED_UP: dict[str, tuple[Any, ...]] = {  # Replies of empty shards
     calls.BACKUP_BEGIN.method: calls.BackupBegun([], []),
     calls.BACKUP_CUT.method: calls.BackupCut(0),
     calls.BACKUP_FILES.method: calls.BackupFiles([]),
@@ -105,28 +105,30 @@ BACKED_UP: dict[str, tuple[Any, ...]] = {  # of shards that have nothing
 
 @dataclass
 class FakeShards(Shards):
-    """Crude shards: topics are lists of JSON values."""
+    """Simplified shards, whose topics are lists of JSON values."""
 
     count: int = 2
     topics: dict[str, list[Any]] = field(default_factory=dict)
-    routers: dict[str, Any] = field(default_factory=dict)  # the bodies that made them
+    routers: dict[str, Any] = field(default_factory=dict)  # By name, the bodies that created them
     ready: bool = True
     full: bool = False
-    holders: list[Holder] = field(default_factory=list)  # of every block that was ever out
-    releases: list[Callable[[], object]] = field(default_factory=list)  # given to `on_lost`
+    holders: list[Holder] = field(default_factory=list)  # Of every block that was ever reserved
+    # Functions that were passed to `on_lost`
+    releases: list[Callable[[], object]] = field(default_factory=list)
     replies_out: int = 0
     blocks_out: int = 0
     calls: list[tuple[str, Any, bytes]] = field(default_factory=list)
     cancelled: int = 0
     waiting: int = 0
-    gate: trio.Event | None = None  # calls of topic "slow" wait for it
-    answer_bytes: int = 0  # size of a diff's filler
+    gate: trio.Event | None = None  # Calls of the topic "slow" wait for it
+    answer_bytes: int = 0  # Size of the filler of a diff
     listener: Listener | None = None
-    leased: list[int] = field(default_factory=list)  # by claims, under numbers from 7 on
-    leases: int = 0  # of every topic: so many, from 1 on
-    silent: set[int] = field(default_factory=set)  # shards that do not answer
+    # Leased by claims, with lease numbers from 7 on
+    leased: list[int] = field(default_factory=list)
+    leases: int = 0  # Number of leases of every topic, with seqs from 1 on
+    silent: set[int] = field(default_factory=set)  # Shards that do not reply
     batch: Batch = field(default_factory=lambda: Batch([]))
-    _is_waited: bool = False  # by a task, for the next call
+    _is_waited: bool = False  # Set by a task that waits for the next call
 
     def shard_of(self, topic: str) -> int:
         return crc32(topic.encode()) % self.count
@@ -155,7 +157,7 @@ class FakeShards(Shards):
                 self._answer_late, self.gate, pending, params, raw, shard
             )
             return pending
-        pending._session = None  # nobody counts it
+        pending._session = None  # It is not counted
         if shard in self.silent and self.ready:
             return pending
         if is_waited:
@@ -187,7 +189,7 @@ class FakeShards(Shards):
     async def answer(
         self, shard: int, call: Call[P, R], params: Any, body: Attachment = b""
     ) -> Reply[Any]:
-        """The answer comes in a later pass of the loop, as that of a shard."""
+        """Return the reply in a later iteration of the loop, as a shard does."""
         self._is_waited = True
         return await super().answer(shard, call, params, body)
 
@@ -280,7 +282,7 @@ class FakeShards(Shards):
     def _append_joined(
         self, call: Call[P, R], params: Any, raw: bytes, shard: int
     ) -> tuple[tuple[Any, ...], bytes]:
-        """Each request as if it had come alone."""
+        """Handle each request of the message as if it were sent alone."""
         outcomes, bodies, failures, start = [], [], [], 0
         for length in params.lengths:
             body, start = raw[start : start + length], start + length
@@ -328,7 +330,9 @@ class FakeShards(Shards):
         return [(name, b'{"topic":"%b"}' % name.encode()) for name in names[: params.limit]]
 
     def _metrics(self, params: MetricsParams, shard: int) -> MetricsResult:
-        """A topic's rows are its records; every router belongs to the first shard."""
+        """Return a row for each topic with its number of records. Every router belongs to the
+        first shard.
+        """
         names = sorted(name for name in self.topics if self.shard_of(name) == shard)
         seen = [name for name in names if covered(name, params.prefixes)]
         topics = [

@@ -41,8 +41,8 @@ FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Front(Desk):
-    """A front with feeds. ``take`` sorts what the shard has sent; nothing is pumped before `turn`,
-    `written` or `synced`.
+    """A front with feeds. ``take`` sorts the messages of the shard. No pages are made before
+    `turn`, `written` or `synced`.
     """
 
     def open(self, topic: str, feed: int = 1, **view: Any) -> int:
@@ -70,7 +70,7 @@ class Front(Desk):
         self.tell(FEED_TAKEN, FeedParams(feed))
 
     def turn(self) -> None:
-        """What the actor does after each batch of messages."""
+        """Finish the iteration, as the actor does after each batch of messages."""
         self.loop.context.now = self.commits.now()
         self.loop.end_turn()
 
@@ -85,20 +85,20 @@ class Front(Desk):
         return error
 
     def events(self) -> list[dict[str, Any]]:
-        """Pages (their records decoded) and ends since the last call; answers are dropped."""
+        """Return pages (with decoded records) and ends since the last call. Replies are dropped."""
         return [found for found in map(_told, self.wire.take()) if "answer" not in found]
 
     def answer(self) -> dict[str, Any]:
-        """The one answer since the last call."""
+        """Return the only reply since the last call."""
         (found,) = (found for found in map(_told, self.wire.take()) if "answer" in found)
         return found
 
     def pages(self, feed: int = 1) -> list[list[int]]:
-        """Seqs of each page of a feed."""
+        """Return the seqs of each page of a feed."""
         return [seqs(event) for event in self.events() if event["feed"] == feed]
 
     def everything(self, feed: int = 1) -> list[dict[str, Any]]:
-        """All pages of a feed until it is at its head, each taken at once."""
+        """Return all pages of a feed up to its head, and acknowledge each immediately."""
         found: list[dict[str, Any]] = []
         while events := self.events():
             for event in events:
@@ -120,7 +120,7 @@ def _told(frame: Message) -> dict[str, Any]:
 
 
 def _fields(params: Any) -> dict[str, Any]:
-    """By the names of the API; without an error that is none."""
+    """Return the params under the names of the API, without an empty error."""
     fields: dict[str, Any] = params._asdict()
     if "record_count" in fields:
         fields["count"] = fields.pop("record_count")
@@ -134,13 +134,13 @@ def seqs(page: dict[str, Any]) -> list[int]:
 
 
 def gap_of(page: dict[str, Any]) -> tuple[str, int, int] | None:
-    """Reason and ends of the tombstone."""
+    """Return reason and ends of the tombstone."""
     gap = page["tombstone"]
     return gap and (gap["reason"], gap["gap_from"], gap["gap_to"])
 
 
 def contiguous(pages: list[dict[str, Any]], start: int) -> int:
-    """Check that there is no hole; where they end."""
+    """Check that the pages have no hole and return their end."""
     for page in pages:
         assert page["from_seq"] == start < page["to_seq"] <= page["head_seq"]
         assert all(start < seq <= page["to_seq"] for seq in seqs(page))
@@ -152,7 +152,7 @@ START = Now(10**12, 10**6)
 
 
 class OnDisk(Front):
-    """A shard on a real directory, whose log is followed as the actor does it."""
+    """A shard on a real directory whose log is followed as the actor does it."""
 
     def __init__(
         self, path: Path, nursery: trio.Nursery, boot: str = "first", now: Now = START
@@ -167,7 +167,7 @@ class OnDisk(Front):
             await self.loop.follow_log()
 
     async def settled(self) -> None:
-        """All is committed."""
+        """Wait until everything is committed."""
         self.turn()
         with trio.fail_after(20):
             while len(self.commits):

@@ -1,4 +1,4 @@
-"""Forwards in a shard that is driven by hand, without routers."""
+"""Forwards in a shard that the test drives directly, without routers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def forward(client: Client, names: Sequence[str], records: list[dict[str, Any]] = RECORDS) -> int:
-    """Append copies of these records to topics; LSN of the frame, which holds them."""
+    """Append copies of these records to topics. Return the LSN of the frame, which contains the
+    records.
+    """
     body = decode_append(json_bytes({"records": records}), None, LIMITS)
     view = view_of(encode(body, 1, 1_000, False))
     run = Run(0, 0, 0, len(records))
@@ -35,7 +37,9 @@ def forward(client: Client, names: Sequence[str], records: list[dict[str, Any]] 
 
 
 def forward_named(client: Client, names: Sequence[str], *runs: Run) -> int:
-    """Append copies of records that frames of the log hold; LSN of the frame that names them."""
+    """Append copies of records in other frames of the log. Return the LSN of the frame that refers
+    to them.
+    """
     pieces = [(client.wal.payload(run.lsn), run) for run in runs]
     for run in runs:
         client.wal.blobs.keep_at(run.lsn)

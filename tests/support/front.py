@@ -32,7 +32,7 @@ HANDSHAKE = {
 
 
 def bearer(key: str) -> str:
-    """The Authorization value of a key."""
+    """Return the Authorization value of a key."""
     return f"Bearer {key}"
 
 
@@ -44,11 +44,11 @@ class GivenKeys:
         self._next: Access | None = None
 
     def replace(self, text: str) -> None:
-        """A key keeps its slot, as long as the same keys stand before it."""
+        """Replace the keys. A key keeps its slot if the keys before it are unchanged."""
         self._next = Access.parse(text)
 
     def changed(self) -> Access | None:
-        """As `KeySource.changed`."""
+        """Return the replaced keys once, as `KeySource.changed`."""
         changed, self._next = self._next, None
         return changed
 
@@ -69,36 +69,37 @@ class Running:
         return self.clients[-1]
 
     def sweep_in(self, seconds: float) -> None:
-        """Let the sweep see a later time."""
+        """Run the sweep with a later time."""
         self.server.connections.sweep(trio.current_time() + seconds)
 
     async def replace_keys(self, text: str) -> None:
-        """From now on these keys count."""
+        """Replace the keys and wait until they are in use."""
         before = self.server.keys.access
         self.keys.replace(text)
         await self.until(lambda: self.server.keys.access is not before)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         with trio.fail_after(10):
-            while not condition():  # the kernel is in between: there is no event to wait for
+            while not condition():  # The kernel is involved, so that there is no event to wait for
                 await trio.testing.wait_all_tasks_blocked(0.001)
 
 
 class StepGuard(trio.abc.Instrument):
-    """Sees that no step of a connection leaves a trace on the task that it ran in. A scope that it
-    entered without a task of its own would be that task's.
+    """Check that no step of a connection leaves a cancel scope entered on the task that ran it.
+
+    A scope that the step entered without a task of its own would belong to that task.
     """
 
     def __init__(self) -> None:
         self._statuses: dict[trio.lowlevel.Task, Any] = {}
-        self.faults: list[str] = []  # names of tasks
+        self.faults: list[str] = []  # Names of tasks
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self._statuses[task] = task._cancel_status
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         before = self._statuses.pop(task, task._cancel_status)
-        now = task._cancel_status  # None: the task is over
+        now = task._cancel_status  # None: the task has ended
         is_changed = task.name.endswith("EventLoop._run_beside") and now not in (before, None)
         if is_changed:
             self.faults.append(task.name)
@@ -117,7 +118,7 @@ async def running(
     probe_auth: bool = False,
     write_request: Write | None = None,
 ) -> AsyncIterator[Running]:
-    """A server until the block ends. Afterwards no block and no reply may be out."""
+    """Run a server until the block ends. Then check that every block and reply was released."""
     shards = shards or FakeShards()
     settings = settings or Settings(inline_bytes=4096, max_body_bytes=1024 * 1024, drain_ms=2000)
     listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The command ``topics`` with a server whose long waits take seconds: ``python -m
+"""The command ``topics`` with a server whose long timeouts take seconds: ``python -m
 tests.support.hasty serve``.
 """
 
@@ -16,7 +16,7 @@ WAIT_MAX_S = 2.0
 STALL_MAX_S = 3.0
 DISK_STALLED_S = 4.0
 
-# What is promised, and what this server does.
+# The promised timeouts, and those of this server.
 TIMES: list[tuple[ModuleType, str, float, float]] = [
     (limits, "WAIT_MS_MAX", 30_000, int(WAIT_MAX_S * 1000)),
     (held_memory, "STALL_MAX_S", 30, STALL_MAX_S),
@@ -25,7 +25,7 @@ TIMES: list[tuple[ModuleType, str, float, float]] = [
 
 
 def shorten(owner: ModuleType, name: str, promised: float, value: float) -> None:
-    """Also wherever it is imported already."""
+    """Replace the value, also in modules that have imported it already."""
     assert getattr(owner, name) == promised
     for key, module in sys.modules.copy().items():
         if key.startswith("topics.") and getattr(module, name, None) == promised:

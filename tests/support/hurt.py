@@ -1,4 +1,4 @@
-"""Data directories of every kind of file, ways to hurt them, and what a start makes of that."""
+"""Data directories with every kind of file, kinds of damage, and the state after a start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ Shown = dict[str, dict[int, bytes]]
 
 
 class Seen(NamedTuple):
-    """``shown``: records by topic and seq; ``told``: seqs that readers are told to be lost."""
+    """The state that readers see. ``shown``: records by topic and seq. ``told``: seqs that are
+    reported as lost.
+    """
 
     shown: Shown
     told: dict[str, set[int]]
@@ -38,7 +40,7 @@ class Seen(NamedTuple):
 
 @contextlib.contextmanager
 def stepped() -> Iterator[None]:
-    """Shards are sealed by hand, and nothing is synced."""
+    """Seal only on request and sync nothing."""
     with pytest.MonkeyPatch.context() as patch:
         by_hand(patch)
         no_syncs(patch)
@@ -46,8 +48,8 @@ def stepped() -> Iterator[None]:
 
 
 def busy(path: Path, rounds: int = 6) -> Sealer:
-    """A shard that has sealed, deleted, evicted, forwarded and stored long writes; the newest of
-    each in the log alone.
+    """Return a shard that has sealed, deleted, evicted, forwarded and stored long writes. The
+    newest of each are only in the log.
     """
     DataDirectory(path, shards=1).close()
     client = Sealer(path, file_bytes=FILE_BYTES)
@@ -68,7 +70,7 @@ def busy(path: Path, rounds: int = 6) -> Sealer:
 
 
 def small(path: Path, end: str = "stop") -> Seen:
-    """Topics of all kinds in one log file."""
+    """Create topics of all kinds in one log file."""
     DataDirectory(path, shards=1).close()
     client = Client(path)
     client.put("a", durability="fsync")
@@ -82,17 +84,17 @@ def small(path: Path, end: str = "stop") -> Seen:
     before = seen(client)
     getattr(client, end)()
     if end == "kill":
-        Client(path).kill()  # its frame says that all before it was synced
+        Client(path).kill()  # Its START frame states that all earlier frames were synced
     return before
 
 
 def frames(path: Path, kind: FrameKind) -> list[tuple[int, FrameHeader]]:
-    """``(offset, header)`` of the frames of the first log file that are of this kind."""
+    """Return ``(offset, header)`` of the frames of this kind in the first log file."""
     return [found for found in frames_of(log_files(path)[0]) if found[1].kind == kind]
 
 
 def tree(path: Path) -> Tree:
-    """All names and bytes, but those of the lock."""
+    """Return all names and contents except those of the lock."""
     return {
         str(found.relative_to(path)): None if found.is_dir() else found.read_bytes()
         for found in sorted(path.rglob("*"))
@@ -101,12 +103,12 @@ def tree(path: Path) -> Tree:
 
 
 def opened(path: Path, **options: Any) -> Client:
-    """A start. Raises `Damaged`."""
+    """Start the shard. Raise `Damaged` if the start is refused."""
     return Client(path, file_bytes=FILE_BYTES, **options)
 
 
 def seen(client: Client) -> Seen:
-    """All that readers get."""
+    """Return everything that readers see."""
     shown: Shown = {}
     told: dict[str, set[int]] = {}
     for name, topic in client.engine.topics.items():
@@ -127,7 +129,9 @@ def seen(client: Client) -> Seen:
 
 
 def seen_once(path: Path) -> Seen:
-    """All that readers get after a start, which is killed then. Raises `Damaged`."""
+    """Start the shard, return everything that readers see, and kill it. Raise `Damaged` if the
+    start is refused.
+    """
     client = opened(path)
     try:
         return seen(client)
@@ -136,7 +140,7 @@ def seen_once(path: Path) -> Seen:
 
 
 def repaired(path: Path) -> list[str]:
-    """Plan, and do it; what is lost."""
+    """Plan and apply a repair, and return its report."""
     before = tree(path)
     repair = ShardRepair(path, 0, 1, START)
     repair.plan()
@@ -150,19 +154,19 @@ def repaired(path: Path) -> list[str]:
 
 
 def findings(path: Path) -> list[str]:
-    """What `verify` finds."""
+    """Return the findings of `verify`."""
     return [str(found) for found in verify_directory(path, 1) if isinstance(found, Finding)]
 
 
 def without(before: Seen, name: str, *lost: int) -> Shown:
-    """The records that were shown, but for these."""
+    """Return the records that were shown, without these."""
     return {
         topic: {seq: data for seq, data in records.items() if topic != name or seq not in lost}
         for topic, records in before.shown.items()
     }
 
 
-# Ways to hurt. Each gets the files of one kind, and changes some.
+# Kinds of damage. Each function receives the files of one kind and changes some of them.
 
 
 def _used(path: Path) -> int:
@@ -177,20 +181,20 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 
 
 def flipped(files: list[Path], dice: random.Random) -> None:
-    """One bit of one file, where there is something."""
+    """Flip one bit in the used part of one file."""
     path = dice.choice(files)
     if path.stat().st_size:
         flip(path, dice.randrange(min(_used(path), path.stat().st_size)), dice.randrange(8))
 
 
 def all_flipped(files: list[Path], dice: random.Random) -> None:
-    """One bit of every file."""
+    """Flip one bit of every file."""
     for path in files:
         flipped([path], dice)
 
 
 def blanked(files: list[Path], dice: random.Random) -> None:
-    """A sector of zeros."""
+    """Overwrite a sector with zeros."""
     path = dice.choice(files)
     data = bytearray(path.read_bytes())
     at = dice.randrange(_used(path)) // 512 * 512
@@ -199,23 +203,23 @@ def blanked(files: list[Path], dice: random.Random) -> None:
 
 
 def cut(files: list[Path], dice: random.Random) -> None:
-    """The end of a file is missing."""
+    """Cut the end of a file."""
     path = dice.choice(files)
     path.write_bytes(path.read_bytes()[: dice.randrange(_used(path))])
 
 
 def emptied(files: list[Path], dice: random.Random) -> None:
-    """A file without a byte."""
+    """Empty a file."""
     dice.choice(files).write_bytes(b"")
 
 
 def missing(files: list[Path], dice: random.Random) -> None:
-    """A file is not there."""
+    """Remove a file."""
     dice.choice(files).unlink()
 
 
 def all_missing(files: list[Path], _: random.Random) -> None:
-    """No file of the kind is there, nor its folder if it held no other."""
+    """Remove all files of the kind, and their folder if it is empty then."""
     for path in files:
         path.unlink()
     if not [*files[0].parent.iterdir()]:
@@ -223,7 +227,7 @@ def all_missing(files: list[Path], _: random.Random) -> None:
 
 
 def swapped(files: list[Path], dice: random.Random) -> None:
-    """Two files have each other's bytes."""
+    """Swap the contents of two files."""
     one, other = dice.choice(files), dice.choice(files)
     data = one.read_bytes()
     one.write_bytes(other.read_bytes())
@@ -231,11 +235,11 @@ def swapped(files: list[Path], dice: random.Random) -> None:
 
 
 def extra(files: list[Path], dice: random.Random) -> None:
-    """A file that is there once more, under the name that would follow."""
+    """Copy a file to the name that would follow."""
     path = dice.choice(files)
     stem = path.name.partition(".")[0]
     digits = stem.rpartition("-")[2]
-    with contextlib.suppress(ValueError):  # a reserve has no number
+    with contextlib.suppress(ValueError):  # A reserve has no number
         digits = f"{int(digits, 16) + 1:0{len(digits)}x}"
     target = path.with_name(f"{stem[: -len(digits)]}{digits}{path.suffix}")
     if not target.exists():
@@ -248,7 +252,7 @@ WAYS: tuple[Callable[[list[Path], random.Random], None], ...] = (
 
 
 def kinds(path: Path) -> dict[str, list[Path]]:
-    """The files, by folder and suffix."""
+    """Return the files by folder and suffix."""
     found: dict[str, list[Path]] = {}
     for file in sorted(path.rglob("*")):
         if file.is_file() and file.name not in ("LOCK", "meta") and file.parent.name == "00":

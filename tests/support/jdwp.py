@@ -28,7 +28,7 @@ WAIT_S: Final = 300.0
 
 
 class Debugger:
-    """Waits for one Java process, which is started with the argument `option` and does nothing
+    """Wait for one Java process, which is started with the argument `option` and does nothing
     until `calls`.
     """
 
@@ -47,7 +47,7 @@ class Debugger:
 
     @property
     def option(self) -> str:
-        """For the command line of Java."""
+        """The argument for the command line of Java."""
         port = self._listener.getsockname()[1]
         return f"-agentlib:jdwp=transport=dt_socket,server=n,suspend=y,address=127.0.0.1:{port}"
 
@@ -78,7 +78,7 @@ class Debugger:
         self._ask(SET_EVENT, struct.pack(">BBI", kind, SUSPEND_ALL, 1) + modifier)
 
     def _method(self, class_id: int, wanted: str) -> int:
-        """The id of a method."""
+        """Return the id of a method."""
         data = self._ask(METHODS, struct.pack(">Q", class_id))
         (count,), at = struct.unpack_from(">I", data), 4
         found: list[int] = []
@@ -86,7 +86,7 @@ class Debugger:
             (method_id,) = struct.unpack_from(">Q", data, at)
             name, at = _text_at(data, at + 8)
             _signature, at = _text_at(data, at)
-            at += 4  # its modifiers
+            at += 4  # Modifiers of the method
             found += [method_id] * (name == wanted)
         assert len(found) == 1, f"{wanted} is not one method"
         return found[0]

@@ -1,4 +1,6 @@
-"""Workers of a queue on a shard that is driven without a loop, and what a restart must know."""
+"""Workers of a queue on a shard that the test drives without a loop, and the state that a restart
+must restore.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from topics.storage.wal.progress import Progress
 
 
 def begin(client: Client, change: Change) -> list[Progress | OSError]:
-    """Submit a change, if it has frames; the answer stands in the list when it has come."""
+    """Submit a change if it has frames. The reply is added to the returned list when it arrives."""
     if change.frames or isinstance(change, FinishJobs):
         return client.submit(change)
     return []
@@ -39,7 +41,7 @@ def claim(
 def claiming(
     client: Client, name: str, max_jobs: int = 1, *, node: str = "w", lease_ms: int = 10_000
 ) -> LeaseChange:
-    """A claim that is decided."""
+    """Decide a claim without submitting it."""
     engine, topic = client.engine, client.engine.queue(name)
     ask = Ask(jobs_of(topic).leases.poller(node), max_jobs, lease_ms)
     (change,) = lease_jobs.claim(engine.table, topic, [ask], client.now, evenly=False)
@@ -47,7 +49,7 @@ def claiming(
 
 
 def acking(client: Client, name: str, *seqs: int, node: str = "w") -> FinishJobs:
-    """An ack that is decided."""
+    """Decide an ack without submitting it."""
     topic = client.engine.queue(name)
     leases, _ = finish_jobs.begin_ack(topic, node, seqs, None, client.now)
     return finish_jobs.ack(topic, leases, client.now)
@@ -70,23 +72,24 @@ def extend(client: Client, name: str, *seqs: int, node: str = "w", lease_ms: int
 
 
 def begin_move(client: Client, name: str, max_jobs: int = 100) -> list[int]:
-    """Exhausted jobs are on their way to the dead-letter topic."""
+    """Begin to move exhausted jobs to the dead-letter topic."""
     change = lease_jobs.dying(client.engine.queue(name), max_jobs, client.now)
     done(client, change)
     return list(change.seqs)
 
 
 def end_move(client: Client, name: str, *seqs: int) -> None:
-    """The dead-letter topic has them."""
+    """Finish the move, after which the dead-letter topic contains the jobs."""
     done(client, finish_jobs.bury(client.engine.queue(name), seqs, client.now))
 
 
-# What a restart must know
+# State that a restart must restore
 
 
 class Known(NamedTuple):
-    """Of the jobs of a queue: what is the same before a kill and after the start. Jobs that a pass
-    has found exhausted are free again: the next pass finds them.
+    """The state of the jobs of a queue that is the same before a kill and after the start.
+
+    Jobs that a claim pass has found exhausted are free again, until the next pass finds them.
     """
 
     rows: dict[int, JobRow]
@@ -95,7 +98,9 @@ class Known(NamedTuple):
 
 
 def known(topic: Topic, now: Now) -> Known:
-    """What is known of the jobs of a queue by now. Times that have passed are alike."""
+    """Return the current state of the jobs of a queue. Deadlines that have passed are treated
+    alike.
+    """
     jobs = jobs_of(topic)
     durable = keeps_leases(topic.config)
     rows: dict[int, JobRow] = {}
@@ -104,7 +109,7 @@ def known(topic: Topic, now: Now) -> Known:
     for ledger in jobs.ledgers(now, with_leases=durable):
         rows |= ledger.rows
         delays |= ledger.delays
-    if not durable:  # a job that was delivered is due again
+    if not durable:  # A job that was delivered is due again
         delays = {seq: due_ts for seq, due_ts in delays.items() if due_ts > now.ts}
     return Known(rows, delays, jobs.dead_lettered)
 

@@ -1,5 +1,6 @@
-"""Judges of what is said: the clients of the tests tell them of each answer, event and message.
-`tests.specs.judge` holds these to the specifications, in the contract tests.
+"""Judges of the traffic: the test clients report each response, event and message to them.
+
+`tests.specs.judge` compares these with the specifications in the contract tests.
 """
 
 from __future__ import annotations
@@ -11,31 +12,31 @@ if TYPE_CHECKING:
 
 
 class Judge(Protocol):
-    """Each of these fails for what should not be."""
+    """A checker of traffic. Each method raises for traffic that violates the specifications."""
 
     def answered(self, method: str, target: str, answer: Answer, body: bytes | None = None) -> None:
-        """A request got this answer; ``body``: that of the request, if it is plain JSON."""
+        """Check the response to a request. ``body`` is the request body if it is plain JSON."""
 
     def answered_unknown(self, answer: Answer) -> None:
-        """So did bytes of which nobody knows what the server took them for."""
+        """Check a response to bytes that the client cannot identify as a request."""
 
     def came(self, target: str, event: str | None, data: str) -> None:
-        """A stream had this event."""
+        """Check an event of a stream."""
 
     def said(self, message: Any, command: Any = None) -> None:
-        """A WebSocket had this message; ``command``: what it answers."""
+        """Check a message of a WebSocket. ``command`` is the command that it responds to."""
 
 
 judges: list[Judge] = []
 
 
 def heard(method: str, target: str, answer: Answer, body: bytes | None = None) -> None:
-    """Tell all judges."""
+    """Report a response to all judges."""
     for judge in judges:
         judge.answered(method, target, answer, body)
 
 
 def heard_of(answer: Answer) -> None:
-    """Tell all judges, of an answer to who knows what."""
+    """Report a response to an unidentified request to all judges."""
     for judge in judges:
         judge.answered_unknown(answer)

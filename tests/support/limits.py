@@ -1,4 +1,4 @@
-"""The limits that a server has by default."""
+"""The default limits of a server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Streams without a server: a shard that is answered for by hand, and clients at the other ends of
-socket pairs.
+"""Streams without a server: the test replies for the shard, and the clients are at the other ends
+of socket pairs.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from topics.front.pressure.governor import COALESCE_AT, LATE_MAX, PACE_AT, SHARE
 from topics.front.pressure.pressure import Pressure
 
 BY_METHOD = {row.method: row for row in TABLE if isinstance(row, Call)}
-PAGE = {"band": NEW_BAND, "is_awaited": False}  # of pages that say nothing of it
+# Defaults for pages that do not specify these fields
+PAGE = {"band": NEW_BAND, "is_awaited": False}
 
 
 def calm() -> Pressure:
-    """The pressure of a front of two shards, of which nothing is late."""
+    """Return the pressure of a front of two shards without lag."""
     return Pressure(2, lambda _shard: 0.0)
 
 
 def press(pressure: Pressure, pace: float = 0.0) -> None:
-    """Everything is late: pages are coalesced, and with a ``pace`` streams are paced."""
+    """Simulate lag, so that pages are coalesced. With a ``pace``, streams are also paced."""
     pressure.is_calm = False
     for governor in pressure.governors:
         late = PACE_AT + pace * (LATE_MAX - PACE_AT) if pace else COALESCE_AT
@@ -49,7 +50,7 @@ def press(pressure: Pressure, pace: float = 0.0) -> None:
 
 
 def refuse_next(pressure: Pressure) -> None:
-    """Hold the pressure where it is, and refuse the next write or stream of any band."""
+    """Keep the pressure constant, and refuse the next write or stream of any band."""
     press(pressure, pace=1.0)
     pressure.tick = lambda lag_ms: None  # type: ignore[method-assign]
     for governor in pressure.governors:
@@ -58,7 +59,7 @@ def refuse_next(pressure: Pressure) -> None:
 
 
 def relax(pressure: Pressure) -> None:
-    """Nothing is late any more."""
+    """Stop the simulated lag."""
     press(pressure)
     pressure.is_calm = True
     for governor in pressure.governors:
@@ -66,7 +67,7 @@ def relax(pressure: Pressure) -> None:
 
 
 def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
-    """An event of a shard, by its method and the names of its params."""
+    """Deliver an event of a shard, by its method and the names of its params."""
     if method == calls.FEED_PAGE.method:
         live.page(shard, calls.FeedPageParams(**PAGE | params), body)
     elif method == calls.FEED_ENDED.method:
@@ -78,23 +79,23 @@ def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: byte
 
 
 class Said:
-    """A shard's answer."""
+    """A reply of a shard."""
 
     def __init__(self, result: tuple[Any, ...], body: bytes) -> None:
         self.result, self.body = result, body
 
     def release(self) -> None:
-        """Nothing is shared."""
+        """Do nothing, because no memory is shared."""
 
 
 SETTINGS = Settings()
-SEND_BYTES = 8192  # about so much does a client's socket hold, for tests whose pages are larger
+SEND_BYTES = 8192  # Approximate capacity of a client's socket, for tests whose pages are larger
 
 Then = Callable[[Any], None]
 
 
 class Asked(NamedTuple):
-    """A question; ``then`` waits for the answer."""
+    """A call of the front. ``then`` receives the reply."""
 
     method: str
     params: dict[str, Any]
@@ -113,27 +114,27 @@ class Block:
 
 
 class Shards:
-    """One shard, or two. ``asked`` waits for `answer`; ``told`` is what it heard, with ``quiet``
-    for each event whether it was quiet.
+    """One shard, or two. Calls wait in ``asked`` for `answer`. ``told`` has the received events,
+    and ``quiet`` whether each was quiet.
     """
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.quiet: list[bool] = []
-        self.elsewhere: set[str] = set()  # topics of a second shard
-        self.heads: dict[str, tuple[int, int, int]] = {}  # what `answer` says of them
-        self.blocks: list[Block] = []  # that were ever out
+        self.elsewhere: set[str] = set()  # Topics of a second shard
+        self.heads: dict[str, tuple[int, int, int]] = {}  # The heads that `answer` returns
+        self.blocks: list[Block] = []  # All blocks that were ever reserved
         self.is_full = False
 
     def listen(self, listener: Any) -> None:
-        """Tests speak to `Live` themselves."""
+        """Do nothing, because the tests call `Live` directly."""
 
     def shard_of(self, topic: str) -> int:
         return int(topic in self.elsewhere)
 
     async def answer(self, shard: int, call: Call[P, R], params: Any, body: bytes = b"") -> Said:
-        """Where the topics stand is answered at once, all else waits for `settle`."""
+        """Reply to a query of topic heads immediately. All other calls wait for `settle`."""
         if call is calls.TOPIC_HEADS:
             await trio.lowlevel.checkpoint()
             heads = {name: self.heads[name] for name in params.topics if name in self.heads}
@@ -165,13 +166,13 @@ class Shards:
         self.quiet.append(quiet)
 
     def settle(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
-        """Answer the oldest question of this kind; what was asked."""
+        """Reply to the oldest call of this method and return its params."""
         params, then = self._next(method)
         then(Said(BY_METHOD[method].result(**result), body))
         return params
 
     def refuse(self, method: str, failure: TopicsError) -> None:
-        """Refuse the oldest question of this kind."""
+        """Fail the oldest call of this method."""
         _, then = self._next(method)
         then(failure)
 
@@ -182,7 +183,7 @@ class Shards:
 
 
 class Socket:
-    """What a stream is sent through."""
+    """The socket that a stream is sent through."""
 
     def __init__(self, sock: socket.socket, *, is_chunked: bool = False) -> None:
         self.sock, self.is_chunked = sock, is_chunked
@@ -190,7 +191,7 @@ class Socket:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """The server's end, which takes little, and the client's."""
+    """Return the server's end, which has a small send buffer, and the client's."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
@@ -204,7 +205,7 @@ class Listener:
     sock: socket.socket
 
     def hear(self) -> bytes:
-        """What has come since the last call."""
+        """Return the bytes received since the last call."""
         told = b""
         with suppress(BlockingIOError):
             while piece := self.sock.recv(1 << 20):
@@ -212,7 +213,7 @@ class Listener:
         return told
 
     async def hear_all(self) -> bytes:
-        """What comes as long as it is read."""
+        """Read until no more bytes arrive, and return them."""
         told = b""
         while piece := self.hear():
             told += piece
@@ -221,7 +222,7 @@ class Listener:
 
 
 def make_heartbeat_due(stream: Stream) -> None:
-    """As if nothing had been sent for so long."""
+    """Pretend that nothing was sent for the duration of a heartbeat."""
     stream.outbox.last_sent -= stream.heartbeat_s
     stream.live.look_in(stream, 0.0)
 
@@ -247,7 +248,7 @@ class Client(Listener):
         self.stream.catch_up()
 
     async def follow(self, topic: str) -> None:
-        """One topic more, from its beginning."""
+        """Subscribe to another topic from its beginning."""
         self.session.cursors[topic] = 0, 1
         self.stream.add(topic, View(), Start(0, epoch=1))
         self.stream.catch_up()
@@ -260,7 +261,7 @@ class Client(Listener):
 
 
 class SocketClient(Listener):
-    """A WebSocket and the other end of it."""
+    """A WebSocket and its other end."""
 
     def __init__(
         self, live: Live, settings: Settings = SETTINGS, timings: Timings | None = None
@@ -276,24 +277,24 @@ class SocketClient(Listener):
 
 
 class Desk:
-    """A running `Live`, its shard, and the clients that were made here."""
+    """A running `Live`, its shard, and the clients that were created here."""
 
     def __init__(self) -> None:
         self.shards = Shards()
         self.pressure = calm()
         self.live = Live(self.shards, SETTINGS, make_slots(SETTINGS, 100), self.pressure)  # type: ignore[arg-type]
         self.clients: list[Client | SocketClient] = []
-        self.exits = ExitStack()  # left when all tasks have ended
+        self.exits = ExitStack()  # Closed when all tasks have ended
 
     async def client(self, seq: int = 0, **fields: Any) -> Client:
-        """A client whose stream has asked what it asks first."""
+        """Return a client whose stream has made its first calls."""
         client = Client(self.live, seq, **fields)
         self.clients.append(client)
         await wait_all_tasks_blocked()
         return client
 
     def socket(self, *, begins: bool = True, **fields: Any) -> SocketClient:
-        """A WebSocket that has begun; without, `WebSocket.run` does that."""
+        """Return a WebSocket. Unless it ``begins``, `WebSocket.run` must begin it."""
         client = SocketClient(self.live, **fields)
         self.clients.append(client)
         if begins:
@@ -301,7 +302,7 @@ class Desk:
         return client
 
     async def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
-        """As `Shards.answer`, and all that follows from it."""
+        """Reply as `Shards.settle`, and wait for all consequences."""
         params = self.shards.settle(method, body, **result)
         await wait_all_tasks_blocked()
         return params
@@ -309,7 +310,7 @@ class Desk:
     async def page(
         self, from_seq: int, to_seq: int, *, feed: int = 1, tombstone: Any = None
     ) -> None:
-        """A page of a feed, with all that lies between, and all that follows from it."""
+        """Deliver a complete page of a feed between these seqs, and wait for all consequences."""
         self.event(
             0,
             "feed.page",
@@ -319,14 +320,14 @@ class Desk:
         await wait_all_tasks_blocked()
 
     def event(self, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
-        """An event of a shard."""
+        """Deliver an event of a shard."""
         tell(self.live, shard, method, params, body)
 
 
 def page(
     from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None, head_seq: int | None = None
 ) -> dict[str, Any]:
-    """The fields of a page that holds all its records but what is lost."""
+    """Return the fields of a page that contains all its records except lost ones."""
     first_seq = tombstone["gap_to"] if tombstone else from_seq
     return {
         "from_seq": from_seq,
@@ -339,13 +340,13 @@ def page(
 
 
 def records(from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None) -> bytes:
-    """The body of such a page."""
+    """Return the body of such a page."""
     first_seq = tombstone["gap_to"] if tombstone else from_seq
     return b",".join(b'{"$seq":%d}' % seq for seq in range(first_seq + 1, to_seq + 1))
 
 
 def gap(gap_from: int, gap_to: int, reason: str = "mixed") -> dict[str, Any]:
-    """A tombstone."""
+    """Return a tombstone."""
     return {
         "gap_from": gap_from,
         "gap_to": gap_to,
@@ -357,7 +358,7 @@ def gap(gap_from: int, gap_to: int, reason: str = "mixed") -> dict[str, Any]:
 
 @asynccontextmanager
 async def desk() -> AsyncIterator[Desk]:
-    """Until the block ends."""
+    """Run a desk until the block ends."""
     made = Desk()
     with made.exits:
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""A shard on a real directory, driven without a loop; a disk that forgets what was not synced."""
+"""A shard on a real directory, driven without a loop, and a disk that loses unsynced data."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ WAIT_MS = 10_000
 
 
 class Client:
-    """One shard between its start and its end. Every call decides, hands over and waits for the
-    answer.
-    """
+    """One run of a shard. Every call decides, submits and waits for the reply."""
 
     def __init__(
         self,
@@ -63,12 +61,12 @@ class Client:
     def later(self, ms: int) -> None:
         self.now = Now(self.now.ts + ms, self.now.ms + ms)
 
-    # Without waiting
+    # Calls that do not wait
 
     def start(
         self, name: str, *datas: Any, key: str | None = None, **body: Any
     ) -> tuple[Any, list[Progress | OSError]]:
-        """Decide and submit an append; the answer stands in the list when it has come."""
+        """Decide and submit an append. The reply is added to the returned list when it arrives."""
         request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
         outcome = append.decide(
             self.engine.table, name, decode_append(json_bytes(request), None, LIMITS), self.now
@@ -87,7 +85,9 @@ class Client:
         return answer
 
     def wait(self) -> OSError | None:
-        """Flush, then commit until nothing waits; the error that stopped the log."""
+        """Flush and commit until nothing is pending. Return the error that stopped the log, or
+        None.
+        """
         self.commits.flush()
         while len(self.commits):
             assert self.poll(), "the writer reports what it was given"
@@ -97,17 +97,17 @@ class Client:
         return None
 
     def poll(self, ms: int = WAIT_MS) -> bool:
-        """Whether the writer has something to tell within ``ms``."""
+        """Return whether the writer reports progress within ``ms``."""
         poller = select.poll()
         poller.register(self.wal.progress_fd, select.POLLIN)
         return bool(poller.poll(ms))
 
-    # With waiting
+    # Calls that wait
 
     def append(
         self, name: str, *datas: Any, key: str | None = None, **body: Any
     ) -> tuple[int, bool]:
-        """``(first_seq, deduped)`` of a write that must succeed."""
+        """Append and return ``(first_seq, deduped)``. The write must succeed."""
         outcome, answer = self.start(name, *datas, key=key, **body)
         assert self.wait() is None
         assert not isinstance(outcome, InFlightDuplicate)
@@ -131,7 +131,7 @@ class Client:
         assert isinstance(answer[0], Progress)
 
     def delete_records(self, name: str, **body: Any) -> int:
-        """How many are gone by it."""
+        """Delete records and return their number."""
         asked = decode_delete(json_bytes(body))
         change = delete_records.decide(
             self.engine.table,
@@ -144,7 +144,7 @@ class Client:
         return change.deleted
 
     def expire(self, name: str) -> None:
-        """What comes before every answer."""
+        """Remove expired records, as before every response."""
         change = self.engine.expire(self.engine.topic(name), self.now)
         if change is not None:
             self.submit(change)
@@ -156,27 +156,27 @@ class Client:
         )
 
     def records(self, name: str) -> bytes:
-        """All records of the topic, rendered and joined."""
+        """Return all records of the topic, rendered and joined."""
         return b",".join(map(bytes, self.read(name).pieces))
 
-    # Ends
+    # Ends of the run
 
     def kill(self) -> None:
-        """SIGKILL: what the kernel has been given stays, whatever was synced. Lets the writer
-        finish what it holds.
+        """Simulate a SIGKILL: data that the kernel has received is kept, synced or not. The writer
+        may finish its current groups.
         """
         self.wal.stop()
         self.shard.segments.maps.close()
 
     def stop(self) -> None:
-        """An orderly stop, as the shard's process makes it."""
+        """Stop in order, as the process of the shard does."""
         self.wal.stop()
         Sealing(self.shard, self.commits).write_last()
         self.shard.segments.maps.close()
 
 
 def append_streamed(client: Client, name: str, *datas: Any, **body_fields: Any) -> Path:
-    """Write records as a streamed append; the file of their blob."""
+    """Write records by a streamed append and return the path of their blob."""
     request = {"records": [{"data": data} for data in datas], **body_fields}
     body = decode_append(json_bytes(request), None, LIMITS)
     topic = client.engine.topic(name)
@@ -197,7 +197,7 @@ def append_streamed(client: Client, name: str, *datas: Any, **body_fields: Any) 
 
 
 def state(client: Client) -> dict[str, Any]:
-    """Everything about the topics that a reader or a writer can notice."""
+    """Return everything about the topics that a reader or a writer can notice."""
     return {
         name: {
             "id": topic.id,
@@ -218,7 +218,7 @@ def state(client: Client) -> dict[str, Any]:
 
 
 def failing(code: int) -> Callable[..., NoReturn]:
-    """A call that always fails."""
+    """Return a function that always fails with this error."""
 
     def fail(*_: Any) -> NoReturn:
         raise OSError(code, os.strerror(code))
@@ -231,18 +231,18 @@ def log_files(path: Path) -> list[Path]:
 
 
 class ForgetfulDisk:
-    """Remembers, for every file and folder, what it held when it was last synced: POSIX at its
-    strictest.
+    """Record for every file and folder the contents of its last sync, by the strictest reading of
+    POSIX.
 
-    ``power_loss`` builds what a disk may hold after the power went: the synced bytes, and of the
-    others each 512-byte sector or none, as ``chosen`` says. A name is there only when its folder
-    was synced.
+    ``power_loss`` builds the state that a disk may have after a power failure. It contains the
+    synced bytes, and each other 512-byte sector if ``chosen`` returns true. A name exists only if
+    its folder was synced.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._contents: dict[int, bytes] = {}
         self._names: dict[Path, dict[str, int]] = {}
-        # Two threads may sync the same file: the later sync must be noted last.
+        # Two threads may sync the same file. The later sync must be recorded last.
         self._lock = threading.Lock()
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._remembering(getattr(os, name)))
@@ -264,7 +264,9 @@ class ForgetfulDisk:
     def power_loss(
         self, source: Path, target: Path, chosen: Callable[[], bool] = lambda: False
     ) -> None:
-        """Build in ``target`` what is left of ``source``: the disk holds that from now on."""
+        """Build in ``target`` the remains of ``source``, which are the contents of the disk from
+        then on.
+        """
         target.mkdir()
         for name, inode in self._names.get(source.resolve(), {}).items():
             child = source / name

@@ -1,4 +1,4 @@
-"""How long the logs of a data directory are, also while a server writes them."""
+"""The lengths of the logs of a data directory, also while a server writes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from topics.storage.verify import frames
 
 
 def log_ends(data_dir: Path) -> dict[int, int]:
-    """For each shard the LSN behind its last frame: bytes of all frames that it ever wrote, files
-    that were given back included. What a file has room for is not counted.
+    """Return for each shard the LSN after its last frame.
+
+    This is the number of bytes of all frames that the shard ever wrote, including those in removed
+    files. Unused space of files is not counted.
     """
     ends: dict[int, int] = {}
     for path in sorted((data_dir / "wal").rglob("*.wal")):
@@ -25,12 +27,12 @@ def log_ends(data_dir: Path) -> dict[int, int]:
 
 
 def log_length(data_dir: Path) -> int:
-    """The same of all shards together."""
+    """Return the sum of `log_ends` of all shards."""
     return sum(log_ends(data_dir).values())
 
 
 def frames_of(data_dir: Path, kind: FrameKind) -> int:
-    """Frames of a kind in the log files that stand."""
+    """Return the number of frames of a kind in the existing log files."""
     found = 0
     for path in (data_dir / "wal").rglob("*.wal"):
         data = MappedFile.of(path).data

@@ -14,7 +14,7 @@ SampleKey = tuple[str, frozenset[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One scrape. ``types``: of each family, by the name of its TYPE line."""
+    """One scrape. ``types`` and ``helps`` are by the name of the family."""
 
     types: dict[str, str]
     helps: dict[str, str]
@@ -24,16 +24,16 @@ class Page:
         return self.samples[name, frozenset(labels.items())]
 
     def total(self, name: str) -> float:
-        """The sum of all series of a name."""
+        """Return the sum of all series of a name."""
         return sum(value for (found, _), value in self.samples.items() if found == name)
 
     def labels(self, name: str, label: str) -> set[str]:
-        """The values of a label of a name."""
+        """Return the values of a label of a name."""
         return {dict(labels)[label] for found, labels in self.samples if found == name}
 
     @property
     def counters(self) -> dict[SampleKey, float]:
-        """What never goes back: counters, and the numbers of histograms."""
+        """The values that never decrease: counters, and the numbers of histograms."""
         growing = {name for name, kind in self.types.items() if kind == "counter"}
         for name, kind in self.types.items():
             if kind == "histogram":
@@ -42,7 +42,9 @@ class Page:
 
 
 def page_of(answer: Answer) -> Page:
-    """A page that is as the format says: each name once, and every sample of a named family."""
+    """Parse a page and check its format: each family once, and every sample in a declared
+    family.
+    """
     assert (answer.status, answer.headers["content-type"]) == (200, MEDIA_TYPE), str(answer)
     text = answer.body.decode()
     lines = text.splitlines()
@@ -60,7 +62,7 @@ def page_of(answer: Answer) -> Page:
 
 
 def _named(lines: list[str], head: str) -> dict[str, str]:
-    """The rest of each line with this head, by the name behind it."""
+    """Return the rest of each line with this beginning, by the name after it."""
     pairs = [line.removeprefix(head).split(" ", 1) for line in lines if line.startswith(head)]
     found = {name: text for name, text in pairs}  # noqa: C416 - a pair of two types
     assert len(found) == len(pairs), "a family stands there once"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Kept(NamedTuple):
-    """One record that a reader gets."""
+    """A record that a reader receives."""
 
     data: Any
     tag: str | None = None
@@ -16,7 +16,7 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class TopicModel:
-    """``live`` is in seq order."""
+    """A topic. ``live`` is in the order of seqs."""
 
     head_seq: int = 0
     live: dict[int, Kept] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class TopicModel:
             self.live[self.head_seq] = record
 
     def delete(self, before_seq: int | None = None, match: Any = None) -> int:
-        """Remove what a delete with this body removes; how many that were."""
+        """Delete records as a delete with this body does, and return their number."""
         gone = [
             seq
             for seq, kept in self.live.items()
@@ -42,12 +42,12 @@ class TopicModel:
         return len(gone)
 
     def after(self, from_seq: int) -> list[int]:
-        """The seqs that a read from ``from_seq`` gets."""
+        """Return the seqs that a read from ``from_seq`` returns."""
         return [seq for seq in self.live if seq > from_seq]
 
 
 def matches(match: Any, tag: str | None) -> bool:
-    """Whether a delete's ``match`` (None: there is none) takes a record with this tag."""
+    """Return whether the ``match`` of a delete (None if absent) selects a record with this tag."""
     if match is None:
         return True
     if tag is None:

@@ -1,4 +1,4 @@
-"""A desk of a shard whose records move to topics of this shard, or of peers that are fakes."""
+"""A desk of a shard whose records move to topics of this shard, or of fake peers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOUR_MS = 3_600_000
 
 
 class Asked(NamedTuple):
-    """A message to a peer, and how it is answered."""
+    """A message to a peer, and the function that receives the reply."""
 
     shard: int
     params: AppendParams
@@ -38,7 +38,9 @@ class Asked(NamedTuple):
     then: Callable[[Any], None]
 
     def answer(self, *refused: TopicsError | None) -> None:
-        """None for each request that is appended; without any, all of them are."""
+        """Reply to the requests. None means that a request is appended; without arguments
+        all are.
+        """
         outcomes = refused or (None,) * len(self.requests)
         failures = [(each.code, each.message, each.detail) for each in outcomes if each is not None]
         kinds = bytes(
@@ -48,12 +50,12 @@ class Asked(NamedTuple):
         self.then(FakeReply(AppendResult(kinds, [2] * len(kinds), failures or None)))
 
     def fail(self, failure: TopicsError) -> None:
-        """The whole message fails."""
+        """Fail the complete message."""
         self.then(failure)
 
 
 class FakeReply:
-    """Stands for a `Reply`."""
+    """A replacement for `Reply`."""
 
     body = b""
 
@@ -61,11 +63,13 @@ class FakeReply:
         self.result = result
 
     def release(self) -> None:
-        """Nothing is in shared memory."""
+        """Do nothing, because no memory is shared."""
 
 
 class FakePeers:
-    """Peers whose answers the test gives. The shard of a topic is the number at its end."""
+    """Peers for which the test replies. The shard of a topic is the number at the end of
+    its name.
+    """
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -96,14 +100,14 @@ class FakePeers:
 
 
 def with_fake_peers(desk: Desk) -> FakePeers:
-    """From now on the desk's shard asks these."""
+    """Replace the peers of the desk's shard by fake ones."""
     peers = FakePeers()
     desk.loop.context.peers = cast("Any", peers)
     return peers
 
 
 async def run_log(desk: Desk, rounds: int = 6) -> None:
-    """Let the shard do all that it does by itself; the log takes what it is given."""
+    """Let the shard run until it is idle, and sync the log."""
     for _ in range(rounds):
         await wait_all_tasks_blocked()
         desk.flush()
@@ -113,7 +117,9 @@ async def run_log(desk: Desk, rounds: int = 6) -> None:
 
 
 def make_queue(desk: Desk, name: str, *datas: Any, **config: Any) -> Topic:
-    """A queue with jobs, of which each is delivered once at most unless the config says more."""
+    """Create a queue with jobs. Each job is delivered at most once, unless the config specifies
+    more.
+    """
     desk.make(name, type="queue", **{"max_deliveries": 1, "dead_letter": "dead", **config})
     if datas:
         desk.append(name, *datas)
@@ -123,7 +129,7 @@ def make_queue(desk: Desk, name: str, *datas: Any, **config: Any) -> Topic:
 
 
 def claim(desk: Desk, topic: Topic, count: int = 1000) -> Sequence[int]:
-    """Lease jobs to a worker; a pass finds the exhausted ones."""
+    """Lease jobs to a worker. The claim pass also finds exhausted jobs."""
     engine, now = desk.engine, desk.loop.context.clock()
     holder = jobs_of(topic).leases.poller("worker")
     (change,) = lease_jobs.claim(
@@ -133,7 +139,9 @@ def claim(desk: Desk, topic: Topic, count: int = 1000) -> Sequence[int]:
 
 
 def exhaust(desk: Desk, topic: Topic) -> None:
-    """Deliver the jobs that are there as often as they may be; the next pass finds them dead."""
+    """Deliver the existing jobs as often as allowed, so that the next claim pass finds
+    them dead.
+    """
     now = desk.loop.context.clock()
     for _ in range(topic.config.max_deliveries):
         seqs = claim(desk, topic)
@@ -144,20 +152,20 @@ def exhaust(desk: Desk, topic: Topic) -> None:
 
 
 def wake(desk: Desk, topic: Topic) -> None:
-    """What a pass does that has found dead jobs."""
+    """Notify the mover, as a claim pass does that has found dead jobs."""
     desk.loop.context.begin_turn()
     desk.loop.services.dead_letters.wake(topic)
     desk.loop.end_turn()
 
 
 def redrive(desk: Desk, topic: str, *, prefixes: list[str] | None = None, **body: Any) -> int:
-    """Ask for a redrive; its number."""
+    """Request a redrive and return the number of the request."""
     params = RedriveParams(topic, prefixes, time.monotonic_ns())
     return desk.ask(calls.REDRIVE, params, json_bytes(body))
 
 
 def records(desk: Desk, topic: str) -> list[dict[str, Any]]:
-    """What a reader sees now."""
+    """Return the records that a reader sees now."""
     desk.diff(topic, limit=1000, include_tags=True)
     ((_, page),) = desk.bodies()
     found: list[dict[str, Any]] = page["records"]

@@ -1,4 +1,4 @@
-"""Asking a shard's peers from a test."""
+"""Calls to the peers of a shard from a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.formats.wire.contract import Call, P, R
 async def ask(
     loop: ShardLoop, shard: int, call: Call[P, R], params: P, body: bytes = b""
 ) -> Reply[R] | TopicsError:
-    """What ``shard`` answers to the shard of ``loop``."""
+    """Call ``shard`` from the shard of ``loop`` and return the reply."""
     answers: list[Reply[R] | TopicsError] = []
     came = trio.Event()
 
@@ -32,7 +32,7 @@ async def ask(
 async def ask_until_there(
     loop: ShardLoop, shard: int, call: Call[P, R], params: P, body: bytes = b""
 ) -> Reply[R] | TopicsError:
-    """The same, again while the peer is away."""
+    """Repeat the call while the peer is not ready."""
     while True:
         answer = await ask(loop, shard, call, params, body)
         if not isinstance(answer, NotReady):

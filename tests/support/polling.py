@@ -1,4 +1,4 @@
-"""Waiting for a descriptor of any number: `select.select` takes none above 1,023."""
+"""Wait for a descriptor of any number, because `select.select` accepts none above 1,023."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import select
 
 
 def is_readable(fd: int, timeout_s: float) -> bool:
-    """Whether there is something to read within ``timeout_s``, or the other end is gone."""
+    """Return whether the descriptor becomes readable or its other end is closed within
+    ``timeout_s``.
+    """
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(timeout_s * 1000))

@@ -1,4 +1,4 @@
-"""A program as a process of its own that ends in time, whatever a test waits for."""
+"""A program as a separate process whose run time is bounded, even if a test waits without end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LIFE_S = 100.0  # shorter than a test may last
+LIFE_S = 100.0  # Shorter than the timeout of a test
 AGAIN_S = 7.0
 
 
 class Program(subprocess.Popen[Any]):
-    """It leads a session. After `LIFE_S`, and when its ``with`` is left by an exception, it is
-    killed with all that it has started: a read of its pipes and a wait for its end are bounded.
+    """A program that leads its own session.
+
+    After `LIFE_S`, and when its ``with`` block raises, it is killed with all its children. Reads
+    of its pipes and waits for its end are therefore bounded.
     """
 
     def __init__(self, command: list[Any], **options: Any) -> None:
@@ -42,8 +44,10 @@ class Program(subprocess.Popen[Any]):
         self._watchdog.cancel()
 
     def ended_by(self, number: int) -> tuple[Any, Any]:
-        """Send a signal, and read all that comes until the end. Python notices one that comes just
-        before a wait behind that wait: after `AGAIN_S` another one is sent.
+        """Send a signal, and read all output until the end.
+
+        Python may handle a signal that arrives just before a wait only after that wait. The signal
+        is therefore sent again every `AGAIN_S` seconds.
         """
         while True:
             self.send_signal(number)
@@ -51,14 +55,16 @@ class Program(subprocess.Popen[Any]):
                 return self.communicate(timeout=AGAIN_S)
 
     def end(self) -> None:
-        """Kill all of it."""
+        """Kill the program and all its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 def in_a_process(work: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns that runs in a process of its own. The process is killed when the
-    wait is interrupted: the end of the pool would wait for it.
+    """Run a function in a separate process and return its result.
+
+    The process is killed if the wait is interrupted, because the end of the pool would wait for
+    it.
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:

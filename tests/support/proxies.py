@@ -1,9 +1,9 @@
-"""Reverse proxies of this machine, nginx and Caddy, that run the site configurations of `deploy/`.
+"""The reverse proxies nginx and Caddy of this machine, with the site configurations of `deploy/`.
 
     client --plain--> Tunnel --TLS, from CLIENT--> proxy --plain, from 127.0.0.1--> server
 
-The tests' clients speak plain HTTP, so a tunnel speaks TLS for them. Each test process has an
-address of its own within 127.0.0.0/8, where all ports are free.
+The test clients speak plain HTTP, so that a tunnel speaks TLS for them. Each test process has its
+own address within 127.0.0.0/8, where all ports are free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import trio
 from tests.support.api import Api
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
-CLIENT: Final = "127.0.0.2"  # the address that the proxies see
+CLIENT: Final = "127.0.0.2"  # The address that the proxies see
 START_S: Final = 30.0
 STOP_S: Final = 20.0
 _ports = itertools.count(8000)
@@ -47,18 +47,20 @@ http {{
 
 
 def own_address() -> str:
-    """An address that no other test process uses."""
+    """Return an address that no other test process uses."""
     pid = os.getpid()
     return f"127.{64 + (pid >> 16) % 64}.{pid >> 8 & 255}.{pid & 255}"
 
 
 def next_port() -> int:
-    """A port of it."""
+    """Return an unused port of this address."""
     return next(_ports)
 
 
 def certificate(folder: Path) -> Path:
-    """A certificate for localhost that has signed itself; its key is beside it, ``.key``."""
+    """Return a self-signed certificate for localhost. Its key is in the file with the suffix
+    ``.key``.
+    """
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
@@ -77,7 +79,9 @@ def certificate(folder: Path) -> Path:
 
 
 def with_changes(text: str, changes: Mapping[str, str]) -> str:
-    """A shipped file with other addresses, paths or times. Each must stand there once or more."""
+    """Return a shipped file with other addresses, paths or times. Each replaced text must occur in
+    the file.
+    """
     for shipped, other in changes.items():
         assert shipped in text, f"{shipped} is not in the file"
         text = text.replace(shipped, other)
@@ -85,8 +89,8 @@ def with_changes(text: str, changes: Mapping[str, str]) -> str:
 
 
 class Tunnel:
-    """Listens on a port of 127.0.0.1; what connects there speaks TLS with ``target``. When one side
-    hangs up, so does the other.
+    """A tunnel that listens on a port of 127.0.0.1 and speaks TLS with ``target``. If one side
+    closes, the other is closed too.
     """
 
     def __init__(self, target: tuple[str, int], authority: Path) -> None:
@@ -135,14 +139,18 @@ async def _pump(source: trio.abc.Stream, sink: trio.abc.Stream, both: trio.Cance
 
 
 class Proxy:
-    """One that runs. ``address``: where plain clients find it; ``tls``: where it listens."""
+    """A running proxy. ``address`` is for plain clients; ``tls`` is the address on which the proxy
+    listens.
+    """
 
     program = ""
 
     def __init__(
         self, folder: Path, target: tuple[str, int], changes: Mapping[str, str] | None = None
     ) -> None:
-        """``changes``: to the shipped file, beside addresses and paths."""
+        """Prepare a proxy. ``changes`` are replaced in the shipped file, in addition to addresses
+        and paths.
+        """
         self.folder, self.tls = folder, (own_address(), next_port())
         self.certificate = certificate(folder)
         self._changes = {"127.0.0.1:4000": "{}:{}".format(*target), **(changes or {})}
@@ -150,19 +158,19 @@ class Proxy:
 
     @classmethod
     def found(cls) -> str:
-        """The program, or the test is skipped."""
+        """Return the path of the program, or skip the test."""
         path = shutil.which(cls.program, path=f"{os.environ['PATH']}:/usr/sbin")
         if path is None:
             pytest.skip(f"{cls.program} is not installed")
         return path
 
     def command(self) -> list[str]:
-        """Write the files, and say what to run."""
+        """Write the files and return the command to run."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
         command = self.command()
-        own = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")  # where Caddy keeps what it knows
+        own = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")  # Folders in which Caddy stores its data
         env = os.environ | dict.fromkeys(own, str(self.folder))
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -200,13 +208,13 @@ class Proxy:
 
     @property
     def logged(self) -> str:
-        """All that it has written to logs."""
+        """Everything that the proxy has logged."""
         files = [self._log, *self.folder.glob("*.log"), self.folder / "errors"]
         return "\n".join(file.read_text() for file in files if file.exists())
 
 
 class Nginx(Proxy):
-    """`deploy/nginx.conf`."""
+    """nginx with `deploy/nginx.conf`."""
 
     program = "nginx"
 
@@ -229,7 +237,7 @@ class Nginx(Proxy):
 
 
 class Caddy(Proxy):
-    """`deploy/Caddyfile`, with a certificate of the tests in place of one from the internet."""
+    """Caddy with `deploy/Caddyfile`, and a test certificate instead of one from the internet."""
 
     program = "caddy"
 
@@ -251,14 +259,14 @@ class Caddy(Proxy):
 
 
 def ms_of(text: str, name: str) -> int:
-    """A time that a site configuration sets: ``name 75s``."""
+    """Return a time of a site configuration in the form ``name 75s``, in milliseconds."""
     (seconds,) = re.findall(rf"^\s*{name}\s+(\d+)s\b", text, re.MULTILINE)
     return 1000 * int(seconds)
 
 
 @contextmanager
 def running(kind: type[Proxy], folder: Path, *args: Any) -> Iterator[Proxy]:
-    """A proxy in a new folder; the test is skipped where it is not installed."""
+    """Run a proxy in a new folder, or skip the test if it is not installed."""
     kind.found()
     folder.mkdir()
     with kind(folder, *args) as proxy:

@@ -1,4 +1,4 @@
-"""A desk with workers: they claim, ack and open work streams. Time is trio's."""
+"""A desk with workers: they claim, ack and open work streams. The time is that of trio."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ TS_0, MS_0 = 10**12, 10**6
 EVENTS = {event.method: event for event in (calls.WORK_JOBS, calls.WORK_ENDED)}
 
 Told = dict[str, Any]
-"""An answer: its ``cid``, its ``status`` (200 or the code of an error) and its body. An event: its
+"""A reply: its ``cid``, its ``status`` (200 or an error code) and its body. An event: its
 ``event``, its params and its jobs.
 """
 
 
 def trio_clock() -> Now:
-    """Both clocks, as trio's time has it."""
+    """Return both clocks derived from the time of trio."""
     ms = round(trio.current_time() * 1000)
     return Now(TS_0 + ms, MS_0 + ms)
 
 
 class QueueDesk(Desk):
-    """One session of a front with a shard that has queues. Nothing is served before `turn`."""
+    """A session of a front with a shard that has queues. Nothing is served before `turn`."""
 
     def __init__(self, folder: Path, nursery: trio.Nursery, **kwargs: Any) -> None:
         super().__init__(folder, nursery, **kwargs)
@@ -45,20 +45,20 @@ class QueueDesk(Desk):
     def queue(
         self, topic: str = "q", *, durability: str = "ephemeral", jobs: int = 0, **config: Any
     ) -> None:
-        """A queue that is there before the test begins, with so many jobs."""
+        """Create a queue with this number of jobs before the test begins."""
         self.make(topic, type="queue", durability=durability, **config)
         if jobs:
             self.jobs(jobs, topic)
             self.told()
 
     def jobs(self, count: int, topic: str = "q") -> list[int]:
-        """Append jobs, one by one, to a queue that waits for no log; their seqs."""
+        """Append jobs one by one to an ephemeral queue and return their seqs."""
         first = self.engine.topic(topic).next_seq
         for seq in range(first, first + count):
             self.append(topic, seq)
         return list(range(first, first + count))
 
-    # What workers ask; each gives the number of the request
+    # Calls of workers. Each returns the number of the request.
 
     def claim(self, topic: str = "q", *, node: str = "w", **fields: Any) -> int:
         params = calls.TopicParams(topic, time.monotonic_ns())
@@ -95,7 +95,7 @@ class QueueDesk(Desk):
         return self.ask(calls.TOPIC_GET, calls.TopicGetParams(topic, False, time.monotonic_ns()))
 
     def unclaimed(self, told: Told) -> None:
-        """The answer to a claim has reached nobody."""
+        """Report that the response to a claim reached no client."""
         params = calls.UnclaimedParams(told["topic"], told["number"], told["seqs"])
         self.tell(calls.UNCLAIMED, params)
 
@@ -118,10 +118,10 @@ class QueueDesk(Desk):
     def close(self, work: int = 1, *, pages: int = 1) -> None:
         self.tell(calls.WORK_CLOSE, calls.WorkCloseParams(work, pages))
 
-    # Turns
+    # Iterations
 
     def turn(self) -> None:
-        """What the actor does after each batch of messages."""
+        """Run one iteration, as the actor does after each batch of messages."""
         self.loop.context.begin_turn()
         self.loop.end_turn()
 
@@ -130,14 +130,14 @@ class QueueDesk(Desk):
         return super().ask(call, params, body)
 
     def close_session(self) -> None:
-        """The front has gone; another one comes in its place."""
+        """Replace the session, as a restarted front does."""
         self.session.close()
         self.session: LinkSession = self.loop.open_session("front-0", self.wire)
 
-    # What the shard has said since the last call
+    # Messages of the shard since the last call
 
     def told(self) -> list[Told]:
-        """All answers and events, appends' without their bodies."""
+        """Return all replies and events. Those of appends have no body."""
         return [self._told(frame) for frame in self.wire.take()]
 
     def _told(self, frame: Message) -> Told:
@@ -162,17 +162,19 @@ class QueueDesk(Desk):
         return told
 
     def answer(self) -> Told:
-        """The one answer; events are dropped."""
+        """Return the only reply. Events are dropped."""
         (found,) = (told for told in self.told() if "cid" in told)
         return found
 
     def claimed(self) -> list[tuple[int, list[int]]]:
-        """The answers to claims, in their order: number of the claim, seqs of its jobs."""
+        """Return the replies to claims in order: the number of the claim and the seqs of
+        its jobs.
+        """
         self.turn()
         return [(told["cid"], seqs_of(told)) for told in self.told() if "claimed" in told]
 
     def pages(self) -> list[tuple[int, list[int]]]:
-        """The pages of jobs, in their order: number of the stream, seqs."""
+        """Return the pages of jobs in order: the number of the stream and the seqs."""
         self.turn()
         return [
             (told["work"], told["seqs"])

@@ -1,6 +1,6 @@
-"""What the tests of queues ask with (§10): a queue by its name, jobs, and claims in the background.
+"""Helpers for queues (§10): a queue by its name, jobs, and claims in the background.
 
-Every answer is checked for its documented fields before a test looks into it.
+Every response is checked for its documented fields before a test reads it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Job = dict[str, Any]
 JOB, ERROR = "job", "error"
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
-SHORT_MS = 100  # the shortest lease there is
-BOUND_S = 20.0  # for what comes by itself, on a loaded machine
+SHORT_MS = 100  # The shortest lease
+BOUND_S = 20.0  # For changes without a request, on a loaded machine
 TWINS_TRIED = 300
 JOB_FIELDS = {"$seq", "lease_id", "deadline", "$ts", "deliveries", "data"}
 OPTIONAL_FIELDS = {"$tag", "$node", "meta", "last_error"}
@@ -35,7 +35,7 @@ LEASE_ID = re.compile(r"lease_[0-9a-f]+")
 def until(
     look: Callable[[], T], wanted: Callable[[T], object] = bool, bound_s: float = BOUND_S
 ) -> T:
-    """Look again and again until what is seen is wanted."""
+    """Poll until the result satisfies the condition."""
     deadline = time.monotonic() + bound_s
     while not wanted(found := look()):
         assert time.monotonic() < deadline, f"not within {bound_s} s; last seen: {found}"
@@ -48,7 +48,7 @@ def now_ms() -> int:
 
 
 def numbers(jobs: Iterable[Job | int]) -> list[int]:
-    """The seqs of jobs, or of what are seqs already."""
+    """Return the seqs of jobs, or the values that already are seqs."""
     return [job if isinstance(job, int) else job["$seq"] for job in jobs]
 
 
@@ -63,7 +63,7 @@ def data(jobs: Iterable[Job]) -> list[Any]:
 def counters(
     ready: int = 0, in_flight: int = 0, dead_lettered: int = 0, delayed: int = 0
 ) -> dict[str, int]:
-    """The ``queue`` object of a state (§10.7)."""
+    """Return the ``queue`` object of a state (§10.7)."""
     return {
         "ready": ready,
         "in_flight": in_flight,
@@ -80,14 +80,14 @@ def is_a_job(job: Job) -> None:
 
 
 class Queue:
-    """A queue through one client."""
+    """A queue accessed by one client."""
 
     def __init__(self, api: Api, name: str) -> None:
         self.api, self.name = api, name
 
     @classmethod
     def create(cls, api: Api, name: str, *data: Any, **config: Any) -> Self:
-        """A new queue that holds these jobs."""
+        """Create a queue that contains these jobs."""
         ok(api.put(name, {"type": "queue", **config}), 201)
         queue = cls(api, name)
         if data:
@@ -98,7 +98,7 @@ class Queue:
         ok(self.api.put(self.name, config))
 
     def push(self, *data: Any, **fields: Any) -> list[int]:
-        """Append jobs; their seqs."""
+        """Append jobs and return their seqs."""
         found: list[int] = ok(self.api.append(self.name, *data, **fields))["seqs"]
         return found
 
@@ -108,7 +108,7 @@ class Queue:
     # --- claims
 
     def claimed(self, node: str = "w", max_jobs: int | None = None, **fields: Any) -> Any:
-        """The whole answer of a claim."""
+        """Return the complete response of a claim."""
         asked = {"node": node, **({} if max_jobs is None else {"max": max_jobs}), **fields}
         return claim_body(self.call("claim", asked), self.name, max_jobs or 1)
 
@@ -117,7 +117,9 @@ class Queue:
         return found
 
     def claim_all(self, count: int, node: str = "w", **fields: Any) -> list[Job]:
-        """Claim again and again until there are so many jobs, in the order of the claims."""
+        """Claim repeatedly until there are ``count`` jobs, and return them in the order of the
+        claims.
+        """
         found: list[Job] = []
 
         def look() -> list[Job]:
@@ -126,7 +128,7 @@ class Queue:
 
         return until(look, lambda jobs: len(jobs) == count)
 
-    # --- what the holder says
+    # --- calls of the holder
 
     def ack(self, jobs: Sequence[Job | int], node: str = "w", **fields: Any) -> Any:
         body = self._settled("ack", "acked", jobs, node, fields)
@@ -149,7 +151,7 @@ class Queue:
     def _settled(
         self, verb: str, count: str, jobs: Sequence[Job | int], node: str, fields: dict[str, Any]
     ) -> Any:
-        """The answer, which tells of every seq in the request."""
+        """Return the response, which must account for every seq of the request."""
         asked = numbers(jobs)
         body = ok(self.call(verb, {"node": node, "seqs": asked, **fields}))
         assert {"topic", count, "skipped"} <= set(body), body
@@ -162,14 +164,14 @@ class Queue:
     # --- dead letters
 
     def spend(self, count: int, times: int) -> None:
-        """Deliver the next jobs so often, and give them back each time."""
+        """Deliver the next jobs this number of times, and release them each time."""
         for _ in range(times):
             jobs = self.claim("w", count)
             assert len(jobs) == count
             self.nack(jobs)
 
     def bury(self, count: int) -> None:
-        """Passes that would deliver so many exhausted jobs, until all are moved."""
+        """Make claims until this number of exhausted jobs has been moved."""
         expected = self.counters()["dead_lettered"] + count
 
         def look() -> int:
@@ -178,22 +180,22 @@ class Queue:
 
         assert until(look, lambda found: found >= expected) == expected
 
-    # --- what is to be seen
+    # --- queries
 
     def counters(self) -> dict[str, int]:
         found: dict[str, int] = self.api.state(self.name)["queue"]
         return found
 
     def becomes(self, **expected: int) -> None:
-        """The counters are these, now or soon."""
+        """Wait until the counters have these values."""
         until(self.counters, lambda found: found == counters(**expected))
 
     def live(self) -> list[int]:
-        """The seqs of the jobs log."""
+        """Return the seqs of the jobs in the queue."""
         return seqs(self.api.read(self.name))
 
     def leases(self, **query: object) -> list[Any]:
-        """All leases, through every page."""
+        """Return all leases from all pages."""
         found: list[Any] = []
         asked = dict(query)
         while True:
@@ -211,7 +213,7 @@ class Queue:
 
 
 def claim_body(answer: Answer, name: str, max_jobs: int) -> Any:
-    """The body of a claim's answer, which has the fields of §10.2."""
+    """Return the body of a claim response, which must have the fields of §10.2."""
     body = ok(answer)
     assert {"topic", "claimed", "count", "ready"} <= set(body), body
     jobs = body["claimed"]
@@ -225,7 +227,7 @@ def claim_body(answer: Answer, name: str, max_jobs: int) -> Any:
 
 
 def asking(queue: Queue, **fields: Any) -> bytes:
-    """The bytes of a claim for an hour."""
+    """Return the bytes of a claim with a lease of one hour."""
     body = json.dumps({"node": "w", "lease_ms": HOUR_MS, **fields}).encode()
     return request("POST", f"/v0/topics/{queue.name}/claim", body)
 
@@ -234,22 +236,22 @@ def asking(queue: Queue, **fields: Any) -> bytes:
 
 
 class Claims:
-    """Claims on connections of their own. They are sent at once, one after the other, and answered
-    in threads.
+    """Claims on separate connections. They are sent immediately and in order, and the responses
+    are read in threads.
     """
 
     def __init__(self, queue: Queue, pool: ThreadPoolExecutor) -> None:
         self._queue, self._pool = queue, pool
 
     def start(self, node: str = "w", max_jobs: int = 1, **fields: Any) -> Future[Any]:
-        """A claim whose whole answer is the future's result."""
+        """Send a claim. The result of the future is the complete response."""
         body = json.dumps({"node": node, "max": max_jobs, **fields}).encode()
         wire = Wire(self._queue.api.address, 60)
         wire.send(request("POST", f"/v0/topics/{self._queue.name}/claim", body))
         return self._pool.submit(self._answer, wire, max_jobs)
 
     def start_parked(self, node: str = "w", max_jobs: int = 1, **fields: Any) -> Future[Any]:
-        """A claim that has reached the queue."""
+        """Send a claim and wait until it has reached the queue."""
         future = self.start(node, max_jobs, **fields)
         parked(self._queue)
         return future
@@ -260,7 +262,7 @@ class Claims:
 
 
 def parked(queue: Queue) -> None:
-    """The claims that were sent have reached the queue."""
+    """Wait until the claims that were sent have reached the queue."""
     reached(queue.api, queue.name)
 
 
@@ -271,7 +273,7 @@ def claiming(queue: Queue) -> Iterator[Claims]:
 
 
 def jobs_of(future: Future[Any]) -> list[Job]:
-    """The jobs of a claim in the background."""
+    """Return the jobs of a claim in the background."""
     found: list[Job] = future.result(60)["claimed"]
     return found
 
@@ -301,11 +303,11 @@ class Work(Stream):
         super().__init__(queue.api.address, path, token=token, receive_bytes=receive_bytes)
 
     def jobs(self, count: int, timeout_s: float = TIMEOUT_S) -> list[Job]:
-        """The next ``count`` jobs."""
+        """Return the next ``count`` jobs."""
         return [self.job_of(self.event(JOB, timeout_s=timeout_s)) for _ in range(count)]
 
     def job_of(self, event: SseEvent) -> Job:
-        """The job of an event, which has the fields of §10.8."""
+        """Return the job of an event, which must have the fields of §10.8."""
         job: Job = event.json()
         assert job.pop("topic") == self.topic
         is_a_job(job)
@@ -317,7 +319,7 @@ class Work(Stream):
 
 
 def names_on(base: str, shards: int = 2) -> tuple[str, str]:
-    """Two more names: one on the shard of ``base``, one on another."""
+    """Return two more names: one in the shard of ``base``, one in another."""
     home = shard_of(base, shards)
     candidates = [f"{base}.{number}" for number in range(50)]
     same = next(name for name in candidates if shard_of(name, shards) == home)
@@ -325,7 +327,7 @@ def names_on(base: str, shards: int = 2) -> tuple[str, str]:
 
 
 def fill_the_log(api: Api) -> None:
-    """Enough other writes to seal all small log files so far, on both shards."""
+    """Make enough other writes to seal all current small log files of both shards."""
     for name in names_on("filler"):
         for number in range(60):
             answer = api.append(name, f"{number}" * 4000)
@@ -333,9 +335,9 @@ def fill_the_log(api: Api) -> None:
 
 
 def twins(address: tuple[str, int], base: str, shards: int = 2, **config: Any) -> list[list[str]]:
-    """Queues with the epoch of a queue of another shard, in groups of one epoch; others go.
+    """Return groups of queues in different shards that have the same epoch.
 
-    Clients make them at the same time, each those of one shard.
+    One client per shard creates queues at the same time. Queues without a counterpart are omitted.
     """
     names = [f"{base}.{number}" for number in range(TWINS_TRIED)]
 

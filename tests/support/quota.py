@@ -7,7 +7,7 @@ from topics.engine.shard import ShardEngine
 
 
 class Word:
-    """A count that no other process shares; ``others``: what other shards hold."""
+    """A count that no other process shares. ``others`` is the amount that other shards hold."""
 
     def __init__(self) -> None:
         self.own = self.others = 0
@@ -27,7 +27,9 @@ class Word:
 
 
 class Caps:
-    """Both caps, attached to an engine. ``replayed``: of a shard that is not known yet."""
+    """Both caps, attached to an engine. ``replayed`` is the progress of another shard that is
+    still recovering.
+    """
 
     def __init__(
         self, engine: ShardEngine, max_topics: int = 1000, max_bytes: int = 1 << 40

@@ -1,4 +1,4 @@
-"""An HTTP client that sends exactly the bytes it is given."""
+"""An HTTP client that sends exactly the given bytes."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class Answered:
 
 
 class RawClient:
-    """Speaks HTTP/1.1 as bytes."""
+    """An HTTP/1.1 client that works with bytes."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._buffer = b""
-        self.continued = 0  # interim answers heard
+        self.continued = 0  # number of interim responses
 
     async def say(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
     def put_back(self, data: bytes) -> None:
-        """What was read of the next answer."""
+        """Put back bytes of the next response that were already read."""
         self._buffer = data + self._buffer
 
     async def hear(self, *, method: str = "POST") -> Answered:
-        """The next final answer, of one in chunks the head alone. Fails when the connection ends
-        before it does.
+        """Return the next final response, or only its head if it is chunked. Fail if the
+        connection ends earlier.
         """
         while b"\r\n\r\n" not in self._buffer:
             await self._more()
@@ -78,7 +78,9 @@ class RawClient:
         return await self.hear(method=method)
 
     async def is_closed(self) -> bool:
-        """Waits for the server to close. False when it says something instead."""
+        """Wait for the server to close the connection. Return False if it sends something
+        instead.
+        """
         if self._buffer:
             return False
         try:
@@ -96,7 +98,7 @@ class RawClient:
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-    """One request's bytes; ``content_type=""`` leaves the field out."""
+    """Return the bytes of a request. ``content_type=""`` omits the field."""
     fields = {"host": "localhost"}
     if body:
         fields |= {"content-type": "application/json", "content-length": str(len(body))}

@@ -1,4 +1,4 @@
-"""Shards that were stopped, killed or hurt, and what a start finds of them."""
+"""Shards that were stopped, killed or damaged, and the state after a start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
 
 def frames_of(path: Path) -> list[tuple[int, FrameHeader]]:
-    """``(offset, header)`` of every frame of one file."""
+    """Return ``(offset, header)`` of every frame of one file."""
     file = WalFile.open(path, 0)
     found = []
     position = file.base
@@ -41,7 +41,7 @@ def recovered_state(path: Path, **options: Any) -> dict[str, Any]:
 
 
 def busy_client(path: Path, **options: Any) -> Client:
-    """A shard with a little of everything."""
+    """Return a shard with data of many kinds."""
     client = Client(path, **options)
     client.put("a", durability="fsync")
     client.append("a", 1, 2, 3, key="k1", node="n")

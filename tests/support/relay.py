@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Relay:
-    """Listens on ``address``; what connects there speaks with ``target`` until ``cut``."""
+    """Listen on ``address`` and connect each client with ``target`` until ``cut``."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -34,7 +34,7 @@ class Relay:
         return str(host), int(port)
 
     def cut(self) -> None:
-        """End every connection that is open now; new ones are welcome."""
+        """Close every open connection. New connections are accepted."""
         with self._lock:
             ends, self._open = self._open, []
         for end in ends:

@@ -1,4 +1,4 @@
-"""What the tests of the router calls ask with (§6), and the ends that they make routers between."""
+"""Helpers for router calls (§6), and default ends of routers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from tests.support.api import Answer, Api, ok
 from topics.formats.names import shard_of
 
-# The config of a router of which only the ends are named, without them.
+# The config of a router for which only the ends are specified, without the ends.
 DEFAULTS: dict[str, Any] = {
     "preserve_node": True,
     "preserve_tag": True,
@@ -48,7 +48,7 @@ def listing(api: Api, **query: object) -> Answer:
 
 
 def pages(api: Api, **query: object) -> list[list[Any]]:
-    """The pages of a list, to the last one."""
+    """Return all pages of a list."""
     found: list[list[Any]] = []
     while True:
         page = ok(listing(api, **query))
@@ -64,17 +64,17 @@ def named(routers: Iterable[Any]) -> list[str]:
 
 
 def names(api: Api, **query: object) -> list[str]:
-    """The names of all routers, through every page."""
+    """Return the names of all routers from all pages."""
     return [name for page in pages(api, **query) for name in named(page)]
 
 
 def config_of(body: dict[str, Any]) -> dict[str, Any]:
-    """The config in an answer to PUT or GET: the ends and what `DEFAULTS` has."""
+    """Return the config in a response to PUT or GET: the ends and the members of `DEFAULTS`."""
     return {name: body[name] for name in ("source", "dest", *DEFAULTS)}
 
 
 def chain(api: Api, ends: Iterable[str], **fields: Any) -> list[str]:
-    """New routers from each topic to the next; their names."""
+    """Create a router from each topic to the next and return the names of the routers."""
     made: list[str] = []
     for source, dest in itertools.pairwise(ends):
         made.append(f"{source}->{dest}")
@@ -83,7 +83,7 @@ def chain(api: Api, ends: Iterable[str], **fields: Any) -> list[str]:
 
 
 def names_for(base: str, shards: Sequence[int], count: int = 2) -> list[str]:
-    """Names that begin with ``base``, each on the shard that stands in its place."""
+    """Return names that begin with ``base``, one in each of these shards."""
     found: list[str] = []
     numbers = itertools.count()
     for shard in shards:

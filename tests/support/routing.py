@@ -1,5 +1,5 @@
-"""Shards whose routers forward, and what a test sees of that: the questions that shards ask each
-other, and topics as they stand, without waiting for any router.
+"""Shards whose routers forward. The test sees the calls between shards, and reads topics without
+waiting for routers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from topics.formats.wire.calls import FORWARD, ROUTER_OWNER, ForwardParams
 from topics.storage.wal.log import Wal
 
 WAIT_MAX_S = 20
-FILLERS = "xzy"  # a topic of each shard that no test routes
+FILLERS = "xzy"  # A topic of each shard that no test routes
 
 
 class Asked(NamedTuple):
-    """A question of a shard's service to a shard, its own one too."""
+    """A call from a service of a shard to a shard, which may be the same."""
 
     shard: int
     other: int
@@ -47,13 +47,14 @@ class RoutedShards(Shards):
 
     def __init__(self, folder: Path, nursery: trio.Nursery, count: int = 3) -> None:
         self.asked: list[Asked] = []
-        self.on_ask: Callable[[Asked], bool] = lambda _: True  # False: asked in `ask_now`
+        # False: the call is made in `ask_now`
+        self.on_ask: Callable[[Asked], bool] = lambda _: True
         self._kept: list[tuple[int, Callable[[], None]]] = []
-        self.logged: list[tuple[int, Frame]] = []  # by shard
+        self.logged: list[tuple[int, Frame]] = []  # By shard
         super().__init__(folder, nursery, count, forwards=True)
 
     def start(self, shard: int) -> None:
-        """As `Shards.start`."""
+        """Start a shard, as `Shards.start`."""
         super().start(shard)
         loop = self.loops[shard]
         self._spy(shard, loop.context.peers)
@@ -82,7 +83,7 @@ class RoutedShards(Shards):
         wal.append = spied  # type: ignore[method-assign]
 
     def ask_now(self) -> None:
-        """Ask what was kept back; keep nothing more."""
+        """Make the calls that were held back, and hold back no further calls."""
         self.on_ask = lambda _: True
         kept, self._kept = self._kept, []
         for shard, ask in kept:
@@ -92,20 +93,20 @@ class RoutedShards(Shards):
             context.end_turn()
 
     def go_on(self) -> None:
-        """Deliver what was held back; hold nothing more."""
+        """Deliver the messages that were held back, and hold back no further messages."""
         self.on_message = lambda *_: True
         self.let_go()
 
     def hold_forwards(self, one: int, other: int) -> None:
-        """Hold back what a shard tells another one of forwards: requests one way are answers the
-        other way.
+        """Hold back messages about forwards from one shard to another: requests in one direction,
+        replies in the other.
         """
         self.on_message = lambda *found: found != (one, other, FORWARD.subject)
 
     # Calls
 
     async def make(self, topic: str, **config: Any) -> None:
-        """A topic, or its config."""
+        """Create or configure a topic."""
         params = calls.TopicPutParams(topic, None, 1)
         found = await self.call(
             calls.TOPIC_PUT, params, json_bytes(config), shard=self.shard_of(topic)
@@ -113,14 +114,14 @@ class RoutedShards(Shards):
         assert not isinstance(found, TopicsError), found
 
     async def route(self, *ends: str, **fields: Any) -> None:
-        """Routers "x>y", each named by its ends."""
+        """Create routers "x>y", each named by its ends."""
         for end in ends:
             source, dest = end.split(">")
             found = await self.put(end, source, dest, **fields)
             assert not isinstance(found, TopicsError), found
 
     async def write(self, topic: str, records: Iterable[dict[str, Any]]) -> list[int]:
-        """Append; the seqs."""
+        """Append records and return their seqs."""
         body = json_bytes({"records": [*records]})
         params = calls.AppendParams(topic, None, True, None, 1)
         found = await self.call(calls.APPEND, params, body, shard=self.shard_of(topic))
@@ -135,13 +136,13 @@ class RoutedShards(Shards):
         )
         assert not isinstance(found, TopicsError), found
 
-    # What is there
+    # State
 
     def topic(self, name: str) -> Topic:
         return self.loops[self.shard_of(name)].context.engine.topics[name]
 
     def pages(self, topic: str) -> tuple[list[dict[str, Any]], list[Tombstone]]:
-        """All records of a topic, and the tombstones on the way to them."""
+        """Return all records of a topic, and the tombstones before them."""
         context = self.loops[self.shard_of(topic)].context
         records: list[dict[str, Any]] = []
         tombstones: list[Tombstone] = []
@@ -157,14 +158,14 @@ class RoutedShards(Shards):
             seq = page.next_from_seq
 
     def datas(self, topic: str) -> list[Any]:
-        """The data of all records of a topic, as it stands."""
+        """Return the data of all current records of a topic."""
         return [record["data"] for record in self.pages(topic)[0]]
 
     def router_id(self, name: str) -> int:
         return self.loops[ROUTER_OWNER].context.engine.routers.router(name).id
 
     def worker(self, name: str) -> tuple[Source, Worker]:
-        """The router at its source."""
+        """Return the worker of the router at its source."""
         source = self.loops[ROUTER_OWNER].context.engine.routers.router(name).source
         loop = self.loops[self.shard_of(source)]
         found = loop.services.workers.worker(self.router_id(name))
@@ -172,14 +173,14 @@ class RoutedShards(Shards):
         return found
 
     def reached(self, name: str) -> Derivation | None:
-        """How far the router has come, as its dest has it."""
+        """Return the router's progress as its dest records it."""
         router = self.loops[ROUTER_OWNER].context.engine.routers.router(name)
         known = self.topic(router.dest).derivations
         found = known.get(router.id) if known else None
         return None if found is None else Derivation(*found)
 
     def sent(self, source: str | None = None) -> list[ForwardParams]:
-        """Forwards with copies, or about losses."""
+        """Return the forwards with copies or losses."""
         return [
             each.params
             for each in self.asked
@@ -189,7 +190,7 @@ class RoutedShards(Shards):
         ]
 
     def frames(self, kind: FrameKind) -> list[Frame]:
-        """Those of a kind that went into a log."""
+        """Return the frames of a kind that were written to a log."""
         return [frame for _, frame in self.logged if frame.kind is kind]
 
     # Waiting
@@ -202,7 +203,7 @@ class RoutedShards(Shards):
                 await trio.sleep(0.003)
 
     def is_settled(self) -> bool:
-        """Whether all routers have done what there is."""
+        """Return whether all routers are idle."""
         graph = self.loops[ROUTER_OWNER].context.engine.routers
         for router in graph.by_id.values():
             workers = self.loops[self.shard_of(router.source)].services.workers
@@ -232,7 +233,7 @@ class RoutedShards(Shards):
             await self.until(partial(_is_sealed, topic, topic.head_seq))
 
     async def end_file(self, shard: int) -> None:
-        """The log of a shard goes on in another file."""
+        """Continue the log of a shard in another file."""
         wal = self.loops[shard].context.wal
         wal.rotates_by_blobs = True
         wal.end_file()
@@ -244,5 +245,5 @@ def _is_sealed(topic: Topic, seq: int) -> bool:
 
 
 def named(params: ForwardParams) -> list[int]:
-    """LSN of each run."""
+    """Return the LSN of each run."""
     return [run.lsn for run in decode_runs(params.runs)]

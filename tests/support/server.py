@@ -1,7 +1,7 @@
-"""A real server as a child process: started, found ready, asked to stop, killed.
+"""A real server as a child process: started, polled until ready, stopped, killed.
 
-The server leads a session of its own, so that every process it forks is found by its session id and
-can be killed with it, and so that nothing else ever is.
+The server leads its own session. All its processes are found by the session id and can be killed
+together, and no other process is ever killed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.support.zygote import Forked, Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 30.0
-STOP_S = 20.0  # §8.2: a drain takes at most 10 s; beside it the machine may be busy
+STOP_S = 20.0  # §8.2: a drain takes at most 10 s, and the machine may be busy
 
 
 class Log:
-    """The lines of a process group's stderr. It ends when the last process that holds the pipe is
-    gone.
+    """The lines of the stderr of a process group. The log ends when the last process that holds
+    the pipe has ended.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -60,14 +60,14 @@ class Log:
             return "\n".join(self._lines)
 
     def events(self) -> list[dict[str, Any]]:
-        """Every line that is a JSON object, oldest first."""
+        """Return every line that is a JSON object, oldest first."""
         with self._changed:
             found = [_object(line) for line in self._lines]
         return [event for event in found if event is not None]
 
     def event(self, name: str, timeout_s: float) -> dict[str, Any]:
-        """The first event ``name``, waited for; an AssertionError with the whole log when it does
-        not come.
+        """Wait for the first event ``name`` and return it. Raise an AssertionError with the
+        complete log on timeout.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._first(name) is not None, timeout_s)
@@ -97,14 +97,15 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 class Server:
-    """One server on one data directory; ``start`` may be called again after ``stop`` or ``kill``.
+    """A server on a data directory. ``start`` may be called again after ``stop`` or ``kill``.
 
-    ``env`` holds settings by their short name: ``shards=2`` is ``TOPICS_SHARDS=2``. ``root`` is the
-    checkout that runs.
+    ``env`` contains settings by their short names: ``shards=2`` is ``TOPICS_SHARDS=2``. ``root``
+    is the checkout that is run.
     """
 
-    module = "topics"  # the program that runs
-    zygote: Zygote | None = None  # what forks servers while tests run; without it they are started
+    module = "topics"  # The program that is run
+    # The process that forks servers; without it they are started as programs
+    zygote: Zygote | None = None
 
     def __init__(self, data_dir: Path, **env: object) -> None:
         self.data_dir, self.root = data_dir, ROOT
@@ -143,7 +144,7 @@ class Server:
         return self.host, self.port
 
     def spawn(self) -> Log:
-        """Start the process and wait for nothing."""
+        """Start the process without waiting."""
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")
         }
@@ -170,7 +171,7 @@ class Server:
         return self.log
 
     def start(self, timeout_s: float = START_S) -> None:
-        """Start, learn the address from the log, wait until /v0/ready says 200."""
+        """Start the server, read its address from the log, and wait until /v0/ready returns 200."""
         log = self.spawn()
         try:
             url = urlsplit(str(log.event("listening", timeout_s)["url"]))
@@ -181,17 +182,17 @@ class Server:
             raise
 
     def restart(self, end: str) -> None:
-        """``end``: "stop" or "kill"."""
+        """Stop or kill the server and start it again. ``end`` is "stop" or "kill"."""
         self.stop() if end == "stop" else self.kill()
         self.start()
 
     def again(self, end: str) -> Api:
-        """Restart; a client of what has started."""
+        """Restart the server and return a client."""
         self.restart(end)
         return Api(self.address)
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
-        """Ask /v0/ready until it says 200; readiness announces itself in no other way."""
+        """Poll /v0/ready until it returns 200, because there is no other signal of readiness."""
         deadline = time.monotonic() + timeout_s
         while self.running and time.monotonic() < deadline:
             if self._ready():
@@ -215,18 +216,18 @@ class Server:
         return answer.status == 200
 
     def terminate(self) -> None:
-        """Ask the server to stop, as a service manager does: SIGTERM to the parent only."""
+        """Request a stop, as a service manager does: SIGTERM to the parent only."""
         os.kill(self.pid, signal.SIGTERM)
 
     def stop(self) -> None:
-        """SIGTERM; the server must be gone within ``STOP_S`` with exit code 0, and all its children
+        """Stop the server. It must end within ``STOP_S`` with exit code 0, and all its children
         with it.
         """
         self.terminate()
         self.wait_stopped()
 
     def wait_stopped(self) -> None:
-        """Wait for the end of a stop; AssertionError when it takes too long or the exit code is not
+        """Wait for the end of a stop. Raise an AssertionError on timeout or another exit code than
         0.
         """
         code = self.wait_exit(STOP_S)
@@ -235,7 +236,7 @@ class Server:
         assert code == 0, f"exit code {code} after SIGTERM:\n{self.log_tail}"
 
     def wait_exit(self, timeout_s: float) -> int:
-        """The exit code; a server that does not end is killed and reported."""
+        """Return the exit code. A server that does not end is killed and reported."""
         assert self.process is not None
         assert self.log is not None
         try:
@@ -249,7 +250,7 @@ class Server:
         return code
 
     def kill(self) -> None:
-        """SIGKILL every process of the server and wait until the last is gone."""
+        """Kill every process of the server and wait for their ends."""
         if self.process is None or self.log is None:
             return
         while pids := self.pids():
@@ -271,11 +272,11 @@ class Server:
         return "\n".join(line[:1000] for line in self.logged.splitlines()[-15:])
 
     def pids(self) -> list[int]:
-        """Every living process of the server."""
+        """Return every live process of the server."""
         return [pid for pid in _all_pids() if _session_of(pid) == self.pid]
 
     def roles(self) -> dict[str, int]:
-        """Children by role: ``{"front 0": pid, "shard 0": pid, "shard 1": pid}``."""
+        """Return the children by role: ``{"front 0": pid, "shard 0": pid, "shard 1": pid}``."""
         titles = {pid: _title(pid) for pid in self.pids()}
         roles = {
             title.removeprefix("topics: "): pid
@@ -285,7 +286,7 @@ class Server:
         return {role: pid for role, pid in roles.items() if role.startswith(("front ", "shard "))}
 
     def wait_roles(self, count: int, timeout_s: float = START_S) -> dict[str, int]:
-        """The children, once there are ``count`` of them."""
+        """Wait until there are ``count`` children and return them."""
         deadline = time.monotonic() + timeout_s
         while len(roles := self.roles()) != count:
             assert time.monotonic() < deadline, (
@@ -296,7 +297,7 @@ class Server:
 
     @contextmanager
     def stopped(self, role: str) -> Iterator[None]:
-        """One child stands still. It may be replaced meanwhile."""
+        """Suspend one child. It may be replaced in the meantime."""
         pid = self.roles()[role]
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -306,7 +307,7 @@ class Server:
                 os.kill(pid, signal.SIGCONT)
 
     def replace(self, role: str) -> None:
-        """SIGKILL one child; return when another process has its role and the server is ready."""
+        """Kill one child. Return when another process has its role and the server is ready."""
         old = self.roles()[role]
         kill_one(old)
         deadline = time.monotonic() + START_S
@@ -317,13 +318,13 @@ class Server:
 
 
 class HastyServer(Server):
-    """A server whose long waits take seconds (`tests.support.hasty`)."""
+    """A server whose long timeouts take seconds (`tests.support.hasty`)."""
 
     module = "tests.support.hasty"
 
 
 def kill_one(pid: int) -> None:
-    """SIGKILL; a process that has just gone is fine."""
+    """Kill a process. It is no error if the process has already ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -331,7 +332,9 @@ def kill_one(pid: int) -> None:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory, shared memory included; not pages of files, which are the kernel's cache."""
+    """Return the resident memory, including shared memory but not pages of files, which are the
+    kernel's cache.
+    """
     held = re.findall(
         r"^Rss(?:Anon|Shmem):\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
     )
@@ -340,7 +343,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def open_files(pid: int) -> int:
-    """How many file descriptors the process holds."""
+    """Return the number of open file descriptors of the process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
@@ -363,7 +366,7 @@ def _all_pids() -> list[int]:
 
 
 def _session_of(pid: int) -> int | None:
-    """The session id, or None for a process that is gone or only waits to be reaped."""
+    """Return the session id, or None for a process that has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

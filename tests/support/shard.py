@@ -1,5 +1,5 @@
-"""A shard's actor without processes: messages are put into its router, and the test is the log's
-writer.
+"""The actor of a shard without processes: the test puts messages into its router and plays the
+log's writer.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
-TS_MAX = 1 << 62  # of records in memory
+TS_MAX = 1 << 62  # Of records in memory
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS, batch_records=20_000, routers=0, topics=0, total_bytes=0
 )
 
 
 class Log:
-    """Stands for a `Wal`. Nothing is written before `write`, nothing synced before `sync`;
-    ``groups`` is what was handed over.
+    """A replacement for `Wal`. Nothing is written before `write`, and nothing is synced before
+    `sync`. ``groups`` has the submitted groups.
 
-    With ``at_once`` it writes what it may in `flush`.
+    With ``at_once`` it writes short groups in `flush`.
     """
 
     def __init__(self, folder: Path) -> None:
         (folder / "blob").mkdir(parents=True, exist_ok=True)
         self.blobs = BlobStore(folder / "blob")
         self.frames: dict[int, Frame] = {}
-        self.groups: list[tuple[int, bool]] = []  # end, sync
+        self.groups: list[tuple[int, bool]] = []  # End, sync
         self.next_lsn = self.written = self.synced_lsn = 0
         self.failed: OSError | None = None
         self.folder, self.short_of_room = folder, False
@@ -57,10 +57,10 @@ class Log:
         self._start = 0
         self._done: list[Progress] = []
 
-    # What the actor calls
+    # Called by the actor
 
     def hold_together(self, length: int) -> None:
-        """There is one file."""
+        """Do nothing, because there is one file."""
 
     def append(self, frame: Frame) -> int:
         lsn = self.next_lsn
@@ -114,17 +114,17 @@ class Log:
         return self.frames[locator].record_count
 
     def forget_asked(self) -> None:
-        """Nothing is mapped."""
+        """Do nothing, because nothing is mapped."""
 
-    # What the test calls
+    # Called by the test
 
     def write(self) -> None:
-        """Everything handed over is in the kernel's hands."""
+        """Report everything submitted as written."""
         self.written = self._start
         self._done.append(Progress(self.written, self.synced_lsn, 1.5, 0.0))
 
     def sync(self) -> None:
-        """Everything handed over is on the disk."""
+        """Report everything submitted as synced."""
         self.written = self.synced_lsn = self._start
         self._done.append(Progress(self.written, self.synced_lsn, 1.5, 2.5))
 
@@ -133,7 +133,7 @@ class Log:
 
 
 class Desk:
-    """One session of a front with a shard's actor; an answer has the number of its request."""
+    """A session of a front with the actor of a shard. A reply has the number of its request."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Desk:
         engine: ShardEngine | None = None,
         shard: Any = None,
     ) -> None:
-        """``shard``: a whole one, with a log and a disk of its own."""
+        """Set up the actor. ``shard`` is a complete shard with its own log and disk."""
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
         board = Board(1)
@@ -158,24 +158,25 @@ class Desk:
                 absorbed=[],
                 unwritten_frames=[],
             )
-            # Else a test that stands still for a second has an append wait for a reservation.
+            # Otherwise an append would wait for a reservation after a suspension of the test for a
+            # second.
             table = self.engine.table
             table.reserved_ts = table.reserving_ts = TS_MAX
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery
         self.time = trio.CancelScope()
         nursery.start_soon(self._follow_time)
-        while self.loop.inbox.count:  # the shard tells itself of its routers
+        while self.loop.inbox.count:  # The shard sends itself messages about its routers
             self.loop.turn()
         self.commits = self.loop.commits
         self.wire = Wire()
         self.session = self.loop.open_session("front-0", self.wire)
-        while self.loop.inbox.count:  # what the shard tells itself at its start
+        while self.loop.inbox.count:  # Messages that the shard sends itself at its start
             self.loop.turn()
         self._cid = 0
-        self._asked: dict[int, Call[Any, Any]] = {}  # of which kind each request was
+        self._asked: dict[int, Call[Any, Any]] = {}  # The call of each request
 
-    # Requests; each gives its number. Nothing goes to the log before `flush`.
+    # Requests. Each returns its number. Nothing is written to the log before `flush`.
 
     async def _follow_time(self) -> None:
         with self.time:
@@ -193,7 +194,7 @@ class Desk:
     def append_many(
         self, topic: str, *bodies: dict[str, Any] | bytes, with_seqs: bool = True
     ) -> int:
-        """Appends to one topic in one message, each as a document or as raw bytes."""
+        """Send several appends to one topic in one message, each as a document or as raw bytes."""
         raw = [body if isinstance(body, bytes) else json_bytes(body) for body in bodies]
         lengths = [len(body) for body in raw]
         params = calls.AppendParams(topic, None, with_seqs, None, time.monotonic_ns(), lengths)
@@ -216,11 +217,11 @@ class Desk:
         return self.ask(calls.DIFF, params, json_bytes(asked))
 
     def cancel(self, cid: int) -> None:
-        """The front's client has gone."""
+        """Cancel a call, as when the front's client has disconnected."""
         self.tell(calls.CALL_CANCELLED, calls.CallCancelledParams(cid))
 
     def ask(self, call: Call[P, R], params: P, body: bytes = b"") -> int:
-        """A request of the front; its number."""
+        """Make a request of the front and return its number."""
         self._cid += 1
         self._asked[self._cid] = call
         payload = encode_request(self._cid, call.method, params)
@@ -230,7 +231,7 @@ class Desk:
         return self._cid
 
     def tell(self, event: Event[P], params: P) -> None:
-        """An event of the front."""
+        """Send an event of the front."""
         payload = encode_notification(event.method, params)
         frame = Message(9999, 0, event.subject, payload, b"")
         self.loop.handle(self.session, frame)
@@ -252,13 +253,13 @@ class Desk:
         return self.advance()
 
     def advance(self) -> OSError | None:
-        """Commit what the log has reached; the turn ends when the tasks that are ready have run."""
+        """Commit what the log has reached. The iteration ends when the ready tasks have run."""
         error = self.commits.advance()
         self.loop.deadlines.wake()
         return error
 
     def failed(self, error: OSError) -> OSError | None:
-        """The writer says so, and the actor's loop does what it does then."""
+        """Report an error of the writer, and do what the loop of the actor does then."""
         self.flush()
         self.log.fail(error)
         found = self.commits.advance()
@@ -267,28 +268,26 @@ class Desk:
         return found
 
     def make(self, topic: str, **config: Any) -> None:
-        """A topic that is there before the test begins."""
+        """Create a topic before the test begins."""
         self.put(topic, **config)
         self.synced()
         self.answers()
 
-    # Answers
+    # Replies
 
     def answers(self) -> list[tuple[int, int | str]]:
-        """Those that went out since the last call: number and status, or number and the error's
-        code.
-        """
+        """Return the replies since the last call: number and status, or number and error code."""
         return [
             (number, answer.get("code") or answer["status"]) for number, answer in self.bodies()
         ]
 
     def bodies(self) -> list[tuple[int, dict[str, Any]]]:
-        """The same with the whole answer."""
+        """Return the replies since the last call with their bodies."""
         return [self._read(frame) for frame in self.wire.take()]
 
     def batches(self) -> list[tuple[int, list[dict[str, Any]]]]:
-        """Answers to append messages: the number of each, and its answers in their order; one that
-        failed has a ``code``.
+        """Return the replies to append messages: the number of each, and its results in order. A
+        failed request has a ``code``.
         """
         return [_read_batch(frame) for frame in self.wire.take()]
 
@@ -301,11 +300,11 @@ class Desk:
             _, (body,) = _read_batch(frame)
         else:
             body = msgspec.json.decode(bytes(frame.attachment))
-        # The status that a front makes of it.
+        # The status that a front derives from it.
         return answer.cid, {"status": 201 if body.get("created") else 200} | body
 
     def seqs(self, topic: str) -> list[int]:
-        """What a reader sees now."""
+        """Return the seqs that a reader sees now."""
         self.diff(topic, limit=1000)
         ((_, page),) = self.bodies()
         return [record["$seq"] for record in page["records"]]

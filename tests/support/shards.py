@@ -1,5 +1,7 @@
-"""Several whole shards in one process: real logs, loops that run, and sessions that a test can hold
-up or end. A message goes from one loop's outbox into the other's inbox.
+"""Several complete shards in one process: real logs, running loops, and sessions that a test can
+delay or end.
+
+A message moves from the outbox of one loop to the inbox of another.
 """
 
 from __future__ import annotations
@@ -42,17 +44,17 @@ StatsCall = InboundMessage[RouterStatsParams, RouterStats]
 
 
 class FakeRegistry:
-    """What a shard does with its routers, without forwarding anything."""
+    """The registry of a shard's routers, without forwarding."""
 
     def __init__(self, loop: ShardLoop) -> None:
         self.rows: dict[int, RouterRow] = {}
-        self.totals: dict[int, int] = {}  # what a router has forwarded, by its id
+        self.totals: dict[int, int] = {}  # By id, the number of records that a router has forwarded
         self.messages: list[RouterSyncParams] = []
         self.failure: Exception | None = None
         self._loop, context = loop, loop.context
         self._topics, self._shard_of = context.engine.topics, context.peers.shard_of
         self._shard = context.engine.table.shard
-        loop.services.registry.is_told = True  # that one is told nothing
+        loop.services.registry.is_told = True  # The real registry receives no messages
         context.routers_of = lambda topic: any(
             topic in (row.source, row.dest) for row in self.rows.values()
         )
@@ -98,7 +100,7 @@ class FakeRegistry:
 
 
 class Pipe:
-    """One end of a session: what it sends arrives at the other end."""
+    """One end of a session. Messages that it sends arrive at the other end."""
 
     peer: Pipe
     session: LinkSession
@@ -123,19 +125,21 @@ class Pipe:
         self._put(Message(self.message_id, ERROR, "", payload, b""))
 
     def release(self, message: Message) -> None:
-        """No message is in shared memory."""
+        """Do nothing, because no message is in shared memory."""
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
-        """No message is in shared memory."""
+        """Do nothing, because no message is in shared memory."""
 
     def _put(self, message: Message) -> None:
         self._shards.carry(self, message)
 
 
 class Shards:
-    """Shards with links. ``on_message(from, to, subject)`` sees each message between two shards;
-    one for which it gives False is held back until `let_go`. With ``forwards`` the routers forward.
-    The last ones, ``late``, are not started yet.
+    """Shards with links.
+
+    ``on_message(from, to, subject)`` is called for each message between two shards. If it returns
+    False, the message is held back until `let_go`. With ``forwards`` the routers forward. The last
+    ``late`` shards are not started at first.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class Shards:
         self.loops: dict[int, ShardLoop] = {}
         self.registries: dict[int, FakeRegistry] = {}
         self.on_message: Callable[[int, int, str], bool] = lambda *_: True
-        self.caller = 1  # stands for a front
+        self.caller = 1  # The shard that makes calls for a front
         self._held: list[tuple[Pipe, Message]] = []
         self._pipes: dict[tuple[int, int], Pipe] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
@@ -168,7 +172,7 @@ class Shards:
             self.start(shard)
 
     def start(self, shard: int) -> None:
-        """A process of this shard begins; its sessions with the others open."""
+        """Start the process of this shard, and open its sessions with the others."""
         data = recover(
             self.folder, shard, self.count, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20
         )
@@ -190,7 +194,7 @@ class Shards:
         ended.set()
 
     def connect(self, one: int, other: int) -> None:
-        """A session between two shards opens, at both ends."""
+        """Open a session between two shards at both ends."""
         ends = Pipe(self, one, other), Pipe(self, other, one)
         ends[0].peer, ends[1].peer = ends[1], ends[0]
         for end in ends:
@@ -201,7 +205,7 @@ class Shards:
             self.loops[end.own].context.peers.add(end.other, end.session)
 
     def disconnect(self, one: int, other: int) -> None:
-        """Their session ends; what was under way is lost."""
+        """End their session. Messages in flight are lost."""
         for pair in ((one, other), (other, one)):
             pipe = self._pipes.pop(pair, None)
             if pipe is not None:
@@ -209,7 +213,7 @@ class Shards:
                 pipe.session.close()
 
     async def kill(self, shard: int) -> None:
-        """The process of this shard ends; the kernel has what its log was given."""
+        """End the process of this shard. The kernel keeps the data that the log has written."""
         self._scopes.pop(shard).cancel()
         for other in list(self.loops):
             self.disconnect(shard, other)
@@ -231,7 +235,7 @@ class Shards:
             self._deliver(pipe, message)
 
     def let_go(self) -> None:
-        """What was held back arrives."""
+        """Deliver the messages that were held back."""
         held, self._held = self._held, []
         for pipe, message in held:
             self._deliver(pipe, message)
@@ -241,12 +245,12 @@ class Shards:
         loop.inbox.put(pipe.peer.session, [message])
         loop.deadlines.wake()
 
-    # Calls, as a front makes them
+    # Calls, made as a front does
 
     async def call(
         self, call: Call[Any, Any], params: Any, body: bytes = b"", shard: int = ROUTER_OWNER
     ) -> Any:
-        """The JSON of the answer, or its result where it has none, or the failure."""
+        """Return the JSON of the reply, or its result if it has no body, or the failure."""
         caller = self.caller
         if caller not in self.loops or not self.loops[caller].context.peers.is_there(shard):
             caller = shard
@@ -303,7 +307,7 @@ class Shards:
         params = calls.AppendParams(topic, None, True, None, 1)
         return await self.call(calls.APPEND, params, body, shard=self.shard_of(topic))
 
-    # What is there
+    # State
 
     def shard_of(self, topic: str) -> int:
         return self.loops[next(iter(self.loops))].context.peers.shard_of(topic)
@@ -314,7 +318,7 @@ class Shards:
         return [*self.loops[ROUTER_OWNER].context.engine.routers.names("", None)]
 
     def ends_agree(self) -> bool:
-        """Whether each shard knows just the routers that have an end there."""
+        """Return whether each shard knows exactly the routers with an end in it."""
         graph = self.loops[ROUTER_OWNER].context.engine.routers
         return all(
             sorted(registry.rows)
@@ -327,7 +331,7 @@ class Shards:
         )
 
     async def agree(self) -> None:
-        """Wait until they do."""
+        """Wait until `ends_agree` returns true."""
         with trio.fail_after(10):
             while True:
                 if self.ends_agree():

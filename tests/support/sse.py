@@ -1,9 +1,8 @@
-"""What the tests watch with: a reader of event streams on a raw socket, which keeps every byte that
-came (§7.2).
+"""A reader of event streams on a raw socket, which keeps every received byte (§7.2).
 
-``Decoder`` follows the event stream grammar of the HTML standard, not this server's habits: any of
-the three line ends, one space after the colon, several ``data`` lines. A `SseEvent` is
-what stands between two empty lines; comments alone are one, too.
+``Decoder`` follows the event stream grammar of the HTML standard, not the habits of this server:
+any of the three line ends, one space after the colon, several ``data`` lines. A `SseEvent` is the
+text between two empty lines, even if it consists of comments only.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ LINE_END = re.compile(rb"\r\n|\n|\r")
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One event. ``event``, ``id``, ``data`` and ``retry`` are None where no such line came;
-    ``lines`` are all lines as they came.
+    """One event. ``event``, ``id``, ``data`` and ``retry`` are None if there was no such line.
+    ``lines`` are all lines as received.
     """
 
     lines: tuple[bytes, ...]
@@ -56,7 +55,7 @@ class SseEvent:
 
 
 def parsed(lines: Iterable[bytes]) -> SseEvent:
-    """The event that these lines make."""
+    """Return the event of these lines."""
     found: dict[str, list[str]] = {}
     kept = tuple(lines)
     for line in kept:
@@ -70,11 +69,11 @@ def parsed(lines: Iterable[bytes]) -> SseEvent:
 
 
 class Decoder:
-    """Bytes to events. An event that no empty line has ended is never given out."""
+    """Decode bytes to events. An event without a final empty line is never returned."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._scanned = 0  # no line ends before here
+        self._scanned = 0  # No line ends before this offset
         self._lines: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[SseEvent]:
@@ -83,7 +82,7 @@ class Decoder:
         at = 0
         for end in list(LINE_END.finditer(self._buffer, self._scanned)):
             if end.end() == len(self._buffer) and end.group() == b"\r":
-                break  # its \n may still come
+                break  # Its \\n may follow
             line, at = bytes(self._buffer[at : end.start()]), end.end()
             if line:
                 self._lines.append(line)
@@ -100,7 +99,7 @@ class Decoder:
 
 
 class Unchunk:
-    """Takes chunked framing off, however the bytes are cut."""
+    """Remove chunked framing from bytes in any fragments."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -129,8 +128,8 @@ class Unchunk:
 
 
 class Stream(Wire):
-    """One open stream. ``raw_head`` has the exact bytes of status line and headers, ``blocks``
-    everything so far, comments included.
+    """An open stream. ``raw_head`` has the exact bytes of status line and headers, ``blocks`` all
+    received events and comments.
     """
 
     def __init__(
@@ -178,19 +177,19 @@ class Stream(Wire):
             self._unchunk = Unchunk()
 
     def leave(self) -> None:
-        """Hang up, and wait until the server has ended the stream. After `close` it may still send
-        into the dead connection.
+        """Close the stream and wait until the server has ended it. After `close`, the server may
+        still send into the dead connection.
         """
         self.socket.shutdown(socket.SHUT_WR)
         self.socket.settimeout(self._timeout_s)
         while self._receive():
             pass
 
-    # --- events, as they come
+    # --- received events
 
     def block(self, timeout_s: float | None = None) -> SseEvent:
-        """The next event of any kind; TimeoutError when none comes, EOFError when the stream has
-        ended.
+        """Return the next event of any kind. Raise TimeoutError if none arrives, EOFError if the
+        stream has ended.
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         while self._taken == len(self.blocks):
@@ -218,9 +217,11 @@ class Stream(Wire):
         return self._unchunk is not None and self._unchunk.ended
 
     def event(self, *names: str, timeout_s: float | None = None) -> SseEvent:
-        """The next event that has data; heartbeats and ``retry`` are passed over. It must be one of
-        ``names`` if any are given; unless these have errors, so is word of pressure (§7.5), which a
-        busy machine brings at any time and which ends nothing.
+        """Return the next event that has data, and skip heartbeats and ``retry``.
+
+        It must be one of ``names`` if any are given. Unless these include errors, reports of
+        pressure (§7.5) are skipped too, because a busy machine causes them at any time and they do
+        not end the stream.
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         while True:
@@ -231,7 +232,7 @@ class Stream(Wire):
         return event
 
     def events(self) -> Iterator[SseEvent]:
-        """Every event with data up to the end of the stream."""
+        """Yield every event with data up to the end of the stream."""
         while True:
             try:
                 yield self.event()
@@ -239,17 +240,17 @@ class Stream(Wire):
                 return
 
     def quiet(self, seconds: float) -> None:
-        """No event with data comes for so long."""
+        """Check that no event with data arrives in this time."""
         try:
             event = self.event(timeout_s=seconds)
         except TimeoutError:
             return
         raise AssertionError(f"silence expected, got {str(event)[:500]}")
 
-    # --- what they say
+    # --- contents of events
 
     def told(self, topics: Iterable[str]) -> Told:
-        """Everything up to the moment when each of ``topics`` has been caught up once."""
+        """Return everything up to the moment when each of ``topics`` has been caught up once."""
         told = Told()
         waiting = set(topics)
         while waiting:
@@ -260,8 +261,8 @@ class Stream(Wire):
         return told
 
     def records(self, count: int, *, timeout_s: float | None = None) -> list[Any]:
-        """The next ``count`` records of all topics; caught-up events in between are passed over,
-        other events fail.
+        """Return the next ``count`` records of all topics. Skip caught-up events, and fail on any
+        other event.
         """
         told = Told()
         while len(told.records) < count:
@@ -272,7 +273,7 @@ class Stream(Wire):
 
 @dataclass(slots=True)
 class Told:
-    """What a stretch of a stream says."""
+    """The contents of a part of a stream."""
 
     events: list[SseEvent] = field(default_factory=list)
     records: list[Any] = field(default_factory=list)
@@ -289,7 +290,7 @@ class Told:
             self.tombstones.append(body)
 
     def of(self, name: str) -> list[Any]:
-        """The bodies of all events of this kind."""
+        """Return the bodies of all events of this kind."""
         return [event.json() for event in self.events if event.event == name]
 
     def data(self, topic: str | None = None) -> list[Any]:
@@ -305,12 +306,12 @@ class Told:
 
 
 def encoded(cursor: Any) -> str:
-    """The composite id of a cursor map."""
+    """Return the composite id of a cursor map."""
     return base64.urlsafe_b64encode(json.dumps(cursor).encode()).rstrip(b"=").decode()
 
 
 def decoded(text: str) -> dict[str, int]:
-    """The cursor map of a composite id; fails on padding and on any other alphabet."""
+    """Return the cursor map of a composite id. Fail on padding and on any other alphabet."""
     assert re.fullmatch("[A-Za-z0-9_-]+", text), f"not base64url without padding: {text!r}"
     cursor = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     assert isinstance(cursor, dict), cursor
@@ -319,19 +320,19 @@ def decoded(text: str) -> dict[str, int]:
 
 
 def session(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> Any:
-    """The answer of POST /v0/watch; names without options are watched from the start."""
+    """Return the response of POST /v0/watch. Topics without options are watched from the start."""
     chosen = topics if isinstance(topics, dict) else {topic: {} for topic in topics}
     return ok(api.call("POST", "/v0/watch", {"topics": chosen, **fields}))
 
 
 def watch(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> Stream:
-    """A new session and its open stream."""
+    """Create a session and return its open stream."""
     return Stream(api.address, session(api, topics, **fields)["stream_url"])
 
 
 def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
-    """The answer to a GET that must open no stream: one that opens fails at once, for it would
-    never end.
+    """Return the response to a GET that must not open a stream. Fail immediately if it opens one,
+    because that would never end.
     """
     with Wire(address) as wire:
         wire.send(request("GET", path, None, *headers))
@@ -350,7 +351,7 @@ def seqs(records: list[Any]) -> list[int]:
 
 
 def stone(told_or_body: Any, reason: str) -> tuple[int, int]:
-    """Both ends of a gap, whose event must have the fields of §7.2."""
+    """Return both ends of a gap, whose event must have the fields of §7.2."""
     assert STONE <= set(told_or_body) <= STONE | {"missed_estimate", "epoch"}, told_or_body
     assert told_or_body["reason"] == reason, told_or_body
     return told_or_body["gap_from"], told_or_body["gap_to"]

@@ -1,11 +1,10 @@
-"""Stops of processes: a plugin that makes any machine a loaded one.
+"""A plugin that suspends processes, so that any machine behaves like a loaded one.
 
     python -m pytest -p tests.support.stops -n 4 tests/contract
 
-While tests run, one process after the other, the tests' own or one that they have started, stands
-still for a moment (SIGSTOP), as it does on a machine with more to do than cores. No stop is as long
-as a heartbeat may be away. So what fails here and not without the plugin bounds a time that it does
-not control.
+While tests run, one process after another (of the tests, or started by them) is suspended for a
+moment with SIGSTOP, as happens on a machine with more work than cores. No stop is as long as the
+heartbeat timeout. A test that fails only with this plugin limits a time that it does not control.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STOPPER = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):
-        return  # the workers of xdist each come here
+        return  # Each worker of xdist calls this function
     command = [sys.executable, "-m", __name__, str(os.getpid())]
     config.stash[STOPPER] = subprocess.Popen(command, start_new_session=True)
 
@@ -41,7 +40,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def parent_of(pid: int) -> tuple[int, str]:
-    """The parent's pid and the state; 0 for a process that is gone."""
+    """Return the parent's pid and the state, or 0 for a process that has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -51,7 +50,9 @@ def parent_of(pid: int) -> tuple[int, str]:
 
 
 def family_of(root: int) -> list[int]:
-    """The process and its descendants, but this one and what is stopped already or has ended."""
+    """Return the process and its descendants, without this process and those that are stopped or
+    have ended.
+    """
     parents = {
         int(entry.name): parent_of(int(entry.name))
         for entry in Path("/proc").iterdir()
@@ -65,7 +66,7 @@ def family_of(root: int) -> list[int]:
 
 
 def stop(pid: int, for_s: float) -> None:
-    """Let the process stand still."""
+    """Suspend the process for this time."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:
@@ -77,7 +78,7 @@ def stop(pid: int, for_s: float) -> None:
 
 
 def main(root: int) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # nothing is left standing still
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # No process remains suspended
     dice = random.Random(root)
     with Path(TOLD).open("a", buffering=1) as told:
         while parent_of(root)[0]:

@@ -1,4 +1,4 @@
-"""Streamed appends whose writes a test holds up."""
+"""Streamed appends whose writes a test holds back."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 LONG = 4000
 
 
-PADDING = ["x" * 100] * 60  # more than LONG
+PADDING = ["x" * 100] * 60  # More than LONG
 
 
 async def pass_on() -> None:
-    """Let others run, threads too: who looks all the time keeps the interpreter from them."""
-    time.sleep(0.0005)  # noqa: ASYNC251 - whatever clock trio has
+    """Let other tasks and threads run. A tight polling loop would keep the interpreter from other
+    threads.
+    """
+    time.sleep(0.0005)  # noqa: ASYNC251 - with any clock of trio
     await trio.lowlevel.checkpoint()
 
 
 class Held:
-    """Holds every write to a blob, or to memory, until opened; the writes wait in threads."""
+    """Hold back every write to a blob or to memory until opened. The writes wait in threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = 0
-        self.after: dict[int, OSError] = {}  # what to raise at the n-th write
+        self.after: dict[int, OSError] = {}  # The error to raise at the n-th write
         self._opened = False
         for where, name in ((blobs, "write_all"), (MemorySink, "write")):
             monkeypatch.setattr(where, name, self._holding(getattr(where, name)))
@@ -67,7 +69,9 @@ def body(datas: Iterable[Any], **fields: Any) -> bytes:
 
 
 async def until(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
-    """Let the log sync and the tasks run until these are answered; all answers in order of time."""
+    """Sync the log and run the tasks until these requests have replies. Return all replies in
+    order of time.
+    """
     found: dict[int, dict[str, Any]] = {}
     with trio.fail_after(20):
         while not set(numbers) <= set(found):
@@ -78,7 +82,7 @@ async def until(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
 
 
 async def held_up(desk: Desk, held: Held, writes: int = 1) -> None:
-    """Until so many blobs wait in their first write."""
+    """Wait until this number of blobs waits in their first write."""
     with trio.fail_after(20):
         while held.reached < writes:
             desk.synced()

@@ -1,4 +1,4 @@
-"""Reads the tables in docstrings, so that a test can compare them with the code."""
+"""Read the tables in docstrings, so that a test can compare them with the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 
 
 def table(doc: str, after: str) -> list[dict[str, str]]:
-    """Rows of the first table behind the text ``after``, each by the names in the table's head.
+    """Return the rows of the first table after the text ``after``, each by the names in the head
+    of the table.
 
     Columns are at least two spaces apart. A column ends where the next one begins.
     """
@@ -29,7 +30,9 @@ def table(doc: str, after: str) -> list[dict[str, str]]:
 
 
 def byte_rows(doc: str, after: str) -> list[tuple[int, int, str]]:
-    """``(offset, size, field)`` of a byte table; each row begins where the row before it ends."""
+    """Return ``(offset, size, field)`` of a byte table. Each row must begin where the previous one
+    ends.
+    """
     rows = [(int(row["offset"]), int(row["size"]), row["field"]) for row in table(doc, after)]
     end = 0
     for offset, size, field in rows:

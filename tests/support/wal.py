@@ -1,4 +1,4 @@
-"""A log on a real directory, driven without a loop: its frames, and how far it was written."""
+"""A log on a real directory, driven without a loop: its frames and its progress."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOM = FILE_BYTES - FILE_HEADER_BYTES
 
 
 def frame(size: int = 100, seq: int = 1) -> Frame:
-    """An APPEND frame whose body is one table entry and ``size`` bytes of blob."""
+    """Return an APPEND frame whose body is one table entry and ``size`` bytes of blob."""
     return Frame(
         FrameKind.APPEND,
         1,
@@ -50,7 +50,7 @@ def frame(size: int = 100, seq: int = 1) -> Frame:
 
 
 class Log(Wal):
-    """A log whose reports are taken one at a time."""
+    """A log whose progress reports are taken one at a time."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ def hand_over(wal: Log, *frames: Frame, sync: bool = False) -> Progress:
 
 
 def frames_on_disk(folder: Path) -> list[FrameHeader]:
-    """Every frame of every file, in order; the log must be without a hole."""
+    """Return every frame of every file in order. The log must not have a hole."""
     found: list[FrameHeader] = []
     lsn = 0
     for path in sorted(folder.glob("*.wal")):
@@ -122,7 +122,9 @@ def frames_on_disk(folder: Path) -> list[FrameHeader]:
 
 
 class Gate:
-    """Holds the writer's threads inside their next sync until opened; the loop makes none."""
+    """Hold the threads of the writer inside their next sync until opened. The loop makes
+    no syncs.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._open = threading.Event(), threading.Event()
@@ -144,7 +146,9 @@ class Gate:
 
 
 def sync_by(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> None:
-    """Whatever the syncs take, the loop makes those that it may, or the thread makes all."""
+    """Let the loop make all syncs that it may, or let the thread make all, regardless of their
+    durations.
+    """
     monkeypatch.setattr(SyncPace, "is_cheap", lambda *_: loop)
 
 
@@ -155,7 +159,7 @@ def at_once(wal: Log, *frames: Frame) -> Progress | None:
 
 
 def leave_room(patch: pytest.MonkeyPatch, size: int) -> None:
-    """A disk with so much room, which says so and does not give it."""
+    """Simulate a disk that reports this much free space and fails allocations."""
     patch.setattr(
         os,
         "statvfs",

@@ -1,4 +1,4 @@
-"""Streams of WebSocket frames for Hypothesis, well-formed and broken, and their events as
+"""Well-formed and broken streams of WebSocket frames for Hypothesis, and their events as
 `FrameReader` returns them.
 """
 
@@ -48,14 +48,16 @@ CLOSES = st.one_of(
 
 
 def frame(first: int, payload: bytes = b"", key: bytes = KEY) -> bytes:
-    """A client's frame with these bits in its first byte."""
+    """Return a client's frame with these bits in its first byte."""
     opcode, rsv = first & 0x0F, first & 0x70
     return frame_bytes(opcode, payload, fin=first >= 0x80, rsv=rsv, mask=key)
 
 
 @st.composite
 def pieces_of_a_message(draw: st.DrawFn) -> bytes:
-    """A message in fragments, control frames between them; some have no end or no start."""
+    """Draw a message in fragments with control frames between them. Some messages lack their end
+    or their start.
+    """
     opcode = draw(st.sampled_from([1, 1, 2, 0]))
     parts = draw(
         st.lists(
@@ -95,7 +97,9 @@ STREAMS = st.lists(FRAMES, max_size=8).map(b"".join)
 def events_of(
     stream: bytes, cuts: Iterable[int] = (), max_message_bytes: int = MAX_BYTES
 ) -> list[Frame | Close]:
-    """The frames of a stream that arrives cut at these offsets, and the failure that closes it."""
+    """Return the frames of a stream that is split at these offsets, and the failure that closes
+    it.
+    """
     reader, found = FrameReader(max_message_bytes), list[Frame | Close]()
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     for start, end in pairwise(bounds):
@@ -104,5 +108,5 @@ def events_of(
 
 
 def byte_by_byte(stream: bytes, max_message_bytes: int = MAX_BYTES) -> list[Frame | Close]:
-    """Likewise, if each byte arrives alone."""
+    """Return the events if each byte arrives alone."""
     return events_of(stream, range(len(stream)), max_message_bytes)

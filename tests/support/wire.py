@@ -1,5 +1,5 @@
-"""A transport for tests: real bytes, no ring. What one side sends is decoded again before the other
-side sees it.
+"""A transport for tests with real bytes but no ring. Each message is decoded again before the
+other side receives it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ BY_SUBJECT: dict[str, Any] = {row.subject: row for row in TABLE}
 def encode(
     message_id: int, subject: str, payload: bytes, attachment: Any = b"", flags: int = 0
 ) -> bytes:
-    """A whole message as it stands in a ring."""
+    """Return a complete message as it is stored in a ring."""
     return encode_head(message_id, subject, payload, len(attachment), flags) + bytes(attachment)
 
 
 def arrived(
     message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int
 ) -> Message:
-    """The message as its receiver decodes it."""
+    """Return the message as its receiver decodes it."""
     (message,) = Assembler().feed(encode(message_id, subject, payload, attachment, flags))
     return message
 
@@ -70,7 +70,7 @@ def encode_refusal(code: int, message: str, about: int) -> bytes:
 
 
 class FakeBlock(ArenaBlock):
-    """Stands for memory that was reserved in an arena."""
+    """A replacement for memory that was reserved in an arena."""
 
     def __init__(self) -> None:
         self.freed = 0
@@ -81,7 +81,7 @@ class FakeBlock(ArenaBlock):
 
 @dataclass
 class Wire:
-    """One direction. ``sent`` is what has gone out and was not taken yet."""
+    """One direction. ``sent`` has the messages that were sent and not taken yet."""
 
     sent: list[Message] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Wire:
         self.released.append(message.message_id)
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
-        """No session waits for memory here."""
+        """Do nothing, because no session waits for memory here."""
 
     def _put(
         self, subject: str, payload: bytes, attachment: bytes, flags: int, message_id: int | None
@@ -124,8 +124,8 @@ class Wire:
         return taken
 
     def answers(self) -> list[dict[str, Any]]:
-        """What went out, as readable maps: the envelope's kind and fields, with the subject it went
-        under.
+        """Return the sent messages as readable maps: kind and fields of the envelope, with the
+        subject.
         """
         return [readable(message) for message in self.take()]
 
@@ -137,14 +137,14 @@ def readable(message: Message) -> dict[str, Any]:
 
 
 def payload_for(subject: str) -> bytes:
-    """A payload that is valid under the subject."""
+    """Return a payload that is valid for the subject."""
     if subject.startswith("rpc/"):
         return encode_request(7, subject[4:], None)
     return encode_notification(subject[6:], None) if subject.startswith("event/") else b"opaque"
 
 
 def rpc_of(message: Inbound) -> Inbound:
-    """The exchange of a request."""
+    """Return the exchange of a request."""
     assert message.rpc is not None
     return message.rpc
 
@@ -159,7 +159,7 @@ class Bench:
         self.record: list[str] = []
 
     def note(self, text: str) -> MessageHandler:
-        """A plain handler that records ``text`` and answers a request that is still open."""
+        """Return a handler that records ``text`` and replies to a request that is still open."""
 
         def handler(message: Inbound) -> None:
             self.record.append(text)
@@ -196,7 +196,7 @@ class Bench:
         flags: int = 0,
         subject: str = "",
     ) -> Any:
-        """A request from the peer; what dispatch returned."""
+        """Put a request of the peer and return the result of its dispatch."""
         return self.put(
             subject or "rpc/" + method,
             encode_request(cid, method, params),
@@ -209,7 +209,7 @@ class Bench:
 
 
 class Asked:
-    """A call under way, and what it was told."""
+    """A pending call, and the replies that it has received."""
 
     def __init__(
         self, session: LinkSession, call: Call[Any, Any], params: Any, body: Any = b""
@@ -225,8 +225,8 @@ class Asked:
 
 
 class Pair:
-    """Two routers and a session of each, joined: ``deliver()`` carries what was sent, until nobody
-    sends any more.
+    """Two routers, joined by a session of each. ``deliver()`` transfers messages until both sides
+    are idle.
     """
 
     def __init__(self) -> None:
@@ -236,11 +236,11 @@ class Pair:
         self.server: LinkSession = self.shard.open_session("front-0", self.to_front)
 
     def ask(self, call: Call[Any, Any], params: Any, body: Any = b"") -> Asked:
-        """The front asks the shard."""
+        """Call the shard from the front."""
         return Asked(self.caller, call, params, body)
 
     def deliver(self) -> list[str]:
-        """What was carried, in order, as ``subject kind``."""
+        """Deliver all messages and return them in order, as ``subject kind``."""
         carried: list[str] = []
         while self.to_shard.sent or self.to_front.sent:
             for message in self.to_shard.take():

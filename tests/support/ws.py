@@ -1,5 +1,4 @@
-"""What the tests speak WebSocket with: RFC 6455 on a raw socket, which also says what no
-well-behaved client would.
+"""A WebSocket client on a raw socket (RFC 6455), which can also violate the protocol.
 
 byte 0      FIN 0x80, RSV 0x70, opcode 0x0f
 byte 1      MASK 0x80, length 0..125, 126 (16 bits follow) or 127 (64 bits follow)
@@ -42,7 +41,7 @@ class WebSocketFrame:
 def frame_bytes(
     opcode: int, payload: bytes, *, fin: bool = True, rsv: int = 0, mask: bytes | None = None
 ) -> bytes:
-    """One frame; ``mask`` None leaves it unmasked, as servers do."""
+    """Return the bytes of a frame. With ``mask`` None it is unmasked, as from servers."""
     first = (0x80 if fin else 0) | rsv | opcode
     flag = 0 if mask is None else 0x80
     if len(payload) < 126:
@@ -61,7 +60,7 @@ def masked(payload: bytes, mask: bytes) -> bytes:
 
 
 def accept_of(key: str) -> str:
-    """What Sec-WebSocket-Accept must be."""
+    """Return the required value of Sec-WebSocket-Accept."""
     return base64.b64encode(hashlib.sha1(key.encode() + GUID).digest()).decode()
 
 
@@ -71,7 +70,7 @@ def handshake(
     path: str = "/v0/ws",
     version: str | None = "13",
 ) -> bytes:
-    """The bytes of an upgrade request; None leaves a header out."""
+    """Return the bytes of an upgrade request. None omits a header."""
     lines = ["Upgrade: websocket", "Connection: Upgrade", *headers]
     if key is not None:
         lines.append(f"Sec-WebSocket-Key: {key}")
@@ -81,7 +80,7 @@ def handshake(
 
 
 class Socket(Wire):
-    """An open WebSocket. Commands are dicts; what the server says is read one message at a time."""
+    """An open WebSocket. Commands are dicts, and messages of the server are read one at a time."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Socket(Wire):
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         super().__init__(address, timeout_s, receive_bytes=receive_bytes)
-        self._commands: dict[str, Any] = {}  # by request_id, for the judges
+        self._commands: dict[str, Any] = {}  # By request_id, for the judges
         key = base64.b64encode(os.urandom(16)).decode()
         sent = [*headers, *([f"Authorization: Bearer {token}"] if token else [])]
         self.send(handshake(key, *sent))
@@ -124,14 +123,14 @@ class Socket(Wire):
         self.frame(TEXT, text.encode() if isinstance(text, str) else text)
 
     def say(self, op: str, request_id: str | None = None, **fields: Any) -> None:
-        """One command."""
+        """Send one command."""
         said = command(op, request_id, **fields)
         if judges and request_id is not None:
             self._commands[request_id] = said
         self.text(json.dumps(said))
 
     def ask(self, op: str, request_id: str, **fields: Any) -> Any:
-        """One command and the next message, which must carry its ``request_id``."""
+        """Send one command and return the next message, which must have its ``request_id``."""
         self.say(op, request_id, **fields)
         answer = self.message()
         assert answer.get("request_id") == request_id, (
@@ -142,7 +141,7 @@ class Socket(Wire):
     # --- from the server
 
     def receive(self) -> WebSocketFrame:
-        """The next frame; a server masks nothing and uses no reserved bits."""
+        """Return the next frame, which must be unmasked and without reserved bits."""
         first, second = self._take(2)
         assert not first & 0x70, f"reserved bits in {first:#x}"
         assert not second & 0x80, "a server's frame is masked"
@@ -158,7 +157,7 @@ class Socket(Wire):
         return WebSocketFrame(opcode, self._take(size), bool(first & 0x80))
 
     def message(self, *ops: str, timeout_s: float | None = None) -> Any:
-        """The next text message as JSON, put together from its frames; its ``op`` must be one of
+        """Return the next text message as JSON, joined from its frames. Its ``op`` must be one of
         ``ops`` if any are given.
         """
         if timeout_s is not None:
@@ -178,7 +177,7 @@ class Socket(Wire):
         return body
 
     def records(self, count: int, *, timeout_s: float = TIMEOUT_S) -> list[Any]:
-        """The next ``count`` records; caught_up frames are passed over, others fail."""
+        """Return the next ``count`` records. Skip caught_up frames, and fail on any other."""
         found: list[Any] = []
         while len(found) < count:
             found += self.message("record", "caught_up", timeout_s=timeout_s).get("records", [])
@@ -186,7 +185,7 @@ class Socket(Wire):
         return found
 
     def until(self, op: str, **fields: Any) -> list[Any]:
-        """All messages up to the first with this ``op`` and these fields, that one included."""
+        """Return all messages up to and including the first with this ``op`` and these fields."""
         wanted = {"op": op, **fields}.items()
         seen = [self.message()]
         while not wanted <= {name: seen[-1].get(name) for name in ("op", *fields)}.items():
@@ -194,8 +193,8 @@ class Socket(Wire):
         return seen
 
     def closed(self) -> int | None:
-        """Read up to the end, which must come; the code of the close frame, or None when the server
-        just closed.
+        """Read up to the end, which must follow. Return the code of the close frame, or None if
+        there was none.
         """
         deadline = time.monotonic() + TIMEOUT_S
         code = None
@@ -216,7 +215,7 @@ def command(op: str, request_id: str | None = None, **fields: Any) -> dict[str, 
 
 
 def subscribe(socket: Socket, topic: str, **fields: Any) -> list[Any]:
-    """Subscribe and read up to the first caught_up; the records that came."""
+    """Subscribe, read up to the first caught_up, and return the received records."""
     assert socket.ask("subscribe", f"s-{topic}", topic=topic, **fields)["op"] == "subscribed"
     seen = socket.until("caught_up", topic=topic)
     return [
@@ -225,12 +224,14 @@ def subscribe(socket: Socket, topic: str, **fields: Any) -> list[Any]:
 
 
 def alive(socket: Socket) -> None:
-    """The socket is open and answers."""
+    """Check that the socket is open and responds."""
     assert socket.ask("ping", "alive")["op"] == "pong"
 
 
 def failed(message: Any, request_id: str | None, *codes: str) -> None:
-    """An error frame (§7.3); ``codes`` are the codes that may stand in it, none means any."""
+    """Check for an error frame (§7.3). ``codes`` are the allowed codes; without any, all are
+    allowed.
+    """
     assert message["op"] == "error", message
     assert {"op", "code", "message"} <= set(message), message
     assert message.get("request_id") == request_id, message

@@ -1,11 +1,11 @@
-"""Servers that need not import: forks of a process that has loaded all of them once.
+"""Servers without import time: forks of a process that has imported all modules once.
 
     tests ── Zygote ──socket pair──> program: imports, then forks a server for each request
-                                         └── server: a session of its own, as if it was just started
+                                         └── server: its own session, as if it was just started
 
-A server takes four fifths of its first CPU second for imports, and the tests start thousands. What
-is left out is the start of the interpreter alone: the fork has the environment, the folder and the
-standard files that it is given, and runs the same module as ``python -m``.
+A server needs four fifths of its first CPU second for imports, and the tests start thousands of
+servers. A fork differs from a started program only by the missing start of the interpreter. It has
+the given environment, folder and standard files, and runs the same module as ``python -m``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import IO, Any
 from setproctitle import setproctitle
 
 SAID_MAX = 1 << 20
-WITHIN_S = 60.0  # it has loaded everything
+WITHIN_S = 60.0  # It has imported all modules
 LOADED = (
     *(
         "topics.cli",
@@ -39,7 +39,9 @@ LOADED = (
 
 
 class Forked:
-    """A server that a zygote has forked, with what its users need of ``subprocess.Popen``."""
+    """A server that a zygote has forked, with the required part of the interface of
+    ``subprocess.Popen``.
+    """
 
     def __init__(self, zygote: Zygote, pid: int, stderr: IO[bytes]) -> None:
         self.pid, self.stderr = pid, stderr
@@ -50,13 +52,15 @@ class Forked:
         os.close(self._handle)
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Return the exit code, or None while the server runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout_s: float) -> int:
-        """The exit code, below 0 for a signal; ``subprocess.TimeoutExpired``."""
+        """Return the exit code, which is negative for a signal. Raise
+        ``subprocess.TimeoutExpired`` on timeout.
+        """
         if self.returncode is None:
             poll = select.poll()
             poll.register(self._handle, select.POLLIN)
@@ -67,7 +71,7 @@ class Forked:
 
 
 class Zygote:
-    """The process that forks, from the first server on until it is closed."""
+    """The process that forks, from the first server until it is closed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,7 +99,7 @@ class Zygote:
                 self._process.kill()
 
     def start(self, module: str, cwd: Path, env: dict[str, str]) -> Forked:
-        """Run ``python -m MODULE serve``; its stderr is a pipe."""
+        """Run ``python -m MODULE serve`` with a pipe as its stderr."""
         ours, theirs = os.pipe()
         stderr = os.fdopen(ours, "rb")
         try:
@@ -105,7 +109,7 @@ class Zygote:
         return Forked(self, pid, stderr)
 
     def reap(self, pid: int) -> int:
-        """The exit code of a server that has ended."""
+        """Return the exit code of a server that has ended."""
         return self._ask({"reap": pid})
 
     def _ask(self, asked: dict[str, Any], *descriptors: int) -> int:
@@ -118,10 +122,10 @@ class Zygote:
 
 
 def main(sock: socket.socket) -> None:
-    """Fork and reap as asked, until nobody can ask any more."""
+    """Fork and reap on request, until the socket is closed."""
     for name in LOADED:
         __import__(name)
-    # It finds the room for titles by the environment that the process was started with.
+    # setproctitle finds the space for titles by the environment that the process was started with.
     setproctitle("tests: zygote")
     while True:
         said, descriptors, _, _ = socket.recv_fds(sock, SAID_MAX, 1)
@@ -138,7 +142,7 @@ def main(sock: socket.socket) -> None:
 
 
 def become(asked: dict[str, Any], stderr: int, sock: socket.socket) -> None:
-    """Be the server; it tells its pid when it leads a session."""
+    """Become the server, and send the pid when the process leads its session."""
     os.setsid()
     os.dup2(stderr, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
@@ -162,5 +166,5 @@ def become(asked: dict[str, Any], stderr: int, sock: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The tests end this process with SIGKILL
     main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""What several modules of link tests share."""
+"""Fixtures of the link tests."""
 
 from __future__ import annotations
 

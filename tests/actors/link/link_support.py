@@ -20,7 +20,7 @@ SMALL = LinkSizes(ring_bytes=8192, inline_bytes=1000, arena_bytes=16 * PAGE_BYTE
 
 @dataclass
 class End:
-    """A link whose turns the test takes, and what they brought."""
+    """A link whose iterations the test runs, and the received messages."""
 
     link: Link
     got: list[Message] = field(default_factory=list)
@@ -35,7 +35,7 @@ class End:
 
 
 class Pair:
-    """Both ends on one board. ``restart`` is what the supervisor does when one side has died."""
+    """Both ends on one board. ``restart`` does what the supervisor does when one side has died."""
 
     def __init__(self, sizes: LinkSizes = SMALL) -> None:
         self.board = Board(1)
@@ -65,7 +65,7 @@ class Pair:
 
 
 def exchange(sender: End, receiver: End) -> list[Message]:
-    """Turns of both until nothing is left on the way to ``receiver``."""
+    """Run iterations of both ends until no message to ``receiver`` is in flight."""
     got: list[Message] = []
     sender.link.flush()
     while (frames := receiver.turn()) or sender.link.backlog_bytes:
@@ -75,7 +75,7 @@ def exchange(sender: End, receiver: End) -> list[Message]:
 
 
 class Fence:
-    """Does something at the fence."""
+    """A fence that calls a function."""
 
     def __init__(self, fence: Callable[[], None]) -> None:
         self._fence = fence
@@ -84,7 +84,7 @@ class Fence:
         self._fence()
 
     def __exit__(self, *_: object) -> None:
-        """The fence is at the beginning."""
+        """Do nothing, because the function was called at the beginning of the fence."""
 
 
 class Running:
@@ -118,7 +118,7 @@ def echo(link: Link, frame: Message) -> None:
 
 
 async def asleep(nursery: trio.Nursery, pair: Pair) -> Running:
-    """The shard's end of a connected pair, running and asleep."""
+    """Return the running and sleeping shard end of a connected pair."""
     pair.connect()
     shard = Running(pair.shard.link)
     nursery.start_soon(shard.run)
@@ -128,7 +128,7 @@ async def asleep(nursery: trio.Nursery, pair: Pair) -> Running:
 
 
 def arena_ends(pages: int = 16) -> tuple[ArenaMemory, ArenaWriter, ArenaReader]:
-    """An arena and both of its ends, in session 1."""
+    """Return an arena and both of its ends in session 1."""
     memory = ArenaMemory(pages * PAGE_BYTES)
     writer, reader = ArenaWriter(memory), ArenaReader(memory)
     writer.begin(1)

@@ -1,4 +1,4 @@
-"""Arena blocks from reserve to release, and when memory goes back to the system."""
+"""Arena blocks from reservation to release, and the return of memory to the system."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from topics.actors.link.arena import (
 
 
 def resident_kib(memory: ArenaMemory) -> int:
-    """What of the mapping is in memory, by its address in the kernel's own list."""
+    """Return how much of the mapping is in memory, found by its address in the kernel's list of
+    mappings.
+    """
     import ctypes
     from pathlib import Path
 
@@ -37,12 +39,12 @@ def resident_kib(memory: ArenaMemory) -> int:
     raise AssertionError("the mapping is in the list")
 
 
-def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
+def test_a_block_is_free_only_after_its_release() -> None:
     _, writer, reader = arena_ends(pages=4)
     block = writer.reserve(4 * PAGE_BYTES)
     assert block is not None
     writer.take_over(block)
-    block.free()  # the holder has nothing left to free
+    block.free()  # The holder has nothing left to free
     assert writer.reserve(1) is None
     view = reader.open(block.offset, block.length)
     assert view is not None
@@ -54,7 +56,7 @@ def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
     assert writer.reserve(4 * PAGE_BYTES) is not None
 
 
-def test_a_shrunk_block_gives_its_last_pages_back() -> None:
+def test_a_shrunk_block_frees_its_last_pages() -> None:
     _, writer, _ = arena_ends(pages=4)
     block = writer.reserve(4 * PAGE_BYTES)
     assert block is not None
@@ -79,13 +81,13 @@ def filled(writer: ArenaWriter, pages: int, mark: bytes) -> ArenaBlock:
 
 
 def grown(block: ArenaBlock, pages: int, keep: int) -> int:
-    """Let it grow; how many slices were copied."""
+    """Grow a block and return the number of copied slices."""
     steps = block.grow(pages * PAGE_BYTES, keep)
     assert steps is not None
     return sum(1 for _ in steps)
 
 
-def test_a_block_grows_where_it_stands_when_what_follows_is_free() -> None:
+def test_a_block_grows_in_place_if_the_following_pages_are_free() -> None:
     _, writer, _ = arena_ends(pages=4)
     block = filled(writer, 1, b"a")
     offset = block.offset
@@ -97,7 +99,7 @@ def test_a_block_grows_where_it_stands_when_what_follows_is_free() -> None:
     assert writer.used_bytes == 0
 
 
-def test_a_block_that_cannot_grow_where_it_stands_moves_with_its_bytes(
+def test_a_block_that_cannot_grow_in_place_moves_with_its_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
@@ -116,7 +118,7 @@ def test_a_block_that_cannot_grow_where_it_stands_moves_with_its_bytes(
     assert writer.reserve(12 * PAGE_BYTES) is not None, "no page is lost"
 
 
-def test_a_block_that_is_freed_while_it_moves_gives_both_places_back(
+def test_a_block_that_is_freed_while_it_moves_frees_both_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
@@ -132,7 +134,7 @@ def test_a_block_that_is_freed_while_it_moves_gives_both_places_back(
     assert writer.reserve(12 * PAGE_BYTES) is not None
 
 
-def test_a_block_without_room_to_grow_stays_as_it_is() -> None:
+def test_a_block_without_space_to_grow_is_unchanged() -> None:
     _, writer, _ = arena_ends(pages=8)
     first, block, last = filled(writer, 3, b"a"), filled(writer, 2, b"b"), filled(writer, 3, b"c")
     assert block.grow(3 * PAGE_BYTES, block.length) is None
@@ -141,7 +143,7 @@ def test_a_block_without_room_to_grow_stays_as_it_is() -> None:
     assert writer.used_bytes == 8 * PAGE_BYTES
 
 
-def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
+def test_a_block_of_a_closed_session_does_not_grow() -> None:
     _, writer, _ = arena_ends(pages=8)
     block = filled(writer, 1, b"a")
     assert writer.filling == [block]
@@ -153,7 +155,7 @@ def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
     assert not writer.is_used(3)
 
 
-def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
+def test_freed_large_blocks_and_a_trimmed_empty_arena_use_no_memory() -> None:
     memory, writer, _ = arena_ends(pages=4 * LARGE_PAGES)
     large = writer.reserve(LARGE_PAGES * PAGE_BYTES)
     assert large is not None
@@ -179,7 +181,7 @@ def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
     assert resident_kib(memory) <= 4 * 1024
 
 
-def test_room_that_is_still_to_be_given_back_is_there_when_it_is_needed() -> None:
+def test_pages_that_are_not_yet_returned_to_the_system_can_be_reserved_again() -> None:
     _, writer, _ = arena_ends(pages=2 * LARGE_PAGES)
     large = writer.reserve(2 * LARGE_PAGES * PAGE_BYTES)
     assert large is not None
@@ -193,10 +195,10 @@ def test_room_that_is_still_to_be_given_back_is_there_when_it_is_needed() -> Non
     assert bytes(again.view) == b"y" * again.length
 
 
-# What nobody may write over while it is read, and who is told
+# Blocks that must not be overwritten while they are read, and the notification of their readers
 
 
-def test_a_slow_reader_is_told_once_when_a_session_waits_for_what_it_reads() -> None:
+def test_a_slow_reader_is_notified_once_when_a_session_waits_for_its_block() -> None:
     _, writer, reader = arena_ends(pages=4)
     told: list[str] = []
     views = []
@@ -230,7 +232,7 @@ def test_a_reader_refuses_a_block_outside_the_half_of_its_session(offset: int, l
     assert reader.open(memory.half_bytes, 1) is not None
 
 
-def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
+def test_the_next_session_does_not_reuse_blocks_that_are_still_read() -> None:
     _, writer, reader = arena_ends(pages=2)
     views = []
     for _ in range(2):
@@ -250,10 +252,10 @@ def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
     assert bytes(views[0][:4]) == bytes(4), "its pages went back"
 
 
-# One mapping, a half for every other session
+# One mapping with two halves, which alternate between sessions
 
 
-def test_pages_that_were_given_back_are_zeros_and_their_neighbours_stay() -> None:
+def test_pages_returned_to_the_system_are_zeros_and_their_neighbours_are_kept() -> None:
     memory = ArenaMemory(2 * PAGE_BYTES)
     memory.view[:] = b"x" * len(memory.view)
     memory.give_back(PAGE_BYTES, 2 * PAGE_BYTES)
@@ -263,7 +265,7 @@ def test_pages_that_were_given_back_are_zeros_and_their_neighbours_stay() -> Non
     assert memory.view[0] == ord("x")
 
 
-# Which pages are taken, against a set of pages
+# Allocated pages, compared with a set of pages
 
 
 PAGES = 24
@@ -271,7 +273,7 @@ PAGES = 24
 
 @settings(max_examples=60, stateful_step_count=30)
 class AllocatorAgainstASet(RuleBasedStateMachine):
-    """The obvious model: the set of free pages."""
+    """A simple model: the set of free pages."""
 
     def __init__(self) -> None:
         super().__init__()

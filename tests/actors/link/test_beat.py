@@ -1,4 +1,4 @@
-"""The beat that all periodic checks of a process share."""
+"""The tick that all periodic checks of a process share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from topics.actors.link.beat import BEAT_S, next_beat, wait_beat
 
 
 @pytest.mark.parametrize("step_s", [0.0, 0.01, 0.1, 1.0, 10.0])
-def test_the_next_beat_is_later_and_at_most_one_step_later(step_s: float) -> None:
+def test_the_next_tick_is_in_the_future_and_at_most_one_step_away(step_s: float) -> None:
     step = step_s or BEAT_S
     for number in range(2000):
         for now in (number * step, number * step + step / 3):
             assert now < next_beat(now, step_s) <= now + step * 1.001
 
 
-async def test_checks_of_equal_interval_wake_together(autojump_clock: MockClock) -> None:
+async def test_checks_with_the_same_interval_wake_together(autojump_clock: MockClock) -> None:
     woke: list[float] = []
 
     async def check(begin_s: float) -> None:
@@ -32,7 +32,7 @@ async def test_checks_of_equal_interval_wake_together(autojump_clock: MockClock)
     assert len({*woke}) == 1
 
 
-async def test_checks_go_on_when_the_one_that_sleeps_for_all_is_cancelled(
+async def test_checks_continue_when_the_task_that_sleeps_for_all_is_cancelled(
     autojump_clock: MockClock,
 ) -> None:
     woke: list[float] = []

@@ -1,4 +1,4 @@
-"""The words that processes share about one another."""
+"""The shared-memory cells in which processes publish their states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def pairs(board: Board) -> list[tuple[ProcessId, ProcessId]]:
     return [*combinations(board.processes, 2)]
 
 
-def test_a_new_board_is_all_down_and_in_session_1() -> None:
+def test_a_new_board_has_all_processes_down_and_all_pairs_in_session_1() -> None:
     board = Board(4)
     assert [board.session(*pair) for pair in pairs(board)] == [1] * 10
     assert {board.shard(index).state for index in range(3)} == {ShardState.DOWN}
@@ -21,7 +21,7 @@ def test_a_new_board_is_all_down_and_in_session_1() -> None:
     assert not board.draining
 
 
-def test_no_two_words_are_the_same_word() -> None:
+def test_no_two_fields_share_a_cell() -> None:
     board = Board(3)
     value = 10
     expected: list[tuple[FrontWords | ShardWords, str, int]] = []
@@ -49,7 +49,7 @@ def test_no_two_words_are_the_same_word() -> None:
     assert [board.session(*pair) for pair in pairs(board)] == [1] * 6
 
 
-def test_bumping_one_pair_leaves_the_others() -> None:
+def test_a_new_session_of_one_pair_does_not_affect_the_others() -> None:
     board = Board(3)
     for number, pair in enumerate(pairs(board)):
         cell = board.session_cell(*reversed(pair))
@@ -59,7 +59,7 @@ def test_bumping_one_pair_leaves_the_others() -> None:
     assert [board.session(*pair) for pair in pairs(board)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_states_keep_their_numbers() -> None:
+def test_the_numbers_of_states_never_change() -> None:
     named = {
         "DOWN": 0,
         "STARTING": 1,
@@ -80,10 +80,10 @@ def test_states_keep_their_numbers() -> None:
     ]
 
 
-# Signs of life
+# Heartbeats
 
 
-def test_silence_grows_until_there_is_a_new_sign() -> None:
+def test_the_silence_grows_until_the_heartbeat_changes() -> None:
     pulse = Pulse()
     assert [
         pulse.look(sign, now)
@@ -91,7 +91,7 @@ def test_silence_grows_until_there_is_a_new_sign() -> None:
     ] == [0.0, 0.5, 1.5, 0.0, 0.5]
 
 
-def test_a_watcher_who_has_slept_himself_does_not_count_that() -> None:
+def test_a_watcher_does_not_count_the_time_in_which_it_was_suspended_itself() -> None:
     pulse = Pulse()
     pulse.look(1, 10.0)
     pulse.look(1, 10.5)

@@ -1,4 +1,4 @@
-"""The table of counters and the words of the board agree."""
+"""The table of counters matches the cells of the board."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(board: Board, name: str) -> list[Value]:
     return [value for _, value in shown(board)[name].series]
 
 
-def test_declarations_read_as_metrics_do() -> None:
+def test_declared_names_and_kinds_follow_the_rules_of_metrics() -> None:
     for table in TABLE.values():
         assert len({metric.name for metric in table}) == len(table), "a name stands there once"
         assert sum(metric.words for metric in table) <= COUNTERS
@@ -46,7 +46,7 @@ def test_declarations_read_as_metrics_do() -> None:
 
 
 @pytest.mark.parametrize("process", [FRONT, shard_id(0)], ids=str)
-def test_counters_go_on_after_a_restart_and_gauges_begin_with_0(process: ProcessId) -> None:
+def test_counters_continue_after_a_restart_and_gauges_begin_with_0(process: ProcessId) -> None:
     board = Board(1)
     lag = [0] * len(counters.LAG_BOUNDS_US)
     for life in range(2):
@@ -82,18 +82,18 @@ WAITS = Metric(
     (10, 20),
     is_sparse=True,
 )
-NONE_YET = [0] * 5  # words of a row of WAITS
+NONE_YET = [0] * 5  # The cells of a row of WAITS
 
 
 @pytest.fixture
 def declared(monkeypatch: pytest.MonkeyPatch) -> Board:
-    """A board with two shards, of which these metrics are counted."""
+    """A board with two shards that count these metrics."""
     table = {ProcessKind.FRONT: (), ProcessKind.SHARD: (TEMPERATURE, PEAK, SIZE, WAITS)}
     monkeypatch.setattr(counters, "TABLE", table)
     return Board(2)
 
 
-def test_processes_are_added_up_compared_or_shown_one_by_one(declared: Board) -> None:
+def test_values_of_processes_are_added_compared_or_shown_individually(declared: Board) -> None:
     for index, value in enumerate((7, 5)):
         CounterWords(declared, shard_id(index)).store(
             {"topics_temperature": (value, 1), "topics_peak": value, "topics_size": value}
@@ -108,7 +108,7 @@ def test_processes_are_added_up_compared_or_shown_one_by_one(declared: Board) ->
     ]
 
 
-def test_a_sparse_metric_shows_the_rows_that_have_counted(declared: Board) -> None:
+def test_a_sparse_metric_shows_only_the_rows_that_have_counted(declared: Board) -> None:
     assert shown(declared)["topics_waits_us"].series == []
     for index in range(2):
         CounterWords(declared, shard_id(index)).store(
@@ -118,12 +118,12 @@ def test_a_sparse_metric_shows_the_rows_that_have_counted(declared: Board) -> No
     assert shown(declared)["topics_waits_us"].series == [((("door", "out"),), expected)]
 
 
-def test_a_value_below_0_stops_no_process(declared: Board) -> None:
+def test_a_negative_value_stops_no_process(declared: Board) -> None:
     CounterWords(declared, shard_id(0)).store({"topics_temperature": (-1, 5)})
     assert values(declared, "topics_temperature") == [0, 5]
 
 
-def test_every_metric_is_shown_once_and_of_all_kinds_of_processes() -> None:
+def test_every_metric_is_shown_once_for_all_kinds_of_processes() -> None:
     board = Board(2)
     for process in (FRONT, shard_id(1)):
         CounterWords(board, process).store({"topics_link_late_bells_total": 1})

@@ -1,4 +1,4 @@
-"""The event loop: watched descriptors are served, and trio is not forgotten."""
+"""The event loop: it serves watched descriptors without starving trio."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bell() -> Iterator[int]:
 
 
 class Turns:
-    """What was open, and how often; what was asked by tasks, and not flushed."""
+    """Count the iterations, and the calls of tasks that were not flushed."""
 
     def __init__(self) -> None:
         self.is_open, self.count = False, 0
@@ -50,7 +50,7 @@ class Turns:
         self.asked = 0
 
 
-def test_a_ready_descriptor_is_served_in_a_turn_until_it_is_left(
+def test_a_ready_descriptor_is_served_in_an_iteration_until_it_is_unwatched(
     run: Callable[[Main], None], bell: int
 ) -> None:
     async def main(loop: EventLoop) -> None:
@@ -78,8 +78,8 @@ def test_a_ready_descriptor_is_served_in_a_turn_until_it_is_left(
     run(main)
 
 
-def test_what_tasks_ask_is_flushed_in_their_pass(run: Callable[[Main], None]) -> None:
-    """Beside another clock nobody flushes for them."""
+def test_calls_of_tasks_are_flushed_in_the_same_iteration(run: Callable[[Main], None]) -> None:
+    """With another clock, the loop does not flush for them."""
 
     async def main(loop: EventLoop) -> None:
         loop.turn = turns = Turns()
@@ -94,7 +94,9 @@ def test_what_tasks_ask_is_flushed_in_their_pass(run: Callable[[Main], None]) ->
     run(main)
 
 
-def test_what_leaves_in_a_turn_is_not_served_in_it(run: Callable[[Main], None], bell: int) -> None:
+def test_a_descriptor_that_is_unwatched_in_an_iteration_is_not_served_in_it(
+    run: Callable[[Main], None], bell: int
+) -> None:
     other = os.eventfd(1, os.EFD_NONBLOCK)
 
     async def main(loop: EventLoop) -> None:
@@ -115,7 +117,7 @@ def test_what_leaves_in_a_turn_is_not_served_in_it(run: Callable[[Main], None], 
     os.close(other)
 
 
-def test_tasks_that_never_pause_keep_no_descriptor_waiting(
+def test_tasks_that_never_pause_do_not_delay_descriptors(
     run: Callable[[Main], None], bell: int
 ) -> None:
     async def main(loop: EventLoop) -> None:
@@ -129,7 +131,9 @@ def test_tasks_that_never_pause_keep_no_descriptor_waiting(
     run(main)
 
 
-def test_trio_has_its_times_threads_descriptors_and_signals(run: Callable[[Main], None]) -> None:
+def test_timeouts_threads_descriptors_and_signals_of_trio_work_in_the_loop(
+    run: Callable[[Main], None],
+) -> None:
     async def main(loop: EventLoop) -> None:
         began = trio.current_time()
         await trio.sleep(0.02)
@@ -151,7 +155,7 @@ def test_trio_has_its_times_threads_descriptors_and_signals(run: Callable[[Main]
     run(main)
 
 
-def test_a_function_sets_a_deadline_for_a_task_that_sleeps(
+def test_a_served_function_can_set_a_deadline_for_a_sleeping_task(
     run: Callable[[Main], None], bell: int
 ) -> None:
     async def main(loop: EventLoop) -> None:
@@ -170,7 +174,7 @@ def test_a_function_sets_a_deadline_for_a_task_that_sleeps(
     run(main)
 
 
-def test_what_a_served_function_raises_ends_the_task_that_serves_it(
+def test_an_exception_of_a_served_function_ends_the_task_that_serves_it(
     run: Callable[[Main], None], bell: int
 ) -> None:
     async def main(loop: EventLoop) -> None:

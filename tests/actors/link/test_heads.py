@@ -1,4 +1,4 @@
-"""The words that tell whether a page that was read ahead is still the answer."""
+"""The shared cells that show whether a page that was read ahead is still valid."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def append(to: Topic, count: int = 1) -> Append:
     return Append(to, to.head_seq, count, 0, 0, None)
 
 
-def test_an_append_moves_the_head_and_leaves_the_page() -> None:
+def test_an_append_moves_the_head_and_keeps_the_page_valid() -> None:
     shared, a = words(), topic(1)
     writer, reader = HeadWriter(shared), HeadReader(shared)
     mark = writer.mark(a)
@@ -49,7 +49,7 @@ def test_an_append_moves_the_head_and_leaves_the_page() -> None:
     assert writer.mark(a) == mark
 
 
-def test_anything_else_makes_the_page_void_for_good() -> None:
+def test_any_other_change_invalidates_the_page_permanently() -> None:
     shared, a = words(), topic(1)
     writer, reader = HeadWriter(shared), HeadReader(shared)
     for change in (
@@ -65,7 +65,7 @@ def test_anything_else_makes_the_page_void_for_good() -> None:
         assert writer.mark(a) != mark
 
 
-def test_other_topics_have_no_part_in_it() -> None:
+def test_changes_of_other_topics_do_not_affect_a_page() -> None:
     shared, a, b = words(), topic(1), topic(2, 77)
     writer, reader = HeadWriter(shared), HeadReader(shared)
     mark = writer.mark(a)
@@ -76,7 +76,7 @@ def test_other_topics_have_no_part_in_it() -> None:
     assert reader.head(mark) == 10
 
 
-def test_the_slot_lent_longest_ago_goes_to_another_topic() -> None:
+def test_the_least_recently_assigned_slot_is_reused_for_another_topic() -> None:
     shared = words()
     writer, reader = HeadWriter(shared), HeadReader(shared)
     marks = [writer.mark(topic(number, number)) for number in range(1, SLOTS + 2)]
@@ -84,7 +84,7 @@ def test_the_slot_lent_longest_ago_goes_to_another_topic() -> None:
     assert marks[0].slot == marks[-1].slot
 
 
-def test_a_deleted_topic_gives_its_slot_back_before_anyone_loses_one() -> None:
+def test_the_slot_of_a_deleted_topic_is_reused_first() -> None:
     shared = words()
     writer, reader = HeadWriter(shared), HeadReader(shared)
     topics = [topic(number, number) for number in range(1, SLOTS + 1)]
@@ -97,7 +97,7 @@ def test_a_deleted_topic_gives_its_slot_back_before_anyone_loses_one() -> None:
     assert (last.slot, reader.head(last)) == (marks[5].slot, 99)
 
 
-def test_a_new_shard_process_makes_every_page_void() -> None:
+def test_a_new_shard_process_invalidates_every_page() -> None:
     shared, a = words(), topic(1)
     before = HeadWriter(shared).mark(a)
     after = HeadWriter(shared)
@@ -105,7 +105,7 @@ def test_a_new_shard_process_makes_every_page_void() -> None:
     assert after.mark(a) != before
 
 
-def test_which_pages_hold_still() -> None:
+def test_only_a_full_page_below_the_head_holds_still() -> None:
     page = Page(0, 5, 10, 1, None, count=5)
     assert holds_still(topic(1), page)
     assert not holds_still(topic(1), Page(0, 10, 10, 1, None, count=10)), (

@@ -1,4 +1,4 @@
-"""The keys that the supervisor and all fronts share."""
+"""The keys that the supervisor shares with all fronts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rights(access: Access) -> list[tuple[bytes, Scope, tuple[str, ...] | None]]:
     return [(one.digest, one.scopes, one.prefixes) for one in access.principals]
 
 
-def test_what_is_published_is_read() -> None:
+def test_published_keys_are_read() -> None:
     access, table = Access.parse(TEXT), KeyTable()
     assert table.read()[0] == 0
     assert not table.read()[1].enabled
@@ -37,14 +37,14 @@ def test_keys_that_are_too_long_change_nothing() -> None:
     assert (generation, len(access.principals)) == (1, 2)
 
 
-def test_a_table_has_room_for_more_keys_than_it_is_made_for() -> None:
+def test_a_table_has_space_for_more_keys_than_it_was_created_for() -> None:
     prefixes = "|".join(f"tenant{number}:" for number in range(50_000))
     table = KeyTable.of(Access.parse(f"one::{prefixes}"))
     table.publish(Access.parse(f"one::{prefixes},two::{prefixes}"))
     assert len(table.read()[1].principals) == 2
 
 
-def test_a_reader_hears_of_each_change_once() -> None:
+def test_a_reader_sees_each_change_once() -> None:
     table = KeyTable.of(Access.parse("one"))
     reader = KeyReader(table)
     assert len(reader.access.principals) == 1
@@ -58,8 +58,10 @@ def test_a_reader_hears_of_each_change_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_never_has_keys_of_two_generations() -> None:
-    """Each generation has keys with one prefix, its own, and more of them than the last one."""
+def test_a_reader_never_mixes_keys_of_two_generations() -> None:
+    """The keys of a generation have its number as their prefix, and each generation has more keys
+    than the last one.
+    """
     table = KeyTable(half_bytes=64 * 1024)
     child = os.fork()
     if child == 0:

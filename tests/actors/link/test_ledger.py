@@ -1,4 +1,4 @@
-"""What the shards hold together, whichever of them are there."""
+"""The topics and bytes that all shards hold together, with any set of running shards."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def test_shards_share_both_caps() -> None:
         assert count.total() == peer.total() == 4
 
 
-def test_what_was_not_taken_cannot_be_given_back() -> None:
+def test_an_amount_that_was_not_taken_cannot_be_given_back() -> None:
     _, (ledger,) = ledgers(1)
     assert ledger.topics.take(0, amount=3), "0 is no cap"
     with pytest.raises(AssertionError):
         ledger.topics.give_back(4)
 
 
-def test_who_took_a_count_back_looks_again_whether_there_is_room() -> None:
-    """Two shards count one each for the last place, and both see the sum above the cap."""
+def test_a_shard_that_took_its_count_back_checks_again_for_capacity() -> None:
+    """Two shards each count one for the last slot, and both see a sum above the cap."""
     board, (one, other) = ledgers()
     here, there = one.topics, board.shard(1).limits
     fences = 0
@@ -44,7 +44,7 @@ def test_who_took_a_count_back_looks_again_whether_there_is_room() -> None:
         nonlocal fences
         fences += 1
         if fences == 1:
-            there[Limit.TOPICS] = 1  # between the look and the sum of this process
+            there[Limit.TOPICS] = 1  # Between the first check and the sum of this process
         elif fences == 2:
             there[Limit.TOPICS] = 0
 
@@ -54,7 +54,7 @@ def test_who_took_a_count_back_looks_again_whether_there_is_room() -> None:
     assert not other.topics.take(1)
 
 
-def test_what_cannot_fit_is_not_in_the_way_of_what_fits() -> None:
+def test_an_amount_above_the_cap_is_rejected_without_being_counted() -> None:
     board, (one, _) = ledgers()
     here = one.topics
 
@@ -66,7 +66,7 @@ def test_what_cannot_fit_is_not_in_the_way_of_what_fits() -> None:
     assert board.shard(0).limits[Limit.TOPICS] == 0
 
 
-def test_a_shard_is_unknown_until_it_has_reported_once() -> None:
+def test_a_shard_is_unknown_until_its_first_report() -> None:
     board, (one, other) = ledgers()
     assert one.replayed() is not None
     one.report(3, 500)
@@ -79,7 +79,7 @@ def test_a_shard_is_unknown_until_it_has_reported_once() -> None:
     assert ShardLedger(board, 0).replayed() is None, "also later, when it is away"
 
 
-def test_what_a_dead_shard_held_counts_until_it_tells_what_it_has_found() -> None:
+def test_the_usage_of_a_dead_shard_counts_until_its_successor_reports() -> None:
     board, (one, other) = ledgers()
     for ledger in (one, other):
         ledger.report(2, 100)
@@ -93,7 +93,7 @@ def test_what_a_dead_shard_held_counts_until_it_tells_what_it_has_found() -> Non
     assert one.topics.take(5)
 
 
-def test_a_damaged_shard_is_waited_for_by_nobody() -> None:
+def test_no_shard_waits_for_the_report_of_a_damaged_shard() -> None:
     board, (one, _) = ledgers()
     one.report(1, 10)
     board.shard(1).state = ShardState.RECOVERING
@@ -103,8 +103,10 @@ def test_a_damaged_shard_is_waited_for_by_nobody() -> None:
     assert one.topics.total() == 1
 
 
-def test_processes_that_compete_take_just_what_there_is() -> None:
-    """Each child takes one at a time until nothing is left; together they hold the whole cap."""
+def test_competing_processes_take_exactly_the_available_amount() -> None:
+    """Each child takes one at a time until nothing is left. Together they must hold exactly the
+    cap.
+    """
     _, all_ledgers = ledgers(3)
     for ledger in all_ledgers:
         ledger.report(0, 0)
@@ -120,8 +122,10 @@ def test_processes_that_compete_take_just_what_there_is() -> None:
 
 
 @pytest.mark.slow
-def test_shards_that_race_for_the_last_place_never_both_get_it() -> None:
-    """Word 0 of each shard says that it holds the place, word 1 how often it was granted."""
+def test_two_shards_that_race_for_the_last_slot_never_both_get_it() -> None:
+    """Cell 0 of each shard is set while it holds the slot. Cell 1 counts how often the slot was
+    granted.
+    """
     board, all_ledgers = ledgers(3)
     words, until = [board.shard(index).counters for index in range(3)], time.monotonic() + 1
 

@@ -1,4 +1,4 @@
-"""A link between two ends, turn by turn, and under trio."""
+"""A link between two ends, run iteration by iteration, and under trio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from topics.actors.link.ring import HEAD, RingDamaged
 from topics.formats.wire.message import Message, PeerGone
 
 
-def test_nothing_can_be_sent_before_both_sides_are_there() -> None:
+def test_nothing_can_be_sent_before_both_ends_are_connected() -> None:
     pair = Pair()
     assert not pair.front.link.connected
     for attempt in (
@@ -49,7 +49,7 @@ def test_a_message_arrives_as_it_was_sent(pair: Pair) -> None:
     assert pair.shard.turn() == [Message(message_id, 0, "rpc/append", b"payload", b"attachment")]
 
 
-def test_message_ids_are_fresh_and_may_be_taken_in_advance(pair: Pair) -> None:
+def test_message_ids_are_unique_and_may_be_taken_in_advance(pair: Pair) -> None:
     link = pair.front.link
     first = link.send("a", b"")
     taken = link.message_id = link.message_id + 1
@@ -60,7 +60,7 @@ def test_message_ids_are_fresh_and_may_be_taken_in_advance(pair: Pair) -> None:
     assert [frame.message_id for frame in pair.shard.turn()] == [first, third, taken]
 
 
-def test_what_callbacks_send_is_flushed_when_they_return(pair: Pair) -> None:
+def test_messages_sent_by_callbacks_are_flushed_when_they_return(pair: Pair) -> None:
     pair.front.link.send("ping", b"")
     pair.front.link.flush()
 
@@ -72,7 +72,9 @@ def test_what_callbacks_send_is_flushed_when_they_return(pair: Pair) -> None:
     assert [frame.subject for frame in pair.front.turn()] == ["pong"]
 
 
-def test_sending_after_the_bump_is_refused_before_the_link_has_noticed(pair: Pair) -> None:
+def test_a_send_is_refused_after_a_new_session_even_before_the_link_has_noticed_it(
+    pair: Pair,
+) -> None:
     pair.front.link.send("old", b"queued")
     pair.bump()
     assert not pair.front.link.connected
@@ -86,7 +88,7 @@ def test_sending_after_the_bump_is_refused_before_the_link_has_noticed(pair: Pai
     assert pair.front.link.backlog_bytes == 0
 
 
-def test_a_new_session_sees_nothing_of_the_old_one(pair: Pair) -> None:
+def test_a_new_session_sees_no_data_of_the_old_one(pair: Pair) -> None:
     for subject in ("read", "unread"):
         pair.front.link.send(subject, b"old")
         pair.front.link.flush()
@@ -101,7 +103,7 @@ def test_a_new_session_sees_nothing_of_the_old_one(pair: Pair) -> None:
     assert [frame.subject for frame in exchange(pair.front, pair.shard)] == ["new"]
 
 
-def test_half_a_message_is_forgotten_with_its_session(pair: Pair) -> None:
+def test_a_partial_message_is_discarded_with_its_session(pair: Pair) -> None:
     pair.front.link.send("big", b"p" * 20_000)
     pair.front.link.flush()
     assert pair.shard.turn() == []
@@ -112,14 +114,14 @@ def test_half_a_message_is_forgotten_with_its_session(pair: Pair) -> None:
     assert [frame.subject for frame in exchange(pair.front, pair.shard)] == ["small"]
 
 
-def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> None:
+def test_a_front_that_has_not_noticed_the_restart_cannot_reach_the_new_shard(pair: Pair) -> None:
     pair.front.link.send("a", b"x" * 500)
     stale = pair.front.link.queue
     pair.restart_shard()
     pair.shard.turn()
     pair.front.link.producer.write(
         b"".join(stale)
-    )  # as if the bump came between its look at the board and its store
+    )  # as if the new session began between its check of the board and its store
     assert pair.shard.turn() == []
     assert not pair.shard.link.connected
     pair.connect()
@@ -129,7 +131,7 @@ def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> 
 # --- trio ---
 
 
-async def test_requests_and_answers_go_back_and_forth(nursery: trio.Nursery) -> None:
+async def test_requests_and_replies_are_exchanged_in_both_directions(nursery: trio.Nursery) -> None:
     pair = Pair()
     front, shard = Running(pair.front.link), Running(pair.shard.link, echo)
     nursery.start_soon(front.run)
@@ -147,7 +149,7 @@ async def test_requests_and_answers_go_back_and_forth(nursery: trio.Nursery) -> 
     assert shard.link.reader.held == 0
 
 
-async def test_everything_that_waits_comes_in_one_call(nursery: trio.Nursery) -> None:
+async def test_all_waiting_messages_are_delivered_in_one_call(nursery: trio.Nursery) -> None:
     pair = Pair()
     pair.connect()
     calls: list[int] = []
@@ -161,7 +163,7 @@ async def test_everything_that_waits_comes_in_one_call(nursery: trio.Nursery) ->
     assert calls == [5]
 
 
-async def test_a_sleeping_link_is_woken_once_for_what_was_flushed_together(
+async def test_a_sleeping_link_is_woken_once_for_messages_flushed_together(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     pair = Pair()
@@ -176,7 +178,7 @@ async def test_a_sleeping_link_is_woken_once_for_what_was_flushed_together(
     assert pair.shard.link.late_bells == 0
 
 
-async def test_a_bump_wakes_both_sides_and_they_meet_again(nursery: trio.Nursery) -> None:
+async def test_a_new_session_wakes_both_ends_and_they_reconnect(nursery: trio.Nursery) -> None:
     pair = Pair()
     front, shard = Running(pair.front.link), Running(pair.shard.link)
     nursery.start_soon(front.run)
@@ -191,7 +193,7 @@ async def test_a_bump_wakes_both_sides_and_they_meet_again(nursery: trio.Nursery
     assert front.log == shard.log == ["open", "close", "open"]
 
 
-# --- what an end puts into a ring that is full, or too small ---
+# --- sending into a ring that is full or too small ---
 
 
 def test_a_producer_faster_than_its_consumer_keeps_the_order(pair: Pair) -> None:
@@ -205,14 +207,14 @@ def test_a_producer_faster_than_its_consumer_keeps_the_order(pair: Pair) -> None
     )
 
 
-def test_a_message_that_fills_the_ring_exactly_goes_in_one_piece(pair: Pair) -> None:
+def test_a_message_that_fills_the_ring_exactly_is_sent_in_one_write(pair: Pair) -> None:
     pair.front.link.send("", b"p" * (SMALL.ring_bytes - 24))
     pair.front.link.flush()
     assert pair.front.link.backlog_bytes == 0
     assert [len(frame.payload) for frame in pair.shard.turn()] == [SMALL.ring_bytes - 24]
 
 
-def test_a_message_larger_than_the_ring_arrives_whole(pair: Pair) -> None:
+def test_a_message_larger_than_the_ring_arrives_completely(pair: Pair) -> None:
     payload = random.Random(2).randbytes(10 * SMALL.ring_bytes + 1)
     pair.front.link.send("big", payload)
     pair.front.link.send("after", b"")
@@ -222,7 +224,9 @@ def test_a_message_larger_than_the_ring_arrives_whole(pair: Pair) -> None:
     ]
 
 
-def test_more_than_is_joined_arrives_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backlog_above_the_join_limit_arrives_in_order(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(link_module, "JOIN_BYTES", 2000)
     for n in range(40):
         pair.front.link.send("n", b"%d" % n, bytes(900))
@@ -231,7 +235,7 @@ def test_more_than_is_joined_arrives_in_order(pair: Pair, monkeypatch: pytest.Mo
     )
 
 
-def test_a_shard_that_cannot_answer_reads_no_more_but_a_front_goes_on_reading(pair: Pair) -> None:
+def test_a_shard_that_cannot_reply_stops_reading_but_a_front_continues_to_read(pair: Pair) -> None:
     for end, other, reads_on in ((pair.shard, pair.front, False), (pair.front, pair.shard, True)):
         end.link.send("s", b"p" * 3 * SMALL.ring_bytes)
         end.link.flush()
@@ -243,7 +247,7 @@ def test_a_shard_that_cannot_answer_reads_no_more_but_a_front_goes_on_reading(pa
         assert end.got[-1].subject == "ask"
 
 
-async def test_a_backlog_goes_out_when_the_other_side_has_read(nursery: trio.Nursery) -> None:
+async def test_a_backlog_is_sent_when_the_other_end_has_read(nursery: trio.Nursery) -> None:
     pair = Pair()
     pair.connect()
     front = Running(pair.front.link)
@@ -259,7 +263,7 @@ async def test_a_backlog_goes_out_when_the_other_side_has_read(nursery: trio.Nur
     assert pair.shard.got[0].payload == payload
 
 
-def test_a_message_without_room_counts_as_a_stall_once_however_often_it_is_tried(
+def test_a_message_without_space_counts_as_one_stall_for_any_number_of_attempts(
     pair: Pair,
 ) -> None:
     link = pair.front.link
@@ -280,7 +284,7 @@ def test_a_message_without_room_counts_as_a_stall_once_however_often_it_is_tried
     assert link.stalls == 2
 
 
-def test_nothing_is_unread_while_the_other_end_is_still_in_the_session_before(pair: Pair) -> None:
+def test_no_data_is_unread_while_the_other_end_is_still_in_the_previous_session(pair: Pair) -> None:
     link = pair.front.link
     link.send("a", bytes(100))
     exchange(pair.front, pair.shard)
@@ -294,7 +298,7 @@ def test_nothing_is_unread_while_the_other_end_is_still_in_the_session_before(pa
     assert link.unread_bytes > 100
 
 
-def test_quiet_messages_wait_for_another_one_and_keep_their_place(pair: Pair) -> None:
+def test_quiet_messages_wait_for_another_message_and_keep_their_order(pair: Pair) -> None:
     link = pair.front.link
     for subject in ("first", "second"):
         link.send(subject, b"")
@@ -310,7 +314,7 @@ def test_quiet_messages_wait_for_another_one_and_keep_their_place(pair: Pair) ->
     assert [frame.subject for frame in pair.shard.turn()] == ["fourth"], "it is not quiet itself"
 
 
-def test_too_many_quiet_messages_wait_for_no_other_one(pair: Pair) -> None:
+def test_too_many_quiet_messages_are_sent_without_another_message(pair: Pair) -> None:
     link = pair.front.link
     for _ in range(QUIET_MAX + 1):
         link.flush()
@@ -321,7 +325,7 @@ def test_too_many_quiet_messages_wait_for_no_other_one(pair: Pair) -> None:
     assert len(pair.shard.turn()) == QUIET_MAX + 1
 
 
-def test_quiet_messages_do_not_outlive_their_session(pair: Pair) -> None:
+def test_quiet_messages_are_discarded_with_their_session(pair: Pair) -> None:
     link = pair.front.link
     link.send("old", b"")
     link.quieten()
@@ -334,10 +338,10 @@ def test_quiet_messages_do_not_outlive_their_session(pair: Pair) -> None:
     assert [frame.subject for frame in pair.shard.turn()] == ["new"]
 
 
-# --- what an end takes out: arena attachments, releases, and damaged bytes ---
+# --- receiving: arena attachments, releases, and damaged bytes ---
 
 
-def test_bytes_that_are_no_message_stop_the_link(pair: Pair) -> None:
+def test_bytes_that_are_not_a_message_stop_the_link(pair: Pair) -> None:
     pair.front.link.producer.write(b"\xff" * 24)
     with pytest.raises(RingDamaged, match="no message"):
         pair.shard.turn()
@@ -345,7 +349,7 @@ def test_bytes_that_are_no_message_stop_the_link(pair: Pair) -> None:
 
 @pytest.mark.parametrize("flags", [2, 4])
 @pytest.mark.parametrize("attachment", [b"short", bytes(15) + b"\xff"])
-def test_an_arena_reference_to_nothing_stops_the_link(
+def test_an_invalid_arena_reference_stops_the_link(
     pair: Pair, flags: int, attachment: bytes
 ) -> None:
     pair.front.link.producer.write(encode(1, "", b"", attachment, flags))
@@ -382,14 +386,14 @@ def test_a_reserved_block_is_filled_shrunk_and_sent(pair: Pair) -> None:
     block.view[:5] = b"12345"
     block.shrink(5)
     pair.front.link.send("a", b"", block)
-    block.free()  # as a `finally` of its holder does
+    block.free()  # As a `finally` of its holder does
     with pytest.raises(ValueError, match="sent or freed before"):
         pair.front.link.send("a", b"", block)
     [frame] = exchange(pair.front, pair.shard)
     assert bytes(frame.attachment) == b"12345"
 
 
-def test_when_the_arena_is_full_a_long_attachment_goes_through_the_ring_in_pieces(
+def test_a_long_attachment_is_sent_through_the_ring_if_the_arena_is_full(
     pair: Pair,
 ) -> None:
     bodies = [random.Random(n).randbytes(10 * PAGE_BYTES) for n in range(3)]
@@ -401,10 +405,10 @@ def test_when_the_arena_is_full_a_long_attachment_goes_through_the_ring_in_piece
     assert [frame.flags for frame in got] == [2, 0, 0]
 
 
-# --- the timer that finds what was never rung for ---
+# --- the timer that finds data without a doorbell ---
 
 
-async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(
+async def test_the_guard_finds_and_counts_data_whose_doorbell_was_lost(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Pair()
@@ -419,7 +423,7 @@ async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(
     assert pair.shard.link.late_bells == 1
 
 
-async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
+async def test_a_release_that_is_not_flushed_is_sent_by_the_guard(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     pair = Pair()
@@ -435,7 +439,7 @@ async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
     assert pair.front.link.writer.used_bytes == 0
 
 
-async def test_the_pages_of_a_large_block_go_back_soon_after_its_release(
+async def test_the_pages_of_a_large_block_are_returned_soon_after_its_release(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arena, "LARGE_PAGES", 1)
@@ -470,7 +474,7 @@ async def test_all_links_of_a_process_share_one_guard(nursery: trio.Nursery) -> 
 # --- the memory of a link ---
 
 
-def test_a_process_in_which_the_link_does_not_end_keeps_no_doorbell() -> None:
+def test_a_process_that_closes_a_link_keeps_no_doorbell() -> None:
     memory = LinkMemory(FRONT, shard_id(0), SMALL)
     memory.close()
     for bell in memory.bells:
@@ -478,7 +482,7 @@ def test_a_process_in_which_the_link_does_not_end_keeps_no_doorbell() -> None:
             os.fstat(bell)
 
 
-def test_a_link_of_one_process_or_with_a_ring_of_an_odd_size_is_not_made() -> None:
+def test_a_link_needs_two_processes_and_a_valid_ring_size() -> None:
     with pytest.raises(AssertionError, match="two ends"):
         LinkMemory(FRONT, FRONT, SMALL)
     with pytest.raises(ValueError, match="ring"):

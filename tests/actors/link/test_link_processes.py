@@ -1,4 +1,4 @@
-"""A link between two processes, and one of them killed in the middle."""
+"""A link between two processes, of which one is killed during the traffic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(attachment: bytes | memoryview, mark: bytes) -> None:
 
 
 def fork(body: Callable[[], None]) -> int:
-    """A plain child that leaves with status 0 when ``body`` returns, with 1 when it raises."""
+    """Fork a child that exits with status 0 when ``body`` returns, and with 1 when it raises."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -62,7 +62,7 @@ def kill(pid: int) -> None:
 
 
 @pytest.mark.slow
-def test_tens_of_thousands_of_messages_of_any_size_between_two_processes() -> None:
+def test_two_processes_exchange_tens_of_thousands_of_messages_of_any_size() -> None:
     pair = Pair(BIG)
 
     def checked_echo(link: Link, frame: Message) -> None:
@@ -99,13 +99,11 @@ def test_tens_of_thousands_of_messages_of_any_size_between_two_processes() -> No
     finally:
         kill(pid)
         pair.close()
-    assert pair.front.link.late_bells <= 3  # the guard may look between a store and its bell
+    assert pair.front.link.late_bells <= 3  # The guard may check between a store and its doorbell
 
 
 class MarkedFront:
-    """A front that always has requests under way; each carries the number of the session that it
-    was sent in.
-    """
+    """A front that always has requests in flight. Each contains the number of its session."""
 
     def __init__(self, pair: Pair, seed: int, last_session: int) -> None:
         self.link = Link(pair.memory, pair.board, FRONT)
@@ -116,7 +114,7 @@ class MarkedFront:
 
     def ask(self) -> None:
         size = self.rng.choice([10, 500, 500, 15_000, 60_000])
-        with contextlib.suppress(PeerGone):  # the bump may come before the link has noticed
+        with contextlib.suppress(PeerGone):  # The new session may begin before the link has noticed
             self.link.send("n", b"", sealed(self.rng, size, bytes([self.link._session])))
 
     def on_open(self) -> None:
@@ -142,7 +140,7 @@ class MarkedFront:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_a_shard_killed_in_the_middle_is_replaced_and_no_byte_of_the_old_session_is_seen(
+def test_a_killed_shard_is_replaced_and_no_byte_of_the_old_session_is_received(
     seed: int,
 ) -> None:
     pair, rng, deaths = Pair(BIG), random.Random(seed), 5
@@ -167,7 +165,7 @@ def test_a_shard_killed_in_the_middle_is_replaced_and_no_byte_of_the_old_session
         assert is_readable(busy, 30), "the shard of this session answers"
         os.eventfd_read(busy)
         kill(child)
-        rng.random()  # the next shard lives another time
+        rng.random()  # Let the next shard run for another time
         pair.bump()
         child = fork(shard)
     assert os.waitstatus_to_exitcode(os.waitpid(front, 0)[1]) == 0, (

@@ -1,4 +1,4 @@
-"""Link sessions: deaths and restarts in any order, and who holds up the next session."""
+"""Link sessions: deaths and restarts in any order, and blocks that delay the next session."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENDS = {"front": FRONT, "shard": shard_id(0)}
 
 @hypothesis_settings(max_examples=60, stateful_step_count=40)
 class LinksInAnyOrder(RuleBasedStateMachine):
-    """Two ends, bumps and deaths at any moment: each session's messages arrive as a prefix of what
-    it sent, and nothing else.
+    """Two ends with new sessions and deaths at any moment. The messages of each session must
+    arrive as a prefix of the sent messages.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class LinksInAnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: not self.held["front"] and not self.held["shard"])
     @rule()
     def settle(self) -> None:
-        """Left alone, the two sides always get together, and everything arrives."""
+        """Let both ends run, after which they must be connected and have received all messages."""
         for _ in range(3):
             self.turn("front")
             self.turn("shard")
@@ -112,7 +112,7 @@ class LinksInAnyOrder(RuleBasedStateMachine):
 TestLinks = pytest.mark.slow(LinksInAnyOrder.TestCase)
 
 
-def test_a_block_of_a_session_that_is_over_cannot_be_sent_but_is_given_back(pair: Pair) -> None:
+def test_a_block_of_a_closed_session_cannot_be_sent_but_is_freed(pair: Pair) -> None:
     block = pair.front.link.reserve(PAGE_BYTES)
     assert block is not None
     pair.restart_shard()
@@ -124,7 +124,7 @@ def test_a_block_of_a_session_that_is_over_cannot_be_sent_but_is_given_back(pair
     pair.connect()
 
 
-def test_a_session_waits_until_nobody_reads_where_it_will_write(pair: Pair) -> None:
+def test_a_session_waits_while_a_reader_still_uses_its_half_of_the_arena(pair: Pair) -> None:
     pair.shard.link.send("r", b"", b"s" * 2000)
     [frame] = exchange(pair.shard, pair.front)
     pair.restart_shard()

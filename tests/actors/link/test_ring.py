@@ -1,4 +1,4 @@
-"""The ring: its arithmetic, its two ends in one process, its sessions in any order."""
+"""The ring: its arithmetic, its two ends in one process, and sessions in any order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rings_of(fd: int) -> int:
 
 
 class Ends:
-    """Both ends of one ring, in one process and one session."""
+    """Both ends of one ring in one process and one session."""
 
     def __init__(self, size: int = SIZE, fences: Fences | None = None) -> None:
         self.memory = RingMemory(size)
@@ -62,7 +62,7 @@ def ends() -> Ends:
 # --- the two ends ---
 
 
-def test_a_ring_of_another_size_is_refused() -> None:
+def test_a_ring_of_an_invalid_size_is_rejected() -> None:
     for size in (0, 1024, PAGE_BYTES + 1, 3 * PAGE_BYTES):
         with pytest.raises(ValueError, match="power of two"):
             RingMemory(size)
@@ -77,24 +77,24 @@ def test_a_ring_can_be_filled_to_the_last_byte_and_drained(ends: Ends) -> None:
     assert ends.producer.room() == SIZE
 
 
-def test_a_word_that_was_reset_shows_neither_room_nor_data_that_are_not_there(ends: Ends) -> None:
+def test_a_counter_that_was_reset_shows_no_wrong_space_or_data(ends: Ends) -> None:
     for _ in range(3):
         ends.producer.write(bytes(SIZE // 2))
         ends.consumer.read()
-    ends.memory.words[TAIL] = 0  # the consumer is a session ahead
+    ends.memory.words[TAIL] = 0  # The consumer is one session ahead
     assert ends.producer.room() == 0
     assert ends.producer.write(b"x") == 0
-    ends.memory.words[HEAD] = 0  # so is the producer
+    ends.memory.words[HEAD] = 0  # The producer too
     assert ends.consumer.read() == b""
 
 
-def test_more_bytes_than_the_ring_holds_are_damage(ends: Ends) -> None:
+def test_more_bytes_than_the_ring_can_hold_are_damage(ends: Ends) -> None:
     ends.memory.words[HEAD] = SIZE + 1
     with pytest.raises(RingDamaged, match=f"{SIZE + 1} bytes wait in a ring of {SIZE}"):
         ends.consumer.read()
 
 
-def test_what_does_not_fit_is_left_to_the_caller(ends: Ends) -> None:
+def test_bytes_that_do_not_fit_are_left_to_the_caller(ends: Ends) -> None:
     ends.producer.write(bytes(SIZE - 3))
     assert ends.producer.write(b"abcdef") == 3
     assert ends.consumer.read() == bytes(SIZE - 3) + b"abc"
@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_left_to_the_caller(ends: Ends) -> None:
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["x86", "weakly ordered machine"])
 @given(st.lists(st.tuples(st.integers(0, SIZE + 5), st.booleans()), max_size=60))
-def test_bytes_come_out_as_they_went_in_across_the_end_of_the_data(
+def test_bytes_are_read_in_order_across_the_end_of_the_ring(
     ordered: bool, steps: list[tuple[int, bool]]
 ) -> None:
     fences = Fences(full=load_fences().full, order=lambda: None) if ordered else None
@@ -118,7 +118,7 @@ def test_bytes_come_out_as_they_went_in_across_the_end_of_the_data(
     ends.close()
 
 
-def test_a_store_is_one_word_in_its_own_line() -> None:
+def test_each_counter_has_its_own_cache_line() -> None:
     words = [
         HEAD,
         TAIL,
@@ -130,15 +130,15 @@ def test_a_store_is_one_word_in_its_own_line() -> None:
     assert [word * 8 for word in words] == [0x40, 0x80, 0xC0, 0x100, 0x140, 0x180]
 
 
-# --- bells ---
+# --- doorbells ---
 
 
-def test_a_consumer_that_is_awake_is_not_rung_for(ends: Ends) -> None:
+def test_an_awake_consumer_is_not_notified(ends: Ends) -> None:
     ends.producer.write(b"a")
     assert rings_of(ends.data_bell) == 0
 
 
-def test_a_sleeping_consumer_is_rung_for_once_a_sleep(ends: Ends) -> None:
+def test_a_sleeping_consumer_is_notified_once_per_sleep(ends: Ends) -> None:
     for _ in range(2):
         ends.consumer.sleeper.fall_asleep()
         ends.producer.write(b"a")
@@ -150,7 +150,7 @@ def test_a_sleeping_consumer_is_rung_for_once_a_sleep(ends: Ends) -> None:
     assert ends.producer.bells == 2
 
 
-def test_a_producer_that_waits_for_room_is_rung_for_once(ends: Ends) -> None:
+def test_a_producer_that_waits_for_space_is_notified_once(ends: Ends) -> None:
     ends.producer.write(bytes(SIZE))
     ends.producer.sleeper.fall_asleep()
     ends.producer.sleeper.fall_asleep()
@@ -162,7 +162,7 @@ def test_a_producer_that_waits_for_room_is_rung_for_once(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("died_asleep", [False, True])
-def test_a_successor_of_a_consumer_is_rung_for_too(ends: Ends, died_asleep: bool) -> None:
+def test_the_successor_of_a_consumer_is_notified_too(ends: Ends, died_asleep: bool) -> None:
     ends.consumer.sleeper.fall_asleep()
     if died_asleep:
         ends.producer.write(b"a")
@@ -177,7 +177,9 @@ def test_a_successor_of_a_consumer_is_rung_for_too(ends: Ends, died_asleep: bool
     assert rings_of(ends.data_bell) == 1
 
 
-def test_a_successor_of_a_producer_that_died_waiting_for_room_is_rung_for_too(ends: Ends) -> None:
+def test_the_successor_of_a_producer_that_died_waiting_for_space_is_notified_too(
+    ends: Ends,
+) -> None:
     ends.producer.write(bytes(SIZE))
     assert ends.producer.is_full()
     ends.consumer.read()
@@ -192,9 +194,11 @@ def test_a_successor_of_a_producer_that_died_waiting_for_room_is_rung_for_too(en
 
 
 class Machine:
-    """A machine that carries out the other side's falling asleep at the fence, as a real one may.
+    """A machine on which the other side falls asleep exactly at the fence, as may happen on a real
+    one.
 
-    A fence that stands anywhere but between the store and the look at the sleeper loses the bell.
+    A fence at any place but between the store and the check of the sleeper would lose the
+    doorbell.
     """
 
     def __init__(self) -> None:
@@ -211,7 +215,7 @@ class Machine:
         return Fences(full=Fence(full), order=None)
 
 
-def test_a_producer_stores_then_fences_then_looks_at_the_sleeper() -> None:
+def test_a_producer_stores_then_fences_then_checks_the_sleeper() -> None:
     machine = Machine()
     ends = machine.ends
     fences = machine.fences(ends.consumer.sleeper)
@@ -220,7 +224,7 @@ def test_a_producer_stores_then_fences_then_looks_at_the_sleeper() -> None:
     assert rings_of(ends.data_bell) == 1, "the look comes last"
 
 
-def test_a_consumer_stores_then_fences_then_looks_at_the_sleeper() -> None:
+def test_a_consumer_stores_then_fences_then_checks_the_sleeper() -> None:
     machine = Machine()
     ends = machine.ends
     ends.producer.write(b"abc")
@@ -235,18 +239,18 @@ def test_a_consumer_stores_then_fences_then_looks_at_the_sleeper() -> None:
 
 @settings(max_examples=80, stateful_step_count=40)
 class SessionsInAnyOrder(RuleBasedStateMachine):
-    """Both sides notice a new number when they like, in two steps, and may be restarted between any
-    two.
+    """Both sides notice a new session number at any time, in two steps, and may be restarted
+    between any two steps.
 
-    Bytes carry the number of the session that they were written in; a consumer must read only its
-    own session's bytes, all of them, in order.
+    Bytes contain the number of the session in which they were written. A consumer must read only
+    the bytes of its own session, all of them, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.ends = Ends()
         self.board = 1
-        self.producer_in = self.consumer_in = 0  # announced
+        self.producer_in = self.consumer_in = 0  # Announced
         self.producer_cleared = self.consumer_cleared = 0
         self.written: dict[int, bytes] = {}
         self.read: dict[int, bytes] = {}
@@ -293,7 +297,9 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
 
     @rule(length=st.integers(1, SIZE))
     def write_without_looking_at_the_board(self, length: int) -> None:
-        """A stale producer: it was open once and has not noticed the bump."""
+        """Write as a stale producer, which was connected once and has not noticed the new
+        session.
+        """
         session = self.producer_in
         open_now = self.producer_cleared == session and self.ends.producer.peer_session() == session
         if session and (open_now or session in self.written) and self.producer_cleared == session:
@@ -312,7 +318,7 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
             assert self.written.get(session, b"").startswith(self.read[session])
             if (
                 open_now and self.producer_cleared == session
-            ):  # else its last bytes are gone with its session
+            ):  # Otherwise its last bytes are discarded with its session
                 assert self.read[session] == self.written.get(session, b"")
 
     def teardown(self) -> None:
@@ -325,7 +331,7 @@ TestSessions = pytest.mark.slow(SessionsInAnyOrder.TestCase)
 # --- fences ---
 
 
-def test_a_machine_without_strong_ordering_calls_the_library() -> None:
+def test_a_machine_without_strong_memory_ordering_uses_fences_of_the_library() -> None:
     found = load_fences("aarch64")
     with found.full:
         pass

@@ -1,4 +1,4 @@
-"""A router, or a pair of them, for every test of this folder."""
+"""Fixtures: a router, or a pair of routers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`decisions/0003` §5 to §7: requests, events and failed handlers. Test ids name the section."""
+"""`decisions/0003` §5 to §7: requests, events and failed handlers. The names of the tests contain
+the section.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def failure(code: int, message: str, **data: Any) -> dict[str, Any]:
     ],
     ids=["empty", "not MessagePack", "cid is text", "notification"],
 )
-def test_s5_a_malformed_envelope_is_refused_and_the_session_goes_on(
+def test_s5_a_malformed_envelope_is_refused_and_the_session_continues(
     bench: Bench, payload: bytes
 ) -> None:
     bench.router.route("rpc/append", bench.note("called"))
@@ -69,7 +71,7 @@ def test_s5_a_malformed_envelope_is_refused_and_the_session_goes_on(
     ]
 
 
-def test_s5_without_a_handler_the_method_is_not_found(bench: Bench) -> None:
+def test_s5_a_method_without_a_handler_is_not_found(bench: Bench) -> None:
     bench.request("append")
     assert bench.wire.answers() == [failure(1101, "Method not found")]
     bench.router.route("rpc/append", bench.note("served"))
@@ -80,7 +82,9 @@ def test_s5_without_a_handler_the_method_is_not_found(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_s5_a_handler_that_raises_is_answered_with_2000(bench: Bench, is_async: bool) -> None:
+async def test_s5_a_handler_that_raises_fails_its_request_with_2000(
+    bench: Bench, is_async: bool
+) -> None:
     async def later(message: Inbound) -> None:
         await trio.lowlevel.checkpoint()
         raise ValueError("append failed")
@@ -91,7 +95,7 @@ async def test_s5_a_handler_that_raises_is_answered_with_2000(bench: Bench, is_a
     assert bench.wire.answers() == [failure(2000, "append failed")]
 
 
-def test_s5_the_second_answer_raises_and_the_first_stands(bench: Bench) -> None:
+def test_s5_a_second_reply_raises_and_the_first_is_kept(bench: Bench) -> None:
     caught: list[str] = []
 
     def handler(message: Inbound) -> None:
@@ -111,7 +115,7 @@ def test_s5_the_second_answer_raises_and_the_first_stands(bench: Bench) -> None:
     assert caught == ["rpc/append (cid 7) has been answered already"] * 2
 
 
-def test_s5_raising_after_the_answer_is_logged(bench: Bench) -> None:
+def test_s5_an_exception_after_the_reply_is_logged(bench: Bench) -> None:
     def handler(message: Inbound) -> None:
         assert message.rpc is not None
         message.rpc.reply("done")
@@ -126,7 +130,7 @@ def test_s5_raising_after_the_answer_is_logged(bench: Bench) -> None:
     assert [answer["t"] for answer in bench.wire.answers()] == ["R"]
 
 
-def test_s5_a_failure_that_was_answered_ends_a_broadcast(bench: Bench) -> None:
+def test_s5_a_failure_that_was_replied_ends_a_broadcast(bench: Bench) -> None:
     bench.router.route("rpc/append", bench.fail("tap"), mode="broadcast")
     bench.router.route("rpc/append", bench.note("worker"), mode="broadcast")
     bench.request("append")
@@ -134,14 +138,14 @@ def test_s5_a_failure_that_was_answered_ends_a_broadcast(bench: Bench) -> None:
     assert bench.wire.answers() == [failure(2000, "tap failed")]
 
 
-async def test_s5_a_handler_that_returns_a_value_made_a_mistake(bench: Bench) -> None:
+async def test_s5_a_handler_that_returns_a_value_fails_its_request(bench: Bench) -> None:
     bench.router.route("rpc/append", lambda message: {"status": 200})  # type: ignore[arg-type, return-value]
     await bench.request("append")
     (answer,) = bench.wire.answers()
     assert (answer["code"], "await" in answer["message"]) == (2000, True)
 
 
-async def test_s5_an_answer_may_come_after_the_handler_has_returned(bench: Bench) -> None:
+async def test_s5_a_reply_may_follow_after_the_handler_has_returned(bench: Bench) -> None:
     seen: list[Inbound] = []
     bench.router.route("rpc/append", seen.append)
     assert bench.request("append") is None
@@ -160,7 +164,9 @@ async def test_s5_an_answer_may_come_after_the_handler_has_returned(bench: Bench
     [b"", b"junk", encode_request(7, "x", None), encode_success(7, None)],
     ids=["empty", "not MessagePack", "request", "success"],
 )
-def test_s6_what_is_no_notification_is_logged_and_dropped(bench: Bench, payload: bytes) -> None:
+def test_s6_a_payload_that_is_not_a_notification_is_logged_and_dropped(
+    bench: Bench, payload: bytes
+) -> None:
     bench.router.route("event/x", bench.note("called"))
     with capture_logs() as logs:
         bench.put("event/x", payload)
@@ -171,7 +177,7 @@ def test_s6_what_is_no_notification_is_logged_and_dropped(bench: Bench, payload:
 
 
 @pytest.mark.parametrize("subject", ["event/x", "app/x"])
-async def test_s6_a_handler_that_raises_is_logged_and_the_next_runs(
+async def test_s6_a_handler_that_raises_is_logged_and_the_next_one_runs(
     bench: Bench, subject: str
 ) -> None:
     async def fail_later(message: Inbound) -> None:
@@ -191,7 +197,7 @@ async def test_s6_a_handler_that_raises_is_logged_and_the_next_runs(
     assert (bench.record, bench.wire.sent) == (["a", "b", "c"], [])
 
 
-def test_s6_nobody_need_listen(bench: Bench) -> None:
+def test_s6_an_event_without_a_listener_is_ignored(bench: Bench) -> None:
     with capture_logs() as logs:
         assert bench.event("x") is None
         assert bench.put("app/x", b"opaque") is None
@@ -251,7 +257,7 @@ def custom_mapper(error: Exception, message: Inbound) -> RpcErrorPayload:
         ),
     ],
 )
-def test_s7_errors_are_mapped(error: Exception, answer: dict[str, Any]) -> None:
+def test_s7_exceptions_are_mapped_to_errors(error: Exception, answer: dict[str, Any]) -> None:
     bench = Bench(MessageRouter(RouterConfig(error_mapper=custom_mapper)))
     bench.router.route("rpc/append", bench.fail("append", error))
     with capture_logs() as logs:
@@ -262,7 +268,7 @@ def test_s7_errors_are_mapped(error: Exception, answer: dict[str, Any]) -> None:
     )
 
 
-def test_s7_a_result_that_cannot_be_encoded_is_the_handlers_error(bench: Bench) -> None:
+def test_s7_a_result_that_cannot_be_encoded_fails_the_request(bench: Bench) -> None:
     block = FakeBlock()
     bench.router.route(
         "rpc/append", lambda message: message.rpc.reply(object(), block) if message.rpc else None
@@ -285,7 +291,7 @@ async def test_s7_a_cancelled_handler_is_not_a_failed_one(bench: Bench) -> None:
     assert (bench.wire.sent, bench.wire.released) == ([], [7])
 
 
-# Whatever comes
+# Any message
 
 
 @given(
@@ -296,7 +302,7 @@ async def test_s7_a_cancelled_handler_is_not_a_failed_one(bench: Bench) -> None:
     ).map(encode),
     st.sampled_from([0, ARENA, ERROR]),
 )
-def test_any_message_is_taken_without_an_exception(
+def test_any_message_is_handled_without_an_exception(
     subject: str, payload: bytes, flags: int
 ) -> None:
     bench = Bench()
@@ -312,26 +318,26 @@ def test_any_message_is_taken_without_an_exception(
     elif subject.startswith("event/"):
         assert (answered, called + len(logs)) == (0, 1)
     elif subject.startswith("rpc/") and not called and not answered:
-        assert not logs  # a well-formed answer that nobody waits for
+        assert not logs  # A well-formed reply without a pending call
     else:
         assert answered == 1
 
 
 @pytest.mark.parametrize("subject", ["rpc/a", "rpc/none", "stream/a", "x"])
-def test_a_peer_that_is_gone_before_it_is_answered_is_no_error(bench: Bench, subject: str) -> None:
+def test_a_disconnected_peer_is_not_an_error_for_a_reply(bench: Bench, subject: str) -> None:
     bench.router.route("rpc/a", bench.note("called"))
     bench.wire.broken = True
     assert bench.request("a", subject=subject) is None
 
 
-# §5: time-outs, in virtual time: a test that lets time pass names the clock
+# §5: timeouts in virtual time. A test that lets time pass names the clock.
 
 
 TIMEOUT = {"subject": "rpc/append", "t": "E", "cid": 7, "code": 1103, "message": "Handler timeout"}
 
 
 class Silent:
-    """A router whose handler keeps every request and answers none; ``sweeping()`` runs its
+    """A router whose handler keeps every request and replies to none. ``sweeping()`` runs its
     deadlines.
     """
 
@@ -351,7 +357,7 @@ async def silent(nursery: trio.Nursery) -> Silent:
     return Silent(nursery)
 
 
-async def test_s5_silence_is_answered_after_thirty_seconds_to_the_moment(
+async def test_s5_a_request_without_a_reply_times_out_after_exactly_thirty_seconds(
     autojump_clock: MockClock, silent: Silent
 ) -> None:
     start = trio.current_time()
@@ -364,7 +370,9 @@ async def test_s5_silence_is_answered_after_thirty_seconds_to_the_moment(
     assert [(entry["event"], entry["cid"]) for entry in logs] == [("rpc timed out", 7)]
 
 
-async def test_s5_the_time_is_configured(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_s5_the_timeout_is_configurable(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     silent = Silent(nursery, timeout_ms=50)
     silent.bench.request()
     await trio.sleep(0.049)
@@ -393,7 +401,7 @@ async def test_s5_each_request_has_its_own_deadline(
     assert expired == ["29.9: []", "30.1: [0]", "31.1: [1]", "35.1: []", "49.9: []", "50.1: [3]"]
 
 
-async def test_s5_a_request_after_an_idle_time_is_timed_too(
+async def test_s5_a_request_after_an_idle_time_has_a_timeout_too(
     autojump_clock: MockClock, silent: Silent
 ) -> None:
     for _ in range(3):
@@ -403,7 +411,7 @@ async def test_s5_a_request_after_an_idle_time_is_timed_too(
         assert silent.bench.wire.answers() == [TIMEOUT]
 
 
-async def test_s5_an_answer_in_time_leaves_nothing_behind(
+async def test_s5_a_reply_in_time_leaves_no_state(
     autojump_clock: MockClock, silent: Silent
 ) -> None:
     silent.bench.request()
@@ -415,13 +423,13 @@ async def test_s5_an_answer_in_time_leaves_nothing_behind(
     assert [answer["t"] for answer in silent.bench.wire.answers()] == ["R"]
 
 
-async def test_s5_a_late_answer_is_dropped_and_logged_once(
+async def test_s5_a_late_reply_is_dropped_and_logged_once(
     autojump_clock: MockClock, silent: Silent
 ) -> None:
     silent.bench.request(flags=ARENA)
     await trio.sleep(31)
     assert silent.bench.wire.answers() == [TIMEOUT]
-    assert silent.bench.wire.released == []  # the handler may still be reading
+    assert silent.bench.wire.released == []  # The handler may still be reading
     block = FakeBlock()
     with capture_logs() as logs:
         silent.kept[0].reply("late", block)
@@ -431,7 +439,7 @@ async def test_s5_a_late_answer_is_dropped_and_logged_once(
         silent.kept[0].reply("later still")
 
 
-async def test_s5_an_async_handler_is_timed_and_not_stopped(
+async def test_s5_an_async_handler_times_out_and_is_not_stopped(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     bench = Bench()
@@ -451,7 +459,7 @@ async def test_s5_an_async_handler_is_timed_and_not_stopped(
     assert (bench.wire.answers(), bench.record, bench.wire.released) == ([], ["open False"], [7])
 
 
-async def test_s5_a_handler_that_raises_after_its_time_is_logged(
+async def test_s5_a_handler_that_raises_after_its_timeout_is_logged(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     bench = Bench()
@@ -469,7 +477,7 @@ async def test_s5_a_handler_that_raises_after_its_time_is_logged(
     assert (bench.wire.answers(), bench.wire.released) == ([TIMEOUT], [7])
 
 
-async def test_s5_a_closed_session_is_not_timed_any_more(
+async def test_s5_requests_of_a_closed_session_do_not_time_out(
     autojump_clock: MockClock, silent: Silent
 ) -> None:
     silent.bench.request()
@@ -480,7 +488,7 @@ async def test_s5_a_closed_session_is_not_timed_any_more(
     assert (silent.bench.wire.sent, logs) == ([], [])
 
 
-async def test_s5_a_peer_that_is_gone_at_the_deadline_is_no_error(
+async def test_s5_a_disconnected_peer_is_not_an_error_at_the_deadline(
     autojump_clock: MockClock, silent: Silent
 ) -> None:
     silent.bench.request()

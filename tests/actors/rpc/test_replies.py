@@ -1,5 +1,5 @@
-"""Replies: what the caller is told of an answer and of an error, and what the log is told; failures
-of a shard become the failures of the tree again.
+"""Replies: the contents of results and errors for the caller and for the log. Failures of a shard
+become exceptions of the same class again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CLASSES = [
 ABOUT: Any = SimpleNamespace(subject="about")
 
 
-def test_damage_is_told_without_its_path_and_logged_with_it() -> None:
+def test_damage_is_reported_without_its_path_and_logged_with_it() -> None:
     with capture_logs() as logs:
         sent = map_error(Damaged(Path("/data/x.seg"), 4711, "a bad checksum"), ABOUT)
     assert sent.code == CONTRACT_ERROR
@@ -75,7 +75,7 @@ def test_an_unexpected_error_is_logged_with_its_traceback() -> None:
     assert [(entry["event"], entry["exc_info"]) for entry in logs] == [("handler failed", error)]
 
 
-def test_an_answer_ends_with_the_time_that_it_took(pair: Pair) -> None:
+def test_a_reply_ends_with_its_duration(pair: Pair) -> None:
     def get(request: InboundMessage[TopicGetParams, NoResult]) -> None:
         reply_json(request, NO_RESULT, b'{"topic":"a"', time.monotonic_ns() - 5_000_000)
 
@@ -87,7 +87,7 @@ def test_an_answer_ends_with_the_time_that_it_took(pair: Pair) -> None:
     assert 5 <= answer["performance"]["server_total_ms"] < 5000
 
 
-def test_the_caller_hears_the_error_of_its_request(pair: Pair) -> None:
+def test_the_caller_receives_the_error_of_its_request(pair: Pair) -> None:
     pair.shard.serve(TOPIC_GET, lambda request: answer_error(request, TopicNotFound("a")))
     pair.ask(TOPIC_GET, GET)
     pair.shard.dispatch(pair.server, pair.to_shard.take()[0])
@@ -96,7 +96,7 @@ def test_the_caller_hears_the_error_of_its_request(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_failure_survives_the_way_to_the_caller(kind: type[TopicsError]) -> None:
+def test_every_failure_reaches_the_caller_unchanged(kind: type[TopicsError]) -> None:
     raised = TopicsError.restore(kind, "why", {"topic": "a", "max": 7})
     with capture_logs() as logs:
         found = failure_of(RemoteError(*map_error(raised, ABOUT)))
@@ -104,12 +104,12 @@ def test_every_failure_survives_the_way_to_the_caller(kind: type[TopicsError]) -
     assert logs == []
 
 
-def test_a_time_out_says_that_nothing_was_done() -> None:
+def test_a_timeout_is_reported_as_not_ready() -> None:
     found = failure_of(RemoteError(ErrorCode.TIMEOUT, "Handler timeout"))
     assert (type(found), found.detail) == (NotReady, {"reason": "timeout"})
 
 
-def test_failures_of_a_batch_are_those_of_its_requests() -> None:
+def test_failures_of_a_batch_belong_to_its_requests() -> None:
     result = AppendResult(
         bytes((AppendOutcome.FAILED, AppendOutcome.APPENDED, AppendOutcome.FAILED)),
         [0, 9, 0],

@@ -1,5 +1,5 @@
-"""`decisions/0003` §1, §3, §4: which subjects pass, which handlers a message gets, in which order,
-and registrations that change meanwhile. Test ids name the section.
+"""`decisions/0003` §1, §3, §4: which subjects are accepted, which handlers a message gets, in which
+order, and registrations that change in the meantime. The names of the tests contain the section.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tests.support.wire import Bench, Inbound, encode_notification, payload_for
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.route_table import Mode, SubjectKind, SubjectPolicy
 
-# §1, §4, §8: who is called, and in which order
+# §1, §4, §8: which handlers are called, and in which order
 
 
-# name=pattern: ``*`` ends a prefix, ``!`` is exclusive, ``+`` broadcast, ``@`` a session's own.
+# name=pattern: ``*`` ends a prefix, ``!`` is exclusive, ``+`` broadcast, ``@`` a handler of one
+# session.
 ORDER = """
 §4 the example, broadcast                 |A=event/u.j B=event/u.* C=event/*    |event/u.j|A B C
 §4 the example backwards                  |C=event/* B=event/u.* A=event/u.j    |event/u.j|A B C
@@ -56,17 +57,17 @@ def register(bench: Bench, route: str) -> None:
 
 
 @pytest.mark.parametrize("row", ORDER.strip().splitlines(), ids=lambda row: row.split("|")[0])
-def test_handlers_run_in_the_order_of_the_document(bench: Bench, row: str) -> None:
+def test_handlers_run_in_the_order_that_the_document_specifies(bench: Bench, row: str) -> None:
     _, routes, subject, called = (part.strip() for part in row.split("|"))
     for route in routes.split():
         register(bench, route)
-    for _ in range(2):  # the second time from what was resolved the first time
+    for _ in range(2):  # The second iteration uses the cached resolution
         bench.put(subject, payload_for(subject))
         assert bench.record == called.split()
         bench.record.clear()
 
 
-def test_s1_unsubscribe_takes_back_one_registration_once(bench: Bench) -> None:
+def test_s1_unsubscribe_removes_one_registration_once(bench: Bench) -> None:
     handler = bench.note("twice")
     first = bench.router.route("app/x", handler)
     bench.router.route("app/x", handler)
@@ -77,7 +78,7 @@ def test_s1_unsubscribe_takes_back_one_registration_once(bench: Bench) -> None:
     assert bench.record == ["twice"] * 4
 
 
-def test_s1_unroute_takes_all_of_the_subject_and_no_prefix(bench: Bench) -> None:
+def test_s1_unroute_removes_all_handlers_of_the_subject_and_no_prefix(bench: Bench) -> None:
     bench.router.route("app/x", bench.note("1"))
     stale = bench.router.route("app/x", bench.note("2"))
     bench.router.route_prefix("app/x", bench.note("prefix"))
@@ -90,7 +91,7 @@ def test_s1_unroute_takes_all_of_the_subject_and_no_prefix(bench: Bench) -> None
     assert bench.record == ["new", "prefix", "other"]
 
 
-def test_s1_clear_takes_all_of_its_own_scope(bench: Bench) -> None:
+def test_s1_clear_removes_all_handlers_of_its_own_scope(bench: Bench) -> None:
     bench.router.route("app/x", bench.note("exact"))
     bench.router.route_prefix("app/", bench.note("prefix"))
     bench.session.router.route("app/x", bench.note("session"))
@@ -102,7 +103,7 @@ def test_s1_clear_takes_all_of_its_own_scope(bench: Bench) -> None:
     assert bench.record == ["session", "exact", "prefix", "session"]
 
 
-def test_s8_one_sessions_handlers_are_not_anothers(bench: Bench) -> None:
+def test_s8_handlers_of_one_session_do_not_receive_messages_of_another(bench: Bench) -> None:
     other = Bench(bench.router)
     bench.session.router.route("app/x", bench.note("mine"))
     other.put("app/x", b"")
@@ -110,10 +111,10 @@ def test_s8_one_sessions_handlers_are_not_anothers(bench: Bench) -> None:
     assert (bench.record, other.record) == (["mine"], [])
 
 
-# Registrations that change under way
+# Registrations that change during a dispatch
 
 
-def test_s4_a_handler_added_in_a_dispatch_waits_for_the_next_message(bench: Bench) -> None:
+def test_s4_a_handler_added_during_a_dispatch_receives_only_later_messages(bench: Bench) -> None:
     added: list[Callable[[], None]] = []
 
     def add(message: Inbound) -> None:
@@ -127,7 +128,7 @@ def test_s4_a_handler_added_in_a_dispatch_waits_for_the_next_message(bench: Benc
     assert bench.record == ["add", "add", "added"]
 
 
-def test_s4_a_handler_taken_back_in_a_dispatch_is_not_called_any_more(bench: Bench) -> None:
+def test_s4_a_handler_removed_during_a_dispatch_is_not_called(bench: Bench) -> None:
     bench.router.route("app/x", lambda message: take_back())
     take_back = bench.router.route("app/x", bench.note("gone"))
     bench.router.route("app/x", bench.note("stays"))
@@ -135,7 +136,7 @@ def test_s4_a_handler_taken_back_in_a_dispatch_is_not_called_any_more(bench: Ben
     assert bench.record == ["stays"]
 
 
-async def test_s4_a_handler_taken_back_while_another_one_waits_is_not_called(bench: Bench) -> None:
+async def test_s4_a_handler_removed_while_another_one_waits_is_not_called(bench: Bench) -> None:
     go_on = trio.Event()
 
     async def wait(message: Inbound) -> None:
@@ -213,13 +214,13 @@ POLICIES: list[tuple[str, SubjectPolicy, str, list[dict[str, Any]]]] = [
 
 
 def classifying(kind: SubjectKind) -> Bench:
-    """All subjects are of this kind."""
+    """Return a bench that classifies all subjects as this kind."""
     policy = SubjectPolicy(classify=lambda _subject: kind)
     return Bench(MessageRouter(RouterConfig(subject_policy=policy)))
 
 
 @pytest.mark.parametrize(("rule", "policy", "subject", "sent"), POLICIES)
-def test_s3_the_policy_decides_what_passes(
+def test_s3_the_policy_decides_which_subjects_are_accepted(
     rule: str, policy: SubjectPolicy, subject: str, sent: list[dict[str, Any]]
 ) -> None:
     bench = Bench(MessageRouter(RouterConfig(subject_policy=policy)))
@@ -235,7 +236,7 @@ def test_s3_the_policy_decides_what_passes(
     [b"", b"opaque", encode_notification("x", None)],
     ids=["empty", "opaque", "notification"],
 )
-def test_s3_what_is_classified_as_rpc_must_be_an_rpc(payload: bytes) -> None:
+def test_s3_a_subject_classified_as_rpc_requires_a_request(payload: bytes) -> None:
     bench = classifying("rpc")
     bench.router.route("app/x", bench.note("called"))
     bench.put("app/x", payload)
@@ -244,7 +245,7 @@ def test_s3_what_is_classified_as_rpc_must_be_an_rpc(payload: bytes) -> None:
     assert answer["message"].startswith("malformed payload: ")
 
 
-def test_s3_what_is_classified_as_rpc_is_answered_as_rpc() -> None:
+def test_s3_a_subject_classified_as_rpc_gets_a_reply() -> None:
     bench = classifying("rpc")
     bench.router.route("app/x", bench.note("first"))
     bench.router.route("app/x", bench.note("second"))
@@ -253,7 +254,7 @@ def test_s3_what_is_classified_as_rpc_is_answered_as_rpc() -> None:
     assert bench.record == ["first"]
 
 
-def test_s3_what_is_classified_as_event_must_be_a_notification() -> None:
+def test_s3_a_subject_classified_as_event_requires_a_notification() -> None:
     bench = classifying("event")
     bench.router.route("rpc/a", bench.note("called"))
     with capture_logs() as logs:

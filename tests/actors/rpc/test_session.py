@@ -39,7 +39,7 @@ from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
 # §8: cleanup
 
 
-def test_s8_closed_listeners_still_see_the_registrations() -> None:
+def test_s8_close_listeners_still_see_the_registrations() -> None:
     bench = Bench()
     bench.session.router.route("app/x", bench.note("session"))
     seen: list[str] = []
@@ -54,7 +54,7 @@ def test_s8_closed_listeners_still_see_the_registrations() -> None:
     assert bench.session.router.matching("app/x") == []
 
 
-def test_s8_close_is_told_once() -> None:
+def test_s8_a_close_is_reported_once() -> None:
     bench, seen = Bench(), list[str]()
     bench.session.on_closed(lambda session: seen.append("first"))
     bench.session.on_closed(lambda session: session.close())
@@ -63,7 +63,7 @@ def test_s8_close_is_told_once() -> None:
     assert seen == ["first"]
 
 
-def test_s8_a_listener_that_raises_stops_neither_the_next_nor_the_cleanup() -> None:
+def test_s8_a_listener_that_raises_stops_neither_the_next_one_nor_the_cleanup() -> None:
     bench, seen = Bench(), list[str]()
 
     def fail(session: LinkSession) -> None:
@@ -80,7 +80,7 @@ def test_s8_a_listener_that_raises_stops_neither_the_next_nor_the_cleanup() -> N
     assert (seen, bench.session.router.matching("app/x")) == (["next"], [])
 
 
-def test_s8_global_handlers_survive_a_reconnect_and_session_ones_do_not() -> None:
+def test_s8_only_global_handlers_survive_a_reconnect() -> None:
     first = Bench()
     first.router.route("app/x", first.note("global"))
     first.session.router.route("app/x", first.note("session"))
@@ -91,7 +91,7 @@ def test_s8_global_handlers_survive_a_reconnect_and_session_ones_do_not() -> Non
     assert first.record == ["session", "global", "global"]
 
 
-def test_s8_closing_the_router_closes_the_sessions_and_clears_all() -> None:
+def test_s8_closing_the_router_closes_the_sessions_and_removes_all_handlers() -> None:
     bench, seen = Bench(), list[str]()
     other = Bench(bench.router)
     bench.router.route("app/x", bench.note("global"))
@@ -109,7 +109,7 @@ def test_s8_closing_the_router_closes_the_sessions_and_clears_all() -> None:
     assert bench.router.matching("app/x") == []
 
 
-def test_s8_what_arrives_on_a_closed_session_is_dropped_and_its_memory_goes_back() -> None:
+def test_s8_a_message_on_a_closed_session_is_dropped_and_its_memory_released() -> None:
     bench = Bench()
     bench.router.route("app/x", bench.note("called"))
     bench.session.close()
@@ -117,7 +117,7 @@ def test_s8_what_arrives_on_a_closed_session_is_dropped_and_its_memory_goes_back
     assert (bench.record, bench.wire.sent, bench.wire.released) == ([], [], [7])
 
 
-async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
+async def test_s8_a_reply_after_the_end_of_the_session_is_not_sent() -> None:
     bench, seen = Bench(), list[Inbound]()
     bench.router.route("rpc/append", seen.append)
     bench.request()
@@ -129,13 +129,13 @@ async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
     assert (bench.wire.sent, block.freed) == ([], 2)
 
 
-# §2, §9: what a handler is given, and the memory of attachments
+# §2, §9: the message that a handler receives, and the memory of attachments
 
 
 # §2, §9: the message
 
 
-async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
+async def test_s2_a_handler_sees_the_complete_message(bench: Bench) -> None:
     seen: list[Inbound] = []
     bench.router.route("rpc/append", seen.append)
     payload = encode_request(9, "append", {"topic": "a"})
@@ -159,7 +159,7 @@ async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
     )
 
 
-def test_s2_rpc_is_there_only_for_a_request(bench: Bench) -> None:
+def test_s2_only_a_request_has_an_rpc(bench: Bench) -> None:
     seen: list[Inbound] = []
     bench.router.route_prefix("", seen.append)
     bench.event("topic.appended", {"topic": "a"})
@@ -174,7 +174,7 @@ def test_s2_rpc_is_there_only_for_a_request(bench: Bench) -> None:
     "name",
     ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "params"],
 )
-def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
+def test_s9_no_attribute_of_a_message_can_be_set(bench: Bench, name: str) -> None:
     seen: list[Inbound] = []
     bench.router.route("app/x", seen.append)
     bench.put("app/x", b"")
@@ -184,7 +184,7 @@ def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
         seen[0].frame.message_id = 8  # type: ignore[misc]
 
 
-def test_s9_every_message_goes_out_under_a_fresh_message_id(bench: Bench) -> None:
+def test_s9_every_message_is_sent_with_a_new_message_id(bench: Bench) -> None:
     def handler(message: Inbound) -> None:
         assert message.rpc is not None
         message.send("event/x", encode_notification("x", None))
@@ -214,7 +214,7 @@ def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
     )
 
 
-# Attachments that lie in the peer's memory
+# Attachments in the memory of the peer
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
         pytest.param(lambda b: b.put("", b"junk", flags=ARENA | ERROR), None, id="refusal"),
     ],
 )
-def test_s9_memory_of_the_peer_goes_back_when_it_is_done_with(
+def test_s9_memory_of_the_peer_is_released_after_the_message_is_handled(
     bench: Bench, put: Callable[[Bench], Any], handler: str
 ) -> None:
     if handler:
@@ -248,7 +248,7 @@ def test_s9_memory_of_the_peer_goes_back_when_it_is_done_with(
     assert bench.wire.released == [7]
 
 
-async def test_s9_memory_of_the_peer_is_kept_until_the_answer(bench: Bench) -> None:
+async def test_s9_memory_of_the_peer_is_kept_until_the_reply(bench: Bench) -> None:
     seen: list[Inbound] = []
     bench.router.route("rpc/a", seen.append)
     bench.request("a", flags=ARENA)
@@ -272,8 +272,8 @@ async def test_s9_memory_of_the_peer_is_kept_until_the_last_handler_has_returned
     assert (bench.record, bench.wire.released) == (["released []", "released []"], [7])
 
 
-async def test_a_request_that_releases_an_inline_attachment_holds_it_no_more(bench: Bench) -> None:
-    """A long poll waits for half a minute after it was decoded."""
+async def test_a_request_that_releases_an_inline_attachment_frees_its_memory(bench: Bench) -> None:
+    """A long poll waits for half a minute after its body was decoded."""
     seen: list[Inbound] = []
     bench.router.route("rpc/a", seen.append)
     message = Message(7, 0, "rpc/a", encode_request(1, "a", ()), b"x" * 100)
@@ -302,7 +302,7 @@ PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9, 4, False)
 
 
 def answer(pair: Pair, cid: int, *, flags: int = ARENA) -> None:
-    """The peer answers the call, from its arena."""
+    """Reply to the call from the arena of the peer."""
     payload = encode_success(cid, [5])
     pair.front.dispatch(pair.caller, Message(9, flags, DIFF.subject, payload, memoryview(b"body")))
 
@@ -310,7 +310,7 @@ def answer(pair: Pair, cid: int, *, flags: int = ARENA) -> None:
 # Calls
 
 
-def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None:
+def test_a_handler_receives_the_params_and_the_caller_the_result(pair: Pair) -> None:
     seen: list[tuple[Any, bytes]] = []
 
     def put(request: InboundMessage[TopicPutParams, PutResult]) -> None:
@@ -327,7 +327,7 @@ def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None
     assert (reply.body, asked.pending.is_over) == (b"answer", True)
 
 
-async def test_a_request_tells_of_itself(pair: Pair) -> None:
+async def test_a_request_has_the_attributes_of_its_call(pair: Pair) -> None:
     kept: list[InboundMessage[TopicParams, Number]] = []
     pair.shard.serve(DIFF, kept.append)
     asked = pair.ask(DIFF, PARAMS)
@@ -350,7 +350,7 @@ async def test_a_request_tells_of_itself(pair: Pair) -> None:
     assert str(error) == "no such topic (2001)"
 
 
-async def test_calls_are_answered_in_any_order(pair: Pair) -> None:
+async def test_calls_may_be_completed_in_any_order(pair: Pair) -> None:
     waiting: list[Inbound] = []
     pair.shard.serve(DIFF, waiting.append)
     calls = [pair.ask(DIFF, PARAMS) for _ in range(3)]
@@ -361,7 +361,7 @@ async def test_calls_are_answered_in_any_order(pair: Pair) -> None:
         assert calls[n].reply().result == Number(n)
 
 
-def test_both_sides_may_call(pair: Pair) -> None:
+def test_both_ends_may_make_calls(pair: Pair) -> None:
     pair.front.serve(DIFF, lambda request: request.reply(Number(1)))
     pair.shard.serve(DIFF, lambda request: request.reply(Number(2)))
     calls = [pair.ask(DIFF, PARAMS), Asked(pair.server, DIFF, PARAMS)]
@@ -370,7 +370,9 @@ def test_both_sides_may_call(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("subject", "code"), [("stream/x", 1003), ("debug/x", 1002)])
-def test_a_refused_message_that_is_no_call_is_logged(pair: Pair, subject: str, code: int) -> None:
+def test_a_refused_message_that_is_not_a_call_is_logged(
+    pair: Pair, subject: str, code: int
+) -> None:
     pair.caller.send(subject, b"")
     with capture_logs() as logs:
         pair.deliver()
@@ -387,7 +389,7 @@ def test_a_refused_call_fails(pair: Pair) -> None:
     assert error.message.startswith("malformed payload: ")
 
 
-def test_a_refusal_is_never_answered() -> None:
+def test_a_refusal_gets_no_reply() -> None:
     bench = Bench()
     with capture_logs() as logs:
         bench.put("stream/x", b"junk", flags=ERROR)
@@ -409,10 +411,10 @@ def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
     assert (type(seen[0][0]), seen) == (FeedPageParams, [(PAGE, b"records")])
 
 
-# Calls that end otherwise
+# Calls that end in other ways
 
 
-def test_closing_fails_the_calls_under_way_before_the_listeners_hear(pair: Pair) -> None:
+def test_closing_a_session_fails_its_pending_calls_before_the_listeners_run(pair: Pair) -> None:
     asked = pair.ask(DIFF, PARAMS)
     pair.caller.on_closed(lambda session: asked.told.append("closed"))
     pair.caller.close()
@@ -423,7 +425,7 @@ def test_closing_fails_the_calls_under_way_before_the_listeners_hear(pair: Pair)
 
 
 @pytest.mark.parametrize("how", ["closed", "broken"])
-def test_no_call_starts_when_the_peer_is_gone_and_its_block_is_freed(pair: Pair, how: str) -> None:
+def test_no_call_starts_without_a_peer_and_its_block_is_freed(pair: Pair, how: str) -> None:
     if how == "closed":
         pair.caller.close()
     else:
@@ -434,11 +436,11 @@ def test_no_call_starts_when_the_peer_is_gone_and_its_block_is_freed(pair: Pair,
     with pytest.raises(PeerGone):
         pair.caller.notify(FEED_PAGE, PAGE, blocks[1])
     assert (pair.to_shard.sent, pair.caller.calls) == ([], {})
-    if how == "closed":  # else the transport has taken them
+    if how == "closed":  # Otherwise the transport has taken them
         assert [block.freed for block in blocks] == [1, 1]
 
 
-def test_an_abandoned_call_is_told_to_the_peer_and_a_late_answer_released(pair: Pair) -> None:
+def test_an_abandoned_call_is_reported_to_the_peer_and_its_late_reply_released(pair: Pair) -> None:
     cancelled: list[InboundMessage[CallCancelledParams, Any]] = []
     pair.shard.route("event/call.cancelled", cancelled.append, params=CallCancelledParams)
     asked = pair.ask(DIFF, PARAMS)
@@ -456,7 +458,7 @@ def test_an_abandoned_call_is_told_to_the_peer_and_a_late_answer_released(pair: 
     [encode_failure(102, 2000, "late"), encode_success(102, None)],
     ids=["error", "success"],
 )
-def test_a_late_answer_disturbs_no_other_call(pair: Pair, late: bytes) -> None:
+def test_a_late_reply_does_not_affect_other_calls(pair: Pair, late: bytes) -> None:
     kept, given_up = pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)
     given_up.pending.abandon()
     pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
@@ -466,7 +468,7 @@ def test_a_late_answer_disturbs_no_other_call(pair: Pair, late: bytes) -> None:
 
 @pytest.mark.parametrize("how", ["abandoned", "failed"])
 @pytest.mark.parametrize("is_wanted", [True, False])
-def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
+def test_a_late_reply_is_passed_once_to_the_function_that_requested_it(
     pair: Pair, how: str, is_wanted: bool
 ) -> None:
     asked, late = pair.ask(DIFF, PARAMS), list[Any]()
@@ -483,7 +485,7 @@ def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
     assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerGone])
 
 
-def test_abandoning_when_the_peer_is_gone_is_no_error(pair: Pair) -> None:
+def test_abandoning_a_call_of_a_disconnected_peer_is_not_an_error(pair: Pair) -> None:
     asked = pair.ask(DIFF, PARAMS)
     pair.to_shard.broken = True
     asked.pending.abandon()
@@ -511,7 +513,7 @@ def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
     assert list(map(type, others[1].told)) == [PeerGone]
 
 
-def test_what_cannot_be_encoded_starts_no_call_and_frees_its_block(pair: Pair) -> None:
+def test_params_that_cannot_be_encoded_start_no_call_and_free_their_block(pair: Pair) -> None:
     blocks = [FakeBlock(), FakeBlock()]
     with pytest.raises(TypeError, match="unsupported"):
         pair.ask(DIFF, TopicParams(object(), 1), blocks[0])  # type: ignore[arg-type]

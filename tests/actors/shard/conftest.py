@@ -1,4 +1,4 @@
-"""Desks of a shard for the tests of its services."""
+"""Fixtures: desks of a shard for the tests of its services."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def desk(tmp_path: Path, nursery: trio.Nursery) -> Desk:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body of more than 4,000 bytes is streamed; it is decoded by 500 and written by 1,000."""
+    """Stream bodies of more than 4,000 bytes, decode them by 500 and write them by 1,000 bytes."""
     monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", LONG)
     monkeypatch.setattr(streamed_appends, "RUN_BYTES", 1000)
     monkeypatch.setattr(sliced, "SLICE_BYTES", 500)
@@ -44,7 +44,7 @@ def workers(tmp_path: Path, nursery: trio.Nursery) -> QueueDesk:
 
 @pytest.fixture
 async def disk(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[OnDisk]:
-    """The same, of a shard on a real disk."""
+    """A session that opens feeds of a shard on a real disk."""
     front = OnDisk(tmp_path, nursery)
     yield front
     if front.log.writer._thread.is_alive():

@@ -1,5 +1,5 @@
-"""Appends that come in one message: neighbours share a frame, and each is answered as if it had
-come alone, in their order.
+"""Appends in one message: neighbours share a frame, and each gets the reply that it would get
+alone, in order.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ def body(*datas: Any, **fields: Any) -> dict[str, Any]:
 
 
 def said(answers: list[dict[str, Any]]) -> list[Any]:
-    """The seqs of what went well, the code of what did not."""
+    """Return the seqs of the successful requests and the error codes of the others."""
     return [answer.get("code") or answer["seqs"] for answer in answers]
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-async def test_all_are_answered_together_in_their_order(desk: Desk, durability: str) -> None:
+async def test_all_appends_of_a_message_get_their_replies_together_and_in_order(
+    desk: Desk, durability: str
+) -> None:
     desk.make("a", durability=durability)
     number = desk.append_many("a", body(1), body(2, 3), body(4))
     desk.synced()
@@ -57,14 +59,14 @@ async def test_all_are_answered_together_in_their_order(desk: Desk, durability: 
 
 
 def frames(desk: Desk) -> list[int]:
-    """How many records each APPEND frame has."""
+    """Return the number of records of each APPEND frame."""
     return [
         frame.record_count for frame in desk.log.frames.values() if frame.kind is FrameKind.APPEND
     ]
 
 
 @pytest.mark.parametrize("end", ["written", "synced"])
-async def test_they_share_a_frame_and_wait_for_what_their_class_promises(
+async def test_appends_of_a_message_share_a_frame_and_wait_for_their_durability_class(
     desk: Desk, end: str
 ) -> None:
     desk.make("a", durability="disk" if end == "written" else "fsync")
@@ -80,7 +82,7 @@ async def test_they_share_a_frame_and_wait_for_what_their_class_promises(
     assert said(answers) == [[1], [2]]
 
 
-async def test_requests_with_a_key_or_a_config_have_frames_of_their_own_in_their_place(
+async def test_requests_with_a_key_or_a_config_have_their_own_frames_in_order(
     desk: Desk,
 ) -> None:
     desk.make("a")
@@ -94,14 +96,14 @@ async def test_requests_with_a_key_or_a_config_have_frames_of_their_own_in_their
     assert said(answers) == [[1], [2, 3], [4], [5], "invalid_request", [6], [7]]
 
 
-async def test_a_group_ends_where_it_is_long(desk: Desk) -> None:
+async def test_a_group_ends_at_its_maximum_length(desk: Desk) -> None:
     desk.make("a")
     long = "x" * (appends.JOINED_MAX_BYTES // 3)
     desk.append_many("a", *[body(long)] * 5, body(long * 4), body(1))
     assert frames(desk) == [2, 2, 1, 1, 1]
 
 
-async def test_records_of_a_group_keep_what_each_was_sent_with(desk: Desk) -> None:
+async def test_records_of_a_group_keep_their_own_members(desk: Desk) -> None:
     records: list[dict[str, Any]] = [
         {"data": 1},
         {"data": 2, "node": "n", "tag": "t"},
@@ -121,7 +123,7 @@ async def test_records_of_a_group_keep_what_each_was_sent_with(desk: Desk) -> No
     assert read == [*named, {"data": 5}, *[{"$node": "m", **each} for each in named], {"data": 6}]
 
 
-async def test_delays_count_for_the_job_that_has_one(desk: Desk) -> None:
+async def test_a_delay_applies_only_to_the_job_that_has_it(desk: Desk) -> None:
     desk.make("q", type="queue")
     far = {"records": [{"data": 3, "delay_ms": 1 << 60}]}
     desk.append_many("q", body(1), {"records": [{"data": 2, "delay_ms": 60_000}]}, body(4))
@@ -167,7 +169,7 @@ def some_body(chance: random.Random) -> dict[str, Any] | bytes:
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-async def test_a_message_does_what_its_requests_do_one_by_one(
+async def test_a_message_has_the_same_effects_as_its_requests_one_by_one(
     desk: Desk, durability: str, config: dict[str, Any]
 ) -> None:
     chance = random.Random(str((durability, config)))
@@ -198,7 +200,7 @@ async def test_a_message_does_what_its_requests_do_one_by_one(
         assert states[0] == states[1]
 
 
-async def test_a_burst_to_a_quick_topic_does_not_wait_for_one_to_a_slow_topic(desk: Desk) -> None:
+async def test_a_batch_to_a_fast_topic_does_not_wait_for_one_to_a_slow_topic(desk: Desk) -> None:
     desk.make("slow", durability="fsync")
     desk.make("quick", durability="ephemeral")
     slow = desk.append_many("slow", body(1), body(2))
@@ -210,7 +212,9 @@ async def test_a_burst_to_a_quick_topic_does_not_wait_for_one_to_a_slow_topic(de
     assert [number for number, _ in desk.batches()] == [slow]
 
 
-async def test_the_time_of_each_counts_from_when_the_front_had_it(desk: Desk) -> None:
+async def test_the_duration_of_each_request_counts_from_its_arrival_at_the_front(
+    desk: Desk,
+) -> None:
     desk.make("a")
     raw = [json_bytes(body(number)) for number in range(3)]
     now, lengths = time.monotonic_ns(), [len(each) for each in raw]
@@ -234,7 +238,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("bad", "code"), BAD, ids=[str(content)[:40] for content, _ in BAD])
-async def test_a_bad_one_harms_none_of_its_neighbours(desk: Desk, bad: bytes, code: str) -> None:
+async def test_an_invalid_request_does_not_affect_its_neighbours(
+    desk: Desk, bad: bytes, code: str
+) -> None:
     desk.make("a")
     desk.append_many("a", bad, body(1), bad, bad, body(2), bad)
     desk.written()
@@ -243,7 +249,7 @@ async def test_a_bad_one_harms_none_of_its_neighbours(desk: Desk, bad: bytes, co
     assert desk.seqs("a") == [1, 2]
 
 
-async def test_a_burst_of_bad_ones_is_answered_at_once(desk: Desk) -> None:
+async def test_a_batch_of_invalid_requests_gets_its_replies_immediately(desk: Desk) -> None:
     desk.make("a", durability="fsync")
     desk.append_many("a", b"{", b"[")
     ((_, answers),) = desk.batches()
@@ -251,7 +257,7 @@ async def test_a_burst_of_bad_ones_is_answered_at_once(desk: Desk) -> None:
     assert all(answer["message"] for answer in answers)
 
 
-async def test_an_error_keeps_its_detail(desk: Desk) -> None:
+async def test_an_error_in_a_batch_keeps_its_detail(desk: Desk) -> None:
     desk.make("a", cap_records=2, discard="reject")
     desk.append_many("a", body(1), body(2, 3), body(4), body(5))
     desk.written()
@@ -260,7 +266,7 @@ async def test_an_error_keeps_its_detail(desk: Desk) -> None:
     assert answers[1]["detail"] == {"topic": "a", "cap_records": 2, "cap_bytes": 0}
 
 
-async def test_a_bug_met_by_one_is_told_to_that_one(
+async def test_an_unexpected_error_of_one_request_is_reported_only_to_that_request(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.make("a")
@@ -281,7 +287,9 @@ async def test_a_bug_met_by_one_is_told_to_that_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", CLASSES)
-async def test_a_key_that_stands_there_twice_is_written_once(desk: Desk, durability: str) -> None:
+async def test_a_key_that_occurs_twice_in_a_message_is_written_once(
+    desk: Desk, durability: str
+) -> None:
     desk.make("a", durability=durability)
     first, other = {"idempotency_key": "k"}, {"idempotency_key": "l"}
     desk.append_many(
@@ -300,7 +308,7 @@ async def test_a_key_that_stands_there_twice_is_written_once(desk: Desk, durabil
     assert desk.seqs("a") == [1, 2, 3]
 
 
-async def test_a_retry_follows_the_first_attempt_out_of_another_message(desk: Desk) -> None:
+async def test_a_retry_in_another_message_waits_for_the_first_attempt(desk: Desk) -> None:
     desk.make("a", durability="fsync")
     alone = desk.append("a", 1, key="k")
     desk.append_many("a", body(2, idempotency_key="k"), body(3))
@@ -315,7 +323,7 @@ async def test_a_retry_follows_the_first_attempt_out_of_another_message(desk: De
     assert desk.seqs("a") == [1, 2]
 
 
-async def test_the_first_makes_the_topic_and_only_that_one_says_so(desk: Desk) -> None:
+async def test_only_the_first_request_creates_the_topic_and_reports_it(desk: Desk) -> None:
     refused = body(0, create=False)
     desk.append_many("a", refused, body(1, config={"durability": "memory"}), body(2), refused)
     desk.written()
@@ -326,7 +334,9 @@ async def test_the_first_makes_the_topic_and_only_that_one_says_so(desk: Desk) -
     assert [answer.get("created") for answer in answers] == [None, True, False, False]
 
 
-async def test_what_finds_no_room_is_refused_one_by_one_and_the_log_goes_on(desk: Desk) -> None:
+async def test_requests_without_space_are_rejected_individually_and_the_log_continues(
+    desk: Desk,
+) -> None:
     desk.make("a")
     desk.append_many("a", body(1, idempotency_key="k"), body(2, idempotency_key="k"), body(3))
     desk.failed(FULL)
@@ -341,7 +351,7 @@ async def test_what_finds_no_room_is_refused_one_by_one_and_the_log_goes_on(desk
     )
 
 
-async def test_a_broken_log_refuses_the_whole_burst(desk: Desk) -> None:
+async def test_a_broken_log_rejects_the_complete_batch(desk: Desk) -> None:
     desk.make("a")
     desk.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
     desk.append_many("a", body(1), body(2))
@@ -351,7 +361,7 @@ async def test_a_broken_log_refuses_the_whole_burst(desk: Desk) -> None:
     assert failure.data["code"] == "not_ready"
 
 
-async def test_a_burst_waits_in_its_place_for_a_long_write(
+async def test_a_batch_waits_in_order_for_a_streamed_append(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", 1000)
@@ -368,7 +378,7 @@ async def test_a_burst_waits_in_its_place_for_a_long_write(
     assert (number, said(answers)) == (burst, [[10], "invalid_request", [11]])
 
 
-async def test_seqs_are_left_out_where_nobody_asked_for_them(desk: Desk) -> None:
+async def test_seqs_are_omitted_unless_requested(desk: Desk) -> None:
     desk.make("a", durability="ephemeral")
     desk.append_many("a", body(1), body(2), with_seqs=False)
     ((_, answers),) = desk.batches()
@@ -378,7 +388,7 @@ async def test_seqs_are_left_out_where_nobody_asked_for_them(desk: Desk) -> None
     ]
 
 
-async def test_outcomes_tell_the_band_of_the_topic(desk: Desk) -> None:
+async def test_outcomes_contain_the_band_of_the_topic(desk: Desk) -> None:
     def bands() -> list[list[int]]:
         desk.synced()
         answers = [decode(frame.payload) for frame in desk.wire.take()]
@@ -393,7 +403,7 @@ async def test_outcomes_tell_the_band_of_the_topic(desk: Desk) -> None:
     desk.append_raw("low", b"{")
     assert bands() == [[0], [TOP_BAND], [0], [TOP_BAND] * 3]
     desk.append("new", 1)
-    desk.append("made so", 1)  # no such name
+    desk.append("made so", 1)  # An invalid name
     desk.append("made", 1, config={"priority": 300})
     assert bands() == [[NEW_BAND], [NEW_BAND], [3]]
     desk.diff("new")

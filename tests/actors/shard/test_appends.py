@@ -1,4 +1,6 @@
-"""Appends: which body is streamed, and retries with an idempotency key that is under way."""
+"""Appends: which bodies are streamed, and retries with an idempotency key whose append is
+pending.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
-async def test_retries_of_a_key_that_is_on_its_way_wait_for_the_first_and_get_its_answer(
+async def test_retries_of_a_pending_key_wait_for_the_first_attempt_and_get_its_reply(
     desk: Desk, durability: str
 ) -> None:
     desk.make("a", durability=durability)
@@ -44,7 +46,9 @@ async def test_retries_of_a_key_that_is_on_its_way_wait_for_the_first_and_get_it
     assert desk.seqs("a") == [1, 2]
 
 
-async def test_retries_are_refused_with_the_first_and_the_key_is_free_again(desk: Desk) -> None:
+async def test_retries_are_rejected_with_the_first_attempt_and_the_key_is_free_again(
+    desk: Desk,
+) -> None:
     desk.make("a")
     numbers = [desk.append("a", 1, key="k"), desk.append("a", 1, key="k")]
     desk.failed(FULL)
@@ -56,7 +60,7 @@ async def test_retries_are_refused_with_the_first_and_the_key_is_free_again(desk
     ]
 
 
-async def test_a_retry_whose_topic_is_made_by_the_first_is_not_told_that_it_made_it(
+async def test_only_the_first_attempt_reports_that_it_created_the_topic(
     desk: Desk,
 ) -> None:
     first, second = desk.append("a", 1, key="k"), desk.append("a", 1, key="k")
@@ -67,7 +71,7 @@ async def test_a_retry_whose_topic_is_made_by_the_first_is_not_told_that_it_made
     ]
 
 
-async def test_a_key_lives_from_its_commit_on(desk: Desk) -> None:
+async def test_the_window_of_a_key_begins_at_its_commit(desk: Desk) -> None:
     desk.make("a")
     desk.append("a", 1, key="k")
     desk.commits.now = lambda: desk.loop.context.now._replace(ms=desk.loop.context.now.ms + 777)
@@ -76,11 +80,11 @@ async def test_a_key_lives_from_its_commit_on(desk: Desk) -> None:
     assert row.at_ms == desk.loop.context.now.ms + 777
 
 
-# Streamed or not
+# Streamed bodies
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-async def test_a_body_is_long_above_four_mebibytes(
+async def test_only_a_body_above_four_mebibytes_is_streamed(
     tmp_path: Path, nursery: trio.Nursery, extra: int
 ) -> None:
     desk = Desk(tmp_path, nursery)

@@ -1,5 +1,5 @@
-"""Backups in shards: pins and holds, and what ends them. A move under way is waited for, and none
-begins before all shards have cut.
+"""Backups in shards: pins and holds, and what ends them. A backup waits for moves in flight, and
+no move begins before all shards have cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAIT_S = 30.0
 async def routed(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RoutedShards]:
-    """Three shards: a, d, e live in the first one, c, g, l in the second, b, f, k in the third."""
+    """Three shards: a, d, e are in the first, c, g, l in the second, b, f, k in the third."""
     monkeypatch.setattr(sealing, "ROUND_INTERVAL_S", 0.01)
     DataDirectory(tmp_path, shards=3).close()
     found = RoutedShards(tmp_path, nursery)
@@ -48,7 +48,7 @@ async def ask_all(shards: RoutedShards, call: Any) -> list[Any]:
 
 async def until(is_so: Any) -> None:
     with trio.fail_after(WAIT_S):
-        while not is_so():  # noqa: ASYNC110 - what other tasks do sets no event
+        while not is_so():  # noqa: ASYNC110 - the actions of other tasks set no event
             await trio.sleep(0.002)
 
 
@@ -57,7 +57,7 @@ def is_pinned(shards: RoutedShards, shard: int) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_backup_from_its_begin_to_its_end(routed: RoutedShards) -> None:
+async def test_a_backup_runs_from_its_begin_to_its_end(routed: RoutedShards) -> None:
     await routed.make("a")
     await routed.write("a", [{"data": 1}])
     begun = await ask_all(routed, calls.BACKUP_BEGIN)
@@ -70,7 +70,7 @@ async def test_a_backup_from_its_begin_to_its_end(routed: RoutedShards) -> None:
     cuts = await ask_all(routed, calls.BACKUP_CUT)
     log = routed.loops[0].context.wal
     assert cuts[0].lsn == log.next_lsn
-    await routed.write("a", [{"data": 2}])  # writes never stop
+    await routed.write("a", [{"data": 2}])  # Writes never stop
     found = await ask_all(routed, calls.BACKUP_FILES)
     (file,) = [File._make(row) for row in found[0].files]
     assert file.name.startswith("wal/00/")
@@ -83,12 +83,12 @@ async def test_a_backup_from_its_begin_to_its_end(routed: RoutedShards) -> None:
 
 
 @pytest.mark.slow
-async def test_a_forward_under_way_is_waited_for(routed: RoutedShards) -> None:
+async def test_a_backup_waits_for_a_forward_in_flight(routed: RoutedShards) -> None:
     for topic in "ac":
         await routed.make(topic)
     await routed.route("a>c")
     await ask_all(routed, calls.BACKUP_BEGIN)
-    routed.hold_forwards(0, 1)  # the request of shard 0 does not arrive
+    routed.hold_forwards(0, 1)  # The request of shard 0 does not arrive
     await routed.write("a", [{"data": 1}])
     moves = routed.loops[0].context.moves
     await until(lambda: moves._under_way)
@@ -103,11 +103,11 @@ async def test_a_forward_under_way_is_waited_for(routed: RoutedShards) -> None:
     routed.go_on()
     await until(lambda: answers)
     assert not isinstance(answers[0], TopicsError)
-    assert routed.topic("c").head_seq == 1  # what was under way is there
+    assert routed.topic("c").head_seq == 1  # The forward in flight has completed
 
 
 @pytest.mark.slow
-async def test_no_move_begins_while_they_are_held(
+async def test_no_move_begins_while_moves_are_held(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backups, "HOLD_MAX_S", WAIT_S)
@@ -129,9 +129,9 @@ async def test_no_move_begins_while_they_are_held(
         answers.append(await routed.put("b>a", "b", "e"))
 
     routed.nursery.start_soon(put)
-    await routed.call(calls.CLAIM, params, b'{"node":"w"}', shard=0)  # finds that it is dead
+    await routed.call(calls.CLAIM, params, b'{"node":"w"}', shard=0)  # Finds that the job is dead
     moves = routed.loops[0].context.moves
-    await until(lambda: len(moves._waiting) == 3)  # the router, the dead letter, the new router
+    await until(lambda: len(moves._waiting) == 3)  # The router, the dead letter, the new router
     await ask_all(routed, calls.BACKUP_CUT)
     assert routed.topic("c").head_seq == 0
     assert "l" not in routed.loops[1].context.engine.topics
@@ -144,7 +144,7 @@ async def test_no_move_begins_while_they_are_held(
 
 
 @pytest.mark.slow
-async def test_a_redrive_waits_and_is_waited_for(
+async def test_a_redrive_waits_for_a_backup_and_a_backup_for_a_redrive(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backups, "HOLD_MAX_S", WAIT_S)
@@ -171,25 +171,25 @@ async def test_a_redrive_waits_and_is_waited_for(
 
 
 @pytest.mark.slow
-async def test_a_hold_ends_by_itself_and_then_no_cut_counts(
+async def test_a_hold_expires_and_a_later_cut_is_rejected(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backups, "HOLD_MAX_S", 0.05)
     await ask_all(routed, calls.BACKUP_BEGIN)
-    assert isinstance(await ask(routed, calls.BACKUP_CUT, 0), NotReady)  # without a hold
+    assert isinstance(await ask(routed, calls.BACKUP_CUT, 0), NotReady)  # Without a hold
     assert not isinstance(await ask(routed, calls.BACKUP_HOLD, 0), TopicsError)
     moves = routed.loops[0].context.moves
     await ask(routed, calls.BACKUP_CUT, 0)
     await until(lambda: not moves.is_held)
     assert isinstance(await ask(routed, calls.BACKUP_FILES, 0), NotReady)
     monkeypatch.setattr(backups, "HOLD_MAX_S", WAIT_S)
-    await ask_all(routed, calls.BACKUP_HOLD)  # another attempt
+    await ask_all(routed, calls.BACKUP_HOLD)  # Another attempt
     await ask_all(routed, calls.BACKUP_CUT)
     await ask_all(routed, calls.BACKUP_FILES)
 
 
 @pytest.mark.slow
-async def test_a_hold_that_is_not_quiet_in_time_is_refused(
+async def test_a_hold_is_rejected_if_moves_do_not_end_in_time(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backups, "HOLD_MAX_S", 0.05)
@@ -202,7 +202,7 @@ async def test_a_hold_that_is_not_quiet_in_time_is_refused(
 
 
 @pytest.mark.slow
-async def test_one_backup_at_a_time(routed: RoutedShards) -> None:
+async def test_only_one_backup_runs_at_a_time(routed: RoutedShards) -> None:
     await ask(routed, calls.BACKUP_BEGIN, 0)
     assert isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), Throttled)
     assert isinstance(await ask(routed, calls.BACKUP_END, 0, 2), NotReady)
@@ -220,11 +220,11 @@ async def test_pins_and_holds_end_with_the_session(routed: RoutedShards) -> None
     routed.disconnect(0, routed.caller)
     assert not is_pinned(routed, 0)
     assert not routed.loops[0].context.moves.is_held
-    assert is_pinned(routed, 2)  # that of another session
+    assert is_pinned(routed, 2)  # The pin of another session
 
 
 @pytest.mark.slow
-async def test_a_pin_that_broke_is_told_at_the_end(routed: RoutedShards) -> None:
+async def test_a_broken_pin_is_reported_at_the_end_of_the_backup(routed: RoutedShards) -> None:
     await ask(routed, calls.BACKUP_BEGIN, 0)
     routed.loops[0].services.sealing.reclaim.break_pin()
     failure = await ask(routed, calls.BACKUP_END, 0)

@@ -1,4 +1,4 @@
-"""Deletes: without room in the log, of many records, and of topics with routers."""
+"""Deletes: without space in the log, of many records, and of topics with routers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from topics.storage.wal.file import NoRoom
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-async def test_a_deletion_that_failed_leaves_its_topic_as_it_was(desk: Desk) -> None:
+async def test_a_failed_delete_leaves_its_topic_unchanged(desk: Desk) -> None:
     desk.make("a", durability="ephemeral")
     desk.append("a", "kept")
     desk.answers()
@@ -33,7 +33,7 @@ async def test_a_deletion_that_failed_leaves_its_topic_as_it_was(desk: Desk) -> 
     new = desk.append("a", "of another topic")
     desk.failed(FULL)
     assert desk.answers() == [(new, "not_ready")]
-    desk.failed(FULL)  # alone it could have had the reserve
+    desk.failed(FULL)  # By itself it could have used the reserve
     assert desk.answers() == [(gone, "not_ready")]
     assert desk.seqs("a") == [1]
     again = desk.append("a", "next")
@@ -41,7 +41,7 @@ async def test_a_deletion_that_failed_leaves_its_topic_as_it_was(desk: Desk) -> 
     assert desk.seqs("a") == [1, 2]
 
 
-async def test_a_delete_that_met_a_full_disk_among_appends_is_done_once_more_by_itself(
+async def test_a_delete_that_found_a_full_disk_among_appends_is_retried_alone(
     desk: Desk,
 ) -> None:
     desk.make("a")
@@ -76,7 +76,7 @@ SLICES = {
 
 @pytest.fixture
 def sliced(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A shard of which a slice deletes two records; its topic "a" has seven, and "b" one."""
+    """A shard whose slices delete two records. Its topic "a" has seven records, and "b" one."""
     for name, value in SLICES.items():
         monkeypatch.setattr(delete_records, name, value)
     desk.make("a", durability="fsync")
@@ -98,7 +98,7 @@ def delete_frames(desk: Desk) -> list[Frame]:
 
 
 async def finish(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
-    """The answers to these requests, by number; the log syncs whatever it gets meanwhile."""
+    """Sync the log until these requests have replies, and return the replies by number."""
     found: dict[int, dict[str, Any]] = {}
     with trio.fail_after(10):
         while not found.keys() >= {*numbers}:
@@ -109,7 +109,7 @@ async def finish(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("asked", "slices"), [({"match": "t"}, 4), ({"before_seq": 8}, 7)])
-async def test_a_large_delete_is_answered_once_when_its_last_slice_is_durable(
+async def test_a_large_delete_gets_one_reply_when_its_last_slice_is_durable(
     sliced: Desk, asked: dict[str, Any], slices: int
 ) -> None:
     number = sliced.delete_records("a", **asked)
@@ -128,7 +128,7 @@ async def test_a_large_delete_is_answered_once_when_its_last_slice_is_durable(
 
 
 @pytest.mark.parametrize("outcome", ["done", "gone"])
-async def test_the_answer_to_a_large_delete_goes_off_with_a_turn(
+async def test_the_reply_to_a_large_delete_is_sent_in_an_iteration(
     sliced: Desk, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     end_turn, sent_in_turns = sliced.loop.context.end_turn, list[int]()
@@ -149,7 +149,7 @@ async def test_the_answer_to_a_large_delete_goes_off_with_a_turn(
     assert (number, told) in sliced.answers()
 
 
-async def test_what_comes_between_two_slices_is_done_and_stays(sliced: Desk) -> None:
+async def test_appends_between_two_slices_are_kept(sliced: Desk) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     assert sliced.seqs("a") == [3, 4, 5, 6, 7]
@@ -161,7 +161,7 @@ async def test_what_comes_between_two_slices_is_done_and_stays(sliced: Desk) -> 
     assert sliced.seqs("a") == [8]
 
 
-async def test_two_large_deletes_of_the_same_count_each_record_once(sliced: Desk) -> None:
+async def test_two_large_deletes_of_the_same_records_count_each_record_once(sliced: Desk) -> None:
     numbers = [sliced.delete_records("a", match=match) for match in ("t", ["tag", "Glob", "*"])]
     answers = await finish(sliced, *numbers)
     assert sum(answers[number]["deleted"] for number in numbers) == 7
@@ -178,26 +178,26 @@ async def test_a_small_delete_does_not_wait_for_a_large_one(sliced: Desk) -> Non
     assert (await finish(sliced, number))[number]["deleted"] == 7
 
 
-async def test_a_topic_that_goes_under_a_large_delete_ends_it(sliced: Desk) -> None:
+async def test_the_delete_of_a_topic_ends_a_large_delete_of_its_records(sliced: Desk) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     gone = sliced.delete("a")
     assert (await finish(sliced, number, gone))[number]["code"] == "topic_not_found"
 
 
-async def test_a_large_delete_outlives_the_delete_of_its_topic_that_failed(sliced: Desk) -> None:
+async def test_a_large_delete_continues_after_a_failed_delete_of_its_topic(sliced: Desk) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     gone, other = sliced.delete("a"), sliced.append("b", 1)
     sliced.failed(FULL)
     await wait_all_tasks_blocked()
-    sliced.failed(FULL)  # alone it could have had the reserve
+    sliced.failed(FULL)  # By itself it could have used the reserve
     answers = await finish(sliced, number)
     assert answers[gone]["code"] == answers[other]["code"] == "not_ready"
     assert (answers[number]["deleted"], sliced.seqs("a")) == (7, [])
 
 
-async def test_a_slice_that_met_a_full_disk_is_tried_once_more(sliced: Desk) -> None:
+async def test_a_slice_that_found_a_full_disk_is_retried(sliced: Desk) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     await wait_all_tasks_blocked()
@@ -217,10 +217,10 @@ async def test_a_slice_that_met_a_full_disk_is_tried_once_more(sliced: Desk) -> 
     assert sliced.seqs("a") == [10], "the first slice stands"
 
 
-async def test_a_large_delete_of_a_capped_topic_decides_each_slice_while_no_change_is_under_way(
+async def test_a_slice_of_a_capped_topic_is_decided_while_no_change_is_pending(
     sliced: Desk,
 ) -> None:
-    """Otherwise a replay would evict more, or less, than there was evicted."""
+    """Otherwise a replay would evict other records than the shard did."""
     sliced.put("a", cap_records=6)
     sliced.synced()
     sliced.answers()
@@ -237,9 +237,9 @@ async def test_a_large_delete_of_a_capped_topic_decides_each_slice_while_no_chan
     assert (answers[number]["deleted"], sliced.seqs("a")) == (6, [8, 9])
 
 
-async def test_a_large_delete_waits_for_a_topic_that_is_held(sliced: Desk) -> None:
+async def test_a_large_delete_waits_for_a_held_topic(sliced: Desk) -> None:
     number = sliced.delete_records("a", match="t")
-    sliced.loop.context.held.take("a")  # as a streamed append does
+    sliced.loop.context.held.take("a")  # As a streamed append does
     sliced.synced()
     await wait_all_tasks_blocked()
     sliced.synced()
@@ -253,14 +253,16 @@ async def test_a_large_delete_waits_for_a_topic_that_is_held(sliced: Desk) -> No
 
 @pytest.fixture
 async def routed(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Shards]:
-    """Of three shards: a router from "c", in the second, to "b", in the third."""
+    """Three shards with a router from "c" in the second to "b" in the third."""
     shards = Shards(tmp_path, nursery)
     await shards.put("r", "c", "b")
     yield shards
     await shards.close()
 
 
-async def test_while_the_owner_of_the_routers_is_away_the_topic_stays(routed: Shards) -> None:
+async def test_a_topic_is_kept_while_the_owner_of_the_routers_is_disconnected(
+    routed: Shards,
+) -> None:
     routed.disconnect(ROUTER_OWNER, 2)
     await routed.append("b", 1)
     assert isinstance(await routed.delete_topic("b"), NotReady)
@@ -270,7 +272,7 @@ async def test_while_the_owner_of_the_routers_is_away_the_topic_stays(routed: Sh
     assert (await routed.delete_topic("b"))["routers_removed"] == ["r"]
 
 
-async def test_what_comes_while_routers_are_removed_waits_for_the_delete(
+async def test_requests_wait_for_the_delete_while_routers_are_removed(
     routed: Shards, nursery: trio.Nursery
 ) -> None:
     answers: dict[str, Any] = {}
@@ -298,7 +300,7 @@ async def test_what_comes_while_routers_are_removed_waits_for_the_delete(
     assert routed.names == []
 
 
-async def test_a_delete_that_met_a_full_disk_tells_the_routers_that_went_before(
+async def test_a_delete_that_found_a_full_disk_reports_the_routers_that_were_removed_before(
     desk: Desk,
 ) -> None:
     FakeRegistry(desk.loop)
@@ -308,7 +310,7 @@ async def test_a_delete_that_met_a_full_disk_tells_the_routers_that_went_before(
     desk.loop.context.routers_of = lambda _: bool(desk.engine.routers)
     gone = desk.delete("a")
     await wait_all_tasks_blocked()
-    desk.synced()  # the routers are gone
+    desk.synced()  # The routers are removed
     await wait_all_tasks_blocked()
     assert "a" not in desk.engine.topics
     lost = desk.append("b", "lost")

@@ -1,4 +1,4 @@
-"""Expiry: records that are too old go, whoever asks for them or not."""
+"""Expiry: expired records are removed, with or without requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ START_TS = 10 * SWEEP_MS
 
 
 class Time:
-    """The clock of a shard, and the deadlines that have come."""
+    """The clock of a shard, and its due deadlines."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk, self.ts = desk, START_TS
@@ -46,7 +46,7 @@ class Time:
         return self.desk.loop.services.expiry
 
     def turn(self) -> None:
-        """The next sweep, as a deadline begins it."""
+        """Run the next sweep, as a deadline does."""
         self.context.begin_turn()
         self.service.sweep()
         self.desk.written()
@@ -73,7 +73,7 @@ def count(desk: Desk, name: str = "a") -> int:
     return desk.engine.topic(name).count
 
 
-async def test_what_is_too_old_goes_without_a_request_and_the_log_is_told(
+async def test_expired_records_are_removed_without_a_request_and_the_removal_is_logged(
     desk: Desk, time: Time
 ) -> None:
     filled(desk, "a")
@@ -85,7 +85,7 @@ async def test_what_is_too_old_goes_without_a_request_and_the_log_is_told(
     assert desk.engine.topic("a").evict_floor == 3
 
 
-async def test_a_shard_in_which_nothing_ages_has_nothing_to_wake_for(
+async def test_a_shard_without_expiring_records_schedules_no_deadline(
     desk: Desk, time: Time
 ) -> None:
     waiting = len(desk.loop.deadlines)
@@ -101,14 +101,14 @@ async def test_a_shard_in_which_nothing_ages_has_nothing_to_wake_for(
     assert time.service._planned == time.service._buckets == {}
 
 
-async def test_what_is_left_is_planned_again_and_a_shorter_age_at_once(
+async def test_remaining_records_are_scheduled_again_and_a_shorter_ttl_immediately(
     desk: Desk, time: Time
 ) -> None:
     filled(desk, "a", ttl_ms=10 * SWEEP_MS)
     time.to(START_TS + 3 * SWEEP_MS)
     desk.append("a", 3)
     desk.written()
-    desk.put("a", ttl_ms=SWEEP_MS)  # the first two are too old by it at once
+    desk.put("a", ttl_ms=SWEEP_MS)  # The first two expire by it immediately
     desk.synced()
     time.to(START_TS + 4 * SWEEP_MS)
     assert count(desk) == 1
@@ -116,7 +116,7 @@ async def test_what_is_left_is_planned_again_and_a_shorter_age_at_once(
     assert count(desk) == 0
 
 
-async def test_a_turn_sweeps_a_bounded_number_of_topics(
+async def test_an_iteration_sweeps_a_bounded_number_of_topics(
     desk: Desk, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expiry, "SWEEP_TOPICS", 2)
@@ -128,7 +128,7 @@ async def test_a_turn_sweeps_a_bounded_number_of_topics(
         assert sum(count(desk, name) for name in names) == max(left, 0)
 
 
-async def test_without_room_what_is_too_old_goes_before_its_bucket_ends(
+async def test_on_a_full_disk_expired_records_are_removed_before_their_bucket_ends(
     desk: Desk, time: Time
 ) -> None:
     filled(desk, "a")
@@ -157,7 +157,7 @@ async def test_a_topic_whose_delete_is_undone_is_swept_as_before(desk: Desk, tim
     assert count(desk) == 0
 
 
-async def test_topics_of_a_start_are_planned_some_at_a_time(
+async def test_topics_of_a_start_are_scheduled_a_bounded_number_at_a_time(
     desk: Desk, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expiry, "BEGIN_TOPICS", 2)
@@ -170,7 +170,7 @@ async def test_topics_of_a_start_are_planned_some_at_a_time(
         assert len(again._planned) == planned
 
 
-async def test_each_topic_with_records_that_age_is_planned_in_time_whatever_comes(
+async def test_each_topic_with_expiring_records_is_always_scheduled_in_time(
     desk: Desk, time: Time
 ) -> None:
     dice, names = random.Random(7), ["a", "b", "c"]
@@ -204,7 +204,7 @@ LONG = "x" * 300
 async def opened(
     path: Path, *, max_topics: int = MAX_TOPICS, late: int = 0, forwards: bool = False
 ) -> AsyncIterator[Shards]:
-    """Three shards with caps; afterwards what they hold is what counting says."""
+    """Three shards with caps. At the end, their usage must equal the counted usage."""
     async with trio.open_nursery() as nursery:
         shards = Shards(
             path,
@@ -232,13 +232,13 @@ def counted(shards: Shards) -> tuple[int, int]:
 
 
 async def append(shards: Shards, topic: str, *datas: Any) -> Any:
-    """The answer, or the failure of the only request of the message."""
+    """Return the reply, or the failure of the only request of the message."""
     answer = await shards.append(topic, *datas)
     return answer if isinstance(answer, dict) else failures_of(answer)[0]
 
 
 def name_in(shards: Shards, shard: int, start: str = "t") -> str:
-    """A name whose topic is in this shard."""
+    """Return a name whose topic is in this shard."""
     return next(name for n in range(100) if shards.shard_of(name := f"{start}{n}") == shard)
 
 
@@ -261,7 +261,9 @@ async def test_all_shards_share_the_caps(tmp_path: Path) -> None:
         assert (await append(shards, name_in(shards, 2), 1))["created"]
 
 
-async def test_a_shard_that_died_holds_what_it_held_and_then_what_it_finds(tmp_path: Path) -> None:
+async def test_the_usage_of_a_dead_shard_counts_until_its_successor_has_recovered(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path, max_topics=3) as shards:
         gone, here = (name_in(shards, shard) for shard in (1, 2))
         await shards.put_topic(gone)
@@ -280,7 +282,7 @@ async def test_a_shard_that_died_holds_what_it_held_and_then_what_it_finds(tmp_p
         assert (await append(shards, here, LONG, LONG))["count"] == 2
 
 
-async def test_nothing_new_is_made_before_all_shards_have_told_what_they_hold(
+async def test_no_topic_is_created_before_all_shards_have_reported_their_usage(
     tmp_path: Path,
 ) -> None:
     old, later = "a", "b"
@@ -306,7 +308,7 @@ async def test_nothing_new_is_made_before_all_shards_have_told_what_they_hold(
         assert held(shards) == counted(shards)
 
 
-async def test_the_ends_of_a_router_are_both_made_or_none(tmp_path: Path) -> None:
+async def test_either_both_ends_of_a_router_are_created_or_none(tmp_path: Path) -> None:
     async with opened(tmp_path) as shards:
         taken = [name_in(shards, 0, start) for start in "abc"]
         for name in taken:
@@ -323,7 +325,7 @@ async def test_the_ends_of_a_router_are_both_made_or_none(tmp_path: Path) -> Non
         assert (await shards.put("s", taken[1], taken[2]))["created"], "nothing new is needed"
 
 
-async def test_a_place_that_is_kept_for_an_end_is_free_for_nobody_else(tmp_path: Path) -> None:
+async def test_a_slot_reserved_for_an_end_is_not_available_to_others(tmp_path: Path) -> None:
     async with opened(tmp_path, max_topics=2) as shards:
         source, dest = name_in(shards, 1), name_in(shards, 2)
         seen: list[Any] = []
@@ -341,7 +343,7 @@ async def test_a_place_that_is_kept_for_an_end_is_free_for_nobody_else(tmp_path:
         assert held(shards) == (2, 0)
 
 
-async def test_an_end_that_is_made_keeps_no_place_beside_its_own(tmp_path: Path) -> None:
+async def test_a_created_end_reserves_no_slot_besides_its_own(tmp_path: Path) -> None:
     async with opened(tmp_path, max_topics=9) as shards:
         counts: list[int] = []
 
@@ -356,7 +358,7 @@ async def test_an_end_that_is_made_keeps_no_place_beside_its_own(tmp_path: Path)
         assert max(counts) == 3, "two, and the end whose answer is on its way"
 
 
-async def test_expired_records_are_found_when_bytes_are_scarce(tmp_path: Path) -> None:
+async def test_expired_records_are_removed_when_bytes_are_scarce(tmp_path: Path) -> None:
     async with opened(tmp_path) as shards:
         names = [name_in(shards, 1, start) for start in "abc"]
         for name in names:
@@ -380,16 +382,16 @@ async def test_expired_records_are_found_when_bytes_are_scarce(tmp_path: Path) -
         assert held(shards)[1] < 300
 
 
-async def test_a_router_is_held_when_another_shard_was_faster(
+async def test_a_router_waits_if_another_shard_took_the_capacity_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copies had room when it was counted, and none when they were to be appended."""
+    """The copies fitted when the capacity was checked, but not when they were appended."""
     tries, tried_again = 0, trio.Event()
 
     def fits(_table: object, _topic: object, copier: Copier, _ts: int) -> int:
         nonlocal tries
         tries += 1
-        if tries > 1:  # so the first one was refused
+        if tries > 1:  # The first attempt was rejected
             tried_again.set()
         return copier.count
 

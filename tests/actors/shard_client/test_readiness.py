@@ -1,4 +1,4 @@
-"""Readiness: what the front says of its shards, and the reason of the failure."""
+"""Readiness: the state of the shards as the front reports it, and the reason of a failure."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize(("shard", "trouble", "reason"), TROUBLES, ids=range(len(TROUBLES)))
-def test_each_trouble_has_its_word_and_its_reason(
+def test_each_fault_has_its_name_and_its_reason(
     shard: View, trouble: str, reason: str | None
 ) -> None:
     assert shard.trouble == trouble
     assert shard.not_ready().detail.get("reason") == reason
 
 
-def test_progress_is_that_of_all_shards_together() -> None:
+def test_the_progress_is_that_of_all_shards_together() -> None:
     replaying = view(ShardState.RECOVERING, progress_ppm=500_000, is_connected=False)
     found = readiness_of([view(), replaying], draining=False)
     assert (found.ready, found.progress, found.topics) == (False, 0.75, 6)
@@ -85,7 +85,7 @@ def test_progress_is_that_of_all_shards_together() -> None:
     assert replaying.not_ready().detail == {"replay_progress": 0.5}
 
 
-def test_a_shard_that_serves_readers_only_is_ready_and_limited() -> None:
+def test_a_shard_that_serves_only_reads_is_ready_and_limited() -> None:
     found = readiness_of([view(), view(ShardState.NO_ROOM)], draining=True)
     assert (found.ready, found.draining, found.limited) == (True, True, ((1, "no_room"),))
 
@@ -107,7 +107,7 @@ REPLAYING = (0, "recovering")
         ),
     ],
 )
-def test_a_trouble_is_the_reason_before_a_replay(
+def test_a_fault_takes_precedence_over_a_replay_as_the_reason(
     unwell: tuple[tuple[int, str], ...], message: str, reason: str | None
 ) -> None:
     failure = unready(Readiness(False, 0.5, 0, False, unwell))

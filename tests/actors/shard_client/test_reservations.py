@@ -1,4 +1,4 @@
-"""Who makes room when the arena is full, and what a front's uploads hear when a shard goes."""
+"""Which bodies are dropped when the arena is full, and the errors of uploads when a shard ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.errors import NotReady, Throttled
 
 
 class Filler:
-    """A body that needs ``seconds`` to bring what it holds."""
+    """A body that needs ``seconds`` to receive the data that its memory is reserved for."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -48,7 +48,7 @@ def front() -> Iterator[Front]:
     front.pair.close()
 
 
-def test_the_slowest_body_makes_room_and_only_that(front: Front) -> None:
+def test_only_the_slowest_body_is_dropped_to_free_memory(front: Front) -> None:
     fast, slow, slowest, asks = Filler(1), Filler(20), Filler(500), Filler(3)
     for filler in (fast, slow, slowest):
         assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
@@ -58,7 +58,7 @@ def test_the_slowest_body_makes_room_and_only_that(front: Front) -> None:
 
 
 @pytest.mark.parametrize("others", [[], [1.0, TURNOVER_MAX_S - 1]], ids=["nobody", "fast ones"])
-def test_a_body_that_brings_a_tenth_of_its_memory_a_second_keeps_it(
+def test_a_body_that_fills_a_tenth_of_its_memory_per_second_keeps_it(
     front: Front,
     others: list[float],
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_body_that_brings_a_tenth_of_its_memory_a_second_keeps_it(
     assert all(filler.failures == [] for filler in fillers)
 
 
-def test_the_slowest_of_all_cannot_ask_others_to_go(front: Front) -> None:
+def test_the_slowest_body_cannot_displace_others(front: Front) -> None:
     slow, slower = Filler(20), Filler(30)
     for filler in (slow, slower):
         assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
@@ -78,7 +78,9 @@ def test_the_slowest_of_all_cannot_ask_others_to_go(front: Front) -> None:
     assert slow.failures == slower.failures == []
 
 
-def test_when_a_shard_goes_what_fills_its_arena_ends_and_no_successor_waits(front: Front) -> None:
+def test_the_end_of_a_shard_fails_the_bodies_in_its_arena_and_new_reservations(
+    front: Front,
+) -> None:
     filler = Filler(1)
     block = front.shards.reserve(0, PAGE_BYTES, filler)
     assert block is not None

@@ -1,4 +1,4 @@
-"""What a front asks its shards and hears of them, on real links and the test's clock."""
+"""The calls and events between a front and its shards, on real links and the clock of the test."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from topics.formats.wire.contract import Call
 from topics.formats.wire.message import Message
 
 SETTINGS = Settings(ring_bytes=1 << 16, inline_bytes=4096, arena_bytes=1 << 20)
-NOTHING: Any = ()  # params that nobody reads
+NOTHING: Any = ()  # Params that are not read
 OK = 200
 POLL = b'{"from_seq":0,"wait_ms":30000}'
 WAITING = b'{"node":"n","wait_ms":30000}'
@@ -55,8 +55,8 @@ PAGE = FeedPageParams(0, 1, 1, 1, 1, None, 5, 2, True)
 
 
 class Shard:
-    """The other end. It beats and reads while ``awake``, answers the state of a topic at once, and
-    what else it has read when it is told to.
+    """The other end. It gives heartbeats and reads while ``awake``. It replies to queries of a
+    topic's state immediately, and to all other calls on request.
     """
 
     def __init__(self, board: Board, number: int, router: MessageRouter) -> None:
@@ -108,7 +108,7 @@ class Shard:
 
 
 class Desk:
-    """A front and its shards; what they send unasked is in ``told``."""
+    """A front and its shards. Events of the shards are in ``told``."""
 
     def __init__(self, shards: int = 2) -> None:
         self.board = Board(shards)
@@ -121,7 +121,7 @@ class Desk:
         self.nursery: trio.Nursery
 
     def opened(self, shard: int) -> None:
-        """Not asked here."""
+        """Do nothing when a link session opens."""
 
     closed = opened
 
@@ -131,7 +131,7 @@ class Desk:
     jobs = feed_ended = work_ended = page
 
     def ask(self, call: Call[Any, Any], body: bytes = b"{}", params: Any = NOTHING) -> list[Any]:
-        """In a task; the list gets the answer."""
+        """Make a call in a task. The reply is added to the returned list."""
         answers: list[Any] = []
 
         async def ask() -> None:
@@ -163,7 +163,7 @@ async def desk() -> AsyncIterator[Desk]:
         other.memory.close()
 
 
-async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(
+async def test_calls_of_a_stalled_shard_fail_and_new_calls_are_refused(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     hanging = desk.ask(APPEND)
@@ -181,14 +181,14 @@ async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(
     assert not desk.shards.readiness().ready
 
 
-async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(
+async def test_a_long_poll_survives_a_stall_and_late_replies_are_dropped(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     poll, read, hanging = desk.ask(DIFF, POLL), desk.ask(DIFF), desk.ask(APPEND)
     await desk.stall()
     assert (poll, read, hanging) == ([], ["stalled"], ["stalled"])
     desk.shard.awake = True
-    await trio.sleep(1.6)  # a beat, then a look
+    await trio.sleep(1.6)  # A tick, then a check
     assert desk.shards.readiness().ready
     await desk.shard.answer()
     assert (poll, read, hanging) == ([OK], ["stalled"], ["stalled"])
@@ -198,7 +198,7 @@ async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(
     assert again == [OK]
 
 
-async def test_a_waiting_claim_outlasts_the_stall_and_another_claim_does_not(
+async def test_only_a_waiting_claim_survives_a_stall(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     params = TopicParams("q", 0)
@@ -226,7 +226,7 @@ async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
     assert desk.shards.readiness().unwell == ((0, "down"),)
 
 
-async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(
+async def test_a_hanging_disk_fails_the_waiting_writes_and_no_reads(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     read, hanging = desk.ask(DIFF), desk.ask(APPEND)
@@ -252,7 +252,7 @@ async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(
     assert again == [OK], "at once, not at the next look"
 
 
-async def test_a_shard_begins_with_eight_calls_of_a_batch_before_its_end(
+async def test_eight_calls_of_a_batch_are_sent_before_its_end(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     link = desk.shards._links[0].link
@@ -265,7 +265,7 @@ async def test_a_shard_begins_with_eight_calls_of_a_batch_before_its_end(
     assert link.backlog_bytes == 0
 
 
-async def test_what_tasks_ask_behind_a_turn_is_flushed_together(
+async def test_calls_that_tasks_make_after_an_iteration_are_flushed_together(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     link, batch = desk.shards._links[0].link, desk.shards.batch
@@ -279,7 +279,7 @@ async def test_what_tasks_ask_behind_a_turn_is_flushed_together(
     assert link.backlog_bytes == 0
 
 
-async def test_a_call_that_is_cancelled_is_abandoned(
+async def test_a_cancelled_call_is_abandoned(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     with trio.move_on_after(1):
@@ -294,11 +294,11 @@ async def test_a_call_that_is_cancelled_is_abandoned(
     assert again == [OK]
 
 
-async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_still_gets_it(
+async def test_a_caller_that_is_cancelled_after_the_reply_arrived_still_receives_it(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Between the wake-up and the task's turn the reply is the task's: nothing may lose the memory
-    that it names.
+    """The reply belongs to the task from the wake-up on, before the task runs. The memory that it
+    refers to must be released.
     """
     with trio.CancelScope() as scope:
         got: list[Any] = []
@@ -326,7 +326,7 @@ async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_still_g
     assert [reply.result[0] for reply in got] == [OK]
 
 
-async def test_what_is_asked_in_the_turn_of_a_ring_travel_at_its_end(
+async def test_calls_made_in_an_iteration_of_a_ring_are_sent_at_its_end(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     seen: list[bool] = []
@@ -337,7 +337,9 @@ async def test_what_is_asked_in_the_turn_of_a_ring_travel_at_its_end(
     assert not desk.shards.batch.is_open
 
 
-async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_damaged_shard_is_reported_as_damaged(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
     desk.shard.words.state = ShardState.DAMAGED
     shards = Shards(
         [Link(desk.memory, desk.board, FRONT)], desk.board
@@ -348,7 +350,7 @@ async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.
     assert shards.readiness().unwell == ((0, "damaged"),)
 
 
-async def test_a_message_waits_for_the_ring_and_then_in_the_shard(
+async def test_the_delay_of_a_shard_is_the_sum_of_ring_and_inbox(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     assert desk.shards.delay_ms(0) == 0
@@ -362,7 +364,7 @@ async def test_a_message_waits_for_the_ring_and_then_in_the_shard(
     assert 17 <= desk.shards.delay_ms(0) < 18
 
 
-async def test_a_shard_that_is_asked_nothing_delays_nobody(
+async def test_a_shard_without_calls_delays_no_request(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     desk.shard.words.delay_ms = 700
@@ -370,15 +372,15 @@ async def test_a_shard_that_is_asked_nothing_delays_nobody(
     assert desk.shards.delay_ms(0) == 0
 
 
-async def test_a_successor_is_not_ready_before_a_link_session_with_it_is_open(
+async def test_a_successor_is_not_ready_before_its_link_session_is_open(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk.board.bump_session(*desk.memory.ends)  # it died; nobody has rung the doorbell yet
+    desk.board.bump_session(*desk.memory.ends)  # It died, and no doorbell was rung yet
     desk.shard.words.state = ShardState.READY
     assert desk.shards.readiness().unwell == ((0, "connecting"),)
 
 
-async def test_a_question_goes_to_the_shard_that_is_named_and_its_answer_to_who_asked(
+async def test_a_call_reaches_the_specified_shard_and_its_reply_the_caller(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     heard: list[list[Any]] = [[], []]
@@ -393,7 +395,7 @@ async def test_a_question_goes_to_the_shard_that_is_named_and_its_answer_to_who_
     ]
 
 
-async def test_what_a_shard_sends_unasked_is_told_with_its_number(
+async def test_an_event_of_a_shard_is_delivered_with_the_number_of_the_shard(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     ended = FeedEndedParams(5, 9, "internal")
@@ -418,7 +420,7 @@ async def test_what_a_shard_sends_unasked_is_told_with_its_number(
     ]
 
 
-async def test_the_head_of_a_page_is_read_from_the_words_of_its_shard(
+async def test_the_head_of_a_page_is_read_from_the_cells_of_its_shard(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     topic = Topic(1, "a", 1, TopicConfig())
@@ -427,7 +429,7 @@ async def test_the_head_of_a_page_is_read_from_the_words_of_its_shard(
     assert (desk.shards.head(1, mark), desk.shards.head(0, mark)) == (10, None)
 
 
-async def test_all_shards_together_are_ready_when_each_is(
+async def test_the_front_is_ready_if_each_shard_is(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     assert desk.shards.readiness().ready
@@ -436,7 +438,7 @@ async def test_all_shards_together_are_ready_when_each_is(
     assert [number for number, _ in desk.shards.readiness().unwell] == [1]
 
 
-async def test_a_front_waits_for_its_sessions_with_the_shards_that_serve(
+async def test_a_front_waits_for_its_sessions_with_the_serving_shards(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     desk = Desk()
@@ -451,7 +453,7 @@ async def test_a_front_waits_for_its_sessions_with_the_shards_that_serve(
     assert autojump_clock.current_time() == began, "nobody is asked yet"
 
 
-async def test_a_front_that_is_linked_does_not_wait(
+async def test_a_linked_front_does_not_wait(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     began = autojump_clock.current_time()
@@ -459,7 +461,7 @@ async def test_a_front_that_is_linked_does_not_wait(
     assert autojump_clock.current_time() == began
 
 
-async def test_a_batch_that_fails_is_sent_and_over(
+async def test_a_batch_whose_block_raises_is_sent_and_closed(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     def fail() -> None:

@@ -1,4 +1,6 @@
-"""Appends, and topics made and configured: what they wait for, and what is undone."""
+"""Appends, and the creation and configuration of topics: which changes wait for a sync, and what
+an undo restores.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_only_the_class_fsync_waits_for_the_disk(desk: Desk, durability: str, sy
 # Reservations of seqs
 
 
-def test_a_write_does_not_wait_for_a_reservation_that_leaves_room(desk: Desk) -> None:
+def test_a_write_within_the_reserved_seqs_does_not_wait_for_the_next_reservation(
+    desk: Desk,
+) -> None:
     desk.put("a")
     desk.commit()
     desk.append("a", *range(RESERVE_MIN // 2))
@@ -45,7 +49,7 @@ def test_a_write_does_not_wait_for_a_reservation_that_leaves_room(desk: Desk) ->
     assert not change.sync
 
 
-def test_records_in_memory_only_carry_the_reservation_that_they_need(desk: Desk) -> None:
+def test_an_ephemeral_append_includes_the_seq_reservation_that_it_needs(desk: Desk) -> None:
     desk.put("a", durability="ephemeral")
     desk.commit()
     change = desk.append("a", *range(RESERVE_MIN + 1))
@@ -58,7 +62,7 @@ def test_records_in_memory_only_carry_the_reservation_that_they_need(desk: Desk)
     assert desk.engine.topic("a").reserved_seq == change.ceiling
 
 
-def test_a_reservation_is_undone_with_the_records_that_carried_it(desk: Desk) -> None:
+def test_an_undo_of_an_append_also_undoes_its_seq_reservation(desk: Desk) -> None:
     desk.put("a", durability="ephemeral")
     desk.commit()
     desk.append("a", *range(RESERVE_MIN + 1))
@@ -72,7 +76,7 @@ def test_a_reservation_is_undone_with_the_records_that_carried_it(desk: Desk) ->
     assert kinds(desk.append("a", *range(RESERVE_MIN + 1))) == [FrameKind.SEQS_RESERVED]
 
 
-def test_reservations_grow_with_the_topic_and_are_few() -> None:
+def test_seq_reservations_grow_with_the_topic_and_stay_few() -> None:
     topic = Topic(1, "a", 1, TopicConfig())
     steps = []
     for last in range(1000, 10_000_000, 1000):
@@ -87,7 +91,7 @@ def test_reservations_grow_with_the_topic_and_are_few() -> None:
     assert len(steps) < 40
 
 
-# Topics made and configured
+# Creation and configuration of topics
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,9 @@ def test_reservations_grow_with_the_topic_and_are_few() -> None:
         *((b',"config":{"auto_create":true},"create":false', False), (b',"create":null', True)),
     ],
 )
-def test_create_speaks_before_auto_create(desk: Desk, more: bytes, made: bool) -> None:
+def test_the_create_member_takes_precedence_over_auto_create(
+    desk: Desk, more: bytes, made: bool
+) -> None:
     if made:
         append.decide(desk.engine.table, "a", body(more), desk.now)
         assert "a" in desk.engine.topics
@@ -109,7 +115,7 @@ def test_create_speaks_before_auto_create(desk: Desk, more: bytes, made: bool) -
         assert desk.engine.topics == {}
 
 
-def test_a_dead_letter_outside_the_prefixes_is_forbidden(desk: Desk) -> None:
+def test_a_dead_letter_topic_outside_the_allowed_prefixes_is_forbidden(desk: Desk) -> None:
     patch = decode_config(b'{"dead_letter":"other"}')
     with pytest.raises(Forbidden):
         put_topic.decide(desk.engine.table, "mine.a", patch, desk.now, ["mine."])
@@ -127,7 +133,7 @@ def test_a_dead_letter_outside_the_prefixes_is_forbidden(desk: Desk) -> None:
     )
 
 
-def test_a_put_without_a_difference_has_no_frame_and_waits_for_nothing(desk: Desk) -> None:
+def test_a_put_that_changes_nothing_writes_no_frame_and_waits_for_nothing(desk: Desk) -> None:
     desk.put("a", ttl_ms=1)
     desk.commit()
     again = desk.put("a", ttl_ms=1)

@@ -1,4 +1,4 @@
-"""Forward: copies and the router's cursor are one change."""
+"""Forwarding: the copies in a dest and the router's cursor are committed as one change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STAMP = Stamp("r", "source", 3, 1)
 
 
 def payload(*datas: Any, **fields: Any) -> EncodedRecords:
-    """Records of a source."""
+    """Return encoded records of a source."""
     records = [{"data": data, **fields} for data in datas]
     return encode(decode_append(json_bytes({"records": records}), None, LIMITS), 1, 5, False)
 
@@ -61,7 +61,7 @@ def taker(desk: Desk, name: str) -> Taker:
 def forward_to(
     desk: Desk, names: str, *datas: Any, cursor: int, hop: int = 1, **fields: Any
 ) -> Forwarded:
-    """The router's copies of these records, for topics with names of one letter."""
+    """Forward copies of these records to the topics whose names are the letters of `names`."""
     source = payload(*datas, **fields)
     copier = copier_of(source)
     runs = [Run(0, 0, 0, len(datas))]
@@ -78,7 +78,7 @@ def forward_to(
 
 
 def send(desk: Desk, *datas: Any, cursor: int, hop: int = 1, **fields: Any) -> Forward:
-    """Copies for one dest."""
+    """Forward copies to the dest `a`."""
     (change,) = forward_to(desk, "a", *datas, cursor=cursor, hop=hop, **fields).changes
     assert isinstance(change, Forward)
     return change
@@ -111,7 +111,7 @@ def replay(table: TopicTable, change: Forward | Advance, lsn: int = 10, **checke
 
 
 def another(desk: Desk) -> TopicTable:
-    """A table that knows the topic, and nothing that was forwarded into it."""
+    """Return a table that contains the dest topic, but none of the records forwarded to it."""
     table = TopicTable(0, 1)
     table.store = desk
     topic = desk.engine.topic("a")
@@ -126,7 +126,7 @@ def dest(desk: Desk) -> Desk:
     return desk
 
 
-def test_dests_that_take_the_same_share_a_frame_with_one_payload(dest: Desk) -> None:
+def test_dests_with_the_same_copies_share_one_frame_and_one_payload(dest: Desk) -> None:
     dest.append("a", "direct")
     dest.put("b", durability="ephemeral")
     dest.put("c", durability="fsync")
@@ -148,7 +148,7 @@ def test_dests_that_take_the_same_share_a_frame_with_one_payload(dest: Desk) -> 
         assert derivation_of(dest.engine.topic(name), ROUTER, 0) == (12, 1)
 
 
-def test_what_is_undone_leaves_seqs_and_cursor_as_they_were(dest: Desk) -> None:
+def test_an_undo_restores_the_seqs_and_the_cursor(dest: Desk) -> None:
     send(dest, "x", cursor=1)
     dest.commit()
     send(dest, "y", cursor=2)
@@ -159,7 +159,7 @@ def test_what_is_undone_leaves_seqs_and_cursor_as_they_were(dest: Desk) -> None:
     assert stand(dest) == (1, 1)
 
 
-def test_damage_that_caps_meet_keeps_the_cursor_with_the_copies(
+def test_the_cursor_advances_with_the_copies_even_if_a_cap_finds_a_damaged_record(
     dest: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def apply_caps(*_: object) -> None:
@@ -202,7 +202,7 @@ def test_an_ephemeral_dest_keeps_copies_in_memory_and_logs_the_cursor(dest: Desk
         ({"cap_bytes": 10_000, "discard": "reject"}, 3),
     ],
 )
-def test_a_dest_that_rejects_takes_what_it_has_room_for(
+def test_a_dest_that_rejects_takes_only_as_many_copies_as_its_caps_allow(
     dest: Desk, config: dict[str, Any], fits: int
 ) -> None:
     dest.append("a", "direct")
@@ -212,7 +212,7 @@ def test_a_dest_that_rejects_takes_what_it_has_room_for(
     assert fits_of(dest, topic, payload(1, 2, 3)) == fits
 
 
-def test_room_counts_what_is_under_way(dest: Desk) -> None:
+def test_the_capacity_of_a_dest_accounts_for_pending_copies(dest: Desk) -> None:
     dest.put("a", cap_records=2, discard="reject")
     dest.commit()
     send(dest, 1, cursor=1)
@@ -228,7 +228,7 @@ def test_room_counts_what_is_under_way(dest: Desk) -> None:
         (60, {"cap_records": 9, "discard": "reject"}, 1),
     ],
 )
-def test_a_dest_takes_what_the_server_has_room_for(
+def test_a_dest_takes_only_as_many_copies_as_the_server_byte_limit_allows(
     dest: Desk, room: int, config: dict[str, Any], fits: int
 ) -> None:
     dest.append("a", "direct")
@@ -241,7 +241,7 @@ def test_a_dest_takes_what_the_server_has_room_for(
     assert fits_of(dest, topic, payload(1, 2, 3)) == fits
 
 
-def test_a_dest_that_trims_itself_needs_no_room(dest: Desk) -> None:
+def test_a_dest_that_evicts_by_its_own_cap_needs_no_free_capacity(dest: Desk) -> None:
     dest.append("a", "direct")
     dest.commit()
     topic = dest.engine.topic("a")
@@ -255,7 +255,7 @@ def test_a_dest_that_trims_itself_needs_no_room(dest: Desk) -> None:
     assert topic.bytes <= caps.bytes.own
 
 
-def test_copies_without_room_change_nothing(dest: Desk) -> None:
+def test_refused_copies_change_nothing(dest: Desk) -> None:
     dest.put("a")
     dest.commit()
     caps = Caps(dest.engine, max_bytes=100)
@@ -269,7 +269,7 @@ def test_copies_without_room_change_nothing(dest: Desk) -> None:
     assert caps.bytes.own == 0
 
 
-def test_more_burnt_seqs_than_are_reserved_wait_for_a_sync(dest: Desk) -> None:
+def test_an_advance_beyond_the_reserved_seqs_waits_for_a_sync(dest: Desk) -> None:
     assert not skip(dest, 6, trimmed=5).sync
     assert skip(dest, 10_000, trimmed=9_000).sync
     dest.undo()
@@ -281,7 +281,7 @@ def test_more_burnt_seqs_than_are_reserved_wait_for_a_sync(dest: Desk) -> None:
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_records_in_memory_below_burnt_seqs_are_told_as_lost(
+def test_memory_records_below_skipped_seqs_are_reported_as_lost(
     dest: Desk, is_checkpointed: bool
 ) -> None:
     change = send(dest, "x", "y", cursor=2)
@@ -303,7 +303,7 @@ def test_records_in_memory_below_burnt_seqs_are_told_as_lost(
     assert (again.losses, again.trimmed) == ((SeqRange(3, 4),), (SeqRange(5, 9),))
 
 
-def test_frames_that_the_checkpoint_knows_are_passed_over(dest: Desk) -> None:
+def test_forward_frames_that_the_checkpoint_covers_are_ignored(dest: Desk) -> None:
     changes: list[Forward | Advance] = [
         send(dest, "x", cursor=1),
         skip(dest, 7, trimmed=5),
@@ -326,7 +326,7 @@ def test_frames_that_the_checkpoint_knows_are_passed_over(dest: Desk) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), max_size=6))
-def test_a_replay_of_fan_outs_comes_to_the_same_topics(steps: list[tuple[int, int]]) -> None:
+def test_a_replay_of_fan_outs_restores_the_same_topics(steps: list[tuple[int, int]]) -> None:
     desk, cursor = Desk(), 0
     for name in "abc":
         desk.put(name)

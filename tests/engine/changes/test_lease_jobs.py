@@ -1,4 +1,4 @@
-"""Changes of jobs: what the log is told, and what becomes of leases when it could not be."""
+"""Changes of jobs: which frames they write to the log, and how an undo restores the leases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def durable(jobs: int = 2, **config: object) -> JobDesk:
 
 
 def told(change: Change) -> LeaseRows:
-    """What its one frame says."""
+    """Return the rows of the change's only frame, which is a LEASE frame."""
     (frame,) = change.frames
     assert frame.kind == FrameKind.LEASE
     return decode_lease(header_of(frame), body_of(frame))
@@ -34,7 +34,7 @@ def told(change: Change) -> LeaseRows:
 # Frames
 
 
-def test_a_nack_an_extension_and_the_end_of_a_stream_tell_it_too() -> None:
+def test_nacks_extensions_and_closed_streams_write_lease_frames() -> None:
     desk = durable(3)
     desk.claim(2)
     rows = told(desk.nack(1, delay_ms=50))
@@ -52,7 +52,7 @@ def test_a_nack_an_extension_and_the_end_of_a_stream_tell_it_too() -> None:
 
 
 @pytest.mark.parametrize(("durability", "sync"), [("disk", False), ("fsync", True)])
-def test_a_lease_is_as_durable_as_the_class_and_a_move_is_always_synced(
+def test_a_lease_is_as_durable_as_its_topic_and_a_move_is_always_synced(
     durability: str, sync: bool
 ) -> None:
     desk = durable(2, durability=durability, max_deliveries=1, dead_letter="d")
@@ -63,7 +63,7 @@ def test_a_lease_is_as_durable_as_the_class_and_a_move_is_always_synced(
     assert desk.dying().sync
 
 
-def test_a_move_begins_with_as_many_as_are_asked_for() -> None:
+def test_a_move_starts_with_at_most_the_requested_number_of_jobs() -> None:
     desk = JobDesk(3, max_deliveries=1, dead_letter="d")
     desk.claim(3)
     desk.nack(1, 2, 3)
@@ -75,10 +75,10 @@ def test_a_move_begins_with_as_many_as_are_asked_for() -> None:
     assert [*desk.dying(2).seqs] == [3, 1]
 
 
-# Who holds what
+# Ownership of leases
 
 
-def test_a_seq_that_comes_with_two_tokens_is_taken_if_one_is_right() -> None:
+def test_a_seq_given_with_two_tokens_is_accepted_if_one_token_is_valid() -> None:
     desk = JobDesk(1)
     (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
     right = lease_id(change.jobs[0].number)
@@ -87,7 +87,7 @@ def test_a_seq_that_comes_with_two_tokens_is_taken_if_one_is_right() -> None:
         assert ([*change.seqs], [*change.skipped]) == ([1], [])
 
 
-def test_a_claim_that_reached_nobody_counts_no_delivery() -> None:
+def test_a_claim_whose_response_was_not_delivered_counts_no_delivery() -> None:
     desk = durable(2)
     (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
     jobs = [(job.seq, job.number) for job in change.jobs]
@@ -95,10 +95,10 @@ def test_a_claim_that_reached_nobody_counts_no_delivery() -> None:
     assert (rows.op, [*rows.deliveries]) == (LeaseOp.RELEASED, [0, 0])
     (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
     assert [job.deliveries for job in change.jobs] == [1, 1]
-    assert [*desk.unclaim(*jobs).seqs] == []  # others have taken their place
+    assert [*desk.unclaim(*jobs).seqs] == []  # The jobs are leased under other numbers by now
 
 
-# Finish jobs: acks and moves delete for good
+# Finished jobs: acks and moves delete records permanently
 
 
 def runs(frame: Frame) -> list[tuple[int, int]]:
@@ -116,7 +116,7 @@ def test_an_ack_of_many_jobs_is_one_frame_of_runs() -> None:
     assert seqs_of(desk.read("q")) == [4, 5]
 
 
-def test_an_ack_of_nothing_still_waits_for_the_one_before_it() -> None:
+def test_an_ack_without_jobs_waits_for_the_pending_ack_before_it() -> None:
     desk = JobDesk(1, durability="fsync")
     desk.claim()
     first, second = desk.ack(1), desk.ack(1)
@@ -131,7 +131,7 @@ def test_an_ack_of_nothing_still_waits_for_the_one_before_it() -> None:
 
 
 def dying(jobs: int = 2) -> JobDesk:
-    """All of its jobs are on their way."""
+    """Return a desk whose jobs are all being moved to the dead letter topic."""
     desk = JobDesk(jobs, max_deliveries=1, dead_letter="d")
     desk.claim(jobs)
     desk.nack(*range(1, jobs + 1))
@@ -141,7 +141,7 @@ def dying(jobs: int = 2) -> JobDesk:
     return desk
 
 
-def test_a_burial_counts_also_if_the_records_cannot_be_flagged(
+def test_moved_jobs_are_counted_as_dead_lettered_even_if_flagging_their_records_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     desk = dying()

@@ -1,4 +1,6 @@
-"""Changes of routers: what is committed is in the graph, and a replay comes to the same end."""
+"""Changes of routers: the graph contains committed changes only, and a replay restores the same
+graph.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ NOW = Now(1000, 5)
 
 
 def play(table: TopicTable, frame: Frame) -> None:
-    """Replay a frame as the log has it."""
+    """Replay a frame with the header that it has in the log."""
     replay_frame(Replay(table), header_of(frame), body_of(frame), False)
 
 
@@ -35,7 +37,7 @@ def contents(table: TopicTable) -> tuple[dict[int, Router], list[str], int]:
     return dict(graph.by_id), [*graph.names("", None)], graph.last_id
 
 
-def test_a_change_is_in_the_graph_when_it_is_committed() -> None:
+def test_a_router_change_enters_the_graph_at_its_commit() -> None:
     engine = ShardEngine()
     change = router_changes.put(engine.table, router(1, "ab"), NOW)
     assert change.sync
@@ -51,7 +53,7 @@ def test_a_change_is_in_the_graph_when_it_is_committed() -> None:
     assert engine.table.shard_topic.pending == 0
 
 
-def test_what_is_undone_leaves_nothing() -> None:
+def test_an_undone_router_change_leaves_no_trace() -> None:
     engine = ShardEngine()
     router_changes.put(engine.table, router(1, "ab"), NOW).commit(engine.table)
     before = contents(engine.table)
@@ -67,7 +69,9 @@ steps = st.lists(
 
 
 def change_of(table: TopicTable, step: str, number: int) -> RouterChange | None:
-    """What the owner may do next with one of four names."""
+    """Return a valid change of the router with this number, one of four, or None if there
+    is none.
+    """
     graph, name = table.routers, f"r{number}"
     now = graph.by_name.get(name)
     if step == "gone":
@@ -83,10 +87,12 @@ def change_of(table: TopicTable, step: str, number: int) -> RouterChange | None:
 
 
 @given(steps)
-def test_a_checkpoint_and_all_frames_behind_an_earlier_lsn_come_to_the_same_end(
+def test_a_checkpoint_and_all_frames_from_an_earlier_lsn_restore_the_same_graph(
     asked: list[tuple[str, int]],
 ) -> None:
-    """Whatever of them it knows already, and wherever the log ends."""
+    """The checkpoint may already cover any number of the frames, and the log may end after any
+    frame.
+    """
     table, frames = TopicTable(), list[Frame]()
     snapshots, ends = [snapshot_shard(table)], [contents(table)]
     for step, number in asked:

@@ -1,4 +1,6 @@
-"""Start: where topics go on after a restart, and what their readers are told."""
+"""The first frames of a process: at which seqs topics continue after a restart, and which losses
+readers see.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from topics.formats.ranges import SeqRange
 
 
 def started(desk: Desk, *, clean: bool, tail_may_be_lost: bool) -> list[FrameKind]:
-    """The kinds of the frames with which the process starts."""
+    """Return the kinds of the frames that a starting process writes."""
     frames = start.decide(
         Replay(desk.engine.table), desk.now, clean=clean, tail_may_be_lost=tail_may_be_lost
     )
@@ -34,12 +36,12 @@ def started(desk: Desk, *, clean: bool, tail_may_be_lost: bool) -> list[FrameKin
         ("fsync", False, True, False),
     ],
 )
-def test_a_topic_goes_on_above_its_reserved_seqs_where_some_may_have_been_shown_and_lost(
+def test_a_topic_continues_above_its_reserved_seqs_if_records_that_readers_saw_may_be_lost(
     desk: Desk, durability: str, clean: bool, tail_may_be_lost: bool, is_skipping: bool
 ) -> None:
     fill(desk, 3, durability=durability)
     topic = desk.engine.topic("a")
-    topic.reserved_seq = RESERVE_MIN  # also of a class that was another one before
+    topic.reserved_seq = RESERVE_MIN  # Seqs may also be reserved under an earlier durability class
     frames = started(desk, clean=clean, tail_may_be_lost=tail_may_be_lost)
     if is_skipping:
         assert (topic.head_seq, topic.next_seq) == (RESERVE_MIN, RESERVE_MIN + 1)
@@ -51,14 +53,14 @@ def test_a_topic_goes_on_above_its_reserved_seqs_where_some_may_have_been_shown_
     assert seqs_of(desk.read("a")) == [1, 2, 3]
 
 
-def test_records_in_memory_go_on_at_the_reserved_ts(desk: Desk) -> None:
+def test_a_topic_in_memory_continues_at_the_reserved_ts(desk: Desk) -> None:
     fill(desk, 1, durability="ephemeral")
     ceiling = desk.engine.table.reserved_ts = desk.now.ts + 77_000
     started(desk, clean=False, tail_may_be_lost=False)
     assert desk.engine.topic("a").last_ts == ceiling
 
 
-def test_a_write_that_was_found_damaged_before_the_stop_does_not_come_back(desk: Desk) -> None:
+def test_a_write_that_was_reported_as_damaged_stays_deleted_after_a_restart(desk: Desk) -> None:
     fill(desk, 2, 3, 1)
     topic = desk.engine.topic("a")
     topic.damaged = (SeqRange(3, 5),)
@@ -68,7 +70,7 @@ def test_a_write_that_was_found_damaged_before_the_stop_does_not_come_back(desk:
     assert told(desk.read("a", 2)) == (3, 5, "damaged")
 
 
-def test_a_start_reserves_ts_and_a_replay_of_it_knows_them(desk: Desk) -> None:
+def test_a_start_reserves_timestamps_and_its_replay_restores_them(desk: Desk) -> None:
     table = desk.engine.table
     started(desk, clean=True, tail_may_be_lost=False)
     assert (table.reserved_ts, table.reserving_ts) == (desk.now.ts + TS_AHEAD_MS,) * 2
@@ -77,10 +79,10 @@ def test_a_start_reserves_ts_and_a_replay_of_it_knows_them(desk: Desk) -> None:
     assert table.reserved_ts == 500 + TS_AHEAD_MS
 
 
-# Floor moved
+# FLOOR frames
 
 
-def test_the_log_is_told_again_of_a_floor_whose_frame_was_lost(desk: Desk) -> None:
+def test_an_undone_floor_is_written_to_the_log_again(desk: Desk) -> None:
     fill(desk, 1, ttl_ms=10)
     desk.later(11)
     moved = desk.engine.expire(desk.engine.topic("a"), desk.now)
@@ -93,21 +95,21 @@ def test_the_log_is_told_again_of_a_floor_whose_frame_was_lost(desk: Desk) -> No
 
 
 def replayed(desk: Desk, replay: Replay, start_seq: int, lsn: int) -> tuple[int, int, int]:
-    """Earliest seq, evict floor and count after a FLOOR frame at ``lsn``."""
+    """Return the earliest seq, the evict floor and the count after a FLOOR frame at `lsn`."""
     topic = desk.engine.topic("a")
     frame = floor_frame(topic.id, start_seq, Floors(1, start_seq, 1, 1, 1))
     floor.replay(replay, header_of(frame, lsn), body_of(frame), False)
     return topic.earliest_seq, topic.evict_floor, topic.count
 
 
-def test_a_replay_takes_away_what_was_too_old(desk: Desk) -> None:
+def test_a_replayed_floor_removes_expired_records(desk: Desk) -> None:
     fill(desk, 2, 3)
     replay = Replay(desk.engine.table)
     assert replayed(desk, replay, 4, lsn=10) == (4, 4, 2)
     assert replayed(desk, replay, 2, lsn=20) == (4, 4, 2), "an older floor brings nothing back"
 
 
-def test_a_floor_that_the_checkpoint_knows_is_not_replayed(desk: Desk) -> None:
+def test_a_floor_frame_that_the_checkpoint_covers_is_ignored(desk: Desk) -> None:
     fill(desk, 2, 3)
     replay = Replay(desk.engine.table)
     replay.note_restored(desk.engine.topic("a"), 5, lsn=100)
@@ -115,15 +117,17 @@ def test_a_floor_that_the_checkpoint_knows_is_not_replayed(desk: Desk) -> None:
     assert replayed(desk, replay, 4, lsn=100) == (4, 4, 2)
 
 
-def test_a_cap_that_a_replay_applied_too_early_takes_nothing_that_age_had_taken(desk: Desk) -> None:
+def test_a_replay_attributes_expired_records_to_age_even_if_a_cap_removed_them_first(
+    desk: Desk,
+) -> None:
     fill(desk, 3)
     topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
-    topic.cap_floor = 2  # of a write before the frame, which was committed after it
+    topic.cap_floor = 2  # Set by a write before the FLOOR frame that was committed after the frame
     assert replayed(desk, replay, 4, lsn=10) == (4, 4, 0)
     assert (topic.cap_floor, topic.ttl_floor) == (1, 4)
 
 
-def test_what_a_cap_took_behind_the_frame_stays_taken_by_it(desk: Desk) -> None:
+def test_records_that_a_cap_removed_above_the_floor_stay_attributed_to_the_cap(desk: Desk) -> None:
     fill(desk, 3, 3)
     topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
     topic.cap_floor = 5
@@ -144,14 +148,14 @@ def started_lost(desk: Desk, replay: Replay) -> list[FrameKind]:
     return [frame.kind for frame in frames]
 
 
-def test_a_topic_that_is_not_known_keeps_its_id(desk: Desk) -> None:
+def test_a_lost_frame_reserves_the_id_of_an_unknown_topic(desk: Desk) -> None:
     replay = Replay(desk.engine.table)
     lose(replay, 77, 1, 5)
     fill(desk, 1)
     assert desk.engine.topic("a").id > 77
 
 
-def test_seqs_that_were_gone_before_are_no_loss(desk: Desk) -> None:
+def test_seqs_deleted_before_the_damage_are_not_reported_as_lost(desk: Desk) -> None:
     fill(desk, 3)
     topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
     desk.delete_records("a", before_seq=3)
@@ -161,7 +165,9 @@ def test_seqs_that_were_gone_before_are_no_loss(desk: Desk) -> None:
     assert seqs_of(desk.read("a")) == [3]
 
 
-def test_only_a_topic_without_a_later_write_goes_on_above_what_it_may_have_lost(desk: Desk) -> None:
+def test_only_a_topic_without_a_later_write_skips_the_seqs_that_it_may_have_lost(
+    desk: Desk,
+) -> None:
     fill(desk, 3)
     topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
     lose(replay, 0, 0, 100)
@@ -178,7 +184,7 @@ def test_only_a_topic_without_a_later_write_goes_on_above_what_it_may_have_lost(
     assert started_lost(desk, replay) == [], "the frame of the first start says so"
 
 
-def test_a_frame_tells_what_several_topics_have_lost(desk: Desk) -> None:
+def test_one_lost_frame_reports_losses_of_several_topics(desk: Desk) -> None:
     fill(desk, 3)
     desk.put("b")
     desk.commit()
@@ -189,20 +195,22 @@ def test_a_frame_tells_what_several_topics_have_lost(desk: Desk) -> None:
     assert {*replay.doubts} == {a.id, b.id}
 
 
-# Replay of frames by their kind
+# Dispatch of frames by kind
 
 
 def of_kind(kind: int) -> FrameHeader:
     return FrameHeader(b"", 0, 0, 0, 1, 1, 0, 0, 0, 0, kind, 0, 0)
 
 
-def test_every_kind_that_is_written_is_replayed() -> None:
-    """Those with records are replayed by `LogReplay`, which knows their log file."""
+def test_every_frame_kind_has_a_replay_function() -> None:
+    """Frames with records are the exception: `LogReplay` replays them, because it knows their log
+    file.
+    """
     with_records = {FrameKind.APPEND, FrameKind.FORWARD}
     assert {*REPLAYS} == {*FrameKind} - with_records
 
 
-def test_a_frame_of_another_kind_does_not_fit() -> None:
+def test_a_frame_of_an_unknown_kind_is_a_misfit() -> None:
     with pytest.raises(Misfit, match="does not know the kind"):
         replay_frame(Replay(TopicTable()), of_kind(250), b"", False)
 
@@ -217,7 +225,7 @@ def test_a_frame_of_another_kind_does_not_fit() -> None:
         FrameKind.SEQS_RESERVED,
     ],
 )
-def test_a_frame_about_no_topic_fits_only_below_a_checkpoint(kind: FrameKind) -> None:
+def test_a_frame_of_an_unknown_topic_is_allowed_only_below_the_checkpoint(kind: FrameKind) -> None:
     replay = Replay(TopicTable())
     replay_frame(replay, of_kind(kind), b"", True)
     with pytest.raises(Misfit, match="the topic is not known"):

@@ -1,4 +1,4 @@
-"""A desk with a queue: its changes are decided at once, and committed or undone by hand."""
+"""A desk with one queue. Changes are decided immediately, and the test commits or undoes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ NO_BOUND = 1 << 30
 
 
 class JobDesk(Desk):
-    """Queue ``q``, with so many jobs; node ``n`` holds leases of a second."""
+    """A desk with the queue ``q`` and `jobs` jobs. Leases belong to node ``n`` and last one second
+    by default.
+    """
 
     def __init__(self, jobs: int = 0, **config: Any) -> None:
         super().__init__()
@@ -48,12 +50,14 @@ class JobDesk(Desk):
         return super().records(locator)
 
     def add(self, *datas: Any, **fields: Any) -> None:
-        """One write; ``fields`` of each of its records."""
+        """Append one write of records with these values, each with the members ``fields``, and
+        commit it.
+        """
         if datas:
             self.append("q", records=[{"data": data, **fields} for data in datas])
         self.commit()
 
-    # Changes are pending as long as nobody commits or undoes them
+    # Changes stay pending until the test commits or undoes them.
 
     def _note(self, change: LeaseChange) -> LeaseChange:
         if change.frames:
@@ -63,7 +67,7 @@ class JobDesk(Desk):
     def claims(
         self, *asks: Ask, evenly: bool = False, max_bytes: int = NO_BOUND
     ) -> list[LeaseChange]:
-        """One pass."""
+        """Run one claim pass and return a change for each ask."""
         changes = lease_jobs.claim(
             self.engine.table, self.topic, asks, self.now, evenly=evenly, max_bytes=max_bytes
         )
@@ -73,7 +77,7 @@ class JobDesk(Desk):
         return jobs_of(self.topic).leases.poller(node)
 
     def claim(self, max_jobs: int = 1, node: str = "n", lease_ms: int = 1000) -> list[int]:
-        """Seqs of what one claim gets."""
+        """Claim jobs for a node and return their seqs."""
         (change,) = self.claims(Ask(self.poll(node), max_jobs, lease_ms))
         return list(change.seqs)
 

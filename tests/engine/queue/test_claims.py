@@ -1,5 +1,5 @@
-"""Jobs and claims: every live record is in one state; which jobs a pass hands out, to whom and in
-what order.
+"""Jobs and claims: every live record has exactly one job state. A pass serves the right jobs to
+the right claims in the right order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
 from topics.formats.disk.records import RecordsView
 
 
-def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_not() -> None:
+def test_a_job_put_back_waits_for_its_delay_unless_it_was_already_due() -> None:
     desk = JobDesk()
     desk.add("a", delay_ms=50)
     claims.set_aside(desk.topic, [1], desk.now)
@@ -40,12 +40,12 @@ def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_
     desk.later(50)
     assert desk.counters.delayed == 0
     claims.set_aside(desk.topic, [1], desk.now)
-    desk.now = desk.now._replace(ts=desk.now.ts - 5000)  # the wall clock is set back
+    desk.now = desk.now._replace(ts=desk.now.ts - 5000)  # The wall clock is set back
     claims.put_back(desk.topic, [1], desk.now)
     assert desk.claim() == [1]
 
 
-def test_what_a_checkpoint_is_told_comes_in_steps() -> None:
+def test_the_jobs_of_a_checkpoint_are_packed_in_steps() -> None:
     count = 2 * LEDGER_STEP + 1
     desk = JobDesk(count, leases_durable=True)
     desk.claim(count)
@@ -55,7 +55,7 @@ def test_what_a_checkpoint_is_told_comes_in_steps() -> None:
     assert [len(part.rows) for part in desk.jobs.ledgers(desk.now, with_leases=False)] == [0, 0, 0]
 
 
-def test_an_idle_queue_holds_no_memory_of_jobs_that_were_done() -> None:
+def test_an_idle_queue_keeps_no_memory_for_finished_jobs() -> None:
     desk = JobDesk(1000)
     desk.claim(1000)
     desk.ack(*range(1, 1001))
@@ -67,16 +67,16 @@ def test_an_idle_queue_holds_no_memory_of_jobs_that_were_done() -> None:
     assert desk.jobs.leases.pollers == {}
 
 
-# Very many jobs
+# Queues with very many jobs
 
 
-def test_what_ends_at_one_moment_ends_part_by_part_in_its_order(
+def test_leases_and_delays_that_end_together_are_processed_in_steps_and_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ADVANCE_MAX", 4)
     desk = JobDesk(6)
     for data in range(6):
-        desk.add(data, delay_ms=1001)  # 7 to 12
+        desk.add(data, delay_ms=1001)  # Seqs 7 to 12
     desk.claim(6)
     desk.later(1001 + SLOT_MS)
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_what_ends_at_one_moment_ends_part_by_part_in_its_order(
     assert [*chain.from_iterable(desk.claim() for _ in range(12))] == [*range(1, 13)]
 
 
-def test_claims_get_what_is_counted_as_ready_without_a_pause(
+def test_claims_receive_every_job_that_is_counted_as_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ADVANCE_MAX", 4)
@@ -106,10 +106,10 @@ def test_claims_get_what_is_counted_as_ready_without_a_pause(
     assert sorted(found) == [*range(1, 41)]
 
 
-def test_a_pass_that_finds_ended_leases_only_later_is_unfinished(
+def test_a_pass_that_has_not_yet_reached_an_expired_lease_is_unfinished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Entries of extended leases come first: one step finds no job."""
+    """The timetable lists the entries of extended leases first, so that one step finds no job."""
     monkeypatch.setattr(module, "ADVANCE_MAX", 4)
     desk = JobDesk(12)
     desk.claim(12)
@@ -127,7 +127,7 @@ def test_a_pass_that_finds_ended_leases_only_later_is_unfinished(
 
 
 @pytest.mark.slow
-def test_one_hundred_thousand_leases_that_end_together_are_counted_at_once() -> None:
+def test_one_hundred_thousand_expired_leases_are_counted_without_ending_each() -> None:
     desk, count = JobDesk(), 100_000
     for _ in range(0, count, 1000):
         desk.add(*range(1000))
@@ -139,7 +139,7 @@ def test_one_hundred_thousand_leases_that_end_together_are_counted_at_once() -> 
     assert len(desk.jobs.leases) == count - module.ADVANCE_MAX
 
 
-def test_a_start_shows_that_it_goes_on_for_each_job() -> None:
+def test_a_start_reports_progress_for_each_job() -> None:
     ledger, seen = Ledger(), list[object]()
     ledger.delay(1, (10**6,) * 3)
     ledger.apply(LeaseRows(LeaseOp.RELEASED, (7, 8), (1, 1)))
@@ -154,7 +154,7 @@ def test_a_start_shows_that_it_goes_on_for_each_job() -> None:
 
 
 @pytest.mark.slow
-def test_a_cut_of_very_many_jobs_that_wait_takes_no_time_for_each() -> None:
+def test_a_cut_of_very_many_delayed_jobs_does_not_visit_each_job() -> None:
     jobs, count = Jobs(), 200_000
     for seq in range(1, count + 1):
         jobs.delay(seq, 10**9, Now(ts=0, ms=0))
@@ -165,7 +165,7 @@ def test_a_cut_of_very_many_jobs_that_wait_takes_no_time_for_each() -> None:
     assert (jobs.counters(1).delayed, jobs.is_listed(count)) == (1, True)
 
 
-def test_redrives_that_fail_leave_nothing_behind() -> None:
+def test_failed_redrives_leave_no_stale_entries() -> None:
     desk = JobDesk(4)
     desk.claim(2)
     desk.nack(1, 2)
@@ -178,7 +178,7 @@ def test_redrives_that_fail_leave_nothing_behind() -> None:
     assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]
 
 
-def test_a_lease_that_is_over_keeps_no_job_from_a_redrive_whatever_was_advanced() -> None:
+def test_a_redrive_can_take_a_job_whose_lease_has_expired_but_was_not_advanced() -> None:
     desk = JobDesk(3)
     desk.claim(2, lease_ms=100)
     desk.now = desk.now._replace(ms=desk.now.ms + 100, ts=desk.now.ts + 100)
@@ -198,7 +198,9 @@ def test_a_lease_that_is_over_keeps_no_job_from_a_redrive_whatever_was_advanced(
 
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
-    """`$ts` never goes back, so after a step of the wall clock a delay may lead to it."""
+    """`$ts` never decreases, so that after the wall clock is set back a job may be due at its own
+    `$ts`.
+    """
     desk = JobDesk(1)
     desk.claim()
     desk.now = desk.now._replace(ts=desk.now.ts - 5)
@@ -208,8 +210,8 @@ def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
     assert desk.claim(9) == [*range(2, 3 + others)]
 
 
-def test_a_pass_counts_the_bytes_of_large_jobs_among_many_small_ones() -> None:
-    """Their mean says nothing of those that come next."""
+def test_a_pass_limits_the_bytes_of_large_jobs_that_are_followed_by_small_ones() -> None:
+    """The pass must not estimate the next records by their mean size."""
     desk = JobDesk()
     desk.add(*["x" * 100_000] * 21, *range(2000))
     taken: list[int] = []
@@ -222,7 +224,7 @@ def test_a_pass_counts_the_bytes_of_large_jobs_among_many_small_ones() -> None:
     assert desk.counters == (2000, 21, 0, 0)
 
 
-def test_a_job_with_an_unreadable_record_is_hidden_and_stops_nobody() -> None:
+def test_a_job_with_an_unreadable_record_is_hidden_and_does_not_block_others() -> None:
     desk = JobDesk()
     desk.add("bad")
     desk.add("good")
@@ -233,14 +235,14 @@ def test_a_job_with_an_unreadable_record_is_hidden_and_stops_nobody() -> None:
     assert claims.records_of(desk.topic, desk.engine.store, [1]) == []
     desk.later(UNREADABLE_MS - 1)
     desk.ack(2)
-    assert desk.claim() == [2]  # its lease was over
+    assert desk.claim() == [2]  # Its lease has expired
     desk.later(1)
     desk.unreadable.clear()
     assert desk.claim() == [1]
     assert desk.jobs.deliveries(1) == 1
 
 
-def test_records_are_given_in_the_order_asked_and_only_those_that_live() -> None:
+def test_live_records_are_returned_in_the_requested_order() -> None:
     desk = JobDesk()
     desk.append("q", records=[{"data": 1}, {"data": 2, "tag": "t"}, {"data": 3}])
     desk.commit()
@@ -255,7 +257,7 @@ def test_records_are_given_in_the_order_asked_and_only_those_that_live() -> None
     ]
 
 
-def test_a_pass_that_fails_takes_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pass_leases_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = JobDesk()
     for data in "abc":
         desk.add(data)
@@ -276,13 +278,13 @@ def test_a_pass_that_fails_takes_no_job(monkeypatch: pytest.MonkeyPatch) -> None
     assert [(job.seq, job.deliveries) for job in change.jobs] == [(1, 1), (2, 1), (3, 1)]
 
 
-# Jobs that no pass may take
+# Jobs that a pass must skip
 
 ASIDE = 10_000
 
 
 def restarted(desk: JobDesk) -> JobDesk:
-    """A process has taken over from a checkpoint."""
+    """Restore the queue from a checkpoint, as a new process does."""
     ledger = Ledger()
     for part in desk.jobs.ledgers(desk.now, with_leases=True):
         ledger.unpack(part.pack())
@@ -314,7 +316,7 @@ def hidden() -> JobDesk:
 
 @pytest.mark.parametrize("aside", [delayed, held, hidden])
 @pytest.mark.parametrize("restart", [False, True])
-def test_jobs_that_are_set_aside_cost_the_first_claim_behind_them_nothing(
+def test_jobs_set_aside_do_not_slow_the_first_claim_after_them(
     aside: Callable[[], JobDesk], restart: bool
 ) -> None:
     desk = aside()
@@ -328,7 +330,9 @@ def test_jobs_that_are_set_aside_cost_the_first_claim_behind_them_nothing(
 
 
 def alternating() -> JobDesk:
-    """Every second job is delayed; the others are acked, and nobody remembers that."""
+    """Every second job is delayed. The others are acked, but the restarted queue holds no state of
+    their acks.
+    """
     desk = JobDesk()
     for first in range(0, ASIDE, 1000):
         datas = [{"data": at, "delay_ms": 10**6 * (at % 2)} for at in range(first, first + 1000)]
@@ -348,7 +352,7 @@ def exhausted() -> JobDesk:
 
 
 def left() -> JobDesk:
-    """The places in the line of jobs that a cap has taken."""
+    """The list of released jobs still contains jobs that a cap has evicted."""
     desk = JobDesk(ASIDE)
     desk.nack(*desk.claim(ASIDE))
     desk.put("q", cap_records=1)
@@ -364,7 +368,7 @@ def damaged() -> JobDesk:
 
 
 @pytest.mark.parametrize("aside", [alternating, exhausted, left, damaged])
-def test_a_pass_ends_after_many_steps_in_vain_and_the_next_ones_go_on(
+def test_a_pass_ends_after_a_limit_of_fruitless_steps_and_the_next_pass_continues(
     aside: Callable[[], JobDesk],
 ) -> None:
     desk = aside()
@@ -378,14 +382,14 @@ def test_a_pass_ends_after_many_steps_in_vain_and_the_next_ones_go_on(
     assert not desk.jobs.is_unfinished
 
 
-# Dead jobs
+# Exhausted jobs
 
 
 PLENTY = 1 << 20
 
 
 def exhausted_dead(desk: Desk, *datas: str) -> Topic:
-    """A queue of jobs that were delivered once too often, each a write of its own."""
+    """Return a queue of exhausted jobs, each appended as a write of its own."""
     desk.put("q", type="queue", max_deliveries=1, dead_letter="dlq")
     for data in datas:
         desk.append("q", data)
@@ -403,7 +407,7 @@ def exhausted_dead(desk: Desk, *datas: str) -> Topic:
     return topic
 
 
-def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
+def test_a_dead_job_with_an_unreadable_record_is_hidden_and_does_not_block_others(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = exhausted_dead(desk, "x", "y")

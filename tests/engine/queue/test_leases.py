@@ -1,4 +1,4 @@
-"""Leases: one holder for a job, until its deadline and under its token."""
+"""Leases: a job has one holder until the deadline of its lease, identified by the lease token."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NODE = "n"
 
 
 def leased(*seqs: int, deadline_ms: int = 100, holder: Holder | None = None) -> LeaseTable:
-    """Under numbers from 10 on."""
+    """Return a table that leases these seqs with lease numbers from 10 on."""
     table = LeaseTable()
     table.grant(seqs, 10, deadline_ms, holder or table.poller(NODE))
     return table
 
 
-# Lease list: pages of leases by seq
+# The list of leases: pages in the order of seqs
 
 
 def views(
@@ -32,7 +32,7 @@ def views(
 
 
 @given(data=st.data())
-def test_pages_hold_each_lease_that_is_there_all_the_time_once_and_in_order(
+def test_pages_list_each_lease_that_exists_throughout_exactly_once_and_in_order(
     data: st.DataObject,
 ) -> None:
     desk = JobDesk(40)
@@ -53,7 +53,7 @@ def test_pages_hold_each_lease_that_is_there_all_the_time_once_and_in_order(
     assert desk.jobs.leases._order is None, "the last page forgets the order"
 
 
-def test_a_list_that_nobody_goes_on_with_takes_no_memory() -> None:
+def test_an_abandoned_lease_list_frees_its_memory() -> None:
     desk = JobDesk(3)
     desk.claim(2)
     views(desk, limit=1)
@@ -62,7 +62,7 @@ def test_a_list_that_nobody_goes_on_with_takes_no_memory() -> None:
     assert desk.jobs.leases._later == []
 
 
-def test_a_page_looks_at_no_more_leases_than_it_shows() -> None:
+def test_a_page_visits_no_more_leases_than_it_shows() -> None:
     desk, count = JobDesk(), 50_000
     desk.jobs.deliver(range(1, count + 1), 1, 10**9, desk.poll())
     views(desk, limit=10)

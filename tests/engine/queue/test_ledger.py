@@ -1,5 +1,5 @@
-"""Ledger: what the log says of jobs, in order or over a state that knows of some of it already, and
-from what the jobs go on.
+"""The ledger: the jobs of a queue as the log and a checkpoint record them. Frames are replayed in
+order, even onto a checkpoint that already covers some of them.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def after(*frames: LeaseRows) -> Ledger:
 
 
 def again(ledger: Ledger) -> Ledger:
-    """As it comes back from a checkpoint."""
+    """Return the ledger as a checkpoint restores it."""
     found = Ledger()
     found.unpack(cbor2.loads(cbor2.dumps(ledger.pack())))
     return found
 
 
-# What the log says
+# Contents of the log
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def again(ledger: Ledger) -> Ledger:
         (False, "fsync", False),
     ],
 )
-def test_a_restart_knows_leases_when_they_and_their_records_are_in_the_log(
+def test_a_restart_keeps_leases_if_both_leases_and_records_are_in_the_log(
     leases_durable: bool, durability: str, expected: bool
 ) -> None:
     config = TopicConfig(leases_durable=leases_durable, durability=durability)  # type: ignore[arg-type]
     assert keeps_leases(config) is expected
 
 
-# Records that go
+# Removed records
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=4).map(
@@ -106,7 +106,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=4).map
     delayed=st.sets(st.integers(1, 60)),
     runs=RUNS,
 )
-def test_what_is_known_of_removed_records_is_forgotten(
+def test_the_rows_of_removed_records_are_dropped(
     seqs: set[int], delayed: set[int], runs: Sequence[SeqRun]
 ) -> None:
     ledger = after(claimed(*seqs))
@@ -117,7 +117,7 @@ def test_what_is_known_of_removed_records_is_forgotten(
 
 
 @given(seqs=st.sets(st.integers(1, 60)), cuts=st.lists(st.integers(1, 70)))
-def test_nothing_is_known_below_the_start(seqs: set[int], cuts: list[int]) -> None:
+def test_a_cut_drops_all_rows_below_the_start(seqs: set[int], cuts: list[int]) -> None:
     ledger = after(claimed(*seqs))
     ledger.delays.update(dict.fromkeys(seqs, 5))
     for cut in cuts:
@@ -127,7 +127,7 @@ def test_nothing_is_known_below_the_start(seqs: set[int], cuts: list[int]) -> No
     assert {*ledger.rows} == {*ledger.delays} == {seq for seq in seqs if seq >= start}
 
 
-def test_a_cut_costs_no_more_than_the_seqs_since_the_last_one() -> None:
+def test_a_cut_visits_no_more_seqs_than_the_cuts_before_left() -> None:
     count = 100_000
     ledger = after(claimed(*range(count, 2 * count)))
     ledger.cut(1)
@@ -137,7 +137,7 @@ def test_a_cut_costs_no_more_than_the_seqs_since_the_last_one() -> None:
     assert time.process_time() - began < 2, "20,000 cuts that walk 100,000 rows take minutes"
 
 
-# Over a state that knows of some frames already
+# Frames that are replayed onto a checkpoint which already covers some of them
 
 JOBS = 4
 SOME = st.sets(st.integers(1, JOBS))
@@ -153,13 +153,13 @@ FRAMES = st.lists(
 
 
 @given(frames=FRAMES, data=st.data())
-def test_frames_over_a_state_that_knows_of_some_of_them_come_to_the_same_end(
+def test_frames_replayed_onto_a_state_that_covers_some_of_them_restore_the_same_rows(
     frames: list[LeaseRows], data: st.DataObject
 ) -> None:
     position = data.draw(st.integers(0, len(frames)))
     known = Ledger()
     for seq in range(1, JOBS + 1):
-        # A checkpoint tells of each job as it is when its turn comes.
+        # The checkpoint packs the jobs in steps, so that each row may be of a different time.
         reached = data.draw(st.integers(position, len(frames)))
         row = after(*frames[:reached]).rows.get(seq)
         if row is not None:
@@ -171,7 +171,7 @@ def test_frames_over_a_state_that_knows_of_some_of_them_come_to_the_same_end(
 
 
 @given(frames=FRAMES, data=st.data())
-def test_free_jobs_are_in_their_order_after_a_checkpoint_of_one_moment(
+def test_free_jobs_keep_their_order_after_a_checkpoint_of_a_single_moment(
     frames: list[LeaseRows], data: st.DataObject
 ) -> None:
     position = data.draw(st.integers(0, len(frames)))
@@ -186,10 +186,10 @@ def free(ledger: Ledger) -> list[int]:
     return [seq for seq, row in ledger.rows.items() if row.state is FREE]
 
 
-# In a checkpoint
+# The format in a checkpoint
 
 
-def test_a_part_has_the_columns_of_its_table() -> None:
+def test_a_part_has_the_columns_of_its_documented_table() -> None:
     rows = table(module.__doc__ or "", "A part:")
     part = after(claimed(1, 2), released(3)._replace(error="why"), dying(4)).pack()
     assert [row["key"] for row in rows] == [*part]
@@ -198,7 +198,7 @@ def test_a_part_has_the_columns_of_its_table() -> None:
         assert len(part[row["key"]]) == 4 * sizes[row["items"]], row["key"]
 
 
-def test_the_bytes_of_a_part() -> None:
+def test_the_bytes_of_a_part_are_stable() -> None:
     ledger = after(claimed(1, node="a", until=1000, number=2**63), released(300, until=2))
     ledger.delay(4, (70_000,))
     assert ledger.pack() == {
@@ -236,7 +236,7 @@ ROWS = st.dictionaries(
 
 
 @given(rows=ROWS, delays=st.dictionaries(st.integers(1, 2**64 - 1), st.integers(0, 2**62)))
-def test_every_part_comes_back_in_its_order(
+def test_a_packed_part_restores_all_rows_in_order(
     rows: dict[int, JobRow], delays: dict[int, int]
 ) -> None:
     ledger = Ledger()
@@ -252,11 +252,11 @@ def test_every_part_comes_back_in_its_order(
 
 
 HELD, FREE, DYING = JobState
-POSITION = 1000  # LSN as of which the checkpoint holds the topic
+POSITION = 1000  # LSN of the topic's entry in the checkpoint
 
 
 class Replaying:
-    """The queue ``a`` of a desk, while its frames are replayed."""
+    """The queue ``a`` of a desk during the replay of its frames."""
 
     def __init__(self, desk: Desk, *writes: int, **config: Any) -> None:
         fill(desk, *writes, **{"type": "queue", "leases_durable": True, **config})
@@ -284,7 +284,7 @@ class Replaying:
         begin(self.topic, self.desk, self.desk.now)
 
 
-def test_a_lease_of_a_log_or_of_an_unknown_operation_does_not_fit(desk: Desk) -> None:
+def test_a_lease_frame_of_a_log_topic_or_with_an_unknown_operation_is_a_misfit(desk: Desk) -> None:
     queue = Replaying(desk, 1)
     fill(desk, 1)
     rows = LeaseRows(LeaseOp.CLAIMED, (1,), (1,), "w", 9, (70,))
@@ -295,7 +295,7 @@ def test_a_lease_of_a_log_or_of_an_unknown_operation_does_not_fit(desk: Desk) ->
         queue.play(lease_frame(desk.engine.topic("log").id, 5, rows))
 
 
-def test_delays_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
+def test_delays_that_the_checkpoint_covers_are_not_replayed(desk: Desk) -> None:
     queue = Replaying(desk)
     desk.append("a", records=[{"data": 1, "delay_ms": 70}, {"data": 2}])
     desk.commit()
@@ -312,10 +312,10 @@ def test_delays_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
     assert queue.ledger.delays == {1: desk.now.ts + 70}
 
 
-# After the last frame
+# After the last frame of the log
 
 
-def test_jobs_without_a_live_record_are_not_known_any_more(desk: Desk) -> None:
+def test_jobs_without_a_live_record_are_dropped_after_the_replay(desk: Desk) -> None:
     queue = Replaying(desk, 2, 3, 2, 2)
     desk.delete_records("a", before_seq=2)
     desk.commit()
@@ -327,11 +327,11 @@ def test_jobs_without_a_live_record_are_not_known_any_more(desk: Desk) -> None:
     assert jobs_of(queue.topic).counters(queue.topic.count) == (0, 5, 0, 0)
 
 
-# The checkpoint
+# Checkpoints
 
 
 def kept(topic: Topic, desk: Desk) -> Any:
-    """The topic as a checkpoint has it: CBOR."""
+    """Return the topic and its jobs as a checkpoint encodes them in CBOR."""
     found = [snapshot_topic(topic, POSITION), *jobs_to_keep(topic, desk.now)]
     return cbor2.loads(cbor2.dumps(found))
 
@@ -354,7 +354,7 @@ KEPT = {
 }
 
 
-def test_a_checkpoint_holds_moves_and_delays_alone_where_leases_are_not_durable(desk: Desk) -> None:
+def test_without_durable_leases_a_checkpoint_holds_only_moves_and_delays(desk: Desk) -> None:
     queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d", leases_durable=False)
     queue.ledger.rows |= KEPT
     queue.ledger.delays[5] = 1_003_000
@@ -363,7 +363,7 @@ def test_a_checkpoint_holds_moves_and_delays_alone_where_leases_are_not_durable(
     assert (ledger.rows, dict(ledger.delays)) == ({4: KEPT[4]}, {5: 1_003_000})
 
 
-def test_jobs_that_are_set_aside_are_in_a_checkpoint_as_they_were(desk: Desk) -> None:
+def test_a_checkpoint_records_jobs_that_are_set_aside_in_their_previous_state(desk: Desk) -> None:
     queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
     queue.ledger.rows |= KEPT
     queue.ledger.delays[5] = 1_003_000
@@ -373,7 +373,7 @@ def test_jobs_that_are_set_aside_are_in_a_checkpoint_as_they_were(desk: Desk) ->
     assert (ledger.rows, dict(ledger.delays)) == (KEPT, {5: 1_003_000})
 
 
-def test_the_last_error_of_a_nack_stays_with_its_job() -> None:
+def test_the_last_error_of_a_nack_is_kept_with_its_job() -> None:
     why = released(1, 2)._replace(error="why")
     ledger = after(claimed(1, 2, 3), why, claimed(1), released(1), released(2)._replace(error=""))
     assert ledger.errors == again(ledger).errors == {1: "why", 2: ""}
@@ -387,7 +387,7 @@ def test_the_last_error_of_a_nack_stays_with_its_job() -> None:
 
 
 @pytest.mark.parametrize("config", [{"leases_durable": False}, {"durability": "ephemeral"}])
-def test_where_the_log_has_no_leases_they_are_forgotten(desk: Desk, config: Any) -> None:
+def test_leases_are_dropped_when_they_become_non_durable(desk: Desk, config: Any) -> None:
     queue = Replaying(desk, 3)
     queue.claim(1)
     follow_config(queue.topic)
@@ -397,7 +397,7 @@ def test_where_the_log_has_no_leases_they_are_forgotten(desk: Desk, config: Any)
     assert [*queue.ledger.rows] == []
 
 
-def test_a_checkpoint_holds_all_that_a_restart_knows(desk: Desk) -> None:
+def test_a_checkpoint_holds_everything_that_a_restart_restores(desk: Desk) -> None:
     queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
     queue.ledger.rows |= KEPT
     queue.ledger.delays[5] = 1_003_000
@@ -412,7 +412,7 @@ def test_free_jobs_are_in_the_order_of_their_releases() -> None:
     assert free(ledger) == [3, 1, 2]
 
 
-def test_leases_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
+def test_leases_that_the_checkpoint_covers_are_not_replayed(desk: Desk) -> None:
     queue = Replaying(desk, 3)
     queue.claim(1, lsn=POSITION - 8)
     queue.claim(2)

@@ -1,4 +1,4 @@
-"""Timetable, seq set and delays, each against the obvious dict or set."""
+"""The timetable, the seq set and the delays, each compared with a plain dict or set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def filled(times: dict[int, int]) -> Timetable:
     return timetable
 
 
-def test_entries_that_are_not_true_any_more_are_dropped_when_they_are_most_of_all() -> None:
+def test_stale_entries_are_dropped_when_they_are_the_majority() -> None:
     times = {1: 50_000_000}
     timetable = filled(times)
     for step in range(2 * STALE_MIN):
@@ -34,14 +34,16 @@ def test_entries_that_are_not_true_any_more_are_dropped_when_they_are_most_of_al
     assert timetable.take_due(50_000_000) == [(50_000_000, 1)]
 
 
-@example(steps=[(1, 256, 156), (2, 356, 56), (2, 0, 300)])  # an earlier time, in another bucket
+@example(steps=[(1, 256, 156), (2, 356, 56), (2, 0, 300)])  # An earlier time, in another bucket
 @given(
     st.lists(
         st.tuples(st.integers(1, 5), st.integers(0, 4 * BUCKET_MS), st.integers(0, 300)),
         max_size=30,
     )
 )
-def test_it_gives_what_a_dict_would(steps: list[tuple[int, int, int]]) -> None:
+def test_the_timetable_returns_the_same_due_entries_as_a_dict(
+    steps: list[tuple[int, int, int]],
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SWEEP_STEP", 1)
         give_what_a_dict_would(steps)
@@ -65,7 +67,7 @@ def give_what_a_dict_would(steps: list[tuple[int, int, int]]) -> None:
 
 
 @given(st.dictionaries(st.integers(1, 99), st.integers(0, 3 * BUCKET_MS)), st.integers(1, 9))
-def test_all_that_is_due_comes_in_the_end_however_little_is_looked_at_at_once(
+def test_all_due_entries_are_returned_with_any_limit_per_call(
     times: dict[int, int], limit: int
 ) -> None:
     timetable, now_ms, due = filled(times), 2 * BUCKET_MS, list[tuple[int, int]]()
@@ -76,7 +78,7 @@ def test_all_that_is_due_comes_in_the_end_however_little_is_looked_at_at_once(
     assert sorted(due) == sorted((at, seq) for seq, at in times.items() if at <= now_ms)
 
 
-# Seq set: what is in it, and how runs of it are passed over
+# Seq set: its members, and how a scan skips runs of them
 
 
 SEQS = st.one_of(st.integers(1, 40), st.integers(BLOCK - 3, BLOCK + 3), st.integers(1, 2**64 - 1))
@@ -84,7 +86,7 @@ CALLS = st.lists(st.tuples(st.sampled_from(("add", "discard", "discard_below")),
 
 
 @given(CALLS, SEQS, st.integers(0, 2 * BLOCK))
-def test_a_seq_set_is_a_set_but_for_what_is_dropped_by_blocks(
+def test_a_seq_set_equals_a_set_from_the_lowest_kept_seq_on(
     calls: list[tuple[str, int]], seq: int, length: int
 ) -> None:
     ours, model, low = SeqSet(), set[int](), 0
@@ -106,7 +108,7 @@ def test_a_seq_set_is_a_set_but_for_what_is_dropped_by_blocks(
 
 
 @pytest.mark.slow
-def test_a_million_seqs_are_passed_over_at_once_and_take_little_memory() -> None:
+def test_a_run_of_a_million_seqs_is_skipped_fast_and_takes_little_memory() -> None:
     ours = SeqSet()
     for seq in range(1, 1_000_001):
         ours.add(seq)
@@ -140,7 +142,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_delays_are_what_was_put_in(calls: list[tuple[str, int, int]]) -> None:
+def test_delays_contain_exactly_the_rows_that_were_put(calls: list[tuple[str, int, int]]) -> None:
     ours, model = Delays(), dict[int, Row]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delays, "BLOCK_ROWS", 4)
@@ -171,7 +173,7 @@ def test_delays_are_what_was_put_in(calls: list[tuple[str, int, int]]) -> None:
             )
 
 
-def test_jobs_that_wait_take_few_bytes_and_a_run_of_them_goes_with_its_blocks() -> None:
+def test_delayed_jobs_take_few_bytes_and_a_dropped_run_frees_its_blocks() -> None:
     ours, count = Delays(), 50 * BLOCK_ROWS
     for seq in range(1, count + 1):
         ours.put(seq, seq, seq)

@@ -1,4 +1,6 @@
-"""The graph of routers: who may be made, and who comes back."""
+"""The graph of routers: cycles, fan-in, names, and the replacement of a router by a later
+incarnation.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from topics.formats.api.router_json import RouterConfig
 
 
 def router(router_id: int, ends: str, name: str | None = None, **config: Any) -> Router:
-    """``ends``: such as "ab", from "a" to "b"."""
+    """Return a router. ``ends`` is a pair of letters such as "ab", from "a" to "b"."""
     source, dest = ends[0], ends[1]
     return Router(
         id=router_id,
@@ -38,7 +40,9 @@ def graph_of(*ends: str, **config: Any) -> RouterGraph:
 
 
 def check(graph: RouterGraph, ends: str, name: str | None = None, **config: Any) -> list[str]:
-    """The cycle that keeps the router out; none: it may be made."""
+    """Return the cycle for which the graph rejects the router, or an empty list if it accepts the
+    router.
+    """
     asked = router(99, ends, name, **config)
     try:
         graph.check(asked.name, asked.config)
@@ -51,7 +55,7 @@ def check(graph: RouterGraph, ends: str, name: str | None = None, **config: Any)
 # Cycles
 
 
-def test_the_cycle_is_the_shortest_one() -> None:
+def test_the_reported_cycle_is_the_shortest_one() -> None:
     graph = graph_of("ab", "bc", "cd", "de", "bx", "xe", allow_cycle=True)
     assert check(graph, "ea") == ["e", "a", "b", "x", "e"]
 
@@ -64,21 +68,21 @@ def test_a_cycle_is_allowed_to_the_router_that_allows_it() -> None:
     assert check(graph, "ab", "second") == ["a", "b", "a"]
 
 
-def test_a_router_on_a_cycle_keeps_its_right_to_be_there() -> None:
+def test_a_router_on_a_cycle_can_be_reconfigured_if_it_does_not_close_the_cycle() -> None:
     graph = graph_of("ab", "ba", allow_cycle=True)
     assert check(graph, "ba") == ["b", "a", "b"], "it may not take back that it allows a cycle"
     graph.put(router(3, "ab"))
     assert check(graph, "ab", preserve_tag=False) == [], "the other one has closed the cycle"
 
 
-def test_a_router_that_gets_other_ends_is_not_in_its_own_way() -> None:
+def test_the_old_ends_of_a_changed_router_do_not_count_as_part_of_a_cycle() -> None:
     graph = graph_of("ab", "bc")
     assert check(graph, "ca", "b->c") == []
     assert check(graph, "ba", "b->c") == ["b", "a", "b"]
 
 
 @given(st.sets(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=8))
-def test_without_leave_no_cycle_ever_closes(pairs: set[tuple[str, str]]) -> None:
+def test_no_cycle_ever_closes_without_allow_cycle(pairs: set[tuple[str, str]]) -> None:
     graph, edges = RouterGraph(), set[tuple[str, str]]()
     for number, (source, dest) in enumerate(sorted(pairs), 1):
         if source == dest or any(other == dest for _, other in edges):
@@ -95,7 +99,7 @@ def test_without_leave_no_cycle_ever_closes(pairs: set[tuple[str, str]]) -> None
 # Fan-in
 
 
-def test_the_source_of_a_dest_changes_with_its_only_router() -> None:
+def test_the_source_of_a_dest_can_change_only_if_it_has_one_router() -> None:
     graph = graph_of("ab")
     assert check(graph, "cb", "a->b") == []
     graph.put(router(2, "ab", "second"))
@@ -110,7 +114,7 @@ def names(graph: RouterGraph, *asked: Any) -> list[str]:
     return [each.name for each in graph.select(*asked)]
 
 
-def test_a_selection_has_the_ends_that_are_asked_for() -> None:
+def test_a_selection_contains_the_routers_with_the_requested_ends() -> None:
     graph = graph_of("ab", "bc", "bd")
     graph.put(router(4, "bd", "a-second"))
     assert names(graph, "", None, "b", None) == ["a-second", "b->c", "b->d"]
@@ -121,7 +125,7 @@ def test_a_selection_has_the_ends_that_are_asked_for() -> None:
     assert len(names(graph, "", None, None, None)) == 4
 
 
-def test_a_later_life_replaces_an_earlier_one_and_never_the_other_way_round() -> None:
+def test_a_later_incarnation_replaces_an_earlier_one_and_never_the_reverse() -> None:
     graph = graph_of("ab")
     earlier, later = graph.by_id[1], router(2, "cd", "a->b")
     graph.put(later)
@@ -132,7 +136,7 @@ def test_a_later_life_replaces_an_earlier_one_and_never_the_other_way_round() ->
     assert [*graph.names("", None)] == ["a->b"]
 
 
-def test_a_router_comes_back_as_it_was_packed() -> None:
+def test_an_unpacked_router_equals_the_packed_one() -> None:
     one = router(3, "ab", filter=TagMatch("Glob", "x"), guarantee="exactly_once")
     one = replace(one, base_total=9, start_seq=2**64 - 1)
     assert Router.unpack(memoryview(one.packed)) == one

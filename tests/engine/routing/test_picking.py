@@ -1,5 +1,7 @@
-"""Picking and lag: what a router forwards next. `topic_machine_picks` compares them with a list of
-records, whatever has happened to the topic; here are the bounds, one by one, and damage.
+"""Picking and lag: which records a router forwards next, and how many remain.
+
+`topic_machine_picks` compares both with a list of records after random changes of a topic. This
+file tests each bound and damaged records.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def test_a_batch_ends_at_its_bounds(desk: Desk, bounds: dict[str, Any], seqs: li
     assert found.size == 34 * len(seqs)
 
 
-def test_a_batch_has_one_hop_and_the_highest_is_not_forwarded(desk: Desk) -> None:
+def test_a_batch_has_one_hop_and_records_with_the_maximum_hop_are_not_forwarded(desk: Desk) -> None:
     fill(desk, 3, 3, 4)
     hops = Hops()
     hops.note(3, 4, 2)
@@ -106,7 +108,9 @@ def test_a_batch_has_one_hop_and_the_highest_is_not_forwarded(desk: Desk) -> Non
 
 
 def tagged(tags: Sequence[str], writes: int = 3) -> Shell:
-    """Topic ``a``, in writes of so many records; ``-`` is a record without a tag."""
+    """Fill topic ``a``, with ``writes`` records in each write. The tag ``-`` makes a record
+    without a tag.
+    """
     shell = Shell()
     for begin in range(0, len(tags), writes):
         shell.answer("hold")
@@ -127,7 +131,7 @@ def tagged(tags: Sequence[str], writes: int = 3) -> Shell:
         (TagMatch("Glob", "none"), []),
     ],
 )
-def test_a_filter_takes_the_records_whose_tag_matches(
+def test_a_filter_picks_exactly_the_records_with_a_matching_tag(
     match: TagMatch, seqs: list[int], is_sealed: bool
 ) -> None:
     shell = tagged(["x", "xy", "-", "y", "-", "x", "xz", "-"])
@@ -152,7 +156,9 @@ def test_a_filter_takes_the_records_whose_tag_matches(
 
 
 def hurt_extent(*bad_chunks: int) -> tuple[Shell, Topic]:
-    """Five records of 30,000 bytes in an extent of which chunks of 64 KiB are damaged."""
+    """Return an extent of five records of 30,000 bytes, in which these chunks of 64 KiB are
+    damaged.
+    """
     shell = Shell()
     for _ in range(5):
         shell.answer(f'append a "{"x" * 30_000}" tag=t')
@@ -168,7 +174,7 @@ def hurt_extent(*bad_chunks: int) -> tuple[Shell, Topic]:
 def all_steps(
     topic: Topic, store: Store, match: TagMatch | None = None, **bounds: Any
 ) -> list[tuple[list[int], int]]:
-    """Picked seqs and last seq of each step."""
+    """Return the picked seqs and the number of lost seqs of each step."""
     steps, cursor = [], 0
     while cursor < topic.head_seq:
         each = pick(topic, store, cursor, match, NO_HOPS, **{**WIDE, **bounds})
@@ -190,7 +196,7 @@ def all_steps(
         ([0, 2], [([], 3), ([4], 0), ([], 1)]),
     ],
 )
-def test_records_of_a_damaged_chunk_are_lost_and_no_others(
+def test_only_the_records_of_a_damaged_chunk_are_lost(
     match: TagMatch | None, bad_chunks: list[int], steps: list[tuple[list[int], int]]
 ) -> None:
     shell, topic = hurt_extent(*bad_chunks)
@@ -202,7 +208,7 @@ def test_records_of_a_damaged_chunk_are_lost_and_no_others(
     assert sum(lost for _, lost in one_by_one) == sum(lost for _, lost in steps)
 
 
-def test_damage_among_deleted_or_unwanted_records_is_no_loss() -> None:
+def test_damage_to_deleted_or_filtered_records_is_not_a_loss() -> None:
     shell, topic = hurt_extent(2)
     assert all_steps(topic, shell.world, TagMatch("Eq", "none")) == [([], 0)]
     delete_runs(topic, [SeqRun(5, 1)], shell.world)
@@ -210,7 +216,9 @@ def test_damage_among_deleted_or_unwanted_records_is_no_loss() -> None:
 
 
 class Hurt:
-    """A store in which some entries cannot be read, and records of others are damaged."""
+    """A store in which some entries are unreadable, and some records of other entries are
+    damaged.
+    """
 
     def __init__(self, desk: Desk, unreadable: set[int], bad: set[int]) -> None:
         self._desk, self._unreadable, self._bad = desk, unreadable, bad
@@ -266,7 +274,7 @@ class _HurtView(RecordsView):
         }
     ),
 )
-def test_whatever_is_damaged_the_rest_is_picked_and_exactly_that_is_lost(
+def test_exactly_the_damaged_records_are_lost_and_all_others_are_picked(
     writes: list[str],
     deleted: set[int],
     bad: set[int],
@@ -312,10 +320,10 @@ def test_whatever_is_damaged_the_rest_is_picked_and_exactly_that_is_lost(
     assert (found, trimmed) == (wanted, lost)
 
 
-# Router lag: live records past a cursor, and the age of the oldest
+# Router lag: the number of live records after a cursor, and the age of the oldest
 
 
-def test_records_of_an_extent_have_their_own_times() -> None:
+def test_lag_uses_the_ts_of_each_record_in_an_extent() -> None:
     shell = Shell()
     for line in ("append a one", "wait 10", "append a two", "wait 10", "seal", "delete a before=2"):
         shell.answer(line)
@@ -323,7 +331,9 @@ def test_records_of_an_extent_have_their_own_times() -> None:
     assert lag(topic, shell.world, 0, shell.now.ts) == (1, 10)
 
 
-def test_of_what_cannot_be_read_lag_is_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_of_unreadable_records_is_estimated_from_the_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shell = Shell()
     for line in ("append a one two three four", "append a five", "wait 10", "seal"):
         shell.answer(line)
@@ -340,7 +350,7 @@ def test_of_what_cannot_be_read_lag_is_a_guess(monkeypatch: pytest.MonkeyPatch) 
     assert lag(topic, world, 3, shell.now.ts) == (2, 10)
 
 
-# Derivations: how far the routers of a dest have come
+# Derivations: the progress of each router into a dest
 
 
 @pytest.fixture
@@ -348,7 +358,7 @@ def topic() -> Topic:
     return Topic(1, "a", 1, TopicConfig())
 
 
-def test_a_router_stands_where_it_was_noted_last(topic: Topic) -> None:
+def test_the_derivation_of_a_router_is_the_last_noted_one(topic: Topic) -> None:
     note_derivation(topic, 3, Derivation(12, 2))
     note_derivation(topic, 4, Derivation(5, 1))
     note_derivation(topic, 3, Derivation(13, 3))
@@ -356,7 +366,7 @@ def test_a_router_stands_where_it_was_noted_last(topic: Topic) -> None:
     assert derivation_of(topic, 4, start_seq=9) == (5, 1)
 
 
-def test_routers_that_are_gone_are_forgotten(topic: Topic) -> None:
+def test_derivations_of_deleted_routers_are_dropped(topic: Topic) -> None:
     forget_derivations(topic, ())
     note_derivation(topic, 3, Derivation(12, 2))
     note_derivation(topic, 4, Derivation(5, 1))
@@ -370,7 +380,7 @@ def test_routers_that_are_gone_are_forgotten(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_ranges_are_known_as_a_list_knows_them(seed: int) -> None:
+def test_hops_of_any_ranges_equal_those_of_a_plain_dict(seed: int) -> None:
     rng, hops, known, seq = Random(seed), Hops(), dict.fromkeys(range(200), 0), 0
     for _ in range(rng.randrange(20)):
         first = seq + rng.choice([1, 1, 2, 5])

@@ -1,4 +1,4 @@
-"""JSON answers (§0.9, §2, §3, §10), byte for byte. Their members are in the contract tests."""
+"""JSON responses (§0.9, §2, §3, §10), byte for byte. The contract tests check their members."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ WAL = b'"wal_append_ms":0.500'
         ),
     ],
 )
-def test_performance_ends_the_object(times: dict[str, float], members: bytes) -> None:
+def test_performance_is_the_last_member_of_a_response(
+    times: dict[str, float], members: bytes
+) -> None:
     assert answers.performance(0.4126, **times) == b',"performance":{%b}}' % members
 
 
-def test_an_append() -> None:
+def test_the_bytes_of_an_append_response() -> None:
     assert answers.appended("jobs", 8, 3, b"", with_seqs=True, created=False, deduped=False) == (
         b'{"topic":"jobs","first_seq":8,"last_seq":10,"seqs":[8,9,10],"head_seq":10,"count":3,'
         b'"created":false,"deduped":false'
@@ -57,7 +59,7 @@ def difference(pieces: list[Any], next_from_seq: int) -> bytes:
     return answers.difference("jobs", pieces, end)
 
 
-def test_a_diff() -> None:
+def test_the_bytes_of_a_diff_response() -> None:
     assert difference([b'{"$seq":1}', memoryview(b'{"$seq":2}')], 2) == (
         b'{"topic":"jobs","records":[{"$seq":1},{"$seq":2}],"next_from_seq":2,"head_seq":5,'
         b'"earliest_seq":1,"caught_up":false,"tombstone":null,"lag":3,"epoch":17,"performance":'
@@ -67,7 +69,7 @@ def test_a_diff() -> None:
     assert (found["records"], found["caught_up"], found["lag"]) == ([], True, 0)
 
 
-def test_a_claim_splices_records_in_as_they_are() -> None:
+def test_a_claim_response_contains_the_records_unchanged() -> None:
     record = b'{"$seq":%d,"data":{ "a": 1.10, "a": 1E400 }}'
     jobs = queue_answers.jobs_json((seq, 0x7F, 2, 3, record % seq) for seq in (7, 8))
     assert queue_answers.claimed("jobs", jobs, 840) == (

@@ -1,6 +1,6 @@
-"""Append bodies (§2): any bytes have an answer, and limits hold at the edge and one above.
+"""Append bodies (§2): any bytes have a result, and each limit holds exactly at its edge.
 
-Which values a field refuses, and that payloads stay as they are, is in `tests.contract`.
+`tests.contract` tests the values that a field rejects, and that payloads are kept unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def append(body: bytes, key: str | None = None, limits: Limits = LIMITS) -> Appe
 
 
 def one(record: bytes, limits: Limits = LIMITS) -> RecordIn:
-    """The only record of a body that holds it."""
+    """Return the only record of a body that contains it."""
     (found,) = append(b'{"records":[%b]}' % record, limits=limits).records
     return found
 
@@ -72,7 +72,7 @@ def refused(
 @pytest.mark.parametrize(
     "text", [b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82"]
 )
-def test_invalid_utf8_is_refused(place: bytes, text: bytes) -> None:
+def test_invalid_utf8_is_rejected(place: bytes, text: bytes) -> None:
     for buffer in (place % text, bytearray(place % text), memoryview(place % text)):
         refused(InvalidRequest, append, buffer, limits=WIDE)
 
@@ -83,13 +83,13 @@ def test_invalid_utf8_is_refused(place: bytes, text: bytes) -> None:
 @pytest.mark.parametrize(
     "place", [b'{"records":[{"data":"%b"}]}', b'{"records":[{"data":1,"node":"%b"}]}']
 )
-def test_a_lone_surrogate_is_refused(text: bytes, place: bytes) -> None:
+def test_a_lone_surrogate_is_rejected(text: bytes, place: bytes) -> None:
     refused(InvalidRequest, append, place % text, limits=WIDE)
 
 
 @pytest.mark.parametrize("depth", [10_000, 100_000])
 @pytest.mark.parametrize("pair", [(b"[", b"]"), (b'{"a":', b"1" + b"}")])
-def test_a_body_nested_without_end_is_refused_and_not_a_crash(
+def test_an_endlessly_nested_body_is_rejected_without_a_crash(
     depth: int, pair: tuple[bytes, bytes]
 ) -> None:
     opened, closed = pair
@@ -104,7 +104,7 @@ def test_a_body_nested_without_end_is_refused_and_not_a_crash(
     refused(InvalidRequest, decode_config, b'{"x":%b}' % value)
 
 
-def test_a_meta_of_any_depth_has_an_answer() -> None:
+def test_a_meta_of_any_depth_is_rejected_with_an_api_error() -> None:
     many = b",".join(b'"k%d":0' % number for number in range(70))
     for depth in range(900, 1000):
         body = b'{"records":[{"data":1,"meta":{"d":%b,%b}}]}' % (b"[" * depth + b"]" * depth, many)
@@ -115,7 +115,7 @@ def test_a_meta_of_any_depth_has_an_answer() -> None:
 # Shape
 
 
-def test_null_is_absence_where_a_field_is_optional() -> None:
+def test_null_means_absent_for_optional_fields() -> None:
     record = one(b'{"data":null,"tag":null,"node":null,"meta":null}')
     assert (bytes(record.data), record.tag, record.node, bytes(record.meta)) == (
         *(b"null", None),
@@ -126,7 +126,7 @@ def test_null_is_absence_where_a_field_is_optional() -> None:
     assert {body.node, body.idempotency_key, body.create, body.config} == {None}
 
 
-def test_a_delay_is_a_time_to_wait_or_a_time_of_day() -> None:
+def test_a_delay_is_a_duration_or_a_time() -> None:
     body = append(
         b'{"records":[{"data":1},{"data":2,"delay_ms":0},{"data":3,"deliver_at":%d}]}' % (2**64 - 1)
     )
@@ -150,7 +150,7 @@ def test_a_delay_is_a_time_to_wait_or_a_time_of_day() -> None:
         (b'"deliver_at":0,"delay_ms":0', "deliver_at"),
     ],
 )
-def test_a_delay_out_of_range_or_told_twice_is_refused_by_its_record(
+def test_a_delay_out_of_range_or_given_twice_is_rejected_with_the_index_of_its_record(
     members: bytes, field: str
 ) -> None:
     body = b'{"records":[{"data":1,"tag":"t"},{"data":2,%b}]}' % members
@@ -161,7 +161,7 @@ def test_a_delay_out_of_range_or_told_twice_is_refused_by_its_record(
     "more", [b'"tag":"t"', b'"node":"n"', b'"meta":{"a":1}', b'"delay_ms":1', b'"deliver_at":1']
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_one_record_with_more_than_data_makes_the_others_no_different(more: bytes, at: int) -> None:
+def test_further_fields_of_one_record_do_not_affect_the_others(more: bytes, at: int) -> None:
     records = [b'{"data":%d%b}' % (n, b"," + more if n == at else b"") for n in range(3)]
     body = append(b'{"records":[%b]}' % b",".join(records))
     assert not isinstance(body, PlainAppend)
@@ -174,12 +174,12 @@ def test_one_record_with_more_than_data_makes_the_others_no_different(more: byte
     assert found[at] != (None, None, b"", None, None)
 
 
-def test_the_last_of_two_equal_members_counts() -> None:
+def test_the_last_of_two_equal_members_is_used() -> None:
     assert bytes(one(b'{"data":1,"tag":"a","data":2,"tag":"b"}').data) == b"2"
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_have_an_answer(body: bytes) -> None:
+def test_any_bytes_are_decoded_or_rejected_with_an_api_error(body: bytes) -> None:
     for decode in (
         lambda: append(body),
         lambda: decode_diff(body, LIMITS),
@@ -190,7 +190,7 @@ def test_any_bytes_have_an_answer(body: bytes) -> None:
 
 
 @given(st.integers(0, 200), st.binary(min_size=1, max_size=3))
-def test_any_damage_to_a_good_body_has_an_answer(at: int, noise: bytes) -> None:
+def test_a_damaged_body_is_decoded_or_rejected_with_an_api_error(at: int, noise: bytes) -> None:
     records = b'[{"data":{"a":[1,"\\u00e9"]},"meta":{"m":1},"tag":"t"}]'
     good = b'{"records":%b,"node":"n","config":{"ttl_ms":1}}' % records
     body = good[: at % len(good)] + noise + good[at % len(good) + len(noise) :]
@@ -201,7 +201,7 @@ def test_any_damage_to_a_good_body_has_an_answer(at: int, noise: bytes) -> None:
 # Limits, at the edge and one above
 
 
-def test_the_number_of_records() -> None:
+def test_the_number_of_records_is_limited() -> None:
     append(b'{"records":[%b]}' % b",".join([b'{"data":1}'] * 3))
     error = refused(BatchTooLarge, append, b'{"records":[%b]}' % b",".join([b'{"data":1}'] * 4))
     assert error.detail == {"records": 4, "max": 3}
@@ -216,7 +216,7 @@ def test_the_number_of_records() -> None:
         (b'{"data":1,"meta":{"a":"%b"}}', 42),
     ],
 )
-def test_the_size_of_a_record_and_of_its_meta(record: bytes, most: int) -> None:
+def test_the_size_of_a_record_and_of_its_meta_is_limited(record: bytes, most: int) -> None:
     for text, more in ((b"x" * most, b"x"), (b"\xc3\xa9" * (most // 2) + b"x" * (most % 2), b"x")):
         one(record % text)
         error = refused(RecordTooLarge, one, record % (text + more))
@@ -224,7 +224,7 @@ def test_the_size_of_a_record_and_of_its_meta(record: bytes, most: int) -> None:
     refused(RecordTooLarge, one, b'{"data":1,"meta":{%b"a":1}}' % (b" " * 50))
 
 
-def test_the_number_of_keys_of_meta() -> None:
+def test_the_number_of_keys_of_meta_is_limited() -> None:
     def meta(count: int, value: bytes = b"0") -> bytes:
         return b'{"data":1,"meta":{%b}}' % b",".join(
             b'"%d":%b' % (key, value) for key in range(count)
@@ -237,7 +237,7 @@ def test_the_number_of_keys_of_meta() -> None:
 
 
 @pytest.mark.parametrize(("field", "most"), [("tag", 8), ("node", 6)])
-def test_the_length_of_tags_and_nodes_in_utf8_bytes(field: str, most: int) -> None:
+def test_tags_and_nodes_are_limited_in_utf8_bytes(field: str, most: int) -> None:
     for text in ("x" * most, "é" * (most // 2), ""):
         assert getattr(one(json_bytes({"data": 1, field: text})), field) == text
     for text in ("x" * (most + 1), "é" * (most // 2) + "x", "😀" * 3):
@@ -245,7 +245,7 @@ def test_the_length_of_tags_and_nodes_in_utf8_bytes(field: str, most: int) -> No
         assert error.detail == {"index": 0, "field": field, "max": most}
 
 
-def test_the_length_of_a_key_in_characters() -> None:
+def test_an_idempotency_key_is_limited_in_characters() -> None:
     for key in ("k", "k" * 256, "😀" * 256):
         assert (
             append(json_bytes({"records": [{"data": 1}], "idempotency_key": key})).idempotency_key
@@ -259,13 +259,13 @@ def test_the_length_of_a_key_in_characters() -> None:
         refused(InvalidRequest, append, b'{"records":[{"data":1}]}', key)
 
 
-def test_the_key_of_the_body_wins_over_the_headers() -> None:
+def test_the_key_of_the_body_takes_precedence_over_the_header() -> None:
     for in_body, in_head, key in (('"b"', "h", "b"), ("null", "h", "h"), ('"b"', "", "b")):
         body = f'{{"records":[{{"data":1}}],"idempotency_key":{in_body}}}'.encode()
         assert append(body, in_head).idempotency_key == key
 
 
-# disable_backpressure, which is looked for before the body is decoded
+# disable_backpressure, which is searched for before the body is decoded
 
 ESCAPED = "".join(f"\\u{ord(letter):04x}" for letter in "disable_backpressure").encode()
 
@@ -295,7 +295,7 @@ ESCAPED = "".join(f"\\u{ord(letter):04x}" for letter in "disable_backpressure").
         (b'{"x":%b"backpressure"%b}' % (b"[" * 100_000, b"]" * 100_000), False),
     ],
 )
-def test_a_body_opts_out_however_it_is_spelled_and_nothing_else_does(
+def test_only_a_top_level_true_member_in_any_spelling_disables_backpressure(
     body: bytes, does: bool
 ) -> None:
     assert opts_out(body) is does

@@ -1,6 +1,6 @@
 """Bodies of reads, deletes, watches and queues (§3, §5, §7, §10): defaults, clamps, and bounds.
 
-What each field refuses is in `tests.contract.refusal_rows`.
+`tests.contract.refusal_rows` tests the values that each field rejects.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def test_an_empty_diff_has_the_defaults() -> None:
         ('"include_meta":false', "include_meta", False),
     ],
 )
-def test_a_diff_is_clamped_not_refused(member: str, field: str, expected: object) -> None:
+def test_values_of_a_diff_are_clamped_and_not_rejected(
+    member: str, field: str, expected: object
+) -> None:
     assert getattr(decode_diff(b"{%b}" % member.encode(), LIMITS), field) == expected
 
 
@@ -76,7 +78,7 @@ def test_a_diff_is_clamped_not_refused(member: str, field: str, expected: object
         (b'{"match":["tag","Glob","*"],"before_seq":null}', None, TagMatch("Glob", "")),
     ],
 )
-def test_a_delete_is_by_seq_or_by_tag_or_both(
+def test_a_delete_selects_by_seq_or_by_tag_or_both(
     body: bytes, before_seq: int | None, match: TagMatch | None
 ) -> None:
     assert decode_delete(body) == (before_seq, match)
@@ -97,7 +99,7 @@ def test_a_watch_has_a_start_for_each_topic_and_the_documented_defaults() -> Non
     assert decode_subscribe(body, LIMITS, 2) == decode_watch(body, LIMITS, 2)
 
 
-def test_equal_views_are_equal_however_their_nodes_are_written() -> None:
+def test_views_with_the_same_nodes_are_equal() -> None:
     assert view(b'"node":"x"') == view(b'"node":["x","x"]')
     assert view(b'"node":["b","a"]').nodes == ("a", "b")
     assert view(b'"consistency":"strong"').strong
@@ -124,7 +126,7 @@ def test_a_subscription_names_one_topic_or_several() -> None:
         (b'{"x":' + b"[" * 100_000, b"null"),
     ],
 )
-def test_a_request_id_is_told_as_it_came_whatever_else_is_wrong(
+def test_a_request_id_is_returned_unchanged_from_any_message(
     message: bytes, request_id: bytes
 ) -> None:
     assert request_id_of(message) == request_id
@@ -134,7 +136,9 @@ def test_a_request_id_is_told_as_it_came_whatever_else_is_wrong(
 
 
 def jobs(members: str) -> bytes:
-    """A body that any of `JOB_CALLS` takes, with these members in place of the usual ones."""
+    """Return a body that any of `JOB_CALLS` accepts, with these members in place of the usual
+    ones.
+    """
     return b'{"node":"w","seqs":[7,8],"lease_ms":5000,%b}' % members.encode()
 
 
@@ -167,12 +171,12 @@ def test_a_claim_has_defaults_and_clamps(members: str, claim: Claim) -> None:
         (decode_extend, f'"lease_ms":{U64_MAX}', Extend("w", [7, 8], None, lease_ms=86_400_000)),
     ],
 )
-def test_a_worker_says_what_becomes_of_its_jobs(decode: Any, members: str, asked: object) -> None:
+def test_calls_for_jobs_have_defaults_and_clamps(decode: Any, members: str, asked: object) -> None:
     assert decode(jobs(members), LIMITS) == asked
 
 
 @pytest.mark.parametrize("decode", JOB_CALLS)
-def test_there_are_no_more_seqs_than_a_claim_may_have_and_one_lease_id_for_each(
+def test_seqs_are_limited_to_the_claim_limit_and_need_one_lease_id_each(
     decode: Callable[[bytes, Limits], JobsRequest],
 ) -> None:
     assert len(decode(jobs(f'"seqs":{[*range(1000)]}'), LIMITS).seqs) == 1000
@@ -194,5 +198,5 @@ def test_there_are_no_more_seqs_than_a_claim_may_have_and_one_lease_id_for_each(
         (b'{"match":"a*","limit":%d}' % U64_MAX, Redrive(None, TagMatch("Eq", "a*"), None, 10_000)),
     ],
 )
-def test_a_redrive_says_which_records_go_where(body: bytes, asked: Redrive) -> None:
+def test_a_redrive_selects_records_and_a_target(body: bytes, asked: Redrive) -> None:
     assert decode_redrive(body) == asked

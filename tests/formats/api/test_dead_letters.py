@@ -1,4 +1,4 @@
-"""Dead letters (§10.6): the stamp in their meta, and the bytes of what is moved."""
+"""Dead letters (§10.6): the stamp in their meta, and the bytes of moved records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ STAMP = b'"$dead_letter_from":"jobs","$dead_letter_deliveries":3,"$dead_letter_s
         (b'{"$dead_letter":1}', b'{"$dead_letter":1,%b}' % STAMP, b'{"$dead_letter":1}'),
     ],
 )
-def test_a_dead_letter_is_stamped_and_its_stamp_goes(meta: bytes, then: bytes, back: bytes) -> None:
+def test_a_dead_letter_is_stamped_and_its_stamp_can_be_removed(
+    meta: bytes, then: bytes, back: bytes
+) -> None:
     found = stamped(meta, "jobs", 3, 7)
     assert found == then
     assert source_of(found) == "jobs"
@@ -64,12 +66,14 @@ def test_a_dead_letter_is_stamped_and_its_stamp_goes(meta: bytes, then: bytes, b
         (rb'{"\u0024dead_letter_from":"j\u006fbs"}', "jobs"),
     ],
 )
-def test_the_source_of_a_dead_letter_is_a_name_or_nothing(meta: bytes, source: str | None) -> None:
+def test_the_source_of_a_dead_letter_is_a_valid_topic_name_or_none(
+    meta: bytes, source: str | None
+) -> None:
     assert source_of(meta) == source
 
 
 @given(RECORDS)
-def test_a_record_is_taken_apart_and_appended_byte_for_byte(records: list[Record]) -> None:
+def test_a_record_is_split_and_appended_byte_for_byte(records: list[Record]) -> None:
     view = view_of(request(records, "batch"))
     for index, (_, tag, data, meta) in enumerate(records):
         parts = record_parts(bytes(view.slice(index, index + 1)))
@@ -91,7 +95,7 @@ def test_an_append_may_leave_creation_to_the_topic() -> None:
         assert body.create is create
 
 
-def test_a_job_at_the_limits_can_be_stamped_and_moved() -> None:
+def test_a_job_at_the_client_limits_can_be_stamped_and_moved() -> None:
     keys = b",".join(b'"k%d":1' % number for number in range(64))
     parts = RecordParts(b'"t"', b"1", b"{%b}" % keys)
     moved = append_request(parts._replace(meta=stamped(parts.meta, "jobs", 3, 7)), "k", create=None)
@@ -103,7 +107,7 @@ def test_a_job_at_the_limits_can_be_stamped_and_moved() -> None:
 
 
 @pytest.mark.slow
-def test_a_record_of_any_depth_is_taken_apart() -> None:
+def test_a_record_of_any_depth_is_split() -> None:
     deep = b"[" * 50_000 + b"]" * 50_000
     record = b'{"$seq":7,"$ts":5,"$tag":"t","data":%b,"meta":{"a":1}}' % deep
     assert record_parts(record) == (b'"t"', deep, b'{"a":1}')

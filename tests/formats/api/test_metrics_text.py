@@ -1,4 +1,4 @@
-"""The text of the metrics page, as Prometheus' own parser reads it, and its JSON."""
+"""The metrics page in the text format of Prometheus, and as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def document(*families: Family) -> object:
     return json.loads(b"".join(json_pieces(families, b'"end":true}')))
 
 
-def test_the_text_is_as_the_format_says() -> None:
+def test_the_text_follows_the_prometheus_format() -> None:
     assert text(SYNCS, CLASSES, LATENCY) == (
         "# HELP topics_syncs_total Syncs.\n"
         "# TYPE topics_syncs_total counter\n"
@@ -57,7 +57,7 @@ def test_the_text_is_as_the_format_says() -> None:
     )
 
 
-def test_a_family_without_a_value_is_named() -> None:
+def test_a_family_without_values_has_only_its_header_lines() -> None:
     empty = CLASSES._replace(series=[])
     assert text(empty) == "# HELP topics_by_class Topics.\n# TYPE topics_by_class gauge\n"
     assert document(empty) == {"topics_by_class": [], "end": True}
@@ -85,7 +85,7 @@ def test_the_json_has_the_same_values() -> None:
     }
 
 
-def test_columns_of_a_table_come_some_rows_at_a_time() -> None:
+def test_the_columns_of_a_table_are_rendered_a_bounded_number_of_rows_at_a_time() -> None:
     names = [f"t-{number}" for number in range(2 * STEP_ROWS + 1)]
     first = Column("topic", names, range(len(names)))
     of_one = first.beside([None, 7, *[None] * (len(names) - 2)])

@@ -28,7 +28,7 @@ def objects(depth: int) -> bytes:
 
 
 def among_texts(depth: int) -> bytes:
-    """Brackets in texts and in keys, and escapes in front of quotes."""
+    """Return JSON with brackets in strings and in keys, and with escapes before quotes."""
     text = b'["\\"]]","\\\\",{"}[\\\\\\"":' * (depth // 2) + b"[]" * (depth % 2)
     return text + b"1" * (depth % 2 == 0) + b"}]" * (depth // 2)
 
@@ -43,7 +43,9 @@ KINDS = [lists, objects, among_texts, wide]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_payload_may_have_so_many_levels_and_not_one_more(kind: Callable[[int], bytes]) -> None:
+def test_a_payload_may_have_the_maximum_depth_but_not_one_level_more(
+    kind: Callable[[int], bytes],
+) -> None:
     assert not is_deeper(kind(NESTING_MAX), NESTING_MAX)
     assert is_deeper(kind(NESTING_MAX + 1), NESTING_MAX)
 
@@ -63,7 +65,7 @@ def any_value(rng: random.Random, levels: int) -> Any:
     return {rng.choice(TEXTS): any_value(rng, levels - 1) for _ in range(rng.randrange(4))}
 
 
-def test_any_value_has_the_depth_that_its_lists_and_dicts_have() -> None:
+def test_any_value_has_the_depth_of_its_lists_and_dicts() -> None:
     rng = random.Random(1)
     for _ in range(2000):
         value = any_value(rng, 6)
@@ -74,7 +76,7 @@ def test_any_value_has_the_depth_that_its_lists_and_dicts_have() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [b'{"data":%b}', b'{"data":1,"meta":{"a":%b}}'])
-def test_an_append_of_a_client_is_refused_and_one_of_a_shard_is_not(
+def test_an_append_of_a_client_is_limited_in_depth_but_one_of_a_shard_is_not(
     kind: Callable[[int], bytes], place: bytes
 ) -> None:
     def body(depth: int) -> bytes:

@@ -1,5 +1,5 @@
-"""What a caller is told about a wrong body: the field and what it must be, never a decoder's own
-words.
+"""Errors for malformed bodies: they name the field and the allowed values, and never contain text
+of the decoder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
 }
 
 
-# Route, body, and what is told of the field that stands first in the message, if one does.
+# Route, body, and message. The message begins with the field, if the error concerns one.
 WRONG = r"""
 PUT {"durability":"fast"} durability must be one of ephemeral, memory, disk, fsync, not 'fast'
 PUT {"durability":5} durability must be one of ephemeral, memory, disk, fsync, not an integer
@@ -83,7 +83,7 @@ router {"source":"a","dest":"b","guarantee":""} guarantee must be one of at_leas
 
 
 @pytest.mark.parametrize("row", WRONG.strip().splitlines())
-def test_a_wrong_body_is_told_by_field_and_by_what_is_allowed(row: str) -> None:
+def test_a_rejected_body_names_the_field_and_the_allowed_values(row: str) -> None:
     route, body, message = row.split(" ", 2)
     with pytest.raises(InvalidRequest) as refused:
         DECODERS[route](body.encode())
@@ -92,7 +92,7 @@ def test_a_wrong_body_is_told_by_field_and_by_what_is_allowed(row: str) -> None:
     assert refused.value.detail.get("field") == field
 
 
-def test_bytes_that_are_no_utf_8_and_long_bodies_are_told_as_far_as_they_are_known() -> None:
+def test_invalid_utf8_and_surrogates_in_long_bodies_are_reported_as_precisely_as_possible() -> None:
     with pytest.raises(InvalidRequest, match="not valid UTF-8: byte 6"):
         decode_config(b'{"a":"\xff"}')
     with pytest.raises(InvalidRequest, match="or holds half of a surrogate pair"):
@@ -101,7 +101,7 @@ def test_bytes_that_are_no_utf_8_and_long_bodies_are_told_as_far_as_they_are_kno
         )
 
 
-def test_every_field_of_a_few_words_is_known() -> None:
+def test_every_enumerated_field_has_its_choices() -> None:
     assert CHOICES == {
         "type": ("log", "queue"),
         "discard": ("old", "reject"),
@@ -128,7 +128,7 @@ JSONISH = st.recursive(
 
 
 @given(st.sampled_from(sorted(DECODERS)), JSONISH)
-def test_no_refusal_speaks_the_decoders_language(route: str, body: str) -> None:
+def test_no_error_message_contains_text_of_the_decoder(route: str, body: str) -> None:
     with suppress(BatchTooLarge, RecordTooLarge):
         said = refusal_of(route, body)
         assert not any(
@@ -137,7 +137,7 @@ def test_no_refusal_speaks_the_decoders_language(route: str, body: str) -> None:
 
 
 def refusal_of(route: str, body: str) -> str:
-    """The message, or nothing for a body that is right."""
+    """Return the error message, or an empty string for a valid body."""
     try:
         DECODERS[route](body.encode())
     except InvalidRequest as refused:
@@ -146,7 +146,7 @@ def refusal_of(route: str, body: str) -> str:
 
 
 @pytest.mark.parametrize("word", ["x" * 1_000_000, "' - at `$.ttl_ms`" * 10_000])
-def test_a_refusal_repeats_no_more_than_the_start_of_what_was_sent(word: str) -> None:
+def test_an_error_message_repeats_only_the_beginning_of_a_long_value(word: str) -> None:
     for body, field in ((f'{{"type":"{word}"}}', "type"), (f'{{"discard":"{word}"}}', "discard")):
         with pytest.raises(InvalidRequest) as refused:
             decode_config(body.encode())

@@ -1,4 +1,4 @@
-"""Request heads as bytes: pieces, bounds, malformed heads."""
+"""Request heads as bytes: fragments, bounds, malformed heads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from topics.formats.api.request_heads import (
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_the_head_reader_an_answer(junk: bytes) -> None:
+def test_any_bytes_are_parsed_or_rejected_as_a_head(junk: bytes) -> None:
     for raw in (junk + b"\r\n\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n" + junk + b"\r\n\r\n"):
         try:
             request_heads.parse_head(raw)
@@ -37,7 +37,7 @@ HEAD = b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\nx-a: \xc3\xa9\r\n\r\n"
 
 
 @given(st.binary(max_size=30), st.lists(st.integers(1, 20), min_size=1))
-def test_a_head_ends_at_the_same_byte_in_any_pieces(behind: bytes, sizes: list[int]) -> None:
+def test_a_head_ends_at_the_same_byte_for_any_fragments(behind: bytes, sizes: list[int]) -> None:
     part, pos, turn = PartialHead(), 0, 0
     wire = HEAD + behind
     while True:
@@ -61,7 +61,7 @@ def test_a_partial_head_is_refused_at_its_first_malformed_byte(bad: bytes) -> No
 
 
 @pytest.mark.parametrize("cut", range(5))
-def test_a_partial_head_is_judged_alike_however_it_is_cut(cut: int) -> None:
+def test_a_partial_head_is_accepted_or_rejected_alike_for_any_fragments(cut: int) -> None:
     never = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
     for letters in itertools.product(b"a\t\r\n\0", repeat=5):
         said, part, is_refused = bytes(letters), PartialHead(), False
@@ -115,13 +115,13 @@ def test_a_head_has_at_most_fields_max_fields() -> None:
         (b"ftp://host/a", (), b"ftp://host/a"),
     ],
 )
-def test_absolute_form_is_read_as_authority_and_origin_form(
+def test_an_absolute_form_target_is_split_into_authority_and_origin_form(
     target: bytes, authority: tuple[bytes, ...], origin: bytes
 ) -> None:
     assert (authority_of(target), origin_form(target)) == (authority, origin)
 
 
-# Header fields that hold lists
+# Header fields that contain lists
 
 
 def test_a_list_has_at_most_list_max_members() -> None:
@@ -129,7 +129,7 @@ def test_a_list_has_at_most_list_max_members() -> None:
     assert list_members(b"a," * LIST_MAX + b"close") == [b"a"] * LIST_MAX
 
 
-def test_fields_without_one_are_all_others_in_order() -> None:
+def test_removing_a_field_keeps_all_others_in_order() -> None:
     fields = HeadFields([(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4")])
     rest = fields.without(b"a")
     assert (len(rest), rest.values(b"a")) == (2, [])
@@ -144,7 +144,7 @@ def test_fields_without_one_are_all_others_in_order() -> None:
     cuts=st.lists(st.integers(1, 40), max_size=20),
     feeds=st.lists(st.integers(1, 30), min_size=1),
 )
-def test_the_dechunker_gives_the_body_and_stops_at_its_end(
+def test_the_dechunker_returns_the_body_and_stops_at_its_end(
     body: bytes, cuts: list[int], feeds: list[int]
 ) -> None:
     wire, rest = b"", body
@@ -165,6 +165,6 @@ def test_the_dechunker_gives_the_body_and_stops_at_its_end(
 
 
 @pytest.mark.parametrize("wire", [b"1\na\r\n", b"1\r\nab\r\n", b"0\r\nx: \0\r\n", b"-1\r\n"])
-def test_a_malformed_chunk_is_refused(wire: bytes) -> None:
+def test_a_malformed_chunk_is_rejected(wire: bytes) -> None:
     with pytest.raises(InvalidRequest):
         body_framing.Dechunker().take(wire, 0)

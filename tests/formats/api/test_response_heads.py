@@ -22,12 +22,12 @@ def test_further_headers_and_the_close_follow_the_length() -> None:
     assert head == HEAD + b"a: 1\r\nb: 2\r\n" + NO_STORE + b"connection: close\r\n\r\n"
 
 
-def test_what_an_answer_says_of_caches_itself_stands_alone() -> None:
+def test_a_cache_control_header_of_the_response_replaces_the_default() -> None:
     head = heads().render(200, 7, ((b"cache-control", b"no-cache"),))
     assert head == HEAD + b"cache-control: no-cache\r\n\r\n"
 
 
-def test_media_type_and_date_of_a_remembered_start_are_those_of_now() -> None:
+def test_a_cached_head_start_uses_the_current_media_type_and_date() -> None:
     made = heads()
     made.render(200, 7)
     assert b"content-type: text/plain\r\n" in made.render(200, 7, media_type=b"text/plain")
@@ -35,12 +35,12 @@ def test_media_type_and_date_of_a_remembered_start_are_those_of_now() -> None:
     assert b"date: later\r\n" in made.render(200, 7)
 
 
-def test_field_lines_of_the_exchange_stand_in_every_head() -> None:
+def test_field_lines_of_the_exchange_are_in_every_head() -> None:
     lines = field_lines(((b"a", b"1"), (b"b", b"2")))
     assert heads().render(200, 7, lines=lines) == HEAD + b"a: 1\r\nb: 2\r\n" + NO_STORE + b"\r\n"
 
 
-def test_an_answer_without_a_body_has_neither_length_nor_type() -> None:
+def test_a_response_without_a_body_has_neither_length_nor_type() -> None:
     expected = (
         b"HTTP/1.1 204 No Content\r\ndate: Sun, 22 Nov 2026 18:00:00 GMT\r\n"
         b"a: 1\r\nb: 2\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"

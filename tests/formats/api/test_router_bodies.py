@@ -1,4 +1,4 @@
-"""Router bodies (§6): defaults, what a request changes, the form at rest, and what is refused."""
+"""Router bodies (§6): defaults, changes by a request, the stored form, and rejected values."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def merged(base: RouterConfig | None = None, /, **fields: Any) -> RouterConfig:
     return merge(base, decode_router(json_bytes(ENDS | fields), LIMITS))
 
 
-def test_a_new_router_has_the_defaults_in_the_documents_order() -> None:
+def test_a_new_router_has_the_defaults_in_the_order_of_the_document() -> None:
     assert list(merged().as_json().items()) == list(DEFAULTS.items())
 
 
 @given(st.sets(st.sampled_from(sorted(OTHERS))), st.sets(st.sampled_from(sorted(OTHERS))))
-def test_a_merge_is_the_old_one_with_the_named_fields_over_it(one: set[str], two: set[str]) -> None:
+def test_a_merge_replaces_only_the_named_fields(one: set[str], two: set[str]) -> None:
     first = {name: OTHERS[name] for name in one}
     second = {name: DEFAULTS[name] for name in two}
     assert merged(merged(**first), **second).as_json() == DEFAULTS | first | second
@@ -49,7 +49,7 @@ def test_a_merge_is_the_old_one_with_the_named_fields_over_it(one: set[str], two
         (["tag", "Glob", "*"], TagMatch("Glob", ""), ["tag", "Glob", "*"]),
     ],
 )
-def test_a_filter_is_a_tuple_or_a_tag_and_the_echo_is_the_tuple(
+def test_a_filter_is_a_tuple_or_a_tag_and_is_returned_as_a_tuple(
     sent: Any, match: TagMatch | None, echoed: Any
 ) -> None:
     config = merged(filter=sent)
@@ -58,20 +58,20 @@ def test_a_filter_is_a_tuple_or_a_tag_and_the_echo_is_the_tuple(
 
 
 @pytest.mark.parametrize("fields", [{}, OTHERS])
-def test_what_is_written_to_disk_is_read_as_it_was(fields: dict[str, Any]) -> None:
+def test_a_stored_router_config_is_read_unchanged(fields: dict[str, Any]) -> None:
     config = merged(**fields)
     stored = cbor2.loads(cbor2.dumps(msgspec.structs.asdict(config)))
     assert list(stored) == list(DEFAULTS)
     assert msgspec.convert(stored, RouterConfig) == config
 
 
-def test_create_dest_is_about_the_request_alone() -> None:
+def test_create_dest_affects_only_the_request() -> None:
     assert decode_router(json_bytes(ENDS), LIMITS).create_dest is True
     assert decode_router(json_bytes(ENDS | {"create_dest": False}), LIMITS).create_dest is False
     assert merged(create_dest=False) == merged()
 
 
-def test_the_ends_differ_by_every_byte() -> None:
+def test_source_and_dest_must_differ() -> None:
     with pytest.raises(InvalidRequest) as raised:
         merged(source="a", dest="a")
     assert raised.value.detail == {"field": "dest"}
@@ -79,6 +79,6 @@ def test_the_ends_differ_by_every_byte() -> None:
 
 
 @given(st.binary() | st.text().map(json_bytes))
-def test_any_bytes_give_an_answer(body: bytes) -> None:
+def test_any_bytes_without_a_valid_router_are_rejected(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         decode_router(body, LIMITS)

@@ -1,4 +1,4 @@
-"""A long body decoded piece by piece gives what the whole body gives."""
+"""A long body that is decoded slice by slice gives the same request as the complete body."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECORD = st.fixed_dictionaries(
 
 
 def decode(body: bytes) -> tuple[AppendBody, int]:
-    """The request, and in how many pieces it was decoded."""
+    """Return the request and the number of slices in which it was decoded."""
     pieces = list(sliced.slices(body))
     request = pieces.pop()
     assert request is not None
@@ -63,7 +63,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     indent=st.sampled_from([None, 0, 2]),
     records_first=st.booleans(),
 )
-def test_any_body_is_what_the_whole_decoder_says(
+def test_any_body_is_decoded_as_by_the_complete_decoder(
     records: list[Any], indent: int | None, records_first: bool
 ) -> None:
     others = {"node": "n", "idempotency_key": 'k,{"data":1}', "create": True}
@@ -77,7 +77,7 @@ def test_any_body_is_what_the_whole_decoder_says(
 
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("first", ["data", "tag", "node", "meta", "delay_ms", "deliver_at"])
-def test_records_are_told_apart_whichever_known_field_comes_first(first: str) -> None:
+def test_records_are_separated_for_any_first_known_field(first: str) -> None:
     values = {"data": 1, "tag": "t", "node": "n", "meta": {}, "delay_ms": 1, "deliver_at": None}
     record = {first: values[first], "data": 1, "x": "y" * 20}
     _, pieces = decode(json.dumps({"records": [record] * 50}).encode())
@@ -103,7 +103,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def envelopes(draw: st.DrawFn) -> bytes:
-    """Every key any number of times, in any order, and spelled in any way."""
+    """Draw an object with any number of each key, in any order and spelling."""
     keys = draw(st.lists(KEYS, max_size=8))
     values = [json.dumps(draw(VALUES[json.loads(key)])) for key in keys]
     return (
@@ -113,7 +113,7 @@ def envelopes(draw: st.DrawFn) -> bytes:
 
 @pytest.mark.slow
 @given(body=envelopes())
-def test_of_a_key_that_stands_twice_the_last_counts(body: bytes) -> None:
+def test_the_last_of_duplicate_keys_is_used(body: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliced, "SLICE_BYTES", 16)
         patch.setattr(sliced, "HEAD_MAX_BYTES", 100)
@@ -127,7 +127,7 @@ def test_of_a_key_that_stands_twice_the_last_counts(body: bytes) -> None:
 
 @pytest.mark.parametrize("second", [b"records", b"\\u0072ecords"])
 @pytest.mark.usefixtures("small_slices")
-def test_a_second_list_of_records_in_the_middle_is_not_mixed_with_the_first(
+def test_a_second_records_member_is_not_mixed_with_the_first(
     monkeypatch: pytest.MonkeyPatch, second: bytes
 ) -> None:
     monkeypatch.setattr(sliced, "HEAD_MAX_BYTES", 100)
@@ -142,7 +142,7 @@ def test_a_second_list_of_records_in_the_middle_is_not_mixed_with_the_first(
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_a_long_body_comes_in_many_pieces() -> None:
+def test_a_long_body_is_decoded_in_many_slices() -> None:
     body = json.dumps({"records": [{"data": "x" * 20} for _ in range(100)]}).encode()
     request, pieces = decode(body)
     assert len(request.records) == 100
@@ -150,7 +150,7 @@ def test_a_long_body_comes_in_many_pieces() -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_what_looks_like_a_boundary_inside_a_record_is_none() -> None:
+def test_a_boundary_inside_a_record_does_not_split_it() -> None:
     trap = [{"data": 1}, {"data": 2}] * 20
     body = json.dumps({"records": [{"data": trap, "tag": '},{"data":'}] * 5}).encode()
     request, _ = decode(body)
@@ -167,19 +167,19 @@ def test_what_looks_like_a_boundary_inside_a_record_is_none() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.usefixtures("small_slices")
-def test_a_first_bracket_that_misleads(name: str, document: bytes) -> None:
+def test_a_misleading_first_bracket_does_not_change_the_result(name: str, document: bytes) -> None:
     body = document % b",".join([b'{"data":"%d"}' % number for number in range(50)])
     assert plain(decode(body)[0]) == plain(msgspec.json.decode(body, type=AppendBody))
 
 
 @pytest.mark.parametrize("cut", ["]", "}", ""])
 @pytest.mark.usefixtures("small_slices")
-def test_a_fault_anywhere_is_found(cut: str) -> None:
+def test_a_syntax_error_at_any_place_is_detected(cut: str) -> None:
     good = json.dumps({"records": [{"data": "x" * 20} for _ in range(100)]})
     for at in (150, 1500, len(good) - 5):
         bad = good[:at] + "\x01" + good[at:] if cut == "" else good[:at] + cut + good[at:]
         if _decodes(bad.encode()):
-            continue  # a bracket inside a string is no fault
+            continue  # A bracket inside a string is not an error
         with pytest.raises(msgspec.MsgspecError):
             decode(bad.encode())
 
@@ -194,7 +194,7 @@ def _decodes(body: bytes) -> bool:
 
 @pytest.mark.parametrize("cut", ["", "\x01", "]", "}"])
 @pytest.mark.usefixtures("small_slices")
-def test_without_most_of_its_records_a_body_decodes_as_the_whole_does(cut: str) -> None:
+def test_a_body_without_most_of_its_records_is_decoded_like_the_complete_one(cut: str) -> None:
     good = json.dumps({"op": "a", "records": [{"data": {"n": n}} for n in range(100)], "node": "n"})
     for at in range(20, len(good), 97):
         body = (good[:at] + cut + good[at:]).encode()
@@ -220,7 +220,7 @@ def test_without_most_of_its_records_a_body_decodes_as_the_whole_does(cut: str) 
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_too_many_records_are_refused_before_all_are_decoded() -> None:
+def test_too_many_records_are_rejected_before_all_are_decoded() -> None:
     body = b'{"records":[' + b'{"data":1},' * 10_000 + b'{"data":1}]}'
     steps: list[object] = []
     with pytest.raises(BatchTooLarge) as refused:

@@ -15,8 +15,8 @@ from topics.formats.api.surrogates import SEARCH_MAX_BYTES, has_surrogate, lone_
         max_size=8,
     ).map("".join)
 )
-def test_a_lone_surrogate_is_found_where_it_stands(text: str) -> None:
-    halves = json.loads(json.dumps(text))  # two halves that stand together are a pair in JSON
+def test_the_position_of_a_lone_surrogate_is_found(text: str) -> None:
+    halves = json.loads(json.dumps(text))  # Two adjacent halves are a pair in JSON
     encoded = json.dumps(text).encode()
     found = lone_surrogate(encoded)
     assert (found is not None) is has_surrogate(halves)
@@ -28,7 +28,7 @@ def test_a_lone_surrogate_is_found_where_it_stands(text: str) -> None:
 @pytest.mark.parametrize(
     "text", [b'"\\\\ud800"', b'"\\ud83d\\ude00"', b'"\\u00e9"', b"", b'"\\', b'"\\u"', b'"\\ud8"']
 )
-def test_what_only_looks_like_one_is_none(text: bytes) -> None:
+def test_text_that_only_resembles_a_lone_surrogate_is_valid(text: bytes) -> None:
     assert lone_surrogate(text) is None
 
 

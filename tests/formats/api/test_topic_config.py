@@ -1,4 +1,4 @@
-"""The topic config (§0.10): defaults, what a request changes, clamps, and what is refused."""
+"""The topic config (§0.10): defaults, changes by a request, clamps, and rejected values."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def merged(base: TopicConfig | None = None, /, **fields: Any) -> TopicConfig:
     return merge("topic", base, patch(**fields))
 
 
-def test_an_empty_request_makes_the_defaults_in_the_documents_order() -> None:
+def test_an_empty_request_has_the_defaults_in_the_order_of_the_document() -> None:
     assert list(merged().as_json().items()) == list(DEFAULTS.items())
 
 
-def test_a_request_may_be_given_as_it_was_answered() -> None:
+def test_a_returned_config_is_accepted_as_a_request() -> None:
     base = merged(**OTHERS)
     assert merge("topic", base, decode_config(json_bytes(base.as_json()))) == base
 
@@ -69,7 +69,7 @@ def test_a_request_may_be_given_as_it_was_answered() -> None:
         ({}, None),
     ],
 )
-def test_of_durable_and_durability_the_latest_body_speaks(
+def test_the_latest_of_durable_and_durability_determines_the_class(
     base: str, asked: dict[str, Any], expected: str | None
 ) -> None:
     config = merged(merged(durability=base), **asked)
@@ -94,7 +94,7 @@ def test_of_durable_and_durability_the_latest_body_speaks(
         ("claim_jitter_ms", U64_MAX, 5000),
     ],
 )
-def test_what_the_table_calls_clamped_is_stored_clamped(
+def test_values_documented_as_clamped_are_stored_clamped(
     field: str, asked: int, stored: int
 ) -> None:
     assert merged(**{field: asked}).as_json()[field] == stored
@@ -117,7 +117,7 @@ def test_an_unsigned_number_has_64_bits(field: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["topic", "", "-x", "a b", "a\n"])
-def test_a_dead_letter_is_another_topics_name(name: str) -> None:
+def test_a_dead_letter_must_be_the_name_of_another_topic(name: str) -> None:
     with pytest.raises(InvalidRequest, match="dead_letter"):
         merged(dead_letter=name)
 
@@ -132,13 +132,13 @@ def test_the_type_of_a_topic_never_changes(before: str, asked: str) -> None:
 
 
 @given(st.sets(st.sampled_from(sorted(OTHERS))))
-def test_a_merge_is_the_old_one_with_the_named_fields_over_it(chosen: set[str]) -> None:
+def test_a_merge_replaces_only_the_named_fields(chosen: set[str]) -> None:
     asked = {name: OTHERS[name] for name in chosen if name != "type"}
     assert merged(TopicConfig(), **asked).as_json() == {**DEFAULTS, **asked}
     assert merged(merged(TopicConfig(), **asked), **asked) == merged(TopicConfig(), **asked)
 
 
-def test_topics_with_equal_configs_share_one() -> None:
+def test_topics_with_equal_configs_share_one_object() -> None:
     first, second = (merge("t", None, decode_config(b'{"ttl_ms":17}')) for _ in range(2))
     assert first is second
     assert merge("t", first, decode_config(b"{}")) is first

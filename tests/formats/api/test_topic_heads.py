@@ -1,4 +1,4 @@
-"""Heads without the names of their topics: exactly the name goes, and only a plain one."""
+"""Request heads without the name of their topic: exactly a plain name is cut out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_name_of_a_topic_is_cut_out(line: bytes, without: bytes, name: str) 
         *(b"G" * 17 + b" /v0/topics/a", b"GET  /v0/topics/a"),
     ],
 )
-def test_other_heads_stay_whole(line: bytes) -> None:
+def test_other_heads_are_not_cut(line: bytes) -> None:
     assert cut_topic_name(head(line)) is None
 
 
@@ -55,7 +55,7 @@ def test_a_head_above_the_bound_is_not_cut_below_it() -> None:
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
-def test_heads_that_are_equal_without_their_names_differ_in_these_alone(
+def test_heads_that_are_equal_without_names_differ_only_in_their_names(
     start: bytes, end: bytes
 ) -> None:
     raw = b"PUT /v0/topics/" + start + b" HTTP/1.1\r\n" + end
@@ -71,7 +71,7 @@ def test_heads_that_are_equal_without_their_names_differ_in_these_alone(
 @given(
     st.from_regex(r"[A-Za-z0-9._:/?%#=-]{0,40}", fullmatch=True), st.sampled_from(["POST", "PUT"])
 )
-def test_the_table_and_the_cut_agree_about_what_the_name_is(rest: str, method: str) -> None:
+def test_the_route_table_and_the_cut_find_the_same_name(rest: str, method: str) -> None:
     raw = head(f"{method} /v0/topics/{rest}".encode())
     cut = cut_topic_name(raw)
     if cut is None:

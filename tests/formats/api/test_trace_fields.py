@@ -1,4 +1,4 @@
-"""Trace fields: which values count, and what a head is without them."""
+"""Trace fields: which values are valid, and the head without these fields."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def values(*fields: bytes) -> tuple[bytes | None, bytes | None]:
         *(head(b"x-request-id : a"), head(b"x-request-id: a\0b"), head(b"x-request-id: a\nb")),
     ],
 )
-def test_a_head_without_them_is_not_cut(raw: bytes) -> None:
+def test_a_head_without_trace_fields_is_not_cut(raw: bytes) -> None:
     assert cut_trace_fields(raw) is None
 
 
-def test_both_are_found_wherever_they_stand_and_however_they_are_spelt() -> None:
+def test_both_fields_are_found_at_any_place_and_in_any_spelling() -> None:
     raw = LINE + b"X-REQUEST-ID:a\r\n" + HOST + b"TraceParent: \t" + PARENT + b" \r\n\r\n"
     assert cut_trace_fields(raw) == (PLAIN, (b"a", PARENT, None))
 
 
-def test_neighbours_are_both_cut() -> None:
+def test_adjacent_trace_fields_are_both_cut() -> None:
     assert values(b"x-request-id: a", b"traceparent: " + PARENT) == (b"a", PARENT)
 
 
@@ -55,13 +55,13 @@ def test_any_other_request_id_counts_as_absent(value: bytes) -> None:
     assert values(b"x-request-id: " + value) == (None, None)
 
 
-def test_what_comes_twice_counts_as_absent() -> None:
+def test_a_repeated_trace_field_counts_as_absent() -> None:
     assert values(b"x-request-id: a", b"x-request-id: a") == (None, None)
     assert values(b"traceparent: " + PARENT, b"traceparent: " + PARENT) == (None, None)
 
 
 @pytest.mark.parametrize("value", [PARENT, b"01" + PARENT[2:], b"cc" + PARENT[2:] + b"-more"])
-def test_a_traceparent_of_this_version_and_of_later_ones(value: bytes) -> None:
+def test_a_traceparent_of_this_or_a_later_version_is_valid(value: bytes) -> None:
     assert values(b"traceparent: " + value) == (None, value)
 
 
@@ -92,7 +92,7 @@ def test_any_other_traceparent_counts_as_absent(value: bytes) -> None:
         LINE + b"x-request-id: a\r\n\r\n",
     ],
 )
-def test_a_malformed_head_is_no_better_without_them(raw: bytes) -> None:
+def test_a_malformed_head_stays_malformed_without_its_trace_fields(raw: bytes) -> None:
     found = cut_trace_fields(raw)
     assert found is not None
     for one in (raw, found[0]):
@@ -111,19 +111,19 @@ def test_a_head_above_the_bounds_is_not_cut() -> None:
 # X-Forwarded-For
 
 
-def test_forwarded_addresses_are_one_list_in_their_order() -> None:
+def test_forwarded_addresses_form_one_list_in_their_order() -> None:
     raw = head(b"X-Forwarded-For: a, b ", b"x-request-id: i", b"x-forwarded-for:c")
     found = cut_trace_fields(raw)
     assert found == (PLAIN, (b"i", None, b"a, b,c"))
 
 
-def test_other_fields_of_proxies_stay() -> None:
+def test_other_fields_of_proxies_are_kept() -> None:
     names = (b"x-forwarded-host", b"x-forwarded-fox", b"x-forwarded-for2", b"my-x-forwarded-for")
     raw = head(*(name + b": a" for name in names))
     assert cut_trace_fields(raw) is None
 
 
-def test_of_a_long_list_the_end_is_kept() -> None:
+def test_only_the_end_of_a_long_forwarded_list_is_kept() -> None:
     raw = head(b"x-forwarded-for: " + b"9" * 5000 + b", 10.0.0.1")
     found = cut_trace_fields(raw)
     assert found is not None
@@ -134,7 +134,7 @@ def test_of_a_long_list_the_end_is_kept() -> None:
 
 
 @pytest.mark.parametrize("value", [b"a\0b", b"a\nb", b"a\r\n folded"])
-def test_a_malformed_forwarded_field_makes_a_malformed_head(value: bytes) -> None:
+def test_a_malformed_forwarded_field_makes_the_head_malformed(value: bytes) -> None:
     raw = head(b"x-forwarded-for: " + value)
     found = cut_trace_fields(raw)
     for one in (raw, raw if found is None else found[0]):

@@ -1,4 +1,4 @@
-"""WebSocket frames: the examples of RFC 6455, every way to break a stream, and bounds of memory."""
+"""WebSocket frames: the examples of RFC 6455, all protocol violations, and memory bounds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ BROKEN = [
     (frame(0x01, b"x") + frame(0x81, b"x"), 1002, "must not mix"),
     (frame(0x02) + frame(0x89) + frame(0x02), 1002, "must not mix"),
     (b"\x82\xff" + (1 << 63).to_bytes(8) + KEY, 1009, f"{MAX_BYTES} bytes"),
-    (b"\x82\xff" + (MAX_BYTES + 1).to_bytes(8), 1009, f"{MAX_BYTES} bytes"),  # by its header
+    # Rejected by its header
+    (b"\x82\xff" + (MAX_BYTES + 1).to_bytes(8), 1009, f"{MAX_BYTES} bytes"),
     (frame(0x02, b"x") + b"\x80\xff" + MAX_BYTES.to_bytes(8), 1009, f"{MAX_BYTES} bytes"),
     (frame(0x88, b"\x03"), 1002, "too short"),
     *(
@@ -87,7 +88,7 @@ def test_a_broken_stream_ends_with_a_close_code(broken: bytes, code: int, reason
 
 
 @pytest.mark.parametrize("last", [frame(0x88), frame(0xFF)])
-def test_nothing_is_decoded_after_the_end(last: bytes) -> None:
+def test_nothing_is_decoded_after_the_end_of_the_stream(last: bytes) -> None:
     reader = FrameReader(MAX_BYTES)
     assert not reader.ended
     assert len(reader.feed(last + frame(0x81, b"x"))) + (reader.failure is not None) == 1
@@ -96,7 +97,7 @@ def test_nothing_is_decoded_after_the_end(last: bytes) -> None:
     assert (reader.held_bytes, reader.is_amid, reader.has_more) == (0, False, False)
 
 
-def test_control_frames_come_between_the_fragments_they_interrupt() -> None:
+def test_control_frames_are_returned_between_the_fragments_they_interrupt() -> None:
     stream = b"".join(
         (
             *(frame(0x01, b"\xe2"), frame(0x89, b"1"), frame(0x00, b"\x82"), frame(0x8A, b"2")),
@@ -111,7 +112,7 @@ def test_control_frames_come_between_the_fragments_they_interrupt() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 125, 126, 1024, 65_536, 65_537])
-def test_a_message_of_the_longest_length_passes_and_one_byte_more_fails(size: int) -> None:
+def test_a_message_of_the_maximum_length_passes_and_one_byte_more_fails(size: int) -> None:
     whole = Frame(TEXT, b"x" * size)
     assert events_of(frame(0x81, b"x" * size), (), size) == [whole]
     ping = frame(0x89, b"p" * 125)
@@ -123,7 +124,7 @@ def test_a_message_of_the_longest_length_passes_and_one_byte_more_fails(size: in
 
 
 @pytest.mark.parametrize("length", [*range(9), 125, 126, LONG_BYTES - 1, LONG_BYTES, 200_001])
-def test_every_length_is_unmasked(length: int) -> None:
+def test_a_payload_of_any_length_is_unmasked(length: int) -> None:
     chance = random.Random(length)
     payload, key = chance.randbytes(length), chance.randbytes(4)
     stream = frame(0x82, payload, key) * 2 + frame(0x81, b"x", key)
@@ -132,7 +133,7 @@ def test_every_length_is_unmasked(length: int) -> None:
 
 
 @given(STREAMS, st.lists(st.integers(0, 4000)), st.sampled_from([MAX_BYTES, 1000, 30]))
-def test_the_events_are_the_same_wherever_the_stream_is_cut(
+def test_the_events_are_the_same_for_any_fragments_of_the_stream(
     stream: bytes, cuts: list[int], max_bytes: int
 ) -> None:
     assert events_of(stream, cuts, max_bytes) == events_of(stream, (), max_bytes)
@@ -147,7 +148,7 @@ def test_more_bytes_do_not_change_the_events_before_them(stream: bytes, more: by
 
 
 @given(st.lists(st.binary(max_size=100), max_size=20), st.integers(0, 200))
-def test_any_bytes_give_an_answer(junk: list[bytes], max_bytes: int) -> None:
+def test_any_bytes_are_decoded_within_the_memory_bound(junk: list[bytes], max_bytes: int) -> None:
     reader = FrameReader(max_bytes)
     for data in junk:
         for found in reader.feed(data):
@@ -162,7 +163,7 @@ def test_any_bytes_give_an_answer(junk: list[bytes], max_bytes: int) -> None:
         frame(0x01, b"in ") + frame(0x89, b"?") + frame(0x80, b"two"),
     ],
 )
-def test_an_incomplete_message_or_frame_is_known(whole: bytes) -> None:
+def test_an_incomplete_message_or_frame_is_recognized(whole: bytes) -> None:
     for cut in (1, 2, 5, 6, 7, len(whole) // 2, len(whole) - 1):
         reader = FrameReader(MAX_BYTES)
         assert not reader.is_amid
@@ -172,7 +173,7 @@ def test_an_incomplete_message_or_frame_is_known(whole: bytes) -> None:
         assert (reader.is_amid, reader.held_bytes) == (False, 0)
 
 
-def test_memory_is_bounded_by_the_message_however_it_is_cut() -> None:
+def test_memory_is_bounded_by_the_message_limit_for_any_fragments() -> None:
     bound = 1 << 18
     piece = frame(0x00, b"x" * 50)
     reader = FrameReader(bound)
@@ -213,7 +214,7 @@ def test_the_reader_stops_after_the_given_number_and_continues_there() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xe2\x82", b"\xed\xa0\x80"])
-def test_long_text_is_checked_in_steps_that_may_cut_a_character(bad: bytes) -> None:
+def test_long_text_is_checked_in_steps_that_may_split_a_character(bad: bytes) -> None:
     text = b"x" * (CHECK_BYTES - 1) + "€".encode() * 10
     assert len(list(utf8_steps(text))) == 2
     for broken in (text + bad, bad + text):
@@ -225,7 +226,7 @@ def test_long_text_is_checked_in_steps_that_may_cut_a_character(bad: bytes) -> N
 
 
 @pytest.mark.parametrize(("length", "x"), [(0, 0), (125, 0), (126, 2), (65_535, 2), (65_536, 8)])
-def test_the_table_in_the_docstring_is_how_a_text_frame_is_written(length: int, x: int) -> None:
+def test_a_text_frame_is_written_as_in_the_docstring_table(length: int, x: int) -> None:
     rows = re.findall(
         r"^    (\d(?: \+ x)?) {2,}(\w.*?) {2,}(\w+) {2,}",
         websocket_frames.__doc__ or "",
@@ -240,7 +241,7 @@ def test_the_table_in_the_docstring_is_how_a_text_frame_is_written(length: int, 
     assert written == Frame(TEXT, payload).serialize(mask=False)
 
 
-def test_control_frames_are_those_of_the_rfc() -> None:
+def test_control_frames_equal_the_examples_of_the_rfc() -> None:
     assert control_frame(PING, b"Hello").hex() == "890548656c6c6f"
     assert control_frame(PONG, b"Hello").hex() == "8a0548656c6c6f"
     assert close_frame(1000, "bye").hex() == "880503e8627965"
@@ -255,7 +256,7 @@ def test_a_reason_is_cut_between_characters() -> None:
 
 
 @given(st.binary(min_size=16, max_size=16))
-def test_the_handshake_answers_as_another_implementation_does(nonce: bytes) -> None:
+def test_the_handshake_equals_that_of_another_implementation(nonce: bytes) -> None:
     key = base64.b64encode(nonce)
     assert is_key(key)
     assert accept_key(key) == generate_accept_token(key)

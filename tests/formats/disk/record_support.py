@@ -1,4 +1,4 @@
-"""Writes as they are sent, and what readers are to see of them."""
+"""Writes as clients send them, and the records that readers must receive."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def view_of(
     encoded = encode(body, first_seq, ts_ms, keep_key, due)
     assert encoded.record_count == len(body.records)
     assert encoded.blob_bytes == len(encoded.parts[-1])
-    # Somewhere inside a larger buffer, at an odd place, as in a mapped file.
+    # Place it inside a larger buffer at an odd offset, as in a mapped file.
     whole = memoryview(b"#" + b"".join(encoded.parts))
     return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), whole[1:])
 
@@ -71,7 +71,7 @@ def shown(
     with_data: bool = True,
     ts_ms: int = 1000,
 ) -> bytes:
-    """The object that a reader gets: the obvious way."""
+    """Return the object that a reader receives, by a simple implementation."""
     node, tag, data, sent_meta = record
     node = node if node is not None else batch_node
     members = [b'"$seq":%d' % seq, b'"$ts":%d' % ts_ms]

@@ -26,8 +26,8 @@ HEADER = SegmentHeader(shard=3, number=7, base=0x1000, end=0x2000)
 
 @dataclass(frozen=True)
 class Write:
-    """``records`` are ``(node, tag, data, meta)``; the first ``skip`` of them are gone when the
-    segment is built.
+    """A write. ``records`` are ``(node, tag, data, meta)``. The first ``skip`` records are deleted
+    when the segment is built.
     """
 
     records: Sequence[tuple[str | None, str | None, bytes, bytes | None]]
@@ -44,7 +44,7 @@ class Write:
 
 @st.composite
 def writes(draw: st.DrawFn) -> list[Write]:
-    """Writes of one topic, of which only the first may have lost records."""
+    """Draw writes of one topic. Only the first may have deleted records."""
     found: list[Write] = []
     for _ in range(draw(st.integers(1, 6))):
         records = draw(RECORDS)
@@ -57,7 +57,7 @@ def writes(draw: st.DrawFn) -> list[Write]:
 def source(
     topic_id: int, first_seq: int, batch: Iterable[Write]
 ) -> tuple[Source, list[RecordsView]]:
-    """The stretch that begins with ``first_seq``, and a view for each write."""
+    """Return a source that begins with ``first_seq``, and a view for each write."""
     views, pieces, seq = [], [], first_seq
     for write in batch:
         view = write.view(seq - write.skip)
@@ -88,13 +88,13 @@ def extents(data: bytes) -> list[ExtentView]:
 
 
 def plain(count: int, size: int = 20, tag: str | None = None) -> Write:
-    """So many records alike; ``tag`` may have a ``%d`` for the record's number."""
+    """Return a write of equal records. ``tag`` may contain ``%d`` for the number of the record."""
     tags = [tag % number if tag is not None and "%d" in tag else tag for number in range(count)]
     return Write([(None, tags[number], b'"%b"' % (b"x" * size), None) for number in range(count)])
 
 
 def model(batch: list[Write], first_seq: int) -> list[tuple[int, RecordsView, int]]:
-    """``(seq, write, index)`` of each record that the segment is to hold."""
+    """Return ``(seq, write, index)`` of each record that the segment must contain."""
     _, views = source(1, first_seq, batch)
     kept = [
         (view, index)

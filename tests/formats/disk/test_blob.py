@@ -1,4 +1,4 @@
-"""Blob file: its layout, and that no damage to it goes unnoticed."""
+"""Blob file: its layout, and detection of any damage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY = b"the records of a long write"
 WHOLE = encode_header(7, 9, len(BODY), crc32c.crc32c(BODY, body_crc(7, 9, len(BODY)))) + BODY
 
 
-def test_a_blob_is_the_documented_bytes() -> None:
+def test_a_blob_has_the_documented_bytes() -> None:
     assert blob.__doc__ is not None
     table = re.findall(r"^ {4}(\d+) +(\w+) +(\w+)", blob.__doc__, re.MULTILINE)
     at = {name: (int(offset), size) for offset, size, name in table}
@@ -44,13 +44,13 @@ def test_a_blob_is_the_documented_bytes() -> None:
     assert b"".join(fields.values()) == WHOLE
 
 
-def test_a_whole_blob_gives_its_body() -> None:
+def test_an_intact_blob_returns_its_body() -> None:
     assert bytes(check(memoryview(WHOLE), 7, 9)) == BODY
     assert bytes(body_of(memoryview(WHOLE))) == BODY
 
 
 @pytest.mark.parametrize("at", range(len(WHOLE)))
-def test_a_flipped_bit_is_noticed_wherever_it_is(at: int) -> None:
+def test_a_flipped_bit_is_detected_at_any_place(at: int) -> None:
     hurt = bytearray(WHOLE)
     hurt[at] ^= 0x10
     with pytest.raises(BadBlob) as bad:
@@ -59,7 +59,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(at: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, len(WHOLE) - 1])
-def test_a_blob_that_is_cut_or_longer_is_not_whole(length: int) -> None:
+def test_a_blob_that_is_cut_or_longer_is_rejected(length: int) -> None:
     for data in (WHOLE[:length], WHOLE + b"x"):
         with pytest.raises(BadBlob):
             check(memoryview(data), 7, 9)
@@ -74,12 +74,12 @@ def test_the_header_alone_shows_that_a_file_is_cut_or_longer() -> None:
 
 
 @pytest.mark.parametrize(("topic_id", "first_seq"), [(8, 9), (7, 10)])
-def test_the_blob_of_another_write_is_refused(topic_id: int, first_seq: int) -> None:
+def test_the_blob_of_another_write_is_rejected(topic_id: int, first_seq: int) -> None:
     with pytest.raises(BadBlob, match="another write"):
         check(memoryview(WHOLE), topic_id, first_seq)
 
 
-def test_a_check_goes_on_step_by_step() -> None:
+def test_a_blob_is_checked_in_steps() -> None:
     assert len([*checking(memoryview(WHOLE), 7, 9, 10)]) == 3
     steps = checking(memoryview(WHOLE[:-1] + b"!"), 7, 9, 10)
     for _ in range(3):

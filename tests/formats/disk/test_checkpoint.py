@@ -1,4 +1,4 @@
-"""The bytes of a checkpoint: pieces that hold together, and files from before there were any."""
+"""The bytes of a checkpoint: a header, and chained pieces with checksums."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def topic(number: int, **config: Any) -> Item:
 
 
 def encode(lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool) -> bytes:
-    """A whole file, for one that is small."""
+    """Return a complete small file."""
     builder = PieceBuilder()
     pieces = [piece for item in items if (piece := builder.add(item)) is not None]
     pieces.append(builder.take() or b"")
@@ -53,7 +53,7 @@ def encode(lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool) ->
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
-    """Bodies of the pieces, which are checked as `checkpoints` does."""
+    """Yield the bodies of the pieces, which are checked as `checkpoints` does."""
     header = decode_header(data[:HEADER_BYTES])
     assert header is not None
     stream, crc = BytesIO(data[HEADER_BYTES:]), 0
@@ -70,7 +70,7 @@ def items(data: bytes) -> list[Item]:
     return [item for piece in pieces(data) for item in items_of_piece(piece)]
 
 
-def test_the_tables_are_the_structs() -> None:
+def test_the_documented_tables_match_the_structs() -> None:
     rows = table(DOC, "Integers little-endian.")
     sizes = [int(row["size"]) for row in rows[:-1]]
     assert [int(row["offset"]) for row in rows] == [sum(sizes[:at]) for at in range(len(rows))]
@@ -91,12 +91,12 @@ def test_the_tables_are_the_structs() -> None:
     assert piece_length(fields["pieces"][:PIECE_HEADER_BYTES]) == len(body)
 
 
-def test_golden_bytes() -> None:
+def test_the_bytes_of_a_checkpoint_never_change() -> None:
     items: list[Item] = [{"boot": "b"}, {"id": 5, "head": 2, "start": 1, "config": {"ttl_ms": 7}}]
     assert encode(8, 4, items, clean=False).hex(" ", -8) == GOLDEN
 
 
-def test_topics_come_back_with_the_keys_that_were_left_out() -> None:
+def test_topics_are_restored_with_the_keys_that_were_omitted() -> None:
     given_items = [SHARD, topic(1), topic(2, ttl_ms=5), {"id": 2, "jobs": {"seq": b"x"}}, topic(3)]
     found = items(encode(8, 4, given_items, clean=True))
     plain = msgspec.to_builtins(given_items, builtin_types=(bytes,))
@@ -105,12 +105,12 @@ def test_topics_come_back_with_the_keys_that_were_left_out() -> None:
     assert Replay(ShardEngine().table).config(found[2]["config"]) == TopicConfig(ttl_ms=5)
 
 
-def test_every_usual_value_is_one_of_a_new_topic() -> None:
+def test_every_omitted_value_is_that_of_a_new_topic() -> None:
     new = snapshot_topic(Topic(1, "t", 1, TopicConfig()), 0)
     assert {key: new[key] for key in USUAL} == USUAL
 
 
-def test_items_are_as_they_were_when_they_were_added() -> None:
+def test_items_are_stored_as_they_were_when_they_were_added() -> None:
     builder, item = PieceBuilder(), topic(1)
     builder.add(SHARD)
     builder.add(item)
@@ -121,7 +121,7 @@ def test_items_are_as_they_were_when_they_were_added() -> None:
     assert builder.take() is None
 
 
-def test_a_piece_ends_when_it_is_long_enough() -> None:
+def test_a_piece_ends_when_it_has_its_minimum_size() -> None:
     data = encode(8, 4, (topic(number, ttl_ms=number % 7) for number in range(9_000)), clean=True)
     found = [*pieces(data)]
     assert len(found) > 3
@@ -130,7 +130,7 @@ def test_a_piece_ends_when_it_is_long_enough() -> None:
     assert [item["config"]["ttl_ms"] for item in items(data)] == [n % 7 for n in range(9_000)]
 
 
-def test_a_piece_of_another_checkpoint_does_not_pass() -> None:
+def test_a_piece_of_another_checkpoint_is_rejected() -> None:
     one, other = PieceBuilder(), PieceBuilder()
     one.add(SHARD)
     other.add(topic(1))
@@ -150,7 +150,7 @@ def test_a_piece_of_another_checkpoint_does_not_pass() -> None:
         assert (check_piece(head, body, before.crc) is not None) is passes
 
 
-def test_every_flipped_bit_of_the_header_is_noticed() -> None:
+def test_every_flipped_bit_of_the_header_is_detected() -> None:
     builder = PieceBuilder()
     builder.add(SHARD)
     builder.take()
@@ -166,7 +166,7 @@ def test_every_flipped_bit_of_the_header_is_noticed() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_an_answer(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_rejected(data: bytes) -> None:
     try:
         header = decode_header(data[:HEADER_BYTES])
     except UnknownVersion:

@@ -1,4 +1,4 @@
-"""Copies: the documented bytes, and renderings that are those of an append of the same records."""
+"""Copies: the documented bytes, and renderings that equal an append of the same records."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def rendered(
 @pytest.mark.parametrize(
     ("layout", "title", "fields"), [(ROW, "A row:", Row._fields), (RUN, "A run:", Run._fields)]
 )
-def test_the_tables_of_rows_and_runs_are_their_structs(
+def test_the_tables_of_rows_and_runs_match_their_structs(
     layout: struct.Struct, title: str, fields: tuple[str, ...]
 ) -> None:
     codes = re.findall(r"[A-Z]|x+", layout.format)
@@ -99,7 +99,7 @@ def test_the_tables_of_rows_and_runs_are_their_structs(
     assert sum(size for _, size, _ in rows) == layout.size
 
 
-def test_the_table_of_the_ext_is_its_keys() -> None:
+def test_the_table_of_the_ext_lists_its_keys() -> None:
     rows = table(DOC, "Keys of ext:")
     held: dict[str, Any] = {}
     for body in (
@@ -116,7 +116,7 @@ def test_the_table_of_the_ext_is_its_keys() -> None:
     assert [row["key"] for row in rows][:3] == [*cbor2.loads(body_of(least)[: least.ext_len])]
 
 
-def test_the_bytes_of_a_forward_frame() -> None:
+def test_the_bytes_of_a_forward_frame_never_change() -> None:
     frame = frame_of(BODY)
     assert frame[:7] == (FrameKind.FORWARD, 0, 0, 1000, 5, RecordFlags.TAGS, frame.ext_len)
     assert frame.named_bytes == 700, "of the one dest that has copies in the log"
@@ -143,10 +143,10 @@ def test_the_numbers_of_drops_never_change() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 2**40))
-def test_the_lsn_of_a_row_leads_to_its_frame_and_is_that_of_no_frame(
+def test_the_lsn_of_a_row_identifies_its_frame_and_is_never_that_of_a_frame(
     padding: int, rows: int, place: int
 ) -> None:
-    stamps = [Stamp("r" * padding, "s", 1, 1)]  # an ext of any length
+    stamps = [Stamp("r" * padding, "s", 1, 1)]  # An ext of any length
     body = BODY._replace(rows=ROWS[:1] * rows, stamps=stamps)
     frame, lsn = frame_of(body), 8 * place
     data = b"".join(map(bytes, encode_frame(frame, lsn, 0, 0)))
@@ -161,14 +161,14 @@ def test_the_lsn_of_a_row_leads_to_its_frame_and_is_that_of_no_frame(
 
 
 @pytest.mark.parametrize("burnt", [0, 3])
-def test_a_frame_without_copies_moves_cursors_or_burns_seqs(burnt: int) -> None:
+def test_a_frame_without_copies_moves_cursors_or_skips_seqs(burnt: int) -> None:
     frame = frame_of(ForwardBody(80, 1, ROWS, burnt=burnt), 0)
     assert (frame.record_count, frame.named_bytes) == (0, 0)
     found = read_back(frame)
     assert (found.cursor, found.hop, found.burnt, found.runs) == (80, 1, burnt, [])
 
 
-def test_a_payload_is_laid_out_as_an_append_frame() -> None:
+def test_a_payload_has_the_layout_of_an_append_frame() -> None:
     frame = frame_of(ForwardBody(80, 1, ROWS, RUNS[1:], 9, payload=PAYLOAD))
     assert bytes(frame.parts[-1]) == bytes(PAYLOAD.body)
     found = read_back(frame).payload
@@ -177,7 +177,7 @@ def test_a_payload_is_laid_out_as_an_append_frame() -> None:
     assert bytes(found.body) == bytes(PAYLOAD.body)
 
 
-def test_an_own_stamp_is_another_one_for_each_dest() -> None:
+def test_an_own_stamp_differs_for_each_dest() -> None:
     run = RUNS[0]._replace(stamp=OWN_STAMP)
     found = read_back(frame_of(BODY._replace(runs=[run], own_stamp=OWN)))
     assert [each.stamp for each in found.runs] == [2]
@@ -189,7 +189,7 @@ def test_an_own_stamp_is_another_one_for_each_dest() -> None:
         read_back(frame_of(BODY._replace(runs=[run], own_stamp=OWN._replace(routers=["r"]))))
 
 
-# Any runs, any bytes
+# Any runs and any bytes
 
 
 @given(st.binary(max_size=80), st.integers(0, 90), st.integers(0, 6))
@@ -207,7 +207,7 @@ def test_any_bytes_are_a_body_or_bad_copies(data: bytes, ext_len: int, count: in
     assert copy_count(body.runs) == count
 
 
-def test_any_cut_of_a_body_without_payload_is_bad() -> None:
+def test_any_cut_of_a_body_without_payload_is_rejected() -> None:
     frame = frame_of(BODY)
     data, header = body_of(frame), header_of(frame)
     for length in range(len(data)):
@@ -218,7 +218,7 @@ def test_any_cut_of_a_body_without_payload_is_bad() -> None:
 @pytest.mark.parametrize(
     "change", [{"start": 9}, {"stop": 8}, {"stop": 10}, {"stamp": 2}, {"drops": 4}]
 )
-def test_a_run_that_contradicts_its_frame_is_bad(change: dict[str, int]) -> None:
+def test_a_run_that_contradicts_its_frame_is_rejected(change: dict[str, int]) -> None:
     frame = frame_of(BODY)
     data = bytes(body_of(frame)[: -RUN.size]) + encode_runs([RUNS[0]._replace(**change)])
     with pytest.raises(BadCopies):
@@ -230,7 +230,7 @@ def test_a_run_that_contradicts_its_frame_is_bad(change: dict[str, int]) -> None
     st.integers(0, 20),
     st.integers(0, 20),
 )
-def test_runs_within_are_those_of_the_copies_asked_for(
+def test_runs_within_a_range_are_those_of_the_requested_copies(
     found_at: list[tuple[int, int, int]], start: int, stop: int
 ) -> None:
     runs = [
@@ -284,7 +284,7 @@ SEQS = st.sampled_from([1, 8, 98, 10**6, 2**64 - 100])
 
 @st.composite
 def views(draw: st.DrawFn) -> list[tuple[View, list[Record]]]:
-    """Writes of one topic, or the extents that they are sealed into, each with its records."""
+    """Draw writes of one topic, or the extents that they are sealed into, each with its records."""
     first_ts, first_seq = draw(st.sampled_from([999_999_999_990, 1_748_450_000_000])), draw(SEQS)
     batch = [
         replace(
@@ -311,7 +311,7 @@ def views(draw: st.DrawFn) -> list[tuple[View, list[Record]]]:
 
 @st.composite
 def pieces(draw: st.DrawFn) -> tuple[list[tuple[View, Run]], list[Record]]:
-    """Rows, and the records that their copies are to have."""
+    """Draw runs, and the records that their copies must contain."""
     rows: list[tuple[View, Run]] = []
     model: list[Record] = []
     for view, records in draw(views()):
@@ -354,12 +354,12 @@ def same(one: EncodedRecords, other: EncodedRecords) -> bool:
 
 
 @given(pieces(), SEQS, st.sampled_from([0, 1_748_450_000_123]))
-def test_copies_are_what_an_append_of_the_same_records_is(
+def test_copies_equal_an_append_of_the_same_records(
     given_pieces: tuple[list[tuple[View, Run]], list[Record]], first_seq: int, ts_ms: int
 ) -> None:
     rows, model = given_pieces
     copier = Copier(rows, STAMPS)
-    for seq in (first_seq, 7, first_seq):  # as often as it is asked
+    for seq in (first_seq, 7, first_seq):  # The result is the same for repeated calls
         expected = encode(request(model), seq, ts_ms, keep_key=False)
         found = copier.render(seq, ts_ms)
         assert same(found, expected)
@@ -368,7 +368,7 @@ def test_copies_are_what_an_append_of_the_same_records_is(
 
 
 @given(views(), st.data(), SEQS)
-def test_a_payload_is_the_records_verbatim(
+def test_a_payload_contains_the_records_unchanged(
     held: list[tuple[View, list[Record]]], data: st.DataObject, first_seq: int
 ) -> None:
     chosen, model = [], []
@@ -382,7 +382,7 @@ def test_a_payload_is_the_records_verbatim(
 
 
 @given(pieces(), SEQS)
-def test_a_copy_of_copies_is_the_copy_of_their_payload(
+def test_a_copy_of_copies_equals_the_copy_of_their_payload(
     given_pieces: tuple[list[tuple[View, Run]], list[Record]], first_seq: int
 ) -> None:
     rows, model = given_pieces
@@ -396,7 +396,7 @@ def test_a_copy_of_copies_is_the_copy_of_their_payload(
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("due", [None, [0, 500]])
 @pytest.mark.parametrize("tag", [None, "t"])
-def test_a_whole_write_is_copied_without_its_key_and_delays(
+def test_a_complete_write_is_copied_without_its_key_and_delays(
     key: str | None, due: list[int] | None, tag: str | None
 ) -> None:
     records: list[Record] = [(None, tag, b"1", None), ("n", None, b"2", b"{}")]
@@ -420,7 +420,7 @@ def test_any_payload_is_records_or_bad_copies(
     assert copier.count == stop
 
 
-def test_seqs_that_grow_by_a_digit_within_a_run() -> None:
+def test_copies_are_exact_when_seqs_grow_by_a_digit_within_a_run() -> None:
     records: list[Record] = [(None, None, b"%d" % at, None) for at in range(30)]
     for first_seq in (1, 5, 95, 995):
         view = view_of_request(request(records), first_seq)
@@ -443,7 +443,7 @@ def test_seqs_that_grow_by_a_digit_within_a_run() -> None:
         (b'{"a":"_topics_router"}', b'{"a":"_topics_router",%b}'),
     ],
 )
-def test_a_stamp_replaces_an_earlier_one_and_nothing_else(meta: bytes, becomes: bytes) -> None:
+def test_a_stamp_replaces_only_an_earlier_stamp(meta: bytes, becomes: bytes) -> None:
     stamp = b'"_topics_router":{}'
     assert stamped(meta, stamp) == becomes % stamp
 
@@ -460,7 +460,7 @@ def test_the_bytes_of_a_stamped_copy_never_change() -> None:
 
 
 @pytest.mark.parametrize(("start", "stop", "stamp"), [(0, 3, 0), (2, 3, 0), (1, 1, 0), (0, 1, 1)])
-def test_a_row_of_records_that_are_not_there_is_bad(start: int, stop: int, stamp: int) -> None:
+def test_a_run_of_missing_records_is_rejected(start: int, stop: int, stamp: int) -> None:
     view = view_of_request(request([(None, None, b"1", None)] * 2))
     with pytest.raises(BadCopies):
         rendered([(view, Run(8, 0, start, stop, stamp, 0))], (), 1, 1)

@@ -1,4 +1,6 @@
-"""Extent on its way: records of any length, contiguous pieces, keys and texts of what is taken."""
+"""Building an extent: records of any length, contiguous sources, and only the keys and texts of
+its records.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from topics.formats.disk.segment import (
 from topics.formats.disk.segment_build import Source
 
 
-def test_every_extent_with_records_of_a_write_has_its_key() -> None:
+def test_every_extent_with_records_of_a_write_contains_its_key() -> None:
     batch = [
         Write([(None, None, b"1", None)] * 5, key="first", skip=2, ts_ms=50),
         Write([(None, None, b"1", None)], key="second", ts_ms=60),
@@ -36,7 +38,7 @@ def test_every_extent_with_records_of_a_write_has_its_key() -> None:
     assert [[*view.idempotency_keys()] for view in views] == [[first], [first, second]]
 
 
-def test_texts_of_skipped_records_are_not_kept() -> None:
+def test_texts_of_skipped_records_are_not_stored() -> None:
     batch = [Write([("a", "old", b"1", b"{}"), ("b", "new", b"1", None)], skip=1)]
     (view,) = extents(build_bytes([source(1, 2, batch)[0]]))
     assert (len(view.nodes), len(view.tags)) == (1, 1)
@@ -45,7 +47,7 @@ def test_texts_of_skipped_records_are_not_kept() -> None:
 
 
 @given(writes())
-def test_an_extent_of_delayed_jobs_is_that_of_any_records(batch: list[Write]) -> None:
+def test_an_extent_of_delayed_jobs_equals_that_of_other_records(batch: list[Write]) -> None:
     delayed = [replace(write, due=[*range(1, 1 + len(write.records))]) for write in batch]
     _, views = source(1, 10, delayed)
     assert all(view.flags & RecordFlags.DELAYS for view in views)
@@ -57,20 +59,20 @@ def test_an_extent_of_delayed_jobs_is_that_of_any_records(batch: list[Write]) ->
 @pytest.mark.parametrize(
     "size", [CHUNK_BYTES - 60, CHUNK_BYTES, 3 * CHUNK_BYTES, extent_build.STEP_BYTES + 5]
 )
-def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
+def test_records_may_be_longer_than_a_chunk_or_a_step(size: int) -> None:
     view = plain(3, size).view(1)
     (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, 3)])]))
     assert extent.blob == view.blob
     assert [*check_extent(extent)] == []
 
 
-def test_pieces_that_are_not_contiguous_are_not_built() -> None:
+def test_sources_that_are_not_contiguous_are_rejected() -> None:
     with pytest.raises(AssertionError, match="are contiguous"):
         build_bytes([Source(1, 6, [(plain(2).view(5), 0, 2)])])
 
 
 @given(writes(), st.integers(1, 7), st.integers(1, 9))
-def test_extents_built_of_extents_are_those_built_of_writes(
+def test_extents_built_of_extents_equal_those_built_of_writes(
     batch: list[Write], first_records: int, records: int
 ) -> None:
     original, _ = source(1, 10, batch)
@@ -82,7 +84,7 @@ def test_extents_built_of_extents_are_those_built_of_writes(
     )
 
 
-def test_a_part_of_an_extent_has_the_keys_of_its_writes_alone() -> None:
+def test_a_part_of_an_extent_contains_only_the_keys_of_its_writes() -> None:
     batch = [
         Write([(None, None, b"1", None)] * 2, key=f"k{number}", ts_ms=number) for number in range(5)
     ]
@@ -93,7 +95,7 @@ def test_a_part_of_an_extent_has_the_keys_of_its_writes_alone() -> None:
     assert [*view.keys_one_by_one()] == [*view.idempotency_keys()]
 
 
-def test_a_source_without_pieces_is_a_step_and_no_extent() -> None:
+def test_a_source_without_records_builds_no_extent() -> None:
     batch = plain(3)
     sources = [Source(1, 0, ()), source(1, 10, [batch])[0], Source(2, 0, ())]
     assert build_bytes(sources) == build_bytes([source(1, 10, [batch])[0]])

@@ -1,4 +1,4 @@
-"""Extent view: an extent answers as the writes do that it was built of."""
+"""Extent view: an extent returns the same records as the writes that it was built of."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from topics.formats.json_text import json_string
 
 
 @given(writes(), st.data())
-def test_an_extent_answers_as_its_writes_do(batch: list[Write], data: st.DataObject) -> None:
+def test_an_extent_returns_the_same_records_as_its_writes(
+    batch: list[Write], data: st.DataObject
+) -> None:
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
     expected = model(batch, 7)
     assert (view.count, view.entry.first_seq) == (len(expected), 7)
@@ -117,7 +119,7 @@ CLOSE = st.text('\\"nu0/\n\b\x1f\x7fé\u2028', max_size=4)
 
 
 @given(st.text() | CLOSE, st.text() | CLOSE)
-def test_the_json_string_of_a_prefix_begins_that_of_the_whole_and_of_nothing_else(
+def test_the_json_string_of_a_prefix_is_a_prefix_of_exactly_the_matching_strings(
     prefix: str, text: str
 ) -> None:
     assert json_string(prefix + text).startswith(json_string(prefix)[:-1])
@@ -139,12 +141,12 @@ def test_live_runs_are_the_records_between_deleted_ones(
     assert [*live_runs(None, start, stop)] == ([(start, stop)] if start < stop else [])
 
 
-def test_a_flipped_bit_of_an_extent_is_noticed_when_it_is_read() -> None:
+def test_a_flipped_bit_of_an_extent_is_detected_when_it_is_read() -> None:
     _, entries = opened(WHOLE)
     for entry in entries:
         for at in range(entry.offset, entry.offset + entry.length):
             if entry.offset + entry.blob_bytes <= at < entry.tables_at:
-                continue  # zeros that nobody reads
+                continue  # Zeros that no reader uses
             data = bytearray(WHOLE)
             data[at] ^= 0x08
             with pytest.raises(BadSegment) as raised:
@@ -152,7 +154,7 @@ def test_a_flipped_bit_of_an_extent_is_noticed_when_it_is_read() -> None:
             assert raised.value.offset in (entry.offset, entry.tables_at)
 
 
-def test_a_chunk_is_checked_when_it_is_first_touched_and_not_again() -> None:
+def test_a_chunk_is_checked_once_when_it_is_first_read() -> None:
     view = plain(1000, size=400).view(1)
     data = bytearray(build_bytes([Source(1, 1, [(view, 0, 1000)])]))
     _, (entry,) = opened(bytes(data))

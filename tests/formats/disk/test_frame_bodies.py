@@ -1,4 +1,4 @@
-"""Bodies of frames: the tables in the docstring are what the code writes and reads."""
+"""Bodies of frames: the code writes and reads what the tables in the docstring specify."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ DYING = LeaseRows(LeaseOp.DYING, (7, 9), (3, 4), "d")
 OF_BEFORE = LeaseRows(LeaseOp.DYING, (7, 9, 10), (3, 3, 4))
 
 
-# A frame of each kind whose fields are all set that its row in the table names.
+# A frame of each kind, with all the fields set that the table lists for it.
 FRAMES: list[Frame] = [
     append_of_a_write(),
     delete_runs_frame(5, [SeqRun(7, 2), SeqRun(12, 1)], 1000, dead_lettered=True),
@@ -132,13 +132,13 @@ def kinds() -> dict[str, dict[str, str]]:
     return {row["kind"]: row for row in table(DOC, "Frame bodies:")}
 
 
-def test_the_table_of_kinds_is_the_enum() -> None:
+def test_the_table_of_kinds_matches_the_enum() -> None:
     numbers = {name: int(row["number"]) for name, row in kinds().items()}
     assert numbers == {kind.name: kind.value for kind in FrameKind}
 
 
 @pytest.mark.parametrize("kind", sorted({frame.kind for frame in FRAMES}))
-def test_the_table_names_the_header_fields_that_a_kind_sets(kind: FrameKind) -> None:
+def test_the_table_lists_the_header_fields_that_a_kind_sets(kind: FrameKind) -> None:
     set_fields = {
         field
         for frame in FRAMES
@@ -149,7 +149,7 @@ def test_the_table_names_the_header_fields_that_a_kind_sets(kind: FrameKind) -> 
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: str(frame.kind.name))
-def test_the_table_says_what_kind_of_body_a_frame_has(frame: Frame) -> None:
+def test_the_table_specifies_the_kind_of_body_of_a_frame(frame: Frame) -> None:
     body, said = body_of(frame), kinds()[frame.kind.name]["body"]
     assert {
         "records": lambda: len(body) > frame.ext_len > 0,
@@ -166,7 +166,7 @@ def test_the_table_says_what_kind_of_body_a_frame_has(frame: Frame) -> None:
     }[said]()
 
 
-def test_the_table_of_a_run_is_its_struct() -> None:
+def test_the_table_of_a_run_matches_its_struct() -> None:
     rows = byte_rows(DOC, "DELETE: records deleted")
     assert [(size, field) for _, size, field in rows] == [(8, "first"), (8, "length")]
     assert frame_bodies.RUN.size == 16
@@ -181,7 +181,7 @@ def test_the_table_of_a_run_is_its_struct() -> None:
     ],
     ids=["TOPIC", "START", "ROUTER_SET"],
 )
-def test_the_table_of_a_map_is_its_keys(after: str, frame: Frame) -> None:
+def test_the_table_of_a_map_lists_its_keys(after: str, frame: Frame) -> None:
     held: dict[str, Any] = cbor2.loads(body_of(frame))
     rows = table(DOC, after)
     assert [row["key"] for row in rows] == [*held]
@@ -189,12 +189,12 @@ def test_the_table_of_a_map_is_its_keys(after: str, frame: Frame) -> None:
     assert [types[row["value"]] for row in rows] == [type(value) for value in held.values()]
 
 
-def test_the_table_of_the_floors_is_their_tuple() -> None:
+def test_the_table_of_the_floors_matches_their_tuple() -> None:
     rows = table(DOC, "FLOOR: records removed")
     assert [(int(row["index"]), row["floor"]) for row in rows] == [*enumerate(Floors._fields)]
 
 
-def test_the_tables_of_a_lease_are_its_ops_and_their_keys() -> None:
+def test_the_tables_of_a_lease_list_its_operations_and_their_keys() -> None:
     rows = table(DOC, "LEASE: what happened")
     assert {row["name"]: int(row["op"]) for row in rows} == {op.name: op.value for op in LeaseOp}
     for row, said in zip(rows, (CLAIMED, RELEASED._replace(error="why"), DYING), strict=True):
@@ -205,10 +205,10 @@ def test_the_tables_of_a_lease_are_its_ops_and_their_keys() -> None:
     assert [row["part"] for row in parts] == ["ext", "seqs", "numbers", "deliveries"]
 
 
-# Written and read
+# Written and read bodies
 
 
-def test_the_bytes_of_a_topic_frame() -> None:
+def test_the_bytes_of_a_topic_frame_never_change() -> None:
     small = TOPIC._replace(config={"cap": 1})
     frame = topic_frame(5, 4096, 1000, small)
     assert body_of(frame).hex() == (
@@ -220,7 +220,7 @@ def test_the_bytes_of_a_topic_frame() -> None:
     assert decode_topic(body_of(frame)) == small
 
 
-def test_the_bytes_of_the_frames_of_routers() -> None:
+def test_the_bytes_of_router_frames_never_change() -> None:
     assert body_of(MADE).hex() == (
         "a8646e616d6564612d3e6262696403"
         "66636f6e666967a266736f757263656161646465737461"
@@ -253,7 +253,7 @@ def test_the_bytes_of_the_frames_of_routers() -> None:
     ],
     ids=lambda value: value.op.name if isinstance(value, LeaseRows) else "",
 )
-def test_the_bytes_of_a_lease_frame(said: LeaseRows, body: str) -> None:
+def test_the_bytes_of_a_lease_frame_never_change(said: LeaseRows, body: str) -> None:
     frame = lease_frame(5, 1000, said)
     assert body_of(frame).hex() == body
     assert (frame.flags, frame.record_count) == (said.op, len(said.seqs))
@@ -265,7 +265,7 @@ def header_of(frame: Frame) -> FrameHeader:
     return header_at(b"".join(encode_frame(frame, 0, 0, 0)), 0)
 
 
-def test_the_numbers_of_ops_and_flags_never_change() -> None:
+def test_the_numbers_of_operations_and_flags_never_change() -> None:
     assert [(op.name, op.value) for op in LeaseOp] == [
         ("CLAIMED", 1),
         ("RELEASED", 2),
@@ -275,14 +275,14 @@ def test_the_numbers_of_ops_and_flags_never_change() -> None:
     assert not any(number & RecordFlags.EXTERNAL for number in (*LeaseOp, *DeleteFlags))
 
 
-def test_what_a_body_holds_is_read_again() -> None:
+def test_a_body_is_read_as_it_was_written() -> None:
     assert [*decode_runs(body_of(FRAMES[1]))] == [(7, 2), (12, 1)]
     assert decode_topic(body_of(FRAMES[3])) == TOPIC
     assert decode_start(body_of(FRAMES[4])) == "boot"
     assert decode_floors(body_of(FRAMES[7])) == Floors(4, 3, 2, 1, 3)
 
 
-def test_the_records_of_an_append_frame_are_behind_its_ext() -> None:
+def test_the_records_of_an_append_frame_follow_its_ext() -> None:
     frame = FRAMES[0]
     body = body_of(frame)
     view = RecordsView(frame.flags, frame.record_count, frame.ext_len, memoryview(body))
@@ -291,7 +291,7 @@ def test_the_records_of_an_append_frame_are_behind_its_ext() -> None:
     assert decode_idempotency_key(cbor2.dumps({"n": [b'"a"']})) is None
 
 
-def test_an_external_append_frame_has_the_ext_alone() -> None:
+def test_an_external_append_frame_contains_only_the_ext() -> None:
     ext = cbor2.dumps({"k": "key"})
     frame = external_append_frame(5, 7, 1000, 3, RecordFlags.TAGS, ext)
     assert (frame.flags, frame.ext_len, body_of(frame)) == (2 | 16, len(ext), ext)

@@ -1,4 +1,4 @@
-"""Frames of the log: the documented bytes, and an answer for any others."""
+"""Frames of the log: the documented bytes, and a result for any other bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(data: bytes, lsn: int = 0, seed: int = SEED, offset: int = 0) -> Frame
 # The documented bytes
 
 
-def test_the_table_of_the_frame_is_its_struct() -> None:
+def test_the_table_of_the_frame_matches_its_struct() -> None:
     table = byte_rows(frames.__doc__ or "", "Header:")
     sizes = [struct.calcsize("<" + code) for code in re.findall(r"\d*[a-zA-Z]", FRAME.format)]
     assert [size for _, size, _ in table] == sizes
@@ -94,13 +94,13 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
 @pytest.mark.parametrize(
     ("frame", "expected"), GOLDEN, ids=[frame.kind.name for frame, _ in GOLDEN]
 )
-def test_a_frame_is_the_documented_bytes(frame: Frame, expected: list[str]) -> None:
+def test_a_frame_has_the_documented_bytes(frame: Frame, expected: list[str]) -> None:
     data = encoded(frame, lsn=8, durable_lsn=16)
     assert data.hex() == "".join(expected)
     assert len(data) == frame.length
 
 
-def test_the_fields_of_an_append_frame_are_those_of_its_header() -> None:
+def test_the_fields_of_an_append_frame_match_its_header() -> None:
     data = encoded(GOLDEN[0][0])
     header = FrameHeader._make(FRAME.unpack_from(data))
     names = (
@@ -110,7 +110,7 @@ def test_the_fields_of_an_append_frame_are_those_of_its_header() -> None:
     assert APPEND_FIELDS.unpack_from(data) == tuple(getattr(header, name) for name in names)
 
 
-def test_the_checksums_are_the_documented_ones() -> None:
+def test_the_checksums_are_computed_as_documented() -> None:
     assert slow_crc32c(b"123456789") == 0xE3069283
     for frame, _ in GOLDEN:
         data = encoded(frame, lsn=8, durable_lsn=16)
@@ -118,7 +118,7 @@ def test_the_checksums_are_the_documented_ones() -> None:
         assert int.from_bytes(data[4:8], "little") == slow_crc32c(data[8:end], SEED)
 
 
-def test_numbers_of_kinds_never_change() -> None:
+def test_the_numbers_of_frame_kinds_never_change() -> None:
     assert {kind.name: kind.value for kind in FrameKind} == {
         "APPEND": 1,
         "DELETE": 2,
@@ -153,7 +153,7 @@ lsns = st.integers(0, 2**60).map(lambda number: number * 8)
 
 
 @given(any_frame, lsns, lsns)
-def test_what_is_encoded_is_read_again(frame: Frame, lsn: int, durable_lsn: int) -> None:
+def test_a_frame_is_read_as_it_was_encoded(frame: Frame, lsn: int, durable_lsn: int) -> None:
     data = encoded(frame, lsn, durable_lsn)
     header = check(data, lsn)
     assert isinstance(header, FrameHeader)
@@ -171,7 +171,7 @@ LOG = [Frame(FrameKind.APPEND, 1, seq, 5, 1, 0, 0, (b"%d" % seq * seq,)) for seq
 
 
 def log_bytes() -> tuple[bytes, list[int]]:
-    """A row of frames, and where each begins, the end last."""
+    """Return consecutive frames, their start offsets and the end."""
     data, starts = b"", [0]
     for frame in LOG:
         data += encoded(frame, lsn=len(data))
@@ -180,7 +180,7 @@ def log_bytes() -> tuple[bytes, list[int]]:
 
 
 def scan(data: bytes) -> tuple[list[int], Stop]:
-    """First seqs of the frames from the start, and why the scan ended."""
+    """Return the first seqs of the frames, and the reason why the scan ended."""
     seqs: list[int] = []
     lsn = 0
     while isinstance(header := check(data, lsn, offset=lsn), FrameHeader):
@@ -192,11 +192,11 @@ def scan(data: bytes) -> tuple[list[int], Stop]:
 
 
 @pytest.mark.parametrize("filled", [True, False])
-def test_any_cut_is_a_prefix(filled: bool) -> None:
+def test_any_cut_of_the_log_is_a_prefix(filled: bool) -> None:
     data, starts = log_bytes()
     ends = [
         end - len(data[:end]) + len(data[:end].rstrip(b"\0")) for end in starts[1:]
-    ]  # padding may be missing
+    ]  # Padding may be missing
     for cut in range(len(data) + 1):
         left = data[:cut].ljust(len(data) + 128, b"\0") if filled else data[:cut]
         seqs, stop = scan(left)
@@ -205,7 +205,7 @@ def test_any_cut_is_a_prefix(filled: bool) -> None:
         assert stop is (Stop.END if cut <= starts[whole] else Stop.BAD), cut
 
 
-def test_any_flipped_bit_is_noticed() -> None:
+def test_any_flipped_bit_of_the_log_is_detected() -> None:
     data, starts = log_bytes()
     for bit in range(8 * len(data)):
         bad = bytearray(data)
@@ -219,25 +219,25 @@ def test_any_flipped_bit_is_noticed() -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 64), lsns)
-def test_any_bytes_have_an_answer(data: bytes, offset: int, lsn: int) -> None:
+def test_any_bytes_have_a_scan_result(data: bytes, offset: int, lsn: int) -> None:
     found = check(data, lsn, offset=offset)
     assert list(scan_frames(memoryview(data), offset, lsn, SEED)) == []
     assert found is (Stop.BAD if any(data[offset : offset + FRAME_HEADER_BYTES]) else Stop.END)
 
 
 @given(any_frame, st.binary(max_size=80))
-def test_what_follows_a_frame_does_not_matter_to_it(frame: Frame, noise: bytes) -> None:
+def test_bytes_after_a_frame_do_not_affect_it(frame: Frame, noise: bytes) -> None:
     assert isinstance(check(encoded(frame) + noise), FrameHeader)
 
 
-def test_a_frame_of_another_lsn_or_another_file_is_none() -> None:
+def test_a_frame_with_another_lsn_or_of_another_file_is_rejected() -> None:
     data = encoded(LOG[0], lsn=64)
     assert check(data, 64) is not Stop.BAD
     assert check(data, 72) is Stop.BAD
     assert check(data, 64, seed=FileHeader(3, 0, HEADER.salt + 1, 0).seed) is Stop.BAD
 
 
-def test_a_body_length_is_never_believed() -> None:
+def test_a_frame_with_a_wrong_body_length_is_rejected() -> None:
     fields: list[Any] = list(FRAME.unpack_from(encoded(LOG[0])))
     for body_len in (2**32 - 1, 2, 0):
         fields[FrameHeader._fields.index("body_len")] = body_len

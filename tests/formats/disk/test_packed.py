@@ -1,4 +1,4 @@
-"""Packed texts: found by prefix, and few references for the interpreter's collector to follow."""
+"""Packed texts: found by prefix, and with few references for the garbage collector to follow."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def test_packed_texts_are_found_by_prefix(texts: list[str], beginning: str) -> N
 
 
 def _followed() -> int:
-    """References that a full collection follows."""
+    """Return the number of references that a full collection follows."""
     return sum(len(gc.get_referents(each)) for each in gc.get_objects())
 
 
 def _most_followed(steps: Iterator[object], look: Callable[[int], bool]) -> int:
-    """The largest growth of `_followed` after the steps that ``look`` picks."""
+    """Return the largest growth of `_followed` after the steps that ``look`` selects."""
     gc.collect()
     before = _followed()
     return max(_followed() - before for count, _ in enumerate(steps) if look(count))
 
 
 @pytest.mark.slow
-def test_the_collector_does_not_follow_tags_of_unsealed_records() -> None:
+def test_the_garbage_collector_does_not_follow_tags_of_unsealed_records() -> None:
     index = TagIndex()
     portions = TEXTS // PORTION_TAGS
 
@@ -62,14 +62,14 @@ def test_the_collector_does_not_follow_tags_of_unsealed_records() -> None:
 
 
 @pytest.mark.slow
-def test_the_collector_does_not_follow_tags_of_a_segment_being_built() -> None:
+def test_the_garbage_collector_does_not_follow_tags_of_a_segment_being_built() -> None:
     view = plain(TEXTS, tag="t%d").view(1)
     view.ext()
     steps = build(HEADER, [Source(1, 1, [(view, 0, TEXTS)])])
     assert _most_followed(steps, lambda count: count % 8 == 0) < TEXTS / 2
 
 
-# Text tables: sorted in steps, and refs that follow
+# Text tables: sorted in steps, with matching references
 
 
 def test_many_tags_are_sorted_across_runs() -> None:
@@ -85,7 +85,7 @@ def test_many_tags_are_sorted_across_runs() -> None:
 
 
 @given(st.lists(st.sampled_from([b'"a"', b'"ab"', b'"b"', b'"\xc3\xa9"', None]), max_size=40))
-def test_refs_and_postings_name_the_texts_in_order(texts: list[bytes | None]) -> None:
+def test_refs_and_postings_follow_the_sorted_texts(texts: list[bytes | None]) -> None:
     table = TextTable()
     for count, text in enumerate(texts):
         if text is not None:

@@ -1,4 +1,4 @@
-"""The records of one write, cut to what a reader asks for, byte for byte."""
+"""The records of one write, reduced to what a reader requests, byte for byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.formats.disk.records import RecordFlags, json_nodes
 from topics.formats.disk.rendering import encode
 
 
-def test_flags_never_change() -> None:
+def test_the_numbers_of_record_flags_never_change() -> None:
     assert {flag.name: flag.value for flag in RecordFlags} == {
         "NODES": 1,
         "TAGS": 2,
@@ -24,11 +24,11 @@ def test_flags_never_change() -> None:
     }
 
 
-# Against the obvious model
+# Comparison with a simple model
 
 
 @given(RECORDS, TEXTS, st.integers(1, 2**63), st.integers(0, 2**50))
-def test_a_reader_of_everything_gets_what_was_sent(
+def test_a_reader_of_everything_receives_what_was_sent(
     records: list[Record], node: str | None, first_seq: int, ts_ms: int
 ) -> None:
     view = view_of(request(records, node), first_seq, ts_ms)
@@ -55,7 +55,7 @@ def test_a_reader_of_everything_gets_what_was_sent(
     st.booleans(),
     st.data(),
 )
-def test_a_reader_of_less_gets_exactly_less(
+def test_filters_remove_exactly_the_unrequested_records_and_members(
     records: list[Record],
     batch_node: str | None,
     tags: bool,
@@ -80,7 +80,7 @@ def test_a_reader_of_less_gets_exactly_less(
 
 
 @given(RECORDS, TEXTS, st.data())
-def test_delays_change_nothing_that_a_reader_gets(
+def test_delays_do_not_change_the_records_of_a_reader(
     records: list[Record], node: str | None, data: st.DataObject
 ) -> None:
     count = len(records)
@@ -97,7 +97,9 @@ def test_delays_change_nothing_that_a_reader_gets(
 
 
 @given(RECORDS, st.data())
-def test_a_budget_is_filled_and_not_passed(records: list[Record], data: st.DataObject) -> None:
+def test_a_byte_budget_is_filled_and_not_exceeded(
+    records: list[Record], data: st.DataObject
+) -> None:
     view = view_of(request(records))
     start = data.draw(st.integers(0, len(records) - 1))
     stop = data.draw(st.integers(start, len(records)))
@@ -112,7 +114,7 @@ def test_a_budget_is_filled_and_not_passed(records: list[Record], data: st.DataO
 @pytest.mark.parametrize("has_nodes", ["none", "one", "some"])
 @pytest.mark.parametrize("has_tags", [True, False])
 @pytest.mark.parametrize("has_meta", [True, False])
-def test_records_are_cut_only_for_a_reader_who_asks_for_it(
+def test_records_are_reduced_only_if_a_reader_requests_it(
     has_nodes: str, has_tags: bool, has_meta: bool
 ) -> None:
     node = None if has_nodes == "none" else "n"
@@ -132,7 +134,7 @@ def test_records_are_cut_only_for_a_reader_who_asks_for_it(
 
 
 @given(RECORDS, TEXTS, st.data())
-def test_records_are_taken_with_their_ends(
+def test_records_are_taken_with_their_end_offsets(
     records: list[Record], node: str | None, data: st.DataObject
 ) -> None:
     view = view_of(request(records, node))
@@ -146,7 +148,7 @@ def test_records_are_taken_with_their_ends(
 
 
 @given(RECORDS, TEXTS, st.sampled_from([None, "k"]), st.booleans())
-def test_texts_and_tables_are_those_of_a_write_without_key_and_delays(
+def test_texts_and_tables_equal_those_of_a_write_without_key_and_delays(
     records: list[Record], node: str | None, key: str | None, delayed: bool
 ) -> None:
     due = [5] * len(records) if delayed else None

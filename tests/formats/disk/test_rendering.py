@@ -1,4 +1,4 @@
-"""Rendering: the records of a write are the documented bytes, however they are rendered."""
+"""Rendering: the records of a write have the documented bytes in every way of rendering."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.rendering import Rendering, encode
 
 
-def test_a_plain_record_is_the_documented_bytes() -> None:
+def test_a_plain_record_has_the_documented_bytes() -> None:
     encoded = encode(request([(None, None, b'{"a": 1}', None)]), 7, 1748450000123, keep_key=False)
     blob = b'{"$seq":7,"$ts":1748450000123,"data":{"a": 1}},'
     assert encoded == (0, 1, b"", (b"", len(blob).to_bytes(4, "little"), blob), len(blob))
 
 
-def test_a_full_write_is_the_documented_bytes() -> None:
+def test_a_write_with_all_fields_has_the_documented_bytes() -> None:
     body = request(
         [("a", "t", b"1", b"{}"), (None, "t", b"2", None), ("b", None, b"3", b'{"m":1}')], key="k"
     )
@@ -50,11 +50,11 @@ def test_a_full_write_is_the_documented_bytes() -> None:
     ),
     st.data(),
 )
-def test_records_with_data_alone_are_the_same_bytes_however_they_were_sent(
+def test_records_with_data_alone_have_the_same_bytes_in_both_ways_of_rendering(
     datas: list[bytes], absent: bytes, around: bytes, data: st.DataObject
 ) -> None:
-    """One way decodes and renders such records without a look at each; any field more takes the
-    other way.
+    """Records with only data are decoded and rendered in bulk. Any further field selects the
+    general code path.
     """
     at = data.draw(st.integers(0, len(datas) - 1))
     if absent == b',"data":2':
@@ -85,7 +85,7 @@ def test_records_with_data_alone_are_the_same_bytes_however_they_were_sent(
     assert b"".join(one.parts) == b"".join(two.parts)
 
 
-def test_delays_stand_in_the_ext_alone() -> None:
+def test_delays_are_stored_only_in_the_ext() -> None:
     body = decode_append(b'{"records":[{"data":1},{"data":2}]}', None, LIMITS)
     assert isinstance(body, PlainAppend)
     plain, delayed = (encode(body, 7, 5, keep_key=False, due=due) for due in (None, [0, 500]))
@@ -98,7 +98,7 @@ def test_delays_stand_in_the_ext_alone() -> None:
     assert at_once.flags == 0
 
 
-def test_one_node_for_all_needs_no_table() -> None:
+def test_one_node_for_all_records_needs_no_table() -> None:
     records: list[Record] = [(None, None, b"1", None), ("n", None, b"2", None)]
     encoded = encode(request(records, node="n"), 1, 1, keep_key=False)
     assert encoded.flags == RecordFlags.ONE_NODE
@@ -107,7 +107,7 @@ def test_one_node_for_all_needs_no_table() -> None:
     assert other.flags == RecordFlags.NODES
 
 
-def test_the_key_is_kept_when_it_is_to_be() -> None:
+def test_the_key_is_stored_only_on_request() -> None:
     for records in ([(None, None, b"1", None)], [("n", "t", b"1", b"{}")]):
         body = request(records, key="k")  # type: ignore[arg-type]
         assert view_of(body, keep_key=True).ext()["k"] == "k"
@@ -115,7 +115,7 @@ def test_the_key_is_kept_when_it_is_to_be() -> None:
 
 
 @given(RECORDS, TEXTS, st.integers(1, 2**40), st.integers(0, 6), st.booleans())
-def test_runs_put_together_are_the_write_rendered_at_once(
+def test_joined_runs_equal_the_write_that_is_rendered_in_one_call(
     records: list[Record], node: str | None, first_seq: int, cut: int, delayed: bool
 ) -> None:
     cut = min(cut, len(records))

@@ -1,4 +1,4 @@
-"""Segment format: header, directory and trailer to the byte; any flipped bit is noticed."""
+"""Segment format: header, directory and trailer to the byte, and detection of any flipped bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from topics.formats.disk.segment import (
 
 
 def rows(after: str) -> list[tuple[int, int]]:
-    """``(offset, size)`` of a table in the module's docstring."""
+    """Return ``(offset, size)`` of each row of a table in the docstring of the module."""
     table = (segment.__doc__ or "").split(after)[1].split("\n\n")[1]
     return [
         (int(row[1]), int(row[2]))
@@ -63,7 +63,7 @@ def test_the_byte_tables_match_the_structs(after: str, layout: str, size: int) -
     assert sum(sizes) == size
 
 
-def test_header_entry_and_trailer_to_the_byte() -> None:
+def test_header_entry_and_trailer_have_the_documented_bytes() -> None:
     head = encode_header(HEADER)
     assert len(head) == HEADER_BYTES
     assert (
@@ -84,7 +84,7 @@ def test_header_entry_and_trailer_to_the_byte() -> None:
 
 
 @pytest.mark.parametrize("at", [*range(44)])
-def test_a_flipped_bit_of_the_header_is_noticed(at: int) -> None:
+def test_a_flipped_bit_of_the_header_is_detected(at: int) -> None:
     head = bytearray(WHOLE[:HEADER_BYTES])
     head[at] ^= 0x40
     with pytest.raises(BadSegment):
@@ -92,14 +92,14 @@ def test_a_flipped_bit_of_the_header_is_noticed(at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [*range(TRAILER_BYTES)])
-def test_a_flipped_bit_of_the_trailer_is_noticed(at: int) -> None:
+def test_a_flipped_bit_of_the_trailer_is_detected(at: int) -> None:
     end = bytearray(WHOLE[-TRAILER_BYTES:])
     end[at] ^= 0x40
     with pytest.raises(BadSegment):
         decode_trailer(end, len(WHOLE))
 
 
-def test_a_flipped_bit_of_the_directory_is_noticed() -> None:
+def test_a_flipped_bit_of_the_directory_is_detected() -> None:
     trailer, _ = opened(WHOLE)
     directory = bytearray(WHOLE[trailer.directory_at : -TRAILER_BYTES])
     check_directory(directory, trailer)
@@ -111,13 +111,13 @@ def test_a_flipped_bit_of_the_directory_is_noticed() -> None:
 
 
 @given(st.binary(max_size=5000))
-def test_any_bytes_give_an_answer(data: bytes) -> None:
+def test_any_other_bytes_are_rejected(data: bytes) -> None:
     for read in (decode_header, lambda data: decode_trailer(data[-TRAILER_BYTES:], len(data))):
         with pytest.raises(BadSegment):
             read(data)
 
 
-# Extent check
+# Check of extents
 
 
 RECORDS = [("b", "t", b"1", b"{}"), ("a", None, b"2", None), (None, "s", b"3", None)]
@@ -125,7 +125,7 @@ DATA = build_bytes([source(9, 7, [Write(RECORDS, key="k")])[0]])
 COUNT = len(RECORDS)
 
 
-def test_a_whole_extent_has_no_findings() -> None:
+def test_an_intact_extent_has_no_findings() -> None:
     (view,) = extents(DATA)
     assert [*check_extent(view)] == []
 
@@ -134,7 +134,7 @@ def test_a_whole_extent_has_no_findings() -> None:
     ("row", "value"),
     [(0, 1), (COUNT - 1, 1), (COUNT, 9), (COUNT, 1), (2 * COUNT, 1), (3 * COUNT, 3)],
 )
-def test_a_wrong_row_of_a_table_is_found(row: int, value: int) -> None:
+def test_a_wrong_row_of_a_table_is_a_finding(row: int, value: int) -> None:
     data = bytearray(DATA)
     _, (entry,) = opened(DATA)
     struct.pack_into("<I", data, entry.tables_at + TABLES_HEAD_BYTES + 4 * row, value)
@@ -143,7 +143,7 @@ def test_a_wrong_row_of_a_table_is_found(row: int, value: int) -> None:
     assert [*check_extent(view)]
 
 
-def test_damaged_records_are_found_with_their_offset() -> None:
+def test_damaged_records_are_a_finding_with_their_offset() -> None:
     data = bytearray(DATA)
     _, (entry,) = opened(DATA)
     data[entry.offset + 3] ^= 1
@@ -151,7 +151,7 @@ def test_damaged_records_are_found_with_their_offset() -> None:
     assert found == [(entry.offset, "records are damaged")]
 
 
-def test_other_times_in_the_directory_are_found() -> None:
+def test_wrong_times_in_the_directory_are_a_finding() -> None:
     _, (entry,) = opened(DATA)
     view = ExtentView(entry._replace(last_ts=entry.last_ts + 1), memoryview(DATA))
     assert [reason for _, reason in check_extent(view)] == [

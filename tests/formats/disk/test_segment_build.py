@@ -1,4 +1,4 @@
-"""Segment build: extents to the byte, however the records are cut."""
+"""Building a segment: extents to the byte, for any division of the records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from topics.formats.disk.segment import (
 from topics.formats.disk.segment_build import Source, build
 
 
-def test_an_extent_to_the_byte() -> None:
+def test_an_extent_has_the_documented_bytes() -> None:
     write = Write(
         [
             ("b", "t", b"1", None),
@@ -81,7 +81,7 @@ def test_an_extent_to_the_byte() -> None:
     assert data == encode_header(HEADER) + extent.ljust(4096, b"\0") + bytes(4096) + directory + end
 
 
-def test_a_segment_without_records_is_whole() -> None:
+def test_a_segment_without_records_is_valid() -> None:
     data = build_bytes([])
     assert opened(data) == (Trailer(4096, 4096, 0, 4096 + 64, 0, 0), [])
     assert build_bytes([Source(1, 1, [])]) == data
@@ -89,7 +89,7 @@ def test_a_segment_without_records_is_whole() -> None:
 
 @pytest.mark.slow
 @given(st.lists(writes(), min_size=1, max_size=4), st.integers(40, 900), st.integers(1, 9))
-def test_however_extents_are_cut_they_hold_every_record_once(
+def test_extents_of_any_size_contain_every_record_once(
     topics: list[list[Write]], extent_bytes: int, extent_records: int
 ) -> None:
     sources = [
@@ -121,7 +121,7 @@ def test_a_build_runs_in_small_steps() -> None:
     assert len(parts) > 100 * 100 / extent_build.STEP_RECORDS
 
 
-def test_delete_flags_are_asked_for_at_the_end_and_are_contiguous() -> None:
+def test_delete_flags_are_requested_at_the_end_and_are_contiguous() -> None:
     asked = []
 
     def delete_flags(topic_id: int, first_seq: int, count: int) -> bytes | None:

@@ -1,4 +1,6 @@
-"""Format versions: each kind of file has one, and any other is refused with both numbers."""
+"""Format versions: each kind of file has one, and any other version is rejected with both
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,14 @@ def with_version(head: bytes, version: int) -> bytes:
     return head[:8] + version.to_bytes(4, "little") + head[12:]
 
 
-def test_the_table_is_the_struct() -> None:
+def test_the_documented_table_matches_the_struct() -> None:
     table = byte_rows(versions.__doc__ or "", "Every file")
     assert [(offset, size) for offset, size, _ in table] == [(0, 8), (versions.VERSION_AT, 4)]
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
 @pytest.mark.parametrize("step", [-1, 1, 1 << 24])
-def test_a_file_of_another_version_is_refused_with_both_versions(kind: bytes, step: int) -> None:
+def test_a_file_of_another_version_is_rejected_with_both_versions(kind: bytes, step: int) -> None:
     (head, read), known = HEADS[kind], VERSIONS[kind]
     assert head[:12] == versions.HEAD.pack(kind, known)
     assert read(head) is not None
@@ -52,14 +54,14 @@ def test_a_file_of_another_version_is_refused_with_both_versions(kind: bytes, st
         read(with_version(head, known + step))
 
 
-def test_bytes_of_no_known_kind_are_not_judged() -> None:
+def test_bytes_of_an_unknown_kind_have_no_version() -> None:
     assert versions.other_version(b"") == ""
     assert versions.other_version(b"TPWAL001\x09") == "", "too short for a version"
     assert versions.other_version(bytes(12)) == ""
 
 
 @pytest.mark.parametrize("found", [0, 2])
-def test_a_manifest_of_another_version_is_refused_whatever_its_fields(found: int) -> None:
+def test_a_manifest_of_another_version_is_rejected_with_any_fields(found: int) -> None:
     data = msgspec.json.encode({"format": found, "unknown": []})
     whole = msgspec.json.encode(
         {"manifest": msgspec.Raw(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -1,4 +1,4 @@
-"""The header of a log file: the documented bytes, and an answer for any others."""
+"""The header of a log file: the documented bytes, and the rejection of any other bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topics.formats.disk.wal import (
 HEADER = FileHeader(shard=3, base=0x1122334455667788, salt=0x0102030405060708, size=64 << 20)
 
 
-def test_the_table_of_the_file_header_is_its_struct() -> None:
+def test_the_table_of_the_file_header_matches_its_struct() -> None:
     table = byte_rows(wal.__doc__ or "", "File header")
     assert [(offset, size) for offset, size, _ in table] == [
         *((0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 4052)),
@@ -28,7 +28,7 @@ def test_the_table_of_the_file_header_is_its_struct() -> None:
     assert sum(size for _, size, _ in table) == FILE_HEADER_BYTES
 
 
-def test_a_file_header_is_the_documented_bytes() -> None:
+def test_a_file_header_has_the_documented_bytes() -> None:
     data = encode_file_header(HEADER)
     assert len(data) == FILE_HEADER_BYTES
     expected = (
@@ -39,19 +39,19 @@ def test_a_file_header_is_the_documented_bytes() -> None:
     assert decode_file_header(data) == HEADER
 
 
-def test_the_checksums_are_the_documented_ones() -> None:
+def test_the_checksums_are_computed_as_documented() -> None:
     header = encode_file_header(HEADER)
     assert int.from_bytes(header[40:44], "little") == slow_crc32c(header[:40])
     assert slow_crc32c(header[24:32]) == HEADER.seed
 
 
 @pytest.mark.parametrize("length", [0, 1, 43, 44, FILE_HEADER_BYTES - 1])
-def test_a_short_file_header_is_refused(length: int) -> None:
+def test_a_short_file_header_is_rejected(length: int) -> None:
     with pytest.raises(BadHeader, match="shorter than its header"):
         decode_file_header(encode_file_header(HEADER)[:length])
 
 
-def test_any_flipped_bit_of_a_file_header_is_noticed() -> None:
+def test_any_flipped_bit_of_a_file_header_is_detected() -> None:
     good = encode_file_header(HEADER)
     for bit in range(8 * 44):
         bad = bytearray(good)
@@ -61,6 +61,6 @@ def test_any_flipped_bit_of_a_file_header_is_noticed() -> None:
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_no_file_header(start: bytes) -> None:
+def test_any_bytes_are_rejected_as_a_file_header(start: bytes) -> None:
     with pytest.raises(BadHeader):
         decode_file_header(start.ljust(FILE_HEADER_BYTES, b"\0"))

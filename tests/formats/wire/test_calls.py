@@ -1,4 +1,6 @@
-"""The calls table: its docstring and the code agree, and no other module spells a subject."""
+"""The table of calls: its docstring and the code agree, and no other module spells out a
+subject.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from topics.formats.wire.envelope import encode
 
 TOPICS = Path(calls.__file__).parent.parent.parent
 METHODS = {row.method for row in TABLE}
-# The prefixes themselves belong to the envelope. Routes of HTTP have names like those of calls.
+# The envelope owns the prefixes. HTTP routes have names like those of calls.
 PREFIX_OWNER = "formats/wire/envelope.py"
 ROUTE_NAMES = ("front/data/", "front/admin/rows.py", "formats/api/route_names.py")
 
 
-def test_the_table_in_the_docstring_is_the_code() -> None:
+def test_the_table_in_the_docstring_matches_the_code() -> None:
     lines = re.findall(r"^    ((?:rpc|event)/.*)$", calls.__doc__ or "", re.MULTILINE)
     rows = [re.split(r" {2,}", line.strip()) for line in lines]
     assert [(row[0], row[2], *row[4:5]) for row in rows] == [
@@ -32,7 +34,7 @@ def test_the_table_in_the_docstring_is_the_code() -> None:
     assert len({row.subject for row in TABLE}) == len(TABLE)
 
 
-def test_params_and_results_are_documented_tuples_that_travel_as_arrays() -> None:
+def test_params_and_results_are_documented_tuples_that_are_sent_as_arrays() -> None:
     for row in TABLE:
         for kind in [row.params, *([row.result] if isinstance(row, Call) else [])]:
             fields: tuple[str, ...] = kind._fields
@@ -42,7 +44,7 @@ def test_params_and_results_are_documented_tuples_that_travel_as_arrays() -> Non
 
 
 def literals(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of every string that is no docstring."""
+    """Yield line and text of every string that is not a docstring."""
     tree = ast.parse(path.read_text(), path)
     docstrings = {
         id(node.value)
@@ -58,7 +60,7 @@ def literals(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.slow
-def test_no_other_module_spells_a_subject() -> None:
+def test_no_other_module_spells_out_a_subject() -> None:
     modules = [path for path in sorted(TOPICS.rglob("*.py")) if path != Path(calls.__file__)]
     assert len(modules) > 100
     names = {path: str(path.relative_to(TOPICS)) for path in modules}
@@ -72,7 +74,7 @@ def test_no_other_module_spells_a_subject() -> None:
     assert spelled == []
 
 
-def test_an_outcome_travels_with_the_band_of_its_topic() -> None:
+def test_an_outcome_is_sent_with_the_band_of_its_topic() -> None:
     pairs = [(outcome, band) for outcome in AppendOutcome for band in range(5)]
     sent = [outcome_byte(outcome, band) for outcome, band in pairs]
     assert [(outcome_in(byte), band_in(byte)) for byte in bytes(sent)] == pairs

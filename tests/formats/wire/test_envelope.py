@@ -1,4 +1,4 @@
-"""Envelopes: golden bytes, round trips, and an answer for any bytes."""
+"""Envelopes: golden bytes, round trips, and a result for any bytes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ envelopes = (
     ],
     ids=["request", "success", "failure without data", "failure", "notification", "refusal"],
 )
-def test_an_envelope_is_the_map_of_the_document(
+def test_an_envelope_is_the_map_that_the_document_specifies(
     envelope: Envelope | Refusal, fields: dict[str, Any]
 ) -> None:
     assert encode(envelope) == packed(fields)
@@ -80,13 +80,13 @@ def test_an_envelope_is_the_map_of_the_document(
             read(packed(fields)[:end])
 
 
-def test_error_codes_keep_their_numbers() -> None:
+def test_the_numbers_of_error_codes_never_change() -> None:
     assert [*map(int, ErrorCode)] == [1002, 1003, 1101, 1103, 2000]
     assert [code.name for code in ErrorCode][2:4] == ["UNSUPPORTED_METHOD", "TIMEOUT"]
 
 
 @given(envelopes)
-def test_an_envelope_comes_back(envelope: Envelope) -> None:
+def test_an_envelope_is_decoded_as_it_was_encoded(envelope: Envelope) -> None:
     assert decode(encode(envelope)) == envelope
 
 
@@ -99,7 +99,7 @@ def test_an_envelope_comes_back(envelope: Envelope) -> None:
         ({"t": "E", "cid": 1, "code": 2000, "message": ""}, Failure(1, 2000, "", None)),
     ],
 )
-def test_absent_values_are_none(fields: dict[str, Any], expected: Envelope) -> None:
+def test_absent_values_are_decoded_as_none(fields: dict[str, Any], expected: Envelope) -> None:
     assert decode(packed(fields)) == expected
 
 
@@ -133,7 +133,7 @@ def test_absent_values_are_none(fields: dict[str, Any], expected: Envelope) -> N
         ),
     ],
 )
-def test_what_is_no_envelope_is_unreadable(payload: bytes) -> None:
+def test_a_payload_that_is_not_an_envelope_is_unreadable(payload: bytes) -> None:
     with pytest.raises(UNREADABLE):
         decode(payload)
 
@@ -145,7 +145,9 @@ def test_what_is_no_envelope_is_unreadable(payload: bytes) -> None:
     ),
     st.data(),
 )
-def test_any_bytes_give_an_answer(junk: bytes, fields: dict[str, Any], data: st.DataObject) -> None:
+def test_any_bytes_are_decoded_or_unreadable(
+    junk: bytes, fields: dict[str, Any], data: st.DataObject
+) -> None:
     whole = bytearray(packed(fields | {"t": data.draw(st.sampled_from("QREN"))}))
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     for payload in (junk, packed(fields), bytes(whole)):

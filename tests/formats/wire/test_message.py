@@ -1,4 +1,4 @@
-"""The layout of a message, and that a decoder answers for any bytes and any cut."""
+"""The layout of a message, and a result of the decoder for any bytes and any fragments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def encoded(one: Message) -> bytes:
     return encode(one.message_id, one.subject, bytes(one.payload), one.attachment, one.flags)
 
 
-def test_the_bytes_of_a_message_are_these() -> None:
+def test_the_bytes_of_a_message_never_change() -> None:
     assert encode(0x0102, "rpc/append", b"\xa1\x61\x74", b"{}", ARENA).hex(" ", -8) == (
         "2700000003000000 0201000000000000 0a00020000000000 7270632f61707065 6e64a161747b7d"
     )
@@ -34,7 +34,7 @@ def test_the_bytes_of_a_message_are_these() -> None:
     assert len(encode(7, "", b"")) == HEADER.size
 
 
-def test_the_table_in_the_docstring_is_the_struct() -> None:
+def test_the_table_in_the_docstring_matches_the_struct() -> None:
     rows = re.findall(r"^    (\d+) +(\d+) +(\w+)", message.__doc__ or "", re.MULTILINE)
     codes = {4: "I", 8: "Q", 2: "H"}
     assert "<" + "".join(codes[int(size)] for _, size, _ in rows) == HEADER.format
@@ -43,14 +43,14 @@ def test_the_table_in_the_docstring_is_the_struct() -> None:
     assert end == HEADER.size
 
 
-def test_a_long_attachment_is_a_view_and_a_short_one_bytes() -> None:
+def test_a_long_attachment_is_a_view_and_a_short_one_is_copied() -> None:
     body = b"x" * (message.COPIED_MAX_BYTES + 1)
     long, short = Assembler().feed(encode(1, "a", b"p", body) + encode(2, "a", b"p", b"y"))
     assert (type(long.attachment), long.attachment) == (memoryview, body)
     assert (type(short.attachment), short.attachment) == (bytes, b"y")
 
 
-def test_what_the_layout_cannot_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_beyond_the_layout_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnicodeEncodeError):
         encode(1, "rpc/\u00e4", b"")
     with pytest.raises(ValueError, match="does not fit"):
@@ -62,7 +62,7 @@ def test_what_the_layout_cannot_carry_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @given(MESSAGES, st.lists(st.integers(0, 500)))
-def test_messages_are_found_as_soon_as_they_are_whole_wherever_the_stream_is_cut(
+def test_messages_are_decoded_as_soon_as_they_are_complete_for_any_fragments(
     messages: list[Message], cuts: list[int]
 ) -> None:
     ends = [*accumulate(len(encoded(one)) for one in messages)]
@@ -76,7 +76,9 @@ def test_messages_are_found_as_soon_as_they_are_whole_wherever_the_stream_is_cut
 
 
 @given(MESSAGES, st.binary(max_size=200))
-def test_any_bytes_give_an_answer(messages: list[Message], junk: bytes) -> None:
+def test_any_bytes_after_valid_messages_do_not_affect_them(
+    messages: list[Message], junk: bytes
+) -> None:
     stream = b"".join(map(encoded, messages)) + junk
     found = Assembler().feed(stream)
     assert found[: len(messages)] == messages
@@ -97,9 +99,7 @@ def test_any_bytes_give_an_answer(messages: list[Message], junk: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_a_message_that_cannot_be_true_is_damage(
-    at: int, code: str, value: int, is_whole: bool
-) -> None:
+def test_a_contradictory_message_is_damage(at: int, code: str, value: int, is_whole: bool) -> None:
     good, bad = encode(1, "a", b"p"), bytearray(encode(2, "rpc/append", b"payload", b"attachment"))
     struct.pack_into(code, bad, at, value)
     assembler = Assembler()
@@ -107,7 +107,7 @@ def test_a_message_that_cannot_be_true_is_damage(
     assert assembler.damaged == (is_whole or at < HEADER.size)
 
 
-def test_a_large_message_is_not_copied_with_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_message_is_not_copied_for_every_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, looked_at = encode(1, "a", b"", b"z" * 100_000), []
 
     def unpack_from(data: bytes, start: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Logs that a shard left when it was killed."""
+"""Fixture: the log of a killed shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.log import (
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """A log of several files, killed."""
+    """Return the directory of a killed shard whose log has several files."""
     client = Client(tmp_path / "data", file_bytes=8192)
     for _ in range(40):
         client.append("a", "x" * 500)

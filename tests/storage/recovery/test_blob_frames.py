@@ -1,5 +1,5 @@
-"""If the frame of a long append is damaged, its records survive with an intact blob. No seq is
-assigned twice in any case.
+"""Damaged frames of streamed appends: the records survive in an intact blob, and no seq is ever
+assigned twice.
 
 TOPICS_MAX_BATCH_RECORDS is above its default.
 """
@@ -50,12 +50,12 @@ RECORD = st.fixed_dictionaries(
 
 
 def streamed(client: Client, name: str, records: list[dict[str, Any]], **body: Any) -> Path:
-    """A streamed append of these records."""
+    """Write these records by a streamed append and return the path of the blob."""
     return append_streamed(client, name, records=records, **body)
 
 
 def external(path: Path) -> tuple[int, FrameHeader]:
-    """Offset and header of the last frame that names a blob."""
+    """Return the offset and the header of the last frame that names a blob."""
     found = [
         each for each in frames(path, FrameKind.APPEND) if each[1].flags & RecordFlags.EXTERNAL
     ]
@@ -69,7 +69,7 @@ def external(path: Path) -> tuple[int, FrameHeader]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(records=st.lists(RECORD, min_size=1, max_size=200), node=st.none() | st.just("all"))
-def test_the_frame_of_a_long_append_is_what_its_blob_says(
+def test_the_frame_of_a_streamed_append_can_be_rebuilt_from_its_blob(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]], node: str | None
 ) -> None:
     path = tmp_path_factory.mktemp("blob")
@@ -93,7 +93,7 @@ def test_the_frame_of_a_long_append_is_what_its_blob_says(
 
 
 def shown(client: Client) -> dict[str, dict[int, Any]]:
-    """All records, by topic and seq."""
+    """Return all records by topic and seq."""
     found: dict[str, dict[int, Any]] = {}
     for name in client.engine.topics:
         found[name], seq, is_over = {}, 0, False
@@ -106,7 +106,9 @@ def shown(client: Client) -> dict[str, dict[int, Any]]:
 
 
 def busy_log(path: Path, records: int) -> Client:
-    """Two long appends to one topic among writes to others; the last frames are of others."""
+    """Write two streamed appends to one topic among writes to others. The last frames belong to
+    others.
+    """
     client = Client(path, file_bytes=1 << 20)
     client.put("a")
     client.put("long", durability="fsync")
@@ -120,13 +122,13 @@ def busy_log(path: Path, records: int) -> Client:
 
 
 def restarted(client: Client, path: Path) -> None:
-    """Start again, so that the log states that all earlier frames were synced."""
+    """Restart, so that the log states that all earlier frames were synced."""
     client.kill()
     Client(path, file_bytes=1 << 20).kill()
 
 
 @pytest.mark.parametrize("at", [0, 30, 60, FRAME_HEADER_BYTES])
-def test_a_long_append_whose_frame_is_destroyed_survives_with_its_blob(
+def test_a_streamed_append_with_a_destroyed_frame_is_recovered_from_its_blob(
     tmp_path: Path, at: int
 ) -> None:
     client = Client(tmp_path)
@@ -153,7 +155,9 @@ def test_a_long_append_whose_frame_is_destroyed_survives_with_its_blob(
     client.kill()
 
 
-def test_a_long_append_without_frame_and_blob_gives_no_seq_again(tmp_path: Path) -> None:
+def test_no_seq_of_a_streamed_append_without_frame_and_blob_is_assigned_again(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path)
     client.append("a", 1)
     client.put("long")
@@ -174,7 +178,7 @@ def test_a_long_append_without_frame_and_blob_gives_no_seq_again(tmp_path: Path)
     client.kill()
 
 
-def test_a_blob_that_nothing_names_after_a_repair_is_kept_for_people(tmp_path: Path) -> None:
+def test_a_repair_keeps_a_blob_that_no_frame_names_as_a_damaged_file(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.append("other", 0)
     client.put("long")
@@ -198,7 +202,7 @@ HOW = ("intact", "flipped", "cut", "missing")
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_acknowledged_seq_is_given_again_whatever_is_damaged(tmp_path: Path, seed: int) -> None:
+def test_no_acknowledged_seq_is_assigned_again_after_any_damage(tmp_path: Path, seed: int) -> None:
     dice, path = random.Random(seed), tmp_path
     count = dice.choice([1, 40, 12_000])
     client = busy_log(path, count)
@@ -209,7 +213,7 @@ def test_no_acknowledged_seq_is_given_again_whatever_is_damaged(tmp_path: Path, 
     file = log_files(path)[0]
     data = bytearray(file.read_bytes())
     first = frames(path, FrameKind.APPEND)[0][0]
-    last = frames(path, FrameKind.START)[-1][0]  # it states that all earlier frames were synced
+    last = frames(path, FrameKind.START)[-1][0]  # It states that all earlier frames were synced
     start = dice.randrange(first, last)
     stop = min(start + dice.choice([1, 8, 64, 150, 400]), last)
     data[start:stop] = dice.choice([b"\0", b"?", b"\xff"]) * (stop - start)
@@ -239,7 +243,7 @@ def test_no_acknowledged_seq_is_given_again_whatever_is_damaged(tmp_path: Path, 
     client.kill()
 
 
-def test_the_bound_of_a_damaged_log_is_above_what_any_settings_allow() -> None:
+def test_a_damaged_log_skips_more_seqs_than_any_setting_allows_in_blobs() -> None:
     body_bytes_max, file_bytes_max = 1 << 30, 1 << 30
     of_one_write, of_others = body_bytes_max // len('{"data":0},'), file_bytes_max // 32
     assert of_one_write + of_others <= RECORDS_IN_BLOBS

@@ -1,5 +1,5 @@
-"""Long writes at a start: what is wrong with a blob is told by its path, what is right is not read
-twice, and the start shows life.
+"""Blobs of streamed appends at a start: damage is reported with the path, intact blobs are not
+read twice, and the start reports progress.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def make(
     orderly: bool,
     follow: Callable[[Client], object] = lambda _: None,
 ) -> Path:
-    """A directory with one blob: its path."""
+    """Create a directory with one blob and return the path of the blob."""
     client = Client(path)
     client.put("a")
     client.append("a", "before")
@@ -57,12 +57,12 @@ Hurt = Callable[[bytes], bytes | None]
 
 
 def flipped(at: int) -> Hurt:
-    """With a flipped bit in one byte."""
+    """Return a function that flips one bit of this byte."""
     return lambda data: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
 
 
 def cut(length: int) -> Hurt:
-    """The first bytes alone."""
+    """Return a function that keeps only the first bytes."""
     return lambda data: data[:length]
 
 
@@ -78,11 +78,11 @@ HURT: dict[str, Hurt] = {
 
 @pytest.mark.parametrize("orderly", [True, False], ids=["stopped", "killed"])
 @pytest.mark.parametrize("records", [RECORDS, [{"data": "x" * 100}] * 40], ids=["tagged", "plain"])
-def test_whatever_is_wrong_with_a_blob_is_damage_with_its_path(
+def test_any_damage_of_a_blob_is_reported_with_its_path(
     tmp_path: Path, records: list[dict[str, Any]], orderly: bool
 ) -> None:
-    """At the start, or, when that follows an orderly stop and needs nothing of it, when its records
-    are first wanted.
+    """Damage is reported at the start, or at the first read if the start follows an
+    orderly stop.
     """
     for number, follow in enumerate(FOLLOWED.values()):
         path = tmp_path / f"{number}"
@@ -118,11 +118,12 @@ def _start_and_read(path: Path) -> None:
             finally:
                 client.kill()
         finally:
-            for file in opened:  # a start that is refused ends the process, and leaves that to it
+            # In production a refused start ends the process, which closes its files
+            for file in opened:
                 file.close()
 
 
-def test_after_an_orderly_stop_a_blob_is_not_read_again(
+def test_a_blob_is_not_read_at_a_start_after_an_orderly_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
@@ -144,7 +145,7 @@ def test_after_an_orderly_stop_a_blob_is_not_read_again(
     assert len(read) == 2, "a kill: the start looks at all of it"
 
 
-def test_a_start_shows_life_in_each_of_its_long_steps(
+def test_a_start_reports_progress_in_each_of_its_long_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "data", RECORDS * 20, orderly=False)
@@ -181,6 +182,6 @@ def _noting(steps: list[str], name: str, real: Callable[..., Any]) -> Callable[.
 
 
 def _after(steps: list[str], name: str) -> int:
-    """Signs of life between this step and the next."""
+    """Return the number of progress reports between this step and the next."""
     rest = steps[steps.index(name) + 1 :]
     return next((count for count, step in enumerate(rest) if step != "life"), len(rest))

@@ -1,4 +1,4 @@
-"""Which checkpoint a start believes, and what it lays over it."""
+"""Which checkpoint a start uses, and how it replays the log onto it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topics.storage import checkpoints
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Iterator[Path]:
-    """A shard that was stopped in order twice, so that two checkpoints stand."""
+    """Return a directory with two checkpoints, left by two orderly stops."""
     for number in range(2):
         client = Client(tmp_path / "data")
         client.put("e", durability="ephemeral")
@@ -39,7 +39,7 @@ def spoil(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoiled", [0, 1, 2])
-def test_with_damaged_checkpoints_no_seq_is_given_twice(spoiled: int, stopped: Path) -> None:
+def test_no_seq_is_assigned_twice_with_damaged_checkpoints(spoiled: int, stopped: Path) -> None:
     files = checkpoint_files(stopped)
     assert len(files) == 2
     for path in files[len(files) - spoiled :]:
@@ -50,7 +50,9 @@ def test_with_damaged_checkpoints_no_seq_is_given_twice(spoiled: int, stopped: P
     client.kill()
 
 
-def test_what_came_after_the_last_stop_is_laid_over_its_checkpoint(stopped: Path) -> None:
+def test_changes_after_the_last_orderly_stop_are_replayed_onto_its_checkpoint(
+    stopped: Path,
+) -> None:
     client = Client(stopped)
     client.append("d", "later")
     client.delete("e")

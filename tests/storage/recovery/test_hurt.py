@@ -1,5 +1,5 @@
-"""A directory that is hurt in any way: a start that refuses it changes no byte, and one that takes
-it loses nothing silently.
+"""Starts of a directory with any kind of damage: a refused start changes no byte, and a successful
+start reports every lost record.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from topics.storage.recovery import steps
 
 pytestmark = pytest.mark.slow
 
-TRIES = 2  # of each way, kind and end
+TRIES = 2  # For each kind of damage, kind of file and way to stop
 
 
 class Scene(NamedTuple):
     path: Path
     before: Seen
-    # By topic, seqs whose frames nothing says to be synced: they may go with a torn tail.
+    # By topic, the seqs that no frame states to be synced. A torn tail may lose them.
     unpromised: dict[str, set[int]]
 
 
@@ -66,7 +66,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         *kinds(path)
     }
     assert len(kinds(path)["checkpoint .ckpt"]) == 2
-    (path / "checkpoint" / "00" / "next.reserve").unlink()  # a MiB in each copy
+    (path / "checkpoint" / "00" / "next.reserve").unlink()  # It takes a MiB in each copy
     return Scene(path, before, unpromised)
 
 
@@ -87,7 +87,7 @@ def lost_silently(scene: Scene, after: Seen) -> dict[str, set[int]]:
 
 
 def check(scene: Scene, path: Path, kind: str, what: str) -> bool:
-    """Start; whether it was refused."""
+    """Start the shard and return whether the start was refused."""
     hurt, files = tree(path), kinds(path).get(kind, [])
     try:
         after = seen_once(path)
@@ -100,9 +100,9 @@ def check(scene: Scene, path: Path, kind: str, what: str) -> bool:
         assert tree(path) == hurt, f"{what}: a start that is refused changes nothing"
         return True
     lost = lost_silently(scene, after)
-    if kind == "segment .seg":  # a flipped delete flag, which is under no checksum
+    if kind == "segment .seg":  # A flipped delete flag, which no checksum covers
         assert sum(map(len, lost.values())) <= len(files), what
-    elif kind == "wal .wal":  # the tail looks torn
+    elif kind == "wal .wal":  # The damage looks like a torn tail
         assert all(seqs <= scene.unpromised.get(name, set()) for name, seqs in lost.items()), what
     else:
         assert not lost, what
@@ -110,7 +110,7 @@ def check(scene: Scene, path: Path, kind: str, what: str) -> bool:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_hurt_directory_is_refused_untouched_or_loses_nothing_silently(
+def test_a_damaged_directory_is_refused_unchanged_or_started_with_all_losses_reported(
     scene: Scene, tmp_path: Path, way: Callable[[list[Path], random.Random], None]
 ) -> None:
     refused = []
@@ -125,7 +125,7 @@ def test_a_hurt_directory_is_refused_untouched_or_loses_nothing_silently(
 
 
 @pytest.mark.parametrize("files", ["flipped", "missing"])
-def test_segments_without_a_whole_checkpoint_are_refused_in_one_sentence(
+def test_segments_without_an_intact_checkpoint_are_refused_with_a_message(
     scene: Scene, tmp_path: Path, files: str
 ) -> None:
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
@@ -140,7 +140,7 @@ def test_segments_without_a_whole_checkpoint_are_refused_in_one_sentence(
     assert tree(path) == hurt
 
 
-def test_a_start_without_room_for_a_folder_changes_nothing(
+def test_a_start_without_space_for_a_folder_changes_nothing(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
@@ -158,7 +158,9 @@ def test_a_start_without_room_for_a_folder_changes_nothing(
 
 
 def just_sealed(path: Path) -> tuple[Path, Seen]:
-    """A shard that was killed between its first segment and its first checkpoint."""
+    """Return the files of a shard that was killed between its first segment and its first
+    checkpoint.
+    """
     client = Sealer(path.with_name("running"), file_bytes=FILE_BYTES)
     fill(client, "a", "b", rounds=20, size=300)
     while not kinds(client.path).get("segment .seg"):
@@ -171,7 +173,7 @@ def just_sealed(path: Path) -> tuple[Path, Seen]:
     return path, before
 
 
-def test_a_kill_between_the_first_segment_and_the_first_checkpoint_costs_nothing(
+def test_a_kill_between_the_first_segment_and_the_first_checkpoint_loses_nothing(
     tmp_path: Path,
 ) -> None:
     path, before = just_sealed(tmp_path / "data")
@@ -179,7 +181,7 @@ def test_a_kill_between_the_first_segment_and_the_first_checkpoint_costs_nothing
     assert not kinds(path).get("segment .seg"), "what nothing names is gone"
 
 
-def test_a_segment_shows_that_a_log_without_checkpoints_has_lost_its_end(tmp_path: Path) -> None:
+def test_a_segment_proves_that_a_log_without_checkpoints_has_lost_its_end(tmp_path: Path) -> None:
     path, _ = just_sealed(tmp_path / "data")
     first, *later = kinds(path)["wal .wal"]
     for file in later:
@@ -193,10 +195,10 @@ def test_a_segment_shows_that_a_log_without_checkpoints_has_lost_its_end(tmp_pat
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_copy_of_a_running_directory_is_refused_untouched_or_complete(
+def test_a_copy_of_a_running_directory_is_refused_unchanged_or_complete(
     tmp_path: Path, seed: int
 ) -> None:
-    """A file is copied now and then, while the shard goes on."""
+    """The shard continues to write between the copies of the single files."""
     dice, client, copied = random.Random(seed), busy(tmp_path / "data"), tmp_path / "copy"
     before, folders = seen(client), sorted(client.path.glob("*/00"))
     dice.shuffle(folders)

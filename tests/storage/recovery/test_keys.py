@@ -1,4 +1,6 @@
-"""Idempotency keys after a restart: as many as live, and for no longer."""
+"""Idempotency keys after a restart: exactly the unexpired keys are restored, for the rest of their
+window.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,19 @@ from topics.engine.now import Now
 
 
 @pytest.mark.parametrize(("ms", "deduped"), [(119_999, True), (120_000, False)])
-def test_a_key_does_not_live_longer_for_a_restart(ms: int, deduped: bool, tmp_path: Path) -> None:
+def test_a_restart_does_not_extend_the_life_of_a_key(
+    ms: int, deduped: bool, tmp_path: Path
+) -> None:
     client = Client(tmp_path / "data")
     client.append("a", 1, key="k")
     client.kill()
-    # Another run of the machine: its monotonic clock began anew.
+    # After a reboot, the monotonic clock starts from another value.
     client = Client(tmp_path / "data", now=Now(START.ts + ms, 17))
     assert client.append("a", 2, key="k")[1] is deduped
     client.kill()
 
 
-def test_a_key_lives_on_for_the_rest_of_its_window_after_a_restart(tmp_path: Path) -> None:
+def test_a_key_lives_for_the_rest_of_its_window_after_a_restart(tmp_path: Path) -> None:
     client = Client(tmp_path / "data")
     client.append("a", 1, key="k")
     client.kill()
@@ -38,7 +42,7 @@ def test_a_key_lives_on_for_the_rest_of_its_window_after_a_restart(tmp_path: Pat
     client.kill()
 
 
-def test_a_wall_clock_that_went_back_ends_no_key(tmp_path: Path) -> None:
+def test_a_key_does_not_expire_because_the_wall_clock_was_set_back(tmp_path: Path) -> None:
     client = Client(tmp_path / "data")
     client.append("a", 1, key="k")
     client.kill()
@@ -50,7 +54,7 @@ def test_a_wall_clock_that_went_back_ends_no_key(tmp_path: Path) -> None:
 
 
 def alive(client: Client, name: str, *keys: str) -> list[str]:
-    """Which of the keys still stand for a write."""
+    """Return the keys that have not expired."""
     topic = client.engine.topic(name)
     return [
         key
@@ -76,7 +80,7 @@ WINDOWS: list[list[tuple[int, str | int]]] = [
 
 @pytest.mark.parametrize("steps", WINDOWS, ids=str)
 @pytest.mark.parametrize("pause_ms", [0, 30, 930])
-def test_a_restart_keeps_the_keys_that_live_when_windows_have_changed(
+def test_a_restart_restores_exactly_the_unexpired_keys_after_changes_of_the_window(
     steps: list[tuple[int, str | int]], pause_ms: int, tmp_path: Path
 ) -> None:
     client = Client(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Replaying the log: files must follow on one another, and the log must reach its checkpoint."""
+"""Log replay: log files must be consecutive, and the log must reach its checkpoint."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_missing_file_is_damage(number: int, many: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_opened", [False, True])
-def test_a_refused_start_leaves_no_file_open(many: Path, is_opened: bool) -> None:
+def test_a_refused_start_closes_all_files(many: Path, is_opened: bool) -> None:
     files = log_files(many)
     if is_opened:
         files[1].unlink()
@@ -55,19 +55,19 @@ def test_a_refused_start_leaves_no_file_open(many: Path, is_opened: bool) -> Non
         files[-1].write_bytes(b"")
     with pytest.raises(Damaged):
         Client(many)
-    gc.collect()  # maps that the traceback held
+    gc.collect()  # Release the maps that the traceback references
     held = [*Path("/proc/self/fd").iterdir()]
     names = {str(path.readlink()) for path in held if path.is_symlink()}
     assert not names & {str(path) for path in files}
 
 
-def test_another_shards_file_is_damage(many: Path) -> None:
+def test_a_log_file_of_another_shard_is_damage(many: Path) -> None:
     (many / "wal" / "00").rename(many / "wal" / "01")
     with pytest.raises(Damaged, match="belongs to shard 0"):
         recover(many, 1, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=200)
 
 
-def test_a_disk_that_takes_no_advice_is_read_all_the_same(
+def test_the_log_is_read_even_if_the_file_system_supports_no_read_ahead_advice(
     many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = recovered_state(many)

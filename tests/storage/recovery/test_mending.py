@@ -1,4 +1,6 @@
-"""What is lost with a frame that cannot be read is told, exactly, and all the rest stands."""
+"""Repair of a log: exactly the records of unreadable frames are lost and reported, all others
+remain.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def _by_hand() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("where", ["header", "body", "length"])
-def test_a_flipped_bit_costs_the_write_and_nothing_else(tmp_path: Path, where: str) -> None:
+def test_a_flipped_bit_loses_only_the_write_that_it_damages(tmp_path: Path, where: str) -> None:
     before = small(tmp_path)
     offset, header = frames(tmp_path, FrameKind.APPEND)[6]
     assert header.first_seq == 5, "of topic a"
@@ -51,7 +53,7 @@ def test_a_flipped_bit_costs_the_write_and_nothing_else(tmp_path: Path, where: s
     assert after == Seen(without(before, "a", 5, 6), {**before.told, "a": {5, 6}})
 
 
-def test_the_last_write_of_a_topic_is_told_and_its_seqs_are_not_given_again(
+def test_the_lost_last_write_of_a_topic_is_reported_and_its_seqs_are_not_reused(
     tmp_path: Path,
 ) -> None:
     before = small(tmp_path)
@@ -65,12 +67,12 @@ def test_the_last_write_of_a_topic_is_told_and_its_seqs_are_not_given_again(
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_where_nothing_says_whose_seqs_are_lost_none_is_given_again(
+def test_no_seq_is_reused_if_the_topic_of_the_lost_frame_is_unknown(
     tmp_path: Path, end: str
 ) -> None:
     before = small(tmp_path, end)
     offset, _ = frames(tmp_path, FrameKind.APPEND)[-1]
-    for at in (24, 40):  # the topic, and more
+    for at in (24, 40):  # The topic, and more fields
         flip(log_files(tmp_path)[0], offset + at, 5)
     lines = repaired(tmp_path)
     if end == "kill":
@@ -91,7 +93,7 @@ def test_where_nothing_says_whose_seqs_are_lost_none_is_given_again(
 
 
 @pytest.mark.parametrize("kind", [FrameKind.DELETE, FrameKind.TOPIC, FrameKind.START])
-def test_what_a_lost_change_did_is_not_done_and_said(tmp_path: Path, kind: FrameKind) -> None:
+def test_a_lost_change_is_reported_and_not_applied(tmp_path: Path, kind: FrameKind) -> None:
     before = small(tmp_path, "kill")
     offset, header = frames(tmp_path, kind)[-1 if kind == FrameKind.TOPIC else 0]
     flip(log_files(tmp_path)[0], offset + (64 + header.body_len // 2 if header.body_len else 40))
@@ -106,7 +108,7 @@ def test_what_a_lost_change_did_is_not_done_and_said(tmp_path: Path, kind: Frame
     client.kill()
 
 
-def test_a_topic_whose_making_is_lost_is_gone_and_its_id_is_not_used_again(tmp_path: Path) -> None:
+def test_a_topic_whose_creation_is_lost_is_dropped_and_its_id_is_not_reused(tmp_path: Path) -> None:
     before = small(tmp_path, "kill")
     offset, header = frames(tmp_path, FrameKind.TOPIC)[2]
     flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
@@ -120,7 +122,9 @@ def test_a_topic_whose_making_is_lost_is_gone_and_its_id_is_not_used_again(tmp_p
     client.kill()
 
 
-def test_a_topic_that_is_configured_again_comes_back_and_tells_its_loss(tmp_path: Path) -> None:
+def test_a_topic_is_restored_from_its_next_config_frame_and_its_loss_is_reported(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path)
     client.append("b", 1, 2)
     client.put("b", cap_records=5)
@@ -135,7 +139,9 @@ def test_a_topic_that_is_configured_again_comes_back_and_tells_its_loss(tmp_path
     assert after.told["b"] == {1, 2}
 
 
-def test_a_topic_of_a_name_that_was_made_again_does_not_come_back(tmp_path: Path) -> None:
+def test_a_deleted_topic_stays_deleted_without_its_delete_frame_if_its_name_was_reused(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path)
     client.append("b", 1, 2)
     client.delete("b")

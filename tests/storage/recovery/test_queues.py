@@ -1,4 +1,4 @@
-"""Queues after a restart: which jobs are leased, claimable, delayed or on their way elsewhere."""
+"""Queues after a restart: which jobs are leased, claimable, delayed or being moved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ HOUR_MS = 3_600_000
 
 
 def later(client: Client, ms: int) -> Now:
-    """The wall clock goes on over a restart; the monotonic clock begins anew."""
+    """Return the time after a restart: the wall clock continues, and the monotonic clock starts
+    anew.
+    """
     return Now(client.now.ts + ms, 17)
 
 
@@ -44,7 +46,7 @@ def queue(path: Path, **config: object) -> Client:
 
 
 def again(client: Client, ms: int = 0, *, stop: bool = False) -> Client:
-    """The next process, so many ms later."""
+    """Restart the process after `ms` milliseconds."""
     path, now = client.wal.folder.parent.parent, later(client, ms)
     if stop:
         client.stop()
@@ -58,7 +60,7 @@ def of(client: Client, name: str = "q") -> Known:
 
 
 def busy(path: Path, tell: Callable[[Client], None] = lambda _: None) -> Client:
-    """A queue with jobs in every state. ``tell`` is called whenever something is answered."""
+    """Fill a queue with jobs in every state. ``tell`` is called after each reply."""
     client = queue(path, max_deliveries=2, dead_letter="d", durability="fsync")
     steps: list[Callable[[], object]] = [
         lambda: client.append("q", *range(12)),
@@ -87,10 +89,10 @@ def busy(path: Path, tell: Callable[[Client], None] = lambda _: None) -> Client:
     return client
 
 
-# What a restart knows
+# State that a restart restores
 
 
-def test_a_lease_that_ended_while_nobody_was_there_is_claimable(tmp_path: Path) -> None:
+def test_a_lease_that_expired_while_the_server_was_down_is_claimable(tmp_path: Path) -> None:
     client = queue(tmp_path)
     client.append("q", 1)
     claim(client, "q", lease_ms=500)
@@ -105,7 +107,9 @@ def test_a_lease_that_ended_while_nobody_was_there_is_claimable(tmp_path: Path) 
 
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("durable", [False, True])
-def test_delays_run_on_by_the_wall_clock(tmp_path: Path, stop: bool, durable: bool) -> None:
+def test_delays_continue_by_the_wall_clock_across_a_restart(
+    tmp_path: Path, stop: bool, durable: bool
+) -> None:
     client = queue(tmp_path, leases_durable=durable)
     records = [{"data": 1, "delay_ms": 1000}, {"data": 2}, {"data": 3, "delay_ms": 9000}]
     client.append("q", records=records)
@@ -120,7 +124,7 @@ def test_delays_run_on_by_the_wall_clock(tmp_path: Path, stop: bool, durable: bo
     client.kill()
 
 
-def test_delays_of_a_streamed_append_are_in_its_blob(tmp_path: Path) -> None:
+def test_delays_of_a_streamed_append_are_restored_from_its_blob(tmp_path: Path) -> None:
     client = queue(tmp_path)
     records = [{"data": 1, "delay_ms": 4000}, {"data": 2}]
     append_streamed(client, "q", records=records)
@@ -132,7 +136,7 @@ def test_delays_of_a_streamed_append_are_in_its_blob(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_move_to_the_dead_letter_topic_goes_on_after_a_kill(
+def test_a_move_to_the_dead_letter_topic_continues_after_a_kill(
     tmp_path: Path, durable: bool
 ) -> None:
     client = queue(tmp_path, max_deliveries=1, dead_letter="d", leases_durable=durable)
@@ -153,7 +157,7 @@ def test_a_move_to_the_dead_letter_topic_goes_on_after_a_kill(
     client.kill()
 
 
-def test_a_clock_step_holds_no_job_for_longer_than_a_lease_may_be(tmp_path: Path) -> None:
+def test_a_clock_step_holds_no_job_longer_than_the_maximum_lease(tmp_path: Path) -> None:
     client = queue(tmp_path)
     client.append("q", 1, 2)
     client.append("q", records=[{"data": 1, "delay_ms": 1000}])
@@ -167,25 +171,25 @@ def test_a_clock_step_holds_no_job_for_longer_than_a_lease_may_be(tmp_path: Path
     client.kill()
 
 
-# Wherever the log ends
+# A log that ends at any frame
 
 
 @pytest.fixture
 def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that open a log often and lose no power."""
+    """Disable syncs, for tests that open a log many times and simulate no power failure."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["kill", "stop"])
-def test_jobs_in_every_state_come_back_as_they_were(tmp_path: Path, stop: bool) -> None:
+def test_jobs_in_every_state_are_restored_as_they_were(tmp_path: Path, stop: bool) -> None:
     client = busy(tmp_path)
     before = all_known(client)
     states = {row.state for row in before["q"].rows.values()}
     assert states == {HELD, FREE, DYING}
     assert before["q"].delays
     assert before["q"].dead_lettered == 1
-    for _ in range(2):  # a restart twice is a restart once
+    for _ in range(2):  # A second restart changes nothing
         client = again(client, stop=stop)
         assert all_known(client) == before
     client.kill()
@@ -193,7 +197,9 @@ def test_jobs_in_every_state_come_back_as_they_were(tmp_path: Path, stop: bool) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
-def test_a_kill_between_any_two_frames_leaves_what_was_answered_by_then(tmp_path: Path) -> None:
+def test_a_kill_between_any_two_frames_keeps_everything_acknowledged_before_it(
+    tmp_path: Path,
+) -> None:
     told: list[tuple[int, Known]] = [(0, Known({}, {}, 0))]
     client = busy(tmp_path / "data", lambda client: told.append((client.wal.next_lsn, of(client))))
     path, end = log_files(tmp_path / "data")[0], client.now
@@ -217,14 +223,14 @@ def test_a_kill_between_any_two_frames_leaves_what_was_answered_by_then(tmp_path
 
 
 def cuts(offset: int, length: int, is_torn: bool) -> list[int]:
-    """Where the log is cut: before a frame, and within it."""
+    """Return the offsets at which the log is cut: before the frame, and within it."""
     if not is_torn:
         return [offset]
     return [offset, offset + 9, offset + FRAME_HEADER_BYTES, offset + length - 12]
 
 
 def aged(each: Known, now: Now) -> Known:
-    """The same at a later time."""
+    """Return the state at a later time, with expired leases and delays ended."""
     rows = {
         seq: row._replace(state=FREE, until_ts=0, number=0, node="")
         if (row.state is HELD and row.until_ts < now.ts)
@@ -235,7 +241,7 @@ def aged(each: Known, now: Now) -> Known:
     return each._replace(rows=rows)
 
 
-def test_leases_and_moves_are_as_durable_as_the_class_says(
+def test_leases_and_moves_are_as_durable_as_their_class_specifies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ForgetfulDisk(monkeypatch)
@@ -259,11 +265,11 @@ def test_leases_and_moves_are_as_durable_as_the_class_says(
     client.kill()
 
 
-# How long it takes
+# Duration of a start
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_leases_come_back_in_seconds(tmp_path: Path) -> None:
+def test_a_start_restores_a_hundred_thousand_leases_in_seconds(tmp_path: Path) -> None:
     client = Client(tmp_path, file_bytes=64 << 20)
     client.put("q", type="queue", leases_durable=True)
     for _ in range(100):

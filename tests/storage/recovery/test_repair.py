@@ -1,5 +1,5 @@
-"""A shard that refuses to start, and starts after a repair: what is lost is told, exactly, and all
-the rest stands.
+"""Repair of a shard that refuses to start: exactly the lost records are reported, and all others
+remain.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _by_hand() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_emptied", [False, True])
-def test_the_newest_log_file_without_a_header_may_have_held_any_seqs(
+def test_a_log_file_without_a_header_may_have_held_any_later_seqs(
     tmp_path: Path, is_emptied: bool
 ) -> None:
     client = Client(tmp_path, file_bytes=FILE_BYTES)
@@ -64,7 +64,7 @@ def test_the_newest_log_file_without_a_header_may_have_held_any_seqs(
     newest = log_files(tmp_path)[-1]
     first = min(header.first_seq for _, header in frames_of(newest))
     data = bytearray(newest.read_bytes())
-    data[:4200] = b"?" * 4200  # no salt, and no first frame
+    data[:4200] = b"?" * 4200  # Destroy the salt and the first frame
     newest.write_bytes(b"" if is_emptied else data)
     lines = repaired(tmp_path)
     assert f'topic "a": may have lost records behind seq {first - 1};' in lines[-1]
@@ -76,7 +76,7 @@ def test_the_newest_log_file_without_a_header_may_have_held_any_seqs(
 
 
 @pytest.mark.parametrize("part", ["magic", "size", "checksum", "salt"])
-def test_a_log_file_whose_header_is_hurt_is_known_by_its_name_and_first_frame(
+def test_a_log_file_with_a_damaged_header_is_identified_by_its_name_and_first_frame(
     tmp_path: Path, part: str
 ) -> None:
     before = small(tmp_path)
@@ -90,7 +90,7 @@ def test_a_log_file_whose_header_is_hurt_is_known_by_its_name_and_first_frame(
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
-def test_a_hurt_blob_costs_its_write(tmp_path: Path, is_missing: bool) -> None:
+def test_a_damaged_or_missing_blob_loses_only_its_write(tmp_path: Path, is_missing: bool) -> None:
     client = Client(tmp_path)
     client.append("a", 1)
     path = append_streamed(client, "a", *("y" * 100 for _ in range(9)))
@@ -109,7 +109,9 @@ def test_a_hurt_blob_costs_its_write(tmp_path: Path, is_missing: bool) -> None:
     assert after.told["a"] == {*range(2, 11)}
 
 
-def test_what_a_repair_told_is_told_when_its_log_file_is_sealed_and_gone(tmp_path: Path) -> None:
+def test_losses_stay_reported_after_the_repaired_log_file_is_sealed_and_removed(
+    tmp_path: Path,
+) -> None:
     client = Sealer(tmp_path, file_bytes=FILE_BYTES)
     fill(client, "a", "b", rounds=6, size=300)
     fill(client, "c", rounds=1)
@@ -154,7 +156,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way is not all_missing])
 @pytest.mark.parametrize("kind", ["wal .wal", "blob .blob", "checkpoint .ckpt"])
-def test_whatever_is_hurt_a_repair_that_succeeds_loses_nothing_silently(
+def test_a_successful_repair_of_any_damage_reports_every_lost_record(
     scene: Scene, tmp_path: Path, kind: str, way: Callable[[list[Path], random.Random], None]
 ) -> None:
     for number in range(2):
@@ -183,12 +185,12 @@ def test_whatever_is_hurt_a_repair_that_succeeds_loses_nothing_silently(
 
 
 @pytest.mark.parametrize("kind", ["wal .wal", "segment .seg", "checkpoint .ckpt", "blob .blob"])
-def test_a_file_of_another_version_is_refused_and_is_no_damage_to_repair(
+def test_a_file_of_another_version_is_refused_and_not_repaired(
     scene: Scene, tmp_path: Path, kind: str
 ) -> None:
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
     file = kinds(path)[kind][-1]
-    if kind == "segment .seg":  # a start reads only the segments that its checkpoint names
+    if kind == "segment .seg":  # A start reads only the segments that its checkpoint names
         newest, *_ = checkpoints.whole(path / "checkpoint" / "00")
         file = segment_path(file.parent, newest.segments[-1])
     flip(file, 8, 6)
@@ -203,7 +205,7 @@ def test_a_file_of_another_version_is_refused_and_is_no_damage_to_repair(
     assert tree(path) == changed
 
 
-def test_without_a_whole_checkpoint_a_repair_refuses(scene: Scene, tmp_path: Path) -> None:
+def test_a_repair_without_an_intact_checkpoint_is_refused(scene: Scene, tmp_path: Path) -> None:
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
     for checkpoint in kinds(path)["checkpoint .ckpt"]:
         flip(checkpoint, 100)
@@ -213,7 +215,7 @@ def test_without_a_whole_checkpoint_a_repair_refuses(scene: Scene, tmp_path: Pat
     assert tree(path) == hurt
 
 
-def test_a_repair_that_is_killed_between_two_steps_is_done_by_the_next(
+def test_a_repair_that_is_killed_between_two_steps_is_completed_by_the_next_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(tmp_path / "data", file_bytes=FILE_BYTES)
@@ -254,7 +256,7 @@ def test_a_repair_that_is_killed_between_two_steps_is_done_by_the_next(
     assert killed
 
 
-def test_copies_of_lost_records_are_told_to_be_lost_in_each_dest(tmp_path: Path) -> None:
+def test_copies_of_lost_records_are_reported_as_lost_in_each_dest(tmp_path: Path) -> None:
     client = Client(tmp_path)
     for name in ("a", "dest", "other"):
         client.put(name)
@@ -278,7 +280,7 @@ def test_copies_of_lost_records_are_told_to_be_lost_in_each_dest(tmp_path: Path)
 
 
 @pytest.mark.parametrize("at", [20, 64 + 10, -30])
-def test_a_damaged_forward_is_told_to_be_lost_in_each_dest(tmp_path: Path, at: int) -> None:
+def test_a_damaged_forward_frame_is_reported_as_lost_in_each_dest(tmp_path: Path, at: int) -> None:
     client = Client(tmp_path)
     for name in ("dest", "other"):
         client.put(name)

@@ -1,5 +1,5 @@
-"""The store of a replay: records of segments and of the log, and delete flags that are ahead of the
-replay.
+"""The store of a replay: records of segments and of the log, and delete flags of deletes that the
+replay has not reached yet.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ EXTENT = in_extent(1, 0)
 
 @pytest.fixture
 def client(tmp_path: Path) -> Client:
-    """A shard whose first segment holds seqs 5 to 9 of topic 1; the records at 6 and 7 are flagged
-    as deleted.
+    """Return a shard whose first segment holds seqs 5 to 9 of topic 1. The records at 6 and 7 are
+    flagged as deleted.
     """
     client = Client(tmp_path)
     add(client.shard.segments, 1, [(1, 5, [plain(5)])])
@@ -36,7 +36,7 @@ def store(client: Client) -> ReplayStore:
 
 
 def store_of(client: Client) -> ReplayStore:
-    """As a replay of the client's log has it."""
+    """Return the store that a replay of the client's log uses."""
     wal = client.wal
     return ReplayStore(client.engine, client.shard.segments, wal._files, wal.frames)
 
@@ -45,7 +45,7 @@ def flags(store: ReplayStore | SegmentStore) -> bytes:
     return bytes(store.delete_flags(EXTENT) or b"")
 
 
-def test_records_that_the_replay_deletes_later_live_until_then(
+def test_records_that_the_replay_deletes_later_are_live_until_then(
     client: Client, store: ReplayStore
 ) -> None:
     [(_, entry)] = client.shard.segments.entries(1)
@@ -58,7 +58,7 @@ def test_records_that_the_replay_deletes_later_live_until_then(
     client.kill()
 
 
-def test_a_delete_of_the_replay_is_flagged_in_the_segment_too(
+def test_a_replayed_delete_is_also_flagged_in_the_segment(
     client: Client, store: ReplayStore
 ) -> None:
     store.flag_deleted(EXTENT, 5, [(3, 5)], 2)
@@ -66,7 +66,7 @@ def test_a_delete_of_the_replay_is_flagged_in_the_segment_too(
     client.kill()
 
 
-def test_records_are_found_in_the_file_that_holds_their_frame(tmp_path: Path) -> None:
+def test_records_are_found_in_the_log_file_that_contains_their_frame(tmp_path: Path) -> None:
     client = Client(tmp_path, file_bytes=8192)
     for number in range(30):
         client.append("a", "x" * 500, number)
@@ -77,7 +77,7 @@ def test_records_are_found_in_the_file_that_holds_their_frame(tmp_path: Path) ->
     client.kill()
 
 
-def test_records_of_one_byte_stand_in_for_a_blob_that_is_missing(tmp_path: Path) -> None:
+def test_a_missing_blob_is_replaced_by_records_of_one_byte(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put("a")
     append_streamed(client, "a", 1, 2, 3).unlink()

@@ -1,5 +1,5 @@
-"""What went from a topic before a restart has gone after it: by cap, age and delete, in every class
-that keeps its records.
+"""Records that cap, age or delete removed before a restart stay removed after it, in every
+durability class that keeps records.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def test_deleted_records_stay_deleted(tmp_path: Path, durability: str) -> None:
         client.kill()
         client = Client(tmp_path)
         assert state(client) == before
-    assert client.delete_records("a", match="x") == 2  # tags of unsealed records are known again
+    assert client.delete_records("a", match="x") == 2  # Tags of unsealed records are indexed again
     assert seqs(client) == [2, 4]
     client.kill()
 
 
-def test_a_capped_topic_comes_back_with_the_same_floor(tmp_path: Path) -> None:
+def test_a_capped_topic_is_restored_with_the_same_floor(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put("a", cap_records=5)
     for count in (3, 4, 1, 2, 7, 1):
@@ -64,7 +64,7 @@ def test_a_capped_topic_comes_back_with_the_same_floor(tmp_path: Path) -> None:
     client.kill()
 
 
-def test_a_key_outlives_its_records_also_when_its_window_has_grown(tmp_path: Path) -> None:
+def test_a_key_outlives_its_records_even_if_its_window_was_lengthened(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put("a", cap_records=1, idempotency_window_ms=100)
     client.append("a", 1, key="k")
@@ -78,7 +78,7 @@ def test_a_key_outlives_its_records_also_when_its_window_has_grown(tmp_path: Pat
     client.kill()
 
 
-def test_what_was_too_old_stays_gone_when_the_clock_has_stepped_back(tmp_path: Path) -> None:
+def test_expired_records_stay_removed_after_the_clock_was_set_back(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put("a", ttl_ms=50)
     client.append("a", 1, 2)
@@ -95,7 +95,7 @@ def test_what_was_too_old_stays_gone_when_the_clock_has_stepped_back(tmp_path: P
     client.kill()
 
 
-def test_records_in_memory_are_told_as_lost_and_others_below_them_are_read_first(
+def test_records_in_memory_are_reported_as_lost_after_the_records_below_them_are_read(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path)
@@ -120,7 +120,7 @@ def test_records_in_memory_are_told_as_lost_and_others_below_them_are_read_first
     client.kill()
 
 
-def test_a_topic_in_memory_tells_its_loss_from_the_first_seq(tmp_path: Path) -> None:
+def test_a_topic_in_memory_reports_its_loss_from_the_first_seq(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put("a", durability="ephemeral")
     client.append("a", 1, 2)
@@ -137,7 +137,7 @@ def test_a_topic_in_memory_tells_its_loss_from_the_first_seq(tmp_path: Path) -> 
     client.kill()
 
 
-def test_an_eviction_that_only_records_in_memory_explain_is_kept(tmp_path: Path) -> None:
+def test_an_eviction_caused_by_records_in_memory_is_kept(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put("a", cap_records=3)
     client.append("a", 1, 2, 3)
@@ -151,7 +151,7 @@ def test_an_eviction_that_only_records_in_memory_explain_is_kept(tmp_path: Path)
     client.kill()
 
 
-def test_an_extent_finds_the_deletes_that_reach_into_it_and_not_those_far_away() -> None:
+def test_an_extent_finds_only_the_later_deletes_that_overlap_it() -> None:
     ahead, far = DeletesAhead(), SeqRun(1 << 40, 1)
     near = [SeqRun(65_530, 100), SeqRun(65_536, 1), SeqRun(131_071, 1), SeqRun(1, 1 << 20)]
     ahead.add(1, [*near, far])

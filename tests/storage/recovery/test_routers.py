@@ -1,4 +1,6 @@
-"""Routers after a restart: they are as they were told, wherever the log ends."""
+"""Routers after a restart: all acknowledged changes are restored, at whichever frame the
+log ends.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def remove(client: Client, *router_ids: int) -> None:
 
 
 def busy(client: Client, tell: Callable[[Client], None] = lambda _: None) -> None:
-    """Routers of all kinds, changed in all ways."""
+    """Apply changes of every kind to routers of every kind. ``tell`` is called after each
+    change.
+    """
     first = router(1, "ab", filter=TagMatch("Glob", "x"))
     steps: list[Callable[[], object]] = [
         lambda: put(client, first),
@@ -61,7 +65,7 @@ def busy(client: Client, tell: Callable[[Client], None] = lambda _: None) -> Non
 
 
 @pytest.mark.parametrize("stop", [False, True])
-def test_routers_come_back_as_they_were(tmp_path: Path, stop: bool) -> None:
+def test_routers_are_restored_as_they_were(tmp_path: Path, stop: bool) -> None:
     client = Client(tmp_path)
     busy(client)
     before = known(client)
@@ -69,7 +73,7 @@ def test_routers_come_back_as_they_were(tmp_path: Path, stop: bool) -> None:
         {3: replace(router(3, "ad", "a->b", preserve_tag=False), base_total=7)},
         5,
     )
-    for _ in range(2):  # a restart twice is a restart once
+    for _ in range(2):  # A second restart changes nothing
         if stop:
             client.stop()
         else:
@@ -80,7 +84,9 @@ def test_routers_come_back_as_they_were(tmp_path: Path, stop: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_between_any_two_frames_leaves_what_was_answered_by_then(tmp_path: Path) -> None:
+def test_a_kill_between_any_two_frames_keeps_everything_acknowledged_before_it(
+    tmp_path: Path,
+) -> None:
     told: list[tuple[int, Known]] = [(0, ({}, 0))]
     client = Client(tmp_path / "data")
     busy(client, lambda client: told.append((client.wal.next_lsn, known(client))))

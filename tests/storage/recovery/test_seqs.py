@@ -1,4 +1,4 @@
-"""No seq is given twice after a kill, a power loss or a change of class."""
+"""No seq is assigned twice after a kill, a power failure or a change of the durability class."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.log import (
 from tests.support.recovery import CLASSES
 from topics.engine.topic import RESERVE_MIN
 
-# Power loss: seqs
+# Seqs after a power failure
 
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("losses", [1, 2])
-def test_no_seq_is_given_twice_when_the_power_goes(
+def test_no_seq_is_assigned_twice_after_power_failures(
     durability: str, losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ForgetfulDisk(monkeypatch)
@@ -41,7 +41,7 @@ def test_no_seq_is_given_twice_when_the_power_goes(
 
 
 @pytest.mark.parametrize("before", ["memory", "disk"])
-def test_a_topic_that_became_fsync_loses_nothing_and_tells_of_no_loss(
+def test_a_topic_that_became_fsync_loses_nothing_and_reports_no_loss(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ForgetfulDisk(monkeypatch)
@@ -59,7 +59,7 @@ def test_a_topic_that_became_fsync_loses_nothing_and_tells_of_no_loss(
     client.kill()
 
 
-def test_an_orderly_stop_keeps_the_head_of_records_in_memory_only(tmp_path: Path) -> None:
+def test_an_orderly_stop_keeps_the_head_of_a_topic_in_memory(tmp_path: Path) -> None:
     client = Client(tmp_path / "data")
     client.put("a", durability="ephemeral")
     client.append("a", 1, 2, 3)
@@ -69,7 +69,7 @@ def test_an_orderly_stop_keeps_the_head_of_records_in_memory_only(tmp_path: Path
     client.kill()
 
 
-def test_a_kill_soon_after_an_orderly_start_gives_no_seq_twice(
+def test_no_seq_is_assigned_twice_after_a_kill_soon_after_an_orderly_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ForgetfulDisk(monkeypatch)
@@ -86,7 +86,7 @@ def test_a_kill_soon_after_an_orderly_start_gives_no_seq_twice(
     client.kill()
 
 
-def test_many_records_in_memory_only_are_never_ahead_of_their_reservation(
+def test_records_in_memory_never_exceed_their_seq_reservation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ForgetfulDisk(monkeypatch)
@@ -105,7 +105,7 @@ def test_many_records_in_memory_only_are_never_ahead_of_their_reservation(
 @pytest.mark.parametrize("before", CLASSES)
 @pytest.mark.parametrize("after", CLASSES)
 @pytest.mark.parametrize("loses_power", [False, True])
-def test_a_change_of_class_in_place_gives_no_seq_twice(
+def test_no_seq_is_assigned_twice_after_a_change_of_the_durability_class(
     before: str, after: str, loses_power: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ForgetfulDisk(monkeypatch)
@@ -131,7 +131,7 @@ def test_a_change_of_class_in_place_gives_no_seq_twice(
     client.kill()
 
 
-def test_without_a_name_for_the_run_every_start_is_taken_for_a_power_loss(tmp_path: Path) -> None:
+def test_without_a_boot_id_every_start_is_treated_as_a_power_failure(tmp_path: Path) -> None:
     first_seqs = []
     for _ in range(3):
         client = Client(tmp_path / "data", boot="")

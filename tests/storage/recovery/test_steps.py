@@ -1,4 +1,6 @@
-"""What a start finds again, and what it leaves on the disk before the first write."""
+"""The steps of a start: what it restores, and what it writes to the disk before the first write of
+a client.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +33,26 @@ from topics.storage.wal import file as wal_file
 from topics.storage.wal import spares
 from topics.storage.wal.file import WalFile
 
-# What comes back
+# Restored state
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_everything_comes_back_as_it_was(end: str, tmp_path: Path) -> None:
+def test_a_restart_restores_the_complete_state(end: str, tmp_path: Path) -> None:
     client = busy_client(tmp_path / "data")
     before = state(client)
     getattr(client, end)()
     assert recovered_state(tmp_path / "data") == before
 
 
-def test_a_shard_without_records_takes_little_of_the_disk(tmp_path: Path) -> None:
-    for _ in range(3):  # a restart takes no more
+def test_a_shard_without_records_takes_little_disk_space(tmp_path: Path) -> None:
+    for _ in range(3):  # A restart takes no additional space
         client = Client(tmp_path, file_bytes=64 << 20)
         client.kill()
         blocks = sum(path.stat().st_blocks for path in tmp_path.rglob("*"))
         assert blocks * 512 < 10 << 20
 
 
-def test_log_files_grow_with_the_log_and_after_a_kill_go_on_as_large(
+def test_log_files_grow_with_the_log_and_keep_their_size_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spares, "FIRST_FILE_BYTES", 8 << 10)
@@ -69,7 +71,7 @@ def test_log_files_grow_with_the_log_and_after_a_kill_go_on_as_large(
     assert lengths[-1] == 64
 
 
-def test_recovering_twice_is_recovering_once(tmp_path: Path) -> None:
+def test_recovering_twice_equals_recovering_once(tmp_path: Path) -> None:
     busy_client(tmp_path / "data").kill()
     once = recovered_state(tmp_path / "data")
     assert recovered_state(tmp_path / "data") == once
@@ -77,7 +79,7 @@ def test_recovering_twice_is_recovering_once(tmp_path: Path) -> None:
     assert recovered_state(tmp_path / "data", boot="second") == lost_power
 
 
-def test_a_topic_that_was_deleted_stays_deleted_and_its_id_and_epoch_are_not_used_again(
+def test_a_deleted_topic_stays_deleted_and_its_id_and_epoch_are_not_reused(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path / "data")
@@ -96,7 +98,7 @@ def test_a_topic_that_was_deleted_stays_deleted_and_its_id_and_epoch_are_not_use
     client.kill()
 
 
-def test_progress_is_told_from_nothing_to_all(tmp_path: Path) -> None:
+def test_a_start_reports_its_progress_up_to_completion(tmp_path: Path) -> None:
     busy_client(tmp_path / "data", file_bytes=4096 + 1024).kill()
     told: list[float] = []
     shard = recover(
@@ -117,7 +119,7 @@ def test_progress_is_told_from_nothing_to_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_start_gives_a_sign_of_life_between_two_or_three_syncs(
+def test_a_start_reports_progress_after_at_most_three_syncs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
     if exists:
@@ -149,7 +151,7 @@ def test_a_start_gives_a_sign_of_life_between_two_or_three_syncs(
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
-def test_no_garbage_is_collected_during_a_start_and_the_collector_is_as_before_afterwards(
+def test_the_garbage_collector_is_off_during_a_start_and_restored_afterwards(
     tmp_path: Path, was_enabled: bool
 ) -> None:
     Client(tmp_path / "data").kill()
@@ -173,7 +175,7 @@ def test_no_garbage_is_collected_during_a_start_and_the_collector_is_as_before_a
     assert not any(seen)
 
 
-def test_a_file_that_was_never_finished_is_removed(tmp_path: Path) -> None:
+def test_an_unfinished_log_file_is_removed(tmp_path: Path) -> None:
     busy_client(tmp_path / "data").kill()
     leftover = tmp_path / "data" / "wal" / "00" / "00000000ffffffff.new"
     leftover.write_bytes(b"half")
@@ -181,7 +183,7 @@ def test_a_file_that_was_never_finished_is_removed(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
-def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(
+def test_a_start_on_a_full_disk_reads_the_log_and_writes_its_frames_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy_client(tmp_path / "data").kill()
@@ -203,7 +205,7 @@ def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(
     assert recovered_state(tmp_path / "data").keys() == expected.keys() | {"after"}
 
 
-def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(
+def test_written_frames_are_synced_before_a_frame_states_that_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(tmp_path / "data", sync_ms=60_000)
@@ -224,10 +226,10 @@ def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(
     assert writes == [0, 1], "the frames once more, and after a sync the one that speaks of them"
 
 
-# Power loss: names
+# File names after a power failure
 
 
-def test_names_that_a_killed_process_has_not_synced_are_synced_by_the_next(
+def test_file_names_that_a_killed_process_did_not_sync_are_synced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ForgetfulDisk(monkeypatch)
@@ -246,7 +248,7 @@ def test_names_that_a_killed_process_has_not_synced_are_synced_by_the_next(
     client.kill()
 
 
-# Time
+# Timestamps
 
 
 def ts_of(client: Client, name: str, seq: int) -> int:
@@ -256,7 +258,7 @@ def ts_of(client: Client, name: str, seq: int) -> int:
     return int(record["$ts"])
 
 
-def test_ts_does_not_go_back_by_a_change_to_ephemeral_a_stop_and_a_clock_that_steps_back(
+def test_ts_does_not_decrease_after_a_change_to_ephemeral_a_stop_and_a_clock_step(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path)
@@ -275,10 +277,10 @@ def test_ts_does_not_go_back_by_a_change_to_ephemeral_a_stop_and_a_clock_that_st
 
 
 @pytest.mark.parametrize("idle_ms", [0, 900, 1_900, 2_100, 60_000])
-def test_ts_of_an_ephemeral_topic_does_not_go_back_by_a_kill_and_a_clock_that_steps_back(
+def test_ts_of_an_ephemeral_topic_does_not_decrease_after_a_kill_and_a_clock_step(
     tmp_path: Path, idle_ms: int
 ) -> None:
-    """It may have been written to all the time, or after a while."""
+    """The topic may have been written to continuously, or after a pause."""
     client, before = Client(tmp_path), 0
     client.put("a", durability="ephemeral")
     for life in range(3):
@@ -294,7 +296,7 @@ def test_ts_of_an_ephemeral_topic_does_not_go_back_by_a_kill_and_a_clock_that_st
     client.kill()
 
 
-def test_a_start_tells_the_log_once_of_an_ephemeral_topic_that_nobody_writes_to(
+def test_repeated_starts_log_the_ts_of_an_idle_ephemeral_topic_only_once(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path)
@@ -312,7 +314,7 @@ def test_a_start_tells_the_log_once_of_an_ephemeral_topic_that_nobody_writes_to(
     client.kill()
 
 
-def test_a_busy_ephemeral_topic_writes_one_frame_a_second_to_keep_its_time(tmp_path: Path) -> None:
+def test_a_busy_ephemeral_topic_logs_its_ts_once_a_second(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put("a", durability="ephemeral")
     frames = client.wal.counters.frames

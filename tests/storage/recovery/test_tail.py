@@ -1,4 +1,4 @@
-"""Torn tails are cut and counted; damage below synced data is refused by name."""
+"""Torn tails are cut and counted. Damage in synced data is refused with path and offset."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
 
-# Torn tails and damage
+# Torn tails, and damage
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A small log in one file, killed."""
+    """Return the directory of a killed shard with a small log in one file."""
     client = Client(tmp_path / "data", file_bytes=8192)
     client.put("a", durability="fsync")
     client.append("a", "one", key="k")
@@ -35,14 +35,15 @@ def small(tmp_path: Path) -> Path:
 
 
 def promised(path: Path) -> int:
-    """Offset up to which the frames of the only file say that the log was synced."""
+    """Return the offset up to which the frames of the only file state that the log was synced."""
     (file,) = log_files(path)
     return FILE_HEADER_BYTES + max(header.durable_lsn for _, header in frames_of(file))
 
 
 def changed(path: Path, target: Path, content: bytes) -> Path:
-    """``path`` with another content of its only log file, in the folder ``target`` (which may hold
-    an earlier try).
+    """Write ``path`` to the folder ``target`` with other content in its only log file.
+
+    The folder may contain files of an earlier call.
     """
     folder = target / "wal" / "00"
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ def changed(path: Path, target: Path, content: bytes) -> Path:
 
 
 def seen(path: Path) -> dict[str, bytes] | Damaged:
-    """The records of every topic after a start; or why there was none."""
+    """Start and return the records of every topic, or the damage that the start reports."""
     try:
         client = Client(path, file_bytes=8192)
     except Damaged as damage:
@@ -64,7 +65,7 @@ def seen(path: Path) -> dict[str, bytes] | Damaged:
 
 
 def prefixes(path: Path) -> dict[int, dict[str, bytes]]:
-    """What is seen when the log ends at each of its frames, by that offset."""
+    """Return the records for a log that ends at each of its frames, by the offset of that frame."""
     (file,) = log_files(path)
     content = file.read_bytes()
     offsets = [offset for offset, _ in frames_of(file)]
@@ -86,19 +87,19 @@ def prefixes(path: Path) -> dict[int, dict[str, bytes]]:
 
 @pytest.fixture
 def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that open a log some thousand times and lose no power."""
+    """Disable syncs, for tests that open a log thousands of times and simulate no power failure."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
-def test_a_log_cut_at_any_byte_is_a_prefix(small: Path, tmp_path: Path) -> None:
+def test_a_log_cut_at_any_byte_restores_a_prefix(small: Path, tmp_path: Path) -> None:
     expected = prefixes(small)
     content = log_files(small)[0].read_bytes()
     for cut in range(FILE_HEADER_BYTES, max(expected) + 1):
         target = changed(small, tmp_path / "cut", content[:cut].ljust(len(content), b"\0"))
-        # Where a frame ends in zeros of its own, less than all of it may have been cut.
+        # If a frame ends in zeros of its own, the cut may have removed fewer bytes than it seems.
         whole = max(
             offset for offset in expected if not content[cut:offset].strip(b"\0") or offset <= cut
         )
@@ -109,7 +110,7 @@ def test_a_log_cut_at_any_byte_is_a_prefix(small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
-def test_a_file_cut_short_is_damage_and_no_torn_tail(small: Path, tmp_path: Path) -> None:
+def test_a_shortened_log_file_is_damage_and_not_a_torn_tail(small: Path, tmp_path: Path) -> None:
     content = log_files(small)[0].read_bytes()
     end = len(content.rstrip(b"\0"))
     for cut in (
@@ -128,7 +129,7 @@ def test_a_file_cut_short_is_damage_and_no_torn_tail(small: Path, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
-def test_a_flipped_bit_is_a_prefix_with_all_that_was_promised_or_damage_by_name(
+def test_a_flipped_bit_restores_a_prefix_with_all_synced_frames_or_is_reported_as_damage(
     small: Path, tmp_path: Path
 ) -> None:
     expected = prefixes(small)
@@ -152,7 +153,9 @@ def test_a_flipped_bit_is_a_prefix_with_all_that_was_promised_or_damage_by_name(
 
 
 @pytest.mark.parametrize("byte", [0, 8, 12, 16, 24, 32, 40, 44, 4095])
-def test_a_damaged_file_header_is_damage_unless_nothing_reads_it(byte: int, small: Path) -> None:
+def test_a_damaged_field_of_the_log_file_header_is_reported_as_damage(
+    byte: int, small: Path
+) -> None:
     path = log_files(small)[0]
     content = bytearray(path.read_bytes())
     content[byte] ^= 1
@@ -165,7 +168,7 @@ def test_a_damaged_file_header_is_damage_unless_nothing_reads_it(byte: int, smal
         assert isinstance(found, dict)
 
 
-def test_a_frame_whose_sectors_never_came_hides_no_frame_behind_it(tmp_path: Path) -> None:
+def test_frames_after_a_missing_frame_are_cut_and_never_restored_later(tmp_path: Path) -> None:
     client = Client(tmp_path / "data", sync_ms=60_000)
     client.append("a", "first")
     for _ in range(6):
@@ -182,7 +185,7 @@ def test_a_frame_whose_sectors_never_came_hides_no_frame_behind_it(tmp_path: Pat
     seqs = [record["$seq"] for record in msgspec.json.decode(b"[%b]" % client.records("a"))]
     client.kill()
     assert seqs == [1, 2]
-    # The frames behind the hole must not come back once the log has grown up to them.
+    # The frames after the hole must not be restored when the log has grown up to them.
     client = Client(tmp_path / "left", boot="second")
     while client.wal.next_lsn <= header.lsn + 3000:
         client.append("a", "y" * 400)
@@ -207,7 +210,7 @@ def test_a_torn_tail_is_cut_and_counted(small: Path) -> None:
     client.kill()
 
 
-def test_damage_below_a_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_damage_below_a_checkpoint_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     client = Client(tmp_path / "data")
     client.put("a", durability="fsync")
     client.append("a", "one")

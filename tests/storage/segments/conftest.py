@@ -1,4 +1,4 @@
-"""An empty segment store."""
+"""Fixture: an empty segment store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments on a real disk."""
+"""Helpers for tests of segments on a real disk."""
 
 from __future__ import annotations
 

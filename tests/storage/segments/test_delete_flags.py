@@ -1,4 +1,6 @@
-"""Delete flags: seen at once, in the file once the log has the delete, synced when asked for."""
+"""Delete flags: visible immediately, written to the segment once the log has synced the delete,
+and synced on request.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from topics.storage.segments.delete_flags import BLOCK_BYTES
 from topics.storage.segments.segment_store import SegmentStore
 
 
-def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
+def test_delete_flags_are_visible_immediately_and_after_a_restart(store: SegmentStore) -> None:
     add(store, 1)
     locator, other = in_extent(1, 0), in_extent(1, 1)
     store.flag_deleted(locator, [0, 3, 3, 299], 0)
@@ -38,7 +40,7 @@ def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     assert [index for index, flag in enumerate(flags) if flag] == [0, 3, 7, 299]
 
 
-def test_a_flag_is_written_when_the_log_is_synced_behind_its_delete(
+def test_a_delete_flag_is_written_once_the_log_is_synced_beyond_its_delete(
     store: SegmentStore,
 ) -> None:
     add(store, 1)
@@ -55,7 +57,7 @@ def test_a_flag_is_written_when_the_log_is_synced_behind_its_delete(
     assert dead_of(reopened(store), other) == [0]
 
 
-def test_flags_in_several_blocks_change_no_other_byte(store: SegmentStore) -> None:
+def test_delete_flags_in_several_blocks_change_no_other_byte(store: SegmentStore) -> None:
     count = 2 * BLOCK_BYTES + 10
     segment = add(
         store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])]
@@ -74,7 +76,9 @@ def test_flags_in_several_blocks_change_no_other_byte(store: SegmentStore) -> No
     assert store.delete_flags(in_extent(1, 1)) is None
 
 
-def test_synced_flags_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synced_delete_flags_survive_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forgetful = ForgetfulDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
@@ -92,7 +96,7 @@ def test_synced_flags_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.M
     ]
 
 
-def test_flags_that_a_killed_process_left_unsynced_are_synced_by_the_next(
+def test_delete_flags_that_a_killed_process_did_not_sync_are_synced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgetful = ForgetfulDisk(monkeypatch)
@@ -101,14 +105,14 @@ def test_flags_that_a_killed_process_left_unsynced_are_synced_by_the_next(
     store.flag_deleted(in_extent(1, 0), [1], 0)
     store.flags.write(0)
     after_kill = SegmentStore.open(store.folder, 3, [1])
-    after_kill.flag_deleted(in_extent(1, 0), [], 0)  # a replay finds the flag set
+    after_kill.flag_deleted(in_extent(1, 0), [], 0)  # A replay finds the flag already set
     after_kill.flags.sync(0)
     forgetful.power_loss(store.folder, tmp_path / "after")
     flags = SegmentStore.open(tmp_path / "after", 3, [1]).delete_flags(in_extent(1, 0))
     assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
 
 
-def test_only_segments_with_unsynced_flags_are_synced_and_again_after_a_failure(
+def test_only_segments_with_unsynced_flags_are_synced_and_a_failed_sync_is_retried(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(store, 1)

@@ -1,4 +1,4 @@
-"""Segment files: written aside, opened whole or refused."""
+"""Segment files: written under a temporary name, and opened complete or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topics.storage.segments.file import Segment, segment_path
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.verify import verify_segment
 
-# Segment file: whole or refused; punched extents give their room back
+# Segment file: complete or refused; punched extents free their disk space
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_cut_file_is_refused(store: SegmentStore, length: int) -> None:
         reopened(store)
 
 
-def test_a_file_with_more_bytes_is_refused(store: SegmentStore) -> None:
+def test_a_segment_file_with_additional_bytes_is_refused(store: SegmentStore) -> None:
     segment = add(store, 1)
     whole = segment.path.read_bytes()
     for tail in (b"\0", whole[-TRAILER_BYTES:]):
@@ -43,7 +43,7 @@ def test_a_file_with_more_bytes_is_refused(store: SegmentStore) -> None:
 
 
 @pytest.mark.parametrize(("shard", "number"), [(4, 1), (3, 2)])
-def test_another_shards_or_numbers_segment_is_refused(
+def test_a_segment_of_another_shard_or_number_is_refused(
     store: SegmentStore, shard: int, number: int
 ) -> None:
     segment = add(store, 1)
@@ -52,7 +52,7 @@ def test_another_shards_or_numbers_segment_is_refused(
         SegmentStore.open(store.folder, shard, [number])
 
 
-def test_a_reader_gets_path_and_offset_of_damage(
+def test_a_reader_receives_path_and_offset_of_the_damage(
     store: SegmentStore,
 ) -> None:
     segment = add(store, 1)
@@ -71,7 +71,7 @@ def test_a_reader_gets_path_and_offset_of_damage(
         assert held.records(other).slice(0, 1)
 
 
-def test_an_unknown_flag_is_a_finding_and_its_record_lives(store: SegmentStore) -> None:
+def test_an_unknown_delete_flag_is_a_finding_and_its_record_is_live(store: SegmentStore) -> None:
     segment = add(store, 1)
     (locator, entry), *_ = store.entries(1)
     with segment.path.open("r+b") as file:
@@ -84,7 +84,7 @@ def test_an_unknown_flag_is_a_finding_and_its_record_lives(store: SegmentStore) 
     assert [index for index, _ in found] == [2, 3, 5]
 
 
-def test_a_punched_extent_gives_its_room_back_and_leaves_the_others(store: SegmentStore) -> None:
+def test_a_punched_extent_frees_its_space_and_leaves_the_others_intact(store: SegmentStore) -> None:
     segment = add(store, 1)
     locators = [locator for locator, _ in store.entries(1)]
     kept = [store.records(locator).blob.tobytes() for locator in locators[1:]]
@@ -101,7 +101,7 @@ def test_a_punched_extent_gives_its_room_back_and_leaves_the_others(store: Segme
             held.records(locators[0])
 
 
-def test_pages_that_a_dead_extent_shares_with_others_stay(store: SegmentStore) -> None:
+def test_pages_that_a_dead_extent_shares_with_live_ones_are_kept(store: SegmentStore) -> None:
     topics = [(topic, 1, [plain(40, 150)]) for topic in range(1, 9)]  # about two pages each
     segment = add(store, 1, topics)
     locators = [locator for locator, _ in store.entries(1)]
@@ -116,16 +116,17 @@ def test_pages_that_a_dead_extent_shares_with_others_stay(store: SegmentStore) -
 
 
 @pytest.mark.slow
-def test_small_extents_take_no_page_each(store: SegmentStore) -> None:
+def test_small_extents_share_pages(store: SegmentStore) -> None:
     segment = add(store, 1, [(topic, 1, [plain(1)]) for topic in range(1, 501)])
     assert segment.size < 500 * 250
-    store.punch([in_extent(1, extent) for extent in range(400)])  # no page is all of one
+    # No page belongs to one extent only
+    store.punch([in_extent(1, extent) for extent in range(400)])
     assert reopened(store).records(in_extent(1, 499)).slice(0, 1)
     assert [*verify_segment(segment.path)] == []
 
 
 @pytest.mark.parametrize(("code", "raises"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])
-def test_where_holes_cannot_be_punched_the_flags_alone_are_set(
+def test_only_the_flags_are_set_if_holes_cannot_be_punched(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch, code: int, raises: bool
 ) -> None:
     def fallocate(*_: object) -> int:
@@ -143,10 +144,10 @@ def test_where_holes_cannot_be_punched_the_flags_alone_are_set(
     assert store.records(in_extent(1, 0)).count == 300
 
 
-# Segment writer: a segment has its name only when it is whole on the disk
+# Segment writer: a segment gets its name when it is completely on the disk
 
 
-def test_an_abandoned_segment_leaves_nothing(store: SegmentStore, folder: Path) -> None:
+def test_an_abandoned_segment_leaves_no_file(store: SegmentStore, folder: Path) -> None:
     writer = store.begin(1, 0, 1)
     writer.write([b"half"])
     writer.abandon()
@@ -154,7 +155,7 @@ def test_an_abandoned_segment_leaves_nothing(store: SegmentStore, folder: Path) 
     assert [*folder.iterdir()] == []
 
 
-def test_a_segment_has_its_name_only_when_it_is_whole_on_disk(
+def test_a_segment_gets_its_name_when_it_is_completely_synced(
     store: SegmentStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[tuple[str, list[str]]] = []
@@ -171,7 +172,7 @@ def test_a_segment_has_its_name_only_when_it_is_whole_on_disk(
     assert synced == [("0000000001.tmp", ["0000000001.tmp"]), ("03", ["0000000001.seg"])]
 
 
-def test_a_segment_that_reads_back_differently_is_none(
+def test_a_segment_that_reads_back_differently_is_refused(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Segment.check_tables

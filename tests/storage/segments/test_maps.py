@@ -1,4 +1,4 @@
-"""Segment maps: a few at a time, and alive while a reader holds them."""
+"""Segment maps: a bounded number at a time, each kept alive while a reader references it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_no_more_segments_are_mapped_than_allowed(folder: Path) -> None:
     for number in range(1, 6):
         add(store, number, [(1, number, [plain(5)])])
     gc.collect()
-    gc.disable()  # a map must go when it is let go, not when the collector comes
+    gc.disable()  # A map must be closed when it is released, not at the next collection
     try:
         for number in (1, 2, 3, 2, 4, 2, 5, 1):
             assert (
@@ -45,7 +45,7 @@ def test_the_least_recently_used_map_is_released(folder: Path) -> None:
     assert maps(folder) == {"0000000001.seg", "0000000003.seg"}
 
 
-def test_what_a_reader_holds_outlives_the_map_and_the_file(folder: Path) -> None:
+def test_data_that_a_reader_holds_outlives_the_map_and_the_file(folder: Path) -> None:
     store = SegmentStore.open(folder, 3, [], mapped_max=1)
     add(store, 1)
     add(store, 2)
@@ -61,7 +61,7 @@ def test_what_a_reader_holds_outlives_the_map_and_the_file(folder: Path) -> None
     assert maps(folder) == set()
 
 
-def test_a_view_is_made_once_while_its_segment_is_mapped(
+def test_a_view_is_created_once_while_its_segment_is_mapped(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(store, 1)

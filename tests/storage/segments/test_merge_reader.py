@@ -1,4 +1,4 @@
-"""Merge reader: what is copied is read before and checked anew."""
+"""The reader of a merge: it reads records ahead and verifies their checksums again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def opened(store: SegmentStore) -> MergeReader:
     return reader
 
 
-def test_a_store_reads_through_maps_that_are_pinned(store: SegmentStore, folder: Path) -> None:
+def test_a_store_reads_through_the_pinned_maps_of_a_merge(
+    store: SegmentStore, folder: Path
+) -> None:
     for number in range(1, 9):
         add(store, number)
     store.flag_deleted(in_extent(2, 0), [4], 10)
@@ -48,7 +50,9 @@ def test_a_store_reads_through_maps_that_are_pinned(store: SegmentStore, folder:
 
 
 @pytest.mark.parametrize("where", ["tables", "blob"])
-def test_what_was_found_whole_before_is_checked_again(store: SegmentStore, where: str) -> None:
+def test_segments_that_were_verified_before_are_verified_again(
+    store: SegmentStore, where: str
+) -> None:
     segment = add(store, 1)
     assert 0 not in segment.checked
     entry = next(segment.entries())
@@ -68,13 +72,13 @@ def test_a_damaged_directory_is_reported(store: SegmentStore) -> None:
         opened(store)
 
 
-def test_a_file_that_is_gone_is_damage(store: SegmentStore) -> None:
+def test_a_missing_segment_file_is_damage(store: SegmentStore) -> None:
     add(store, 1).path.unlink()
     with pytest.raises(Damaged):
         opened(store)
 
 
-def test_live_records_and_tables_are_read_ahead_and_nothing_else(
+def test_only_live_records_and_tables_are_read_ahead(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = add(store, 1)
@@ -99,7 +103,7 @@ def test_live_records_and_tables_are_read_ahead_and_nothing_else(
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-def test_what_the_disk_cannot_read_is_damage_and_other_errors_are_not(
+def test_a_disk_error_is_damage_and_any_other_error_is_raised(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     add(store, 1)

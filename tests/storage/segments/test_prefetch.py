@@ -1,4 +1,6 @@
-"""Prefetch: what the kernel is asked for while a topic is read from segments, start to end."""
+"""Prefetch: the ranges that the kernel is advised to load while a topic is read from its
+segments.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ RECORDS, SIZE = 100, 100
 
 
 class Disk:
-    """Remembers what is asked for, by path, as ``(offset, length)``."""
+    """Record the advised ranges by path, as ``(offset, length)``."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[Path, int, int]] = []
@@ -42,8 +44,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def store(tmp_path: Path) -> SegmentStore:
-    """Three segments with an extent of topic 1 each, and one of another topic before it in the
-    last.
+    """Three segments with an extent of topic 1 each. The last has an extent of another topic
+    before it.
     """
     made = SegmentStore.open(tmp_path, 0, [])
     for number, topics in ((1, [1]), (2, [1]), (3, [0, 1])):
@@ -60,7 +62,9 @@ def store(tmp_path: Path) -> SegmentStore:
 LOCATORS = [in_extent(1, 0), in_extent(2, 0), in_extent(3, 1)]
 
 
-def test_everything_before_a_reader_is_asked_for_once(store: SegmentStore, asked: Disk) -> None:
+def test_every_byte_ahead_of_a_reader_is_requested_exactly_once(
+    store: SegmentStore, asked: Disk
+) -> None:
     ahead = Prefetch(store)
     wanted: dict[Path, list[range]] = {}
     for number, locator in enumerate(LOCATORS):
@@ -95,7 +99,7 @@ def test_everything_before_a_reader_is_asked_for_once(store: SegmentStore, asked
         assert sum(map(len, blobs)) == entry.blob_bytes
 
 
-def test_what_follows_is_asked_for_when_the_reader_comes_near(
+def test_the_next_extent_is_requested_when_the_reader_comes_near(
     store: SegmentStore, asked: Disk
 ) -> None:
     first, second, _ = LOCATORS
@@ -109,10 +113,11 @@ def test_what_follows_is_asked_for_when_the_reader_comes_near(
     assert {count for distance, count in seen if AHEAD < distance <= 2 * AHEAD} == {
         1
     }  # its line of the directory
-    assert {count for distance, count in seen if distance <= AHEAD} == {2}  # tables and blob
+    # The line of the directory
+    assert {count for distance, count in seen if distance <= AHEAD} == {2}
 
 
-def test_what_cannot_be_read_is_left_for_the_reader_to_find(
+def test_an_unreadable_segment_does_not_fail_the_prefetch(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.records(LOCATORS[0])

@@ -1,4 +1,4 @@
-"""Segment store: exactly the segments that count, read as they were written."""
+"""Segment store: it opens exactly the named segments, and reads records as they were written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.storage.disk import Damaged
 from topics.storage.segments.segment_store import SegmentStore
 
 
-def test_records_are_read_as_they_were_written_at_once_and_after_a_start(
+def test_records_are_read_as_they_were_written_immediately_and_after_a_restart(
     store: SegmentStore,
 ) -> None:
     add(store, 1)
@@ -34,7 +34,7 @@ def test_records_are_read_as_they_were_written_at_once_and_after_a_start(
         assert held.segments[1].findings == []
 
 
-def test_a_sweep_leaves_the_open_segments_those_that_are_kept_and_what_is_for_people(
+def test_a_sweep_keeps_open_and_listed_segments_and_damaged_copies(
     store: SegmentStore, folder: Path
 ) -> None:
     for number in (1, 2, 3, 300):
@@ -55,7 +55,7 @@ def test_a_missing_segment_is_refused(store: SegmentStore, folder: Path) -> None
         SegmentStore.open(folder, 3, [1])
 
 
-def test_an_unlinked_segment_is_gone(store: SegmentStore, folder: Path) -> None:
+def test_an_unlinked_segment_is_removed(store: SegmentStore, folder: Path) -> None:
     add(store, 1)
     store.flag_deleted(in_extent(1, 0), [1], 0)
     store.unlink(1)

@@ -1,4 +1,4 @@
-"""A log of its own for each test."""
+"""Fixtures: a log for each test."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def wal(tmp_path: Path) -> Iterator[Log]:
 
 @pytest.fixture
 def no_spares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next file is made when it is needed, not before."""
+    """Create the next file only when it is needed, not in advance."""
     monkeypatch.setattr(SpareFiles, "is_next_due", lambda *_: False)

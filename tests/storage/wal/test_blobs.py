@@ -1,4 +1,4 @@
-"""Blob files: whole or refused, never a name without its bytes."""
+"""Blob files: complete or refused, and never a file name without its bytes."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def put(store: BlobStore, topic_id: int = 5, first_seq: int = 10) -> Path:
 
 
 def again(store: BlobStore) -> BlobStore:
-    """As another process finds it."""
+    """Open the folder as another process does."""
     found = BlobStore(store.folder)
     found.add(5, 10, 0)
     return found
 
 
-def test_what_was_written_is_read(store: BlobStore) -> None:
+def test_a_blob_is_read_as_it_was_written(store: BlobStore) -> None:
     put(store)
     store.verify(5, 10)
     assert body(store) == BODY
 
 
-def test_what_this_process_has_not_written_is_read_whole_once_and_before_any_byte_is_believed(
+def test_a_blob_of_another_process_is_verified_once_before_any_byte_is_used(
     store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(store)
@@ -63,7 +63,7 @@ def test_what_this_process_has_not_written_is_read_whole_once_and_before_any_byt
 
 
 @pytest.mark.parametrize("length", [0, 64, len(BODY)])
-def test_a_file_that_was_cut_since_it_was_written_is_not_mapped(
+def test_a_blob_that_was_cut_after_it_was_written_is_not_mapped(
     store: BlobStore, length: int
 ) -> None:
     os.truncate(put(store), length)
@@ -71,7 +71,7 @@ def test_a_file_that_was_cut_since_it_was_written_is_not_mapped(
         store.file(5, 10)
 
 
-def test_a_disk_that_does_not_give_it_is_damage(
+def test_a_blob_that_the_disk_cannot_read_is_damage(
     store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
@@ -85,7 +85,7 @@ def test_a_disk_that_does_not_give_it_is_damage(
         found.file(5, 10)
 
 
-def test_an_unfinished_blob_leaves_nothing(store: BlobStore) -> None:
+def test_an_abandoned_blob_leaves_no_file(store: BlobStore) -> None:
     writer = store.begin(5, 10, len(BODY))
     writer.write([BODY[:100]])
     writer.abandon()
@@ -93,7 +93,9 @@ def test_an_unfinished_blob_leaves_nothing(store: BlobStore) -> None:
     assert list(store.folder.iterdir()) == []
 
 
-def test_no_room_leaves_nothing(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_without_disk_space_leaves_no_file(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -103,7 +105,7 @@ def test_no_room_leaves_nothing(store: BlobStore, monkeypatch: pytest.MonkeyPatc
     assert list(store.folder.iterdir()) == []
 
 
-def test_the_sweep_keeps_what_the_log_speaks_of(store: BlobStore) -> None:
+def test_a_sweep_keeps_the_blobs_that_the_log_names_and_foreign_files(store: BlobStore) -> None:
     kept = put(store)
     put(store, topic_id=6)
     gone = store.forget(6)

@@ -1,4 +1,6 @@
-"""One file of the log: made whole or not at all, believed only when it is what its name says."""
+"""One file of the log: created completely or not at all, and used only if its header matches its
+name.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def failing(code: int) -> Any:
     return fail
 
 
-def test_a_new_file_has_its_name_its_header_and_all_its_room(file: WalFile, tmp_path: Path) -> None:
+def test_a_new_log_file_has_its_name_its_header_and_all_its_space(
+    file: WalFile, tmp_path: Path
+) -> None:
     file.create()
     (path,) = tmp_path.iterdir()
     assert path.name == "0000000000001000.wal"
@@ -44,7 +48,7 @@ def test_a_new_file_has_its_name_its_header_and_all_its_room(file: WalFile, tmp_
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_new_file_and_its_name_are_synced_before_the_first_frame(
+def test_a_new_log_file_and_its_name_are_synced_before_the_first_frame(
     file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[tuple[str, list[str]]] = []
@@ -63,11 +67,11 @@ def test_a_new_file_and_its_name_are_synced_before_the_first_frame(
     assert synced == [("0000000000001000.new", [".new"]), (tmp_path.name, [".wal"])]
 
 
-def test_only_the_first_file_that_was_a_spare_waits_for_its_name(
+def test_only_the_name_of_the_first_log_file_made_from_a_spare_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power loss may take the others' names: there is one before them that says where they
-    belong.
+    """A power failure may lose the names of the others, but the file before them identifies their
+    place.
     """
     disk = ForgetfulDisk(monkeypatch)
     for base in (0, 4096, 8192):
@@ -80,7 +84,7 @@ def test_only_the_first_file_that_was_a_spare_waits_for_its_name(
 
 
 @pytest.mark.parametrize("call", ["open", "posix_fallocate", "pwrite", "fdatasync"])
-def test_a_file_that_cannot_be_made_leaves_nothing_behind(
+def test_a_log_file_that_cannot_be_created_leaves_nothing(
     call: str, file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -93,7 +97,9 @@ def test_a_file_that_cannot_be_made_leaves_nothing_behind(
     assert file.path.exists()
 
 
-def test_a_size_beyond_what_the_process_may_write_is_no_room(tmp_path: Path) -> None:
+def test_a_size_above_the_file_size_limit_of_the_process_is_treated_as_a_full_disk(
+    tmp_path: Path,
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, hard))
     try:
@@ -104,7 +110,7 @@ def test_a_size_beyond_what_the_process_may_write_is_no_room(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_once_the_file_has_its_name_is_not_taken_for_want_of_room(
+def test_a_failure_after_the_file_has_its_name_is_not_treated_as_a_full_disk(
     file: WalFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wal_file, "sync_directory", failing(errno.EIO))
@@ -113,7 +119,7 @@ def test_a_failure_once_the_file_has_its_name_is_not_taken_for_want_of_room(
     assert not isinstance(raised.value, NoRoom)
 
 
-def test_a_file_that_is_opened_for_reading_alone_cannot_be_written(file: WalFile) -> None:
+def test_a_log_file_that_is_opened_read_only_cannot_be_written(file: WalFile) -> None:
     file.create()
     opened = WalFile.open(file.path, 3, writable=False)
     assert bytes(opened.view()) == bytes(file.view())
@@ -140,7 +146,7 @@ def test_a_file_that_is_opened_for_reading_alone_cannot_be_written(file: WalFile
         ("other.wal", encode_file_header(FileHeader(3, 0x1000, 7, SIZE)), "belongs to shard 3"),
     ],
 )
-def test_a_file_that_is_not_what_its_name_says_is_damage(
+def test_a_log_file_that_contradicts_its_name_is_damage(
     name: str, content: bytes, reason: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name
@@ -151,7 +157,7 @@ def test_a_file_that_is_not_what_its_name_says_is_damage(
     assert str(path) in str(raised.value)
 
 
-def test_a_cut_leaves_zeros_and_all_the_room(file: WalFile) -> None:
+def test_a_cut_leaves_zeros_and_all_the_space_of_the_file(file: WalFile) -> None:
     file.create()
     os.pwrite(file.fd, b"x" * (SIZE - FILE_HEADER_BYTES), FILE_HEADER_BYTES)
     file.cut(0x1000 + 100)
@@ -160,14 +166,14 @@ def test_a_cut_leaves_zeros_and_all_the_room(file: WalFile) -> None:
     assert file.path.stat().st_blocks * 512 >= SIZE
 
 
-def test_a_cut_never_makes_the_file_shorter_not_even_for_a_moment(
+def test_a_cut_never_shortens_the_file_even_briefly(
     file: WalFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash in between would leave a file that seems to have lost its end."""
+    """A crash at that moment would leave a file that seems to have lost its end."""
     file.create()
     monkeypatch.setattr(
         "topics.storage.disk._fallocate", None
-    )  # it is written then, piece by piece
+    )  # The zeros are then written in chunks
     sizes: list[int] = []
     for name in ("ftruncate", "posix_fallocate", "pwrite", "pwritev", "fsync"):
         real = getattr(os, name)

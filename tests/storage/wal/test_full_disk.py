@@ -1,4 +1,4 @@
-"""A log without room for its next file goes on where it was."""
+"""A log without space for its next file continues in the current one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from topics.storage.wal.file import NoRoom
 # A full disk
 
 
-def test_a_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None:
+def test_a_log_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None:
     hand_over(wal, frame(4000), sync=True)
     deadline = time.monotonic() + 5
     while not wal.writer.spares:
@@ -43,7 +43,7 @@ def test_a_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(
+def test_without_space_for_a_new_file_the_log_continues_in_the_old_one(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = hand_over(wal, frame(2000, seq=1), sync=True)
@@ -54,14 +54,14 @@ def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(
     assert (refused.written, refused.synced) == (before.written, before.written)
     assert wal.failed is None
     wal.resume(refused.written)
-    assert hand_over(wal, frame(100, seq=4)).written == wal.next_lsn  # fits the old file
+    assert hand_over(wal, frame(100, seq=4)).written == wal.next_lsn  # Fits the old file
     hand_over(wal, frame(3000, seq=5), sync=True)
     wal.wait_synced()
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 4, 5]
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_a_delete_gets_the_reserve_where_an_append_has_no_room(
+def test_a_delete_may_use_the_reserve_when_an_append_finds_no_space(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hand_over(wal, frame(4000), sync=True)
@@ -108,7 +108,7 @@ def _replace_the_folder(path: Path) -> None:
 @pytest.mark.parametrize(
     "take", [_move_the_file, _replace_the_file, _move_the_folder, _replace_the_folder]
 )
-def test_nothing_is_written_into_a_file_that_has_lost_its_name(
+def test_nothing_is_written_to_a_log_file_that_has_lost_its_name(
     wal: Log, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path], None], sync: bool
 ) -> None:
     written = hand_over(wal, frame(), sync=sync).written
@@ -121,7 +121,7 @@ def test_nothing_is_written_into_a_file_that_has_lost_its_name(
     assert (refused.error.errno, refused.written) == (errno.ENOENT, written)
 
 
-def test_a_look_that_fails_for_another_reason_ends_no_log(
+def test_a_check_that_fails_for_another_reason_does_not_stop_the_log(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert hand_over(wal, frame(), sync=True).error is None
@@ -133,7 +133,7 @@ def test_a_look_that_fails_for_another_reason_ends_no_log(
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(
+def test_groups_handed_over_before_the_loop_knows_of_the_full_disk_are_dropped(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
@@ -155,7 +155,7 @@ def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(
     assert wal.take_progress() == []
 
 
-def test_without_room_for_the_first_file_the_log_can_still_begin_later(
+def test_a_log_without_space_for_its_first_file_can_start_later(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Groups of frames: which of them one write and one sync serve, and in which order."""
+"""Groups of frames: which groups share one write and one sync, and in which order."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def group(file: WalFile, start: int, *, era: int = 0, new_file: bool = False) ->
 
 
 def take(waiting: GroupQueue) -> list[int] | None:
-    """Where the groups begin that are taken next."""
+    """Return the start positions of the groups that are taken next, or None at the end."""
     groups = waiting.take(time.perf_counter() + WAIT_S)
     return None if groups is None else [each.start for each in groups]
 
 
-def test_groups_of_another_file_or_era_are_taken_by_themselves(file: WalFile) -> None:
+def test_groups_of_different_files_or_eras_are_taken_separately(file: WalFile) -> None:
     waiting = GroupQueue()
     waiting.put(group(file, 0))
     waiting.put(group(file, 100, new_file=True))
@@ -43,7 +43,7 @@ def test_groups_of_another_file_or_era_are_taken_by_themselves(file: WalFile) ->
     assert take(waiting) == [300]
 
 
-def test_the_end_comes_after_all_groups_that_were_handed_over_before_it(file: WalFile) -> None:
+def test_the_end_is_reported_after_all_groups_that_were_handed_over_before(file: WalFile) -> None:
     waiting = GroupQueue()
     waiting.put(group(file, 0))
     waiting.put(group(file, 100, era=1))

@@ -1,4 +1,4 @@
-"""The hang watch tells of a call that does not return, and of nothing else."""
+"""The hang watch reports exactly the calls that do not return."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HangWatch, queue.Sim
     watch.stop()
 
 
-def test_calls_that_return_are_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they fall between the looks: here each look finds the loop in another call."""
+def test_calls_that_return_are_never_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check of the watch finds the loop in another call."""
     looks = 0
     watch, told = HangWatch(), list[int]()
     watch.on_hang = told.append
@@ -46,7 +46,7 @@ def test_calls_that_return_are_not_told_of(monkeypatch: pytest.MonkeyPatch) -> N
     assert (looks, told) == (50, [])
 
 
-def test_without_calls_it_sleeps_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_sleeps_while_there_are_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, waits = HangWatch(), queue.SimpleQueue[float | None]()
     real = watch._wake.wait
 
@@ -66,14 +66,16 @@ def test_without_calls_it_sleeps_until_the_next_one(monkeypatch: pytest.MonkeyPa
     watch.stop()
 
 
-def test_a_call_that_begins_while_it_falls_asleep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_begins_while_the_watch_falls_asleep_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Early(HangWatch):
         began = False
 
         def __setattr__(self, name: str, value: object) -> None:
             if (name, value, self.began) == ("_is_asleep", True, False):
                 self.__dict__["began"] = True
-                self.begin()  # it does not see that the thread is about to sleep
+                self.begin()  # The call does not see that the thread is about to sleep
             super().__setattr__(name, value)
 
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)

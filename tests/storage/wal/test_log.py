@@ -1,4 +1,4 @@
-"""The log as its loop sees it: files one after the other, waiting and stopping."""
+"""The log as its loop uses it: consecutive files, waiting and stopping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from topics.storage.wal.file import NoRoom, WalFile
 # Files
 
 
-def test_a_file_that_is_full_is_synced_before_the_next_one_is_made(
+def test_a_full_log_file_is_synced_before_the_next_one_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal")
@@ -74,7 +74,7 @@ def test_a_frame_larger_than_a_file_gets_a_file_of_its_size(wal: Log) -> None:
 # Waiting and stopping
 
 
-def test_waiting_for_the_disk_raises_what_went_wrong(
+def test_waiting_for_the_disk_raises_the_error_of_the_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal")
@@ -92,7 +92,7 @@ def test_waiting_for_the_disk_raises_what_went_wrong(
     wal.stop()
 
 
-def test_stopping_writes_and_syncs_what_was_appended(tmp_path: Path) -> None:
+def test_a_stop_writes_and_syncs_all_appended_frames(tmp_path: Path) -> None:
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1))
     wal.append(frame(seq=2))
@@ -102,7 +102,7 @@ def test_stopping_writes_and_syncs_what_was_appended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
-def test_stopping_tells_when_the_last_records_did_not_reach_the_disk(
+def test_a_stop_raises_if_the_last_frames_did_not_reach_the_disk(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal")
@@ -113,7 +113,7 @@ def test_stopping_tells_when_the_last_records_did_not_reach_the_disk(
         wal.stop()
 
 
-def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
+def test_the_old_name_of_a_reused_log_file_is_durably_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ForgetfulDisk(monkeypatch)
@@ -132,7 +132,7 @@ def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
     }
 
 
-def test_bytes_that_router_frames_name_fill_a_file(wal: Log) -> None:
+def test_bytes_that_router_frames_name_count_towards_a_full_file(wal: Log) -> None:
     hand_over(wal, frame(), sync=True)
     router = frame()._replace(kind=FrameKind.FORWARD, named_bytes=FILE_BYTES // 2)
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_bytes_that_router_frames_name_fill_a_file(wal: Log) -> None:
     assert wal.full_files() == [(0, lsn), (lsn, end)]
 
 
-def test_a_file_that_is_ended_takes_no_other_frame(wal: Log) -> None:
+def test_an_ended_file_accepts_no_further_frame(wal: Log) -> None:
     hand_over(wal, frame(), sync=True)
     assert wal.may_name(0, 100)
     assert not wal.may_name(0, ROOM), "the next frame has no room in the file"

@@ -1,4 +1,4 @@
-"""After an error nothing is written again, and what is refused is cut."""
+"""Errors of the log: after an error nothing is written, and refused frames are cut off."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from topics.storage.wal.writer import WalWriter
 
 @pytest.fixture(params=["thread", "loop"])
 def writes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who writes and syncs a short group that asks for a sync."""
+    """Let the thread or the loop write and sync a short group that requests a sync."""
     sync_by(monkeypatch, loop=request.param == "loop")
 
 
 @pytest.mark.usefixtures("writes")
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_after_an_error_nothing_is_ever_written_again(
+def test_nothing_is_written_after_an_error(
     call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal")
@@ -61,10 +61,12 @@ def test_after_an_error_nothing_is_ever_written_again(
 
 @pytest.mark.usefixtures("writes")
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
-def test_what_is_refused_is_cut_off_before_its_refusal_is_known(
+def test_refused_frames_are_cut_off_before_their_refusal_is_reported(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was reported as written stays, synced or not: it is acknowledged."""
+    """Frames that were reported as written are kept, synced or not, because they are
+    acknowledged.
+    """
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1), sync=True)
     hand_over(wal, frame(seq=2))
@@ -88,10 +90,12 @@ def test_what_is_refused_is_cut_off_before_its_refusal_is_known(
     wal.stop()
 
 
-def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(
+def test_a_sync_that_fails_during_a_write_is_reported_after_the_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the loop writes meanwhile is refused with the rest, though its write went well."""
+    """The group that the loop writes in the meantime is refused too, although its write
+    succeeded.
+    """
     wal = start(tmp_path / "wal", sync_ms=60_000)
     good = hand_over(wal, frame(seq=1))
     told: list[bool] = []
@@ -118,7 +122,7 @@ def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(
 
 
 @pytest.mark.usefixtures("writes")
-def test_frames_that_cannot_be_cut_off_are_told_of(
+def test_frames_that_cannot_be_cut_off_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wal = start(tmp_path / "wal")
@@ -132,7 +136,7 @@ def test_frames_that_cannot_be_cut_off_are_told_of(
     wal.stop()
 
 
-def test_a_background_sync_that_fails_breaks_the_log_too(
+def test_a_failed_background_sync_breaks_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal", sync_ms=1)
@@ -144,7 +148,7 @@ def test_a_background_sync_that_fails_breaks_the_log_too(
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_a_file_that_cannot_get_its_name_for_good_breaks_the_log(
+def test_a_log_file_whose_name_cannot_be_synced_breaks_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal")
@@ -159,7 +163,7 @@ def test_a_file_that_cannot_get_its_name_for_good_breaks_the_log(
 # The loop's own syncs
 
 
-def test_a_log_that_is_given_up_during_the_loops_sync_keeps_nothing_of_its_group(
+def test_a_log_that_breaks_during_a_sync_of_the_loop_keeps_nothing_of_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal")
@@ -177,10 +181,10 @@ def test_a_log_that_is_given_up_during_the_loops_sync_keeps_nothing_of_its_group
     wal.stop()
 
 
-def test_the_thread_does_not_report_what_the_loop_has_not_synced(
+def test_the_thread_does_not_report_frames_that_the_loop_has_not_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has written its own group when the loop writes the next one, whose sync fails."""
+    """The thread has written its own group when the loop writes the next one, whose sync fails."""
     wal = start(tmp_path / "wal")
     sync_by(monkeypatch, loop=True)
     wrote, may_report = threading.Event(), threading.Event()

@@ -1,4 +1,6 @@
-"""Spare files and the reserve of the log: kept, found again, and taken by those who may."""
+"""Spare files and the reserve of the log: kept, found after a restart, and used only by entitled
+frames.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
+def test_released_log_files_fill_the_reserve_first_and_then_the_spares(
     tmp_path: Path,
 ) -> None:
     stock = SpareFiles(tmp_path, 0, SIZE)
@@ -50,7 +52,7 @@ def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
     assert names(tmp_path) == [], "a full disk may want the room of what does not fit"
 
 
-def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(
+def test_a_log_file_whose_removal_was_not_synced_is_added_by_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock, files = SpareFiles(tmp_path, 0, SIZE), [log_file(tmp_path, base) for base in range(2)]
@@ -63,7 +65,7 @@ def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(
     assert (stock.has_reserve, len(stock)) == (True, 1)
 
 
-def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> None:
+def test_space_is_found_when_there_are_a_spare_and_the_reserve(tmp_path: Path) -> None:
     stock = SpareFiles(tmp_path, 0, SIZE)
     with pytest.MonkeyPatch.context() as patch:
         leave_room(patch, SIZE)
@@ -84,7 +86,7 @@ def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> 
     assert (stock.take(), stock.take_reserve()) == (None, None)
 
 
-def test_a_spare_that_was_wanted_is_not_made_when_others_have_come_meanwhile(
+def test_a_requested_spare_is_not_created_if_others_were_added_in_the_meantime(
     tmp_path: Path,
 ) -> None:
     stock = SpareFiles(tmp_path, 0, SIZE)
@@ -100,7 +102,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def half_full(stock: SpareFiles, base: int) -> None:
-    """As much has been written in a file of the log with this base."""
+    """Write the first half of a log file with this base."""
     file = WalFile(stock.folder, FileHeader(0, base, base, stock.file_bytes), stock.file_bytes)
     assert not stock.is_next_due(file, file.base)
     if stock.is_next_due(file, file.base + file.size // 2):
@@ -108,7 +110,7 @@ def half_full(stock: SpareFiles, base: int) -> None:
         stock.prepare_next(file)
 
 
-def test_files_grow_behind_one_another_up_to_the_bound_and_the_reserve_first(
+def test_log_files_grow_one_after_another_up_to_the_bound_with_the_reserve_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wal_spares, "FIRST_FILE_BYTES", SIZE)
@@ -117,7 +119,8 @@ def test_files_grow_behind_one_another_up_to_the_bound_and_the_reserve_first(
     assert (stock.file_bytes, sizes(tmp_path)) == (SIZE, {".reserve": SIZE})
     with monkeypatch.context() as patch:
         room = SimpleNamespace(f_blocks=1 << 30, f_bavail=3 * SIZE + MARGIN_BYTES, f_frsize=1)
-        patch.setattr(os, "statvfs", lambda _: room)  # not for a reserve and a file twice as large
+        # Not enough for a reserve and a file twice as large
+        patch.setattr(os, "statvfs", lambda _: room)
         half_full(stock, 0)
     assert (stock.file_bytes, sizes(tmp_path)) == (SIZE, {".reserve": SIZE, ".spare": SIZE})
     half_full(stock, 1)
@@ -140,7 +143,7 @@ def test_files_grow_behind_one_another_up_to_the_bound_and_the_reserve_first(
     assert SpareFiles(tmp_path, 2 * SIZE, 3 * SIZE).file_bytes == 2 * SIZE
 
 
-def test_a_kill_while_files_grow_leaves_nothing_that_does_not_fit(
+def test_a_kill_while_log_files_grow_leaves_no_file_of_the_wrong_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wal_spares, "FIRST_FILE_BYTES", SIZE)
@@ -162,7 +165,7 @@ def killed(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_only_what_frees_room_and_what_tells_of_a_start_may_have_the_reserve() -> None:
+def test_only_frames_that_free_space_or_start_a_process_may_use_the_reserve() -> None:
     assert {
         FrameKind.DELETE,
         FrameKind.TOPIC_DELETED,

@@ -1,4 +1,4 @@
-"""Syncs that nobody waits for come within their time, and all are counted with what they took."""
+"""Background syncs are made within their time, and all syncs are counted with their durations."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from topics.storage.wal.syncer import (
     SyncPace,
 )
 
-# Syncs that nobody waits for come within their time, and all are counted with what they took
+# Background syncs are made within their time, and all syncs are counted with their durations
 
 
-# Syncs that nobody waits for
+# Syncs that no client waits for
 
 
-def test_what_nobody_waits_for_is_synced_after_its_time(tmp_path: Path) -> None:
+def test_unrequested_data_is_synced_after_its_time(tmp_path: Path) -> None:
     wal = start(tmp_path / "wal", sync_ms=1)
     assert hand_over(wal, frame()).synced == 0
     assert wal.next_progress().synced == wal.next_lsn
     wal.stop()
 
 
-def test_steady_writing_does_not_put_the_sync_off(tmp_path: Path) -> None:
+def test_steady_writing_does_not_postpone_the_sync(tmp_path: Path) -> None:
     wal = start(tmp_path / "wal", sync_ms=200, file_bytes=64 << 20)
     end = time.monotonic() + WAIT_MS / 1000
     while not wal.synced_lsn:
@@ -57,7 +57,7 @@ def test_steady_writing_does_not_put_the_sync_off(tmp_path: Path) -> None:
     wal.stop()
 
 
-def test_the_writer_starts_from_where_the_log_was_made(
+def test_the_writer_starts_at_the_position_at_which_the_log_was_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[threading.Thread] = []
@@ -72,11 +72,11 @@ def test_the_writer_starts_from_where_the_log_was_made(
     wal.stop()
 
 
-# How long syncs take
+# Durations of syncs
 
 
 class SlowFile:
-    """A file whose syncs take times that the test gives, on a clock of its own."""
+    """A file whose syncs take durations that the test specifies, with a simulated clock."""
 
     def __init__(self, *took_us: int) -> None:
         self.now_ns, self.took_us = 0, [*took_us]
@@ -91,7 +91,7 @@ class SlowFile:
 BAD = 77
 
 
-def test_each_sync_is_counted_with_the_time_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_sync_is_counted_with_its_duration(monkeypatch: pytest.MonkeyPatch) -> None:
     took = (49, 50, 51, 500, 501, 10_000_000, 10_000_001)
     file: Any = SlowFile(*took)
     monkeypatch.setattr(syncer, "time", SimpleNamespace(perf_counter_ns=lambda: file.now_ns))
@@ -113,7 +113,7 @@ def test_each_sync_is_counted_with_the_time_that_it_took(monkeypatch: pytest.Mon
     assert (total_us, count, counters.fsyncs) == (sum(took), len(took), len(took))
 
 
-def test_a_sync_that_fails_does_not_count() -> None:
+def test_a_failed_sync_is_not_counted() -> None:
     file: Any = SlowFile(10, BAD, 10)
     counters = WalCounters()
     own = Syncer(WriteState(None, 0, counters))
@@ -121,7 +121,7 @@ def test_a_sync_that_fails_does_not_count() -> None:
     assert (counters.fsyncs, counters.sync_us[-1], file.took_us) == (1, 1, [10])
 
 
-# The loop syncs while syncs are cheap, and stops for a while after one that was not
+# The loop syncs while syncs are cheap, and pauses after a slow one
 
 
 FAST_S = CHEAP_S / 5
@@ -143,7 +143,7 @@ def test_the_thread_makes_the_first_syncs() -> None:
     assert pace.is_cheap(2.0)
 
 
-def test_after_a_slow_sync_the_loop_makes_none_for_a_time_that_it_sets() -> None:
+def test_the_loop_pauses_its_syncs_in_proportion_to_a_slow_sync() -> None:
     pace = cheap()
     pace.note(SLOW_S * 2, 1.0, by_loop=True)
     again_at = 1.0 + SLOW_S * 2 * PAUSE_PER_S
@@ -156,14 +156,14 @@ def test_after_a_slow_sync_the_loop_makes_none_for_a_time_that_it_sets() -> None
     assert pace.is_cheap(again_at)
 
 
-def test_no_sync_costs_a_longer_pause_than_the_longest() -> None:
+def test_no_sync_causes_a_pause_above_the_maximum() -> None:
     pace = cheap()
     pace.note(1000.0, 1001.0, by_loop=True)
     pace.note(FAST_S, 1001.0 + PAUSE_MAX_S, by_loop=False)
     assert pace.is_cheap(1001.0 + PAUSE_MAX_S)
 
 
-def test_syncs_that_are_dear_on_average_end_it_though_none_is_slow() -> None:
+def test_syncs_that_are_expensive_on_average_end_the_syncs_of_the_loop() -> None:
     pace, now = cheap(), 0.0
     for _ in range(AVERAGE_OVER * 4):
         now += SLOW_S
@@ -178,7 +178,7 @@ def test_slow_syncs_of_the_thread_do_not_count() -> None:
     assert pace.is_cheap(5.0)
 
 
-def test_what_a_sync_takes_after_a_long_silence_nobody_knows() -> None:
+def test_the_duration_of_a_sync_is_unknown_after_a_long_silence() -> None:
     pace = cheap()
     assert pace.is_cheap(STALE_S - 0.1)
     assert not pace.is_cheap(STALE_S)
@@ -186,7 +186,7 @@ def test_what_a_sync_takes_after_a_long_silence_nobody_knows() -> None:
     assert pace.is_cheap(STALE_S + 1)
 
 
-def test_a_disk_of_any_kind_costs_the_loop_a_bounded_share_of_its_time() -> None:
+def test_slow_syncs_cost_the_loop_a_bounded_share_of_its_time_on_any_disk() -> None:
     for share in (0.01, 0.3, 0.9):
         dice, pace, now, lost_s = random.Random(1), SyncPace(), 0.0, 0.0
         while now < 200.0:

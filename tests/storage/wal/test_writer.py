@@ -1,4 +1,4 @@
-"""The log's writer: order, groups, and what the loop writes itself."""
+"""The writer of the log: order, groups, and the writes that the loop makes itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from topics.storage.wal.writer import AT_ONCE_MAX_BYTES, UNSYNCED_MAX_BYTES, Wal
 # Order and groups
 
 
-def test_records_are_found_again_by_their_place(wal: Log) -> None:
+def test_records_are_found_by_their_locators(wal: Log) -> None:
     locators = [wal.append(frame(size, seq=size)) for size in (1, 50, 3000, 2000, 7)]
     wal.flush(sync=True)
     wal.wait_synced()
@@ -46,7 +46,7 @@ def test_records_are_found_again_by_their_place(wal: Log) -> None:
     assert wal.counters.rotations == 2
 
 
-def test_only_a_group_that_asks_for_it_is_synced(wal: Log) -> None:
+def test_only_a_group_that_requests_it_is_synced(wal: Log) -> None:
     first = hand_over(wal, frame())
     assert (first.written, first.synced, first.sync_ms) == (wal.next_lsn, 0, 0.0)
     second = hand_over(wal, frame(), sync=True)
@@ -54,7 +54,7 @@ def test_only_a_group_that_asks_for_it_is_synced(wal: Log) -> None:
     assert wal.counters.fsyncs == 1
 
 
-def test_groups_that_wait_share_one_write_and_one_sync(
+def test_waiting_groups_share_one_write_and_one_sync(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
@@ -71,7 +71,7 @@ def test_groups_that_wait_share_one_write_and_one_sync(
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == list(range(1, 10))
 
 
-def test_a_frame_knows_how_far_the_log_was_synced(wal: Log) -> None:
+def test_a_frame_records_the_position_up_to_which_the_log_was_synced(wal: Log) -> None:
     hand_over(wal, frame(), sync=True)
     synced = wal.next_lsn
     hand_over(wal, frame())
@@ -79,7 +79,7 @@ def test_a_frame_knows_how_far_the_log_was_synced(wal: Log) -> None:
     assert [header.durable_lsn for header in frames_on_disk(wal.folder)] == [0, synced, synced]
 
 
-# What the loop writes itself
+# Writes by the loop
 
 
 def test_a_short_group_is_written_when_flush_returns(wal: Log) -> None:
@@ -92,7 +92,7 @@ def test_a_short_group_is_written_when_flush_returns(wal: Log) -> None:
     assert wal.counters.batches == 2
 
 
-def test_the_first_group_of_a_file_and_a_long_one_go_to_the_writer(tmp_path: Path) -> None:
+def test_the_first_group_of_a_file_and_a_long_group_go_to_the_writer(tmp_path: Path) -> None:
     wal = start(tmp_path / "wal", file_bytes=1 << 20)
     assert at_once(wal, frame(seq=1)) is None
     wal.next_progress()
@@ -103,7 +103,7 @@ def test_the_first_group_of_a_file_and_a_long_one_go_to_the_writer(tmp_path: Pat
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
 
 
-def test_nothing_is_written_at_once_beside_a_sync_or_before_what_is_on_its_way(
+def test_the_loop_does_not_write_during_a_sync_or_before_pending_groups(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hand_over(wal, frame(seq=1))
@@ -118,11 +118,11 @@ def test_nothing_is_written_at_once_beside_a_sync_or_before_what_is_on_its_way(
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
 
 
-def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(
+def test_groups_of_the_loop_and_the_writer_are_written_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was woken for the first of several writes of the loop, and a group of its own waits by the
-    time that it looks.
+    """The writer thread was woken for the first of several writes of the loop. When it runs, a
+    group of its own is waiting.
     """
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1), sync=True)
@@ -151,11 +151,11 @@ def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("syncs", [False, True])
-def test_what_was_written_at_once_is_synced_after_its_time(
+def test_groups_that_the_loop_wrote_are_synced_after_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, syncs: bool
 ) -> None:
-    """However the loop's writes, and its syncs, fall between the looks of the writer, none is
-    forgotten: so they come at times left to chance.
+    """Writes and syncs happen at random times relative to the checks of the writer, and none is
+    missed.
     """
     sync_by(monkeypatch, loop=True)
     wal = start(tmp_path / "wal", sync_ms=1, file_bytes=1 << 20)
@@ -176,7 +176,7 @@ def test_what_was_written_at_once_is_synced_after_its_time(
     wal.stop()
 
 
-def test_much_that_was_written_at_once_is_synced_before_its_time(
+def test_many_bytes_that_the_loop_wrote_are_synced_before_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     length = frame().length
@@ -203,7 +203,7 @@ def test_much_that_was_written_at_once_is_synced_before_its_time(
     wal.stop()
 
 
-def test_an_error_of_the_loops_own_write_breaks_the_log(
+def test_an_error_of_a_write_by_the_loop_breaks_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal")
@@ -222,7 +222,7 @@ def test_an_error_of_the_loops_own_write_breaks_the_log(
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]
 
 
-# What the loop syncs itself
+# Syncs by the loop
 
 
 def synced(wal: Log, *frames: Frame) -> Progress | None:
@@ -231,7 +231,9 @@ def synced(wal: Log, *frames: Frame) -> Progress | None:
     return wal.flush(sync=True)
 
 
-def test_a_cheap_sync_is_over_when_flush_returns(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cheap_sync_is_complete_when_flush_returns(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hand_over(wal, frame(seq=1))
     sync_by(monkeypatch, loop=True)
     progress = synced(wal, frame(seq=2), frame(seq=3))
@@ -271,7 +273,7 @@ def test_long_groups_new_files_and_long_backlogs_are_synced_by_the_writer(
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5]
 
 
-def test_the_loop_syncs_nothing_beside_a_sync_or_behind_one_that_is_on_its_way(
+def test_the_loop_does_not_sync_during_or_after_a_pending_sync(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hand_over(wal, frame(seq=1))
@@ -292,10 +294,10 @@ def test_the_loop_syncs_nothing_beside_a_sync_or_behind_one_that_is_on_its_way(
 
 
 @pytest.mark.slow
-def test_what_the_loop_has_synced_is_not_synced_again(
+def test_data_that_the_loop_has_synced_is_not_synced_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer was told of a write of the loop, and looks when the time of its sync has come."""
+    """The writer was notified of a write of the loop, and checks again when its sync is due."""
     looks = threading.Semaphore(0)
     plan = WalWriter._plan_sync
 
@@ -311,7 +313,7 @@ def test_what_the_loop_has_synced_is_not_synced_again(
     assert looks.acquire(timeout=WAIT_MS / 1000)
     assert looks.acquire(timeout=WAIT_MS / 1000), "it knows of the second frame"
     fsyncs = wal.counters.fsyncs
-    if synced(wal, frame(seq=3)) is None:  # a machine so slow that the time had come
+    if synced(wal, frame(seq=3)) is None:  # A machine so slow that the sync was due before
         wal.wait_synced()
     assert wal.counters.fsyncs == fsyncs + 1
     assert looks.acquire(timeout=WAIT_MS / 1000), "the time has come"
@@ -319,7 +321,7 @@ def test_what_the_loop_has_synced_is_not_synced_again(
     assert wal.counters.fsyncs == fsyncs + 1
 
 
-def test_the_next_file_is_made_ahead_though_the_loop_makes_all_syncs(
+def test_the_next_file_is_created_in_advance_even_if_the_loop_makes_all_syncs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wal_writer, "SYNC_BYTES", 1000)
@@ -340,7 +342,7 @@ def test_the_next_file_is_made_ahead_though_the_loop_makes_all_syncs(
 
 
 @pytest.mark.slow
-def test_a_hang_of_the_loop_is_told_of_and_its_return_ends_that(
+def test_a_hang_of_the_loop_is_reported_until_the_call_returns(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)

@@ -333,7 +333,8 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
     """A received message, as its handlers get it. Handlers must not modify it.
 
     ``session``: the link session on which it was received. ``frame``: the message itself
-    (`decisions/0003` §2), for diagnostics and tracing. ``envelope``: its decoded payload; None for a custom message.
+    (`decisions/0003` §2), for diagnostics and tracing. ``envelope``: its decoded payload; None for
+    a custom message.
     ``params``: those of the envelope, as the NamedTuple type of the handler's registration.
     ``parked_ms``: how long it was queued.
 

@@ -1,4 +1,4 @@
-"""Polled claims: what they are given, how long they wait, and what becomes of unwanted leases."""
+"""Polled claims: their jobs, their wait times, and leases whose response was not delivered."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-# Answers
+# Responses
 
 
 @pytest.mark.slow
-async def test_an_answer_has_about_32_mib_of_jobs_at_most(
+async def test_a_claim_response_contains_at_most_about_32_mib_of_jobs(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    """No time passes: appends would wait for the log to reserve later times."""
+    """No time passes, because appends would wait for the log to reserve later timestamps."""
     workers.queue()
     for _ in range(400):
         workers.append("q", "x" * (1 << 17))
@@ -38,7 +38,7 @@ async def test_an_answer_has_about_32_mib_of_jobs_at_most(
 # Waiting
 
 
-async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
+async def test_a_waiting_claim_ends_without_jobs_after_its_wait_time(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue()
@@ -54,7 +54,7 @@ async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
     assert workers.claimed() == []
 
 
-async def test_a_deletion_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> None:
+async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> None:
     workers.queue()
     claim = workers.claim(wait_ms=30_000)
     workers.turn()
@@ -67,7 +67,7 @@ async def test_a_deletion_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> 
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_a_queue_whose_making_was_lost_ends_waits(workers: QueueDesk) -> None:
+async def test_waits_end_if_the_creation_of_their_queue_is_lost(workers: QueueDesk) -> None:
     put = workers.put("q", type="queue", durability="ephemeral")
     claim = workers.claim(wait_ms=30_000)
     workers.turn()
@@ -77,10 +77,10 @@ async def test_a_queue_whose_making_was_lost_ends_waits(workers: QueueDesk) -> N
     assert len(workers.services.job_dispatch) == 0
 
 
-# Unwanted leases
+# Leases whose response was not delivered
 
 
-async def test_a_claim_that_is_cancelled_while_it_waits_takes_nothing(workers: QueueDesk) -> None:
+async def test_a_claim_that_is_cancelled_while_it_waits_leases_no_job(workers: QueueDesk) -> None:
     workers.queue()
     claim, other = workers.claim(wait_ms=30_000), workers.claim(wait_ms=30_000)
     workers.turn()
@@ -91,7 +91,7 @@ async def test_a_claim_that_is_cancelled_while_it_waits_takes_nothing(workers: Q
 
 
 @pytest.mark.parametrize("wait_ms", [0, 30_000])
-async def test_the_leases_of_an_answer_that_reached_nobody_go_to_the_next_one(
+async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
     workers: QueueDesk, wait_ms: int
 ) -> None:
     workers.queue()
@@ -110,7 +110,7 @@ async def test_the_leases_of_an_answer_that_reached_nobody_go_to_the_next_one(
     assert [job["deliveries"] for job in answer["claimed"]] == [1, 1], "they reached nobody"
 
 
-async def test_only_leases_that_are_still_as_they_were_given_are_taken_back(
+async def test_only_unchanged_leases_are_taken_back(
     workers: QueueDesk,
 ) -> None:
     workers.queue(lease_ms=500)
@@ -129,7 +129,7 @@ async def test_only_leases_that_are_still_as_they_were_given_are_taken_back(
 
 
 @pytest.mark.parametrize("config", [{}, {"type": "queue"}, None])
-async def test_leases_of_a_topic_that_is_gone_or_was_made_again_are_not_taken_back(
+async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
     workers: QueueDesk, config: dict[str, str] | None
 ) -> None:
     workers.queue(jobs=1)
@@ -161,7 +161,7 @@ async def test_durable_leases_are_taken_back_durably(workers: QueueDesk) -> None
     assert len(workers.log.groups) == tried + 1
 
 
-async def test_the_claims_of_a_front_that_has_gone_are_dropped(workers: QueueDesk) -> None:
+async def test_waiting_claims_of_a_disconnected_front_are_dropped(workers: QueueDesk) -> None:
     workers.queue()
     workers.claim(wait_ms=30_000)
     workers.turn()
@@ -175,7 +175,7 @@ async def test_the_claims_of_a_front_that_has_gone_are_dropped(workers: QueueDes
 # Durable leases
 
 
-async def test_durable_leases_are_told_when_the_log_has_them(workers: QueueDesk) -> None:
+async def test_durable_leases_are_returned_when_the_log_has_synced_them(workers: QueueDesk) -> None:
     workers.queue(durability="fsync", leases_durable=True)
     workers.append("q", 1)
     workers.synced()
@@ -187,7 +187,7 @@ async def test_durable_leases_are_told_when_the_log_has_them(workers: QueueDesk)
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_leases_that_the_log_cannot_take_are_refused_and_taken_back(
+async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
@@ -206,7 +206,7 @@ async def test_leases_that_the_log_cannot_take_are_refused_and_taken_back(
     assert workers.claimed() == [(waiting, [1])]
 
 
-async def test_a_claim_that_is_cancelled_on_its_way_to_the_log_gives_its_jobs_back(
+async def test_a_claim_that_is_cancelled_during_its_log_write_releases_its_jobs(
     workers: QueueDesk,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
@@ -223,7 +223,7 @@ async def test_a_claim_that_is_cancelled_on_its_way_to_the_log_gives_its_jobs_ba
     assert (told["cid"], seqs_of(told), told["claimed"][0]["deliveries"]) == (other, [1], 1)
 
 
-async def test_a_claim_whose_time_ends_while_the_log_is_told_still_gets_its_jobs(
+async def test_a_claim_whose_wait_ends_during_its_log_write_still_receives_its_jobs(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
@@ -239,7 +239,7 @@ async def test_a_claim_whose_time_ends_while_the_log_is_told_still_gets_its_jobs
 
 
 @pytest.mark.parametrize("is_durable", [False, True])
-async def test_short_of_room_leases_that_grow_the_log_are_refused(
+async def test_only_durable_leases_are_rejected_while_the_log_is_short_of_space(
     workers: QueueDesk, is_durable: bool
 ) -> None:
     workers.queue(durability="disk", leases_durable=is_durable)
@@ -252,7 +252,7 @@ async def test_short_of_room_leases_that_grow_the_log_are_refused(
     assert workers.answers() == [(claim, "not_ready" if is_durable else 200)]
 
 
-async def test_a_shard_that_cannot_write_refuses_claims_and_ends_waits(
+async def test_a_shard_that_cannot_write_rejects_claims_and_ends_waits(
     workers: QueueDesk,
 ) -> None:
     workers.queue()
@@ -267,7 +267,9 @@ async def test_a_shard_that_cannot_write_refuses_claims_and_ends_waits(
     assert (told[waiting], told[claim]) == ("not_ready", "not_ready")
 
 
-async def test_a_claim_of_a_held_queue_is_handled_when_it_is_free(workers: QueueDesk) -> None:
+async def test_a_claim_of_a_held_queue_is_served_when_the_queue_is_released(
+    workers: QueueDesk,
+) -> None:
     workers.queue(jobs=1)
     workers.loop.context.held.take("q")
     claim = workers.claim()
@@ -278,7 +280,7 @@ async def test_a_claim_of_a_held_queue_is_handled_when_it_is_free(workers: Queue
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_a_claim_of_a_held_queue_that_is_cancelled_takes_nothing(
+async def test_a_cancelled_claim_of_a_held_queue_leases_no_job(
     workers: QueueDesk,
 ) -> None:
     workers.queue()

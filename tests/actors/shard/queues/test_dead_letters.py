@@ -1,4 +1,4 @@
-"""Dead letters: append first, delete second; what cannot go stays and is tried again."""
+"""Dead letters: append first, delete second. Jobs that cannot be moved stay and are retried."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ def kinds(desk: Desk) -> list[FrameKind]:
 
 
 async def move(desk: Desk, queue: Topic) -> None:
-    """Its jobs are exhausted; what the shard and the log do then."""
+    """Exhaust the jobs of a queue and let the shard and the log run."""
     exhaust(desk, queue)
     wake(desk, queue)
     await run_log(desk)
 
 
 async def dying(desk: Desk, *datas: Any, **config: Any) -> tuple[FakePeers, Topic]:
-    """A queue whose exhausted jobs are on their way to a peer."""
+    """Return a queue whose exhausted jobs are being moved to a peer."""
     peers, queue = with_fake_peers(desk), make_queue(desk, "q", *datas, **config)
     await move(desk, queue)
     return peers, queue
 
 
-# What a copy is
+# Contents of a copy
 
 
-async def test_exhausted_jobs_are_moved_to_a_topic_that_is_made_for_them(desk: Desk) -> None:
+async def test_exhausted_jobs_are_moved_to_a_topic_that_is_created_for_them(desk: Desk) -> None:
     queue = make_queue(desk, "q", "x", "y", max_deliveries=2)
     await move(desk, queue)
     assert [record["data"] for record in records(desk, "dead")] == ["x", "y"]
@@ -79,7 +79,7 @@ async def test_exhausted_jobs_are_moved_to_a_topic_that_is_made_for_them(desk: D
     assert jobs_of(queue).counters(queue.count) == (0, 0, 2, 0)
 
 
-async def test_a_copy_keeps_tag_data_and_meta_and_tells_where_it_comes_from(desk: Desk) -> None:
+async def test_a_copy_keeps_tag_data_and_meta_and_names_its_source(desk: Desk) -> None:
     queue = make_queue(desk, "q")
     desk.append("q", records=[{"data": {"n": 1}, "tag": "t", "meta": {"trace": "z"}}, {"data": 2}])
     desk.synced()
@@ -93,7 +93,7 @@ async def test_a_copy_keeps_tag_data_and_meta_and_tells_where_it_comes_from(desk
 
 
 @pytest.mark.parametrize(("auto_create", "create"), [(True, None), (False, False)])
-async def test_each_copy_is_an_append_with_a_key_and_is_sent_to_the_shard_of_its_topic(
+async def test_each_copy_is_a_keyed_append_to_the_shard_of_the_dead_letter_topic(
     desk: Desk, auto_create: bool, create: bool | None
 ) -> None:
     peers, queue = await dying(desk, "x", "y", dead_letter="dead7", auto_create=auto_create)
@@ -105,8 +105,8 @@ async def test_each_copy_is_an_append_with_a_key_and_is_sent_to_the_shard_of_its
     assert [request["create"] for request in asked.requests] == [create, create]
 
 
-async def test_a_copy_may_be_longer_than_the_limits_of_clients(desk: Desk) -> None:
-    """Its stamp makes it so."""
+async def test_a_copy_may_exceed_the_limits_of_clients(desk: Desk) -> None:
+    """Its stamp makes it longer."""
     meta = {f"k{number}": "x" * 240 for number in range(64)}
     queue = make_queue(desk, "q")
     desk.append("q", records=[{"data": "y" * (900 << 10), "meta": meta}])
@@ -117,10 +117,12 @@ async def test_a_copy_may_be_longer_than_the_limits_of_clients(desk: Desk) -> No
     assert record["meta"].items() >= meta.items()
 
 
-# Its order
+# Order of the steps
 
 
-async def test_the_log_is_told_first_then_it_is_appended_and_then_deleted(desk: Desk) -> None:
+async def test_a_move_is_logged_first_then_the_copy_is_appended_then_the_job_deleted(
+    desk: Desk,
+) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
@@ -144,7 +146,7 @@ async def test_the_log_is_told_first_then_it_is_appended_and_then_deleted(desk: 
     assert (desk.seqs("q"), moved(queue)) == ([], 1)
 
 
-async def test_an_ephemeral_queue_has_nothing_to_tell_the_log(desk: Desk) -> None:
+async def test_a_move_of_an_ephemeral_queue_writes_no_frame(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "x", durability="ephemeral")
     before = len(kinds(desk))
@@ -155,7 +157,7 @@ async def test_an_ephemeral_queue_has_nothing_to_tell_the_log(desk: Desk) -> Non
     assert (moved(queue), len(kinds(desk))) == (1, before)
 
 
-async def test_batches_follow_one_another_and_one_is_under_way_at_a_time(
+async def test_batches_are_moved_one_after_another(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 2)
@@ -174,13 +176,13 @@ async def test_batches_follow_one_another_and_one_is_under_way_at_a_time(
     assert (sizes, moved(queue), peers.asked) == ([2, 2, 1], 5, [])
 
 
-async def test_a_batch_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_is_limited_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "COPIES_BYTES", 150)
     peers, _ = await dying(desk, "x" * 60, "y" * 60, "z" * 60)
     assert [len(asked.requests) for asked in peers.take()] == [2]
 
 
-async def test_a_shard_that_does_not_answer_stops_the_moves_to_its_topics_only(
+async def test_a_shard_that_does_not_reply_stops_only_the_moves_to_its_topics(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "MOVES_MAX", 1)
@@ -200,7 +202,7 @@ async def test_a_shard_that_does_not_answer_stops_the_moves_to_its_topics_only(
     assert [moved(queue) for queue in queues.values()] == [1, 1, 0]
 
 
-# What cannot go
+# Jobs that cannot be moved
 
 
 def refuse_by_name(asked: Any) -> None:
@@ -219,7 +221,7 @@ def be_away(asked: Any) -> None:
     ("refuse", "stays"),
     [(refuse_by_name, ([1], [])), (refuse_as_full, ([1], [])), (be_away, ([], [1]))],
 )
-async def test_a_job_that_is_refused_stays_and_is_tried_again_after_a_while(
+async def test_a_rejected_job_stays_and_is_retried_after_a_pause(
     desk: Desk,
     autojump_clock: MockClock,
     refuse: Callable[[Any], None],
@@ -245,10 +247,10 @@ async def test_a_job_that_is_refused_stays_and_is_tried_again_after_a_while(
     assert moved(queue) == 1
 
 
-async def test_a_batch_whose_fate_is_unknown_is_tried_again_alone_and_first(
+async def test_a_batch_with_an_unknown_outcome_is_retried_first_and_separately(
     desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys of other copies would push its keys out of the target."""
+    """The keys of other copies would evict its keys from the target."""
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 3)
     monkeypatch.setattr(dead_letters, "MOVES_MAX", 1)
     peers = with_fake_peers(desk)
@@ -285,7 +287,7 @@ def keys_of(asked: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("config", [{"ttl_ms": 10**9}, {"dead_letter": "dead2"}])
-async def test_a_batch_whose_fate_is_unknown_goes_on_unless_its_rule_changes(
+async def test_a_batch_with_an_unknown_outcome_is_retried_unless_its_rule_changes(
     desk: Desk, autojump_clock: MockClock, config: dict[str, Any]
 ) -> None:
     peers, queue = await dying(desk, "x", dead_letter="dead1")
@@ -300,10 +302,10 @@ async def test_a_batch_whose_fate_is_unknown_goes_on_unless_its_rule_changes(
     assert [asked.shard for asked in peers.take()] == [2 if "dead_letter" in config else 1]
 
 
-async def test_a_backup_waits_until_the_fate_of_a_batch_is_known(
+async def test_a_backup_waits_until_the_outcome_of_a_batch_is_known(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
-    """The attempt that finds it out does not wait for the backup."""
+    """The attempt that determines the outcome does not wait for the backup."""
     peers, queue = await dying(desk, "x", "y")
     moves, held = desk.loop.context.moves, list[bool]()
     peers.take()[0].answer(None, NotReady("away"))
@@ -328,7 +330,7 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
     monkeypatch: pytest.MonkeyPatch,
     outcome: str,
 ) -> None:
-    """It waits from the start on. Here the first attempt cannot read the records."""
+    """The backup waits from the start on. The first attempt cannot read the records."""
     desk = Desk(tmp_path, nursery)
     peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
     queue = make_queue(desk, "q", "x")
@@ -360,7 +362,7 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
     moves.release()
 
 
-async def test_attempts_are_never_far_apart(desk: Desk, autojump_clock: MockClock) -> None:
+async def test_the_pause_between_attempts_is_bounded(desk: Desk, autojump_clock: MockClock) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
@@ -374,7 +376,7 @@ async def test_attempts_are_never_far_apart(desk: Desk, autojump_clock: MockCloc
     assert len(peers.asked) == 1
 
 
-async def test_of_a_batch_those_that_fit_go_and_the_others_stay(
+async def test_the_jobs_of_a_batch_that_fit_are_moved_and_the_others_stay(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     desk.make("dead", cap_records=2, discard="reject")
@@ -389,7 +391,7 @@ async def test_of_a_batch_those_that_fit_go_and_the_others_stay(
     assert (datas(desk, "dead"), desk.seqs("q"), moved(queue)) == ([0, 1, 2, 3], [], 4)
 
 
-async def test_a_missing_topic_is_not_made_if_the_queue_forbids_it(
+async def test_a_missing_dead_letter_topic_is_not_created_if_the_queue_forbids_it(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     queue = make_queue(desk, "q", "x", auto_create=False)
@@ -402,7 +404,7 @@ async def test_a_missing_topic_is_not_made_if_the_queue_forbids_it(
     assert (datas(desk, "dead"), moved(queue)) == (["x"], 1)
 
 
-async def test_a_log_that_fails_before_the_copy_puts_the_jobs_back(
+async def test_a_log_failure_before_the_copy_puts_the_jobs_back(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     peers = with_fake_peers(desk)
@@ -415,7 +417,7 @@ async def test_a_log_that_fails_before_the_copy_puts_the_jobs_back(
     assert not peers.asked, "the shard cannot write any more"
 
 
-async def test_a_log_that_fails_after_the_copy_keeps_the_batch(
+async def test_a_log_failure_after_the_copy_keeps_the_batch(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     peers, queue = await dying(desk, "x")
@@ -426,7 +428,7 @@ async def test_a_log_that_fails_after_the_copy_keeps_the_batch(
     await trio.sleep(3 * RETRY_MAX_S)
 
 
-async def test_records_that_cannot_be_read_now_are_tried_again(
+async def test_records_that_are_temporarily_unreadable_are_retried(
     desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = with_fake_peers(desk)
@@ -444,7 +446,7 @@ async def test_records_that_cannot_be_read_now_are_tried_again(
     assert len(peers.asked) == 1
 
 
-# What happens meanwhile
+# Changes during a move
 
 
 async def test_a_changed_config_makes_dead_jobs_claimable(
@@ -465,7 +467,7 @@ async def test_a_changed_config_makes_dead_jobs_claimable(
     assert not peers.asked
 
 
-async def test_a_config_that_changes_under_way_counts_when_the_jobs_are_refused(
+async def test_a_config_changed_during_a_move_applies_when_the_jobs_are_rejected(
     desk: Desk,
 ) -> None:
     peers, told = with_fake_peers(desk), list[Topic]()
@@ -481,12 +483,12 @@ async def test_a_config_that_changes_under_way_counts_when_the_jobs_are_refused(
     assert claim(desk, queue) == [1]
 
 
-async def test_jobs_that_go_meanwhile_are_neither_copied_nor_counted(desk: Desk) -> None:
+async def test_jobs_deleted_during_a_move_are_neither_copied_nor_counted(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", *range(3))
     exhaust(desk, queue)
     wake(desk, queue)
-    cut_to(queue, 2, desk.engine.store)  # as its age would
+    cut_to(queue, 2, desk.engine.store)  # As their age would
     await run_log(desk)
     (asked,) = peers.take()
     assert [request["records"][0]["data"] for request in asked.requests] == [1, 2]
@@ -498,7 +500,7 @@ async def test_jobs_that_go_meanwhile_are_neither_copied_nor_counted(desk: Desk)
 
 
 @pytest.mark.parametrize("when", ["before the copy", "before the delete", "while it waits"])
-async def test_a_queue_that_is_deleted_meanwhile_is_left_alone(
+async def test_a_queue_deleted_during_a_move_is_not_changed(
     desk: Desk, autojump_clock: MockClock, when: str
 ) -> None:
     peers = with_fake_peers(desk)
@@ -533,7 +535,7 @@ async def test_a_queue_that_is_deleted_meanwhile_is_left_alone(
 async def test_no_frame_of_a_queue_follows_its_delete(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A delete that the log has refused is tried again at the end of a turn."""
+    """A delete that the log has rejected is retried at the end of an iteration."""
     peers, retries = with_fake_peers(desk), desk.loop.services.retries
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
@@ -559,10 +561,10 @@ async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
     assert len(peers.asked) == 1
 
 
-# A restart
+# Restarts
 
 
-async def test_what_a_restart_has_found_is_moved_at_the_start(
+async def test_moves_that_a_restart_has_found_continue_at_the_start(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     desk = Desk(tmp_path, nursery)
@@ -576,7 +578,7 @@ async def test_what_a_restart_has_found_is_moved_at_the_start(
 
 
 async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(desk: Desk) -> None:
-    """A restart may find such jobs, of a config before the last one."""
+    """A restart may find such jobs from an earlier config."""
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
     desk.put("q", dead_letter=None)
@@ -591,7 +593,7 @@ async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(de
 @pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("window_ms", [120_000, 0])
 @pytest.mark.parametrize("down_days", [0, 10])
-async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
+async def test_a_crash_during_a_move_neither_loses_nor_doubles_a_job(
     tmp_path: Path,
     nursery: trio.Nursery,
     cut: str,
@@ -599,7 +601,9 @@ async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
     down_days: int,
     is_stopped: bool,
 ) -> None:
-    """The frame that tells of it is there; the copies are, or are not. One is acked meanwhile."""
+    """The frame of the move is in the log, and the copies may be appended or not. One job is acked
+    in the meantime.
+    """
     first = OnDisk(tmp_path, nursery, now=clock())
     first.put("q", type="queue", max_deliveries=1, dead_letter="dead")
     first.put("dead", idempotency_window_ms=window_ms)
@@ -642,7 +646,7 @@ async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
     await second.end()
 
 
-async def test_a_shard_that_stops_begins_no_other_batch(
+async def test_a_stopping_shard_begins_no_further_batch(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 1)

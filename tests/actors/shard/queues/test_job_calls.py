@@ -1,4 +1,4 @@
-"""Job calls: what is acked, nacked, extended and listed, and when that is answered."""
+"""Job calls: acks, nacks, extensions and lease lists, and the time of their replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def held(workers: QueueDesk) -> QueueDesk:
 
 
 def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
-    """Two jobs of a queue in the log, both leased; their lease ids."""
+    """Lease both jobs of a queue in the log and return their lease ids."""
     workers.queue(**{"durability": "disk", **config})  # type: ignore[arg-type]
     workers.append("q", 1, 2)
     workers.synced()
@@ -36,11 +36,11 @@ def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
     return [job["lease_id"] for job in workers.answer()["claimed"]]
 
 
-# Ack
+# Acks
 
 
 @pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
-async def test_an_ack_is_answered_when_it_is_as_durable_as_the_class_says(
+async def test_an_ack_gets_its_reply_when_it_is_as_durable_as_its_class(
     workers: QueueDesk, durability: str, commit: str
 ) -> None:
     claim_of_disk(workers, durability=durability)
@@ -56,7 +56,7 @@ async def test_an_ack_is_answered_when_it_is_as_durable_as_the_class_says(
     assert answer["performance"]["fsync_ms"] == (2.5 if durability == "fsync" else 0)
 
 
-async def test_the_acks_of_a_turn_are_one_frame_and_each_is_told_its_own(
+async def test_the_acks_of_an_iteration_share_one_frame_and_get_separate_replies(
     workers: QueueDesk,
 ) -> None:
     claim_of_disk(workers)
@@ -72,7 +72,7 @@ async def test_the_acks_of_a_turn_are_one_frame_and_each_is_told_its_own(
     assert workers.seqs("q") == []
 
 
-async def test_acks_that_the_log_lost_together_are_refused_and_their_jobs_still_held(
+async def test_acks_that_the_log_lost_together_are_rejected_and_their_jobs_stay_leased(
     workers: QueueDesk,
 ) -> None:
     claim_of_disk(workers)
@@ -83,7 +83,7 @@ async def test_acks_that_the_log_lost_together_are_refused_and_their_jobs_still_
     assert workers.answer()["queue"]["in_flight"] == 2
 
 
-async def test_acks_are_decided_before_what_comes_behind_them(workers: QueueDesk) -> None:
+async def test_acks_are_decided_before_later_calls(workers: QueueDesk) -> None:
     claim_of_disk(workers)
     ack, nack = workers.ack(1), workers.nack(1, 2)
     workers.turn()
@@ -92,7 +92,7 @@ async def test_acks_are_decided_before_what_comes_behind_them(workers: QueueDesk
     assert [(told["cid"], told["acked"]) for told in workers.told()] == [(ack, 1)]
 
 
-async def test_an_ack_that_is_on_its_way_counts_as_in_flight(workers: QueueDesk) -> None:
+async def test_a_pending_ack_counts_as_in_flight(workers: QueueDesk) -> None:
     claim_of_disk(workers)
     workers.ack(1)
     workers.state()
@@ -104,7 +104,7 @@ async def test_an_ack_that_is_on_its_way_counts_as_in_flight(workers: QueueDesk)
     }
 
 
-async def test_an_ack_without_room_beside_an_append_is_tried_once_more_alone(
+async def test_an_ack_that_found_no_space_together_with_an_append_is_retried_alone(
     workers: QueueDesk,
 ) -> None:
     claim_of_disk(workers)
@@ -117,11 +117,11 @@ async def test_an_ack_without_room_beside_an_append_is_tried_once_more_alone(
     assert (answer["cid"], answer["acked"]) == (ack, 1)
 
 
-# Nack and extend
+# Nacks and extensions
 
 
 @pytest.mark.parametrize("call", ["nack", "extend"])
-async def test_where_leases_are_durable_it_is_answered_when_the_log_has_it(
+async def test_a_call_on_durable_leases_gets_its_reply_when_the_log_has_its_frame(
     workers: QueueDesk, call: str
 ) -> None:
     claim_of_disk(workers, leases_durable=True)
@@ -136,7 +136,9 @@ async def test_where_leases_are_durable_it_is_answered_when_the_log_has_it(
 
 
 @pytest.mark.parametrize("call", ["ack", "nack", "extend"])
-async def test_a_held_queue_is_not_changed_before_it_is_free(held: QueueDesk, call: str) -> None:
+async def test_a_held_queue_is_not_changed_before_it_is_released(
+    held: QueueDesk, call: str
+) -> None:
     held.loop.context.held.take("q")
     number = getattr(held, call)(1, lease_ms=1000)
     assert held.told() == []

@@ -1,4 +1,6 @@
-"""Job dispatch: who gets which jobs, in which turn; cohorts, bounds of a turn, what wakes it."""
+"""Job dispatch: which claims and streams get which jobs, and in which iteration; cohorts, and
+bounds of an iteration.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from topics.errors import NotReady, TopicFull
 # In order
 
 
-async def test_claims_of_one_turn_are_served_in_it_each_with_its_max_and_lease(
+async def test_claims_of_one_iteration_are_served_in_it_each_with_its_max_and_lease(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue(jobs=5)
@@ -36,7 +38,7 @@ async def test_claims_of_one_turn_are_served_in_it_each_with_its_max_and_lease(
     assert deadlines[1] - deadlines[0] == 1000
 
 
-async def test_a_line_is_forgotten_when_nobody_waits_any_more(workers: QueueDesk) -> None:
+async def test_the_wait_list_of_a_queue_is_freed_when_it_is_empty(workers: QueueDesk) -> None:
     workers.queue(jobs=1)
     idle = len(workers.loop.deadlines)
     workers.claim(wait_ms=30_000)
@@ -48,7 +50,7 @@ async def test_a_line_is_forgotten_when_nobody_waits_any_more(workers: QueueDesk
     assert (len(workers.services.job_dispatch), len(workers.loop.deadlines)) == (0, idle)
 
 
-async def test_a_commit_behind_the_turn_serves_those_who_wait(workers: QueueDesk) -> None:
+async def test_a_commit_after_an_iteration_serves_the_waiting_claims(workers: QueueDesk) -> None:
     workers.queue(durability="disk")
     claim = workers.claim(wait_ms=30_000)
     workers.turn()
@@ -59,7 +61,7 @@ async def test_a_commit_behind_the_turn_serves_those_who_wait(workers: QueueDesk
     assert [answer["cid"] for answer in told] == [claim + 1, claim]
 
 
-async def test_records_that_cannot_be_read_cost_one_claim_its_answer(
+async def test_unreadable_records_fail_only_one_claim(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers.queue()
@@ -81,10 +83,10 @@ async def test_records_that_cannot_be_read_cost_one_claim_its_answer(
     assert workers.pages() == [(1, [1])], "the next one in the line"
 
 
-# Bounds of a turn
+# Bounds of an iteration
 
 
-async def test_a_turn_leases_a_bounded_number_of_jobs_and_each_line_gets_its_turn(
+async def test_an_iteration_leases_a_bounded_number_of_jobs_and_serves_all_wait_lists_in_turn(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 20)
@@ -105,14 +107,14 @@ async def test_large_jobs_count_more_than_small_ones(workers: QueueDesk) -> None
     workers.queue()
     for _ in range(40):
         workers.append("q", "x" * 1_000_000)
-    workers.synced()  # some of them tell the log, if this takes long
+    workers.synced()  # Some of them write to the log if this takes long
     workers.told()
     for _ in range(40):
         workers.claim()
     assert [len(workers.claimed()) for _ in range(4)] == [17, 17, 6, 0]
 
 
-async def test_what_a_turn_has_left_is_served_without_another_message(
+async def test_the_rest_of_an_iteration_is_served_without_another_message(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", job_dispatch.VISIT_COST + 1)
@@ -124,7 +126,7 @@ async def test_what_a_turn_has_left_is_served_without_another_message(
 
 
 @pytest.mark.parametrize("jitter_ms", [0, 100])
-async def test_a_pass_that_ends_early_goes_on_in_the_next_turn_and_nobody_goes_without_a_job(
+async def test_a_pass_that_ends_early_continues_in_the_next_iteration_until_all_claims_are_served(
     workers: QueueDesk, autojump_clock: MockClock, jitter_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "PASS_STEPS", 8)
@@ -143,7 +145,7 @@ async def test_a_pass_that_ends_early_goes_on_in_the_next_turn_and_nobody_goes_w
 # Cohorts
 
 
-async def test_who_gets_nothing_and_has_time_waits_for_the_next_cohort(
+async def test_a_claim_with_remaining_time_that_gets_no_job_waits_for_the_next_cohort(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue(claim_jitter_ms=100)
@@ -160,7 +162,7 @@ async def test_who_gets_nothing_and_has_time_waits_for_the_next_cohort(
     assert workers.claimed() == [(patient, [1, 3]), (late, [2, 4])]
 
 
-async def test_a_claim_whose_time_ends_in_a_window_is_answered_at_its_end(
+async def test_a_claim_whose_wait_ends_within_a_window_gets_its_reply_at_the_end_of_the_window(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue(claim_jitter_ms=100)
@@ -172,7 +174,7 @@ async def test_a_claim_whose_time_ends_in_a_window_is_answered_at_its_end(
     assert workers.claimed() == [(first, [1]), (second, [])]
 
 
-async def test_a_cohort_that_needs_several_turns_gets_even_shares(
+async def test_a_cohort_that_needs_several_iterations_gets_even_shares(
     workers: QueueDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 20)
@@ -182,14 +184,14 @@ async def test_a_cohort_that_needs_several_turns_gets_even_shares(
     assert [(cid, len(seqs)) for cid, seqs in workers.claimed()] == [(cid, 15) for cid in cohort]
 
 
-async def test_who_comes_while_a_cohort_is_served_belongs_to_the_next_one(
+async def test_a_claim_that_arrives_while_a_cohort_is_served_belongs_to_the_next_one(
     workers: QueueDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 10)
     workers.queue(claim_jitter_ms=100, jobs=40)
     first, second = workers.claim(max=30), workers.claim(max=30)
     workers.turn()
-    workers.loop.deadlines.run_due(trio.current_time() + 0.1)  # the window is over
+    workers.loop.deadlines.run_due(trio.current_time() + 0.1)  # The window is over
     assert [(cid, len(seqs)) for cid, seqs in workers.claimed()] == [(first, 20)]
     late = workers.claim(max=30)
     assert [(cid, len(seqs)) for cid, seqs in workers.claimed()] == [(second, 20)]
@@ -197,7 +199,7 @@ async def test_who_comes_while_a_cohort_is_served_belongs_to_the_next_one(
     assert workers.claimed() == [(late, [])]
 
 
-async def test_a_window_that_everybody_has_left_ends(
+async def test_a_window_ends_when_all_its_claims_are_cancelled(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue(claim_jitter_ms=100)
@@ -211,7 +213,7 @@ async def test_a_window_that_everybody_has_left_ends(
 # Dead letters
 
 
-async def test_exhausted_jobs_are_told_of_and_do_not_use_up_a_claim(workers: QueueDesk) -> None:
+async def test_exhausted_jobs_are_reported_and_do_not_use_up_a_claim(workers: QueueDesk) -> None:
     told: list[str] = []
     workers.services.job_dispatch._on_dead = lambda topic: told.append(topic.name)
     workers.queue(max_deliveries=1, dead_letter="dlq")
@@ -228,7 +230,7 @@ async def test_exhausted_jobs_are_told_of_and_do_not_use_up_a_claim(workers: Que
 
 
 async def spend(workers: QueueDesk) -> None:
-    """A queue whose only job was delivered as often as it may be."""
+    """Create a queue whose only job was delivered as often as allowed."""
     workers.queue(max_deliveries=1, dead_letter="dead")
     workers.jobs(1)
     workers.claim()
@@ -239,7 +241,7 @@ async def spend(workers: QueueDesk) -> None:
 
 
 async def claimed(workers: QueueDesk) -> list[int]:
-    """Seqs of the jobs that the claims have got since the last call."""
+    """Return the seqs of the jobs that claims have received since the last call."""
     await run_log(workers)
     return [job["$seq"] for told in workers.told() for job in told.get("claimed", ())]
 
@@ -252,7 +254,7 @@ async def test_a_pass_that_finds_an_exhausted_job_moves_it(workers: QueueDesk) -
     assert workers.engine.topic("q").count == 0
 
 
-async def test_a_claim_that_waits_gets_the_jobs_of_a_config_that_has_changed(
+async def test_a_waiting_claim_gets_the_jobs_that_a_changed_config_makes_claimable(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     peers = with_fake_peers(workers)
@@ -265,7 +267,7 @@ async def test_a_claim_that_waits_gets_the_jobs_of_a_config_that_has_changed(
     assert await claimed(workers) == [1]
 
 
-async def test_a_claim_that_waits_gets_the_jobs_that_could_not_be_redriven(
+async def test_a_waiting_claim_gets_the_jobs_that_could_not_be_redriven(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     peers = with_fake_peers(workers)

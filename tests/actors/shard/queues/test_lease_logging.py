@@ -38,7 +38,7 @@ async def turn_over(workers: QueueDesk) -> None:
     workers.turn()
 
 
-async def test_the_answer_waits_for_every_slice(held: QueueDesk) -> None:
+async def test_the_reply_waits_for_every_slice(held: QueueDesk) -> None:
     held.put("q", leases_durable=True)
     held.synced()
     for count in (1, 2, 3):
@@ -67,7 +67,7 @@ async def test_a_second_put_writes_all_slices_again(held: QueueDesk) -> None:
     assert [each["status"] for each in answers] == [200, 200]
 
 
-async def test_a_slice_that_the_log_refuses_refuses_the_put_and_is_written_by_the_next(
+async def test_a_rejected_slice_rejects_the_put_and_is_written_by_the_next_put(
     held: QueueDesk,
 ) -> None:
     held.put("q", leases_durable=True)
@@ -84,7 +84,7 @@ async def test_a_slice_that_the_log_refuses_refuses_the_put_and_is_written_by_th
     assert [each["status"] for each in answers] == [200]
 
 
-async def test_a_put_that_is_taken_back_in_the_meantime_is_answered(held: QueueDesk) -> None:
+async def test_a_put_that_is_reverted_in_the_meantime_still_gets_its_reply(held: QueueDesk) -> None:
     held.put("q", leases_durable=True)
     held.synced()
     held.put("q", leases_durable=False)

@@ -1,4 +1,6 @@
-"""Mover: append first, delete second; records that cannot be moved stay, with the reason."""
+"""Mover: append first, delete second. Records that cannot be moved stay, and the reason is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ FULL = TopicFull("full")
 
 
 class Move:
-    """One move of records of the topic ``q`` in a task of its own, and its result."""
+    """A move of records of the topic ``q`` in a separate task, and its result."""
 
     def __init__(
         self, desk: Desk, seqs: Sequence[int], *, to: str = "a", create: bool | None = None
@@ -42,7 +44,7 @@ class Move:
         self.is_over = True
 
     async def outcome(self) -> tuple[list[int], dict[int, type[TopicsError]]]:
-        """Let the shard work. Seqs that were moved, and the classes of the errors."""
+        """Let the shard run. Return the moved seqs and the classes of the errors."""
         await run_log(self.desk)
         assert self.is_over
         failures = self.result.failures
@@ -57,7 +59,7 @@ def source(desk: Desk, count: int = 3) -> None:
 
 
 async def moving(desk: Desk, *seqs: int, to: str = "a") -> tuple[Move, FakePeers]:
-    """A move whose copies are on their way to a peer."""
+    """Start a move whose copies are in flight to a peer."""
     source(desk)
     peers = with_fake_peers(desk)
     move = Move(desk, seqs, to=to)
@@ -82,7 +84,7 @@ async def test_records_are_appended_first_and_deleted_second(desk: Desk) -> None
     assert desk.seqs("q") == [2]
 
 
-async def test_each_copy_is_appended_or_refused_by_itself(desk: Desk) -> None:
+async def test_each_copy_is_appended_or_rejected_individually(desk: Desk) -> None:
     source(desk)
     desk.make("a", cap_records=2, discard="reject")
     assert await Move(desk, [1, 2, 3]).outcome() == ([1, 2], {3: TopicFull})
@@ -93,8 +95,10 @@ async def refuse(*_: object) -> OSError:
     return OSError(5, "broken")
 
 
-async def test_a_copy_that_is_in_the_target_is_not_appended_again(desk: Desk) -> None:
-    """A crash or a failure of the log prevented the delete. The key shows it."""
+async def test_a_copy_that_the_target_already_contains_is_not_appended_again(desk: Desk) -> None:
+    """A crash or a failure of the log prevented the delete. The idempotency key identifies the
+    copy.
+    """
     source(desk)
     move = Move(desk, [2])
     with pytest.MonkeyPatch.context() as patched:
@@ -119,7 +123,7 @@ async def test_without_a_reply_all_records_stay(desk: Desk) -> None:
 
 @pytest.mark.parametrize("is_broken_before", [False, True])
 async def test_records_that_the_log_cannot_delete_stay(desk: Desk, is_broken_before: bool) -> None:
-    """The target may have copies of them, as after a missing reply."""
+    """The target may contain copies of them, as after a missing reply."""
     move, peers = await moving(desk, 1, 2)
     if is_broken_before:
         desk.failed(OSError(5, "broken"))
@@ -142,7 +146,7 @@ async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
     assert desk.seqs("q") == [2, 3]
 
 
-async def test_nothing_is_deleted_from_a_topic_that_is_deleted_meanwhile(desk: Desk) -> None:
+async def test_nothing_is_deleted_from_a_topic_that_is_deleted_during_the_move(desk: Desk) -> None:
     move, peers = await moving(desk, 1)
     desk.delete("q")
     await run_log(desk)

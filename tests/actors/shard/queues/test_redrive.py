@@ -1,4 +1,4 @@
-"""Redrive: records go back where they came from, append first, delete second."""
+"""Redrive: records are moved back to their sources, append first, delete second."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FROM = "$dead_letter_from"
 
 
 def letters(desk: Desk, *sources: str | None, topic: str = "dead") -> Topic:
-    """A topic of dead letters; the data of each is its number."""
+    """Fill a topic with dead letters. The data of each is its number."""
     if topic not in desk.engine.topics:
         desk.make(topic)
     records = [
@@ -50,7 +50,7 @@ def letters(desk: Desk, *sources: str | None, topic: str = "dead") -> Topic:
 
 
 async def answer(desk: Desk) -> dict[str, Any]:
-    """The answer to the redrive under way, without its performance."""
+    """Return the reply to the pending redrive without its performance object."""
     await run_log(desk)
     ((_, body),) = desk.bodies()
     body.pop("performance", None)
@@ -62,10 +62,10 @@ def counts(body: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(body.get(name) for name in ("moved", "remaining", "skipped", "reason"))
 
 
-# What a record becomes
+# Contents of a moved record
 
 
-async def test_letters_go_back_to_the_topics_that_they_name(desk: Desk) -> None:
+async def test_dead_letters_are_moved_to_the_topics_that_they_name(desk: Desk) -> None:
     for name in ("a", "b"):
         make_queue(desk, name)
     letters(desk, "a", "b", "a")
@@ -74,7 +74,7 @@ async def test_letters_go_back_to_the_topics_that_they_name(desk: Desk) -> None:
     assert (datas(desk, "a"), datas(desk, "b"), datas(desk, "dead")) == ([1, 3], [2], [])
 
 
-async def test_the_stamp_goes_and_all_else_stays(desk: Desk) -> None:
+async def test_only_the_stamp_is_removed_from_a_moved_record(desk: Desk) -> None:
     desk.make("a")
     desk.make("dead")
     stamp = {FROM: "a", "$dead_letter_deliveries": 3, "$dead_letter_src_seq": 7}
@@ -95,10 +95,10 @@ async def test_the_stamp_goes_and_all_else_stays(desk: Desk) -> None:
     assert "meta" not in second
 
 
-# Which records
+# Selection of records
 
 
-async def test_a_limit_a_bound_and_a_match_choose(desk: Desk) -> None:
+async def test_a_limit_a_bound_and_a_match_select_the_records(desk: Desk) -> None:
     desk.make("a")
     desk.make("dead")
     tagged = [{"data": n, "tag": "xyx"[n % 3], "meta": {FROM: "a"}} for n in range(9)]
@@ -115,7 +115,7 @@ async def test_a_limit_a_bound_and_a_match_choose(desk: Desk) -> None:
     assert datas(desk, "dead") == [5, 6, 8]
 
 
-async def test_windows_follow_one_another_until_the_limit(
+async def test_windows_follow_each_other_up_to_the_limit(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 4)
@@ -133,7 +133,7 @@ async def test_windows_follow_one_another_until_the_limit(
     assert counts(await answer(desk)) == (10, 2, 0, None)
 
 
-async def test_a_window_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_window_is_limited_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrives, "READ_RECORDS", 1)
     monkeypatch.setattr(redrives, "COPIES_BYTES", 100)
     peers = with_fake_peers(desk)
@@ -144,7 +144,7 @@ async def test_a_window_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.Monk
     assert len(asked.requests) == 2
 
 
-async def test_records_that_come_later_are_not_meant(desk: Desk) -> None:
+async def test_records_appended_after_the_request_are_not_moved(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     letters(desk, "a")
     redrive(desk, "dead")
@@ -156,7 +156,7 @@ async def test_records_that_come_later_are_not_meant(desk: Desk) -> None:
     assert desk.seqs("dead") == [2]
 
 
-async def test_leased_jobs_are_passed_over_and_all_others_are_nobodys(desk: Desk) -> None:
+async def test_leased_jobs_are_skipped_and_the_other_jobs_are_reserved(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "held", "free", "fresh")
     assert claim(desk, queue, 2) == [1, 2]
@@ -172,10 +172,10 @@ async def test_leased_jobs_are_passed_over_and_all_others_are_nobodys(desk: Desk
     assert jobs_of(queue).counters(queue.count) == (0, 1, 0, 0)
 
 
-# What is skipped
+# Skipped records
 
 
-async def test_records_without_a_target_are_skipped_while_others_go_on(desk: Desk) -> None:
+async def test_records_without_a_target_are_skipped_and_the_others_moved(desk: Desk) -> None:
     make_queue(desk, "a")
     letters(desk, "a", None, "no name!", "dead", "a")
     redrive(desk, "dead")
@@ -193,7 +193,9 @@ async def test_targets_outside_the_prefixes_of_the_key_are_skipped(desk: Desk) -
     assert (datas(desk, "other"), datas(desk, "mine.a")) == ([], [2])
 
 
-async def test_missing_and_full_targets_are_skipped_while_others_go_on(desk: Desk) -> None:
+async def test_records_for_missing_and_full_targets_are_skipped_and_the_others_moved(
+    desk: Desk,
+) -> None:
     desk.make("full", cap_records=1, discard="reject")
     desk.make("free")
     letters(desk, "full", "full", "gone", "free")
@@ -207,7 +209,7 @@ async def test_missing_and_full_targets_are_skipped_while_others_go_on(desk: Des
     ("first", "second", "reason"),
     [("gone", None, "topic_not_found"), (None, "gone", "no_source")],
 )
-async def test_the_reason_is_that_of_the_first_record_that_is_skipped(
+async def test_the_reported_reason_is_that_of_the_first_skipped_record(
     desk: Desk, first: str | None, second: str | None, reason: str
 ) -> None:
     letters(desk, first, second)
@@ -215,7 +217,7 @@ async def test_the_reason_is_that_of_the_first_record_that_is_skipped(
     assert counts(await answer(desk)) == (0, 0, 2, reason)
 
 
-async def test_a_target_that_has_refused_is_not_asked_again(
+async def test_a_target_that_has_rejected_copies_gets_no_further_ones(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
@@ -234,10 +236,10 @@ async def test_a_target_that_has_refused_is_not_asked_again(
 
 
 @pytest.mark.parametrize("is_queue", [False, True])
-async def test_when_the_only_target_refuses_all_others_are_skipped_too(
+async def test_all_other_records_are_skipped_when_the_only_target_rejects_copies(
     desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a look at each record; leased jobs are not meant."""
+    """The records are not visited one by one. Leased jobs are excluded."""
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
     peers, looked = with_fake_peers(desk), list[int]()
@@ -263,10 +265,10 @@ async def test_when_the_only_target_refuses_all_others_are_skipped_too(
     assert looked == [1, 2]
 
 
-async def test_it_ends_when_it_has_come_by_too_many_that_cannot_be_moved(
+async def test_a_redrive_ends_after_too_many_records_that_cannot_be_moved(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More for each that it may move."""
+    """The limit is a number of skipped records for each record that it may move."""
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
     monkeypatch.setattr(redrives, "SKIPPED_MIN", 3)
@@ -277,7 +279,7 @@ async def test_it_ends_when_it_has_come_by_too_many_that_cannot_be_moved(
         assert counts(await answer(desk)) == (0, 9 - skipped, skipped, "no_source")
 
 
-async def test_jobs_that_are_refused_are_claimable_again_as_before(desk: Desk) -> None:
+async def test_rejected_jobs_are_claimable_again_as_before(desk: Desk) -> None:
     told: list[Topic] = []
     desk.loop.services.redrives._note_claimable = told.append
     queue = make_queue(desk, "q", "x", "y")
@@ -298,7 +300,7 @@ def with_skipped(desk: Desk, why: str, skipped: int, movable: int) -> list[str] 
 
 
 @pytest.mark.parametrize("why", ["no source", "outside of the prefixes"])
-async def test_a_redrive_that_has_skipped_records_lasts_as_long_as_its_copies(
+async def test_a_redrive_that_has_skipped_records_lasts_until_its_copies_are_settled(
     desk: Desk, why: str
 ) -> None:
     """No other redrive of the topic begins before, and a backup waits."""
@@ -331,7 +333,7 @@ async def test_a_redrive_that_has_skipped_records_lasts_as_long_as_its_copies(
 
 @pytest.mark.parametrize("to", [None, "b2"])
 @pytest.mark.parametrize("refusal", [TopicFull("full"), TopicNotFound("b2"), NotReady("away")])
-async def test_a_target_that_refuses_from_the_second_window_on_ends_no_window_early(
+async def test_a_target_that_rejects_from_the_second_window_on_ends_no_window_early(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, to: str | None, refusal: TopicsError
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 4)
@@ -359,7 +361,7 @@ async def test_a_target_that_refuses_from_the_second_window_on_ends_no_window_ea
     assert sent == (8 if to else 10), "it is not asked again"
 
 
-async def test_a_window_of_a_redrive_that_was_answered_keeps_its_lock(
+async def test_a_pending_window_keeps_its_lock_after_the_reply_to_the_redrive(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
@@ -379,7 +381,7 @@ async def test_a_window_of_a_redrive_that_was_answered_keeps_its_lock(
     assert desk.seqs("dead") == [*range(1, 21)]
 
 
-async def test_a_lease_that_has_ended_keeps_no_job_from_being_moved(desk: Desk) -> None:
+async def test_a_job_with_an_expired_lease_is_moved(desk: Desk) -> None:
     """This holds even if no pass over the queue has ended the lease."""
     queue = make_queue(desk, "q", "x", "y", max_deliveries=3)
     assert claim(desk, queue) == [1, 2]
@@ -396,7 +398,7 @@ async def test_a_lease_that_has_ended_keeps_no_job_from_being_moved(desk: Desk) 
 @pytest.mark.parametrize("limit", [1, 1000])
 @pytest.mark.parametrize("match", [None, "x"])
 @pytest.mark.parametrize("refuses", [False, True])
-async def test_records_are_found_and_counted_slice_by_slice(
+async def test_records_are_found_and_counted_in_slices(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, limit: int, match: str | None, refuses: bool
 ) -> None:
     """All redrives of a shard together take one slice in each iteration of the loop."""
@@ -449,7 +451,7 @@ class Slices(trio.abc.Instrument):
         self.most, self._now = max(self.most, self._now), 0
 
 
-# Refused as a whole
+# Rejected redrives
 
 
 @pytest.mark.parametrize(
@@ -460,7 +462,7 @@ class Slices(trio.abc.Instrument):
         ({"limit": 0}, None, "invalid_request"),
     ],
 )
-async def test_a_redrive_that_cannot_be_meant_is_refused(
+async def test_an_invalid_redrive_is_rejected(
     desk: Desk, body: dict[str, Any], prefixes: list[str] | None, code: str
 ) -> None:
     letters(desk, "a")
@@ -468,21 +470,21 @@ async def test_a_redrive_that_cannot_be_meant_is_refused(
     assert desk.answers() == [(number, code)]
 
 
-async def test_a_topic_that_is_not_there_is_refused(desk: Desk) -> None:
+async def test_a_redrive_of_a_missing_topic_is_rejected(desk: Desk) -> None:
     number = redrive(desk, "dead")
     assert desk.answers() == [(number, "topic_not_found")]
 
 
-async def test_an_empty_topic_has_nothing_to_move(desk: Desk) -> None:
+async def test_a_redrive_of_an_empty_topic_moves_nothing(desk: Desk) -> None:
     desk.make("dead")
     redrive(desk, "dead")
     assert counts(await answer(desk)) == (0, 0, 0, None)
 
 
-# What happens meanwhile
+# Changes during a redrive
 
 
-async def test_it_is_answered_in_time_with_what_was_moved_and_the_window_is_finished(
+async def test_a_slow_redrive_gets_its_reply_in_time_and_its_window_is_completed(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     peers = with_fake_peers(desk)
@@ -502,7 +504,7 @@ async def test_it_is_answered_in_time_with_what_was_moved_and_the_window_is_fini
     assert desk.bodies() == [], "it is answered once"
 
 
-async def test_redrives_of_one_topic_run_one_after_the_other(desk: Desk) -> None:
+async def test_redrives_of_one_topic_run_one_after_another(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     letters(desk, "a", "a")
     one = redrive(desk, "dead", limit=1)
@@ -521,7 +523,7 @@ async def test_redrives_of_one_topic_run_one_after_the_other(desk: Desk) -> None
     assert not desk.loop.services.redrives._locks
 
 
-async def test_one_that_waits_for_another_is_answered_in_time_too(
+async def test_a_redrive_that_waits_for_another_gets_its_reply_in_time(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     peers = with_fake_peers(desk)
@@ -539,7 +541,7 @@ async def test_one_that_waits_for_another_is_answered_in_time_too(
 
 
 @pytest.mark.parametrize("is_queue", [False, True])
-async def test_a_topic_that_is_deleted_meanwhile_ends_it_with_what_was_moved(
+async def test_a_redrive_of_a_topic_that_is_deleted_ends_with_the_records_moved_so_far(
     desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
@@ -557,10 +559,10 @@ async def test_a_topic_that_is_deleted_meanwhile_ends_it_with_what_was_moved(
     assert counts(await answer(desk)) == (2, 0, 0, None)
 
 
-async def test_records_of_a_topic_that_is_deleted_before_they_are_chosen_are_not_copied(
+async def test_records_of_a_topic_deleted_before_their_selection_are_not_copied(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A delete that the log has refused is tried again at the end of a turn."""
+    """A delete that the log has rejected is retried at the end of an iteration."""
     peers, retries = with_fake_peers(desk), desk.loop.services.retries
     letters(desk, "a")
     redrive(desk, "dead")
@@ -571,7 +573,7 @@ async def test_records_of_a_topic_that_is_deleted_before_they_are_chosen_are_not
     assert not peers.asked
 
 
-async def test_records_that_go_meanwhile_are_not_counted(desk: Desk) -> None:
+async def test_records_deleted_during_a_redrive_are_not_counted(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     letters(desk, "a1", "b2", "b2")
     redrive(desk, "dead", limit=1)
@@ -584,7 +586,7 @@ async def test_records_that_go_meanwhile_are_not_counted(desk: Desk) -> None:
     assert counts(await answer(desk)) == (1, 1, 0, None)
 
 
-async def test_a_log_that_fails_leaves_the_records(desk: Desk) -> None:
+async def test_a_log_failure_leaves_the_records_in_their_topic(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "x", "y")
     redrive(desk, "q", to="a")
@@ -596,7 +598,7 @@ async def test_a_log_that_fails_leaves_the_records(desk: Desk) -> None:
     assert claim(desk, queue) == [1, 2]
 
 
-async def test_records_that_cannot_be_read_now_fail_it_and_stay(
+async def test_temporarily_unreadable_records_fail_the_redrive_and_stay(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make_queue(desk, "q", "x")
@@ -616,7 +618,7 @@ async def test_records_that_cannot_be_read_now_fail_it_and_stay(
     assert claim(desk, queue) == [1]
 
 
-async def test_a_front_that_has_gone_ends_it(desk: Desk) -> None:
+async def test_the_disconnect_of_the_front_ends_a_redrive(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     letters(desk, *["a"] * 3)
     redrive(desk, "dead")
@@ -625,15 +627,15 @@ async def test_a_front_that_has_gone_ends_it(desk: Desk) -> None:
     assert len(peers.asked) <= 1
 
 
-# A crash in between
+# A crash between copy and delete
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_queue", [False, True])
-async def test_a_crash_between_copy_and_delete_doubles_nothing(
+async def test_a_crash_between_copy_and_delete_doubles_no_record(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, is_queue: bool
 ) -> None:
-    """Within the idempotency window of the target."""
+    """This holds within the idempotency window of the target."""
     first = OnDisk(tmp_path, nursery, now=clock())
     for name in ("a", "dead"):
         first.put(name, **({"type": "queue"} if is_queue else {}))
@@ -664,7 +666,7 @@ async def test_a_crash_between_copy_and_delete_doubles_nothing(
     await second.end()
 
 
-async def test_a_shard_that_stops_moves_no_other_window(
+async def test_a_stopping_shard_moves_no_further_window(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 1)

@@ -1,4 +1,4 @@
-"""Wait list: who is next, and how much each member of a cohort gets."""
+"""Wait list: which claim is next, and the share of each member of a cohort."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics.formats.api.topic_config import TopicConfig
 
 
 class Stub(Claimer):
-    """Somebody who takes up to ``jobs``."""
+    """A claimer that takes up to ``jobs``."""
 
     __slots__ = ("room",)
     is_stream = True
@@ -35,7 +35,7 @@ def shares_of(line: WaitList) -> list[list[int]]:
     return [[share.max_jobs for share in part] for part in line.slices or ()]
 
 
-def test_jobs_are_dealt_one_at_a_time_to_those_who_have_room() -> None:
+def test_jobs_are_dealt_one_at_a_time_to_the_claimers_with_capacity() -> None:
     assert even_shares([10, 10, 10], 9) == [3, 3, 3]
     assert even_shares([10, 1, 10], 9) == [4, 1, 4]
     assert even_shares([10, 10, 10], 5) == [2, 2, 1]
@@ -44,7 +44,7 @@ def test_jobs_are_dealt_one_at_a_time_to_those_who_have_room() -> None:
 
 
 @given(st.lists(st.integers(1, 20), max_size=8), st.integers(0, 100))
-def test_even_shares_are_those_of_a_deal(rooms: list[int], jobs: int) -> None:
+def test_even_shares_equal_those_of_dealing_one_by_one(rooms: list[int], jobs: int) -> None:
     dealt = [0] * len(rooms)
     left = jobs
     while left and dealt != rooms:
@@ -55,7 +55,7 @@ def test_even_shares_are_those_of_a_deal(rooms: list[int], jobs: int) -> None:
     assert even_shares(rooms, jobs) == dealt
 
 
-def test_a_cohort_that_a_turn_can_serve_is_dealt_to_in_one_pass() -> None:
+def test_a_cohort_within_the_bound_of_an_iteration_is_served_in_one_pass() -> None:
     line, claimers = line_of(5, 5)
     line.form_cohort(ready=100, jobs_max=10)
     assert list(line.slices or ()) == [[Share(claimer, 5) for claimer in claimers]]
@@ -63,7 +63,7 @@ def test_a_cohort_that_a_turn_can_serve_is_dealt_to_in_one_pass() -> None:
     assert shares_of(line) == [[2, 1]]
 
 
-def test_only_as_many_are_dealt_to_as_there_are_jobs_the_first_ones_with_room() -> None:
+def test_only_as_many_claimers_are_served_as_there_are_jobs() -> None:
     line, claimers = line_of(0, *[9] * 8000)
     line.form_cohort(ready=2, jobs_max=10)
     assert list(line.slices or ()) == [[Share(claimer, 1) for claimer in claimers[1:3]]]
@@ -78,7 +78,7 @@ def test_a_larger_cohort_gets_even_shares_in_several_passes() -> None:
     assert shares_of(line) == [[20], [20], [20, 2]]
 
 
-def test_nobody_is_unheard_when_a_cohort_is_formed_until_somebody_comes() -> None:
+def test_forming_a_cohort_resets_the_claims_that_arrived_since_the_last_one() -> None:
     line, (first, second) = line_of(1, 1)
     line.leave(first)
     assert list(line.unheard) == [second]
@@ -88,7 +88,7 @@ def test_nobody_is_unheard_when_a_cohort_is_formed_until_somebody_comes() -> Non
     assert (list(line.unheard), list(line.impatient)) == ([first], [first])
 
 
-def test_a_stream_joins_when_it_has_room_again_and_once() -> None:
+def test_a_stream_joins_the_wait_list_once_when_it_has_capacity_again() -> None:
     line, (stream, full) = line_of(1, 0)
     line.streams = {stream.holder: stream, full.holder: full}
     line.leave(stream)

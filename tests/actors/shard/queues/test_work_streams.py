@@ -1,4 +1,6 @@
-"""Work streams: what they are sent, what gives them room, and what their end releases."""
+"""Work streams: their pages of jobs, when they have capacity, and the leases that their end
+releases.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
     assert page["jobs"][0]["lease_id"].startswith("lease_")
 
 
-async def test_one_page_is_under_way_at_a_time(workers: QueueDesk) -> None:
+async def test_only_one_page_of_a_stream_is_in_flight(workers: QueueDesk) -> None:
     workers.queue()
     workers.open(5)
     workers.jobs(1)
@@ -51,7 +53,9 @@ async def test_one_page_is_under_way_at_a_time(workers: QueueDesk) -> None:
 
 
 @pytest.mark.parametrize("how", ["ack", "nack", "delete"])
-async def test_a_full_stream_is_refilled_when_it_holds_fewer(workers: QueueDesk, how: str) -> None:
+async def test_a_full_stream_is_refilled_when_it_holds_fewer_jobs(
+    workers: QueueDesk, how: str
+) -> None:
     workers.queue(jobs=3)
     workers.open(1)
     workers.pages()
@@ -80,7 +84,7 @@ async def test_a_full_stream_is_refilled_when_a_lease_ends(
     assert workers.pages() == [(1, [1])]
 
 
-async def test_what_is_acked_before_the_page_is_taken_makes_no_second_page(
+async def test_a_job_acked_before_its_page_is_taken_causes_no_second_page(
     workers: QueueDesk,
 ) -> None:
     workers.queue(jobs=2)
@@ -92,7 +96,7 @@ async def test_what_is_acked_before_the_page_is_taken_makes_no_second_page(
     assert workers.pages() == [(1, [2])]
 
 
-async def test_a_page_has_about_a_mib_and_a_job_at_least(workers: QueueDesk) -> None:
+async def test_a_page_has_about_one_mib_or_at_least_one_job(workers: QueueDesk) -> None:
     workers.queue()
     for length in [100_000] * 20 + [1_000_000] * 3:
         workers.append("q", "x" * length)
@@ -106,10 +110,10 @@ async def test_a_page_has_about_a_mib_and_a_job_at_least(workers: QueueDesk) -> 
     assert sent[-1] <= 2
 
 
-# Beside others
+# Streams and claims together
 
 
-async def test_streams_and_claims_take_turns_in_one_line(workers: QueueDesk) -> None:
+async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(workers: QueueDesk) -> None:
     workers.queue()
     workers.open(1, work=1)
     claim = workers.claim(wait_ms=30_000, node="w")
@@ -133,7 +137,7 @@ async def test_streams_and_claims_take_turns_in_one_line(workers: QueueDesk) -> 
 # Ends
 
 
-async def test_closing_a_stream_releases_what_it_holds_and_nothing_else(
+async def test_closing_a_stream_releases_only_the_jobs_that_it_holds(
     workers: QueueDesk,
 ) -> None:
     workers.queue(jobs=3)
@@ -149,7 +153,7 @@ async def test_closing_a_stream_releases_what_it_holds_and_nothing_else(
 
 
 @pytest.mark.parametrize(("pages", "deliveries"), [(0, [1, 1, 1]), (1, [2, 2, 1]), (2, [2, 2, 2])])
-async def test_a_page_that_the_client_was_not_shown_is_no_delivery(
+async def test_a_page_that_was_not_shown_to_the_client_counts_no_delivery(
     workers: QueueDesk, pages: int, deliveries: list[int]
 ) -> None:
     workers.queue(jobs=2)
@@ -168,7 +172,7 @@ async def test_a_page_that_the_client_was_not_shown_is_no_delivery(
     assert [job["deliveries"] for job in workers.answer()["claimed"]] == deliveries
 
 
-async def test_the_jobs_of_a_stream_that_ends_go_to_who_waits(workers: QueueDesk) -> None:
+async def test_the_jobs_of_a_closed_stream_go_to_the_waiting_claimers(workers: QueueDesk) -> None:
     workers.queue(jobs=1)
     workers.open(1, work=1)
     workers.open(1, work=2)
@@ -177,7 +181,7 @@ async def test_the_jobs_of_a_stream_that_ends_go_to_who_waits(workers: QueueDesk
     assert workers.pages() == [(2, [1])]
 
 
-async def test_the_end_of_the_session_ends_its_streams(workers: QueueDesk) -> None:
+async def test_the_end_of_a_session_ends_its_streams(workers: QueueDesk) -> None:
     workers.queue(jobs=2)
     workers.open(1, work=1)
     workers.open(1, work=2)
@@ -188,7 +192,7 @@ async def test_the_end_of_the_session_ends_its_streams(workers: QueueDesk) -> No
     assert workers.claimed() == [(claim, [1, 2])]
 
 
-async def test_a_stream_whose_front_takes_no_message_is_released(workers: QueueDesk) -> None:
+async def test_a_stream_whose_front_accepts_no_message_is_released(workers: QueueDesk) -> None:
     workers.queue()
     workers.open(1)
     workers.turn()
@@ -201,7 +205,7 @@ async def test_a_stream_whose_front_takes_no_message_is_released(workers: QueueD
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_a_number_that_is_used_again_is_another_stream(workers: QueueDesk) -> None:
+async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueDesk) -> None:
     workers.queue()
     workers.queue("other")
     workers.jobs(1)
@@ -217,7 +221,7 @@ async def test_a_number_that_is_used_again_is_another_stream(workers: QueueDesk)
 
 
 @pytest.mark.parametrize("kind", [None, "log", "queue"])
-async def test_a_deleted_queue_ends_its_streams_whatever_comes_after_it(
+async def test_a_deleted_queue_ends_its_streams_even_if_it_is_recreated(
     workers: QueueDesk, kind: str | None
 ) -> None:
     workers.queue(jobs=1)
@@ -240,7 +244,9 @@ async def test_a_deleted_queue_ends_its_streams_whatever_comes_after_it(
     workers.taken(2)
 
 
-async def test_a_deleted_queue_ends_a_stream_that_has_just_got_room(workers: QueueDesk) -> None:
+async def test_a_deleted_queue_ends_a_stream_that_has_just_gained_capacity(
+    workers: QueueDesk,
+) -> None:
     workers.queue(jobs=1)
     workers.open(1)
     workers.pages()
@@ -254,7 +260,7 @@ async def test_a_deleted_queue_ends_a_stream_that_has_just_got_room(workers: Que
     assert [told["event"] for told in workers.told() if "event" in told] == ["work.ended"]
 
 
-async def test_a_stream_whose_records_cannot_be_read_ends_and_releases_its_jobs(
+async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers.queue(jobs=1)
@@ -274,7 +280,7 @@ async def test_a_stream_whose_records_cannot_be_read_ends_and_releases_its_jobs(
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_a_stream_needs_a_queue_and_a_shard_that_writes(workers: QueueDesk) -> None:
+async def test_a_stream_needs_a_queue_and_a_shard_that_can_write(workers: QueueDesk) -> None:
     workers.queue()
     workers.make("log", durability="ephemeral")
     told = {
@@ -304,7 +310,7 @@ async def test_jobs_with_durable_leases_are_sent_when_the_log_has_them(
     assert workers.pages() == [(1, [1])]
 
 
-async def test_leases_that_the_log_has_lost_are_tried_again_after_a_while(
+async def test_leases_that_the_log_has_lost_are_retried_after_a_pause(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
@@ -322,7 +328,7 @@ async def test_leases_that_the_log_has_lost_are_tried_again_after_a_while(
     assert workers.pages() == [(1, [1])]
 
 
-async def test_a_stream_that_closes_before_the_log_has_its_leases_releases_them(
+async def test_a_stream_that_closes_before_its_leases_are_logged_releases_them(
     workers: QueueDesk,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
@@ -342,7 +348,7 @@ async def test_a_stream_that_closes_before_the_log_has_its_leases_releases_them(
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_the_release_of_a_gone_front_reaches_the_log_without_another_message(
+async def test_the_release_for_a_disconnected_front_is_logged_without_another_message(
     workers: QueueDesk,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
@@ -358,7 +364,7 @@ async def test_the_release_of_a_gone_front_reaches_the_log_without_another_messa
     assert len(workers.log.groups) == before + 1
 
 
-async def test_a_shard_that_cannot_write_for_a_while_keeps_its_streams(
+async def test_a_shard_that_temporarily_cannot_write_keeps_its_streams(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
     workers.queue(jobs=1)
@@ -376,7 +382,7 @@ async def test_a_shard_that_cannot_write_for_a_while_keeps_its_streams(
     assert workers.pages() == [(1, [1])]
 
 
-async def test_a_stream_that_holds_too_many_after_a_lost_ack_keeps_none_from_their_jobs(
+async def test_a_stream_that_holds_too_many_jobs_after_a_lost_ack_does_not_block_others(
     workers: QueueDesk,
 ) -> None:
     workers.queue(durability="disk")
