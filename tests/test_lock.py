@@ -1,4 +1,6 @@
-"""Check that the versions that are installed for the tests satisfy the requirements of the project."""
+"""Check that the versions that are installed for the tests satisfy the requirements of the
+project.
+"""
 
 from __future__ import annotations
 

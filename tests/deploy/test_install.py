@@ -287,7 +287,9 @@ def test_a_removal_keeps_data_settings_and_keys_and_may_be_repeated(
 
 
 def test_a_checkout_is_installed_from_a_copy_of_the_files_of_the_package(machine: Machine) -> None:
-    """pip is replaced, because the real one would download the build dependencies of the package."""
+    """pip is replaced, because the real one would download the build dependencies of the
+    package.
+    """
     machine.put_settings()
     pip = machine.dest / "modules/pip.py"
     pip.parent.mkdir()

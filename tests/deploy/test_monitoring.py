@@ -1,4 +1,6 @@
-"""Check that alerts, dashboard and runbook agree with each other and with the metrics of a server."""
+"""Check that alerts, dashboard and runbook agree with each other and with the metrics of a
+server.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ KINDS = pytest.mark.parametrize("kind", [Nginx, Caddy])
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that keeps its port over restarts and accepts the host names that the proxy passes."""
+    """A server that keeps its port over restarts and accepts the host names that the proxy
+    passes.
+    """
     with Server(
         tmp_path_factory.mktemp("proxies") / "data",
         host=own_address(),
