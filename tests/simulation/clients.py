@@ -1,6 +1,5 @@
-"""A client over any byte stream: HTTP/1.1 with one connection for calls, and one connection for
-each
-event stream. The history contains all of its requests and responses.
+"""A client over any byte stream: HTTP/1.1 with one connection for calls and one for each event
+stream. The history contains all of its requests and responses.
 
 A call is recorded when it is sent. Its status stays None if the connection is lost, if no response
 arrives within `LIMIT_S`, or if the client is stopped. The next call reconnects. Each event with
