@@ -1,4 +1,6 @@
-"""Paths that ARCHITECTURE.md and the decisions name exist, and no file name is used too often."""
+"""Check that the paths that ARCHITECTURE.md and the decisions name exist, and that no file name is
+used too often.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ FOLDERS = {path.name for path in (ROOT / "topics").iterdir() if path.is_dir()} |
 
 
 def pattern(path: str) -> str:
-    """A decision is named by its number."""
+    """Return the pattern of a path. A decision is named by its number."""
     return f"{path}-*" if path.startswith("decisions/") else path.rstrip("/")
 
 
 def missing(page: Path) -> list[str]:
-    """Paths that a page names, from the root or from topics/, and that are not there."""
+    """Return the paths that a page names, relative to the root or to topics/, and that do not
+    exist.
+    """
     named = [path for path in PATH.findall(page.read_text()) if path.split("/")[0] in FOLDERS]
     return [
         path
@@ -35,11 +39,11 @@ def missing(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_path_that_a_page_names_is_there(page: Path) -> None:
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
     assert missing(page) == []
 
 
-def test_a_path_that_is_not_there_is_found(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("`engine/reading.py`, `tests/engine`, `engine/nowhere.py`")
     assert missing(page) == ["engine/nowhere.py"]

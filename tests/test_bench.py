@@ -1,4 +1,4 @@
-"""What the programs in ``tests/bench`` rely on: their own arithmetic."""
+"""The arithmetic that the programs in ``tests/bench`` rely on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REPLIES: dict[str, tuple[Callable[[], Reply], bytes]] = {
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_a_reply_ends_with_its_last_byte_however_it_is_cut_again_and_again(name: str) -> None:
+def test_a_reply_ends_with_its_last_byte_for_any_fragmentation(name: str) -> None:
     make, data = REPLIES[name]
     bodies = set()
     for at in range(1, len(data)):
@@ -75,7 +75,7 @@ def test_chunks_are_joined() -> None:
         (Marks(b"\r\n", 4, bad=b"-"), b"$3\r\n1-1\r\n-ERR no\r\n"),
     ],
 )
-def test_a_refusal_is_not_counted_as_an_answer(reply: Reply, data: bytes) -> None:
+def test_a_refusal_is_not_counted_as_a_success(reply: Reply, data: bytes) -> None:
     with pytest.raises(BadReply):
         reply.feed(data)
 
@@ -110,7 +110,7 @@ def measured() -> Results:
     return results
 
 
-def test_above_one_is_better_for_rates_and_for_delays() -> None:
+def test_a_ratio_above_one_is_better_for_rates_and_for_delays() -> None:
     assert ratios(measured()) == [
         ["", "redis", "nats"],
         ["append fsync 1 x 1", "2.00", ""],
@@ -118,21 +118,21 @@ def test_above_one_is_better_for_rates_and_for_delays() -> None:
     ]
 
 
-def test_rates_are_medians_with_the_spread_of_ours() -> None:
+def test_rates_are_medians_with_the_spread_of_our_runs() -> None:
     assert rates(measured())[1] == ["append fsync 1 x 1", "2,500", "1,250", "", "80%"]
 
 
-def test_the_page_says_what_did_not_agree() -> None:
+def test_the_page_reports_counts_that_did_not_match() -> None:
     assert "- append fsync 1 x 1, redis: holds 1, 2 expected\n" in page(measured())
     assert "No figures" in page(nothing())
 
 
-def test_a_table_has_its_figures_to_the_right() -> None:
+def test_a_table_aligns_its_figures_to_the_right() -> None:
     assert grid([["", "a"], ["x", "10"]]) == "|   |  a |\n|---|---:|\n| x | 10 |"
 
 
 @pytest.mark.slow
-def test_a_soak_of_seconds_loses_nothing_through_a_stop_and_a_kill(tmp_path: Path) -> None:
+def test_a_short_soak_loses_no_record_in_a_stop_and_a_kill(tmp_path: Path) -> None:
     state, samples = soak.run(
         tmp_path / "data",
         minutes=6 * SAMPLE_S / 60,
@@ -160,7 +160,7 @@ def test_a_soak_of_seconds_loses_nothing_through_a_stop_and_a_kill(tmp_path: Pat
         ([0, 1], [], "record 3 comes for 2"),
     ],
 )
-def test_a_reader_tells_of_a_record_that_is_lost_or_comes_twice(
+def test_a_reader_reports_a_lost_or_duplicated_record(
     shown: list[int], doubtful: list[int], told: str, tmp_path: Path
 ) -> None:
     server = Server(tmp_path)
@@ -174,7 +174,7 @@ def test_a_reader_tells_of_a_record_that_is_lost_or_comes_twice(
     assert [text.partition(": ")[2] for text in state.problems][:1] == [told][: bool(told)]
 
 
-def test_what_grows_from_the_second_third_to_the_last_is_told() -> None:
+def test_growth_from_the_second_third_to_the_last_is_reported() -> None:
     steady, leak = [100.0, 200, 200, 200, 210, 210], [100.0, 200, 200, 200, 230, 230]
     lines = {soak.MEMORY: {"front": steady, "shard": leak}, soak.P50: {"appends": leak}}
     medians = soak.thirds(lines)

@@ -50,12 +50,12 @@ def run(
     )
 
 
-def test_version() -> None:
+def test_the_version_is_printed() -> None:
     done = run(MODULE, "--version")
     assert (done.returncode, done.stdout) == (0, f"topics {__version__}\n")
 
 
-def test_help_says_how_to_go_on_and_loads_no_server() -> None:
+def test_help_names_the_next_step_and_imports_no_server_package() -> None:
     code = (
         "import sys\nfrom topics import cli\n"
         "cli.main(['--help'])\n"
@@ -68,7 +68,7 @@ def test_help_says_how_to_go_on_and_loads_no_server() -> None:
     assert done.stdout.endswith("[]\n")
 
 
-def test_a_hang_up_before_python_can_hold_it_is_ignored_by_the_script(tmp_path: Path) -> None:
+def test_the_script_ignores_a_sighup_before_python_can_block_it(tmp_path: Path) -> None:
     script, python = tmp_path / "supervisor.py", tmp_path / ".venv" / "bin" / "python"
     shutil.copy(ROOT / "supervisor.py", script)
     python.parent.mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_hang_up_before_python_can_hold_it_is_ignored_by_the_script(tmp_path: 
     assert (done.returncode, done.stdout) == (0, f"{script} --port 1\n")
 
 
-def test_serve_holds_hang_ups_before_anything_else() -> None:
+def test_serve_blocks_sighup_before_anything_else() -> None:
     code = (
         "import os, signal\nfrom topics import cli\n"
         "cli.root.make_context = lambda *_, **__: os.kill(os.getpid(), signal.SIGHUP) or exit(7)\n"
@@ -88,14 +88,14 @@ def test_serve_holds_hang_ups_before_anything_else() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--colour"], ["serve", "extra"]])
-def test_wrong_arguments_are_status_2_and_a_usage_line(arguments: list[str]) -> None:
+def test_wrong_arguments_give_exit_code_2_and_a_usage_line(arguments: list[str]) -> None:
     done = run(MODULE, *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("Usage: topics")
 
 
 @pytest.mark.parametrize("command", [[*MODULE, "serve"], SCRIPT], ids=["module", "script"])
-def test_print_config_shows_what_would_be_used_and_no_secret(
+def test_print_config_shows_the_effective_settings_without_secrets(
     command: list[str], tmp_path: Path
 ) -> None:
     done = run(
@@ -122,7 +122,7 @@ def test_print_config_shows_what_would_be_used_and_no_secret(
 
 
 @pytest.mark.parametrize("command", [[*MODULE, "serve"], SCRIPT], ids=["module", "script"])
-def test_wrong_settings_are_status_2_with_a_line_for_each(command: list[str]) -> None:
+def test_wrong_settings_give_exit_code_2_and_a_line_for_each(command: list[str]) -> None:
     done = run(
         command,
         "--host",
@@ -142,14 +142,14 @@ def test_wrong_settings_are_status_2_with_a_line_for_each(command: list[str]) ->
     assert "hunter2" not in done.stderr
 
 
-def test_a_public_address_without_keys_is_status_2() -> None:
+def test_a_public_address_without_keys_gives_exit_code_2() -> None:
     done = run(MODULE, "serve", "--host", "0.0.0.0")
     assert done.returncode == 2
     assert "TOPICS_HOST='0.0.0.0': is not loopback and no keys are configured" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_address_that_is_not_ours_is_status_1_and_one_clear_line(tmp_path: Path) -> None:
+def test_an_address_of_another_machine_gives_exit_code_1_and_one_clear_line(tmp_path: Path) -> None:
     done = run(
         MODULE,
         "serve",
@@ -167,11 +167,11 @@ def test_an_address_that_is_not_ours_is_status_1_and_one_clear_line(tmp_path: Pa
     assert "203.0.113.7" in refused
 
 
-def test_nothing_is_said_at_start_of_settings_and_of_the_variables_of_clients(
+def test_a_start_does_not_warn_about_known_settings_and_variables_of_clients(
     tmp_path: Path,
 ) -> None:
     blocker = socket.create_server(("127.0.0.1", 0))
-    with blocker:  # the start ends where the port is taken, after the warnings
+    with blocker:  # the start ends because the port is in use, after the warnings
         arguments = [
             "serve",
             "--port",
@@ -186,7 +186,7 @@ def test_nothing_is_said_at_start_of_settings_and_of_the_variables_of_clients(
     assert "Address already in use" in refused["reason"]
 
 
-def test_a_data_directory_that_is_none_is_status_2_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_invalid_data_directory_gives_exit_code_2_and_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.tex").touch()
@@ -223,7 +223,9 @@ def test_a_data_directory_that_is_none_is_status_2_and_stays_as_it_is(tmp_path: 
         (["inspect", b"\xff"], "topics: \\udcff: No such file or directory\n"),
     ],
 )
-def test_a_mistyped_path_is_status_2_and_no_damage(arguments: list[str | bytes], said: str) -> None:
+def test_a_mistyped_path_gives_exit_code_2_and_is_not_reported_as_damage(
+    arguments: list[str | bytes], said: str
+) -> None:
     done = run(MODULE, *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
@@ -245,7 +247,7 @@ def test_names_that_are_not_utf_8_are_shown_with_escapes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("script", ["run", "test"])
-def test_the_scripts_help_and_do_nothing_for_an_argument_that_they_do_not_know(script: str) -> None:
+def test_the_scripts_print_help_and_do_nothing_for_an_unknown_argument(script: str) -> None:
     for option in ("--help", "-h"):
         done = run([str(ROOT / "deploy" / script)], option)
         assert (done.returncode, done.stderr) == (0, "")
@@ -255,7 +257,7 @@ def test_the_scripts_help_and_do_nothing_for_an_argument_that_they_do_not_know(s
     assert done.stderr == f"error: unknown argument quikc; deploy/{script} --help\n"
 
 
-def test_the_lock_is_not_made_of_what_is_not_installed(tmp_path: Path) -> None:
+def test_the_lock_file_is_not_written_if_packages_are_not_installed(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for setup in ([], [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")]):
@@ -267,7 +269,7 @@ def test_the_lock_is_not_made_of_what_is_not_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(
+def test_supervisor_uses_the_python_of_its_own_venv_if_there_is_one(
     tmp_path: Path, there: bool
 ) -> None:
     script = tmp_path / "checkout" / "supervisor.py"
@@ -284,7 +286,7 @@ def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(
     assert done.stdout == f"{python}|{script}|--print-config|a b|"
 
 
-def test_the_help_names_every_exit_code_and_every_command_as_its_own_help_does() -> None:
+def test_the_help_lists_every_exit_code_and_describes_every_command_as_its_own_help() -> None:
     shown = run(MODULE, "--help", COLUMNS="500").stdout
     for code in ExitCode:
         assert f"{int(code)} " in ExitCode.sentence()
@@ -300,7 +302,7 @@ def test_the_help_names_every_exit_code_and_every_command_as_its_own_help_does()
 # repair
 
 
-def test_a_repair_says_what_is_lost_then_does_it_and_finds_nothing_more(tmp_path: Path) -> None:
+def test_a_repair_reports_the_loss_before_it_runs_and_then_finds_no_damage(tmp_path: Path) -> None:
     path = tmp_path / "data"
     small(path)
     offset = frames(path, FrameKind.APPEND)[6][0]
@@ -324,7 +326,7 @@ def test_a_repair_says_what_is_lost_then_does_it_and_finds_nothing_more(tmp_path
     assert done.stdout.endswith(", no damage, 1 damaged files kept as *.damaged\n")
 
 
-def test_a_repair_refuses_what_only_a_backup_makes_good(tmp_path: Path) -> None:
+def test_a_repair_refuses_damage_that_only_a_backup_can_fix(tmp_path: Path) -> None:
     path = tmp_path / "data"
     small(path)
     checkpoint = next((path / "checkpoint" / "00").glob("*.ckpt"))
@@ -346,7 +348,7 @@ HASHED = hashlib.sha256(SECRET.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_a_secret_is_hashed_without_the_end_of_its_line(end: str) -> None:
+def test_a_secret_is_hashed_without_its_line_break(end: str) -> None:
     done = run(MODULE, "keys", "hash", given=SECRET + end)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"sha256:{HASHED}\n", "")
 
@@ -364,7 +366,9 @@ def test_the_output_with_an_alias_is_the_content_of_a_key_file(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("secret", ["", "\n", "two words", "schlüssel", "one\ntwo\n"])
-def test_what_no_header_could_carry_is_status_2_and_not_shown(secret: str) -> None:
+def test_a_secret_that_does_not_fit_a_header_gives_exit_code_2_and_is_not_shown(
+    secret: str,
+) -> None:
     done = run(MODULE, "keys", "hash", given=secret)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "topics: the key must be one or more visible ASCII characters\n"
@@ -376,7 +380,7 @@ def test_a_secret_is_never_an_argument() -> None:
     assert done.stderr.startswith("Usage: topics")
 
 
-def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:
+def test_on_a_terminal_the_secret_is_prompted_for_and_not_echoed() -> None:
     ours, theirs = pty.openpty()
     command = [*MODULE, "keys", "hash"]
     with Program(command, cwd=ROOT, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs) as asking:
@@ -404,11 +408,12 @@ def interrupted(running: Program) -> tuple[int, str]:
     return running.returncode, said
 
 
-def test_an_interrupted_command_is_status_130_and_one_line(tmp_path: Path) -> None:
+def test_an_interrupted_command_gives_exit_code_130_and_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "file")
     command = [*MODULE, "inspect", str(tmp_path / "file")]
     with Program(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
-        writer = (tmp_path / "file").open("wb")  # returns when the command has opened it, too
+        # the open returns when the command has also opened the pipe
+        writer = (tmp_path / "file").open("wb")
         assert interrupted(running) == (130, "topics: interrupted\n")
         writer.close()
 

@@ -1,4 +1,4 @@
-"""Settings from the environment: what is taken and what is refused."""
+"""Settings from the environment: accepted and refused values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_empty_environment_gives_the_documented_defaults() -> None:
 
 
 def other_value(field: dataclasses.Field[object]) -> tuple[str, object]:
-    """A text that is allowed, and the value that it means and that is not the default."""
+    """Return an allowed text that is not the default, and the value that it means."""
     if isinstance(field.default, bool):
         return "true", True
     if isinstance(field.default, int):
@@ -79,21 +79,21 @@ def test_every_setting_is_read_from_its_variable(field: dataclasses.Field[object
 @pytest.mark.parametrize(
     "text", ["", "-1", "1.5", "1e3", "0x10", "64MiB", "1_000", "+5", "five", "nan", "٣", str(2**63)]
 )
-def test_what_is_not_a_plain_number_refuses_the_start(text: str) -> None:
+def test_a_setting_that_is_not_a_plain_number_prevents_the_start(text: str) -> None:
     assert (
         f"TOPICS_MAX_TOPICS={text!r}: must be an integer of at least 0"
         in mistakes({"TOPICS_MAX_TOPICS": text}).values()
     )
 
 
-def test_a_proxy_is_no_name() -> None:
+def test_a_trusted_proxy_must_be_an_address_and_not_a_name() -> None:
     wrong = {"TOPICS_TRUSTED_PROXIES": "127.0.0.1,proxy.example"}
     assert "TOPICS_TRUSTED_PROXIES='127.0.0.1,proxy.example': must be" in "".join(
         mistakes(wrong).values()
     )
 
 
-def test_networks_are_shown_as_they_are_read() -> None:
+def test_networks_are_printed_in_the_form_in_which_they_are_read() -> None:
     given = {"TOPICS_TRUSTED_PROXIES": "127.0.0.1/32,fd00::/8"}
     (line,) = [one for one in Settings.from_environment(given).lines() if "PROXIES" in one]
     assert line == "TOPICS_TRUSTED_PROXIES=127.0.0.1/32,fd00::/8"
@@ -120,7 +120,7 @@ def test_networks_are_shown_as_they_are_read() -> None:
         "DRAIN_MS",
     ],
 )
-def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
+def test_zero_is_refused_for_settings_that_must_be_positive(variable: str) -> None:
     assert f"TOPICS_{variable}" in mistakes({f"TOPICS_{variable}": "0"})
 
 
@@ -136,12 +136,12 @@ def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
         "TOTAL_BYTES",
     ],
 )
-def test_zero_switches_a_cap_off(variable: str) -> None:
+def test_zero_disables_a_cap(variable: str) -> None:
     settings = Settings.from_environment({f"TOPICS_MAX_{variable}": "0"})
     assert getattr(settings, f"max_{variable.lower()}") == 0
 
 
-def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
+def test_all_errors_are_reported_together_and_none_shows_a_secret() -> None:
     found = mistakes(
         {
             "TOPICS_PORT": "80x",
@@ -183,7 +183,7 @@ def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
     assert "fly" not in found["TOPICS_API_KEYS"]
 
 
-def test_values_that_do_not_fit_together_are_refused() -> None:
+def test_contradictory_values_are_refused() -> None:
     assert (
         "quarter of TOPICS_RING_BYTES"
         in mistakes({"TOPICS_INLINE_BYTES": "2097152"})["TOPICS_INLINE_BYTES"]
@@ -191,7 +191,7 @@ def test_values_that_do_not_fit_together_are_refused() -> None:
     assert "longest body" in mistakes({"TOPICS_ARENA_BYTES": "1048576"})["TOPICS_ARENA_BYTES"]
 
 
-def test_the_inside_follows_what_was_asked_for() -> None:
+def test_derived_settings_follow_from_the_given_ones() -> None:
     settings = Settings.from_environment(
         {"TOPICS_MAX_BODY_BYTES": str(300 * MIB), "TOPICS_RING_BYTES": str(64 * 1024)}
     )
@@ -200,8 +200,8 @@ def test_the_inside_follows_what_was_asked_for() -> None:
 
 
 def attributes_read(of: str) -> set[str]:
-    """Every ``name`` that the code reads as ``x.name``, where ``x`` is called ``of``, with or
-    without an underscore.
+    """Return every ``name`` that the code reads as ``x.name``, where ``x`` is called ``of`` with or
+    without a leading underscore.
     """
     paths = [*(ROOT / "topics").rglob("*.py")]
     nodes = [
@@ -219,17 +219,17 @@ def name_of(node: ast.expr) -> str:
 
 
 def test_every_setting_is_read_by_some_module() -> None:
-    read = attributes_read("settings") | {"api_keys_file"}  # taken from the environment itself
+    read = attributes_read("settings") | {"api_keys_file"}  # read from the environment directly
     assert "TOPICS_API_KEYS_FILE" in (ROOT / "topics" / "process" / "keys.py").read_text()
     assert {field.name for field in dataclasses.fields(Settings)} <= read
 
 
-def test_the_variables_of_the_clients_are_known_and_mean_nothing_to_a_server() -> None:
+def test_a_server_knows_and_ignores_the_variables_of_clients() -> None:
     assert unknown_variables(["TOPICS_URL", "TOPICS_API_KEY", "TOPICS_API_KEYS"]) == []
     assert unknown_variables(["TOPICS_API_KEYZ"]) == [("TOPICS_API_KEYZ", "TOPICS_API_KEYS")]
 
 
-def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
+def test_the_warning_about_an_unknown_variable_suggests_the_nearest_known_one() -> None:
     environ = {
         "TOPICS_MAX_TOPIC": "1",
         "TOPICS_ELEPHANT": "1",

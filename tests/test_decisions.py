@@ -1,4 +1,4 @@
-"""Every decision page has the same form, at most about a page."""
+"""Check that every decision page has the same form and is at most about one page long."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def test_a_page_has_title_date_status_and_four_sections(page: Path) -> None:
     assert all(len(line) <= 100 for line in lines if not line.startswith("|"))
 
 
-def test_numbers_are_given_once() -> None:
+def test_each_number_is_used_once() -> None:
     numbers = [page.name[:4] for page in PAGES]
     assert len(set(numbers)) == len(numbers)

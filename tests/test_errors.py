@@ -1,4 +1,4 @@
-"""Failures: one tree with a stable code for each, and the numbers with which programs end."""
+"""Failures: one class tree with a stable code for each class, and the exit codes of programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics.errors import ExitCode, RouterCycle, RouterNotFound, TopicNotFound, 
 KINDS = TopicsError.__subclasses__()
 
 
-def test_the_tree_in_the_docstring_is_every_failure_with_its_code() -> None:
+def test_the_tree_in_the_docstring_lists_every_failure_with_its_code() -> None:
     assert errors.__doc__ is not None
     table = re.findall(r"^ {8}(\w+) +(\w+)$", errors.__doc__, re.MULTILINE)
     assert table == [(kind.__name__, kind.code) for kind in KINDS]
@@ -24,7 +24,7 @@ def test_no_two_failures_share_a_code() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_failure_of_another_process_is_the_same_whatever_its_constructor_takes(
+def test_a_failure_from_another_process_is_restored_for_any_constructor(
     kind: type[TopicsError],
 ) -> None:
     found = TopicsError.restore(kind, "why", {"topic": "a", "message_of": 7})
@@ -36,12 +36,12 @@ def test_a_failure_of_another_process_is_the_same_whatever_its_constructor_takes
     assert str(found) == "why"
 
 
-def test_a_topic_that_is_not_found_is_named() -> None:
+def test_the_error_for_a_missing_topic_names_it() -> None:
     failure = TopicNotFound("a")
     assert (str(failure), failure.detail) == ('topic "a" does not exist', {"topic": "a"})
 
 
-def test_a_router_that_is_not_found_is_named_and_a_cycle_is_shown() -> None:
+def test_errors_name_a_missing_router_and_show_a_cycle() -> None:
     failure = RouterNotFound("a->b")
     assert (str(failure), failure.detail) == (
         'router "a->b" does not exist',
@@ -50,7 +50,7 @@ def test_a_router_that_is_not_found_is_named_and_a_cycle_is_shown() -> None:
     assert RouterCycle(("a", "b", "a")).detail == {"cycle": ["a", "b", "a"]}
 
 
-def test_exit_codes_never_change_and_the_help_names_them_all() -> None:
+def test_exit_codes_never_change_and_the_help_lists_them_all() -> None:
     assert {code.name: code.value for code in ExitCode} == {
         "DONE": 0,
         "FAILED": 1,

@@ -1,4 +1,6 @@
-"""Imports go down only, the lower floors are pure, and the top level shows what it should."""
+"""Check that imports point downwards only, that the lower layers are pure, and that the top level
+exports the documented names.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# From the ground up. A module may import from its own line and from those above it here.
+# From the lowest layer up. A module may import modules on its own line and on the lines above it
+# here.
 FLOORS = [
     ["topics", "topics.errors", "topics.config", "topics.imports", "topics.formats"],
     ["topics.formats.api", "topics.formats.wire"],
@@ -43,7 +46,7 @@ FLOORS = [
     ["topics.cli.server"],
     ["workers", "supervisor", "topics.__main__"],
 ]
-# On one floor, and strangers all the same.
+# Packages on one layer that must not import each other.
 STRANGERS = [
     {"topics.formats.disk", "topics.formats.wire"},
     {"topics.formats.api", "topics.formats.wire"},
@@ -54,7 +57,7 @@ STRANGERS = [
 PURE = ("topics.formats", "topics.engine")
 TOP_LEVEL = {"README.md", "deploy", "pyproject.toml", "supervisor.py", "tests", "topics", "workers"}
 
-# What a pure module has no business with: it takes a value as an argument instead.
+# Modules that a pure module must not use. It takes a value as an argument instead.
 IMPURE_NAMES = """
 clocks, chance  datetime random sched secrets time uuid
 files           fcntl fileinput glob mmap os pathlib pickle shutil sqlite3 tempfile
@@ -69,7 +72,7 @@ IMPURE_CALLS = {"open", "print", "input", "breakpoint", "exec", "eval"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Every module of ours with its dotted name."""
+    """Return every module of the project with its dotted name."""
     for path in sorted(
         [*ROOT.glob("topics/**/*.py"), *ROOT.glob("workers/**/*.py"), ROOT / "supervisor.py"]
     ):
@@ -78,8 +81,8 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def floor_of(module: str) -> int:
-    """The floor of the longest name that covers the module; the bare package ``topics`` covers only
-    itself.
+    """Return the layer of the longest name that covers the module. The bare package ``topics``
+    covers only itself.
     """
     found = [
         (len(name), height)
@@ -93,14 +96,14 @@ def floor_of(module: str) -> int:
 
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
-    """Everything in a file."""
+    """Return all syntax nodes of a file."""
     return [*ast.walk(ast.parse(path.read_text(), path))]
 
 
 @cache
 def imports_of(module: str, path: Path) -> list[tuple[int, str]]:
-    """Line and dotted name of everything that is imported, wherever in the file it stands. Of ours
-    it is the module's name, even if something in it is imported.
+    """Return line and dotted name of each import anywhere in the file. For modules of the project
+    the name is the module's, even if only one of its members is imported.
     """
     return [*_imports_of(module, path)]
 
@@ -141,7 +144,7 @@ def upward_imports(module: str, path: Path) -> list[str]:
 
 
 def package_of(module: str, packages: set[str]) -> str | None:
-    """The package of ``packages`` that a module belongs to."""
+    """Return the package of ``packages`` that contains a module."""
     return next((name for name in packages if module.startswith(f"{name}.")), None)
 
 
@@ -156,10 +159,11 @@ def imports_of_strangers(module: str, path: Path) -> list[str]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Sets of modules that import one another, directly or not."""
+    """Return the sets of modules that import one another, directly or indirectly."""
     found: list[set[str]] = []
     while graph:
-        # What imports nothing that is left, or is imported by nothing, is in no cycle.
+        # A module that imports no remaining module, or that no remaining module imports, is in no
+        # cycle.
         imported = set().union(*graph.values())
         idle = {name for name, others in graph.items() if not others & graph.keys()}
         idle |= graph.keys() - imported
@@ -178,7 +182,7 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 def impurities(module: str, path: Path) -> list[str]:
-    """What a pure module must not have: impure imports, calls to the outside, and waiting."""
+    """Return violations of purity: impure imports, calls to the outside, and waiting."""
     found = [
         f"{path.name}:{line} {module} imports {name}"
         for line, name in imports_of(module, path)
@@ -196,15 +200,15 @@ def impurities(module: str, path: Path) -> list[str]:
     return found
 
 
-def test_imports_go_down_only() -> None:
+def test_imports_point_downwards_only() -> None:
     assert [found for module, path in modules() for found in upward_imports(module, path)] == []
 
 
-def test_packages_that_are_strangers_import_nothing_of_each_other() -> None:
+def test_independent_packages_do_not_import_each_other() -> None:
     assert [one for module, path in modules() for one in imports_of_strangers(module, path)] == []
 
 
-def test_no_modules_import_one_another_in_a_circle_not_even_for_types() -> None:
+def test_no_modules_form_an_import_cycle_even_for_types() -> None:
     known = dict(modules())
     graph = {
         module: {name for _, name in imports_of(module, path)} & known.keys() - {module}
@@ -221,11 +225,11 @@ def test_no_modules_import_one_another_in_a_circle_not_even_for_types() -> None:
         ({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}, [{"b", "c"}]),
     ],
 )
-def test_a_circle_is_found(edges: dict[str, set[str]], found: list[set[str]]) -> None:
+def test_an_import_cycle_is_found(edges: dict[str, set[str]], found: list[set[str]]) -> None:
     assert cycles(edges) == found
 
 
-def test_formats_and_engine_know_no_clock_no_file_and_no_task() -> None:
+def test_formats_and_engine_use_no_clock_file_or_task() -> None:
     pure = [(module, path) for module, path in modules() if module.startswith(PURE)]
     assert [found for module, path in pure for found in impurities(module, path)] == []
 
@@ -247,14 +251,16 @@ def test_formats_and_engine_know_no_clock_no_file_and_no_task() -> None:
         ("import struct, topics.errors\nfrom topics.formats import message", 0, 0),
     ],
 )
-def test_the_checks_themselves_bite(tmp_path: Path, source: str, upward: int, impure: int) -> None:
+def test_the_checks_report_violations(
+    tmp_path: Path, source: str, upward: int, impure: int
+) -> None:
     path = tmp_path / "probe.py"
     path.write_text(source)
     assert len(upward_imports("topics.engine.probe", path)) == upward
     assert len(impurities("topics.engine.probe", path)) == impure
 
 
-def test_the_top_level_shows_exactly_these_names() -> None:
+def test_the_top_level_exports_exactly_these_names() -> None:
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().split()]
     names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     shown = {

@@ -1,4 +1,6 @@
-"""The versions that are installed for the tests fit what the project asks for."""
+"""Check that the versions that are installed for the tests satisfy the requirements of the
+project.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def locked() -> dict[str, str]:
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
-def test_every_dependency_is_locked_to_a_version_that_the_project_takes() -> None:
+def test_every_dependency_is_locked_to_a_version_that_the_project_permits() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
     versions = locked()
@@ -27,7 +29,7 @@ def test_every_dependency_is_locked_to_a_version_that_the_project_takes() -> Non
         assert requirement.specifier.contains(versions[name]), line
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_is_defined_in_one_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "topics.__version__"}

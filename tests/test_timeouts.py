@@ -1,4 +1,4 @@
-"""A test that hangs ends, and is named."""
+"""A hanging test is ended by its timeout and reported by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_wait_behind_a_wait() -> None:
 
 
 @pytest.mark.slow
-def test_a_test_whose_cleanup_hangs_fails_by_its_timeout(tmp_path: Path) -> None:
+def test_a_test_with_a_hanging_cleanup_fails_at_its_timeout(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(HANGS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--timeout", "1"]
     done = subprocess.run(

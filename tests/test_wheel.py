@@ -43,7 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_what_spark_finds_and_nothing_else(built: Path) -> None:
+def test_the_wheel_contains_only_the_package_and_the_modules_that_spark_finds(built: Path) -> None:
     assert {path.name for path in built.iterdir()} == {"topics", "pyspark_topics"}
     kinds = ("*.py", "*.js", "*.d.ts", "package.json", "*.md", "py.typed", "docs/*.json")
     found = {path for kind in kinds for path in (ROOT / "topics").rglob(kind)}
@@ -105,7 +105,7 @@ def test_spark_finds_the_sources_of_an_installation_by_itself(built: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_missing_dependency_takes_no_other_source_away(built: Path, tmp_path: Path) -> None:
+def test_a_missing_dependency_does_not_hide_other_sources(built: Path, tmp_path: Path) -> None:
     block = "import sys; sys.modules['httpcore2'] = None; sys.stderr = sys.stdout\n"
     told = lookup(built, tmp_path, block + LOOKUP)
     assert 'no format("topics"): httpcore2 is not installed' in " ".join(told)
@@ -113,14 +113,14 @@ def test_a_missing_dependency_takes_no_other_source_away(built: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_an_archive_for_py_files_holds_the_sources(built: Path, tmp_path: Path) -> None:
+def test_an_archive_for_py_files_contains_the_sources(built: Path, tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "topics"), "zip", built)
     program = "from pyspark_topics import DefaultSource as s; print(s.name(), s.__module__)"
     assert lookup(Path(archive), tmp_path, program)[0] == "topics"
 
 
 @pytest.mark.slow
-def test_an_installed_server_runs_in_any_folder_beside_a_foreign_package_supervisor(
+def test_an_installed_server_runs_in_any_folder_with_a_foreign_package_named_supervisor(
     built: Path, tmp_path: Path
 ) -> None:
     for name in ("supervisor", "workers"):

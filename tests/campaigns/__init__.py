@@ -1,3 +1,3 @@
-"""Programs that hurt a real server for a while and judge what is left: kills, power loss, faults,
-hostile clients. The tests in `tests/crash` run each of them briefly.
+"""Programs that disturb a real server for some time and check the result: kills, power loss,
+faults, hostile clients. The tests in `tests/crash` run each of them briefly.
 """

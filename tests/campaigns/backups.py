@@ -35,22 +35,22 @@ WAL_FILE_BYTES = 64 << 10  # the smallest
 CHAINS = 4
 PADDING = "x" * 200
 BLOB_RECORDS, BLOB_RECORD_BYTES = 50, 100_000  # above 4 MiB: streamed
-BLOBS_MAX = 10 * BLOB_RECORDS  # all is restored again and again
+BLOBS_MAX = 10 * BLOB_RECORDS  # all of them are restored repeatedly
 BLOB_PAUSE_S = 1.0
-STRAYS, STRAYS_MAX = 20, 2000  # more than a redrive reads in one slice
+STRAYS, STRAYS_MAX = 20, 2000  # more than one slice of a redrive reads
 PAUSE_S = 0.03
 SETTLE_S = 60.0
 WANTED = ("backups", "records", "copies", "dead", "redriven", "acked", "deleted", "blobs")
 
 
 class Ledger:
-    """What was acknowledged: numbers by topic, and what may have gone."""
+    """The acknowledged writes: numbers by topic, and the records that may have been removed."""
 
     def __init__(self) -> None:
         self.appended: dict[str, list[int]] = {}
-        self.tried: dict[str, set[int]] = {}  # appends that may be there
+        self.tried: dict[str, set[int]] = {}  # appends that may be stored
         self.leaving: dict[str, set[int]] = {}  # acks and deletes that were sent
-        self.gone: dict[str, list[int]] = {}  # that were acknowledged
+        self.gone: dict[str, list[int]] = {}  # acknowledged acks and deletes
 
     def now(self) -> Moment:
         return Moment(
@@ -99,7 +99,7 @@ class Appender(Actor):
 
 
 class Worker(Actor):
-    """Acks some jobs and lets others die."""
+    """Acks some jobs and lets others become dead letters."""
 
     def __init__(self, server: Server, seed: int, ledger: Ledger) -> None:
         super().__init__("worker", lambda: server.address, random.Random(f"{seed}/worker"))
@@ -147,13 +147,13 @@ class Redriver(Actor):
     def _append_strays(self) -> None:
         if self._strays < STRAYS_MAX:
             first, self._strays = self._strays + 1, self._strays + STRAYS
-            numbers = range(first, self._strays + 1)  # negative ones belong to no job
+            numbers = range(first, self._strays + 1)  # negative numbers belong to no job
             self.line.ask(
                 "POST", "/v0/topics/dead", {"records": [{"data": [-number]} for number in numbers]}
             )
 
     def _redrive(self, match: dict[str, Any]) -> int:
-        """The number of letters that were refused."""
+        """Redrive once. Return the number of refused letters."""
         asked = {"limit": self._limit, **match}
         done = self.line.ask("POST", "/v0/topics/dead/redrive", asked).json()
         self.counts["redriven"] += done["moved"]
@@ -161,7 +161,7 @@ class Redriver(Actor):
 
 
 class Deleter(Actor):
-    """Deletes records by tag, and all before a seq."""
+    """Deletes records by tag, and all records below a seq."""
 
     def __init__(self, server: Server, seed: int, ledger: Ledger) -> None:
         super().__init__("deleter", lambda: server.address, random.Random(f"{seed}/deleter"))
@@ -180,7 +180,7 @@ class Deleter(Actor):
 
 
 def make(api: Api) -> None:
-    """All topics and routers."""
+    """Create all topics and routers."""
     for at in range(CHAINS):
         durability = ("disk", "fsync")[at % 2]
         for level in "abc":
@@ -196,7 +196,7 @@ def make(api: Api) -> None:
 
 
 def wait_for(is_so: Callable[[], bool], seconds: float) -> None:
-    """Look until it is so; an AssertionError when that takes too long."""
+    """Poll until the condition is true. Raise `AssertionError` if it takes too long."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"not so within {seconds} s"
@@ -204,11 +204,13 @@ def wait_for(is_so: Callable[[], bool], seconds: float) -> None:
 
 
 class Cut(Exception):
-    """The answer had no end."""
+    """The response has no end."""
 
 
 def take(address: tuple[str, int], file: Path, stop: threading.Event | None = None) -> None:
-    """Take a backup. Raises `Cut` and what a connection raises. ``stop``: the client hangs up."""
+    """Take a backup. Raise `Cut`, or the error of the connection. With ``stop`` the client
+    disconnects.
+    """
     connection = http.client.HTTPConnection(*address, timeout=60)
     try:
         connection.request("GET", "/v0/backup")
@@ -231,7 +233,7 @@ def numbers_in(api: Api, topic: str) -> list[int]:
 
 
 def settle(api: Api) -> None:
-    """Until no router lags, the first of a chain first."""
+    """Wait until no router lags. The first router of a chain is checked first."""
     for level in "ab":
         for at in range(CHAINS):
             path = f"/v0/routers/{level}{at}"
@@ -239,7 +241,7 @@ def settle(api: Api) -> None:
 
 
 def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
-    """What is wrong in a server that was restored to ``moment``, or a little later."""
+    """Return the errors in a server that was restored to ``moment`` or slightly later."""
     settle(api)
     for at in range(CHAINS):
         source = numbers_in(api, f"a{at}")
@@ -269,7 +271,8 @@ def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
 
 def _judge_jobs(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
     places, found, twice = _find_jobs(api)
-    with contextlib.suppress(AssertionError):  # a move that a backup cut in half goes on first
+    # a move that was interrupted by the backup continues first
+    with contextlib.suppress(AssertionError):
         wait_for(lambda: not twice or not _find_jobs(api)[2], SETTLE_S)
         places, found, twice = _find_jobs(api)
     if twice:
@@ -282,7 +285,9 @@ def _judge_jobs(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
 
 
 def _find_jobs(api: Api) -> tuple[list[Counter[int]], Counter[int], list[int]]:
-    """How often each job is in each topic, how often in all of them, and which are there twice."""
+    """Return how often each job is in each topic, how often in all of them, and which are
+    duplicated.
+    """
     places = [Counter(numbers_in(api, topic)) for topic in ("jobs", "dead")]
     found = places[0] + places[1]
     return places, found, [n for n, count in found.items() if count > 1]
@@ -352,7 +357,7 @@ class Campaign:
             try:
                 take(self._server.address, file)
                 break
-            except Cut as cut:  # that of a client that has hung up may not be over
+            except Cut as cut:  # the backup of a disconnected client may still be in progress
                 if "max_backups" not in str(cut) or time.monotonic() > began + SETTLE_S:
                     raise
             time.sleep(0.05)
@@ -385,7 +390,7 @@ class Campaign:
         shutil.rmtree(folder)
 
     def _harm(self, file: Path) -> None:
-        """Kill somebody within a backup."""
+        """Kill a process during a backup."""
         victim = self._dice.choice(["client", "front 0", "shard 0", "shard 1", "everything"])
         roles = self._server.wait_roles(SHARDS + 1)
         stop, delay = threading.Event(), self._dice.uniform(0, 0.6)
@@ -426,7 +431,9 @@ class Campaign:
         self._server.wait_ready()
 
     def _check_pins(self) -> None:
-        """Nothing is kept for a backup that is over: another checkpoint removes the older ones."""
+        """Check that no file is kept for a finished backup: a new checkpoint removes the older
+        ones.
+        """
 
         def is_free() -> bool:
             for folder in (self._data_dir / "checkpoint").iterdir():

@@ -1,7 +1,8 @@
-"""Clients of a server whose processes are killed: threads that find it again, and repeat what was
-not answered.
+"""Clients of a server whose processes are killed: threads that reconnect, and that repeat
+unanswered
+requests.
 
-An answer that an outage explains is `Refused`; one that the contract does not have is `Wrong`.
+A failure that an outage explains is `Refused`. A response that violates the contract is `Wrong`.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ BROKEN = (OSError, EOFError, http.client.HTTPException)
 
 
 class Wrong(Exception):
-    """The server contradicts the contract, or what it has acknowledged."""
+    """The server violates the contract, or contradicts a response that it has sent."""
 
 
 class Refused(Exception):
-    """There is no answer, or one that promises nothing: try again."""
+    """No response was received, or one that promises nothing: retry."""
 
 
 class Line:
-    """Requests to the server, wherever it is now."""
+    """Requests to the server at its current address."""
 
     def __init__(self, address: Address, timeout_s: float = GIVE_UP_S) -> None:
         self.abandoned = threading.Event()
@@ -41,13 +42,13 @@ class Line:
 
     @property
     def api(self) -> Api:
-        """The connection that is open, or a new one."""
+        """Return the open connection, or a new one."""
         if self._api is None:
             self._api = Api(self._address(), timeout_s=self._timeout_s)
         return self._api
 
     def ask(self, method: str, path: str, body: Any = None) -> Answer:
-        """The success of one attempt."""
+        """Send a request once. Return the successful response."""
         try:
             answer = self.api.call(method, path, body)
         except BROKEN as error:
@@ -60,7 +61,7 @@ class Line:
         return answer
 
     def insist(self, method: str, path: str, body: Any = None) -> Any:
-        """The body of the success, however often it takes; None when it was abandoned."""
+        """Retry until success. Return the body, or None if the client was abandoned."""
         deadline = time.monotonic() + GIVE_UP_S
         while not self.abandoned.is_set():
             try:
@@ -72,14 +73,14 @@ class Line:
         return None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._api is not None:
             self._api.close()
             self._api = None
 
 
 class Actor(threading.Thread):
-    """Takes its turns until it is to end or something is wrong."""
+    """Calls ``turn`` repeatedly until it is stopped or has found an error."""
 
     def __init__(self, name: str, address: Address, dice: random.Random) -> None:
         super().__init__(name=name, daemon=True)
@@ -94,11 +95,11 @@ class Actor(threading.Thread):
         self.line.close()
 
     def turn(self) -> None:
-        """Do one thing."""
+        """Do one step."""
         raise NotImplementedError
 
     def attempt(self, act: Callable[[], object]) -> None:
-        """Do it; an outage ends it, what is wrong is noted."""
+        """Do one step. An outage ends it, and an error is recorded."""
         try:
             act()
         except (Refused, *BROKEN):
@@ -112,7 +113,7 @@ class Actor(threading.Thread):
 
 
 def end(actors: Sequence[Actor]) -> None:
-    """Let all come to the end of their turns."""
+    """Wait until all actors have finished their current step."""
     for actor in actors:
         actor.ending.set()
     for actor in actors:

@@ -61,15 +61,15 @@ MIB = 2**20
 KEYS = "hostile-key:rw,reader-key:read,other-key"
 HOSTILE, READER, OTHER = "hostile-key", "reader-key", "other-key"
 TOPIC, QUEUE = "hostile.topic", "hostile.queue"
-RECORDS = 40  # of 1 MiB, less what it is wrapped in
-TOPICS = 100  # among which watchers are dealt
+RECORDS = 40  # of 1 MiB including their envelope
+TOPICS = 100  # that watchers are distributed over
 HEARTBEAT_MS = 60_000
-BURST = 20  # clients that connect before the others are looked after
-BURST_S = 0.005  # how long they then wait for the others at most
+BURST = 20  # number of clients that connect before the existing ones are served
+BURST_S = 0.005  # the maximum time to wait for the existing ones
 CONNECTS_PER_ADDRESS = 5000  # in a row; a closed connection keeps its port for a minute
 ADDRESSES = 200
-PATIENCE_S = 300.0  # for an answer of the crowd
-HEARD_S = 60.0  # for the first bytes of an answer
+PATIENCE_S = 300.0  # for a reply of the crowd's process
+HEARD_S = 60.0  # for the first bytes of a response
 NEVER = float("inf")
 
 
@@ -107,7 +107,7 @@ def _answers(_: Api, number: int) -> bytes:
 
 
 def _streams(api: Api, number: int) -> bytes:
-    # Of two topics: the ids of events are its own, so none of their bytes are shared.
+    # Of two topics. Event ids differ between clients, so their bytes are not shared.
     topics = {TOPIC: {"from_seq": number % (RECORDS // 2)}, QUEUE: {"tail": True}}
     asked = {"topics": topics, "max_batch_bytes": 8 * MIB}
     session = ok(api.call("POST", "/v0/watch", asked))
@@ -223,7 +223,7 @@ KINDS = {
 
 
 def fill(api: Api) -> None:
-    """Make the topics that the crowd reads."""
+    """Create the topics that the crowd reads."""
     for topic, config in ((TOPIC, {}), (QUEUE, {"type": "queue"})):
         api.put(topic, config)
         for _ in range(RECORDS // 8):
@@ -233,11 +233,11 @@ def fill(api: Api) -> None:
 
 @dataclass(slots=True)
 class Told:
-    """What has become of a crowd. Of those that read: ``heard_ms`` from a connect to the first
-    bytes, ``statuses``, and how many were ``lost`` before that.
+    """The state of a crowd. For reading clients: ``heard_ms`` from a connect to the first bytes,
+    ``statuses``, and the number of clients that were ``lost`` before that.
     """
 
-    here: Counter[str] = field(default_factory=Counter)  # by kind
+    here: Counter[str] = field(default_factory=Counter)  # connected clients by kind
     made: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -251,7 +251,7 @@ class Client:
     def __init__(
         self, address: tuple[str, int], kind: str, number: int, said: bytes, connects: int
     ) -> None:
-        """``connects``: of the crowd, before this one."""
+        """``connects`` is the number of earlier connects of the crowd."""
         self.kind, self.number, self.began, self.is_heard = kind, number, time.monotonic(), False
         self.said = self._unsent = memoryview(said)
         self.socket = socket.socket()
@@ -264,22 +264,22 @@ class Client:
 
     @property
     def events(self) -> int:
-        """What it waits for."""
+        """Return the poll events that the client waits for."""
         reads = 0 if KINDS[self.kind].reads_s else select.EPOLLIN
         return select.EPOLLRDHUP | reads | (select.EPOLLOUT if self._unsent else 0)
 
     def go_on(self) -> None:
-        """Send what is unsent. Raises OSError."""
+        """Send unsent bytes. Raise OSError."""
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
 
     @property
     def is_done(self) -> bool:
-        """Everything is sent."""
+        """Return whether everything is sent."""
         return not self._unsent
 
     def repeat(self) -> None:
-        """Send the same again."""
+        """Send the same bytes again."""
         self._unsent = self.said
 
 
@@ -290,10 +290,12 @@ class Crowd:
         self._address = address
         self._poll = select.epoll()
         self._clients: dict[int, Client] = {}  # by descriptor
-        self._waiting: list[tuple[float, str, int]] = []  # when who connects
-        self._dues: list[tuple[float, int, Client, str]] = []  # when, a number, who, what
+        self._waiting: list[tuple[float, str, int]] = []  # when which client connects
+        # when, a number, the client, the action
+        self._dues: list[tuple[float, int, Client, str]] = []
         self._numbers = itertools.count()
-        self._said: dict[tuple[str, int], bytes] = {}  # sessions are those of the last time
+        # sessions of the previous connection are reused
+        self._said: dict[tuple[str, int], bytes] = {}
         self._connects = 0
         self.told = Told()
 
@@ -303,7 +305,7 @@ class Crowd:
                 self._said[kind, number] = KINDS[kind].says(api, number)
 
     def come(self, again: bool) -> None:
-        """Everybody who is prepared connects; with ``again`` all are reset before."""
+        """Let all prepared clients connect. With ``again`` all are reset before."""
         self.leave(reset=again)
         self._waiting = sorted((0.0, *key) for key in self._said)
         while any(not KINDS[kind].reads_s for _, kind, _ in self._waiting):
@@ -320,7 +322,7 @@ class Crowd:
         )
 
     def leave(self, *, reset: bool = False) -> None:
-        """Hang up everywhere."""
+        """Close all connections."""
         self._waiting.clear()
         for fd in [*self._clients]:
             if reset:
@@ -330,7 +332,7 @@ class Crowd:
         self.told = Told()
 
     def work(self, wait_s: float) -> None:
-        """Do what is due and see what has come."""
+        """Run due actions, and handle received bytes."""
         now = time.monotonic()
         for _ in range(BURST):
             if not self._waiting or self._waiting[0][0] > now:
@@ -401,7 +403,7 @@ class Crowd:
         heapq.heappush(self._dues, (due, next(self._numbers), client, what))
 
     def _again(self, fd: int, client: Client) -> None:
-        """It comes back, but for one that was to stay and read."""
+        """Let a client reconnect, except a kind that is expected to stay connected."""
         self._hang_up(fd)
         plan = KINDS[client.kind]
         if plan.reads_s or plan.life_s < NEVER:
@@ -415,13 +417,13 @@ class Crowd:
 
 
 class Remote:
-    """A crowd in its process, as another one gives its orders."""
+    """A crowd in a process of its own, controlled by this process."""
 
     def __init__(self, orders: Connection) -> None:
         self._orders = orders
 
     def say(self, order: str, *arguments: object) -> Told:
-        """``prepare``, ``come``, ``leave`` or ``tell``."""
+        """Send a command: ``prepare``, ``come``, ``leave`` or ``tell``."""
         self._orders.send((order, *arguments))
         assert self._orders.poll(PATIENCE_S), "the crowd does not answer"
         told = self._orders.recv()
@@ -431,7 +433,7 @@ class Remote:
 
 @contextlib.contextmanager
 def crowd(address: tuple[str, int], kinds: dict[str, int]) -> Iterator[Remote]:
-    """Run a crowd of these kinds beside the body."""
+    """Run a crowd of these kinds while the body runs."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(theirs, address), daemon=True)
@@ -449,7 +451,7 @@ def crowd(address: tuple[str, int], kinds: dict[str, int]) -> Iterator[Remote]:
 
 
 def _run(orders: Connection, address: tuple[str, int]) -> None:
-    """Do what the parent says, until it hangs up."""
+    """Execute the commands of the parent process until it closes the pipe."""
     raise_file_limit()
     many = Crowd(address)
     while True:

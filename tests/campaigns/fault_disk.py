@@ -1,10 +1,10 @@
-"""A disk that fails at a chosen call, and knows what a power loss would leave of it.
+"""A disk that fails at a chosen call, and that knows its content after a power loss.
 
-Every call of this process that writes or syncs below one folder passes here, whichever module makes
-it: they all go through `os`. The calls are counted; one of them, or all from one on, fails. What a
-file durably holds is its writes up to its last sync that went well, without those that a failed
-sync was told of: Linux takes these pages for written and never tries again. A name is durable once
-its folder was synced.
+Every call of this process that writes or syncs below one folder is intercepted, because all modules
+call `os` for it. The calls are counted. One of them fails, or all from one on. The durable content
+of a file is its writes up to its last successful sync, without the writes that a failed sync
+reported: Linux considers these pages written and never retries. A name is durable after its folder
+was synced.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ import pytest
 
 from topics.storage import disk as disk_module
 
-# Offset, bytes or zeros, length; an offset of -1: the new length.
+# Offset, bytes or zeros, length. An offset of -1 sets the length of the file.
 Op = tuple[int, bytes | None, int]
 SYNCS = frozenset({"fsync", "fdatasync", "writeback"})
 
 
 class FaultDisk:
-    """The folder ``root``; use as a context. ``graveyard`` keeps what is unlinked: no inode is used
-    twice.
+    """The folder ``root``, used as a context manager. ``graveyard`` keeps unlinked files, so that
+    no inode number is reused.
     """
 
     def __init__(self, root: Path, graveyard: Path) -> None:
         self.root, self._graveyard = str(root), graveyard
         graveyard.mkdir()
-        self.calls: list[str] = []  # what was called, in order; the first is number 1
+        self.calls: list[str] = []  # names of the calls in order; the first is number 1
         self.fail_at = 0
-        # All later calls of the kind fail, too: a full disk, or one that cannot sync.
+        # All later calls of the kind also fail: a full disk, or a disk that cannot sync.
         self.goes_on = False
         self.failed: str | None = None
-        self.dead = False  # the process was killed: nothing reaches the disk any more
+        self.dead = False  # the process was killed: no further call reaches the disk
         self._lock = threading.RLock()
-        self._files: dict[int, int] = {}  # by descriptor: its inode
+        self._files: dict[int, int] = {}  # inode by descriptor
         self._durable: dict[int, bytearray] = {}
         self._dirty: dict[int, list[Op]] = {}
         self._names: dict[Path, dict[str, int]] = {}
@@ -49,7 +49,7 @@ class FaultDisk:
         self._real: dict[str, Callable[..., Any]] = {}
 
     def __enter__(self) -> FaultDisk:
-        """Stand in for the functions of `os` that are named as the methods here."""
+        """Replace the functions of `os` that have the names of methods of this class."""
         for name in (
             *("open", "close", "pwrite", "pwritev", "write", "posix_fallocate", "ftruncate"),
             *("replace", "link", "unlink", "mkdir", "fsync", "fdatasync"),
@@ -64,10 +64,10 @@ class FaultDisk:
         self._patch.undo()
 
     def heal(self) -> None:
-        """It works again, and goes on counting."""
+        """End the fault, and continue to count."""
         self.fail_at, self.goes_on = 0, False
 
-    # What a call must pass
+    # Checks before each call
 
     def _pass(self, call: str, name: str, *, takes_room: bool = True) -> None:
         if self.dead:
@@ -223,10 +223,10 @@ class FaultDisk:
                 self._pass("mkdir", Path(path).name)
             self._real["mkdir"](path, *rest, **more)
 
-    # What is left
+    # Durable content
 
     def power_loss(self, target: Path) -> Path:
-        """Build in ``target`` what the disk durably holds."""
+        """Create in ``target`` the durable content of the disk."""
         with self._lock:
             return self._left(Path(self.root).resolve(), target)
 

@@ -1,4 +1,4 @@
-"""The workload of `fault_walk`, and what the shard has answered to it."""
+"""The workload of `fault_walk`, and the responses of the shard to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topics.storage.recovery.steps import recover
 
 FILE_BYTES = 16 << 10
 ANSWER_S = 20.0
-COPIED_S = 0.1  # after a fault, forwarding may have ended
+COPIED_S = 0.1  # after a fault, forwarding may have stopped
 # Dests of routers with their classes, each with its source.
 DESTS = {"rf": ("fsync", "f"), "rd": ("disk", "d"), "rr": ("disk", "rf"), "re": ("fsync", "e")}
 
@@ -30,12 +30,12 @@ CLASSES = {"f": "fsync", "d": "disk", "m": "memory", "e": "ephemeral", "g": "fsy
 
 @dataclass(slots=True)
 class Journal:
-    """What the shard has answered."""
+    """The responses of the shard."""
 
-    # By topic, acknowledged and not deleted.
+    # By topic: acknowledged and not deleted.
     records: dict[str, dict[int, str]] = field(default_factory=dict)
     classes: dict[str, str] = field(default_factory=dict)
-    highest: dict[str, int] = field(default_factory=dict)  # seq that was handed out
+    highest: dict[str, int] = field(default_factory=dict)  # the highest assigned seq
     refused: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)  # acknowledged deletes of topics
     deleted: dict[str, set[str]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Walker:
         self._number = 0
 
     async def run(self, *, stop: bool) -> None:
-        """The whole workload, then an orderly stop or a kill."""
+        """Run the complete workload, then an orderly stop or a kill."""
         DataDirectory(self.path, shards=1).close()
         shard = recover(
             self.path, 0, 1, clock(), wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000, boot="b"
@@ -131,7 +131,7 @@ class Walker:
             self.journal.routed.add(dest)
 
     async def _copies(self) -> None:
-        """Wait until they have come over, unless a fault keeps them, and read them."""
+        """Wait until the copies have arrived, unless a fault prevents them, and read them."""
         for dest in sorted(self.journal.routed):
             source = self.desk.engine.topics.get(DESTS[dest][1])
             topic = self.desk.engine.topics.get(dest)
@@ -216,7 +216,7 @@ class Walker:
             self.journal.gone.add(topic)
 
     async def _answer(self, number: int) -> dict[str, Any] | None:
-        """The answer, None when it is a refusal."""
+        """Return the response, or None if it is a refusal."""
         self.desk.loop.end_turn()
         with trio.fail_after(ANSWER_S):
             while not (found := self.desk.bodies()):  # noqa: ASYNC110 - no event tells
@@ -240,7 +240,9 @@ class Walker:
                 return
 
     async def _find_room(self) -> None:
-        """The disk works again: a shard that was short of room goes on without a restart."""
+        """Check that a shard that had no free space continues without a restart when the disk works
+        again.
+        """
         self.disk.heal()
         room = self.desk.loop.context.room
         room.show()

@@ -1,5 +1,6 @@
-"""What fuzzing by bytes and by schema share: workers in a process of their own, each at a bounded
-rate, so that the times of others are the server's; what a run leaves in the log; what answers are.
+"""Shared code of fuzzing by bytes and by schema: workers in a process of their own, each at a
+limited rate, so that measured times are the server's; checks of the log after a run; parsing of
+responses.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from tests.support.ws import TEXT, Socket
 
 PROBLEMS_MAX = 20
 SHOWN_BYTES = 2000
-END_S = 15.0  # for a connection to come to its end after its client has said all
+END_S = 15.0  # for a connection to end after its client has sent everything
 
 
 @dataclass
 class Findings:
-    """What happened."""
+    """The results of a worker."""
 
     sent: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
     def add(self, other: Any) -> None:
-        """What another worker found."""
+        """Add the results of another worker."""
         self.sent += other.sent
         self.outcomes += other.outcomes
         self.problems += other.problems
@@ -44,7 +45,7 @@ Found = TypeVar("Found", bound=Findings)
 
 
 class Worker(threading.Thread, Generic[Found]):
-    """Sends cases until its time is over or too much is wrong."""
+    """Sends cases until its time is over or it has found too many errors."""
 
     def __init__(
         self, address: tuple[str, int], name: str, source: random.Random, findings: Found
@@ -62,22 +63,22 @@ class Worker(threading.Thread, Generic[Found]):
                 self.findings.sent += 1
                 self.one()
             self.finish()
-        except Exception:  # in a thread nobody would hear of it
+        except Exception:  # an exception in a thread would otherwise be lost
             self.problem(f"died:\n{traceback.format_exc()}")
 
     def one(self) -> None:
-        """One case."""
+        """Send one case."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """After the last."""
+        """Run after the last case."""
 
     def problem(self, text: str) -> None:
         self.findings.problems.append(f"{self.name}, case {self.findings.sent}: {text}")
 
 
 def together(workers: Sequence[Worker[Found]], seconds: float, rate: float, into: Found) -> Found:
-    """Let all work, at ``rate`` cases a second."""
+    """Run all workers at ``rate`` cases per second."""
     for worker in workers:
         worker.until, worker.pause_s = time.monotonic() + seconds, len(workers) / rate
         worker.start()
@@ -88,7 +89,7 @@ def together(workers: Sequence[Worker[Found]], seconds: float, rate: float, into
 
 
 def apart(work: Callable[..., Found], server: Server, *arguments: Any) -> Found:
-    """Work in another process, and see what becomes of the server's."""
+    """Run the workers in another process, and watch the server's processes."""
     roles, logged = server.roles(), len(server.log.events()) if server.log else 0
     findings = in_a_process(work, server.address, *arguments)
     if server.roles() != roles:
@@ -102,16 +103,18 @@ def apart(work: Callable[..., Found], server: Server, *arguments: Any) -> Found:
 
 
 def spoken(address: tuple[str, int], pieces: Sequence[bytes], source: random.Random) -> bytes:
-    """Say it all on a connection of its own, close that side, and hear all that comes."""
+    """Send all bytes on a new connection, shut down the sending side, and return all received
+    bytes.
+    """
     began, slowly = time.monotonic(), source.random() < 0.3
     with Wire(address, timeout_s=END_S) as wire:
         try:
             for piece in pieces:
                 wire.send(piece)
                 if slowly:
-                    time.sleep(0.0005)  # so that the pieces arrive as such
+                    time.sleep(0.0005)  # so that the fragments arrive separately
             wire.half_close()
-        except OSError as error:  # refused before it was sent whole
+        except OSError as error:  # refused before everything was sent
             if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
                 raise
         heard = wire.rest()
@@ -121,7 +124,7 @@ def spoken(address: tuple[str, int], pieces: Sequence[bytes], source: random.Ran
 
 
 class _HeardWire(Wire):
-    """Answers that have already come."""
+    """Parses bytes of responses that were already received."""
 
     def __init__(self, heard: bytes) -> None:
         self._buffer, self._asked = bytearray(heard), deque()
@@ -131,7 +134,7 @@ class _HeardWire(Wire):
 
 
 class _HeardSocket(Socket):
-    """Frames that have already come."""
+    """Parses WebSocket frames that were already received."""
 
     def __init__(self, heard: bytes) -> None:
         self._buffer = bytearray(heard)
@@ -141,7 +144,7 @@ class _HeardSocket(Socket):
 
 
 def answers_of(heard: bytes) -> list[Answer]:
-    """The whole answers on a connection. What follows a 101 belongs to it."""
+    """Return the complete responses on a connection. Bytes after a 101 belong to it."""
     wire, found = _HeardWire(heard), list[Answer]()
     while wire._buffer:
         answer = wire.answer()
@@ -150,7 +153,7 @@ def answers_of(heard: bytes) -> list[Answer]:
 
 
 def check_envelope(answer: Answer) -> None:
-    """§0.5, for whatever is not a success."""
+    """Check the envelope (§0.5) of a response that is no success."""
     assert answer.headers.get("content-type") == "application/json", f"no JSON: {answer}"
     document = answer.json()
     assert document.keys() - {"performance"} == {"error"}, document
@@ -159,7 +162,9 @@ def check_envelope(answer: Answer) -> None:
 
 
 def messages_of(heard: bytes) -> list[dict[str, Any]]:
-    """The text messages among a server's frames, each of which must be whole and well-formed."""
+    """Return the text messages among a server's frames. Each frame must be complete and
+    well-formed.
+    """
     frames, found = _HeardSocket(heard), []
     while frames._buffer:
         frame = frames.receive()

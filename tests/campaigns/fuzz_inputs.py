@@ -1,10 +1,10 @@
-"""What `tests.campaigns.fuzz` throws at a server: bytes and what may come of them.
+"""Inputs of `tests.campaigns.fuzz`: bytes, and the permitted effects of these bytes.
 
-Pure: the source of randomness decides.
+The module is pure: the source of randomness determines all inputs.
 
-kind      topic      what may come of it
-broken    never.*    no success, and the topic is never made: malformed beyond doubt
-mutated   maybe.*    anything well-formed; what is acknowledged is stored, and nothing else
+kind      topic      permitted effect
+broken    never.*    no success, and the topic is never created: certainly malformed
+mutated   maybe.*    any well-formed response; acknowledged records are stored, and no others
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ RECORDS = (
     b'{"data":"x"}]}'
 )
 CONFIG = b'{"durability":"disk","description":"xyz"}'
-ROUTER = b'{"source":"never.x","dest":"never.y"}'  # both would be made
+ROUTER = b'{"source":"never.x","dest":"never.y"}'  # both topics would be created
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Bytes for one connection, and how they are cut into sends."""
+    """Bytes for one connection, and how they are split into sends."""
 
     kind: str
     name: str
     wire: bytes
     cuts: tuple[int, ...]
-    publishes: int = 0  # over a WebSocket; its end may overtake their answers
+    publishes: int = 0  # over a WebSocket; the close of the connection may overtake their responses
 
     def pieces(self) -> list[bytes]:
         ends = [*self.cuts, len(self.wire)]
@@ -51,7 +51,7 @@ class Case:
 
 
 def case(source: random.Random, plane: str, worker: int) -> Case:
-    """The next case of a worker."""
+    """Return the next case of a worker."""
     kind, publishes = source.choice((BROKEN, MUTATED)), 0
     if plane == "socket":
         name, wire, publishes = _socket_case(source, worker, kind)
@@ -67,7 +67,7 @@ def case(source: random.Random, plane: str, worker: int) -> Case:
     return Case(kind, name, wire, tuple(cuts), publishes)
 
 
-# HTTP: malformed beyond doubt
+# HTTP: certainly malformed
 
 
 def _broken(source: random.Random, plane: str, worker: int) -> tuple[str, bytes]:
@@ -161,12 +161,12 @@ def _bad_chunks(source: random.Random, body: bytes) -> bytes:
 
 
 def _hurt(source: random.Random, packed: bytes) -> bytes:
-    """One bit of the checksum or the length is another."""
+    """Return the bytes with one flipped bit in the checksum or the length."""
     at = len(packed) - 1 - source.randrange(8)
     return packed[:at] + bytes([packed[at] ^ 1 << source.randrange(8)]) + packed[at + 1 :]
 
 
-# HTTP: well-formed, and then somewhat less so
+# HTTP: well-formed, then mutated
 
 
 def _data_requests(worker: int) -> list[bytes]:
@@ -211,7 +211,7 @@ def _admin_requests(worker: int) -> list[bytes]:
 
 
 def mutated(source: random.Random, wire: bytes) -> bytes:
-    """The same with a few bytes flipped, lost, put in or doubled."""
+    """Return the bytes with a few of them flipped, deleted, inserted or duplicated."""
     data = bytearray(wire)
     for _ in range(source.choice((1, 1, 2, 3))):
         at = source.randrange(len(data))
@@ -250,12 +250,12 @@ def _socket_case(source: random.Random, worker: int, kind: str) -> tuple[str, by
 
 
 def _mask(source: random.Random) -> bytes:
-    # A mask of zeros lets mutations hit the JSON as they are.
+    # With a mask of zeros, mutations change the JSON directly.
     return bytes(4) if source.random() < 0.5 else source.randbytes(4)
 
 
 def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:
-    """One command in one or two frames, and whether it publishes."""
+    """Return one command in one or two frames, and whether it publishes."""
     topic = f"maybe.socket.{worker}"
     short = [{"data": {"a": [1, "é"]}, "tag": "t"}]
     long = [{"data": "x" * source.choice((1, 200, 70_000))}]

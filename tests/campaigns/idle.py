@@ -30,9 +30,9 @@ from tests.support.api import Api, ok
 from tests.support.server import Server, kill_one, open_files, rss_bytes
 from topics.process.children import raise_file_limit
 
-SPARE_FILES = 500  # of a front: links, listeners, the writer
-BACK_S = 20.0  # until the front has noticed that all have gone
-AIM_MS = 10.0  # what the crowd may add to the writer's p99
+SPARE_FILES = 500  # descriptors of a front for links, listeners and the writer
+BACK_S = 20.0  # for the front to detect that all clients have disconnected
+AIM_MS = 10.0  # the permitted increase of the writer's p99 by the crowd
 
 
 class Trial:
@@ -44,7 +44,9 @@ class Trial:
         self._took_ms: dict[str, list[float]] = {"alone": [], "beside the crowd": []}
 
     def round(self, remote: Remote, streams: int) -> None:
-        """The writer alone, the crowd, the writer beside it, all come again, the crowd goes."""
+        """Measure the writer alone and alongside the crowd, let all clients reconnect, and close
+        them.
+        """
         files, rss = open_files(self._front), rss_bytes(self._front)
         self._write("alone")
         self.come(remote, "open", streams)
@@ -63,7 +65,7 @@ class Trial:
         self._wait_back(files)
 
     def come(self, remote: Remote, how: str, clients: int, *, again: bool = False) -> Told:
-        """Let all come; they are answered."""
+        """Let all clients connect, and check that they get responses."""
         with beside(self._server) as writer:
             told = remote.say("come", again)
         p50, p99, _, most = quantiles_ms([ms / 1000 for ms in told.heard_ms] or [0])
@@ -85,7 +87,7 @@ class Trial:
         self._took_ms[how] += writer.took_ms
 
     def _wait_back(self, files: int) -> None:
-        """Until the front has let go of every connection, and the metrics say so."""
+        """Wait until the front has closed every connection, and the metrics report this."""
         began = time.monotonic()
         while (left := open_files(self._front) - files) > 0 or self._told() > 0:
             if time.monotonic() - began > BACK_S:
@@ -95,7 +97,7 @@ class Trial:
             time.sleep(0.05)
 
     def _told(self) -> int:
-        """The streams that the metrics know of."""
+        """Return the number of streams in the metrics."""
         with Api(self._server.address) as api:
             text = api.call("GET", "/v0/metrics").body.decode()
         found = re.search(r"^topics_sse_connections (\d+)", text, re.MULTILINE)
@@ -111,7 +113,9 @@ class Trial:
 
 
 def killed(server: Server, clients: int, summary: Summary) -> None:
-    """Keep-alive clients whose front dies come back at once; the next front answers them."""
+    """Kill the front of keep-alive clients, which reconnect immediately. The next front must serve
+    them.
+    """
     with crowd(server.address, {"askers": clients}) as remote:
         remote.say("come", False)
         kill_one(server.roles()["front 0"])
@@ -126,7 +130,7 @@ def killed(server: Server, clients: int, summary: Summary) -> None:
 def campaign(
     data_dir: Path, *, seed: int, streams: int, slow: int, rounds: int, seconds: float
 ) -> Summary:
-    """Crowds come and go. ``seconds``: of each part of a round."""
+    """Connect and disconnect crowds. ``seconds`` is the duration of each part of a round."""
     summary = Summary(seed)
     most = raise_file_limit()[1] - SPARE_FILES
     slow, streams = min(slow, most // 2), min(streams, most - min(slow, most // 2))

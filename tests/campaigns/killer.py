@@ -1,4 +1,4 @@
-"""Kills processes of a running server at random, and waits until they are back."""
+"""Kills random processes of a running server, and waits until they have restarted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.server import Server, kill_one
 from topics.storage.verify import Finding, verify_directory
 
 EVERYTHING = "everything"
-BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in test_kill.py
+BACK_S = 20.0  # limit of a campaign; test_kill.py measures how fast a single shard restarts
 
 
 class Killer:
-    """Kills the front, a shard or everything. ``outages_s``: how long each lasted, by role; one
-    that was not waited for says nothing.
+    """Kills the front, a shard or all processes. ``outages_s`` is the duration of each outage by
+    role. Outages that were not waited for are not recorded.
     """
 
     def __init__(self, server: Server, shards: int, dice: random.Random) -> None:
@@ -30,8 +30,8 @@ class Killer:
         self.kills: Counter[str] = Counter()
 
     def kill(self) -> None:
-        """Kill one at random. Mostly waits until it is replaced; sometimes the next kill comes
-        before that.
+        """Kill a random process. In most cases wait until it is replaced; sometimes the next kill
+        happens before that.
         """
         roles = self._server.wait_roles(self._shards + 1, BACK_S)
         role = self.dice.choice([*sorted(roles), EVERYTHING])
@@ -39,7 +39,7 @@ class Killer:
         killed_at = time.monotonic()
         if role == EVERYTHING:
             self._server.kill()
-            # This process is busy: it sees that all are gone later than they go.
+            # this process is busy, so it detects the exits late
             killed_at = time.monotonic()
             self._server.start(BACK_S)
         else:
@@ -68,7 +68,7 @@ class Killer:
 
 @dataclass(slots=True)
 class Summary:
-    """What a campaign did and what it found; its text is the report."""
+    """The actions and findings of a campaign. Its text is the report."""
 
     seed: int
     killed: str = "nobody"
@@ -76,7 +76,7 @@ class Summary:
     problems: list[str] = field(default_factory=list)
 
     def tell(self, line: str) -> None:
-        """Of a long campaign, as it goes."""
+        """Print the progress of a long campaign."""
         print(line, flush=True)
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class Summary:
 
 
 def deaths_by_themselves(server: Server) -> list[str]:
-    """Deaths that no killer caused, as the log tells. A start may meet a lost directory."""
+    """Return the crashes in the log that no kill caused. A start may find a directory missing."""
     events = server.log.events() if server.log else []
     lost = {event["pid"] for event in events if event.get("event") == "data directory lost"}
     return [
@@ -102,7 +102,7 @@ def deaths_by_themselves(server: Server) -> list[str]:
 
 
 def damage(data_dir: Path, shards: int) -> list[str]:
-    """What `topics verify` finds."""
+    """Return the findings of `topics verify`."""
     found = verify_directory(data_dir, shards)
     return [f"topics verify: {each}" for each in found if isinstance(each, Finding)]
 
@@ -114,8 +114,9 @@ def program(
     /,
     **options: float | str,
 ) -> int:
-    """Run a campaign as a program, with these options and their defaults, in a data directory of
-    its own; the exit status. A check of ``wanted`` that met nothing proves nothing.
+    """Run a campaign as a program, with these options and their defaults, in its own data
+    directory. Return the exit status. It is an error if a case of ``wanted`` never occurred,
+    because the campaign then proves nothing.
     """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=raw)

@@ -34,12 +34,12 @@ from tests.support.server import START_S, Server, kill_one
 from topics.errors import ExitCode
 
 SHARDS = 3
-WAL_FILE_BYTES = 64 << 10  # sealing and checkpoints all the time
+WAL_FILE_BYTES = 64 << 10  # causes continuous sealing and checkpoints
 CALLS_A_SECOND = 100
 CUTS_A_KILL = 2
 OPERATOR = "operator"
 SETTLE_S = 60.0
-COUNTED = {  # what is counted, and in which member of the answer
+COUNTED = {  # the counted calls, and the member of the response that is counted
     "POST topics/x": ("appends", ""),
     "POST topics/x/diff": ("records read", "records"),
     "POST topics/x/claim": ("jobs", "claimed"),
@@ -52,14 +52,16 @@ T = TypeVar("T")
 
 
 class Cable(trio.abc.Stream):
-    """A connection whose client may lose it while the server hears nothing of it, or of a reset."""
+    """A connection that can fail on the client's side without any notice to the server, or with a
+    reset.
+    """
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream, self._scope = stream, trio.CancelScope()
         self._is_pulled = False
 
     def pull(self) -> None:
-        """From now on nothing goes through."""
+        """Block all traffic from now on."""
         self._is_pulled = True
         self._scope.cancel()
 
@@ -84,7 +86,7 @@ class Cable(trio.abc.Stream):
 
 
 class Day:
-    """One run. ``harm``: what was done to the server, and how often."""
+    """One run. ``harm``: the number of faults by kind."""
 
     def __init__(self, server: Server, seed: int, seconds: float, kills: int) -> None:
         self._server, self._seconds, self._kills = server, seconds, kills
@@ -97,7 +99,7 @@ class Day:
         self.harm: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """The day, a clean restart, the final reading."""
+        """Run the workload, a clean restart, and the final reading."""
         server = self._server
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._do_harm)
@@ -115,8 +117,9 @@ class Day:
     async def _connect(self) -> Cable:
         sock = trio.socket.socket()
         try:
-            if len(self._cables) % 5 == 0:  # little is under way to this one
-                # Before the window is told: one that shrinks behind it stands still for seconds.
+            if len(self._cables) % 5 == 0:  # limits the data in flight to this client
+                # Set before the connection is established, because shrinking the window later
+                # stalls it for seconds.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
             await sock.connect(self._server.address)
         except BaseException:
@@ -126,7 +129,7 @@ class Day:
         return self._cables[-1]
 
     async def _do_harm(self) -> None:
-        """Kills, sometimes before the last one is back, and cuts."""
+        """Kill processes, sometimes before the previous one has restarted, and cut networks."""
         count = self._kills * (1 + CUTS_A_KILL)
         for _ in range(count):
             await trio.sleep(self._dice.expovariate(1.0) * self._seconds / (count + 1))
@@ -153,7 +156,7 @@ class Day:
         self.history.happened("start", EVERYTHING)
 
     async def _operate(self) -> None:
-        """Do what operators do to the directory of a server that runs, and put it back."""
+        """Change the directory of a running server as an operator might, and restore it."""
         server, dice = self._server, self._dice
         self.history.happened("fault", EVERYTHING, "directory")
         if dice.random() < 0.3:
@@ -188,7 +191,7 @@ class Day:
         await self._end(*(("stop", self._server.stop) if is_stop else ("kill", self._server.kill)))
 
     async def _end(self, what: str, act: Callable[[], None]) -> None:
-        """Of everything: noted before and after, for it takes its time."""
+        """Stop all processes. It is recorded before and after, because it takes time."""
         self.problems += deaths_by_themselves(self._server)
         self.history.happened(what, EVERYTHING)
         await trio.to_thread.run_sync(act)
@@ -234,13 +237,13 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def image(data_dir: Path) -> dict[str, bytes]:
-    """All files with their bytes."""
+    """Return the bytes of all files."""
     found = (path for path in data_dir.rglob("*") if path.is_file())
     return {str(path.relative_to(data_dir)): path.read_bytes() for path in found}
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, kills: int, keep: str = "") -> Summary:
-    """``keep``: a file for the history."""
+    """Run it. ``keep`` is a file for the history."""
     summary = Summary(seed)
     with Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES) as server:
         day = Day(server, seed, seconds, kills)
@@ -259,7 +262,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, kills: int, keep: str
 
 
 def counted(entries: list[Entry]) -> Counter[str]:
-    """What clients have done."""
+    """Count the calls of clients."""
     counts: Counter[str] = Counter()
     for entry in entries:
         if isinstance(entry, Said):

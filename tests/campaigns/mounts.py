@@ -1,8 +1,8 @@
 """File systems that fail on purpose, for tests that run as root.
 
 `Lossy` is the program that the environment variable CRASHSTATES names: a FUSE file system that
-records every operation, injects faults, and builds what a power loss may leave. Tests that need it
-are skipped without it.
+records every operation, injects faults, and creates possible states after a power loss. Tests that
+need it are skipped without it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ START_S = 20.0
 
 
 def why_not() -> str:
-    """What is missing for `Lossy`; empty when nothing is."""
+    """Return what is missing for `Lossy`, or an empty text."""
     if not CRASHSTATES:
         return "CRASHSTATES does not name the program that simulates a lossy disk"
     if not Path(CRASHSTATES).is_file():
@@ -40,7 +40,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 
 
 class Lossy:
-    """The directory ``path``, mounted; ``ctl`` speaks to the file system."""
+    """The directory ``path``, mounted. ``ctl`` is the control socket of the file system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +68,7 @@ class Lossy:
             self._process.wait()
 
     def ctl(self, command: str, **fields: Any) -> Any:
-        """One command and its answer."""
+        """Send one command and return its reply."""
         deadline = time.monotonic() + START_S
         while not self._socket.exists():
             assert time.monotonic() < deadline, "the file system does not listen"
@@ -85,7 +85,7 @@ class Lossy:
 
 @contextlib.contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of so many bytes."""
+    """Mount a file system of this size in bytes."""
     path.mkdir()
     options = "-t", "tmpfs", "-o", f"size={size_bytes}"
     subprocess.run(["mount", *options, "tmpfs", str(path)], check=True)
@@ -96,14 +96,14 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def remount(path: Path, options: str) -> None:
-    """Change a mounted file system: ``ro``, ``rw``, ``size=N``."""
+    """Remount a mounted file system with ``ro``, ``rw`` or ``size=N``."""
     subprocess.run(["mount", "-o", f"remount,{options}", str(path)], check=True)
 
 
 @contextlib.contextmanager
 def freezable_disk(path: Path) -> Iterator[Callable[[bool], None]]:
-    """A file system of its own at ``path``; call with True to let every write to it hang, with
-    False to let it go on.
+    """Mount a separate file system at ``path``. Call the result with True to block every write to
+    it, and with False to unblock them.
     """
     image = path.with_name(f"{path.name}.image")
     with image.open("wb") as file:

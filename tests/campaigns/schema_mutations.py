@@ -1,7 +1,7 @@
-"""What `tests.campaigns.schema_fuzz` does to valid requests, and how they become bytes.
+"""Mutations of valid requests for `tests.campaigns.schema_fuzz`, and the serialization of requests.
 
 A mutation changes one thing: a value anywhere in the body, its type, its size, a member's name, a
-parameter, a header, the path, the method. What comes of several is anything but a crash.
+parameter, a header, the path, or the method. Several mutations may have any effect but a crash.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ PARAMETERS = (
 QUERY_VALUES = ("", "true", "0", "1", "-1", "abc", "1001", "%ff", "%", "+", "eyJ", "A" * 3000, "\0")
 LARGE = (2000, 11_000)
 HUGE_CHARACTERS = 2**20
-SWELL_CHARACTERS = 10_000  # of a list that is made longer: a body stays below some 100 MiB
+SWELL_CHARACTERS = 10_000  # of a list that is extended: a body stays below about 100 MiB
 
 
 def _wrong(source: Source) -> Any:
-    """A value of its own: later mutations may change it."""
+    """Return a copy of a wrong value, because later mutations may change it."""
     return copy.deepcopy(source.choice(WRONG))
 
 
 def spoil(source: Source, asked: Asked) -> None:
-    """Change one to three things."""
+    """Apply one to three mutations."""
     for _ in range(source.choice((1, 1, 1, 2, 3))):
         kinds = [_spoil_query, _spoil_header, _spoil_line]
         if asked.body is not None:
@@ -77,7 +77,7 @@ def spoil(source: Source, asked: Asked) -> None:
 
 
 def spoiled_value(source: Source, value: Any) -> Any:
-    """The value with one thing changed somewhere in it."""
+    """Return the value with one change somewhere in it."""
     spots = [*_spots(value)]
     if not spots or source.random() < 0.05:
         return _wrong(source)
@@ -87,7 +87,7 @@ def spoiled_value(source: Source, value: Any) -> Any:
 
 
 def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place of a value: what holds it, and under which key."""
+    """Return every position in a value: its container and key."""
     if isinstance(value, dict | list):
         for key in [*value] if isinstance(value, dict) else range(len(value)):
             yield value, key
@@ -117,7 +117,7 @@ def _add(source: Source, holder: Any, key: Any) -> None:
 
 
 def _swell(source: Source, holder: Any, key: Any) -> None:
-    """More of it than is allowed, sometimes much more."""
+    """Return a value larger than permitted, sometimes much larger."""
     value = holder[key]
     if isinstance(value, list) and value and len(text_of(value)) < SWELL_CHARACTERS:
         holder[key] = value * (source.choice(LARGE) // len(value) + 1)
@@ -159,7 +159,7 @@ def _spoil_line(source: Source, asked: Asked) -> None:
 
 
 def text_of(value: Any) -> str:
-    """JSON text; a `Raw` stands as it is."""
+    """Return JSON text. A `Raw` is written unchanged."""
     if isinstance(value, Raw):
         return value.text
     if isinstance(value, dict):
@@ -170,7 +170,9 @@ def text_of(value: Any) -> str:
 
 
 def bytes_of(asked: Asked, token: str) -> bytes:
-    """The request as it goes over the wire. What a header says of the body is sometimes true."""
+    """Return the bytes of the request. Header fields that describe the body are sometimes
+    correct.
+    """
     body = None if asked.body is None else text_of(asked.body).encode()
     named = {name for name, _ in asked.headers}
     if body is not None and ("Content-Encoding", "gzip") in asked.headers:
@@ -187,7 +189,7 @@ def bytes_of(asked: Asked, token: str) -> bytes:
 
 
 def _target(asked: Asked) -> str:
-    """Values are encoded, unless they hold an escape already."""
+    """Return the request target. Values are encoded, unless they already contain an escape."""
     pairs = [
         f"{name}={value if '%' in value or value == '+' else quote_plus(value)}"
         for name, value in asked.query

@@ -1,8 +1,9 @@
-"""The documented schemas of all routes, as generators of valid requests. The source of randomness
-decides; `schema_mutations` spoils what is made here.
+"""Generators of valid requests from the documented schemas of all routes. The source of randomness
+determines the requests, and `schema_mutations` mutates them.
 
-A value is what `json` can write, or a `Raw`. Topics come from a small pool, so that requests meet:
-``log-0`` .. and ``queue-0`` .. hold what their names say, unless a mutation had them made.
+A value is anything that `json` can write, or a `Raw`. Topics are drawn from a small pool, so that
+requests interact: ``log-0`` .. are logs and ``queue-0`` .. are queues, unless a mutation created
+them.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """JSON text as it stands."""
+    """JSON text that is sent unchanged."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route. ``fine``: the statuses that a valid request may get; ``answer``: the members that
-    every success has. ``waits``: the answer may take as long as the client asks for.
+    """One route. ``fine``: the statuses that a valid request may get. ``answer``: the members that
+    every success has. ``waits``: the response may take as long as the client requests.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Row:
 
 @dataclass(slots=True)
 class Asked:
-    """One request before it is bytes. ``spoiled`` names the mutations."""
+    """A request before serialization. ``spoiled`` names the mutations."""
 
     row: Row
     method: str
@@ -65,7 +66,7 @@ def one_of(*values: Any) -> Make:
 
 
 def number(low: int, high: int, *others: int) -> Make:
-    """Both ends, ``others``, and anything between."""
+    """Return both bounds, ``others``, or any number between the bounds."""
     return lambda source: source.choice((low, high, *others, source.randint(low, high)))
 
 
@@ -92,7 +93,7 @@ def router(source: Source) -> str:
 
 
 def anything(source: Source, depth: int = 0) -> Any:
-    """Any JSON value; numbers as no double has them, too."""
+    """Return any JSON value, including numbers that no double can represent."""
     kind = source.randrange(8 if depth < 4 else 5)
     if kind == 0:
         return source.choice((None, True, False))
@@ -110,7 +111,7 @@ def anything(source: Source, depth: int = 0) -> Any:
 
 
 def members(required: Mapping[str, Make], optional: Mapping[str, Make], share: float = 0.3) -> Make:
-    """An object in any order of its members."""
+    """Return an object with its members in any order."""
 
     def make(source: Source) -> dict[str, Any]:
         found = {name: make_it(source) for name, make_it in required.items()}
@@ -195,7 +196,7 @@ def _meta(source: Source) -> dict[str, Any]:
 
 
 def config(kind: str) -> Make:
-    """The config of a topic; a log has no dead letters to speak of, but may name them."""
+    """Return the config of a topic. A log has no dead letters, but may name a dead-letter topic."""
     typed: dict[str, Make] = {"type": one_of(kind)}
     return members(typed if kind == "queue" else {}, CONFIG_FIELDS, 0.15)
 
@@ -223,7 +224,7 @@ def no_query(_: Source) -> list[tuple[str, str]]:
 
 
 def query(**fields: Make) -> Make:
-    """Each of the parameters, or not."""
+    """Return a query in which each of the parameters may be present."""
 
     def make(source: Source) -> list[tuple[str, str]]:
         chosen = [name for name in fields if source.random() < 0.4]
@@ -240,7 +241,7 @@ PLACES = {"topic": topic, "queue": queue, "router": router, "dead": one_of("dead
 
 
 def at(template: str) -> Make:
-    """A path; of several, any."""
+    """Return a path, or any of several."""
     paths = template.split("|")
     return lambda source: re.sub(
         r"{(\w+)}", lambda place: PLACES[place[1]](source), source.choice(paths)
@@ -258,7 +259,7 @@ def _row(
 
 
 def nothing(_: Source) -> dict[str, Any]:
-    """A body that needs the name of the topic is made in `asked`."""
+    """Return no body. A body that needs the name of the topic is created in `asked`."""
     return {}
 
 
@@ -306,7 +307,7 @@ ROWS = (
     _row("delete a topic", f"DELETE {TOPIC}", "200 409", REMOVED, asks=EMPTY),
     _row("diff", f"POST {TOPIC}/diff", "200 404", READ, DIFF, waits=True),
     _row("delete records", f"POST {TOPIC}/delete", "200 404", DELETED, lambda s: DELETES(s)(s)),
-    # 400: both ends are one
+    # 400: both ends are the same topic
     _row("put a router", f"PUT {ROUTER_AT}", "200 201 400 404 409 429", ROUTED, ROUTER),
     _row("get a router", f"GET {ROUTER_AT}", "200 404", LAG),
     _row("list routers", "GET /v0/routers", "200", "routers", asks=ROUTERS_PAGE),
@@ -318,7 +319,7 @@ ROWS = (
     _row("nack", f"POST {QUEUE}/nack", JOBS, f"{SETTLED} nacked", FREED),
     _row("extend", f"POST {QUEUE}/extend", JOBS, "topic extended skipped deadlines", EXTENDED),
     _row("leases", f"GET {QUEUE}/leases", JOBS, "leases", asks=LEASES),
-    # 400: to itself
+    # 400: source and dest are the same topic
     _row("redrive", REDRIVE_AT, "200 400 404", "topic moved remaining skipped", REDRIVE),
     _row("work", f"GET {QUEUE}/work", f"{JOBS} 429", asks=lambda s: [NODE_1, *WORK_QUERY(s)]),
     _row("health", "GET /v0/health|/healthz", "200", "status version uptime_ms"),
@@ -330,7 +331,7 @@ ROWS = (
 
 
 def asked(source: Source) -> Asked:
-    """A valid request to any route."""
+    """Return a valid request to any route."""
     row = source.choice(ROWS)
     path = row.path(source)
     body = row.body(source) if row.body is not None else None
@@ -346,7 +347,7 @@ def asked(source: Source) -> Asked:
 
 
 def command(source: Source, number_of: int) -> dict[str, Any]:
-    """A valid command."""
+    """Return a valid command."""
     name = topic(source)
     kind = source.randrange(8)
     body: dict[str, Any]

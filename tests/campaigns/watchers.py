@@ -39,16 +39,16 @@ from tests.support.sse import (
 
 SHARDS = 2
 WRITERS = 4
-WAL_FILE_BYTES = 1 << 20  # some of what a resume reads stands in segments
+WAL_FILE_BYTES = 1 << 20  # a part of the records that a resume reads is stored in segments
 CAPS = {"fsync-0": 0, "fsync-1": 0, "disk-0": 0, "disk-1": 0, "disk-capped": 60, "fsync-capped": 40}
-# The capped ones more often: a reader falls behind sooner.
+# Capped topics are chosen more often, because their readers fall behind sooner.
 WRITTEN = [*CAPS, "disk-capped", "disk-capped", "fsync-capped"]
 PADDINGS = (0, 200, 2000, 16_000)
-KILL_SHARE = 0.25  # of what happens; the rest are cuts
-ARRIVE_S = 60.0  # for everything that is still under way at the end
+KILL_SHARE = 0.25  # of all faults; the others are cut networks
+ARRIVE_S = 60.0  # for all records in flight at the end
 CUTS = ("end", "reset", "vanish")
 HEARTBEAT_MS = 1000
-SILENCE_S = 15.0  # a stream that is open says at least that nothing has happened
+SILENCE_S = 15.0  # an open stream sends at least a heartbeat within this time
 RETRY_S = 0.05
 IDS_KEPT = 30
 KINDS = ("brisk", "brisk", "brisk", "slow", "stalling")
@@ -57,7 +57,7 @@ Seen = dict[tuple[str, int], tuple[int, ...]]  # topic and seq: writer, number, 
 
 
 class PacedWriter(Writer):
-    """Few and small enough for many watchers."""
+    """A writer with few and small writes, so that many watchers can follow."""
 
     def records(self, topic: str) -> list[dict[str, Any]]:
         self.ending.wait(self.dice.uniform(0.0, 0.04))
@@ -65,9 +65,7 @@ class PacedWriter(Writer):
 
 
 class Watcher(Actor):
-    """Follows some topics until told where their heads are and it stands there, or until something
-    is wrong.
-    """
+    """Follows some topics until it has reached the given heads, or until it has found an error."""
 
     def __init__(self, number: int, address: Address, seed: int, seen: Seen) -> None:
         dice = random.Random(f"{seed}/watcher/{number}")
@@ -81,23 +79,23 @@ class Watcher(Actor):
         self._at = dict.fromkeys(sorted(dice.sample(list(CAPS), dice.randint(1, 4))), 0)
         self._highest = dict(self._at)
         self._epochs: dict[str, int] = {}
-        # By topic: the end of the tombstone that was the last thing that came.
+        # By topic: the end of a tombstone that was the last received event.
         self._gap_ends: dict[str, int] = {}
         self._wid: str | None = None
         self._ids: deque[str] = deque(maxlen=IDS_KEPT)
-        self.cut: str | None = None  # how its network is cut, soon
-        # A connection that has vanished: nobody reads it, nobody has closed it.
+        self.cut: str | None = None  # how its network is about to be cut
+        # A lost connection: the client neither reads nor closes it.
         self._left: Wire | None = None
         self._heads: dict[str, int] | None = None
 
     def end_at(self, heads: dict[str, int]) -> None:
-        """There will be no more than this: hurry, and end there."""
+        """Set the final heads. The watcher ends when it has reached them."""
         self._heads = heads
         self.ending.set()
 
     @property
     def missing(self) -> dict[str, tuple[int, int]]:
-        """Where it stands and where it must come, by topic."""
+        """Return the current and the required position by topic."""
         heads = self._heads or {}
         places = {topic: (at, heads.get(topic, at)) for topic, at in self._at.items()}
         return {topic: place for topic, place in places.items() if place[0] != place[1]}
@@ -128,7 +126,7 @@ class Watcher(Actor):
     # Connecting
 
     def _watch(self) -> None:
-        """One stream, from its opening until it breaks. What breaks it is raised, but for a
+        """Follow one stream from its opening to its failure. Raise the failure, unless it is a
         refusal.
         """
         if self._wid is None or not self._ids:
@@ -154,7 +152,9 @@ class Watcher(Actor):
             self._read(wire)
 
     def _post(self) -> str | None:
-        """A new session from where the watcher stands; None when the server cannot now."""
+        """Create a new session at the watcher's positions. Return None if the server is
+        unavailable.
+        """
         topics = {topic: {"from_seq": seq} for topic, seq in self._at.items()}
         for topic in topics.keys() & self._epochs.keys():
             topics[topic]["epoch"] = self._epochs[topic]
@@ -172,8 +172,8 @@ class Watcher(Actor):
         return str(body["wid"])
 
     def _go_back(self) -> str:
-        """The id to resume from: mostly the last one, sometimes one before it. The watcher stands
-        there now.
+        """Return the id to resume from: mostly the last one, sometimes an earlier one. Set the
+        watcher's positions to it.
         """
         if self.dice.random() < 0.3:
             for _ in range(self.dice.randrange(len(self._ids))):
@@ -223,7 +223,7 @@ class Watcher(Actor):
             wire.socket.shutdown(socket.SHUT_RDWR)
         elif how == "reset":
             wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        else:  # its other end learns nothing of it, as when a cable is pulled
+        else:  # the other end is not notified, as with a disconnected cable
             if self._left is not None:
                 self._left.socket.close()
             self._left = Wire.__new__(Wire)
@@ -276,7 +276,7 @@ class Watcher(Actor):
         assert body["reason"] in TOLD, what
         assert gap_from == at + 1 <= gap_to, what
         assert topic not in self._gap_ends, f"a gap in two parts, {self._gap_ends} and {what}"
-        # The others are not told of the head that has evicted.
+        # Other watchers do not know the head at the eviction.
         shown_all = self._options["consistency"] == "eventual"
         assert gap_to <= head_seq - cap or not shown_all, f"not lost: {what}"
         assert gap_to == body["earliest_seq"] - 1, f"not what is lost: {what}"
@@ -291,8 +291,8 @@ class Watcher(Actor):
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Summary:
-    """Writers write and watchers watch while processes are killed and networks cut; then everything
-    must arrive.
+    """Run writers and watchers while processes are killed and networks are cut. Afterwards all
+    records must arrive.
     """
     summary, dice, seen = Summary(seed), random.Random(seed), Seen()
     with Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES) as server:
@@ -332,7 +332,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
 def _harm(dice: random.Random, killer: Killer, readers: list[Watcher], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        time.sleep(dice.uniform(0.05, 0.8))  # the moment is the point
+        time.sleep(dice.uniform(0.05, 0.8))  # a random moment for the next fault
         if dice.random() < KILL_SHARE:
             killer.kill()
         else:
@@ -341,8 +341,8 @@ def _harm(dice: random.Random, killer: Killer, readers: list[Watcher], seconds: 
 
 
 def _compare(summary: Summary, ledgers: list[Ledger], seen: Seen) -> dict[str, int]:
-    """The heads, as the acknowledged records tell; and whether what was seen is what was
-    acknowledged.
+    """Return the heads according to the acknowledged records. Check that received and acknowledged
+    records are equal.
     """
     summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
     stored: Seen = {}

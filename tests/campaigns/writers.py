@@ -1,9 +1,10 @@
-"""Writers that lose nothing of their own: every write has a key and is repeated until it is
-acknowledged.
+"""Writers that lose none of their records: every write has an idempotency key and is repeated
+until it
+is acknowledged.
 
-A record's data is ``[writer, number, position, padding]``: which writer, its how-manieth write,
-which record of that write. Topics are named after their durability class and made by the first
-write that reaches them.
+A record's data is ``[writer, number, position, padding]``: the writer, the number of its write, and
+the position of the record in this write. Topics are named after their durability class and created
+by their first write.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Write:
 
 @dataclass(slots=True)
 class Ledger:
-    """What one writer knows to be stored, and the write whose fate it does not know."""
+    """The acknowledged writes of one writer, and the write whose outcome is unknown."""
 
     writer: int
     acked: dict[int, Write] = field(default_factory=dict)
@@ -39,9 +40,11 @@ class Ledger:
 
 
 class Writer(Actor):
-    """Appends one batch after the other to random topics; the same key again after every failure.
+    """Appends one batch after the other to random topics, and repeats it with the same key after
+    every
+    failure.
 
-    It ends between two writes, or when it is abandoned in the middle of one, which is in doubt.
+    It stops between two writes, or it is abandoned during one, whose outcome is then unknown.
     """
 
     def __init__(self, number: int, address: Address, topics: Sequence[str], seed: int) -> None:
@@ -66,19 +69,19 @@ class Writer(Actor):
             self._number += 1
 
     def records(self, topic: str) -> list[dict[str, Any]]:
-        """Mostly a few small ones, sometimes a body of several megabytes."""
+        """Return mostly a few small records, sometimes a body of several megabytes."""
         large = self.dice.random() < LARGE_SHARE
         size, padding = (5, LARGE) if large else (self.dice.randint(1, 3), "")
         return self.made(size, padding)
 
     def made(self, size: int, padding: str) -> list[dict[str, Any]]:
-        """The records of the next write."""
+        """Return the records of the next write."""
         place = self.ledger.writer, self._number
         return [{"data": [*place, position, padding]} for position in range(size)]
 
 
 def finish(writers: Sequence[Writer], *, abandon: bool = False) -> list[Ledger]:
-    """Stop the writers and return what they know."""
+    """Stop the writers and return their ledgers."""
     for writer in writers if abandon else ():
         writer.line.abandoned.set()
     end(writers)
@@ -86,8 +89,8 @@ def finish(writers: Sequence[Writer], *, abandon: bool = False) -> list[Ledger]:
 
 
 def verify(api: Api, topics: Sequence[str], ledgers: Sequence[Ledger]) -> list[str]:
-    """What is wrong with the topics, in words: acknowledged records lost, moved, doubled or out of
-    order, holes in the seqs.
+    """Return the errors in the topics as text: acknowledged records that are lost, moved,
+    duplicated or out of order, and missing seqs.
     """
     problems = [problem for ledger in ledgers for problem in ledger.problems]
     found: dict[tuple[int, int], list[tuple[str, int, int]]] = {}

@@ -49,7 +49,7 @@ def test_data_is_json_and_each_run_appends_it(topics: Run, client: Topics, name:
     assert f"appended 2 records to {name} (#3 to #4)" in done.err
 
 
-def test_text_that_is_no_json_is_told_how_to_be_appended(
+def test_the_error_for_text_that_is_not_json_explains_how_to_append_it(
     topics: Run, client: Topics, name: str
 ) -> None:
     done = topics("append", name, "hello world")
@@ -59,7 +59,7 @@ def test_text_that_is_no_json_is_told_how_to_be_appended(
     assert values(client, name) == ["hello world", "two\nlines"]
 
 
-def test_json_tells_the_counts(topics: Run, name: str) -> None:
+def test_json_output_contains_the_counts(topics: Run, name: str) -> None:
     done = topics("append", "--json", "-q", name, "1")
     told = {"topic": name, "appended": 1, "deduped": 0, "first_seq": 1, "last_seq": 1, "skipped": 0}
     assert (done.objects, done.err) == ([told], "")
@@ -88,7 +88,7 @@ def test_json_tells_the_counts(topics: Run, name: str) -> None:
     ],
     ids=["json", "tag field", "lines", "csv", "csv with numbers"],
 )
-def test_what_lines_are(
+def test_lines_are_parsed_by_the_given_format(
     topics: Run,
     client: Topics,
     name: str,
@@ -117,7 +117,7 @@ def test_what_lines_are(
     ],
     ids=["json", "pretty", "utf-8", "text", "tag", "csv", "twice", "unknown field", "too large"],
 )
-def test_a_bad_line_is_named(
+def test_the_error_for_a_bad_line_names_it(
     topics: Run,
     name: str,
     file: Callable[[bytes], str],
@@ -150,7 +150,7 @@ def test_a_file_is_appended_once(
         assert topics("append", "--json", name, "-f", path, *option).objects[0]["deduped"] == 0
 
 
-def test_a_mended_line_lets_the_file_go_on(
+def test_a_file_whose_bad_line_was_fixed_continues_after_the_appended_records(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     done = topics("append", name, "-f", file(LINES.replace('{"number": 2100}', "oops")))
@@ -162,7 +162,7 @@ def test_a_mended_line_lets_the_file_go_on(
     assert values(client, name) == [{"number": number} for number in range(2500)]
 
 
-def test_a_bad_line_in_a_file_says_that_nothing_was_appended(
+def test_the_error_for_a_bad_line_in_a_file_reports_that_nothing_was_appended(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     done = topics("append", name, "-f", file("1\noops\n"))
@@ -171,7 +171,7 @@ def test_a_bad_line_in_a_file_says_that_nothing_was_appended(
     assert [*client.topics(name)] == []
 
 
-def test_records_that_were_deleted_are_said_to_be_appended_before(
+def test_deleted_records_are_reported_as_appended_before(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     path = file("1\n2\n")
@@ -266,7 +266,7 @@ def test_good_records_of_a_pipe_before_a_bad_one_are_appended(
 
 
 @pytest.mark.slow
-def test_a_record_that_the_server_refuses_leaves_those_around_it(
+def test_a_refused_record_does_not_prevent_the_append_of_its_neighbours(
     topics: Run, tmp_path: Path, file: Callable[[str], str]
 ) -> None:
     content = "".join(
@@ -291,7 +291,9 @@ def test_a_record_that_the_server_refuses_leaves_those_around_it(
         assert values(client, "t") == ["a", "c", "e"]
 
 
-def test_a_refusal_of_a_request_says_what_was_not_appended(topics: Run, name: str) -> None:
+def test_the_error_for_a_refused_request_reports_which_records_were_not_appended(
+    topics: Run, name: str
+) -> None:
     done = topics("append", name, "--tag", 300 * "x", given="1\n2\n")
     assert done.code == 2
     told = f"nothing was appended to {name}; stopped, 2 records read and not appended"
@@ -327,7 +329,7 @@ def test_only_the_first_skipped_lines_are_named(topics: Run, client: Topics, nam
 
 @pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "latin-1"])
 @pytest.mark.parametrize("kind", ["lines", "json", "csv"])
-def test_a_file_has_another_encoding(
+def test_a_file_may_have_another_encoding(
     topics: Run, client: Topics, name: str, kind: str, encoding: str
 ) -> None:
     content = {"lines": "ä\r\nb", "json": '"ä"\n"b"', "csv": "k;l\nä;1\nb;2"}[kind].encode(encoding)
@@ -338,7 +340,7 @@ def test_a_file_has_another_encoding(
     assert values(client, name) == expected
 
 
-def test_a_byte_that_an_encoding_does_not_have_is_named(topics: Run, name: str) -> None:
+def test_the_error_for_an_undecodable_byte_names_it(topics: Run, name: str) -> None:
     done = topics("append", name, "--as", "lines", "--encoding", "cp1252", given=b"a\nb\x81\n")
     assert done.code == 2
     assert "stdin, line 2: not cp1252; --encoding" in done.err
@@ -352,14 +354,14 @@ def test_a_byte_order_mark_is_ignored(topics: Run, client: Topics, name: str, ki
     assert values(client, name) == expected[kind]
 
 
-def test_a_delimiter_is_a_tab(topics: Run, client: Topics, name: str) -> None:
+def test_a_delimiter_may_be_a_tab(topics: Run, client: Topics, name: str) -> None:
     for delimiter in ("\t", "\\t", "tab"):
         done = topics("append", name, "--as", "csv", "--delimiter", delimiter, given="a\tb\n1\t2\n")
         assert done.code == 0
     assert values(client, name) == 3 * [{"a": "1", "b": "2"}]
 
 
-def test_records_get_a_tag_a_node_a_meta_and_a_delay(
+def test_options_set_tag_node_meta_and_delay_of_records(
     topics: Run, client: Topics, name: str
 ) -> None:
     client.queue(name).put()
@@ -401,14 +403,14 @@ def test_wrong_data_appends_nothing(topics: Run, client: Topics, name: str) -> N
     assert [*client.topics(name)] == []
 
 
-def test_a_short_window_is_told(
+def test_a_short_idempotency_window_is_reported(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     client.topic(name).put()
     assert "only for 2 m" in topics("append", name, "-f", file("1\n")).err
 
 
-def test_nothing_is_said_to_be_nothing(topics: Run, client: Topics, name: str) -> None:
+def test_empty_input_is_reported(topics: Run, client: Topics, name: str) -> None:
     done = topics("append", name, given="")
     assert (done.code, done.out) == (0, "")
     assert "nothing was appended" in done.err
@@ -435,12 +437,12 @@ def test_nothing_is_said_to_be_nothing(topics: Run, client: Topics, name: str) -
         ("--delay", "soon"),
     ],
 )
-def test_bad_arguments(topics: Run, name: str, arguments: tuple[str, ...]) -> None:
+def test_bad_arguments_are_usage_errors(topics: Run, name: str, arguments: tuple[str, ...]) -> None:
     assert topics("append", name, *arguments).code == 2
 
 
 @pytest.mark.slow
-def test_a_pipe_is_appended_as_it_comes_and_interrupted(
+def test_a_pipe_is_appended_as_lines_arrive_and_can_be_interrupted(
     url: str, client: Topics, name: str
 ) -> None:
     """A line is appended before its writer continues."""
@@ -464,7 +466,7 @@ def test_a_pipe_is_appended_as_it_comes_and_interrupted(
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_a_pause(tmp_path: Path) -> None:
+def test_a_killed_server_only_causes_a_pause(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server:
         server.env["TOPICS_PORT"] = str(server.port)
         address = url_of(server)
@@ -482,14 +484,14 @@ def test_a_server_that_is_killed_is_a_pause(tmp_path: Path) -> None:
                 if first:
                     assert "trying again" in process.stderr.readline()
                     server.start()
-                assert process.stderr.readline()  # made, or connected again
+                assert process.stderr.readline()  # created, or connected again
             process.stdin.close()
             process.stderr.read()
             assert values(client, "t") == [*range(6000)]
         assert process.returncode == 0
 
 
-def test_a_long_line_comes_in_blocks_and_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_line_is_read_in_blocks_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "LINE_MAX_BYTES", 10)
     blocks = [b"a\nbbb", b"bbb", b"b\n\ncc", b"\nd"]
     assert [*Lines(blocks, "x")] == [b"a", b"bbbbbbb", b"", b"cc", b"d"]

@@ -47,7 +47,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def test_a_plan_changes_nothing_and_a_second_run_neither(
+def test_a_plan_and_a_second_apply_change_nothing(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     path = file(FILE)
@@ -70,7 +70,7 @@ def test_a_plan_changes_nothing_and_a_second_run_neither(
     assert shown[-1] == {"change": "keep", "router": f"{name}->audit", "fields": {}}
 
 
-def test_a_router_changes_only_in_what_the_file_says(
+def test_an_apply_changes_only_the_router_fields_in_the_file(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     client.put_router(f"{name}->audit", name, f"{name}.b", guarantee="exactly_once")
@@ -125,7 +125,7 @@ def test_a_wrong_file_changes_nothing(
     assert [each.name for each in client.topics(name)] == [f"{name}-log"]
 
 
-def test_a_file_that_is_not_there_or_empty(topics: Run) -> None:
+def test_a_missing_or_empty_file_is_refused(topics: Run) -> None:
     assert topics("apply", "nope.toml").code == 2
     assert topics("apply", "-") == (0, "", "topics: - specifies no topics and no routers\n")
     assert topics("apply", "-", "--prune", "--yes").code == 2
@@ -198,7 +198,7 @@ def test_routers_that_the_server_would_refuse_change_nothing(
         assert ([each.name for each in client.topics(name)], [*client.routers(name)]) == before
 
 
-def test_a_cycle_is_permitted_by_its_field_and_ended_by_a_prune(
+def test_a_field_permits_a_router_cycle_and_a_prune_removes_it(
     topics: Run, client: Topics, name: str
 ) -> None:
     ends = ["source", "dest"]
@@ -229,7 +229,7 @@ def test_routers_of_a_file_change_in_an_order_that_the_server_accepts(
 
 
 @pytest.mark.slow
-def test_prune_removes_what_the_file_and_its_key_do_not_leave_alone(
+def test_prune_removes_routers_and_topics_that_the_file_and_its_key_do_not_protect(
     topics: Run,
     keyed: Server,
     name: str,
@@ -258,7 +258,7 @@ def test_prune_removes_what_the_file_and_its_key_do_not_leave_alone(
         assert topics(*command, "--plan").code == 0
 
 
-def test_a_plan_needs_no_key_that_may_change_configs(
+def test_a_plan_needs_no_permission_to_change_configs(
     topics: Run, keyed: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = f'[topics."{name}"]\ncap_records = 1\n[topics."{name}.new"]\n'
@@ -275,7 +275,7 @@ def test_a_plan_needs_no_key_that_may_change_configs(
         assert [each.count for each in client.topics(name)] == [2]
 
 
-def test_prune_leaves_cursors(topics: Run, client: Topics, name: str) -> None:
+def test_prune_keeps_cursors(topics: Run, client: Topics, name: str) -> None:
     with client.cursor(name):
         pass
     given = f'[topics."{name}"]'

@@ -53,7 +53,7 @@ def test_a_backup_is_restored(
             assert (api.state(filled)["epoch"] > epoch) == is_new
 
 
-def test_a_pipe_gets_the_same(topics: Run, filled: str, tmp_path: Path) -> None:
+def test_a_backup_to_a_pipe_equals_one_to_a_file(topics: Run, filled: str, tmp_path: Path) -> None:
     with (tmp_path / "piped.tar").open("wb") as out:
         run = started("backup", "-", stdout=out)
         run.communicate(timeout=60)
@@ -61,7 +61,9 @@ def test_a_pipe_gets_the_same(topics: Run, filled: str, tmp_path: Path) -> None:
     assert topics("restore", str(tmp_path / "piped.tar"), str(tmp_path / "data")).code == 0
 
 
-def test_what_is_no_backup_is_told_in_one_line(topics: Run, filled: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_backup_is_refused_with_one_line(
+    topics: Run, filled: str, tmp_path: Path
+) -> None:
     file = tmp_path / "all.tar"
     topics("backup", str(file))
     cut = tmp_path / "cut.tar"
@@ -73,7 +75,7 @@ def test_what_is_no_backup_is_told_in_one_line(topics: Run, filled: str, tmp_pat
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_leaves_nothing_of_a_backup(
+def test_an_interrupted_backup_leaves_no_file(
     topics: Run, client: Topics, filled: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     for _ in range(4):
@@ -93,7 +95,7 @@ def test_a_signal_leaves_nothing_of_a_backup(
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_leaves_nothing_of_a_restore(
+def test_an_interrupted_restore_leaves_no_directory(
     topics: Run, filled: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     file, target = tmp_path / "all.tar", tmp_path / "target"

@@ -47,7 +47,7 @@ def test_commands_options_and_choices_are_offered(offered: Offered) -> None:
     assert offered("topics create x --durability ") == ["ephemeral", "memory", "disk", "fsync"]
 
 
-def test_names_of_the_server_are_offered(offered: Offered, client: Topics, name: str) -> None:
+def test_names_on_the_server_are_offered(offered: Offered, client: Topics, name: str) -> None:
     client.topic(f"{name}:a").put()
     client.topic(f"{name}:b").put()
     with client.cursor(f"{name}-c") as cursor:
@@ -99,7 +99,7 @@ def test_fields_of_a_config_are_offered_with_their_values(offered: Offered) -> N
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_for_each_shell(topics: Run, shell: str) -> None:
+def test_each_shell_has_a_completion_script(topics: Run, shell: str) -> None:
     done = topics("completion", shell)
     assert (done.code, done.err) == (0, "")
     assert f"_TOPICS_COMPLETE={shell}_complete" in done.out

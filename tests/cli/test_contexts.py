@@ -54,12 +54,12 @@ def test_a_context_is_added_used_and_removed(
     assert read_contexts().current is None
 
 
-def test_what_goes_before_a_context_is_said(topics: Run) -> None:
+def test_settings_that_override_a_context_are_reported(topics: Run) -> None:
     topics("context", "add", "a", "http://a")
     assert topics("context", "use", "a").err.endswith("TOPICS_URL is set and takes precedence\n")
 
 
-def test_a_link_stays_a_link(topics: Run, tmp_path: Path) -> None:
+def test_a_symbolic_link_to_the_contexts_file_is_kept(topics: Run, tmp_path: Path) -> None:
     contexts_file().parent.mkdir(parents=True)
     contexts_file().symlink_to(tmp_path / "elsewhere")
     topics("context", "add", "a", "http://a")
@@ -81,7 +81,9 @@ def test_a_link_stays_a_link(topics: Run, tmp_path: Path) -> None:
         (["fly"], 2, "No such command"),
     ],
 )
-def test_what_goes_wrong(topics: Run, arguments: list[str], code: int, said: str) -> None:
+def test_invalid_contexts_are_refused(
+    topics: Run, arguments: list[str], code: int, said: str
+) -> None:
     done = topics("context", *arguments)
     assert (done.code, done.out) == (code, "")
     assert said in done.err

@@ -1,4 +1,4 @@
-"""cursor ls, set, rm."""
+"""The commands ``cursor ls``, ``cursor set`` and ``cursor rm``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cli.conftest import Run
 from topics.client import Record, Topics
 
 
-def test_a_reader_goes_on_where_its_cursor_is_set(topics: Run, client: Topics, name: str) -> None:
+def test_a_reader_continues_where_its_cursor_is_set(topics: Run, client: Topics, name: str) -> None:
     client.topic(name).append(*range(5))
     done = topics("cursor", "set", name, name, "3")
     assert done == (0, "", f"topics: cursor {name} is at 3 in {name}\n")

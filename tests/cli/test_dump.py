@@ -37,7 +37,7 @@ def filled(client: Topics, name: str) -> str:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_topic_comes_back_as_it_was(
+def test_an_imported_topic_equals_the_exported_one(
     topics: Run, client: Topics, filled: str, tmp_path: Path, suffix: str
 ) -> None:
     file = str(tmp_path / f"dump{suffix}")
@@ -56,7 +56,7 @@ def test_a_topic_comes_back_as_it_was(
     assert len(content(client, filled)) == 2403
 
 
-def test_what_is_written(topics: Run, client: Topics, name: str) -> None:
+def test_an_export_has_the_documented_format(topics: Run, client: Topics, name: str) -> None:
     client.topic(name).put(cap_records=2)
     client.topic(name).append(1, 2, 3)
     client.topic(f"{name}-b").append("b")
@@ -68,7 +68,7 @@ def test_what_is_written(topics: Run, client: Topics, name: str) -> None:
     assert lines[2] == topics("read", name, "--from", "2").objects[0]
 
 
-def test_a_queue_comes_back_with_its_jobs(
+def test_an_imported_queue_has_its_jobs(
     topics: Run, client: Topics, name: str, tmp_path: Path
 ) -> None:
     queue = client.queue(name)
@@ -83,7 +83,7 @@ def test_a_queue_comes_back_with_its_jobs(
     assert queue.state().config["max_deliveries"] == 3
 
 
-def test_several_topics_go_to_one_by_a_pipe(topics: Run, client: Topics, name: str) -> None:
+def test_several_topics_are_piped_into_one(topics: Run, client: Topics, name: str) -> None:
     client.topic(f"{name}.a").append(1)
     client.topic(f"{name}.b").append(2)
     dump = topics("export", f"{name}.*").out
@@ -152,7 +152,7 @@ def test_an_export_is_not_imported_into_its_own_topic(
     assert len(content(client, name)) == 2
 
 
-def test_an_import_says_that_deleted_records_were_appended_before(
+def test_an_import_reports_that_deleted_records_were_appended_before(
     topics: Run, client: Topics, filled: str, tmp_path: Path
 ) -> None:
     file, copy = str(tmp_path / "dump"), f"{filled}-copy"
@@ -176,7 +176,9 @@ def test_an_import_with_again_creates_topics_with_their_config(
     assert client.topic(filled).state().config == {**config, **window}
 
 
-def test_bad_arguments_no_topic_no_server(topics: Run, name: str, tmp_path: Path) -> None:
+def test_bad_arguments_missing_topics_and_unreachable_servers_are_errors(
+    topics: Run, name: str, tmp_path: Path
+) -> None:
     foreign = tmp_path / "foreign"
     foreign.write_text("hello\n")
     nowhere = ("--url", "http://127.0.0.1:1")
@@ -196,7 +198,7 @@ def test_bad_arguments_no_topic_no_server(topics: Run, name: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_interrupted_import_goes_on_over_a_restart(tmp_path: Path) -> None:
+def test_an_interrupted_import_continues_after_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "dump"
     with Server(tmp_path / "data", shards=2) as server:
         server.env["TOPICS_PORT"] = str(server.port)

@@ -121,12 +121,12 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url_of(server)
 
 
-def test_the_tables_hold_every_command() -> None:
+def test_the_tables_of_this_module_contain_every_command() -> None:
     assert sorted({*map(command_of, OF_SERVER), *OF_MACHINE}) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_has_a_help_and_knows_its_options(topics: Run, command: str) -> None:
+def test_a_command_has_help_and_rejects_unknown_options(topics: Run, command: str) -> None:
     shown = topics(*command.split(), "--help")
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.startswith(f"Usage: topics {command} ")
@@ -135,7 +135,7 @@ def test_a_command_has_a_help_and_knows_its_options(topics: Run, command: str) -
 
 
 @pytest.mark.parametrize("line", OF_SERVER)
-def test_without_a_server_a_command_ends_with_6(words: Run, line: str) -> None:
+def test_without_a_server_a_command_exits_with_6(words: Run, line: str) -> None:
     done = words(line, "http://127.0.0.1:1")
     if line == "doctor":  # it reports this as a finding
         assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
@@ -146,7 +146,7 @@ def test_without_a_server_a_command_ends_with_6(words: Run, line: str) -> None:
 
 
 @pytest.mark.parametrize("line", OF_SERVER)
-def test_without_its_key_a_command_ends_with_5(words: Run, keyed: str, line: str) -> None:
+def test_without_its_key_a_command_exits_with_5(words: Run, keyed: str, line: str) -> None:
     done = words(line, keyed)
     if line == "doctor":
         assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
@@ -156,14 +156,16 @@ def test_without_its_key_a_command_ends_with_5(words: Run, keyed: str, line: str
 
 
 @pytest.mark.parametrize("line", [line for line in OF_SERVER if " nope" in line])
-def test_a_key_of_other_names_is_refused(words: Run, keyed: str, tmp_path: Path, line: str) -> None:
+def test_a_key_for_other_name_prefixes_is_refused(
+    words: Run, keyed: str, tmp_path: Path, line: str
+) -> None:
     (tmp_path / "key").write_text("other\n")
     done = words(line, keyed, "--key-file", str(tmp_path / "key"))
     assert (done.code, done.out, done.error["code"]) == (5, "", "forbidden")
 
 
 @pytest.mark.parametrize("line", NOT_FOUND)
-def test_what_is_not_there_is_4(words: Run, url: str, line: str) -> None:
+def test_a_missing_object_gives_exit_code_4(words: Run, url: str, line: str) -> None:
     done = words(line, url)
     assert (done.code, done.out) == (4, "")
     assert "nope" in done.error["message"]
@@ -207,7 +209,7 @@ def stranger() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("line", OF_SERVER)
-def test_a_server_of_something_else_is_told_in_one_line(
+def test_another_kind_of_server_is_reported_in_one_line(
     words: Run, stranger: str, line: str
 ) -> None:
     done = words(line, stranger)
@@ -253,7 +255,7 @@ def silently(
 
 
 @pytest.mark.parametrize("line", OF_SERVER)
-def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
+def test_ctrl_c_ends_a_command_that_waits_for_a_response(
     words: Run, heard: threading.Event, line: str
 ) -> None:
     def interrupt() -> None:
@@ -268,7 +270,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
 
 
 @pytest.mark.slow
-def test_ctrl_c_just_before_the_wait_for_a_record_is_noticed_behind_it(
+def test_ctrl_c_just_before_the_wait_for_a_record_is_handled_after_the_wait(
     words: Run, heard: threading.Event
 ) -> None:
     in_time = []

@@ -17,7 +17,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_each_key_with_its_rights_and_no_secret(topics: Run, file: Path) -> None:
+def test_each_key_is_listed_with_its_rights_and_without_its_secret(topics: Run, file: Path) -> None:
     file.write_text(GOOD, newline="")
     done = topics("keys", "check", str(file))
     assert (done.code, done.err) == (0, "")
@@ -52,7 +52,7 @@ def test_each_key_with_its_rights_and_no_secret(topics: Run, file: Path) -> None
     ],
     ids=["lines", "comments", "empty", "long"],
 )
-def test_all_mistakes_with_their_lines(
+def test_all_errors_are_reported_with_their_lines(
     topics: Run, file: Path, text: str, mistakes: list[str]
 ) -> None:
     file.write_text(text)
@@ -68,7 +68,7 @@ def test_all_mistakes_with_their_lines(
         KeyFile(file, "X").read()
 
 
-def test_a_file_that_is_none(topics: Run, file: Path) -> None:
+def test_a_file_that_is_no_key_file_is_refused(topics: Run, file: Path) -> None:
     done = topics("keys", "check", str(file))
     assert done == (2, "", f"topics: {file}: No such file or directory\n")
     assert topics("keys", "check").code == 2

@@ -45,7 +45,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ],
     ids=" ".join,
 )
-def test_bad_arguments(topics: Run, arguments: list[str]) -> None:
+def test_bad_arguments_are_usage_errors(topics: Run, arguments: list[str]) -> None:
     assert topics(*arguments).code == 2
 
 
@@ -54,7 +54,7 @@ def histogram(*counts: int, bounds: Sequence[str] = ("1000", "5000", "+Inf")) ->
     return {SYNCS: {"buckets": buckets}}
 
 
-def test_the_time_of_a_share_of_syncs() -> None:
+def test_sync_quantiles_are_computed_from_a_histogram() -> None:
     assert sync_ms(histogram(0, 0, 0), None, 0.5) is None
     assert sync_ms(histogram(10, 10, 10), None, 0.5) == 0.5
     assert sync_ms(histogram(10, 20, 20), None, 0.75) == 3.0
@@ -62,7 +62,7 @@ def test_the_time_of_a_share_of_syncs() -> None:
     assert sync_ms(histogram(9, 13, 13), histogram(9, 9, 9), 0.5) == 3.0
 
 
-def test_top_shows_what_has_changed_in_the_interval(client: Topics, name: str) -> None:
+def test_top_shows_the_changes_of_the_interval(client: Topics, name: str) -> None:
     every = reports(client, 0.05, 5)
     assert next(every)["writes_per_s"] is None
     queue = client.queue(name)
@@ -77,7 +77,7 @@ def test_top_shows_what_has_changed_in_the_interval(client: Topics, name: str) -
     assert next(every)["topics"][0]["records_per_s"] == 0
 
 
-def test_top_in_a_pipe(topics: Run, client: Topics, name: str) -> None:
+def test_top_writes_plain_rows_to_a_pipe(topics: Run, client: Topics, name: str) -> None:
     client.topic(name).append("x" * 5000)
     client.put_router(name, name, f"{name}-copy")
     done = topics("top", "--once", "--interval", "100ms", "-n", "1000")
@@ -92,7 +92,7 @@ def test_top_in_a_pipe(topics: Run, client: Topics, name: str) -> None:
     assert look["streams"].keys() == {"watch", "work", "websocket"}
 
 
-def test_top_reads_the_list_where_the_metrics_are_cut(guarded: Server) -> None:
+def test_top_reads_the_topic_list_if_the_metrics_are_truncated(guarded: Server) -> None:
     with Topics(url_of(guarded), key="secret") as client:
         for name in "abc":
             client.topic(name).append(1)
@@ -123,7 +123,7 @@ def test_top_on_a_terminal_ends_with_ctrl_c(url: str, client: Topics, name: str)
 
 
 @pytest.mark.slow
-def test_top_goes_on_when_the_server_restarts(tmp_path: Path) -> None:
+def test_top_continues_after_a_restart_of_the_server(tmp_path: Path) -> None:
     with (
         Server(tmp_path / "data", shards=1) as server,
         started("top", "--json", "--interval", "100ms", "--url", url_of(server)) as process,
@@ -146,7 +146,7 @@ def test_top_goes_on_when_the_server_restarts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_shard_that_stands_still_is_named(topics: Run, tmp_path: Path) -> None:
+def test_top_names_a_stalled_shard(topics: Run, tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server, Topics(url_of(server)) as client:
         for number in range(8):
             client.queue(f"q{number}").put()
@@ -166,7 +166,7 @@ def test_a_shard_that_stands_still_is_named(topics: Run, tmp_path: Path) -> None
 # doctor
 
 
-def test_doctor_of_a_server_that_is_well(topics: Run, server: Server) -> None:
+def test_doctor_finds_nothing_on_a_healthy_server(topics: Run, server: Server) -> None:
     done = topics("doctor", "--data-dir", str(server.data_dir), "--json")
     assert {one["check"] for one in done.objects} >= {"server", "shards", "permissions"}
     # The disk of a test machine may be slow, full or made of memory.
@@ -199,7 +199,7 @@ READY = Readiness(True, "ready", {})
                  "topics_router_lag_records": [{"router": "r", "value": 7}]}, {}, "2 m behind (7"),
     ],
 )  # fmt: skip
-def test_findings_of_a_server(
+def test_doctor_reports_findings_about_a_server(
     client: Topics, check: str, metrics: dict[str, Any], more: dict[str, Any], what: str | None
 ) -> None:
     told = client.call(calls.metrics()) | metrics
@@ -209,7 +209,7 @@ def test_findings_of_a_server(
     assert all(each.fix for each in found)
 
 
-def test_doctor_sees_dead_letters(topics: Run, client: Topics, name: str) -> None:
+def test_doctor_reports_dead_letters(topics: Run, client: Topics, name: str) -> None:
     queue = client.queue(name)
     queue.put(max_deliveries=1, dead_letter=f"{name}-dead")
     queue.append(1)
@@ -223,7 +223,7 @@ def test_doctor_sees_dead_letters(topics: Run, client: Topics, name: str) -> Non
 
 
 @pytest.mark.slow
-def test_doctor_sees_a_server_without_keys(guarded: Server, tmp_path: Path) -> None:
+def test_doctor_reports_a_server_without_keys(guarded: Server, tmp_path: Path) -> None:
     def open_to_all(url: str) -> bool:
         with Topics(url, key="secret") as client:
             return bool([*doctor.keys(doctor.Server(client, {}, READY))])
@@ -235,7 +235,9 @@ def test_doctor_sees_a_server_without_keys(guarded: Server, tmp_path: Path) -> N
         assert not open_to_all(f"http://127.0.0.1:{server.port}")
 
 
-def test_findings_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_findings_about_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mounts, data = tmp_path / "mounts", tmp_path / "data"
     data.mkdir(mode=0o700)
     for kind, what in (("ext4", None), ("tmpfs", "in memory"), ("nfs4", "network")):
@@ -249,7 +251,7 @@ def test_findings_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len([*doctor.free_space(data)]) == 1
 
 
-def test_readiness_names_shards(monkeypatch: pytest.MonkeyPatch, client: Topics) -> None:
+def test_the_readiness_report_names_shards(monkeypatch: pytest.MonkeyPatch, client: Topics) -> None:
     detail = {"replay_progress": 0.5, "shards": [{"shard": 1, "state": "recovering"}]}
     body = {
         "error": {"code": "not_ready", "message": "the log is being replayed", "detail": detail}

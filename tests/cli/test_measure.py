@@ -39,13 +39,15 @@ def test_ping_measures_each_record(topics: Run, client: Topics, via: str) -> Non
     assert none_left(client)
 
 
-def test_ping_in_a_pipe(topics: Run) -> None:
+def test_ping_writes_plain_lines_to_a_pipe(topics: Run) -> None:
     line, found = topics("ping", "-n", "1").out.splitlines()
     assert re.fullmatch(r"1  [\d.]+ ms  acknowledged after [\d.]+ ms", line)
     assert re.fullmatch(r"1 sent, 1 arrived  min [\d.]+ ms  median .* ms  p99 [\d.]+ ms", found)
 
 
-def test_heartbeats_without_the_record_are_a_slow_server(client: Topics, name: str) -> None:
+def test_heartbeats_without_the_record_are_reported_as_a_slow_server(
+    client: Topics, name: str
+) -> None:
     def listen(*_: object) -> Iterator[Any]:
         yield {"via": "1.1 relay"}
         while True:
@@ -59,7 +61,7 @@ def test_heartbeats_without_the_record_are_a_slow_server(client: Topics, name: s
 
 
 @pytest.mark.parametrize("failure", [ConnectionLost("gone"), TimeoutError()])
-def test_a_stream_that_failed_is_closed_at_once(
+def test_a_failed_stream_is_closed_immediately(
     client: Topics, name: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the garbage collector closes it in any thread, which can deadlock with itself."""
@@ -154,7 +156,7 @@ def test_ping_names_a_proxy_that_buffers(topics: Run, server: Server, tells_head
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("via", "end"), [("watch", "stop"), ("ws", "kill")])
-def test_ping_goes_on_when_the_server_restarts(tmp_path: Path, via: str, end: str) -> None:
+def test_ping_continues_after_a_restart_of_the_server(tmp_path: Path, via: str, end: str) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         arguments = ("ping", "--json", "--interval", "50ms", "--via", via)
         with started(*arguments, "--url", url_of(server)) as process:
@@ -174,7 +176,7 @@ def test_ping_goes_on_when_the_server_restarts(tmp_path: Path, via: str, end: st
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_the_end_of_ping_and_interrupts_bench(url: str, client: Topics) -> None:
+def test_ctrl_c_ends_ping_normally_and_interrupts_bench(url: str, client: Topics) -> None:
     with started("ping", "--interval", "10ms", "--url", url) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("1 ")
@@ -204,7 +206,7 @@ def test_bench_measures_a_load(topics: Run, client: Topics, kind: str) -> None:
     assert none_left(client)
 
 
-def test_bench_in_a_pipe(topics: Run) -> None:
+def test_bench_writes_plain_lines_to_a_pipe(topics: Run) -> None:
     load, figures = topics("bench", "append", "--seconds", "0.1", "-q").out.splitlines()
     assert load == "append: 4 clients, batches of 1, 100 B, disk"
     assert re.match(r"[\d,]+ records/s  [\d,]+ operations/s  p50 ", figures)

@@ -27,7 +27,7 @@ def hurt(client: Topics, name: str) -> str:
     return name
 
 
-def test_a_list_names_queues_alone(topics: Run, client: Topics, hurt: str) -> None:
+def test_the_list_contains_only_queues(topics: Run, client: Topics, hurt: str) -> None:
     client.topic(f"{hurt}.log").append(1)
     head, row = topics("queue", "ls", hurt).out.splitlines()
     assert " ".join(head.split()) == "QUEUE READY IN FLIGHT WAITING DEAD OLDEST"
@@ -41,7 +41,7 @@ def test_a_list_names_queues_alone(topics: Run, client: Topics, hurt: str) -> No
     assert topics("queue", "ls", hurt).out.splitlines()[1].split()[1:4] == ["0", "1", "1"]
 
 
-def test_info_names_holders_and_what_to_do_with_dead_letters(topics: Run, hurt: str) -> None:
+def test_info_names_lease_holders_and_the_command_for_dead_letters(topics: Run, hurt: str) -> None:
     done = topics("queue", "info", hurt)
     titles, counts, _, held, _, _, *config = done.out.splitlines()
     assert titles.startswith("QUEUE ")
@@ -57,7 +57,7 @@ def test_info_names_holders_and_what_to_do_with_dead_letters(topics: Run, hurt: 
     assert told["config"]["max_deliveries"] == 1
 
 
-def test_peek_marks_what_is_held_and_leases_nothing(topics: Run, client: Topics, hurt: str) -> None:
+def test_peek_marks_leased_jobs_and_leases_none(topics: Run, client: Topics, hurt: str) -> None:
     for _ in range(2):
         _, held, ready = topics("queue", "peek", hurt).out.splitlines()
     assert held.startswith("3 ")
@@ -81,7 +81,7 @@ def test_leases_are_listed_by_worker(topics: Run, hurt: str) -> None:
     assert done == (0, "", f"topics: no job of {hurt} is leased by b\n")
 
 
-def test_dead_letters_go_back(
+def test_a_redrive_moves_dead_letters_back(
     topics: Run, client: Topics, hurt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queues, "REDRIVE_MAX", 1)  # one request each
@@ -97,7 +97,7 @@ def test_dead_letters_go_back(
     assert done == (0, "1 moved, 0 left\n", "")
 
 
-def test_empty_results_are_said_on_stderr(topics: Run, client: Topics, name: str) -> None:
+def test_empty_results_are_reported_on_stderr(topics: Run, client: Topics, name: str) -> None:
     client.queue(name).put()
     assert topics("queue", "peek", name) == (0, "", f"topics: {name} has no jobs\n")
     assert topics("queue", "ls", "-q", "nope-") == (0, "", "")
@@ -105,6 +105,8 @@ def test_empty_results_are_said_on_stderr(topics: Run, client: Topics, name: str
 
 
 @pytest.mark.parametrize("command", ["info", "peek", "leases"])
-def test_a_topic_that_is_no_queue(topics: Run, client: Topics, name: str, command: str) -> None:
+def test_a_topic_that_is_no_queue_is_refused(
+    topics: Run, client: Topics, name: str, command: str
+) -> None:
     client.topic(name).put()
     assert topics("--json", "queue", command, name).error["code"] == "not_a_queue"

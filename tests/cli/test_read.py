@@ -45,7 +45,9 @@ def seqs(found: list[Any]) -> list[int]:
     return [each["$seq"] for each in found]
 
 
-def test_json_has_the_names_of_the_api(topics: Run, client: Topics, filled: str) -> None:
+def test_json_output_has_the_field_names_of_the_api(
+    topics: Run, client: Topics, filled: str
+) -> None:
     client.topic(filled).append(records=[{"data": None, "meta": {"a": 1}, "node": "n"}])
     found = topics("read", filled).objects
     assert seqs(found) == [1, 2, 3, 4, 5, 6]
@@ -69,7 +71,7 @@ def test_json_has_the_names_of_the_api(topics: Run, client: Topics, filled: str)
         (("--where", "tag=eu:*", "--where", "tag=us:2", "-n", "3"), [1, 2, 3]),
     ],
 )
-def test_where_it_begins_and_ends(
+def test_a_read_begins_and_ends_at_the_given_positions(
     topics: Run, filled: str, options: tuple[str, ...], expected: list[int]
 ) -> None:
     done = topics("read", filled, *options)
@@ -91,7 +93,7 @@ def test_where_it_begins_and_ends(
         (("--since", "1h", "--until", LATER, "--reverse"), [5, 4, 3, 2, 1]),
     ],
 )
-def test_it_ends_before_a_time_and_reads_backwards(
+def test_a_read_ends_before_a_time_and_may_be_reversed(
     topics: Run, filled: str, options: tuple[str, ...], expected: list[int]
 ) -> None:
     done = topics("read", filled, *options)
@@ -109,7 +111,7 @@ def test_until_is_the_time_of_a_record(topics: Run, client: Topics, name: str) -
     assert max(seqs(topics("read", name, "--until", until).objects)) == last["$seq"] - 1
 
 
-def test_backwards_is_forwards_in_reverse_over_deleted_and_lost_ranges(
+def test_a_reverse_read_returns_the_records_and_gaps_of_a_forward_read(
     topics: Run, client: Topics, name: str
 ) -> None:
     topic = client.topic(name)
@@ -132,7 +134,7 @@ def test_backwards_is_forwards_in_reverse_over_deleted_and_lost_ranges(
     assert len(backwards) > 2500
 
 
-def test_what_is_lost_stands_behind_the_records_in_reverse(topics: Run, capped: str) -> None:
+def test_a_reverse_read_reports_a_gap_after_the_records_above_it(topics: Run, capped: str) -> None:
     *rest, lost = topics("read", capped, "--reverse").objects
     assert seqs(rest) == [5, 4]
     assert (lost["tombstone"]["gap_from"], lost["tombstone"]["gap_to"]) == (1, 3)
@@ -149,18 +151,20 @@ def test_what_is_lost_stands_behind_the_records_in_reverse(topics: Run, capped: 
         ("%t|%g|%n|%m|%%\\t", "NAME|eu:5||null|%\t\n"),
     ],
 )
-def test_formats(topics: Run, filled: str, form: str, expected: str) -> None:
+def test_each_format_has_its_documented_output(
+    topics: Run, filled: str, form: str, expected: str
+) -> None:
     done = topics("read", filled, "--from", "-1", "--format", form)
     assert done.out == expected.replace("NAME", filled)
 
 
-def test_a_format_has_the_time_in_iso_8601(topics: Run, filled: str) -> None:
+def test_a_format_may_contain_the_time_in_iso_8601(topics: Run, filled: str) -> None:
     shown, ts = topics("read", filled, "-n", "1", "--format", "%I %T").out.split()
     assert shown.endswith("Z")
     assert round(datetime.fromisoformat(shown).timestamp() * 1000) == int(ts)
 
 
-def test_data_with_line_breaks_is_one_line(topics: Run, url: str, name: str) -> None:
+def test_data_with_line_breaks_is_printed_in_one_line(topics: Run, url: str, name: str) -> None:
     body = b'{"records": [{"data": {"a":\n 1.10,\r\n"b": 2}}]}'
     httpx2.post(
         f"{url}/v0/topics/{name}", content=body, headers={"Content-Type": "application/json"}
@@ -170,7 +174,7 @@ def test_data_with_line_breaks_is_one_line(topics: Run, url: str, name: str) -> 
         assert len(topics("read", name, "--format", form).out.splitlines()) == 1
 
 
-def test_what_is_lost_stands_in_its_place(topics: Run, capped: str, filled: str) -> None:
+def test_a_gap_is_printed_at_its_position(topics: Run, capped: str, filled: str) -> None:
     lost, *rest = topics("read", capped).objects
     assert lost["tombstone"]["gap_from"] == 1
     assert (lost["tombstone"]["gap_to"], lost["tombstone"]["reason"]) == (3, "cap")
@@ -211,7 +215,7 @@ def test_a_glob_stands_for_topics_but_no_cursors(topics: Run, client: Topics, fi
         (("not-there*",), 4),
     ],
 )
-def test_bad_arguments_no_topic_no_server(
+def test_bad_arguments_missing_topics_and_unreachable_servers_are_errors(
     topics: Run, filled: str, arguments: tuple[str, ...], code: int
 ) -> None:
     named = () if code != 2 or not arguments else (filled,)

@@ -136,8 +136,8 @@ class InNode(Running):
 
 
 class Answering(ThreadingHTTPServer):
-    """Replies to requests for streams with ``answers`` in turn, and keeps the path and event id of
-    each request. Pages of any origin may send requests.
+    """Replies to requests for streams with each of ``answers`` in turn, and records the path and
+    event id of each request. Pages of any origin may send requests.
     """
 
     daemon_threads = True

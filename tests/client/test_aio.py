@@ -1,6 +1,6 @@
-"""The client for asyncio and trio: its coroutines, and what its tasks do on a cancellation.
+"""The client for asyncio and trio: its coroutines, and the effect of a cancellation on its tasks.
 
-Its rules are tested with the client for threads, which is generated from it.
+The rules of the client are tested with the client for threads, which is generated from this one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from topics.client.aio.caller import AsyncCaller
 
 pytestmark = [
     pytest.mark.parametrize("backend", ["asyncio", "trio"]),
-    # The library, and the one below, leave their generators to the collector when a stream is left.
+    # The HTTP libraries leave their async generators to the garbage collector if a stream is not
+    # read to its end.
     pytest.mark.filterwarnings("ignore:Async generator 'http(x|core)2:ResourceWarning"),
 ]
 
@@ -106,7 +107,7 @@ def test_queues_and_workers(
     anyio.run(run, backend=backend)
 
 
-def test_stop_ends_a_claim_that_waits(url: str, name: str, backend: str) -> None:
+def test_stop_ends_a_waiting_claim(url: str, name: str, backend: str) -> None:
     async def run() -> None:
         async with AsyncTopics(url) as client:
             queue = client.queue(name)
@@ -124,7 +125,7 @@ def test_stop_ends_a_claim_that_waits(url: str, name: str, backend: str) -> None
     anyio.run(run, backend=backend)
 
 
-def test_an_exception_of_the_loop_is_not_put_into_a_group(
+def test_an_exception_in_the_loop_is_not_wrapped_in_an_exception_group(
     url: str, name: str, backend: str
 ) -> None:
     async def run() -> None:
@@ -161,7 +162,9 @@ def test_run_handles_jobs_concurrently(url: str, name: str, backend: str) -> Non
     anyio.run(run, backend=backend)
 
 
-def test_a_failure_of_run_is_not_put_into_a_group(url: str, name: str, backend: str) -> None:
+def test_a_failure_of_run_is_not_wrapped_in_an_exception_group(
+    url: str, name: str, backend: str
+) -> None:
     async def run() -> None:
         async with AsyncTopics(url) as client:
             await client.topic(name).append(1)
@@ -171,7 +174,7 @@ def test_a_failure_of_run_is_not_put_into_a_group(url: str, name: str, backend: 
     anyio.run(run, backend=backend)
 
 
-def test_a_loop_that_is_left_early_leaves_nothing_behind(
+def test_breaking_out_of_a_loop_releases_all_resources(
     url: str, name: str, backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING", "topics.client")
@@ -206,7 +209,9 @@ def test_a_watch_may_be_closed_by_another_task(url: str, name: str, backend: str
     anyio.run(run, backend=backend)
 
 
-def test_a_producer_and_a_publisher_send_in_a_task(url: str, name: str, backend: str) -> None:
+def test_a_producer_and_a_publisher_send_from_a_background_task(
+    url: str, name: str, backend: str
+) -> None:
     async def run() -> None:
         async with AsyncTopics(url, node="me") as client:
             topic = client.topic(name)
@@ -231,7 +236,7 @@ def test_a_producer_and_a_publisher_send_in_a_task(url: str, name: str, backend:
     anyio.run(run, backend=backend)
 
 
-def test_a_cancelled_producer_ends_soon_without_a_server(name: str, backend: str) -> None:
+def test_a_cancelled_producer_ends_quickly_without_a_server(name: str, backend: str) -> None:
     async def run() -> None:
         async with AsyncTopics("http://127.0.0.1:1") as client:
             with anyio.move_on_after(0.1):
@@ -247,7 +252,7 @@ def test_a_cancelled_producer_ends_soon_without_a_server(name: str, backend: str
     anyio.run(run, backend=backend)
 
 
-def test_a_cancellation_leaves_its_record_to_the_next_run(
+def test_a_record_whose_handling_was_cancelled_is_read_again_by_the_next_run(
     url: str, name: str, backend: str
 ) -> None:
     async def run() -> None:

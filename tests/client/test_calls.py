@@ -1,4 +1,4 @@
-"""Calls, errors and tries, without a server."""
+"""Calls, errors and retries of the client, without a server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from topics.client.errors import (
         *((502, Unavailable), (503, Unavailable)),
     ],
 )
-def test_each_status_is_an_error_of_its_kind(status: int, kind: type[TopicsError]) -> None:
+def test_each_status_maps_to_its_own_error_class(status: int, kind: type[TopicsError]) -> None:
     body = b'{"error":{"code":"c","message":"m","detail":{"retry_after_ms":1500}}}'
     error = error_of(status, {"x-request-id": "r", "retry-after": "7"}, body)
     assert type(error) is kind
@@ -40,14 +40,14 @@ def test_each_status_is_an_error_of_its_kind(status: int, kind: type[TopicsError
     assert str(error) == "c: m"
 
 
-def test_an_answer_of_a_proxy_is_an_error_too() -> None:
+def test_an_error_response_of_a_proxy_raises_an_error() -> None:
     error = error_of(502, {"retry-after": "3"}, b"<html>Bad \xff Gateway</html>")
     assert (type(error), error.code, error.retry_after_s) == (Unavailable, "http_502", 3.0)
     assert "Bad" in error.message
     assert error_of(418, {}, b"").message
 
 
-def test_an_answer_of_somebody_else_is_an_error() -> None:
+def test_a_response_of_another_kind_of_server_raises_an_error() -> None:
     with pytest.raises(TopicsError, match="not a response of a topics server"):
         calls.get_topic("t").result(200, {}, b'{"hello": 1}')
 
@@ -70,13 +70,13 @@ def failed(status: int, retry_after_s: float | None = None) -> TopicsError:
     return error
 
 
-def test_pauses_double_with_chance_up_to_the_most(clock: Clock) -> None:
+def test_retry_pauses_double_with_jitter_up_to_the_maximum(clock: Clock) -> None:
     tries = Tries(Retry(deadline=1000.0, first=0.1, most=1.0))
     for wanted in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
         assert wanted / 2 <= tries.pause_after(failed(503)) <= wanted
 
 
-def test_retry_after_is_obeyed_and_the_deadline_ends_it(clock: Clock) -> None:
+def test_retry_after_is_obeyed_until_the_deadline(clock: Clock) -> None:
     tries = Tries(Retry(deadline=60.0))
     assert tries.pause_after(failed(429, 50.0)) == 50.0
     clock.now += 50
@@ -87,8 +87,8 @@ def test_retry_after_is_obeyed_and_the_deadline_ends_it(clock: Clock) -> None:
     assert tries.pause_after(failed(503, 60.0)) == 60.0
 
 
-def test_a_bound_on_tries_is_one_on_time_too(clock: Clock) -> None:
-    """A server that names the same short time again and again is asked less and less often."""
+def test_a_limit_on_retries_also_limits_the_time(clock: Clock) -> None:
+    """Pauses grow even if the server repeatedly specifies the same short Retry-After."""
     tries = Tries(Retry(deadline=600.0, first=1.0, most=8.0, tries=5, connects=2))
     nobody = ConnectionLost("refused", was_sent=False)
     for wanted in (1.0, 2.0):
@@ -104,12 +104,12 @@ def test_a_bound_on_tries_is_one_on_time_too(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500])
-def test_what_would_fail_again_is_not_tried_again(status: int, clock: Clock) -> None:
+def test_permanent_errors_are_not_retried(status: int, clock: Clock) -> None:
     with pytest.raises(TopicsError):
         Tries(Retry()).pause_after(failed(status))
 
 
-def test_an_append_without_a_key_is_not_sent_twice_once_it_may_have_arrived(clock: Clock) -> None:
+def test_an_append_without_a_key_is_not_resent_if_it_may_have_arrived(clock: Clock) -> None:
     lost = ConnectionLost("reset")
     with pytest.raises(ConnectionLost):
         Tries(Retry()).pause_after(lost, is_repeatable=False)
@@ -123,7 +123,7 @@ def test_an_append_without_a_key_is_not_sent_twice_once_it_may_have_arrived(cloc
     assert len(keys) == 9
 
 
-def test_an_unknown_option_names_the_nearest() -> None:
+def test_the_error_for_an_unknown_option_suggests_the_nearest_name() -> None:
     with pytest.raises(TypeError, match="no option 'durabilty'; did you mean 'durability'"):
         calls.put_topic("t", {"durabilty": "fsync"})
     with pytest.raises(TypeError, match="no option 'garantee'; did you mean 'guarantee'"):
@@ -153,7 +153,7 @@ def taken(reading: calls.Reading, answer: bytes) -> list[values.Event]:
     return reading.take(reading.call().result(200, {}, answer))
 
 
-def test_a_read_goes_on_where_its_page_ended_and_stops_at_its_limit() -> None:
+def test_a_read_continues_after_each_page_and_stops_at_its_limit() -> None:
     reading = calls.Reading("t", 3, 3, "me", follow=False)
     assert reading.call().body["from_seq"] == 3
     assert reading.call().body["limit"] == 3
@@ -166,7 +166,7 @@ def test_a_read_goes_on_where_its_page_ended_and_stops_at_its_limit() -> None:
     assert reading.is_done
 
 
-def test_a_gap_comes_before_the_records_behind_it() -> None:
+def test_a_gap_is_returned_before_the_records_after_it() -> None:
     gap: dict[str, Any] = {"gap_from": 1, "gap_to": 3, "reason": "cap", "missed_estimate": 3}
     stone = {**gap, "earliest_seq": 4, "head_seq": 9}
     reading = calls.Reading("t", 0, None, None, follow=False)
@@ -176,7 +176,7 @@ def test_a_gap_comes_before_the_records_behind_it() -> None:
     assert reading.is_done
 
 
-def test_a_reader_that_follows_waits_at_the_end_and_says_once_that_it_is_there() -> None:
+def test_a_following_reader_waits_at_the_end_and_reports_once_that_it_has_caught_up() -> None:
     reading = calls.Reading("t", 0, None, None, follow=True)
     assert reading.call().wait_s == 0
     events = taken(reading, page(9, caught_up=True))
@@ -188,7 +188,7 @@ def test_a_reader_that_follows_waits_at_the_end_and_says_once_that_it_is_there()
 
 
 @pytest.mark.parametrize("raw", [b"1E400", b'{"a":1.10,"a":2}', b"123456789012345678901"])
-def test_payloads_beyond_a_double_are_read_and_keep_their_bytes(raw: bytes) -> None:
+def test_numbers_beyond_a_double_are_read_and_keep_their_bytes(raw: bytes) -> None:
     body = page(caught_up=True).replace(b"[]", b'[{"$seq":1,"$ts":1,"data":%b}]' % raw)
     (record,) = calls.diff("t", 0).result(200, {}, body).records
     assert bytes(record.raw_data) == raw
@@ -197,6 +197,6 @@ def test_payloads_beyond_a_double_are_read_and_keep_their_bytes(raw: bytes) -> N
     assert record.topic == "t"
 
 
-def test_a_redrive_with_a_limit_is_not_sent_again_once_it_may_be_done() -> None:
+def test_a_redrive_with_a_limit_is_not_resent_if_it_may_have_been_done() -> None:
     assert calls.redrive("q.dead").is_repeatable
     assert not calls.redrive("q.dead", limit=5).is_repeatable

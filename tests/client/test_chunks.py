@@ -1,4 +1,4 @@
-"""Where records are cut into appends, and the idempotency keys of chunks."""
+"""How records are split into appends, and the idempotency keys of these chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.formats.api.limits import KEY_MAX_CHARS
 
 
 def block(records: list[bytes]) -> tuple[list[int], memoryview]:
-    """Records in Arrow's layout, between bytes of other columns."""
+    """Return records in Arrow's layout, between bytes of other columns."""
     return list(accumulate(map(len, records), initial=7)), memoryview(
         b"garbage" + b"".join(records) + b"garbage"
     )
@@ -33,7 +33,7 @@ def values(chunk: Chunk[None]) -> list[object]:
 
 
 def added(records: list[bytes], max_records: int, max_bytes: int) -> list[Chunk[int]]:
-    """As single records, which are marked with their numbers."""
+    """Return the chunks of single records that are marked with their numbers."""
     chunker = Chunker[int](max_records, max_bytes)
     chunks = [chunk for number, each in enumerate(records) for chunk in chunker.add(each, number)]
     return [*chunks, *chunker.flush(), *chunker.flush()]
@@ -45,23 +45,23 @@ def test_a_chunk_ends_at_the_record_limit() -> None:
     assert [chunk.number for chunk in chunks] == [0, 1, 2]
 
 
-def test_a_chunk_ends_before_the_byte_limit_would_be_passed() -> None:
+def test_a_chunk_ends_before_it_would_exceed_the_byte_limit() -> None:
     size = len(record(0))
     assert [chunk.count for chunk in cut([[record(0)] * 5], 100, 2 * size)] == [2, 2, 1]
     assert [chunk.count for chunk in cut([[record(0)] * 5], 100, 3 * size - 1)] == [2, 2, 1]
 
 
-def test_a_record_above_the_byte_limit_goes_alone() -> None:
+def test_a_record_above_the_byte_limit_is_sent_alone() -> None:
     chunks = cut([[record(1), record("x" * 500), record(2)]], 100, 40)
     assert [values(chunk) for chunk in chunks] == [[1], ["x" * 500], [2]]
 
 
-def test_single_records_keep_their_marks_and_a_full_chunk_does_not_wait() -> None:
+def test_single_records_keep_their_marks_and_a_full_chunk_is_sent_immediately() -> None:
     chunker = Chunker[str](2, 10)
     assert [*chunker.add(b"12345", "a")] == []
     assert [*chunker.add(b"12345", "b")] == [Chunk(0, 2, b"[12345,12345]", ["a", "b"])]
     assert [*chunker.add(b"1", "c")] == []
-    large = [*chunker.add(b"12345678901", "d")]  # alone, after the chunk before it
+    large = [*chunker.add(b"12345678901", "d")]  # sent alone, after the chunk before it
     assert large == [Chunk(1, 1, b"[1]", ["c"]), Chunk(2, 1, b"[12345678901]", ["d"])]
     assert [*chunker.flush()] == []
 
@@ -82,7 +82,7 @@ def test_a_chunk_ends_with_its_block() -> None:
     max_records=st.integers(1, 20),
     max_bytes=st.integers(1, 200),
 )
-def test_single_records_and_columns_are_cut_in_the_same_places(
+def test_single_records_and_columns_are_split_at_the_same_records(
     sizes: list[int], max_records: int, max_bytes: int
 ) -> None:
     records = [b"," * size for size in sizes]
@@ -97,7 +97,7 @@ def test_single_records_and_columns_are_cut_in_the_same_places(
     max_records=st.integers(1, 20),
     max_bytes=st.integers(1, 200),
 )
-def test_chunks_have_all_records_in_order_within_the_limits(
+def test_chunks_contain_all_records_in_order_and_respect_the_limits(
     texts: list[str], max_records: int, max_bytes: int
 ) -> None:
     chunks = cut([[record(text) for text in texts]], max_records, max_bytes)
@@ -109,13 +109,13 @@ def test_chunks_have_all_records_in_order_within_the_limits(
 PLACE = ("batch:job", "flights", 3, 7, 5000, b"body")
 
 
-def test_the_same_work_has_the_same_key_for_ever() -> None:
-    # A golden value: another one would make every repeated job of a live topic append its records
-    # again.
+def test_the_same_position_and_content_always_give_the_same_key() -> None:
+    # A golden value: if it changed, every repeated job would append its records to existing topics
+    # a second time.
     assert chunk_key(*PLACE) == "spark-ab35937f246ec48ed0207e00eb8f985f2797ec9f"
 
 
-def test_each_part_of_the_place_and_the_content_make_another_key() -> None:
+def test_each_part_of_the_position_and_the_content_changes_the_key() -> None:
     others = [
         ("batch:job2", *PLACE[1:]),
         (PLACE[0], "flights2", *PLACE[2:]),
@@ -128,13 +128,13 @@ def test_each_part_of_the_place_and_the_content_make_another_key() -> None:
     assert len(keys) == len(others) + 1
 
 
-def test_parts_cannot_run_into_each_other() -> None:
+def test_different_parts_with_the_same_concatenation_give_different_keys() -> None:
     assert chunk_key("a', 'b", "c", 0, 0, 0, b"") != chunk_key("a", "b', 'c", 0, 0, 0, b"")
     assert chunk_key("s", "t", 1, 11, 0, b"") != chunk_key("s", "t", 11, 1, 0, b"")
 
 
 @given(st.text(), st.text())
-def test_a_key_is_short_ascii_whatever_the_names(scope: str, topic: str) -> None:
+def test_a_key_is_short_ascii_text_for_any_names(scope: str, topic: str) -> None:
     key = chunk_key(scope, topic, 2**31, 2**40, 10_000, b"x")
     assert key.isascii()
     assert 0 < len(key) <= KEY_MAX_CHARS

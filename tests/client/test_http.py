@@ -15,7 +15,7 @@ ONCE = Retry(deadline=0.0)
 
 
 class Listening(ThreadingHTTPServer):
-    """Refuses everything, and keeps the header fields of each request."""
+    """Refuses every request, and records its header fields."""
 
     address_family, daemon_threads = socket.AF_INET6, True
 
@@ -36,7 +36,7 @@ class Listening(ThreadingHTTPServer):
                 self.wfile.write(b"no")
 
             def log_message(self, *_: object) -> None:
-                """Quiet."""
+                """Write no log."""
 
         super().__init__(("::1", 0), Handler)
 
@@ -51,11 +51,11 @@ def listening() -> Iterator[Listening]:
         thread.join()
 
 
-def test_requests_and_streams_name_the_server_as_its_url_does(
+def test_requests_and_streams_send_the_host_of_the_url(
     listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no server listens there
     place = f"[::1]:{listening.server_port}"
     for url, key, sent in (
         (f"http://{place}/", "k", "Bearer k"),

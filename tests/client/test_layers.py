@@ -1,4 +1,6 @@
-"""The client as a package: its layers, and its types in a program of a user."""
+"""The client as a package: its layers, and its types as a type checker sees them in a user's
+program.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "topics/client"
-# A module imports only modules that are further down.
+# A module may import only modules that are listed below it.
 LAYERS = [
     "client",
     *("producer", "publisher", "sender", "worker", "watcher", "caller", "pool"),
@@ -46,7 +48,9 @@ with Topics() as client:
 
 
 @pytest.mark.slow
-def test_a_type_checker_finds_the_installed_package_and_mistakes(tmp_path: Path) -> None:
+def test_a_type_checker_finds_the_types_of_the_installed_package_and_reports_errors(
+    tmp_path: Path,
+) -> None:
     readme = (ROOT / "README.md").read_text()
     programs = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
     assert programs

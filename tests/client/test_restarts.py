@@ -13,15 +13,16 @@ from topics.formats.api.watch import CursorsId
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forks beside threads
-def test_kills_and_forks_are_pauses(tmp_path: Path) -> None:
-    """Each record is stored and seen once and in order, and no job is lost."""
+# forks in a process with threads
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_kills_and_forks_only_cause_pauses(tmp_path: Path) -> None:
+    """Each record is stored once and in order, each is seen once, and no job is lost."""
     summary = campaign(tmp_path / "data", 7, kills=4, forks=4, shutdown_s=30.0)
     assert summary.problems == []
 
 
 @pytest.mark.slow
-def test_pauses_grow_while_streams_tell_that_the_server_stops() -> None:
+def test_pauses_grow_while_streams_report_that_the_server_is_stopping() -> None:
     stops = b'event: error\ndata: {"code":503,"error":"the server is shutting down"}\n\n'
     there = b'id: %b\nevent: caught-up\ndata: {"topic":"t","head_seq":1}\n\n'
     last = there % CursorsId({"t": (1, 7)}).text()

@@ -1,4 +1,4 @@
-"""Which server and which key."""
+"""How the client chooses its server and key: argument, environment, context."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def contexts(tmp_path: Path) -> None:
     contexts_file().write_text(PROD.format(key=key) + LAB)
 
 
-def test_without_anything_it_is_the_server_of_this_machine() -> None:
+def test_without_settings_the_server_is_the_local_one() -> None:
     assert resolve() == Target(DEFAULT_URL, None)
     assert read_contexts().by_name == {}
 
 
-def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_argument_takes_precedence_over_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TOPICS_URL", "http://env:1")
     monkeypatch.setenv("TOPICS_API_KEY", "env-key")
     assert resolve() == Target("http://env:1", "env-key")
@@ -41,7 +43,7 @@ def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("contexts")
-def test_a_context_has_url_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_provides_url_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve() == Target("https://prod.test", "prod-key")
     assert resolve(context="lab") == Target("http://lab:4000", "lab-key")
     monkeypatch.setenv("TOPICS_CONTEXT", "lab")
@@ -52,7 +54,7 @@ def test_a_context_has_url_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("contexts")
-def test_a_key_of_a_context_goes_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_a_context_is_sent_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve("http://other:1") == Target("http://other:1", None)
     monkeypatch.setenv("TOPICS_URL", "http://env:1")
     assert resolve() == Target("http://env:1", None)
@@ -63,14 +65,14 @@ def test_a_key_of_a_context_goes_to_no_other_server(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "url", ["", "x", "ftp://h", "http://", "http://h/path", "http://h?q=1", "h:4000", "http://x y"]
 )
-def test_a_url_is_that_of_a_server(url: str) -> None:
+def test_a_url_that_cannot_be_a_server_is_refused(url: str) -> None:
     if url:
         with pytest.raises(Invalid, match="not the URL of a server"):
             resolve(url)
 
 
 @pytest.mark.parametrize("key", ["kéy", "two\nlines"])
-def test_a_key_fits_a_header_field(key: str) -> None:
+def test_a_key_that_does_not_fit_a_header_field_is_refused(key: str) -> None:
     with pytest.raises(Refused):
         resolve(key=key)
 
@@ -79,7 +81,7 @@ def test_a_key_fits_a_header_field(key: str) -> None:
     "text",
     ["[", "contexts = 5", "[contexts.a]\nwrong = 1", '[contexts.a]\nurl="x"\nkey_file="/nope"'],
 )
-def test_a_broken_file_is_named(text: str) -> None:
+def test_the_error_for_a_damaged_file_names_it(text: str) -> None:
     contexts_file().parent.mkdir()
     contexts_file().write_text(text)
     with pytest.raises(Invalid):

@@ -1,4 +1,4 @@
-"""The client for threads against a server: topics, watches, cursors."""
+"""The client for threads against a server: topics, watches and cursors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def until_caught_up(events: Iterator[Event], times: int = 1) -> list[Event]:
     return told
 
 
-def test_what_is_appended_is_read(client: Topics, name: str) -> None:
+def test_appended_records_are_read(client: Topics, name: str) -> None:
     topic = client.topic(name)
     assert topic.put(durability="fsync", ttl_ms=10**9).config["durability"] == "fsync"
     receipt = topic.append({"a": 1.5}, None, node="me")
@@ -69,7 +69,7 @@ def test_what_is_appended_is_read(client: Topics, name: str) -> None:
     assert not topic.drop()
 
 
-def test_a_key_is_for_all_tries(client: Topics, name: str) -> None:
+def test_all_attempts_of_an_append_use_the_same_key(client: Topics, name: str) -> None:
     topic = client.topic(name)
     assert not topic.append(1, key="k").deduped
     assert topic.append(1, key="k").deduped
@@ -78,7 +78,7 @@ def test_a_key_is_for_all_tries(client: Topics, name: str) -> None:
     assert topic.state().head_seq == 3
 
 
-def test_a_program_does_not_hear_itself(url: str, name: str) -> None:
+def test_a_reader_does_not_receive_the_records_of_its_own_node(url: str, name: str) -> None:
     with Topics(url, node="me") as me, Topics(url, node="you") as you:
         me.topic(name).append("mine")
         you.topic(name).append("yours")
@@ -86,11 +86,11 @@ def test_a_program_does_not_hear_itself(url: str, name: str) -> None:
         assert data(until_caught_up(iter(you.watch(name)))) == ["mine"]
 
 
-def test_metrics_come_as_json(client: Topics) -> None:
+def test_metrics_are_available_as_json(client: Topics) -> None:
     assert client.call(calls.metrics())["topics_ready"] == 1
 
 
-def test_pages_and_gaps_are_one_read(client: Topics, name: str) -> None:
+def test_one_read_returns_all_pages_and_gaps(client: Topics, name: str) -> None:
     topic = client.topic(name)
     topic.put(cap_records=1500)
     topic.append(*range(2000))
@@ -100,7 +100,7 @@ def test_pages_and_gaps_are_one_read(client: Topics, name: str) -> None:
     assert data(records) == [*range(500, 2000)]
 
 
-def test_a_reader_that_follows_is_told_of_the_end_and_of_what_comes(
+def test_a_following_reader_receives_the_end_marker_and_later_records(
     client: Topics, name: str
 ) -> None:
     topic = client.topic(name)
@@ -126,7 +126,9 @@ def test_since_finds_the_seq_before_a_time(client: Topics, name: str) -> None:
     assert topic.since(time.time() + 60) == 12
 
 
-def test_refusals_are_exceptions_of_their_kind(client: Topics, name: str, tmp_path: Path) -> None:
+def test_each_refusal_raises_its_own_exception_class(
+    client: Topics, name: str, tmp_path: Path
+) -> None:
     with pytest.raises(NotFound) as missing:
         client.topic(name).state()
     assert (missing.value.code, missing.value.status) == ("topic_not_found", 404)
@@ -147,7 +149,7 @@ def test_refusals_are_exceptions_of_their_kind(client: Topics, name: str, tmp_pa
             assert [*other.topics()] == []
 
 
-def test_nobody_there_is_told_at_the_deadline() -> None:
+def test_an_unreachable_server_is_reported_at_the_deadline() -> None:
     pauses = []
     with Topics(
         "http://127.0.0.1:1",
@@ -161,7 +163,7 @@ def test_nobody_there_is_told_at_the_deadline() -> None:
     assert pauses
 
 
-def test_routers_are_made_listed_and_dropped(client: Topics, name: str) -> None:
+def test_routers_are_created_listed_and_deleted(client: Topics, name: str) -> None:
     router = client.put_router(f"{name}>r", name, f"{name}.copy", guarantee="exactly_once")
     assert (router.source, router.guarantee, router.preserve_tag) == (name, "exactly_once", True)
     assert [found.name for found in client.routers(source=name)] == [f"{name}>r"]
@@ -170,7 +172,7 @@ def test_routers_are_made_listed_and_dropped(client: Topics, name: str) -> None:
     assert [*client.routers(source=name)] == []
 
 
-def test_a_list_of_many_pages_is_one(
+def test_a_list_of_many_pages_is_returned_as_one(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topics.client.calls.PAGE", 2)
@@ -180,7 +182,7 @@ def test_a_list_of_many_pages_is_one(
     assert [info.name for info in client.topics(f"{name}.")] == names
 
 
-def test_a_watch_shows_what_is_there_and_what_comes(client: Topics, name: str) -> None:
+def test_a_watch_returns_existing_and_later_records(client: Topics, name: str) -> None:
     left, right = client.topic(f"{name}.l"), client.topic(f"{name}.r")
     left.append(1, 2)
     right.append(3, 4)
@@ -195,7 +197,7 @@ def test_a_watch_shows_what_is_there_and_what_comes(client: Topics, name: str) -
         left.append(6)
         assert data([next(watch)]) == [6]
         left.drop()
-        *_, gone = watch  # it ends with its last topic
+        *_, gone = watch  # the watch ends with its last topic
         assert isinstance(gone, TopicDeleted)
     left.append(1, 2, 6)
     with pytest.raises(NotFound):
@@ -212,7 +214,7 @@ def fail_at_4(client: Topics, name: str, place: str) -> None:
                 raise RuntimeError
 
 
-def test_a_cursor_is_where_the_last_loop_ended(client: Topics, name: str) -> None:
+def test_a_cursor_resumes_where_the_last_loop_ended(client: Topics, name: str) -> None:
     topic, place = client.topic(name), f"{name}.place"
     topic.append(*range(6))
     with client.cursor(place) as cursor:
@@ -240,7 +242,7 @@ def fail_at_2(client: Topics, name: str, failure: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, ValueError])
-def test_an_exception_leaves_its_record_to_the_next_run(
+def test_a_record_whose_handling_raised_is_read_again_by_the_next_run(
     client: Topics, name: str, failure: type[BaseException]
 ) -> None:
     client.topic(name).append(1, 2, 3)
@@ -339,7 +341,7 @@ def test_unknown_options_name_the_nearest(client: Topics, name: str) -> None:
         topic.state()
 
 
-def test_options_of_an_append_are_sent(client: Topics, name: str) -> None:
+def test_the_options_of_an_append_are_sent(client: Topics, name: str) -> None:
     queue = client.queue(name)
     queue.put()
     queue.append(1, 2, tag="t", meta={"a": 1}, node="n", delay=60.0)
@@ -359,7 +361,7 @@ def test_options_of_an_append_are_sent(client: Topics, name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), [{"a": float("-inf")}]])
-def test_a_number_that_json_lacks_is_refused(client: Topics, name: str, value: object) -> None:
+def test_a_number_without_a_json_form_is_refused(client: Topics, name: str, value: object) -> None:
     with pytest.raises(ValueError, match="is not a JSON number"):
         client.topic(name).append(value)
     with (
@@ -392,8 +394,9 @@ def test_each_failed_attempt_is_logged(caplog: pytest.LogCaptureFixture) -> None
     assert all("next attempt in" in message for message in caplog.messages)
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forks beside threads
-def test_a_forked_process_has_connections_of_its_own(client: Topics, name: str) -> None:
+# forks in a process with threads
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_opens_its_own_connections(client: Topics, name: str) -> None:
     """20 children and their parent read different topics at the same time."""
     for number in range(21):
         client.topic(f"{name}.{number}").append(number)
@@ -416,10 +419,10 @@ def test_a_forked_process_has_connections_of_its_own(client: Topics, name: str) 
     assert data([next(watch)]) == [2]
 
 
-def test_a_stream_that_is_silent_has_ended(
+def test_a_stream_without_heartbeats_is_treated_as_ended(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy may hold a connection whose other end has gone."""
+    """A proxy may keep a connection open whose other end is closed."""
     monkeypatch.setattr("topics.client.http.HEARTBEAT_S", 0.1)  # the server's is longer
     client.topic(name).append(1)
     pauses: list[TopicsError] = []
@@ -433,7 +436,7 @@ def test_a_stream_that_is_silent_has_ended(
     assert all(isinstance(failure, ConnectionLost) for failure in pauses)
 
 
-def test_a_record_is_written_as_the_api_has_it(client: Topics, name: str) -> None:
+def test_a_record_is_serialized_with_the_field_names_of_the_api(client: Topics, name: str) -> None:
     client.topic(name).append(records=[{"data": None}, {"data": 1, "tag": "t", "meta": {"a": 1}}])
     first, second = map(written, client.topic(name).read())
     assert first.keys() == {"topic", "$seq", "$ts", "data"}

@@ -1,4 +1,4 @@
-"""Watching, without a server: requests, events, places."""
+"""Watches without a server: their requests, events and positions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def state(name: str, head_seq: int) -> TopicState:
     )
 
 
-def test_topics_that_begin_alike_are_asked_for_by_the_query() -> None:
+def test_topics_with_the_same_start_position_are_requested_in_the_query() -> None:
     path, headers = Watching(["a", "b"], None, {}).request()
     assert path.startswith("/v0/watch?topic=a&topic=b&")
     assert path.endswith("from_seq=0")
@@ -47,7 +47,7 @@ def test_topics_that_begin_alike_are_asked_for_by_the_query() -> None:
     assert Watching([("a", 5)], None, {}).request()[0].endswith("from_seq=5")
 
 
-def test_starts_that_differ_become_an_id() -> None:
+def test_different_start_positions_are_encoded_in_an_event_id() -> None:
     watching = Watching([("a", 5), ("b", TAIL), "c", ("d", 99)], None, {"c": (3, 4)})
     assert watching.unknown == ["a", "b", "d"]
     for topic in watching.unknown:
@@ -57,21 +57,22 @@ def test_starts_that_differ_become_an_id() -> None:
         "a": (5, 7),
         "b": (10, 7),
         "c": (3, 4),
-        "d": (99, 0),  # the server tells that it is another topic
+        "d": (99, 0),  # the server reports that the topic was recreated
     }
 
 
-def test_the_first_id_is_where_a_watch_begins() -> None:
+def test_a_watch_resumes_at_the_first_event_id_that_it_received() -> None:
     watching = Watching([("a", TAIL)], None, {})
     assert [*watching.take("message", "", id_of(a=(10, 7)))] == []
     assert watching.request()[1] == {"Last-Event-ID": id_of(a=(10, 7))}
 
 
-def test_a_place_moves_with_what_the_caller_has_had() -> None:
+def test_a_position_advances_with_the_events_that_the_caller_received() -> None:
     watching = Watching(["a", "b"], None, {})
     [*watching.take("message", "", id_of(a=(0, 7), b=(0, 8)))]
     shown = [*watching.take("record", records("a", 4, 5), id_of(a=(6, 7), b=(0, 8)))]
-    assert [each.cursor for each in shown] == [(4, 7), (6, 7)]  # the last one passes what is hidden
+    # the last cursor also passes the hidden records
+    assert [each.cursor for each in shown] == [(4, 7), (6, 7)]
     assert all(isinstance(each.event, Record) and each.event.topic == "a" for each in shown)
     assert watching.cursors == {"a": (0, 7), "b": (0, 8)}
     watching.done(shown[0])
@@ -88,13 +89,15 @@ def test_a_place_moves_with_what_the_caller_has_had() -> None:
         ("topic-deleted", {"head_seq": 9}, TopicDeleted(topic="a", head_seq=9)),
     ],
 )
-def test_what_is_no_record_is_a_value_too(name: str, data: dict[str, Any], event: object) -> None:
+def test_events_other_than_records_are_values_too(
+    name: str, data: dict[str, Any], event: object
+) -> None:
     watching = Watching(["a"], None, {})
     told = json.dumps({"topic": "a", **data})
     assert [*watching.take(name, told, id_of(a=(3, 7)))] == [Shown(event, (3, 7))]  # type: ignore[arg-type]
 
 
-def test_what_a_later_server_says_is_passed_over() -> None:
+def test_unknown_events_of_a_later_server_version_are_ignored() -> None:
     assert [*Watching(["a"], None, {}).take("news", "{}", id_of(a=(3, 7)))] == []
 
 
@@ -113,12 +116,12 @@ def test_an_error_frame_ends_the_stream(frame: dict[str, Any], kind: type[Topics
         Watching(["a"], None, {}).take("error", json.dumps(frame), "")
 
 
-def test_a_word_of_pressure_ends_nothing() -> None:
+def test_a_pressure_event_does_not_end_the_stream() -> None:
     paced = json.dumps({"code": 429, "error": "busy", "retry_after_ms": 5, "topics": ["a"]})
     assert [*Watching(["a"], None, {}).take("error", paced, "")] == []
 
 
-def test_no_topic_is_no_watch() -> None:
+def test_a_watch_without_topics_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a topic"):
         Watching([], None, {})
 

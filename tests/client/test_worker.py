@@ -42,7 +42,9 @@ def counts(client: Topics, name: str) -> QueueCounts:
     return queue
 
 
-def test_sends_keep_their_order_and_become_few_requests(client: Topics, name: str) -> None:
+def test_sent_records_keep_their_order_and_are_batched_into_few_requests(
+    client: Topics, name: str
+) -> None:
     with client.topic(name).producer(name="p") as producer:
         futures = [producer.send(number, tag=f"t{number}") for number in range(3000)]
         producer.flush()
@@ -51,11 +53,11 @@ def test_sends_keep_their_order_and_become_few_requests(client: Topics, name: st
     assert [(record.data, record.tag) for record in records[::999]] == [
         (number, f"t{number}") for number in (0, 999, 1998, 2997)
     ]
-    # The keys are NAME:NUMBER: so few that the last of them is known.
+    # The keys are NAME:NUMBER, so the number of the last one shows how few requests were made.
     assert client.topic(name).append("again", key="p:3").deduped
 
 
-def test_a_failure_is_that_of_its_batch(
+def test_a_failure_is_reported_for_its_own_batch_only(
     client: Topics, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = client.topic(name)
@@ -112,7 +114,7 @@ def test_a_send_cannot_be_cancelled(client: Topics, name: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["flush", "close", "with", "deadline"])
-def test_waits_of_a_producer_are_bounded_without_a_server(way: str) -> None:
+def test_a_producer_never_blocks_forever_without_a_server(way: str) -> None:
     retry = Retry(deadline=0.5 if way == "deadline" else 600.0)
     with Topics("http://127.0.0.1:1", retry=retry) as client:
         producer = client.topic("t").producer(max_records=1)
@@ -142,7 +144,7 @@ for number in range(100):
 
 
 @pytest.mark.slow
-def test_records_that_are_not_flushed_are_sent_at_exit(client: Topics, url: str, name: str) -> None:
+def test_unflushed_records_are_sent_at_exit(client: Topics, url: str, name: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", FORGETS, url, name], capture_output=True, text=True, timeout=60
     )
@@ -151,7 +153,8 @@ def test_records_that_are_not_flushed_are_sent_at_exit(client: Topics, url: str,
     assert client.topic(name).state().count == 100
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forks beside threads
+# forks in a process with threads
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_producer_does_not_work_in_a_forked_process(client: Topics, name: str) -> None:
     with client.topic(name).producer() as producer:
         producer.send(1)
@@ -183,7 +186,7 @@ def test_a_publisher_sends_to_many_topics(client: Topics, name: str) -> None:
     assert counts(client, queue.name).delayed == 1
 
 
-def test_a_refused_publish_fails_alone(client: Topics, name: str) -> None:
+def test_a_refused_publish_does_not_fail_other_publishes(client: Topics, name: str) -> None:
     client.topic(f"{name}.full").put(cap_records=1, discard="reject")
     publisher = client.publisher()
     sent = [
@@ -199,7 +202,7 @@ def test_a_refused_publish_fails_alone(client: Topics, name: str) -> None:
     assert kinds == [type(None), Conflict, Invalid, Invalid, type(None)]
 
 
-def test_a_publisher_with_a_wrong_key_fails_soon(tmp_path: Path) -> None:
+def test_a_publisher_with_a_wrong_key_fails_quickly(tmp_path: Path) -> None:
     with Server(tmp_path / "data", api_keys="k") as server, Topics(url_of(server)) as client:
         publisher = client.publisher()
         sent = publisher.publish("t", 1)
@@ -208,7 +211,7 @@ def test_a_publisher_with_a_wrong_key_fails_soon(tmp_path: Path) -> None:
         assert isinstance(sent.exception(), Refused)
 
 
-def test_a_publisher_is_bounded_without_a_server() -> None:
+def test_a_publisher_never_blocks_forever_without_a_server() -> None:
     with Topics("http://127.0.0.1:1") as client:
         publisher = client.publisher(max_unacked=2000)
         sent = publisher.publish("t", "x" * 1900)
@@ -228,7 +231,7 @@ def suppressed(call: Callable[..., object], *arguments: object) -> None:
         call(*arguments)
 
 
-def test_send_waits_while_too_much_is_unacked(
+def test_send_blocks_while_too_much_is_unacknowledged(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
@@ -246,7 +249,7 @@ def test_send_waits_while_too_much_is_unacked(
     assert client.topic(name).state().count == 3
 
 
-def test_a_job_is_acked_or_comes_again_with_its_reason(client: Topics, name: str) -> None:
+def test_a_job_is_acked_or_redelivered_with_the_error_text(client: Topics, name: str) -> None:
     queue = client.queue(name)
     queue.put()
     queue.append("good", "bad")
@@ -258,12 +261,12 @@ def test_a_job_is_acked_or_comes_again_with_its_reason(client: Topics, name: str
                 if job.data == "bad":
                     raise ValueError("no good")
     assert seen == [("good", 1), ("bad", 1)]
-    (again,) = queue.claim("me", wait=10)  # a second later
+    (again,) = queue.claim("me", wait=10)  # one second later
     assert (again.data, again.deliveries) == ("bad", 2)
     assert again.last_error == "ValueError: no good"
 
 
-def test_a_job_may_be_settled_by_hand(client: Topics, name: str) -> None:
+def test_a_job_may_be_settled_explicitly(client: Topics, name: str) -> None:
     queue = client.queue(name)
     queue.put()
     queue.append(1, 2)
@@ -277,7 +280,7 @@ def test_a_job_may_be_settled_by_hand(client: Topics, name: str) -> None:
     assert counts(client, name) == QueueCounts(ready=0, in_flight=0, dead_lettered=0)
 
 
-def test_a_job_that_takes_three_leases_of_pure_cpu_runs_once(client: Topics, name: str) -> None:
+def test_a_job_that_computes_for_three_lease_durations_runs_once(client: Topics, name: str) -> None:
     queue = client.queue(name)
     queue.put()
     queue.append("long")
@@ -294,7 +297,7 @@ def test_a_job_that_takes_three_leases_of_pure_cpu_runs_once(client: Topics, nam
 
 
 @pytest.mark.slow
-def test_an_extension_that_fails_is_tried_again_soon(
+def test_a_failed_lease_extension_is_retried_quickly(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[float] = []
@@ -312,8 +315,8 @@ def test_an_extension_that_fails_is_tried_again_soon(
     assert tries[1] - tries[0] < 2.5  # far less than a third of a lease
 
 
-def test_a_lost_job_is_not_acked(client: Topics, name: str) -> None:
-    """Its lease has ended while the program stood still, and another worker has it."""
+def test_a_job_whose_lease_was_lost_is_not_acked(client: Topics, name: str) -> None:
+    """Its lease expired while the program was stopped, and another worker has leased it."""
     queue = client.queue(name)
     queue.put()
     queue.append("x")
@@ -330,7 +333,7 @@ def test_a_lost_job_is_not_acked(client: Topics, name: str) -> None:
         assert queue.ack("thief", stolen) == []
 
 
-def test_a_loop_holds_no_more_than_its_job(client: Topics, name: str) -> None:
+def test_a_loop_leases_only_the_job_that_it_handles(client: Topics, name: str) -> None:
     queue = client.queue(name)
     queue.put()
     queue.append(*range(5))
@@ -366,7 +369,7 @@ def test_run_handles_jobs_concurrently(client: Topics, name: str) -> None:
 
 
 def test_a_handler_may_stop_its_worker(client: Topics, name: str) -> None:
-    """Also while another thread waits in a claim."""
+    """It may do so even while another thread waits in a claim."""
     queue = client.queue(name)
     queue.put()
     queue.append("only")
@@ -401,7 +404,9 @@ def test_a_job_is_settled_once(client: Topics, name: str) -> None:
     assert counts(client, name) == QueueCounts(ready=0, in_flight=0, dead_lettered=0)
 
 
-def test_a_worker_waits_for_its_server_and_stops_soon(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_waits_for_an_unreachable_server_and_stops_quickly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("WARNING", "topics.client")
     with Topics("http://127.0.0.1:1") as client, client.queue("q").worker() as worker:
         loop = threading.Thread(target=lambda: [*worker])
@@ -449,7 +454,7 @@ def test_threads_share_a_worker(client: Topics, name: str) -> None:
     assert sorted(done) == [*range(40)]
 
 
-def test_a_sigterm_while_it_stops_waits_for_nothing(
+def test_a_sigterm_during_a_stop_does_not_deadlock(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def notify_all(self: threading.Condition) -> None:
@@ -495,7 +500,7 @@ def test_sigterm_ends_a_worker_after_its_jobs(
             for _ in range(concurrency):
                 assert program.stdout.readline() == "job\n"
         else:
-            time.sleep(0.5)  # it waits for jobs, or will
+            time.sleep(0.5)  # the worker waits for jobs by then
         began = time.monotonic()
         assert program.ended_by(signal.SIGTERM) == ("ended\n", None)
         assert program.returncode == 0

@@ -33,7 +33,7 @@ POLL_S = 0.1
 
 
 def tell_step(what: str, found: list[int], wanted: Sequence[int], seconds: float) -> None:
-    """One line of the table. Raises `SystemExit` when they differ."""
+    """Print one row of the table. Raise `SystemExit` if the figures differ."""
     if sorted(found) != sorted(wanted):
         got, source = ((len(each), sum(each), len({*each})) for each in (found, wanted))
         raise SystemExit(f"error: {what}: count, sum, different: {got}; the source has {source}")
@@ -41,14 +41,14 @@ def tell_step(what: str, found: list[int], wanted: Sequence[int], seconds: float
 
 
 class Show:
-    """The steps."""
+    """The steps of the demonstration."""
 
     def __init__(self, cluster: Cluster, fleet: list[LocalServer], rows: int) -> None:
         self.cluster, self.fleet, self.folder, self.rows = cluster, fleet, cluster.folder, rows
         self.servers = ",".join(f"{server.name}={server.url}" for server in fleet)
 
     def run(self) -> int:
-        """All steps."""
+        """Run all steps."""
         lines = (f"{number},k{number % KINDS}" for number in range(self.rows))
         (self.folder / "rows.csv").write_text("\n".join(["id,kind", *lines]))
         archived, installed = ways(self.folder)
@@ -63,7 +63,9 @@ class Show:
         return ExitCode.DONE
 
     def program(self, way: Way, victim: str) -> None:
-        """A user's program. In each step it kills the victim half way, which starts again."""
+        """Run a user's program. It kills the victim halfway through each step, and the victim is
+        restarted.
+        """
         name, server = f"{way.name}-{victim}", self.fleet[0]
         folder = self.folder / name
         folder.mkdir()
@@ -78,7 +80,7 @@ class Show:
             time.sleep(DOWN_S)
             self.cluster.start()
             if victim == "server":
-                server.kill()  # it is dead, and left to be waited for
+                server.kill()  # the program has killed it; reap the process
                 server.start()
                 (folder / "server").write_text(str(server.pid))
         self.cluster.finish(name)
@@ -89,7 +91,7 @@ class Show:
             tell_step(what, found, range(self.rows), seconds)
 
     def jobs(self, way: Way) -> None:
-        """The jobs of ``topics-spark``, and what they leave in topics."""
+        """Run the jobs of ``topics-spark``, and check the records that they write."""
         rows, last, again = (f"{way.name}.{end}" for end in ("rows", "last", "again"))
         files, load = f"{way.name}-files", ("--tag-column", "kind", "--option", "inferSchema=true")
         for (job, *given), topic, wanted in (
@@ -112,7 +114,7 @@ class Show:
             tell_step(f"{way.name}: {job}", self.numbers(topic), wanted, seconds)
 
     def numbers(self, prefix: str) -> list[int]:
-        """The rows of all topics whose names begin so, on all servers."""
+        """Return the rows of all topics with this prefix on all servers."""
         found: list[int] = []
         for server in self.fleet:
             with Topics(server.url) as client:

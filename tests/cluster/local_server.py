@@ -1,4 +1,6 @@
-"""A topics server of its own process group on this machine: started, killed, started again."""
+"""A topics server in its own process group on this machine, which can be started, killed and
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ NAMES = ("amber", "birch", "cedar")
 
 
 def tell(line: str) -> None:
-    """One line for people."""
+    """Print one line for people."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def interruptible(run: Callable[[], int]) -> int:
-    """Run a program that starts servers. Ctrl-C and SIGTERM end it, with all that it cleans up."""
+    """Run a program that starts servers. Ctrl-C and SIGTERM end it after its clean-up."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run()
@@ -38,7 +40,7 @@ def interruptible(run: Callable[[], int]) -> int:
 
 
 class LocalServer:
-    """A server with its data and its log in ``folder``. It keeps its port when it starts again."""
+    """A server with its data and its log in ``folder``. It keeps its port when it is restarted."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -50,17 +52,17 @@ class LocalServer:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """Return its URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Its process group."""
+        """Return its process group."""
         assert self._process is not None, "it was never started"
         return self._process.pid
 
     def start(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start the server and wait until it is ready."""
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = {
             "TOPICS_HOST": "127.0.0.1",
@@ -75,7 +77,7 @@ class LocalServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # so that all its processes can be killed at once
+                start_new_session=True,  # so that one signal can kill all of its processes
             )
         deadline = time.monotonic() + START_S
         with Topics(self.url, key="", timeout=5.0) as client:
@@ -91,15 +93,15 @@ class LocalServer:
                 time.sleep(POLL_S)
 
     def last_lines(self) -> str:
-        """The end of its log, for an error."""
+        """Return the end of its log, for an error message."""
         return "\n".join((self.folder / "log").read_text().splitlines()[-LOG_LINES:])
 
     def kill(self) -> None:
-        """SIGKILL to all its processes."""
+        """Send SIGKILL to all of its processes."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Let it finish what it has taken."""
+        """Stop the server after it has completed its requests."""
         if self._process is not None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -117,7 +119,7 @@ class LocalServer:
 
 @contextmanager
 def started(folder: Path) -> Iterator[list[LocalServer]]:
-    """Three servers, stopped at the end."""
+    """Start three servers, and stop them at the end."""
     fleet = [LocalServer(name, folder / name) for name in NAMES]
     try:
         for server in fleet:

@@ -1,9 +1,10 @@
-"""A stand-in for systemctl and journalctl: no systemd runs where the tests do.
+"""A replacement for systemctl and journalctl, because no systemd runs in the test environment.
 
-It knows one service, the unit below $DESTDIR with its drop-ins, and starts it as systemd would:
-with the environment of the unit alone, a copy of its credentials, and a NOTIFY_SOCKET, on which
-READY=1 ends the start. A changed unit counts after a daemon-reload only. What the unit shuts the
-service off from stays open. KILL_AT names the command at which the caller is killed.
+It knows one service: the unit below $DESTDIR with its drop-ins. It starts the service as systemd
+would: with only the environment of the unit, a copy of its credentials, and a NOTIFY_SOCKET, on
+which READY=1 completes the start. A changed unit takes effect only after a daemon-reload. The
+sandbox settings of the unit are not applied. KILL_AT names the command at which the caller is
+killed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STOP_S: Final = 20.0
 
 
 def unit() -> dict[str, list[str]]:
-    """The settings of the unit as of the last daemon-reload."""
+    """Return the settings of the unit as of the last daemon-reload."""
     try:
         loaded: dict[str, list[str]] = json.loads((RUN / "loaded").read_text())
     except FileNotFoundError:
@@ -70,7 +71,7 @@ def environment(service: dict[str, list[str]], notify: Path) -> dict[str, str]:
 
 
 def start() -> None:
-    """Raises SystemExit when the service ends before it is ready."""
+    """Start the service. Raise `SystemExit` if it ends before it is ready."""
     service, notify = unit(), RUN / "notify"
     notify.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told, (RUN / "log").open("ab") as log:

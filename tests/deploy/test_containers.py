@@ -1,5 +1,5 @@
-"""The image and its companions: no container runtime is there, so their files are read, and the
-server is run as the image would.
+"""The container image and its compose file. No container runtime is available, so the tests read
+these files and run the server as the image would.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INSTRUCTION = re.compile(r"^([A-Z]+) (.*)$", re.MULTILINE)
 
 
 def image() -> list[tuple[str, str]]:
-    """The instructions of the last stage; long lines in one."""
+    """Return the instructions of the last stage, with continued lines joined."""
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", "")
     found = INSTRUCTION.findall(text)
     return found[max(i for i, (name, _) in enumerate(found) if name == "FROM") :]
@@ -49,7 +49,7 @@ def compose() -> dict[str, Any]:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Files of this folder, by their place in the container."""
+    """Return the mounted files of this folder by their path in the container."""
     parts = [each.split(":") for each in service.get("volumes", ())]
     return {part[1]: part[0].removeprefix("./") for part in parts if part[0].startswith("./")}
 
@@ -60,7 +60,7 @@ def health_check() -> list[str]:
     return command
 
 
-def test_the_image_has_settings_of_the_server_and_a_user_without_rights() -> None:
+def test_the_image_sets_only_server_settings_and_an_unprivileged_user() -> None:
     known = dict(image())
     assert unknown_variables(environment()) == []
     assert known["USER"] == "10001:10001"
@@ -79,8 +79,8 @@ def test_a_container_without_keys_does_not_start() -> None:
         boot.read(environment())
 
 
-def test_the_build_sees_the_package_and_nothing_else() -> None:
-    """What is copied is let in, and what is let in is there."""
+def test_the_build_context_contains_only_the_package() -> None:
+    """Every copied file passes the ignore file, and every file that passes it exists."""
     shown = {
         line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
     }
@@ -94,8 +94,10 @@ def test_the_build_sees_the_package_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("status", "code"), [(b"200 OK", 0), (b"401 Unauthorized", 0), (b"503 Not ready", 1), (None, 1)]
 )
-def test_the_health_check_asks_whether_the_server_is_ready(status: bytes | None, code: int) -> None:
-    """With TOPICS_PROBE_AUTH a server that lives answers 401."""
+def test_the_health_check_requests_the_readiness_of_the_server(
+    status: bytes | None, code: int
+) -> None:
+    """With TOPICS_PROBE_AUTH a running server responds with 401."""
     name, *rest = health_check()
     assert name == "python"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -119,7 +121,7 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_as_process_1_of_a_container_the_server_buries_orphans_and_drains(tmp_path: Path) -> None:
+def test_as_process_1_of_a_container_the_server_reaps_orphans_and_drains(tmp_path: Path) -> None:
     if subprocess.run([*PID_1, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets its users make no namespace of processes")
     with Family(tmp_path, through=PID_1) as family:
@@ -144,7 +146,7 @@ def wait_until(is_so: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.02)
 
 
-def test_the_server_of_the_companions_gets_its_keys_and_the_time_to_drain() -> None:
+def test_the_compose_file_gives_the_server_its_keys_and_time_to_drain() -> None:
     service = compose()["services"]["topics"]
     assert unknown_variables(service["environment"]) == []
     (secret,) = service["secrets"]
@@ -157,7 +159,7 @@ def test_the_server_of_the_companions_gets_its_keys_and_the_time_to_drain() -> N
     assert (ROOT / service["build"]["dockerfile"]).exists()
 
 
-def test_the_proxy_that_is_trusted_has_an_address_that_no_other_container_gets() -> None:
+def test_the_trusted_proxy_has_an_address_that_no_other_container_gets() -> None:
     services, (network,) = compose()["services"], compose()["networks"]["default"]["ipam"]["config"]
     address = services["nginx"]["networks"]["default"]["ipv4_address"]
     assert services["topics"]["environment"]["TOPICS_TRUSTED_PROXIES"] == address
@@ -165,7 +167,7 @@ def test_the_proxy_that_is_trusted_has_an_address_that_no_other_container_gets()
     assert ip_address(address) not in ip_network(network["ip_range"])
 
 
-def test_who_waits_for_a_healthy_container_waits_for_one_that_tells() -> None:
+def test_each_container_that_another_waits_for_has_a_health_check() -> None:
     services = compose()["services"]
     waited_for = {name for each in services.values() for name in each.get("depends_on", ())}
     assert waited_for <= services.keys()
@@ -182,8 +184,8 @@ def test_every_secret_has_a_reader_and_none_is_committed() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_page_says_makes_every_secret(tmp_path: Path) -> None:
-    """The lines of the page, with stand-ins for what other machines have."""
+def test_the_commands_of_the_page_create_every_secret(tmp_path: Path) -> None:
+    """Run the lines of the page with stand-ins for programs of other machines."""
     page = (ROOT / "topics/docs/operate.md").read_text().partition("\n## In containers\n")[2]
     lines = re.findall(r"^    (.*)$", page.partition("\n## ")[0], re.MULTILINE)
     (tmp_path / "deploy").mkdir()
@@ -226,7 +228,7 @@ def test_what_the_page_says_makes_every_secret(tmp_path: Path) -> None:
         for file in mounts(each).values()
     ],
 )
-def test_a_mounted_configuration_is_there_and_names_the_server_where_it_is_replaced(
+def test_a_mounted_configuration_exists_and_its_server_name_is_replaced(
     service: str, name: str
 ) -> None:
     assert (DEPLOY / name).exists()

@@ -1,5 +1,5 @@
-"""deploy/install: a service is installed, upgraded and removed, and an installation that was cut
-off is done again. systemd is a stand-in (`tests.deploy.systemctl`).
+"""The script deploy/install: it installs, upgrades and removes a service, and completes an
+interrupted installation. systemd is replaced (`tests.deploy.systemctl`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ RUN_S = 300.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# A Python whose virtual environments see the modules of the tests, so that nothing is downloaded.
+# A Python whose virtual environments contain the modules of the tests, so that nothing is
+# downloaded.
 PYTHON = """#!/bin/sh
 case "$*" in
 "-m venv "*)
@@ -42,7 +43,9 @@ exec env PYTHONPATH="{root}" "{python}" -m tests.deploy.systemctl "$0" "$@"
 
 
 def wheel(folder: Path, code: str = "from topics.cli import main") -> Path:
-    """A wheel whose program ``topics`` runs this code; topics itself is the checkout's."""
+    """Build a wheel whose program ``topics`` runs this code. The package topics itself is the
+    checkout's.
+    """
     info, path = "topics_engine-9.dist-info", folder / "topics_engine-9-py3-none-any.whl"
     files = {
         "the_program.py": code,
@@ -59,7 +62,7 @@ def wheel(folder: Path, code: str = "from topics.cli import main") -> Path:
 
 
 class Machine:
-    """What deploy/install changes, below one folder."""
+    """The state that deploy/install changes, below one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.dest = folder / "machine"
@@ -83,7 +86,7 @@ class Machine:
         }.items():
             (self._bin / name).write_text(script)
             (self._bin / name).chmod(0o755)
-        # Bound, and never listening: the port of the server, and nobody else's.
+        # Bound but not listening, so that no other process can use the server's port.
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(("127.0.0.1", 0))
@@ -119,7 +122,7 @@ class Machine:
         return Api(("127.0.0.1", self.port), token=key)
 
     def status(self, key: str | None = None) -> int:
-        """Of a request that needs a key."""
+        """Return the status of a request that needs a key."""
         with self.api(key) as api:
             return api.call("GET", "/v0/topics").status
 
@@ -181,7 +184,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_the_first_installation_makes_settings_and_a_key_that_only_root_reads(
+def test_the_first_installation_creates_settings_and_a_key_that_only_root_can_read(
     machine: Machine, good: Path
 ) -> None:
     override = machine.unit.parent / "topics.service.d/override.conf"
@@ -221,7 +224,9 @@ def test_an_upgrade_keeps_the_data_the_settings_and_the_keys(installed: Machine)
     assert installed.count() == 2
 
 
-def test_a_version_that_does_not_get_ready_is_taken_back(installed: Machine, broken: Path) -> None:
+def test_an_upgrade_that_does_not_become_ready_is_rolled_back(
+    installed: Machine, broken: Path
+) -> None:
     before = installed.installations
     done = installed.install(broken)
     assert done.returncode == 1
@@ -231,14 +236,16 @@ def test_a_version_that_does_not_get_ready_is_taken_back(installed: Machine, bro
     assert installed.status(installed.key) == 200
 
 
-def test_a_first_version_that_does_not_get_ready_is_named(machine: Machine, broken: Path) -> None:
+def test_a_first_version_that_does_not_become_ready_is_reported(
+    machine: Machine, broken: Path
+) -> None:
     machine.put_settings()
     done = machine.install(broken)
     assert done.returncode == 1
     assert "error: topics does not get ready; above is its log." in done.stderr
 
 
-def test_an_installation_that_was_killed_is_run_again(
+def test_an_installation_that_was_killed_can_be_repeated(
     installed: Machine, good: Path, broken: Path
 ) -> None:
     key = installed.key
@@ -279,8 +286,10 @@ def test_a_removal_keeps_data_settings_and_keys_and_may_be_repeated(
     assert machine.count() == 1
 
 
-def test_a_checkout_is_installed_from_a_copy_of_what_the_package_needs(machine: Machine) -> None:
-    """pip is a stand-in: the real one would download what builds the package."""
+def test_a_checkout_is_installed_from_a_copy_of_the_files_of_the_package(machine: Machine) -> None:
+    """pip is replaced, because the real one would download the build dependencies of the
+    package.
+    """
     machine.put_settings()
     pip = machine.dest / "modules/pip.py"
     pip.parent.mkdir()
@@ -308,9 +317,7 @@ def test_a_checkout_is_installed_from_a_copy_of_what_the_package_needs(machine: 
         ({"SYSTEMD_VERSION": ""}, "systemd does not run here"),
     ],
 )
-def test_a_machine_that_does_not_fit_is_refused(
-    machine: Machine, env: dict[str, str], says: str
-) -> None:
+def test_an_unsuitable_machine_is_refused(machine: Machine, env: dict[str, str], says: str) -> None:
     done = machine.install(**env)
     assert done.returncode == 1
     assert says in done.stderr
@@ -318,7 +325,7 @@ def test_a_machine_that_does_not_fit_is_refused(
     assert not machine.etc.exists()
 
 
-def test_a_folder_of_somebody_else_is_left_alone(machine: Machine) -> None:
+def test_a_folder_of_another_owner_is_not_changed(machine: Machine) -> None:
     (machine.opt / "bin").mkdir(parents=True)
     for args in ([], ["--remove"]):
         done = machine.install(*args)
@@ -327,7 +334,7 @@ def test_a_folder_of_somebody_else_is_left_alone(machine: Machine) -> None:
     assert (machine.opt / "bin").is_dir()
 
 
-def test_two_installations_at_once_are_refused(machine: Machine) -> None:
+def test_concurrent_installations_are_refused(machine: Machine) -> None:
     machine.opt.mkdir(parents=True)
     with holding(machine.opt):
         done = machine.install()
@@ -335,7 +342,7 @@ def test_two_installations_at_once_are_refused(machine: Machine) -> None:
     assert "another deploy/install is running" in done.stderr
 
 
-def test_an_argument_that_is_unknown_or_no_file_is_refused(machine: Machine) -> None:
+def test_an_unknown_argument_or_a_missing_file_is_refused(machine: Machine) -> None:
     for argument, says in (("--purge", "unknown argument --purge"), ("a.whl", "a.whl: No such")):
         done = machine.install(argument)
         assert done.returncode == 2

@@ -1,4 +1,6 @@
-"""Alerts, dashboard and runbook agree with each other, and with what a server tells of itself."""
+"""Check that alerts, dashboard and runbook agree with each other and with the metrics of a
+server.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ ALERTS = {
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    """Of a server with topics, queues and routers."""
+    """Return the metrics page of a server with topics, queues and routers."""
     return dashboard.whole_page()
 
 
@@ -38,7 +40,7 @@ def families(page: Page, text: str) -> set[str]:
     return {dashboard.family_of(page, name) for name in NAME.findall(text)}
 
 
-# What is asked of Prometheus is there
+# Queries to Prometheus use existing metrics
 
 
 @pytest.mark.slow
@@ -50,7 +52,7 @@ def test_the_dashboard_has_a_panel_for_each_metric_of_a_server(page: Page) -> No
 
 
 def panels() -> Iterator[dict[str, object]]:
-    """All panels but the rows."""
+    """Return all panels except the rows."""
     for found in json.loads(dashboard.FILE.read_text())["panels"]:
         yield from found.get("panels", []) if found["type"] == "row" else [found]
 
@@ -66,7 +68,7 @@ def test_panels_are_numbered_and_do_not_overlap() -> None:
 
 
 @pytest.mark.slow
-def test_alerts_ask_for_metrics_that_are_there(page: Page) -> None:
+def test_alerts_query_existing_metrics(page: Page) -> None:
     asked = families(page, " ".join(EXPRESSION.findall("".join(RULES))))
     assert len(asked) >= len(ALERTS)
     assert asked <= {*page.types}
@@ -74,7 +76,7 @@ def test_alerts_ask_for_metrics_that_are_there(page: Page) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("doc", PAGES, ids=lambda doc: doc.stem)
-def test_pages_name_metrics_that_are_there(page: Page, doc: Path) -> None:
+def test_pages_name_existing_metrics(page: Page, doc: Path) -> None:
     named = families(page, doc.read_text())
     assert named <= {*page.types}
 
@@ -82,7 +84,7 @@ def test_pages_name_metrics_that_are_there(page: Page, doc: Path) -> None:
 # Alerts
 
 
-def test_each_alert_says_when_how_bad_and_what_to_do() -> None:
+def test_each_alert_has_a_condition_a_severity_and_a_runbook_link() -> None:
     assert {rule.split()[0] for rule in RULES} == ALERTS
     headings = re.findall(r"^## (\w+)$", RUNBOOK.read_text(), re.MULTILINE)
     assert {*headings} == ALERTS
@@ -94,13 +96,13 @@ def test_each_alert_says_when_how_bad_and_what_to_do() -> None:
         assert f"runbook_url: topics/docs/runbook.md#{name.lower()}\n" in rule, name
 
 
-def test_each_section_of_the_runbook_says_what_how_and_what_then() -> None:
+def test_each_section_of_the_runbook_has_meaning_diagnosis_and_action() -> None:
     for section in RUNBOOK.read_text().split("\n## ")[1:]:
         for part in ("**Means.**", "**See.**", "**Do.**"):
             assert part in section or "| means | do |" in section, section.split("\n")[0]
 
 
-def test_each_alert_is_tested_with_and_without_it() -> None:
+def test_each_alert_is_tested_firing_and_not_firing() -> None:
     text = (FOLDER / "alerts_test.yml").read_text()
     assert {*re.findall(r"- alertname: (\w+)", text)} == ALERTS
     assert {*re.findall(r"{alertname: (\w+), .*exp_alerts: \[\]}", text)} == ALERTS
@@ -116,7 +118,7 @@ def test_each_alert_is_tested_with_and_without_it() -> None:
     ],
     ids=" ".join,
 )
-def test_promtool_accepts(command: tuple[str, ...]) -> None:
+def test_promtool_accepts_the_rules_and_their_tests(command: tuple[str, ...]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool, of the Debian package prometheus, is not installed")

@@ -1,4 +1,4 @@
-"""The site configurations of `deploy/` in nginx and Caddy, before a real server."""
+"""The site configurations of `deploy/` in nginx and Caddy, in front of a real server."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ pytestmark = pytest.mark.slow
 
 KEY = "proxy-secret"
 WAIT_S = 30.0
-CUT_S = 5  # nginx's proxy_read_timeout where a test waits for it
+CUT_S = 5  # nginx's proxy_read_timeout in tests that wait for it
 SITES = ("nginx.conf", "Caddyfile")
 KINDS = pytest.mark.parametrize("kind", [Nginx, Caddy])
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """On a port that it keeps over restarts, and with names that come through the proxy."""
+    """A server that keeps its port over restarts and accepts the host names that the proxy
+    passes.
+    """
     with Server(
         tmp_path_factory.mktemp("proxies") / "data",
         host=own_address(),
@@ -71,7 +73,7 @@ def proxy(
     request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp("proxy") / "site"
-    # What nginx puts into a file, it says as a warning.
+    # nginx logs a warning for each response that it buffers in a file.
     changes = {" crit;": " warn;"} if request.param is Nginx else {}
     with running(request.param, folder, server.address, changes) as proxy:
         yield proxy
@@ -95,12 +97,12 @@ def topic(request: pytest.FixtureRequest) -> str:
     return re.sub(r"[^a-z0-9]+", "-", request.node.name).strip("-")
 
 
-# What comes through
+# Forwarding
 
 
-def test_events_are_passed_on_as_they_come(proxy: Proxy, api: Api, topic: str) -> None:
+def test_events_are_forwarded_immediately(proxy: Proxy, api: Api, topic: str) -> None:
     ok(api.append(topic, 0), 201)
-    # No heartbeat comes meanwhile: a proxy that buffers would keep these few bytes.
+    # No heartbeat is sent in the meantime. A buffering proxy would keep these few bytes.
     path = f"/v0/watch?topic={topic}&heartbeat_ms={HEARTBEAT_MAX_MS}"
     with Stream(proxy.address, path) as stream:
         assert seqs(stream.records(1)) == [1]
@@ -109,7 +111,7 @@ def test_events_are_passed_on_as_they_come(proxy: Proxy, api: Api, topic: str) -
             assert seqs(stream.records(1)) == [number]
 
 
-def test_jobs_are_passed_on_as_they_come(proxy: Proxy, api: Api, topic: str) -> None:
+def test_jobs_are_forwarded_immediately(proxy: Proxy, api: Api, topic: str) -> None:
     queue = Queue.create(api, topic)
     with Work(queue, max_jobs=2) as stream:
         for number in (1, 2):
@@ -117,28 +119,32 @@ def test_jobs_are_passed_on_as_they_come(proxy: Proxy, api: Api, topic: str) -> 
             assert [job["data"] for job in stream.jobs(1)] == [number]
 
 
-def test_a_websocket_publishes_and_hears(proxy: Proxy, topic: str) -> None:
+def test_a_websocket_publishes_and_receives(proxy: Proxy, topic: str) -> None:
     with Socket(proxy.address) as socket:
         socket.ask("publish", "1", topic=topic, records=[{"data": "here"}])
         socket.ask("subscribe", "2", topics={topic: {}})
         assert data(socket.records(1)) == ["here"]
 
 
-def test_a_long_append_and_a_long_answer(proxy: Proxy, api: Api, topic: str) -> None:
+def test_a_long_append_and_a_long_response_are_forwarded(
+    proxy: Proxy, api: Api, topic: str
+) -> None:
     text = "x" * 500_000
     ok(api.append(topic, text, text, text, text), 201)
     page = ok(api.diff(topic, max_batch_bytes=8 << 20))
     assert data(page["records"]) == [text] * 4
 
 
-def test_an_answer_waits_for_a_slow_reader_in_no_file(proxy: Proxy, api: Api, topic: str) -> None:
+def test_a_response_to_a_slow_reader_is_not_buffered_in_a_file(
+    proxy: Proxy, api: Api, topic: str
+) -> None:
     ok(api.append(topic, *["x" * 1_000_000] * 8), 201)
     body = json.dumps({"max_batch_bytes": 8 << 20}).encode()
     with Wire(proxy.address, receive_bytes=4096) as wire:
         wire.send(request("POST", f"/v0/topics/{topic}/diff", body))
         status, _ = wire.head()
         assert status == 200
-        ok(api.diff(topic, limit=1))  # others are served meanwhile
+        ok(api.diff(topic, limit=1))  # other clients are served in the meantime
         wire.close()
 
 
@@ -147,7 +153,7 @@ def test_a_body_that_is_too_long_is_refused_by_the_server(api: Api, topic: str) 
     refused(answer, 413, "payload_too_large")
 
 
-def test_a_long_poll_ends_with_a_record_or_its_time(proxy: Proxy, api: Api, topic: str) -> None:
+def test_a_long_poll_ends_with_a_record_or_its_timeout(proxy: Proxy, api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
     assert ok(api.diff(topic, from_seq=1, wait_ms=500))["records"] == []
     with Api(proxy.address) as other:
@@ -163,7 +169,7 @@ def test_a_watch_of_64_topics_is_resumed(proxy: Proxy, api: Api) -> None:
     for name in names:
         assert api.append(name, 1).status in (200, 201)
     path = "/v0/watch?topic=" + "&topic=".join(names)
-    assert len(path) > 8192  # what nginx takes by default
+    assert len(path) > 8192  # the default limit of nginx
     with Stream(proxy.address, path) as stream:
         last = stream.told(names).last_id
     assert len(last) > 2000
@@ -196,7 +202,7 @@ def test_http_2_carries_requests_and_streams(proxy: Proxy, api: Api, topic: str)
         watch.communicate()
 
 
-# Who asks
+# Client addresses and host names
 
 
 def test_the_access_log_has_the_address_of_the_client(
@@ -205,7 +211,7 @@ def test_the_access_log_has_the_address_of_the_client(
     forged = {"X-Forwarded-For": "192.0.2.1", "X-Request-Id": f"forged-{topic}"}
     ok(api.append(topic, 1, headers=forged), 201)
     api.call("GET", "/v0/topics", None, {"X-Request-Id": f"cold-{topic}"})
-    with Api(server.address) as direct:  # from an address that is a trusted proxy's, and names none
+    with Api(server.address) as direct:  # from the address of a trusted proxy that names no client
         direct.call("GET", "/v0/topics", None, {"X-Request-Id": f"direct-{topic}"})
 
     def peers() -> dict[str, str]:
@@ -218,17 +224,17 @@ def test_the_access_log_has_the_address_of_the_client(
     assert found["direct"].startswith("127.0.0.1:")
 
 
-def test_the_name_of_the_host_reaches_the_check(proxy: Proxy, api: Api) -> None:
+def test_the_host_name_reaches_the_host_check(proxy: Proxy, api: Api) -> None:
     for host in ("topics.example.com", "topics.example.com:8443"):
         assert api.call("GET", "/v0/topics", None, {"Host": host}).status == 200
     answer = api.call("GET", "/v0/topics", None, {"Host": "evil.example"})
     assert "evil.example" in refused(answer, 403, "forbidden")["message"]
 
 
-# Who goes
+# Disconnects and restarts
 
 
-def test_the_server_notices_clients_that_leave(
+def test_the_server_detects_clients_that_disconnect(
     proxy: Proxy, api: Api, direct: Api, topic: str
 ) -> None:
     def streams() -> float:
@@ -246,7 +252,9 @@ def test_the_server_notices_clients_that_leave(
 
 
 @KINDS
-def test_a_client_goes_on_over_a_restart_of_the_server(kind: type[Proxy], tmp_path: Path) -> None:
+def test_a_client_continues_after_a_restart_of_the_server(
+    kind: type[Proxy], tmp_path: Path
+) -> None:
     with (
         Server(tmp_path / "data", host=own_address(), port=next_port()) as server,
         running(kind, tmp_path / "site", server.address) as proxy,
@@ -262,7 +270,7 @@ def test_a_client_goes_on_over_a_restart_of_the_server(kind: type[Proxy], tmp_pa
 
 
 @KINDS
-def test_while_the_server_is_away_streams_come_again_and_requests_are_503(
+def test_while_the_server_is_down_streams_reconnect_and_requests_get_503(
     kind: type[Proxy], tmp_path: Path
 ) -> None:
     with (
@@ -271,7 +279,8 @@ def test_while_the_server_is_away_streams_come_again_and_requests_are_503(
         Api(proxy.address) as api,
     ):
         ok(api.append("a", 1), 201)
-        assert refused(api.call("GET", "/v0/topics/b"), 404, "topic_not_found")  # the server's own
+        # the server's own error
+        assert refused(api.call("GET", "/v0/topics/b"), 404, "topic_not_found")
         server.stop()
         for method, body in (("GET", None), ("POST", {"records": []}), ("DELETE", None)):
             for accept in ("", "*/*", "application/json"):
@@ -294,7 +303,7 @@ def test_while_the_server_is_away_streams_come_again_and_requests_are_503(
 
 
 class HttpxLoop:
-    """Reconnects as its own stream tells it to, and gives up after any status but 200."""
+    """Reconnects as its own stream specifies, and gives up after any status other than 200."""
 
     def __init__(self, url: str) -> None:
         self._httpx = pytest.importorskip("httpx", reason="httpx is not installed")
@@ -341,10 +350,10 @@ class HttpxLoop:
 
 @KINDS
 @pytest.mark.parametrize("client", [NodeSource, HttpxLoop], ids=["eventsource", "httpx-sse"])
-def test_an_eventsource_goes_on_over_a_restart_of_the_server(
+def test_an_eventsource_continues_after_a_restart_of_the_server(
     kind: type[Proxy], client: type[NodeSource] | type[HttpxLoop], tmp_path: Path
 ) -> None:
-    """It reconnects at least once while the server is down, and gets the proxy's answer."""
+    """It reconnects at least once while the server is down, and gets the proxy's response."""
     with (
         Server(tmp_path / "data", host=own_address(), port=next_port()) as server,
         running(kind, tmp_path / "site", server.address) as proxy,
@@ -360,7 +369,7 @@ def test_an_eventsource_goes_on_over_a_restart_of_the_server(
             assert records(source.wait(lambda events: len(records(events)) >= 2)) == [1, 2]
 
 
-# What is kept, and for how long
+# Connections, logs and timeouts
 
 
 @KINDS
@@ -378,9 +387,9 @@ def test_requests_share_a_connection_to_the_server(kind: type[Proxy], tmp_path: 
 
 
 @KINDS
-def test_no_log_of_the_proxy_has_a_query(kind: type[Proxy], tmp_path: Path) -> None:
+def test_no_log_of_the_proxy_contains_a_query_string(kind: type[Proxy], tmp_path: Path) -> None:
     path = f"/v0/watch?topic=a&token={KEY}"
-    # Caddy logs an error that its site handles at this level only.
+    # Caddy logs an error of its site only at this level.
     changes = {"    log {\n": "    debug\n    log {\n"} if kind is Caddy else {}
     with (
         Server(tmp_path / "data", api_keys=KEY) as server,
@@ -402,7 +411,7 @@ def test_no_log_of_the_proxy_has_a_query(kind: type[Proxy], tmp_path: Path) -> N
     assert "token" not in proxy.logged
 
 
-def test_nginx_ends_what_is_silent_for_longer_than_heartbeats_and_long_polls(
+def test_nginx_closes_streams_that_are_silent_beyond_heartbeats_and_long_polls(
     server: Server, tmp_path: Path
 ) -> None:
     cut = {"proxy_read_timeout 75s": f"proxy_read_timeout {CUT_S}s"}
@@ -414,7 +423,7 @@ def test_nginx_ends_what_is_silent_for_longer_than_heartbeats_and_long_polls(
             Stream(proxy.address, f"{path}1000") as beating,
             Stream(proxy.address, f"{path}{HEARTBEAT_MAX_MS}") as silent,
         ):
-            assert [*silent.events()][1:] == []  # it is cut
+            assert [*silent.events()][1:] == []  # the proxy has cut it
             assert time.monotonic() - began > CUT_S - 1
             while time.monotonic() - began < 1.5 * CUT_S:
                 beating.block()

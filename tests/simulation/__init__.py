@@ -1,3 +1,4 @@
-"""The whole server in one seeded world: one process, one thread; time, disk, links and deaths come
-from a seed. And the judge of what its clients, or those of a real server, have asked and heard.
+"""Deterministic simulation of the complete server: one process and one thread, in which time, disk,
+links and crashes are derived from a seed. The judge checks the history of the clients, also for
+clients of a real server.
 """

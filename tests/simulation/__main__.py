@@ -1,10 +1,11 @@
-"""Seeds, one after the other or side by side, and the history of one that breaks a promise.
+"""Run seeds, one after the other or in parallel, and print the history of a seed that breaks a
+promise.
 
     python -m tests.simulation --seeds 2000 --jobs 2     an hour each; the first is --first
-    python -m tests.simulation --first 17                this one
+    python -m tests.simulation --first 17                only this one
     python -m tests.simulation --seeds 200 --plant NAME  with a planted fault, until it is found
 
-A broken promise is shrunk to the shortest prefix of its run that breaks one, and printed.
+A run that breaks a promise is reduced to its shortest prefix that breaks one, and printed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REAL_MONOTONIC = time.monotonic  # before a world replaces it
 
 
 class Told(msgspec.Struct):
-    """What a child tells of its seed."""
+    """The result that a child process reports for its seed."""
 
     seed: int
     broken: list[str]
@@ -39,7 +40,7 @@ class Told(msgspec.Struct):
 
 
 def forked(task: Callable[[], bytes]) -> tuple[int, BinaryIO]:
-    """Run the task in a child: its pid, and where its bytes come."""
+    """Run the task in a child process. Return its pid, and the pipe with its output."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -56,7 +57,7 @@ def forked(task: Callable[[], bytes]) -> tuple[int, BinaryIO]:
 
 
 def tell(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> bytes:
-    """The run of a seed, in a child. ``cut_s``: not all of what the options say."""
+    """Run a seed in a child process. ``cut_s`` ends it early."""
     from tests.simulation import planted, run
     from tests.simulation.history import Call, save
 
@@ -89,7 +90,7 @@ def told_by(pid: int, pipe: BinaryIO, seed: int) -> Told:
 
 
 def results(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Told]:
-    """All seeds, ``jobs`` at once."""
+    """Yield the results of all seeds, ``jobs`` at a time."""
     running: dict[int, tuple[int, BinaryIO, int]] = {}
     while True:
         while len(running) < options.jobs and (seed := next(seeds, None)) is not None:
@@ -103,7 +104,7 @@ def results(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Told]
 
 
 def shrunk(seed: int, options: argparse.Namespace, until_s: float) -> float:
-    """The shortest prefix, in whole seconds or less, that breaks a promise."""
+    """Return the shortest prefix, in seconds, that breaks a promise."""
     low, high = 0.0, until_s
     while high - low > max(1.0, 0.02 * high):
         middle = (low + high) / 2
@@ -116,7 +117,7 @@ def shrunk(seed: int, options: argparse.Namespace, until_s: float) -> float:
 
 
 def show(seed: int, options: argparse.Namespace) -> None:
-    """The shortest history that is broken, for people."""
+    """Print the shortest violating history for people."""
     cut_s = shrunk(seed, options, options.cut or options.span)
     pid, pipe = forked(partial(story, seed, options, cut_s))
     with pipe:
@@ -125,7 +126,7 @@ def show(seed: int, options: argparse.Namespace) -> None:
 
 
 def story(seed: int, options: argparse.Namespace, cut_s: float) -> bytes:
-    """In a child: the history up to ``cut_s``."""
+    """Return the history up to ``cut_s``, computed in a child process."""
     from tests.simulation import planted, run
     from tests.simulation.telling import LINE_MAX, lines
 
@@ -141,7 +142,7 @@ def story(seed: int, options: argparse.Namespace, cut_s: float) -> bytes:
 
 
 def main() -> int:
-    """The program. 1: a promise is broken."""
+    """Run the program. Exit code 1 means that a promise is broken."""
     parser = argparse.ArgumentParser(prog="tests.simulation", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--first", type=int, default=1)

@@ -1,15 +1,16 @@
-"""A client over any stream of bytes: HTTP/1.1 with one connection for calls, and one for each event
-stream. Whatever it asks and hears stands in the history.
+"""A client over any byte stream: HTTP/1.1 with one connection for calls and one for each event
+stream. The history contains all of its requests and responses.
 
-A call is noted when it goes out over a connection; its status stays None when the connection is
-lost, when nothing comes within `LIMIT_S`, or when the client is ended. The next call connects
-again. Each event with data is a `Said`; comments and ``retry`` are none. A stream that was opened
-ends with a `Said` of our own, ``end``, whose data tell who has ended it:
+A call is recorded when it is sent. Its status stays None if the connection is lost, if no response
+arrives within `LIMIT_S`, or if the client is stopped. The next call reconnects. Each event with
+data is a `Said`. Comments and ``retry`` fields are ignored. A stream that was opened ends with an
+artificial `Said` named ``end``, whose data names the side that ended it:
 
-    left    the client; noted before the server can know
-    lost    the server, or what lies in between
+    left    the client; recorded before the server can detect it
+    lost    the server or the network
 
-Time is trio's and chance is the ``dice`` alone, so a seed repeats every byte under a virtual clock.
+Time is trio's and randomness is only the ``dice``, so a seed repeats every byte under a virtual
+clock.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ Token: TypeAlias = Callable[[], str]
 
 END, LEFT, LOST = "end", "left", "lost"
 JSON, EVENTS, TAR = "application/json", "text/event-stream", "application/x-tar"
-LIMIT_S = 45.0  # above the 30 s that a call may ask to wait
-HASTE_S = (0.0, 0.001, 0.02, 0.3)  # instead, for a client in haste
+LIMIT_S = 45.0  # above the 30 s that a call may request to wait
+HASTE_S = (0.0, 0.001, 0.02, 0.3)  # used instead by an impatient client
 IDLE_S = 70.0  # the server closes a connection that was idle for 75 s
-CONNECT_S = (0.02, 5.0)  # between two tries to connect, each time twice as long
-AGAIN = (None, 429, 503)  # perhaps not done: ask again
-LATER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)  # between two times
-PAUSES_S = (0.001, 0.05, 1.0)  # within a request that comes in two pieces
+CONNECT_S = (0.02, 5.0)  # between two attempts to connect; doubled each time
+AGAIN = (None, 429, 503)  # perhaps not executed: retry
+LATER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)  # between two retries
+PAUSES_S = (0.001, 0.05, 1.0)  # within a request that is sent in two fragments
 PIECE_BYTES = 1 << 16
-UNTIL_THE_END = 1 << 62  # bytes of an answer whose length nobody tells
+UNTIL_THE_END = 1 << 62  # length of a response body that the connection's end delimits
 BROKEN = (OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Wire:
-    """One connection. Raises what is in `BROKEN` when it is lost."""
+    """One connection. Methods raise an exception of `BROKEN` when it is lost."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream, self._buffer = stream, bytearray()
-        self._unchunk: Unchunk | None = None  # of an answer in chunks
-        self._left = 0  # bytes of one that is not
-        self.is_reusable = True  # another request may follow an answer that has come whole
+        self._unchunk: Unchunk | None = None  # of a chunked response
+        self._left = 0  # remaining bytes of a response that is not chunked
+        self.is_reusable = True  # another request may follow a response that was read completely
         self.used_at = trio.current_time()
 
     async def send(self, call: Call, accept: str, dice: random.Random, slow: float) -> None:
-        """A request. ``slow``: the share of those that come in two pieces."""
+        """Send a request. ``slow`` is the share of requests that are sent in two fragments."""
         content = b"" if call.body is None else msgspec.json.encode(call.body)
         headers = {"Host": "localhost", "Accept": accept} | call.headers
         if call.body is not None:
@@ -63,14 +64,15 @@ class Wire:
         fields = "".join(f"\r\n{name}: {value}" for name, value in headers.items())
         data = f"{call.method} {call.path} HTTP/1.1{fields}\r\n\r\n".encode() + content
         at = dice.randrange(1, len(data)) if dice.random() < slow else len(data)
-        with suppress(trio.BrokenResourceError):  # perhaps it has answered before it has read all
+        # the server may respond before it has read the complete request
+        with suppress(trio.BrokenResourceError):
             await self._stream.send_all(data[:at])
             if at < len(data):
                 await trio.sleep(dice.choice(PAUSES_S))
                 await self._stream.send_all(data[at:])
 
     async def head(self) -> tuple[int, str]:
-        """Status and media type of the answer; interim ones are passed over."""
+        """Return status and media type of the response. Interim responses are skipped."""
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             await self._more()
         first, *lines = self._buffer[:end].decode("latin-1").lower().split("\r\n")
@@ -85,7 +87,7 @@ class Wire:
         return status, fields.get("content-type", "").partition(";")[0]
 
     async def piece(self) -> bytes:
-        """What comes next of the body; b"" at its end."""
+        """Return the next chunk of the body, or b"" at its end."""
         while True:
             at = len(self._buffer) if self._unchunk else self._left
             piece = bytes(self._buffer[:at])
@@ -114,20 +116,22 @@ class Wire:
         self._buffer += piece
 
     async def close(self) -> None:
-        """Whatever is under way."""
+        """Close the connection, even during a request."""
         await trio.aclose_forcefully(self._stream)
 
 
 class Events:
-    """What comes of a stream that was asked for; nothing where it was refused or not answered."""
+    """The events of a requested stream. There are none if the request was refused or got no
+    response.
+    """
 
     def __init__(self, call: Call, history: History) -> None:
         self.call, self._history, self._decoder = call, history, Decoder()
-        self.wire: Wire | None = None  # while it is open
+        self.wire: Wire | None = None  # while the stream is open
         self._came: deque[Said] = deque()
 
     def end(self, how: str) -> None:
-        """Note the end of a stream that was open."""
+        """Record the end of a stream that was open."""
         if self.wire is not None:
             self.wire = None
             self._history.said(self.call, END, "", how)
@@ -154,9 +158,9 @@ class Events:
 
 
 class Client:
-    """One who asks. ``token``: the key of the moment, if the server wants one. ``haste``: the share
-    of calls that are given up soon; ``slow``: of those that come in two pieces. ``until``: when it
-    stops to ask again.
+    """A simulated client. ``token``: the current key, if the server requires one. ``haste``: the
+    share of calls that are abandoned early. ``slow``: the share of requests that are sent in two
+    fragments. ``until``: when the client stops retrying.
     """
 
     def __init__(
@@ -174,7 +178,7 @@ class Client:
         self.until = float("inf")
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
-        """Ask, and wait for the answer. Names of headers have ``_`` for ``-``."""
+        """Send a request and wait for the response. ``_`` in names of headers stands for ``-``."""
         wire = await self._connected()
         call = self._asked(method, path, body, headers)
         status, answer, is_whole = None, None, False
@@ -197,7 +201,7 @@ class Client:
         return call
 
     async def surely(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
-        """Ask until the answer says more than "later", or until it is late."""
+        """Retry until the response is final or the time limit is reached."""
         pauses = chain(LATER_S, repeat(LATER_S[-1]))
         while (call := await self.call(method, path, body, **headers)).status in AGAIN:
             if trio.current_time() > self.until:
@@ -209,7 +213,7 @@ class Client:
     async def stream(
         self, method: str, path: str, body: Any = None, **headers: str
     ) -> AsyncIterator[Events]:
-        """Ask for an event stream, on a connection of its own; leave it at the end."""
+        """Open an event stream on its own connection, and close it at the end."""
         wire = await self._new_wire()
         call = self._asked(method, path, body, headers)
         events, status, answer = Events(call, self._history), None, None
@@ -237,7 +241,7 @@ class Client:
         return self._history.asked(self.name, method, path, body, **sent)
 
     async def _connected(self) -> Wire:
-        """The connection, which nobody else has until the answer has come, or a new one."""
+        """Return a new or idle connection. No other call uses it until its response is complete."""
         wire, self._wire = self._wire, None
         if wire is not None and trio.current_time() - wire.used_at > IDLE_S:
             await wire.close()

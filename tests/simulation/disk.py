@@ -1,11 +1,12 @@
-"""Disk: a real folder, and what a power loss would leave of it.
+"""A simulated disk: a real folder, and a model of its content after a power loss.
 
-Every operation below the folder is done for real, so that `mmap`, `scandir` and `stat` need no
-help, and is noted in a model of what is durable (`durable`). `Disk.hook` is asked before each: it
-may wait, let the operation fail, or tear a write. Bytes that are read through a map are not seen;
-the storage asks for pages before it touches them, and that is (`mapped_file`).
+Every operation below the folder is executed, so `mmap`, `scandir` and `stat` work unchanged. Every
+operation is also recorded in a model of the durable state (`durable`). `Disk.hook` is called before
+each operation: it may wait, let the operation fail, or tear a write. Reads through a memory map are
+not visible, but the storage checks its pages before it accesses them, and this check is visible
+(`mapped_file`).
 
-A process that is dead changes nothing: whatever it calls raises `Died`, apart from `os.close`.
+A dead process changes nothing: all of its calls raise `Died`, except `os.close`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from topics.storage import disk as disk_module
 from topics.storage import mapped_file
 from topics.storage.folders import HELD
 
-CAPACITY: Final = 1 << 40  # bytes of a disk whose `room` is not bounded
-# The operations that `Disk.hook` is asked about. check: whether mapped pages can be read.
+CAPACITY: Final = 1 << 40  # size in bytes of a disk whose `room` is unlimited
+# The operations that are passed to `Disk.hook`. check: whether mapped pages can be read.
 READS: Final = frozenset({"open", "read", "check"})
 WRITES: Final = frozenset({"write", "zero", "punch", "allocate", "truncate"})
 SYNCS: Final = frozenset({"fsync", "fdatasync", "writeback"})
@@ -41,27 +42,28 @@ RENAMES: Final = frozenset({"create", "link", "rename", "unlink", "mkdir", "rmdi
 TORN: Final = frozenset({"write", "zero", "punch"})
 _PUNCH_HOLE = 0x02
 _HELD: Final = re.compile(rf"{HELD}/(\d+)(/|$)")
-_REAL = SimpleNamespace(**vars(os))  # the functions as they were before anybody patched them
+_REAL = SimpleNamespace(**vars(os))  # the functions before any patch
 _real_open, _real_fallocate = io.open, disk_module._fallocate
 _real_sync_file_range = disk_module._sync_file_range
 
 
 class Died(BaseException):
-    """The process that asked is dead."""
+    """The calling process is dead."""
 
 
 class Verdict(NamedTuple):
-    """What becomes of an operation. A hook that wants a delay waits."""
+    """The outcome of an operation. A hook that delays an operation waits itself."""
 
     error: int = 0  # the errno to fail with
-    torn: int | None = None  # of a write so many bytes are done, then the process is dead
+    # of a write: the number of bytes that are written before the process dies
+    torn: int | None = None
 
 
 GO_ON = Verdict()
 
 
 class Owner(Protocol):
-    """A process."""
+    """A process that owns descriptors."""
 
     @property
     def name(self) -> str: ...
@@ -75,16 +77,16 @@ class _Opened(NamedTuple):
 
 
 class Disk:
-    """The folder ``root``, an absolute path: what it holds at first is durable."""
+    """The folder ``root``, an absolute path. Its initial content is durable."""
 
     def __init__(self, root: Path, dice: random.Random) -> None:
         self.root, self.model = root, Durable(dice)
         self.owner: Callable[[], Owner | None] = lambda: None
-        # Asked before each operation: the process, the operation, the path below the root, bytes.
+        # Called before each operation: the process, the operation, the path below the root, bytes.
         self.hook: Callable[[Owner | None, str, str, int], Verdict] = lambda *_: GO_ON
-        self.room: int | None = None  # bytes left for new blocks
+        self.room: int | None = None  # bytes that are free for new blocks
         self._above = f"{root}/"
-        self._era, self._used = 0, 0  # power losses so far; pages that have a block
+        self._era, self._used = 0, 0  # number of power losses so far; pages that have a block
         self._opened: dict[int, _Opened] = {}
         self._lock = threading.RLock()
         self._patched: list[tuple[Any, str, Any]] = []
@@ -106,10 +108,10 @@ class Disk:
         if isinstance(node, File) and node.links == 1:
             self._used += len(node.pages)
 
-    # Standing in for os
+    # Replacements for functions of os
 
     def install(self) -> None:
-        """Stand in for functions of `os`, for `open`, and for what the storage calls elsewhere."""
+        """Replace functions of `os`, `open`, and functions that the storage calls elsewhere."""
         for name in (
             *("open", "close", "pread", "pwrite", "pwritev", "write", "ftruncate"),
             *("posix_fallocate", "fsync", "fdatasync", "replace", "rename", "link", "unlink"),
@@ -127,7 +129,7 @@ class Disk:
         setattr(module, name, value)
 
     def remove(self) -> None:
-        """Give everything back as it was."""
+        """Restore the replaced functions."""
         while self._patched:
             setattr(*self._patched.pop())
 
@@ -138,16 +140,18 @@ class Disk:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    # What each operation must pass
+    # Checks before each operation
 
     def _pass(self, operation: str, node: File | Folder | str, length: int = 0) -> int | None:
-        """Raises `Died` or OSError. Of a write that is torn: how much of it is done."""
+        """Check an operation. Raise `Died` or OSError. For a torn write, return how much of it is
+        done.
+        """
         owner, path = self.owner(), node if isinstance(node, str) else node.path
         if owner is not None and owner.is_dead:
             raise Died
         verdict = self.hook(owner, operation, path, length)
         torn = verdict.torn if operation in TORN else None
-        if torn is None and owner is not None and owner.is_dead:  # killed meanwhile
+        if torn is None and owner is not None and owner.is_dead:  # killed in the meantime
             raise Died
         if verdict.error or (not isinstance(node, str) and node.era != self._era):
             raise _error(verdict.error or errno.EIO, path)
@@ -160,7 +164,7 @@ class Disk:
     # Names
 
     def _below(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """The path below the root, None when it is elsewhere."""
+        """Return the path below the root, or None if it is elsewhere."""
         if dir_fd is not None:
             opened = self._opened.get(dir_fd)
             return join(opened.node.path, path) if opened else None
@@ -222,7 +226,7 @@ class Disk:
             new = self._below(target)
             assert (old is None) == (new is None), "no file moves in or out"
             _REAL.replace(source, target, **more)
-            # Two names of one file stay as they are.
+            # Renaming one name of a file to another name of the same file keeps both.
             if old and new and (node := self.model.find(old)) is not self.model.find(new):
                 self._names(new, node, old)
 
@@ -259,14 +263,16 @@ class Disk:
         _REAL.close(fd)
 
     def forget(self, fd: int) -> None:
-        """The descriptor is about to be closed."""
+        """Remove the descriptor, which is about to be closed."""
         with self._lock:
             if opened := self._opened.pop(fd, None):
                 opened.node.descriptors -= 1
                 self._free(opened.node)
 
     def close_all_of(self, owner: Owner) -> None:
-        """As the kernel does for a process that has ended. Call it when nothing of it runs."""
+        """Close all descriptors of a dead process, as the kernel does. None of its code may still
+        run.
+        """
         for fd in [fd for fd, opened in self._opened.items() if opened.owner is owner]:
             self._close(fd)
 
@@ -289,13 +295,13 @@ class Disk:
         return _REAL.pread(fd, length, offset)
 
     def check_read(self, fd: int, length: int, offset: int) -> None:
-        """Raises `Died` or OSError where the bytes cannot be read."""
+        """Raise `Died` or OSError if the bytes cannot be read."""
         file = self._file(fd)
         if file is not None:
             self.check_pages("read", file, length, offset)
 
     def check_pages(self, operation: str, file: File, length: int, offset: int) -> None:
-        """Likewise, for a read or a check of mapped pages."""
+        """Do the same for a read or a check of mapped pages."""
         self._pass(operation, file, length)
         if file.spoiled and not file.spoiled.isdisjoint(pages(offset, length)):
             raise _error(errno.EIO, file.path)
@@ -309,7 +315,7 @@ class Disk:
         return mapped
 
     def spoil(self, path: Path, offset: int, length: int) -> None:
-        """Let reads of these bytes fail, until their pages are written whole."""
+        """Let reads of these bytes fail until their pages are completely overwritten."""
         file = self.model.find(self._below(path) or "")
         assert isinstance(file, File), f"{path} is a file"
         file.spoiled.update(pages(offset, length))
@@ -378,7 +384,7 @@ class Disk:
                 self._note(file, offset + length, b"")
 
     def _fallocate(self, fd: int, mode: int, offset: int, length: int) -> int:
-        """Zeros in place, of allocated bytes: no other mode is used."""
+        """Write zeros to allocated bytes. No other mode is used."""
         file = self._file(fd)
         if file is None:
             return -1 if _real_fallocate is None else _real_fallocate(fd, mode, offset, length)
@@ -394,14 +400,16 @@ class Disk:
                 self._release(file, file.pages.intersection(whole))
         return 0
 
-    # Room
+    # Free space
 
     def _check_room(self, pages: int) -> None:
         if self.room is not None and pages * PAGE > self.room:
             raise _error(errno.ENOSPC)
 
     def _claim(self, file: File, offset: int, length: int) -> int:
-        """Take blocks for these bytes; how many of them have some. Raises ENOSPC for none."""
+        """Allocate blocks for these bytes. Return how many of them have one. Raise ENOSPC if none
+        has.
+        """
         new = [page for page in pages(offset, length) if page not in file.pages]
         if self.room is not None and new:
             fitting = new[: max(self.room, 0) // PAGE]
@@ -455,7 +463,7 @@ class Disk:
     def _sync(self, operation: str, fd: int) -> Any:
         if fd not in self._opened:
             return getattr(_REAL, operation)(fd)
-        node, mark = self._opened[fd].node, self.model.count  # what comes during a sync may miss it
+        node, mark = self._opened[fd].node, self.model.count  # later operations may miss this sync
         try:
             self._pass(operation, node)
         except OSError:
@@ -472,8 +480,8 @@ class Disk:
     # Power loss
 
     def lose_power(self) -> str:
-        """Make of the folder what the disk may hold; how that was chosen. All inodes are new ones,
-        and descriptors of before are of no use.
+        """Replace the folder by a state that the disk may have after a power loss. Return how it
+        was chosen. All inodes are new, and earlier descriptors are unusable.
         """
         with self._lock:
             chosen = self.model.lose_power()
@@ -507,10 +515,10 @@ class Disk:
             self._add(folder, name, made[node])
         return folder
 
-    # What there is
+    # Content
 
     def files(self) -> dict[str, int]:
-        """The length of each file, by its path below the root."""
+        """Return the length of each file, by its path below the root."""
         return {
             path: _REAL.stat(self.root / path).st_size
             for path, node in self.model.tree.walk("names")
@@ -518,16 +526,16 @@ class Disk:
         }
 
     def image(self, part: str) -> dict[str, bytes]:
-        """The bytes of all files with ``part`` in their path, by path."""
+        """Return the bytes of all files with ``part`` in their path, by path."""
         found = {}
         for path in self.files():
             if part in path:
-                with _real_open(self.root / path, "rb") as file:  # also what nobody can read
+                with _real_open(self.root / path, "rb") as file:  # reads spoiled pages, too
                     found[path] = file.read()
         return found
 
     def put_back(self, image: dict[str, bytes], part: str) -> None:
-        """Let those files be as they were, durably."""
+        """Restore the content of these files, durably."""
         now = self.image(part)
         for path in now.keys() - image.keys():
             (self.root / path).unlink()
@@ -550,7 +558,7 @@ class Disk:
         os.close(folder)
 
     def put_copy(self, source: str, target: str) -> dict[str, bytes]:
-        """Make a folder that holds what another one does; its `image`."""
+        """Create a folder durably with the content of another one, its `image`."""
         (self.root / target).mkdir()
         for path, node in [*self._folder_at(source).walk("names")]:
             copy = self.root / target / path
@@ -576,7 +584,7 @@ class Disk:
         return folder
 
     def digest(self) -> str:
-        """A hash over all names and bytes, those that are there and those that are durable."""
+        """Return a hash over all names and bytes, both the current and the durable ones."""
         found = hashlib.blake2b(digest_size=16)
         for which in ("names", "durable"):
             for path, node in self.model.tree.walk(which):
@@ -591,7 +599,7 @@ class Disk:
 
 
 class _Stream(io.FileIO):
-    """What `open` gives for a file of the disk."""
+    """The object that `open` returns for a file of the disk."""
 
     def __init__(self, disk: Disk, path: Any, mode: str) -> None:
         self._disk = disk
@@ -627,7 +635,7 @@ class _Stream(io.FileIO):
 
 
 class _Map(mmap.mmap):
-    """What a file is mapped as. The storage asks for pages before it touches them."""
+    """A mapping of a file. The storage checks pages before it accesses them."""
 
     disk: Disk
     file: File
@@ -647,7 +655,7 @@ def _wipe(folder: Path) -> None:
 
 
 def _stamp(fd: int) -> None:
-    now = time.time_ns()  # which a simulation has patched
+    now = time.time_ns()  # the clock, which a simulation has patched
     _REAL.utime(fd, ns=(now, now))
 
 

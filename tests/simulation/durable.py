@@ -1,22 +1,23 @@
-"""Durable: a model of what a disk holds after a power loss.
+"""A model of the content of a disk after a power loss.
 
     file    durable bytes + pending writes and lengths --sync of the file--> durable
     folder  durable names + pending renames, links, ... --see NAMES--> durable
 
 Operations are numbered in one order. `Durable.lose_power` draws one of POLICIES:
 
-    keep    everything is left
-    drop    nothing of what is pending
-    prefix  what came before some moment; the write at the cut is torn
-    torn    everything, but the last write is torn
+    keep    all pending operations are kept
+    drop    all pending operations are lost
+    prefix  operations before some moment are kept; the write at the cut is torn
+    torn    all operations are kept, but the last write is torn
     zeros   no bytes, some lengths and names
     subset  of each sector some version, some lengths and names
 
-A version of a sector is what it durably held, or held after one of the writes: no byte is made up.
-Lengths and names are metadata and are lost in order; bytes behind a length that was lost are lost.
+A version of a sector is its durable content, or its content after one of the writes. The model
+invents no bytes. Lengths and names are metadata and are lost in order. Bytes beyond a lost length
+are lost.
 
-A failed sync is that of Linux: some sectors of what waited are on the disk, the others count as
-written, and no later sync brings them there (``decisions/0014``).
+A failed sync behaves as in Linux: some of the pending sectors are on the disk. The others count as
+written, and no later sync writes them (``decisions/0014``).
 """
 
 from __future__ import annotations
@@ -28,24 +29,26 @@ from typing import Final, NamedTuple, TypeAlias
 SECTOR, PAGE = 512, 4096
 POLICIES = ("keep", "drop", "prefix", "torn", "zeros", "subset", "subset")
 # ext4: one journal, so any sync makes all names durable, and they are lost in order.
-# strict: only the sync of their folder does, and each folder loses its own in order.
+# strict: only a sync of their folder makes names durable, and each folder loses its own in order.
 NAMES = ("ext4", "strict")
 _NEVER: Final = 1 << 62
 
-# Number, offset, bytes. Bytes None: the file gets this length; empty: at least this length.
+# Number, offset, bytes. Bytes None: set the length of the file; empty: extend it to this length.
 Op: TypeAlias = tuple[int, int, bytes | None]
-# Whether a sector is left as the write with this number has made it; asked in order.
+# Return whether a sector keeps the write with this number; called in order.
 Keeps: TypeAlias = Callable[[int, int], bool]
 
 
 class File:
-    """An inode. ``path``: its last name; ``era``: after how many power losses it was made."""
+    """An inode. ``path``: its last name. ``era``: the number of power losses before its
+    creation.
+    """
 
     def __init__(self, path: str, era: int, durable: bytes | bytearray = b"") -> None:
         self.path, self.era = path, era
         self.links = self.descriptors = 0
         self.durable, self.pending = bytearray(durable), list[Op]()
-        self.pages = {*pages(0, len(durable))}  # those that have a block
+        self.pages = {*pages(0, len(durable))}  # pages that have a block
         self.spoiled: set[int] = set()  # pages that cannot be read
 
 
@@ -59,7 +62,9 @@ class Folder:
         self.durable: dict[str, File | Folder] = {}
 
     def walk(self, which: str, path: str = "") -> Iterator[tuple[str, File | Folder]]:
-        """All that is below, in order of the names. ``which``: names or durable."""
+        """Yield all entries below the folder, in order of their names. ``which``: names or
+        durable.
+        """
         for name, node in sorted(getattr(self, which).items()):
             yield join(path, name), node
             if isinstance(node, Folder):
@@ -67,7 +72,9 @@ class Folder:
 
 
 class _Renaming(NamedTuple):
-    """``name`` in ``folder`` becomes ``node``, None: goes; ``source``: the name it had before."""
+    """A pending rename: ``name`` in ``folder`` becomes ``node``, or is removed if it is None.
+    ``source`` is the previous name.
+    """
 
     number: int
     folder: Folder
@@ -76,7 +83,7 @@ class _Renaming(NamedTuple):
     source: tuple[Folder, str] | None
 
     def settle(self) -> File | Folder | None:
-        """Make it durable. The node that has lost the name."""
+        """Make the rename durable. Return the node that lost the name."""
         if self.source and self.source[0].durable.get(self.source[1]) is self.node:
             del self.source[0].durable[self.source[1]]
         lost = self.folder.durable.pop(self.name, None)
@@ -86,16 +93,16 @@ class _Renaming(NamedTuple):
 
 
 class Durable:
-    """The model. ``tree``: the folder that is modelled; ``count``: of the operations so far."""
+    """The model. ``tree``: the modelled folder. ``count``: the number of operations so far."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice, self.names_model = dice, dice.choice(NAMES)
         self.tree, self.count = Folder("", 0), 0
-        self._dirty: dict[File, None] = {}  # those with pending operations
+        self._dirty: dict[File, None] = {}  # files with pending operations
         self._renamings: list[_Renaming] = []
 
     def find(self, path: str) -> File | Folder | None:
-        """What has this name now."""
+        """Return the node that currently has this name."""
         node: File | Folder | None = self.tree
         for part in path.split("/") if path else ():
             node = node.names.get(part) if isinstance(node, Folder) else None
@@ -107,10 +114,10 @@ class Durable:
         assert isinstance(folder, Folder), f"{above} is a folder"
         return folder, name
 
-    # What is done
+    # Operations
 
     def write(self, file: File, offset: int, data: bytes | None) -> None:
-        """A write, or a new length: see `Op`."""
+        """Record a write, or a new length (see `Op`)."""
         self.count += 1
         file.pending.append((self.count, offset, data))
         self._dirty[file] = None
@@ -118,7 +125,7 @@ class Durable:
     def name(
         self, path: str, node: File | Folder | None, source: str | None = None
     ) -> File | Folder | None:
-        """``path`` names ``node``, in the place of ``source``. The node that has lost the name."""
+        """Let ``path`` name ``node`` instead of ``source``. Return the node that lost the name."""
         folder, name = self._parent(path)
         lost = folder.names.pop(name, None)
         if lost is not None:
@@ -136,7 +143,7 @@ class Durable:
         return lost
 
     def sync(self, node: File | Folder, mark: int) -> None:
-        """A sync that began when ``count`` was ``mark``: what came later may miss it."""
+        """Complete a sync that began when ``count`` was ``mark``. It may miss later operations."""
         if isinstance(node, File):
             for op in node.pending:
                 if op[0] <= mark:
@@ -151,8 +158,8 @@ class Durable:
                 self._dirty.pop(lost, None)
 
     def fail(self, file: File, mark: int) -> None:
-        """A sync that failed: lengths still wait for the journal, and each sector for the disk with
-        its first writes, up to one or other of them. The other writes are lost.
+        """Let a sync fail. Lengths remain pending for the journal. Each sector keeps some of its
+        first writes as pending. The other writes are lost.
         """
         left, lost, share = list[Op](), set[int](), self.dice.choice((0.1, 0.5, 1.0))
         for op in file.pending:
@@ -176,7 +183,9 @@ class Durable:
     # Power loss
 
     def lose_power(self) -> str:
-        """Make durable what is left of what is pending, and forget the rest; how it was chosen."""
+        """Make the surviving pending operations durable, and discard the others. Return how they
+        were chosen.
+        """
         policy = self.dice.choice(POLICIES)
         keeps_of, kept_to = self._drawn(policy)
         for file in self._dirty:
@@ -194,8 +203,8 @@ class Durable:
         return f"{policy}, {self.names_model}"
 
     def _drawn(self, policy: str) -> tuple[Callable[[], Keeps], Callable[[], int]]:
-        """For each file: the sectors that are left. For each file or folder: up to which number its
-        lengths or names are.
+        """Draw, for each file, the surviving sectors, and for each file or folder the number of the
+        last surviving length or name.
         """
         writes = {op[0]: op for file in self._dirty for op in file.pending if op[2]}
         numbers = [op[0] for file in self._dirty for op in file.pending]
@@ -220,7 +229,7 @@ class Durable:
         return lambda: keeps, lambda: kept
 
     def _some(self) -> Keeps:
-        """Each write of a sector has a chance to be the last."""
+        """Let each write of a sector have a chance to be the last one."""
         share = self.dice.choice((0.1, 0.5, 0.9))
         return lambda *_: self.dice.random() < share
 
@@ -236,7 +245,7 @@ def _apply(held: bytearray, op: Op) -> None:
 
 
 def _sectors(offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The part of each sector, and its offset."""
+    """Yield the part of each sector, and its offset."""
     end = offset + len(data)
     for at in range(offset - offset % SECTOR, end, SECTOR):
         start = max(at, offset)
@@ -244,7 +253,9 @@ def _sectors(offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _left(durable: bytearray, ops: list[Op], keeps: Keeps, lengths_to: int) -> bytearray:
-    """What is left of a file: the sectors that ``keeps`` names, and the lengths up to a number."""
+    """Return the surviving content of a file: the sectors that ``keeps`` selects, and the lengths
+    up to a number.
+    """
     now, left, size, end = bytearray(durable), bytearray(durable), len(durable), _NEVER
     for op in ops:
         number, offset, data = op
@@ -253,11 +264,11 @@ def _left(durable: bytearray, ops: list[Op], keeps: Keeps, lengths_to: int) -> b
         has_length = number < lengths_to
         if data is not None:
             size = max(size, stop) if has_length else size
-        elif has_length:  # its last sector is written before the journal
+        elif has_length:  # the last sector is written before the journal
             size = offset
             _apply(left, (number, first, None))
             left += now[first:]
-        else:  # the blocks behind are still the old ones: what is written later goes to others
+        else:  # the blocks beyond are still the old ones; later writes go to other blocks
             end = min(end, first)
         for at in range(first, min(stop, end), SECTOR):
             if keeps(number, at // SECTOR):

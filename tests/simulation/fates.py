@@ -1,4 +1,6 @@
-"""What befalls the machine of a world, drawn from its dice: deaths, power losses, clocks, disks."""
+"""Faults of a world's machine, drawn from its dice: crashes, power losses, clock jumps, disk
+faults.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,21 @@ KINDS: Final = (
     *("dies", "dies", "dies", "dies", "damage", "damage", "damage", "power at work"),
     *("replace directory", "replace directory"),
 )
-OPERATION_S: Final = 0.0001  # of the disk, about
+OPERATION_S: Final = 0.0001  # the approximate time of a disk operation
 UP_MAX_S: Final = 120.0
-KEY_S: Final = 60.0  # a key that came or went is noticed by then
+KEY_S: Final = 60.0  # an added or removed key takes effect by then
 
 
 @dataclass
 class Fault:
-    """How the disk of a process behaves."""
+    """The disk faults of a process."""
 
     kind: str
     until: float
 
 
 class Fates:
-    """They befall one world. Each run has some kinds only, and its own rate."""
+    """The faults of one world. Each run has only some kinds, at its own rate."""
 
     def __init__(self, world: World) -> None:
         self._world, self._dice = world, world.dice
@@ -49,14 +51,16 @@ class Fates:
         self._world.disk.hook = self._before
 
     async def run(self) -> None:
-        """One after the other, until cancelled."""
+        """Cause one fault after the other until cancelled."""
         while not self.is_calm and self._kinds:
             await trio.sleep(self._dice.expovariate(1 / self._mean_s))
-            with trio.CancelScope(shield=True):  # what was stopped starts again
+            with trio.CancelScope(shield=True):  # restart the stopped processes even when cancelled
                 await self._befall(self._dice.choice(self._kinds))
 
     async def mend(self) -> None:
-        """Let everything be well, and wait until it is. A log that is broken needs a new start."""
+        """End all faults, and wait until the server is well. A shard with a broken log must be
+        restarted.
+        """
         world = self._world
         self._faults.clear()
         world.disk.room, world.late, self.is_calm = None, 0.0, True
@@ -108,7 +112,7 @@ class Fates:
             world.history.happened("fault", process.name, kind)
 
     async def _rotate(self) -> None:
-        """A new key comes beside the one that there is, and then the old one goes."""
+        """Add a new key, and remove the old one later."""
         world = self._world
         if not world.keys or self._is_rotating:
             return
@@ -137,7 +141,9 @@ class Fates:
         await self._world.ready()
 
     async def _lose_power_at_work(self) -> None:
-        """Beside some operation of the disk, or soon after; most of the time nothing is done."""
+        """Lose power during some disk operation or shortly after it. Most of the time nothing is
+        done.
+        """
         self._operations, self._is_at_work = 1 + int(self._dice.random() ** 3 * 300), trio.Event()
         with trio.move_on_after(UP_MAX_S):
             await self._is_at_work.wait()
@@ -145,8 +151,8 @@ class Fates:
         await self._restart("power")
 
     async def _damage(self) -> None:
-        """Files of a shard are hurt while everything is stopped. A refused start has changed
-        nothing; then they are as they were. Damage that no start sees is not left.
+        """Damage files of a shard while all processes are stopped. A refused start must not change
+        anything; then the files are restored. Damage that no start detects is also undone.
         """
         world, dice, part = self._world, self._dice, f"/{self._dice.randrange(SHARDS):02d}/"
         await (world.stop() if dice.random() < 0.5 else world.kill_everything())
@@ -157,7 +163,7 @@ class Fates:
         shard = int(part.strip("/"))
         if await world.is_refused(shard):
             world.history.happened("hurt", f"shard {shard}", how)
-            if dice.random() < 0.5:  # the others serve meanwhile
+            if dice.random() < 0.5:  # the other shards serve in the meantime
                 await self._start()
                 await trio.sleep(dice.choice((0.0, 1.0, 100.0)))
                 await world.stop()
@@ -167,9 +173,9 @@ class Fates:
         await self._start()
 
     async def _replace_directory(self) -> None:
-        """The data directory is renamed beneath the server, and another one is put in its place, as
-        of a backup: that one never changes. Later everything stops, and the server's own directory
-        is back.
+        """Rename the data directory of the running server, and put another one in its place, as a
+        restored backup would be. The other directory never changes. Later all processes stop, and
+        the server's own directory is restored.
         """
         world, dice = self._world, self._dice
         data, elsewhere = world.root / "data", world.root / "elsewhere"
@@ -193,7 +199,9 @@ class Fates:
         await self._start()
 
     def _hurt(self, files: dict[str, bytes]) -> str:
-        """Flip bits of some files, cut them, or let a page be unreadable; what was done."""
+        """Flip bits of some files, truncate them, or make a page unreadable. Return what was
+        done.
+        """
         world, dice, told = self._world, self._dice, list[str]()
         checkpoints = [path for path in files if path.endswith(".ckpt")]
         some = dice.choices([*files], k=dice.choice((1, 1, 2, 3)))
@@ -218,7 +226,7 @@ class Fates:
         self._world.history.happened("mended", "everything")
 
     def _before(self, owner: Owner | None, operation: str, path: str, length: int) -> Verdict:
-        """What becomes of an operation of the disk."""
+        """Choose the outcome of a disk operation."""
         if not isinstance(owner, Process):
             return GO_ON
         world, dice = self._world, self._dice
@@ -252,6 +260,6 @@ class Fates:
         return GO_ON
 
     async def _replace(self, process: Process) -> None:
-        """Somebody sees that its log is broken, and kills it."""
+        """Act as an operator that finds a broken log, and kill the process."""
         await trio.sleep(self._dice.expovariate(1 / 30))
         self._world.kill(process)

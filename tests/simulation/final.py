@@ -1,5 +1,5 @@
-"""The reading of everything when nothing else is asked: routers until they have caught up, then the
-state, all records and all leases of each topic, then the metrics.
+"""The final reading, when no other client sends requests: wait until the routers have caught up,
+then read the state, all records and all leases of each topic, then the metrics.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import trio
 
 from tests.simulation.clients import Client
 
-LOOKS = 100  # at a router that lags, until it is late
+LOOKS = 100  # polls of a lagging router before it is considered late
 
 
 async def read_everything(client: Client, topics: Sequence[str], limit_s: float) -> None:
-    """``topics``: those to ask for where no list is answered. ``limit_s``: for so long it waits for
-    what is not there.
+    """Read everything. ``topics``: the topics to read if the list request fails. ``limit_s``: how
+    long to wait for an unavailable server.
     """
     client.until = trio.current_time() + limit_s
     await _forwarded(client, limit_s)
@@ -51,11 +51,11 @@ async def _topic(client: Client, path: str) -> None:
         body = {**body, "from_seq": page.answer["next_from_seq"]}
     if state.get("type") == "queue":
         await _pages(client, f"{path}/leases", "leases", "$seq")
-    await _got(client, f"{path}?touch=false")  # a page may have let records expire
+    await _got(client, f"{path}?touch=false")  # reading a page may expire records
 
 
 async def _pages(client: Client, path: str, what: str, name: str) -> list[Any]:
-    """``name`` of all items on all pages of a list."""
+    """Return ``name`` of all items on all pages of a list."""
     answer = await _got(client, f"{path}?page_size=20")
     found = [item[name] for item in answer.get(what, ())]
     while cursor := answer.get("next_cursor"):

@@ -17,21 +17,21 @@ import msgspec
 
 
 class Call(msgspec.Struct, tag=True):
-    """A request and its answer. ``status`` is None where no answer came: what was asked may have
-    happened, or happens until the process that was asked dies, or not at all.
+    """A request and its response. ``status`` is None without a response: the request may have been
+    executed, may be executed until the receiving process dies, or may never be executed.
     """
 
     began: int
     client: str
     at: float
-    method: str  # of HTTP
-    path: str  # with its query
+    method: str  # HTTP method
+    path: str  # with the query
     body: Any = None  # the JSON of the request
-    headers: dict[str, str] = {}  # those that matter: Idempotency-Key, Authorization
-    ended: int = 0  # 0: under way at the end of the run
+    headers: dict[str, str] = {}  # only the relevant ones: Idempotency-Key, Authorization
+    ended: int = 0  # 0: in progress at the end of the run
     ended_at: float = 0.0
     status: int | None = None
-    answer: Any = None  # the JSON of the answer
+    answer: Any = None  # the JSON of the response
 
 
 class Said(msgspec.Struct, tag=True):
@@ -47,15 +47,15 @@ class Said(msgspec.Struct, tag=True):
 
 
 class Happened(msgspec.Struct, tag=True):
-    """What was done to the server, or became of it.
+    """An event of the server, caused from outside or by the server itself.
 
-    kill      the process ``who`` ("front", "shard 0", "everything") died; the machine goes on
+    kill      the process ``who`` ("front", "shard 0", "everything") died; the machine continues
     power     the machine lost its power: every process died, and what was not synced may be lost
     stop      everything was asked to end, and did
     start     everything started (again); ``who`` starts again by itself after a kill
     clock     the wall clock jumped by ``value`` s
     fault     the disk of ``who`` refuses, fails or hangs in the way that ``how`` says
-    mended    it does so no more
+    mended    the disk works again
     key       ``who`` was "added" to the keys, or "removed": ``how``
     damaged   a shard has found its data damaged and stays down
     quiet     nothing is asked any more but by "final", all is mended and started
@@ -74,47 +74,47 @@ Entry: TypeAlias = Call | Said | Happened
 
 
 class History:
-    """The list. ``now``: monotonic seconds."""
+    """The history. ``now`` returns monotonic seconds."""
 
     def __init__(self, now: Callable[[], float], wall: Callable[[], float]) -> None:
         self.entries: list[Entry] = []
         self._now, self._wall, self._began, self._count = now, wall, now(), 0
 
     def tick(self) -> int:
-        """The number of this moment."""
+        """Return the number of this moment."""
         self._count += 1
         return self._count
 
     @property
     def at(self) -> float:
-        """Seconds since the begin."""
+        """Return the seconds since the start of the run."""
         return round(self._now() - self._began, 6)
 
     def asked(self, client: str, method: str, path: str, body: Any, **headers: str) -> Call:
-        """A request goes out."""
+        """Record a request that is sent."""
         call = Call(self.tick(), client, self.at, method, path, deepcopy(body), headers)
         self.entries.append(call)
         return call
 
     def answered(self, call: Call, status: int | None, answer: Any) -> None:
-        """Its answer has come, or never will: None."""
+        """Record a response, or None if it will never arrive."""
         call.ended, call.ended_at, call.status, call.answer = self.tick(), self.at, status, answer
 
     def said(self, call: Call, event: str, id: str, data: Any) -> None:
-        """An event of the stream that ``call`` has opened."""
+        """Record an event of the stream that ``call`` opened."""
         self.entries.append(Said(self.tick(), call.began, call.client, self.at, event, id, data))
 
     def happened(self, what: str, who: str = "", how: str = "", value: float = 0.0) -> None:
-        """The world did something."""
+        """Record an event of the world."""
         wall = round(self._wall(), 6)
         self.entries.append(Happened(self.tick(), self.at, what, who, how, value, wall))
 
 
 def save(path: Path, entries: Iterable[Entry]) -> None:
-    """A line of JSON for each."""
+    """Write one line of JSON for each entry."""
     path.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
 
 
 def load(path: Path) -> list[Entry]:
-    """What `save` has written."""
+    """Read a file that `save` has written."""
     return [msgspec.json.decode(line, type=Entry) for line in path.read_bytes().splitlines()]

@@ -1,9 +1,9 @@
-"""The judge: what of a history the contract does not allow.
+"""The judge: checks a history of requests and responses against the contract.
 
-Conservative first: a call without an answer may have happened or not, calls that overlap may have
-come either way, and where it is not certain which incarnation of a topic an answer is about, only
-the answer itself is looked at. Every check is one function of `Judge` and names the promise that it
-holds; `judge` runs all of them.
+The judge is conservative. A call without a response may have happened or not. Calls that overlap
+may have happened in either order. If it is not certain to which incarnation of a topic a response
+belongs, only the response itself is checked. Every check is one method of `Judge` and names the
+promise that it verifies. `judge` runs all checks.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ from tests.simulation.model import (
 from tests.simulation.restored import RESTORED
 from tests.support.model import matches
 
-MOST = 20  # of one promise and topic
+MOST = 20  # reports of one promise and topic
 TICK_S = 0.02
-SLOW_S = 25.0  # a stream whose client takes nothing for 30 s is ended, and perhaps it never hears
+# a stream whose client reads nothing for 30 s is closed, and the client may never be notified
+SLOW_S = 25.0
 REDRIVE_LIMIT, REDRIVE_MAX_S = 1000, 20.0
-REDRIVE_S = 5.0  # after its answer, the last window of a redrive may be in flight for this time
-KEY_S = 60.0  # so long after it a key that came or went is noticed, by slow beats
+REDRIVE_S = 5.0  # the last window of a redrive may be in flight for this time after its response
+# an added or removed key takes effect within this time, because the simulated ticks are slow
+KEY_S = 60.0
 CODES = {
     400: "invalid_request batch_too_large record_too_large",
     401: "unauthorized",
@@ -85,7 +87,7 @@ ROUTES: dict[str, dict[int, str]] = {
 
 
 class Broken(NamedTuple):
-    """A promise that does not hold, a sentence for people, and the entries that show it."""
+    """A broken promise: a sentence for people, and the entries of the history that show it."""
 
     promise: str
     sentence: str
@@ -93,12 +95,14 @@ class Broken(NamedTuple):
 
 
 def judge(history: Sequence[Entry], *, shards: int) -> list[Broken]:
-    """Everything in the history that the contract does not allow, in order."""
+    """Return everything in the history that the contract does not allow, in order."""
     return Judge(Model(history, shards)).run()
 
 
 class Judge:
-    """One history. First what was shown is collected by incarnation, then each promise is held."""
+    """One history. First the returned data is collected by incarnation, then each promise is
+    checked.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -134,16 +138,18 @@ class Judge:
         return sorted(set(self.broken), key=lambda one: (one.entries[-1:], one))
 
     def tell(self, promise: str, about: str, sentence: str, *entries: int) -> None:
-        """Note what is broken; not all of it where there is much of one kind."""
+        """Record a violation. Only the first ones of each kind are kept."""
         self._counts[promise, about] += 1
         if self._counts[promise, about] <= MOST:
             shown = f"{about}: {sentence}" if about else sentence
             self.broken.append(Broken(promise, shown, tuple(sorted({*entries} - {0}))))
 
-    # Answers
+    # Responses
 
     def check_answer(self, call: Call) -> None:
-        """Status and code are those of the route; nothing contradicts what is certain."""
+        """Check that status and code belong to the route and that nothing contradicts a
+        known fact.
+        """
         if call.status is None:
             return
         route = route_of(call)
@@ -188,7 +194,7 @@ class Judge:
             self.check_redrive(topic, call, answer)
 
     def check_redrive(self, topic: Topic, call: Call, answer: dict[str, Any]) -> None:
-        """A redrive of a log ends when it has moved what it may, or has tried everything."""
+        """Check that a redrive of a log ends after it has moved or tried all permitted records."""
         body = call.body if isinstance(call.body, dict) else {}
         is_enough = answer["moved"] >= body.get("limit", REDRIVE_LIMIT)
         is_late = call.ended_at - call.at >= REDRIVE_MAX_S
@@ -198,20 +204,26 @@ class Judge:
             self.tell("redrives", topic.name, sentence, call.began)
 
     def may_fail(self, call: Call) -> bool:
-        """Whether a process was away, or a disk refused, during the call or soon after."""
+        """Return whether a process was down or a disk failed during the call or shortly
+        after it.
+        """
         late = self.model.number_at(self.model.at(self.model.until(call)) + REDRIVE_S)
         return any(begin <= late and end >= call.began for begin, end in self.failures)
 
     def check_access(self, call: Call, what: str) -> None:
-        """A good key is taken, a removed one is not, and its streams end (§0.2)."""
+        """Check that a valid key is accepted, that a removed key is refused, and that the streams
+        of a removed key are closed (§0.2).
+        """
         key = call.headers.get("Authorization", "").removeprefix("Bearer ")
         added, removed = (self.model.keys.get((key, how)) for how in ("added", "removed"))
         may_be_old = removed is not None and call.ended > removed.number
         may_be_new = added is not None and call.at < added.at + KEY_S
-        is_of_session = route_of(call).kind == "GET watch/x"  # and that has the key of its maker
+        # a session has the key of the client that created it
+        is_of_session = route_of(call).kind == "GET watch/x"
         if call.status == 401 and not (may_be_old or may_be_new or is_of_session):
             self.tell("access", "", f"{what}, though the key is good", call.began)
-        is_watch = route_of(call).kind in ("GET watch", "GET watch/x")  # a worker hears jobs late
+        # a work stream reports jobs late
+        is_watch = route_of(call).kind in ("GET watch", "GET watch/x")
         heard = [
             said
             for said in self.model.said[call.began]
@@ -225,7 +237,7 @@ class Judge:
                 self.tell("access", "", sentence, removed.number, call.began)
 
     def check_config(self, topic: Topic, call: Call, answer: dict[str, Any]) -> None:
-        """An answer has the settings that were made."""
+        """Check that a response contains the settings that were made."""
         config = answer.get("config", {})
         body = call.body if call.method == "PUT" and isinstance(call.body, dict) else {}
         asked = resolved(body)
@@ -241,7 +253,7 @@ class Judge:
             self.tell("config", topic.name, sentence, call.began)
 
     def check_appended(self, call: Call, answer: dict[str, Any]) -> None:
-        """An append's answer fits itself and its request."""
+        """Check that the response to an append is consistent with itself and with its request."""
         first, last = answer.get("first_seq", 0), answer.get("last_seq", 0)
         count, seqs = answer.get("count"), answer.get("seqs")
         asked = len(call.body["records"])
@@ -253,10 +265,10 @@ class Judge:
             sentence = f"an append of {asked} records is answered with {count}"
             self.tell("seqs", answer["topic"], sentence, call.began)
 
-    # Collecting
+    # Collection
 
     def collect(self) -> None:
-        """Readings, records and deliveries by incarnation."""
+        """Collect readings, records and deliveries by incarnation."""
         model = self.model
         for call in model.calls:
             kind = route_of(call).kind
@@ -297,7 +309,7 @@ class Judge:
         return epochs.setdefault(epoch, Incarnation(name, epoch))
 
     def collect_page(self, call: Call) -> None:
-        """The answer to a diff."""
+        """Collect the response to a diff."""
         name, body, answer = route_of(call).name, call.body or {}, call.answer
         node, gap = body.get("node"), answer["tombstone"]
         is_anew = gap is not None and gap["reason"] == "recreated"
@@ -308,7 +320,7 @@ class Judge:
         low = min(answer["earliest_seq"] - 1, head) if is_anew else low
         shown = answer["records"]
         if body.get("wait_ms") and body.get("epoch") is not None and shown:
-            low = min(low, shown[0]["$seq"] - 1)  # who is above the head waits at the head
+            low = min(low, shown[0]["$seq"] - 1)  # a reader above the head waits at the head
         reading = Reading(
             *(name, answer.get("epoch"), call.client, call.began, call.began, call.ended),
             *(call.ended_at, low, high, head, answer["records"], None if is_anew else gap),
@@ -333,10 +345,11 @@ class Judge:
             self.tell("readers", name, sentence, call.began)
 
     def check_page(self, reading: Reading) -> None:
-        """Records go up between the cursors; a gap stands before them."""
+        """Check that records are in order between the cursors and that a gap precedes them."""
         gap, low, seqs = reading.gap, reading.low, [one["$seq"] for one in reading.records]
         if gap is not None:
-            if not low < gap["gap_from"] <= gap["gap_to"]:  # in between is what went in silence
+            # seqs in between were removed without a report
+            if not low < gap["gap_from"] <= gap["gap_to"]:
                 sentence = f"from {low} comes the gap {gap['gap_from']} to {gap['gap_to']}"
                 self.tell("readers", reading.topic, sentence, reading.entry)
             low = gap["gap_to"]
@@ -354,9 +367,9 @@ class Judge:
                 self.tell("readers", reading.topic, sentence, reading.entry)
 
     def collect_streams(self) -> None:
-        """Events of watches and of streams of work."""
+        """Collect the events of watches and of work streams."""
         sessions: dict[str, Call] = {}
-        places: dict[str, dict[str, int]] = {}  # where a client stood when it had an id
+        places: dict[str, dict[str, int]] = {}  # the positions of a client by event id
         for call in self.model.calls:
             route = route_of(call)
             if route.kind == "POST watch" and fate_of(call) == DONE:
@@ -382,7 +395,7 @@ class Judge:
         lease_ms: int | None,
         is_stream: bool = False,
     ) -> None:
-        """A job that somebody was given."""
+        """Collect a job that was delivered to a client."""
         epoch, topic = self.model.epoch_at(name, call.began, ended), self.model.topic(name)
         node = route_of(call).query.get("node", [""])[0] if is_stream else call.body["node"]
         if epoch is None:
@@ -412,7 +425,9 @@ class Judge:
     def collect_record(
         self, incarnation: Incarnation, record: dict[str, Any], reading: Reading
     ) -> None:
-        """A record that somebody was shown: the same as everybody else, and an appended one."""
+        """Collect a record that was returned to a client. It must be equal for all clients, and
+        must have been appended.
+        """
         known, name = incarnation.known(record["$seq"]), incarnation.topic
         names = ["$ts", "$node", *(["data"] if reading.has_data else [])]
         names += ["meta"] if reading.has_meta else []
@@ -435,7 +450,9 @@ class Judge:
     def check_origin(
         self, name: str, known: Known, record: dict[str, Any], reading: Reading
     ) -> None:
-        """The record is one that was appended, here or where its copies come from."""
+        """Check that the record was appended to this topic or to a topic that its copies
+        come from.
+        """
         assert known.origin is not None
         by, n, i = known.origin
         appends = self.model.appends.get((by, n), [])
@@ -465,7 +482,7 @@ class Judge:
             self.tell("stable", name, sentence, fitting[0].call.began, reading.entry)
 
     def collect_append(self, topic: Topic, append: Append) -> None:
-        """What an answer says of its records, if it is certain which incarnation has them."""
+        """Collect the seqs of an append from its response, if its incarnation is certain."""
         if not append.seqs:
             return
         call = append.call
@@ -482,7 +499,7 @@ class Judge:
         incarnation = self.incarnation(topic.name, append.epoch)
         starts = [one for one in topic.appends if one.key and one.key == append.key] or [append]
         if call.answer["deduped"] and any(one.records != append.records for one in starts):
-            return  # the payload is that of another append
+            return  # the payload belongs to another append
         first = min((one.call for one in starts), key=lambda one: one.began)
         for seq, record, origin in zip(append.seqs, append.records, origins, strict=True):
             known = incarnation.known(seq)
@@ -501,7 +518,7 @@ class Judge:
             known.entry = known.entry or call.began
 
     def complete_batches(self, topic: Topic, incarnation: Incarnation) -> None:
-        """Who was shown one record of a write may be sure of the others (§2)."""
+        """Mark all records of a write as existing if one of them was returned (§2)."""
         if any(topic.name in targets for targets in self.ways.values()):
             return
         for known in list(incarnation.records.values()):
@@ -518,10 +535,12 @@ class Judge:
                     other.born_at, other.origin = known.born_at, (by, n, at)
                     other.tag, other.is_tag_known = record.get("tag"), True
 
-    # Removing
+    # Removal
 
     def mark_removed(self, topic: Topic, incarnation: Incarnation) -> None:
-        """For each record the first moment from which it may be removed, and from which it is."""
+        """For each record, determine the first moment from which it may be removed, and from which
+        it is.
+        """
         own = {
             removal.call.began
             for removal in topic.removals
@@ -553,7 +572,7 @@ class Judge:
                         known.removed, known.remover = call.ended, call.began
 
     def silent_from(self, topic: Topic, seq: int, known: Known | None = None) -> int:
-        """The first moment from which a record may be absent and nobody is told."""
+        """Return the first moment from which a record may be absent without a reported gap."""
         if known is None and (topic.name, seq) in self._silent:
             return self._silent[topic.name, seq]
         born = known.born if known else 0
@@ -578,7 +597,7 @@ class Judge:
     def moved_from(
         self, topic: Topic, incarnation: Incarnation, seq: int, known: Known | None = None
     ) -> int:
-        """The first moment from which a record may have moved to another topic."""
+        """Return the first moment from which a record may have been moved to another topic."""
         tag, is_tag_known = (known.tag, known.is_tag_known) if known else (None, False)
         moments = [one.call.began for one in topic.redrives if one.fits(seq, tag, is_tag_known)]
         limits = [limit for limit in topic.may("max_deliveries") if limit]
@@ -591,8 +610,10 @@ class Judge:
     # Readers
 
     def check_readings(self, topic: Topic, incarnation: Incarnation) -> None:
-        """Each reader is shown every record, or told of its loss; nobody what was deleted."""
-        told: dict[int, Reading] = {}  # lost seqs, and who was told first
+        """Check that each reader receives every record or a report of its loss, and no deleted
+        record.
+        """
+        told: dict[int, Reading] = {}  # lost seqs, and the reading that first reported them
         for reading in sorted(incarnation.readings, key=lambda one: one.ended):
             shown, gap = reading.seqs, reading.gap
             low = max(reading.low, gap["gap_to"]) if gap else reading.low
@@ -615,7 +636,9 @@ class Judge:
     def may_be_absent(
         self, topic: Topic, incarnation: Incarnation, seq: int, reading: Reading
     ) -> bool:
-        """Whether a reader who comes by need not be shown the record, nor be told."""
+        """Return whether a reader at this moment may receive neither the record nor a gap
+        for it.
+        """
         known = incarnation.records.get(seq)
         node = known.record.get("$node", "") if known else ""
         if reading.nodes and node in {"", *reading.nodes}:
@@ -648,7 +671,7 @@ class Judge:
     def check_gap(
         self, topic: Topic, incarnation: Incarnation, reading: Reading, gap: dict[str, Any]
     ) -> None:
-        """A loss that is told is one that may be."""
+        """Check that each reported loss is a possible loss."""
         last = reading.ended
         caps = [cap for cap in topic.may("cap_records", 0, last) if cap]
         may_evict = (
@@ -672,15 +695,15 @@ class Judge:
             self.tell("durability", topic.name, sentence, known.entry, reading.entry)
 
     def may_be_evicted(self, topic: Topic, known: Known, reading: Reading) -> bool:
-        """Whether cap or age may have taken the record by then."""
+        """Return whether cap or age may have evicted the record by then."""
         born, last = known.born, reading.ended
         if any(topic.may("cap_bytes", born, last)) or any(topic.may("ttl_ms", born, last)):
-            return True  # of ttl alone `may_be_absent` knows more; floors take what is below
+            return True  # `may_be_absent` handles ttl more exactly, and floors cover the seqs below
         caps = [cap for cap in topic.may("cap_records", born, last) if cap]
         return bool(caps) and (reading.is_live or known.seq + min(caps) <= reading.head)
 
     def check_removed(self, topic: Topic, known: Known, reading: Reading) -> None:
-        """Nobody is shown what was removed before the reader asked."""
+        """Check that no reader receives a record that was removed before its request."""
         if reading.is_live or known.removed >= reading.began:
             return
         if not self.model.may_undo(topic, known.remover, reading.ended):
@@ -688,11 +711,11 @@ class Judge:
             self.tell("deletes", topic.name, sentence, known.remover, reading.entry)
 
     def check_age(self, topic: Topic, known: Known, reading: Reading) -> None:
-        """Nobody is shown what was too old when the reader asked."""
+        """Check that no reader receives a record that was expired at its request."""
         ttl = topic.may("ttl_ms", known.born, reading.ended)
         if reading.is_live or 0 in ttl or known.acked == NEVER:
             return
-        # Its ``$ts`` may be ahead of the clock: it goes on where it may have been before a death.
+        # The ``$ts`` may be ahead of the clock, because it continues from its value before a crash.
         walls = [one.wall - one.at for one in self.model.happened]
         stamped_at = known.record.get("$ts", 0) / 1000 - min(walls, default=NEVER)
         born_at = max(known.acked_at, stamped_at)
@@ -702,7 +725,9 @@ class Judge:
             self.tell("deletes", topic.name, sentence, known.entry, reading.entry)
 
     def check_heads(self, topic: Topic, incarnation: Incarnation) -> None:
-        """Whoever asks later sees a head that is not lower; seqs of later appends are higher."""
+        """Check that later requests return a head that is not lower, and that later appends get
+        higher seqs.
+        """
         knowns = sorted(
             (one for one in incarnation.records.values() if one.since < NEVER),
             key=lambda one: one.since,
@@ -740,17 +765,17 @@ class Judge:
                     self.tell("seqs", topic.name, sentence, known.entry, call.began)
 
     def check_order(self, topic: Topic, incarnation: Incarnation) -> None:
-        """``$ts`` never decreases; the records of a write stand together."""
+        """Check that ``$ts`` never decreases and that the records of a write are contiguous."""
         shown = [one for _, one in sorted(incarnation.records.items()) if "$ts" in one.record]
         for one, other in pairwise(shown):
             if other.record["$ts"] < one.record["$ts"]:
                 sentence = f"$ts of record {other.seq} is lower than that of {one.seq}"
                 self.tell("seqs", topic.name, sentence, one.entry, other.entry)
 
-    # Once
+    # Exactly once
 
     def check_once(self, topic: Topic, incarnation: Incarnation) -> None:
-        """No record of an append stands there more often than it may."""
+        """Check that no record of an append is stored more often than permitted."""
         found: dict[Origin, list[Known]] = defaultdict(list)
         for known in incarnation.records.values():
             if known.origin is not None and known.since < NEVER:
@@ -764,7 +789,7 @@ class Judge:
         if self.is_given_back(topic) or topic.name in reachable(
             self.ways, self.ways.get(topic.name, ())
         ):
-            return  # copies come back with the stamps that they had
+            return  # copies return with their old stamps
         stamps: dict[str, Known] = {}
         for known in incarnation.records.values():
             stamp = (known.record.get("meta") or {}).get("_topics_router")
@@ -779,15 +804,15 @@ class Judge:
                 self.tell("once", topic.name, sentence, other.entry, known.entry)
 
     def is_given_back(self, topic: Topic) -> bool:
-        """Whether records may come (again) out of a topic of dead letters."""
+        """Return whether records may be moved (back) out of a dead-letter topic."""
         return any(
             other.redrives and topic.name in self.ways.get(other.name, ())
             for other in self.model.topics.values()
         )
 
     def may_lose_copies(self, topic: Topic, first: int = 0, last: int = NEVER) -> bool:
-        """Whether by ``last`` the topic may have lost copies of ``first`` or later that were shown,
-        and be given them again.
+        """Return whether the topic may have lost copies of ``first`` or later ones that were
+        returned to readers, and may receive them again, by ``last``.
         """
         classes = topic.may("durability", topic.first)
         return any(
@@ -798,7 +823,7 @@ class Judge:
         )
 
     def most(self, name: str, origin: Origin, way: tuple[str, ...]) -> float:
-        """How often the record may stand in the topic, over all of its time."""
+        """Return how often the record may be stored in the topic over its lifetime."""
         topic = self.model.topics.get(name)
         if topic is None:
             return 0
@@ -821,7 +846,7 @@ class Judge:
         return NEVER if self.is_given_back(topic) else count
 
     def written(self, topic: Topic, origin: Origin) -> int:
-        """How often the append itself may have been done."""
+        """Return how often the append itself may have been executed."""
         appends = [
             one
             for one in self.model.appends[origin[:2]]
@@ -835,7 +860,7 @@ class Judge:
         return count
 
     def is_key_kept(self, topic: Topic, first: Call, last: Call) -> bool:
-        """Whether the key of the first call must be known to the last."""
+        """Return whether the idempotency key of the first call must be known to the last one."""
         known = Known(0, born=first.began, acked=first.ended, acked_at=first.ended_at)
         if fate_of(first) != DONE:
             known.acked_at = NEVER
@@ -848,13 +873,15 @@ class Judge:
         )
 
     def may_know_key(self, topic: Topic, first: Call, last: Call) -> bool:
-        """Whether the key of the first call may still be known to the last."""
+        """Return whether the idempotency key of the first call may still be known to the
+        last one.
+        """
         window_ms = max(topic.may("idempotency_window_ms", first.began, last.ended))
         age_s = last.at - self.model.at(self.model.until(first)) - self.model.jumped_s() - TICK_S
         return first.began < last.ended and age_s * 1000 < window_ms
 
     def check_keys(self, topic: Topic) -> None:
-        """A key that is known gives the first answer again (§0.8)."""
+        """Check that a known idempotency key returns the first response again (§0.8)."""
         by_key: dict[str, list[Append]] = defaultdict(list)
         for append in topic.appends:
             if append.key is not None and append.fate != REFUSED:
@@ -880,7 +907,9 @@ class Judge:
                     self.tell("once", topic.name, sentence, one.call.began, other.call.began)
 
     def check_epochs(self, topic: Topic) -> None:
-        """A topic that is made again has another epoch, any other the same."""
+        """Check that a recreated topic has a new epoch and that no other topic changes its
+        epoch.
+        """
         damaged = [one for one in self.model.deaths if one.what in ("damaged", "lost")]
         for one, other in pairwise(topic.observed):
             first, last = min(one[0], other[0]), max(one[1], other[1])
@@ -901,10 +930,10 @@ class Judge:
                     self.tell("epochs", topic.name, sentence, call.began, sure[0])
 
     def check_power(self, topic: Topic, incarnation: Incarnation) -> None:
-        """What a power loss leaves of class disk is a prefix."""
+        """Check that a power loss leaves a prefix of the records of class disk."""
         if any(topic.ever(name) for name in ("cap_records", "cap_bytes", "ttl_ms")):
             return
-        before = 0  # what was there at an earlier death may have gone then
+        before = 0  # records that were absent at an earlier crash may have been lost then
         for death in self.model.deaths:
             born, before = before, death.until
             if death.what != "power" or topic.may("durability", 0, death.noted) != {"disk"}:
@@ -928,7 +957,9 @@ class Judge:
     # Queues
 
     def check_leases(self, topic: Topic, incarnation: Incarnation) -> None:
-        """A job is leased to one holder at a time, and comes no more often than it is counted."""
+        """Check that a job has one lease holder at a time and is delivered no more often than
+        counted.
+        """
         for seq, found in incarnation.deliveries.items():
             known = incarnation.records[seq]
             deliveries = sorted(found, key=lambda one: (one.count, one.ended))
@@ -957,7 +988,7 @@ class Judge:
     def check_delivery(
         self, topic: Topic, incarnation: Incarnation, known: Known, one: Delivery
     ) -> None:
-        """No job comes after its ack, or before its time."""
+        """Check that no job is delivered after its ack or before its time."""
         if known.removed < one.began and not self.model.may_undo(topic, known.remover, one.ended):
             sentence = f"job {known.seq} is delivered after it was acked or deleted"
             self.tell("queues", topic.name, sentence, known.remover, one.entry)
@@ -982,8 +1013,8 @@ class Judge:
                 self.tell("queues", topic.name, sentence, call.began, one.entry)
 
     def lost_count(self, topic: Topic, first: int, last: int) -> bool:
-        """Whether deliveries and delays may be lost between two moments. An orderly stop keeps them
-        if the disk takes its checkpoint.
+        """Return whether delivery counts and delays may be lost between two moments. An orderly
+        stop keeps them if the disk accepts the checkpoint.
         """
         if not self.lost_lease(topic, first, last):
             return False
@@ -997,8 +1028,8 @@ class Judge:
         )
 
     def lost_lease(self, topic: Topic, first: int, last: int) -> bool:
-        """Whether leases may be lost between two moments. They are durable from the answer of the
-        PUT on that makes them so.
+        """Return whether leases may be lost between two moments. They are durable from the response
+        to the PUT that makes them durable.
         """
         is_logged = topic.may("durability", first, last) <= {"disk", "fsync"}
         deaths = [*self.model.deaths_of(topic, first, last)]
@@ -1012,7 +1043,7 @@ class Judge:
         ) or bool(deaths and self.model.jumps)
 
     def may_follow(self, topic: Topic, one: Delivery, other: Delivery) -> bool:
-        """Whether the lease of ``one`` may be over when ``other`` gets the job."""
+        """Return whether the lease of ``one`` may have ended when ``other`` gets the job."""
         if self.held_until(topic, one, other.began, other.ended) <= other.ended_at + TICK_S:
             return True
         if self.lost_lease(topic, one.began, other.ended) or self.has_left(one, other.ended):
@@ -1027,19 +1058,19 @@ class Judge:
         )
 
     def has_left(self, one: Delivery, last: int) -> bool:
-        """Whether the stream that a job came by may have ended."""
+        """Return whether the stream that delivered a job may have ended."""
         if not one.stream:
             return False
         said = self.model.said[one.stream]
         if said[-1].event == END and (said[-1].data == LOST or said[-1].number <= last):
-            return True  # who has lost it hears of that late
+            return True  # a client learns late that it has lost its stream
         heard_at = max(each.at for each in said if each.number <= last)
         return self.model.at(last) > heard_at + SLOW_S or any(
             one.stream < number <= last for number in self.model.front_deaths
         )
 
     def held_until(self, topic: Topic, one: Delivery, first: int, last: int) -> float:
-        """The earliest moment (s) at which the lease may end by time."""
+        """Return the earliest moment (s) at which the lease may expire."""
         ends = [one.began_at + min(one.lease_ms) / 1000]
         for settle in topic.settles:
             call = settle.call
@@ -1053,7 +1084,9 @@ class Judge:
         return min(ends)
 
     def over_by(self, topic: Topic, one: Delivery) -> float:
-        """The latest moment (s) at which the lease may end, if all extends were for it."""
+        """Return the latest moment (s) at which the lease may expire, if all extends were
+        for it.
+        """
         ends = [one.ended_at + max(one.lease_ms) / 1000]
         for settle in topic.settles:
             if settle.what == "extend" and one.seq in settle.seqs and settle.fate != REFUSED:
@@ -1063,7 +1096,7 @@ class Judge:
         return max(ends) + self.model.jumped_s()
 
     def check_settles(self, topic: Topic, incarnation: Incarnation) -> None:
-        """Who holds a job may settle it, and nobody else."""
+        """Check that a lease holder can settle its job and that no other client can."""
         unsure = {call.body["node"] for call in topic.claims if fate_of(call) == UNKNOWN}
         unsure |= topic.unplaced
         unsure |= {
@@ -1095,7 +1128,7 @@ class Judge:
     def check_settled(
         self, topic: Topic, settle: Settle, seq: int, found: list[Delivery], mine: list[Delivery]
     ) -> None:
-        """Only who holds a job settles it."""
+        """Check that each settled job was held by the client that settled it."""
         if not mine:
             sentence = f"{settle.node} {settle.what}s job {seq}, which it never had by this lease"
             self.tell("queues", topic.name, sentence, settle.call.began)
@@ -1110,7 +1143,7 @@ class Judge:
                 self.tell("queues", topic.name, sentence, other.entry, settle.call.began)
 
     def is_held(self, topic: Topic, one: Delivery, settle: Settle) -> bool:
-        """Whether the lease is certainly there while the call lasts."""
+        """Return whether the lease certainly exists during the call."""
         call = settle.call
         return (
             one.ended < call.began
@@ -1129,7 +1162,9 @@ class Judge:
     def check_skipped(
         self, topic: Topic, known: Known, settle: Settle, found: list[Delivery], last: Delivery
     ) -> None:
-        """Who holds a job that is there may settle it. ``last`` is what the node was given last."""
+        """Check that a lease holder may settle an existing job. ``last`` is the latest delivery to
+        the node.
+        """
         call = settle.call
         is_latest = all(one is last or one.ended < last.began for one in found)
         may_go = any(topic.ever(name) for name in ("cap_records", "cap_bytes", "ttl_ms"))
@@ -1145,7 +1180,7 @@ class Judge:
             self.tell("queues", topic.name, sentence, last.entry, call.began)
 
     def check_moves(self) -> None:
-        """A dead letter is there once, and its job is nowhere else."""
+        """Check that a dead letter is stored once and that its job is stored nowhere else."""
         for topic in self.model.topics.values():
             may_have_copies = self.may_lose_copies(topic) or self.is_in_circle(topic)
             for incarnation in topic.epochs.values():
@@ -1158,7 +1193,7 @@ class Judge:
                     )
                     queue = self.model.topics.get(name)
                     if not seq:
-                        continue  # a client wrote it
+                        continue  # a client appended it
                     if queue is None or len(queue.epochs) != 1 or queue.deletes:
                         continue
                     if topic.name not in queue.may("dead_letter"):
@@ -1190,16 +1225,18 @@ class Judge:
             self.tell("stable", topic.name, sentence, job.entry, dead.entry)
         settings = queue.settings["max_deliveries"], queue.settings["dead_letter"]
         if any(len(one.writes) > 2 for one in settings) or self.may_lose_copies(queue):
-            return  # a change of the config makes jobs claimable that are on their way
+            return  # a change of the config makes jobs claimable that are being moved
         for one in source.deliveries.get(seq, ()):
             if dead.seen < one.began:
                 sentence = f"job {seq} is delivered, though it is a dead letter in {topic.name}"
                 self.tell("queues", queue.name, sentence, dead.entry, one.entry)
 
-    # At the end
+    # Final state
 
     def final(self, name: str) -> list[Reading]:
-        """The last complete reading of a topic when all was quiet; empty without one."""
+        """Return the last complete reading of a topic after all activity ended. It is empty without
+        one.
+        """
         chain: list[Reading] = []
         complete: list[Reading] = []
         for reading in self.readings:
@@ -1217,7 +1254,9 @@ class Judge:
         return complete
 
     def check_final(self) -> None:
-        """When all is quiet counters are exact, and what has moved is where it went."""
+        """Check that after all activity ended, counters are exact and moved records are at their
+        target.
+        """
         for topic in self.model.topics.values():
             chain = self.final(topic.name)
             if not chain or chain[0].epoch is None:
@@ -1228,7 +1267,7 @@ class Judge:
 
     @cached_property
     def copies(self) -> dict[Origin, list[Known]]:
-        """All records that were shown or acknowledged, by their origin."""
+        """Return all records that were returned or acknowledged, by their origin."""
         found: dict[Origin, list[Known]] = defaultdict(list)
         for topic in self.model.topics.values():
             for incarnation in topic.epochs.values():
@@ -1300,7 +1339,7 @@ class Judge:
         seqs: set[int],
         is_found: Callable[[Origin], bool],
     ) -> None:
-        """What only a move can have taken is where moves go."""
+        """Check that records that only a move can have removed are in a target of moves."""
         epoch = chain[0].epoch
         assert epoch is not None
         targets = reachable(self.ways, [topic.name]) - {topic.name}
@@ -1325,8 +1364,8 @@ class Judge:
                 self.tell("queues", topic.name, sentence, known.entry, chain[0].entry)
 
     def is_lossy(self, topic: Topic, first: int = 0) -> bool:
-        """Whether records of ``first`` or later may leave the topic, or be lost, before anybody is
-        shown them: who acks a job was.
+        """Return whether records of ``first`` or later may be lost, or leave the topic, before a
+        client receives them. A client that acks a job has received it.
         """
         has_caps = any(topic.ever(name) for name in ("cap_records", "cap_bytes"))
         return (
@@ -1366,7 +1405,7 @@ class Judge:
 
     @cached_property
     def failures(self) -> list[tuple[int, int]]:
-        """When processes were away, or a disk refused: from, until."""
+        """Return the intervals in which processes were down or a disk failed."""
         found = [(death.number, death.until) for death in self.model.deaths]
         found += [(number, number) for number in self.model.front_deaths]
         faults = [one for one in self.model.happened if one.what == "fault"]
@@ -1389,14 +1428,16 @@ class Judge:
             if topic.deletes or len(topic.epochs) > 1 or self.may_lose_copies(topic, 0, last):
                 return False
             if any(len(one.writes) > 2 for one in settings):
-                return False  # jobs on their way may be claimable again
+                return False  # jobs that are being moved may be claimable again
             redrives = [one for one in topic.redrives if one.call.began < last]
             if any(one.fate != DONE or self.may_fail(one.call) for one in redrives):
                 return False
         return True
 
     def check_routers(self) -> None:
-        """Copies are complete when all is quiet, and in the order of their source."""
+        """Check that copies are complete after all activity ended, and in the order of their
+        source.
+        """
         routers = self.model.routers
         for name, writes in routers.items():
             ends = {(one.source, one.dest) for one in writes if one.config}
@@ -1416,13 +1457,13 @@ class Judge:
                 self.check_router(name, writes, *topics, chain, copies)
 
     def comes_from(self, name: str) -> list[str]:
-        """From where records may come to the topic in one step."""
+        """Return the topics that records may come from in one step."""
         return [one for one, targets in self.ways.items() if name in targets]
 
     def check_copies(
         self, source: Topic, dest: Topic, chain: list[Reading], copies: list[Reading]
     ) -> None:
-        """They stand in the order of the source."""
+        """Check that copies are in the order of the source."""
         origins = [origin_of(one) for reading in chain for one in reading.records]
         there = [origin_of(one) for reading in copies for one in reading.records]
         once = {one for one, count in Counter(origins).items() if count == 1 and one is not None}
@@ -1447,7 +1488,9 @@ class Judge:
         chain: list[Reading],
         copies: list[Reading],
     ) -> None:
-        """What still stands in the source has come over, unless it may have gone again."""
+        """Check that each remaining record of the source was copied, unless its copy may have been
+        removed.
+        """
         is_kept = all(one.fate == DONE and one.config for one in writes)
         filters = {str(one.config.get("filter")) for one in writes if one.config}
         if not is_kept or len(filters) != 1 or not writes[0].config:
@@ -1465,7 +1508,7 @@ class Judge:
         if moves_on or is_hurt or "reject" in dest.may("discard"):
             return
         floor = self.head_after(source, chain[0].epoch, writes[0].call.ended)
-        # What a dest forgets it forgets from its oldest record on.
+        # A dest removes its oldest records first.
         is_cut = self.is_lossy(dest) or any(one.gap for one in copies)
         match, is_first = writes[0].config.get("filter"), is_cut
         copied = {origin_of(one) for reading in copies for one in reading.records}
@@ -1485,7 +1528,7 @@ class Judge:
                     self.tell("routers", dest.name, sentence, known.entry, copies[-1].entry)
 
     def check_filter(self, name: str, match: Any, source: Topic, dest: Topic) -> None:
-        """No copy is one that the filter leaves out."""
+        """Check that no copy is of a record that the filter excludes."""
         tags = {
             known.origin: known.tag
             for incarnation in source.epochs.values()
@@ -1493,7 +1536,7 @@ class Judge:
             if known.is_tag_known
         }
         own = {origin_of(record) for one in dest.appends for record in one.records}
-        # A redrive of the source brings these, without the router.
+        # a redrive of the source copies these without the router
         own |= {
             origin_of(record)
             for one in source.appends
@@ -1509,7 +1552,9 @@ class Judge:
                     self.tell("routers", dest.name, sentence, known.entry)
 
     def head_after(self, topic: Topic, epoch: int | None, moment: int) -> int:
-        """A head that the topic had at the moment or later: what is above it came later."""
+        """Return a head that the topic had at the moment or later. Records above it were appended
+        later.
+        """
         seqs = [
             reading.head
             for reading in self.readings
@@ -1527,7 +1572,7 @@ class Judge:
 
 
 class Watch:
-    """One stream of a watch: where its client stands in each topic."""
+    """One stream of a watch: the position of its client in each topic."""
 
     def __init__(
         self, judge: Judge, call: Call, session: Call | None, places: dict[str, dict[str, int]]
@@ -1537,7 +1582,7 @@ class Watch:
         self._query = route_of(call).query
         last_id = call.headers.get("Last-Event-ID", "")
         self._at: dict[str, int] = {**places.get(last_id, {})}
-        # The session that is new has its places from the answer; an older one knows more.
+        # A new session gets its positions from the response. An older session has later ones.
         key = f"session {route_of(call).name}"
         if not last_id and session is not None and key not in places:
             told = session.answer["topics"]
@@ -1547,15 +1592,15 @@ class Watch:
             names = self._query.get("topic", ())
             self._at = dict.fromkeys(names, int(self._query["from_seq"][0]))
         self._epochs: dict[str, int] = {}
-        self._fresh = set(self._at)  # topics of which nothing came yet
-        self._anew: set[str] = set()  # those that were recreated just now
+        self._fresh = set(self._at)  # topics without an event so far
+        self._anew: set[str] = set()  # topics that were just recreated
 
     def _option(self, name: str, default: Any) -> Any:
         values = self._query.get(name)
         return self._asked.get(name, default) if values is None else values[0] == "true"
 
     def follow(self) -> None:
-        """Hold each event against where the client stands."""
+        """Check each event against the position of the client."""
         for said in self._judge.model.said[self._call.began]:
             if said.event in ("record", "tombstone", "caught-up"):
                 self._take(said)
@@ -1589,7 +1634,7 @@ class Watch:
             begin, end, records, gap = data["gap_from"] - 1, data["gap_to"], [], data
         else:
             begin, end, records = data["head_seq"], data["head_seq"], []
-        if name in self._anew:  # what is below the earliest is told
+        if name in self._anew:  # records below the earliest seq are reported as a gap
             self._anew.discard(name)
             begin = max(begin, at or 0)
         if at is not None and begin < at and not is_first:
@@ -1611,12 +1656,12 @@ class Watch:
         if gap is None:
             self._judge.check_page(reading)
         else:
-            # What lies before the gap is passed in silence.
+            # The seqs before the gap are skipped without a report.
             reading.gap = {**gap, "gap_from": begin + 1}
 
 
 def own_meta(record: dict[str, Any]) -> dict[str, Any]:
-    """The meta of a record without what the server has put there."""
+    """Return the meta of a record without the fields that the server added."""
     meta = record.get("meta") or {}
     return {
         name: value

@@ -1,10 +1,10 @@
-"""The contract's world as lists and dicts: what a history of calls makes of topics, for the judge.
+"""The state of all topics as lists and dicts, built for the judge from a history of calls.
 
-Nothing here is decided while the history goes on: all of it is read first. What is certain and what
-is possible are apart. A call with an answer has happened between ``began`` and ``ended``; one
-without an answer may have happened between ``began`` and `Model.until`, or never. Where an answer
-does not say which incarnation of a topic it is about, `Model.epoch_at` says so only if no delete of
-the topic can lie between the answer and one that does.
+The model reads the complete history before it decides anything. It separates facts from
+possibilities. A call with a response happened between ``began`` and ``ended``. A call without a
+response may have happened between ``began`` and `Model.until`, or never. If a response does not
+contain the epoch of its topic, `Model.epoch_at` determines it only if no delete of the topic can
+lie between this response and one that contains the epoch.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from topics.formats.names import shard_of
 
 NEVER = 1 << 60
 DONE, REFUSED, UNKNOWN = "done", "refused", "unknown"
-NOTHING_DONE = ("disk_full", "read_only", "timeout")  # reasons of 503 that say so
-UNKNOWN_S = 120.0  # so long a request that nobody waits for may still be under way
-DYING_S = 2.0  # so long after it was noted a death may come,
-DEAD_S = 1.0  # and so long before
+NOTHING_DONE = ("disk_full", "read_only", "timeout")  # reasons of 503 that guarantee this
+UNKNOWN_S = 120.0  # an abandoned request may be in progress for this time
+DYING_S = 2.0  # a crash may happen up to this time after it was recorded
+DEAD_S = 1.0  # and up to this time before
 SYNC_S = 0.2  # acknowledged records of class disk are synced by then
 SLACK_S = 0.5
-SYNCED_S = 5.0  # what a fault has held up is synced by then
+SYNCED_S = 5.0  # records that a fault has delayed are synced by then
 DEADLY = ("kill", "power", "stop", "start", "fault", "mended", "damaged")
-# Of a config, without the other name of its durability.
+# Fields of a config, without the alias of its durability.
 DEFAULTS = {name: value for name, value in TOPIC_DEFAULTS.items() if name != "durable"}
 CLAMPS = {"lease_ms": (100, 86_400_000), "claim_jitter_ms": (0, 5000), "priority": (-1000, 1000)}
 Origin = tuple[str, int, int]  # by, n, i
 
 
 class Route(NamedTuple):
-    """Where a call goes: ``kind`` is the method and what is asked for."""
+    """The target of a call. ``kind`` is the method and the resource."""
 
     kind: str
     name: str = ""
@@ -50,7 +50,7 @@ class Route(NamedTuple):
 
 
 def route_of(call: Call) -> Route:
-    """The route of a call; paths with other ends have the kind of their end."""
+    """Return the route of a call. Paths with several suffixes have the kind of their suffix."""
     return _route(call.method, call.path)
 
 
@@ -68,7 +68,9 @@ def _route(method: str, path: str) -> Route:
 
 
 def fate_of(call: Call) -> str:
-    """Whether what was asked for has happened. Of 503 nobody knows: its shard may have died."""
+    """Return whether the request was executed. For 503 it is unknown, because the shard may have
+    crashed.
+    """
     if call.status is None or call.status >= 500:
         error = call.answer.get("error", {}) if isinstance(call.answer, dict) else {}
         reason = error.get("detail", {}).get("reason")
@@ -77,7 +79,7 @@ def fate_of(call: Call) -> str:
 
 
 class Written(NamedTuple):
-    """A value that was set between two moments, or perhaps."""
+    """A value that was set between two moments, or that may have been set."""
 
     began: int
     until: int
@@ -95,14 +97,14 @@ class Register:
         self.writes.append(Written(began, until, is_certain, value))
 
     def possible(self, first: int, last: int) -> set[Any]:
-        """Every value that it may have had at a moment from ``first`` to ``last``."""
+        """Return every value that the field may have had at a moment from ``first`` to ``last``."""
         over = max(one.began for one in self.writes if one.is_certain and one.until < first)
         return {one.value for one in self.writes if one.began <= last and one.until >= over}
 
 
 @dataclass(slots=True)
 class Append:
-    """A write and what is known of it. ``seqs`` is empty until it is answered."""
+    """A write and the known facts about it. ``seqs`` is empty until a response is received."""
 
     call: Call
     topic: str
@@ -115,13 +117,13 @@ class Append:
 
 @dataclass(slots=True)
 class Known:
-    """A record that exists, or did. ``born``: not before; ``acked``, ``seen``: the first moments
-    when somebody was told.
+    """A record that exists or existed. ``born``: it does not exist before. ``acked``, ``seen``: the
+    first moments at which a client received its ack or its content.
     """
 
     seq: int
     origin: Origin | None = None
-    record: dict[str, Any] = field(default_factory=dict)  # as it was first shown
+    record: dict[str, Any] = field(default_factory=dict)  # as first returned to a reader
     tag: str | None = None
     is_tag_known: bool = False
     born: int = 0
@@ -129,20 +131,20 @@ class Known:
     acked: int = NEVER
     acked_at: float = 0.0
     seen: int = NEVER
-    entry: int = 0  # the entry that tells of it
-    gone: int = NEVER  # from here on something may have removed it
-    removed: int = NEVER  # from here on something has
+    entry: int = 0  # the entry that reports it
+    gone: int = NEVER  # the first moment at which something may have removed it
+    removed: int = NEVER  # the first moment at which something has removed it
     remover: int = 0
 
     @property
     def since(self) -> int:
-        """From here on it exists."""
+        """Return the first moment at which it exists."""
         return min(self.acked, self.seen)
 
 
 @dataclass(slots=True)
 class Reading:
-    """What one client was shown of a topic: all of (``low``, ``high``], that is."""
+    """The records of a topic that one client received: all visible ones of (``low``, ``high``]."""
 
     topic: str
     epoch: int | None
@@ -160,7 +162,7 @@ class Reading:
     has_tags: bool = False
     has_data: bool = True
     has_meta: bool = True
-    is_live: bool = False  # it may have been made long before it was heard
+    is_live: bool = False  # it may have been read long before it was received
 
     @property
     def seqs(self) -> set[int]:
@@ -169,7 +171,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Delivery:
-    """A job that was leased to somebody. ``stream``: it came by a stream of work."""
+    """A job that was leased to a client. ``stream``: it was delivered by a work stream."""
 
     seq: int
     node: str
@@ -186,7 +188,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class Settle:
-    """An ack, nack or extend of jobs. ``done``: seqs that it has settled for certain."""
+    """An ack, nack or extend of jobs. ``done``: the seqs that it has certainly settled."""
 
     call: Call
     what: str
@@ -208,27 +210,27 @@ class Removal(NamedTuple):
     until: int
 
     def fits(self, seq: int, tag: str | None, is_tag_known: bool = True) -> bool:
-        """Whether it takes such a record; of one whose tag nobody knows: may take."""
+        """Return whether it selects such a record. If the tag is unknown, return whether it may."""
         if self.before_seq is not None and seq >= self.before_seq:
             return False
         return self.match is None or not is_tag_known or matches(self.match, tag)
 
 
 class Death(NamedTuple):
-    """What takes memory, or more, from shards. ``shard`` None: from all."""
+    """An event that discards the memory, or more, of shards. ``shard`` None: of all shards."""
 
     number: int
     until: int
     at: float
     what: str
     shard: int | None
-    window_s: float  # of a power loss: what was acknowledged then may be lost
-    noted: int  # the entry
+    window_s: float  # of a power loss: records acknowledged within this time may be lost
+    noted: int  # the entry of the history
 
 
 @dataclass(slots=True)
 class Incarnation:
-    """A topic from one of its creations on."""
+    """The lifetime of a topic between two creations."""
 
     topic: str
     epoch: int
@@ -236,50 +238,51 @@ class Incarnation:
     readings: list[Reading] = field(default_factory=list)
     deliveries: dict[int, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
 
-    ordered: list[int] = field(default_factory=list)  # the seqs of records, when all is collected
+    ordered: list[int] = field(default_factory=list)  # the seqs of records, after the collection
 
     def known(self, seq: int) -> Known:
         return self.records.setdefault(seq, Known(seq))
 
     def between(self, first: int, last: int) -> Iterator[Known]:
-        """Records with these seqs, when all is collected."""
+        """Return the records with these seqs, after the collection."""
         self.ordered = self.ordered or sorted(self.records)
         for index in range(bisect_left(self.ordered, first), bisect_right(self.ordered, last)):
             yield self.records[self.ordered[index]]
 
 
 class Topic:
-    """All that was asked of a name."""
+    """All calls for one topic name."""
 
     def __init__(self, name: str, shard: int) -> None:
         self.name, self.shard = name, shard
         self.settings = {name: Register(value) for name, value in DEFAULTS.items()}
         self.appends: list[Append] = []
-        self.deletes: list[tuple[int, int, Call]] = []  # of the topic: from, until
-        self.refused_deletes: list[Call] = []  # while one waits for the log, the topic is not there
-        self.certain: list[tuple[int, int, Call]] = []  # calls that say that it exists
-        self.observed: list[tuple[int, int, int]] = []  # began, ended, epoch
+        self.deletes: list[tuple[int, int, Call]] = []  # deletes of the topic: from, until, call
+        # while a refused delete waits for the log, the topic does not exist
+        self.refused_deletes: list[Call] = []
+        self.certain: list[tuple[int, int, Call]] = []  # calls that prove that it exists
+        self.observed: list[tuple[int, int, int]] = []  # (began, ended, epoch)
         self.removals: list[Removal] = []
         self.redrives: list[Removal] = []
         self.settles: list[Settle] = []
         self.claims: list[Call] = []
         self.epochs: dict[int, Incarnation] = {}
-        self.makers: list[int] = []  # moments of calls that may make it
+        self.makers: list[int] = []  # moments of calls that may create it
         self.states: list[Call] = []
-        self.unsure = NEVER  # from here on jobs may be delivered, and nobody knows which
-        self.unplaced: set[str] = set()  # nodes that were given jobs of nobody knows what epoch
+        self.unsure = NEVER  # from this moment on unknown jobs may have been delivered
+        self.unplaced: set[str] = set()  # nodes that received jobs of an unknown epoch
 
     @property
     def first(self) -> int:
-        """It is there by then, if it ever was."""
+        """Return the moment by which the topic exists, if it ever existed."""
         return min((ended for _, ended, _ in self.certain), default=0)
 
     def may(self, name: str, first: int = 0, last: int = NEVER) -> set[Any]:
-        """What a setting may have been."""
+        """Return the values that a setting may have had."""
         return self.settings[name].possible(first, last)
 
     def ever(self, name: str) -> bool:
-        """Whether a setting was ever other than nothing."""
+        """Return whether a setting was ever set."""
         return any(self.may(name))
 
     def may_be_deleted(self, first: int, last: int) -> bool:
@@ -304,7 +307,7 @@ class RouterWrite(NamedTuple):
 
 
 class Model:
-    """The history, sorted."""
+    """The history, sorted by topic."""
 
     def __init__(self, history: Sequence[Entry], shards: int) -> None:
         self.history, self.shards = history, shards
@@ -345,30 +348,30 @@ class Model:
         self.last = self._numbers[-1]
 
     def number_at(self, at: float) -> int:
-        """The last moment that is not later than ``at``."""
+        """Return the last moment that is not later than ``at``."""
         index = bisect_right(self._ats, at)
         return self._numbers[index - 1] if index else 0
 
     def at(self, number: int) -> float:
-        """When a moment was, s."""
+        """Return the time of a moment in seconds."""
         index = bisect_left(self._numbers, number)
         return self._ats[min(index, len(self._ats) - 1)]
 
     def until(self, call: Call) -> int:
-        """The last moment at which what the call asks for may happen."""
+        """Return the last moment at which the request of the call may be executed."""
         if fate_of(call) != UNKNOWN:
             return call.ended
         ended_at = call.ended_at if call.ended else self.at(self.last)
         return self.number_at(ended_at + UNKNOWN_S)
 
-    # What happens to the server
+    # Events of the server
 
     def _deaths(self) -> Iterator[Death]:
-        is_slow_until: dict[str, float] = {}  # by whose disk it is
+        is_slow_until: dict[str, float] = {}  # by process whose disk is slow
         for one in self.happened:
             if one.what == "fault":
                 is_slow_until[one.who] = NEVER
-            elif one.what == "mended":  # what was held up is synced soon after
+            elif one.what == "mended":  # delayed records are synced soon after
                 for who in [who for who in is_slow_until if one.who in ("", who)]:
                     is_slow_until[who] = one.at + SYNCED_S
             is_front = one.what == "kill" and one.who.startswith("front")
@@ -385,20 +388,23 @@ class Model:
             )
 
     def deaths_of(self, topic: Topic, first: int, last: int) -> Iterator[Death]:
-        """What may have befallen the topic's shard between two moments."""
+        """Return the crashes that may have affected the topic's shard between two moments."""
         for death in self.deaths:
             if death.shard in (None, topic.shard) and death.number <= last and death.until >= first:
                 yield death
 
     def may_lose(self, topic: Topic, known: Known, last: int) -> bool:
-        """Whether its class, or damage, allows that the record is lost by then."""
+        """Return whether its durability class, or damage, permits that the record is lost by
+        then.
+        """
         classes = topic.may("durability", known.born, last)
         for death in self.deaths_of(topic, known.born, last):
             if known.since > death.until:
                 continue
             if "ephemeral" in classes or death.what in ("damaged", "lost"):
                 return True
-            if known.acked > death.until:  # it was shown, and to nobody acknowledged
+            # the record was returned to readers but acknowledged to no client
+            if known.acked > death.until:
                 return True
             if death.what == "power" and (
                 "memory" in classes
@@ -408,7 +414,9 @@ class Model:
         return False
 
     def may_undo(self, topic: Topic, first: int, last: int) -> bool:
-        """Whether a change of the topic that began at ``first`` may be undone by ``last``."""
+        """Return whether a change of the topic that began at ``first`` may be undone by
+        ``last``.
+        """
         strong = topic.may("durability", first, last) == {"fsync"}
         return any(
             death.what in ("damaged", "lost") or (death.what == "power" and not strong)
@@ -416,7 +424,7 @@ class Model:
         )
 
     def jumped_s(self) -> float:
-        """By how much the wall clock may be off against the other."""
+        """Return the possible offset between the wall clock and the monotonic clock in seconds."""
         return sum(abs(one.value) for one in self.jumps)
 
     # Topics
@@ -427,7 +435,7 @@ class Model:
         return self.topics[name]
 
     def exists(self, name: str, first: int, last: int) -> Call | None:
-        """A call that shows that the topic was there from before ``first`` until ``last``."""
+        """Return a call that proves that the topic existed from before ``first`` until ``last``."""
         topic = self.topics.get(name)
         if topic is None:
             return None
@@ -442,7 +450,7 @@ class Model:
         return call
 
     def epoch_at(self, name: str, first: int, last: int) -> int | None:
-        """The incarnation that the topic had between two moments, if that is certain."""
+        """Return the incarnation that the topic had between two moments, if it is certain."""
         topic = self.topics.get(name)
         if topic is None or not topic.observed:
             return None
@@ -458,7 +466,7 @@ class Model:
         if isinstance(epoch, int):
             self.topic(name).observed.append((began, ended, epoch))
 
-    # Sorting calls
+    # Classification of calls
 
     def _sort(self, call: Call) -> None:
         route = route_of(call)
@@ -571,10 +579,12 @@ class Model:
             )
         )
 
-    # Ways of records between topics
+    # Paths of records between topics
 
     def ways(self) -> dict[str, set[str]]:
-        """Where records of a topic may come: by routers, as dead letters, by redrives."""
+        """Determine which topics may receive records of a topic by routers, as dead letters or by
+        redrives.
+        """
         found: dict[str, set[str]] = defaultdict(set)
         for writes in self.routers.values():
             for write in writes:
@@ -594,12 +604,12 @@ class Model:
                 if to:
                     found[topic.name].add(to)
         for name in {target for targets in found.values() for target in targets}:
-            self.topic(name)  # also one that was never made
+            self.topic(name)  # also for a topic that was never created
         return found
 
 
 def reachable(ways: dict[str, set[str]], start: Iterable[str]) -> set[str]:
-    """All topics that records of ``start`` may come to."""
+    """Return all topics that records of ``start`` may reach."""
     found, open_ = set(start), list(start)
     while open_:
         for topic in ways.get(open_.pop(), ()):
@@ -610,7 +620,7 @@ def reachable(ways: dict[str, set[str]], start: Iterable[str]) -> set[str]:
 
 
 def resolved(fields: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a body names, as they are kept."""
+    """Return the settings that a body specifies, in their stored form."""
     found = {name: fields[name] for name in DEFAULTS if name in fields}
     if "durable" in fields and "durability" not in fields:
         found["durability"] = "fsync" if fields["durable"] else "disk"
@@ -621,7 +631,7 @@ def resolved(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def sources_of(append: Append) -> Iterator[str]:
-    """The topics that its records name as where they come from, as dead letters do."""
+    """Return the topics that its records name as their source, as dead letters do."""
     for record in append.records:
         source = (record.get("meta") or {}).get("$dead_letter_from")
         if isinstance(source, str):
@@ -629,7 +639,7 @@ def sources_of(append: Append) -> Iterator[str]:
 
 
 def origin_of(record: dict[str, Any]) -> Origin | None:
-    """Which record of which append this is, or a copy of."""
+    """Return the append and record of which this is the original or a copy."""
     data = record.get("data")
     if isinstance(data, dict) and {"by", "n", "i"} <= data.keys():
         return data["by"], data["n"], data["i"]

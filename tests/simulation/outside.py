@@ -1,7 +1,7 @@
-"""What the server finds outside of itself, made of a seed: time, chance, descriptors of the kernel.
+"""Replacements for time, randomness and kernel descriptors, which are derived from a seed.
 
-It is put in place of the real thing once, before anything of the server runs; the world that runs
-at the moment is what it asks.
+They are installed once, before any code of the server runs. They delegate to the world that is
+currently running.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import Any, Final
 
 from trio._core import _run as trio_run
 
-BEGAN_S: Final = 1_000_000.0  # of the monotonic clock: the machine has been up for a while
+BEGAN_S: Final = 1_000_000.0  # of the monotonic clock: the machine has been running for some time
 BEGAN_WALL_S: Final = 1_800_000_000.0
-TICK_S: Final = 1e-6  # what a look at the clock takes, so that no loop waits for ever for time
+TICK_S: Final = 1e-6  # a clock read advances the time by this, so that no busy loop waits forever
 
 
 class Time:
-    """A clock that moves when all tasks wait, and by a tick when it is looked at; and the wall
-    clock, which jumps.
+    """A clock that advances when all tasks wait, and by one tick for each read. The wall clock can
+    also jump.
     """
 
     def __init__(self) -> None:
         self.now, self.wall_ahead_s = BEGAN_S, BEGAN_WALL_S - BEGAN_S
 
     def monotonic(self) -> float:
-        """Seconds; each call is a little later than the one before."""
+        """Return seconds. Each call returns a slightly later time."""
         self.now += TICK_S
         return self.now
 
     def wall(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return self.monotonic() + self.wall_ahead_s
 
     def current(self) -> float:
-        """Monotonic seconds, without a tick."""
+        """Return monotonic seconds without advancing the clock."""
         return self.now
 
 
-# Beats of a server that nothing promises, in seconds: here they are slower, or an hour in which
-# nothing happens would cost as much as one in which all does. What is noticed when one is missing
-# is noticed later in the same measure.
+# Intervals, in seconds, of periodic tasks that the contract does not specify. They are longer here,
+# because otherwise an idle simulated hour would cost as much as a busy one. Timeouts that depend on
+# these tasks are extended by the same factor.
 BEATS: Final = {
     "topics.actors.link.beat": {"BEAT_S": 15.0},
     "topics.actors.link.pulse": {"STALLED_S": 60.0, "LOOK_MAX_S": 30.0},
@@ -63,13 +63,13 @@ BEATS: Final = {
 
 
 class _Now:
-    """The time of the world that runs."""
+    """The time of the running world."""
 
     time: Time
 
 
 def install(seed: int) -> Time:
-    """Time and chance of a new world."""
+    """Install time and randomness of a new world."""
     _Now.time = own = Time()
     names: dict[str, Any] = {
         "monotonic": lambda: _Now.time.monotonic(),
@@ -100,7 +100,7 @@ def install(seed: int) -> Time:
 
 
 def slow_down() -> None:
-    """Make the beats slower, in the modules that are loaded."""
+    """Lengthen these intervals in the modules that are loaded."""
     for owner, beats in BEATS.items():
         for name, slower in beats.items():
             promised = getattr(sys.modules[owner], name)

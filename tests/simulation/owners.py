@@ -1,4 +1,4 @@
-"""Whose code runs: the simulated process of the running task or thread."""
+"""The owner of running code: the simulated process of the current task or thread."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """A process of the server under test; ``is_dead`` from the moment of its death on."""
+    """A simulated process of the server. ``is_dead`` is true from the moment of its crash on."""
 
     def __init__(self, name: str, pid: int) -> None:
         self.name, self.pid = name, pid
         self.is_dead = False
         self.threads: list[Thread[Any]] = []
-        self.sockets: list[socket.socket] = []  # clients, and its listener
+        self.sockets: list[socket.socket] = []  # client sockets and its listener
         self.eventfds: list[int] = []
-        self.dies_in = 0  # operations of the disk; 0: not by one
+        self.dies_in = 0  # disk operations until it crashes; 0: never
         self.on_sigterm: Callable[[], object] | None = None
-        self.failure: BaseException | None = None  # what it must not raise
-        self.wait_status: int | None = None  # once it can be reaped
+        self.failure: BaseException | None = None  # an exception that it should not raise
+        self.wait_status: int | None = None  # set when the process can be reaped
         self.ended = trio.Event()
 
     def thread_failed(self, error: BaseException) -> None:
-        """One of its threads has raised, which ends the process."""
+        """Record that a thread has raised an exception, which ends the process."""
         if not self.is_dead:
             self.failure = self.failure or error
 
@@ -42,15 +42,15 @@ _CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 def current() -> Process | None:
-    """The process whose code runs; None: the world's."""
+    """Return the process whose code runs, or None for code of the world."""
     return _CURRENT.get()
 
 
 def enter(process: Process | None) -> Any:
-    """From now on code of this process runs; what `leave` takes."""
+    """Switch to this process. Return a token for `leave`."""
     return _CURRENT.set(process)
 
 
 def leave(token: Any) -> None:
-    """Whoever ran before `enter` goes on."""
+    """Switch back to the process before `enter`."""
     _CURRENT.reset(token)

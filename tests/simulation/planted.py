@@ -80,13 +80,13 @@ PLANTED: Final[dict[str, Callable[[], None]]] = {}
 
 
 def plant(function: Callable[[], None]) -> Callable[[], None]:
-    """The fault is called as the function is."""
+    """Register a fault under the name of its function."""
     PLANTED[function.__name__.replace("_", " ")] = function
     return function
 
 
 def replace(module: ModuleType, name: str, value: Any) -> None:
-    """Wherever the server knows the function by that name."""
+    """Replace the function in all modules of the server that import it."""
     real = getattr(module, name)
     for key, each in sys.modules.copy().items():
         if key.startswith("topics.") and getattr(each, name, None) is real:
@@ -94,13 +94,15 @@ def replace(module: ModuleType, name: str, value: Any) -> None:
 
 
 def wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
-    """Calls of the method go to ``around``, which gets the real one first."""
+    """Route calls of the method to ``around``, which gets the original method as its first
+    argument.
+    """
     real = getattr(owner, name)
     setattr(owner, name, lambda *args, **more: around(real, *args, **more))
 
 
 def nothing(*_: object, **__: object) -> None:
-    """Stands for what is forgotten."""
+    """Do nothing, in the place of an omitted operation."""
 
 
 # Moves between topics
@@ -149,8 +151,8 @@ def moves_that_are_not_logged() -> None:
 
 @plant
 def redrives_that_end_before_their_copies() -> None:
-    """If records were skipped while a window was chosen, its end is not awaited, and it is the
-    last one.
+    """If records were skipped while a window was chosen, the end of the window is not awaited, and
+    it is the last one.
     """
 
     async def move_window(real: Callable[..., Any], self: Redrives, transfer: Transfer) -> None:

@@ -1,8 +1,8 @@
-"""Restored: the records of backups, each restored outside of the simulated disk.
+"""The records of backups, each restored outside of the simulated disk.
 
-The pages of a topic become calls in the history, as if a client had read the topic at the moment of
-the cut: they begin and end with the request for the backup. So the judge holds them against all
-that other clients were shown.
+The pages of a restored topic are added to the history as calls, as if a client had read the topic
+at the moment of the backup. They begin and end with the backup request. So the judge compares them
+with all records that other clients received.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _shard(backup: Call, folder: Path, shard: int, shards: int) -> Iterator[Call
         reader.open_log(writable=False)
         reader.read(Now(0, 0))
         for name, topic in sorted(reader.engine.topics.items()):
-            # As a start does: the checkpoint alone has the head of a topic without records.
+            # As at a start: only the checkpoint contains the head of a topic without records.
             topic.head_seq = max(topic.head_seq, reader.topics.restored_head(topic))
             for body, answer in _pages(topic, reader.engine.store):
                 yield Call(
@@ -58,7 +58,7 @@ def _shard(backup: Call, folder: Path, shard: int, shards: int) -> Iterator[Call
 
 
 def _pages(topic: Topic, store: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Bodies and answers of the diffs that read a topic to its end."""
+    """Return bodies and responses of the diffs that read a topic to its end."""
     seq = 0
     while True:
         body = {"from_seq": seq, "limit": LIMIT, "include_tags": True}

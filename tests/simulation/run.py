@@ -1,7 +1,8 @@
 """One seed: its world, from the first start to the verdict.
 
-Time and chance are replaced for the whole process, so a seed runs in one of its own: a fork of one
-that has imported everything. Neither hashes nor addresses of the process matter.
+Time and randomness are replaced for the complete process, so each seed runs in a process of its
+own. That process is a fork of one that has imported everything. The result does not depend on hash
+seeds or memory addresses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 from tests.simulation import outside
 
-_NOW: Final = outside.install(0)  # before anything takes the functions of `time` by their names
+_NOW: Final = outside.install(0)  # before any module imports functions of `time` by name
 
 import structlog  # noqa: E402
 import trio  # noqa: E402
@@ -34,18 +35,18 @@ from tests.simulation.work import HOUR_S, Work  # noqa: E402
 from tests.simulation.world import SHARDS, World, place  # noqa: E402
 from tests.simulation.world import run as run_world  # noqa: E402
 
-CALLS: Final = (600, 1200, 2400)  # about how many a run has
+CALLS: Final = (600, 1200, 2400)  # the approximate number of calls in a run
 BACKUPS_EVERY: Final = 5  # a client takes backups if the seed is a multiple of this
-KEYED: Final = 0.5  # the share of runs whose server wants keys
+KEYED: Final = 0.5  # the share of runs whose server requires keys
 
 
 @dataclass
 class Result:
-    """What came of a seed. ``digest``: of all bytes on its disk."""
+    """The result of a seed. ``digest`` is a hash of all bytes on its disk."""
 
     seed: int
     broken: list[str] = field(default_factory=list)
-    concerned: list[int] = field(default_factory=list)  # numbers of entries
+    concerned: list[int] = field(default_factory=list)  # numbers of entries of the history
     entries: list[Entry] = field(default_factory=list)
     log: list[dict[str, Any]] = field(default_factory=list)
     digest: str = ""
@@ -54,7 +55,9 @@ class Result:
 
 
 def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Result:
-    """The whole run; with ``cut_s`` nothing more happens after so many seconds of it."""
+    """Run a seed completely. With ``cut_s`` all activity stops after this number of simulated
+    seconds.
+    """
     began, result = time.process_time(), Result(seed)
     with _folder() as root:
         world = World(seed, root, outside.install(seed))
@@ -111,7 +114,7 @@ async def _live(world: World, span_s: float, cut_s: float | None) -> None:
 
 
 async def _restore(world: World, work: Work) -> None:
-    """Restore all backups, and add their records to the history. The run itself is over."""
+    """Restore all backups, and add their records to the history. The run has ended before."""
     for call, data in work.backups:
         folder = world.root.with_name(f"{world.root.name} restored")
         try:
@@ -122,7 +125,7 @@ async def _restore(world: World, work: Work) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """In memory; `os.getpid` tells the same in every run."""
+    """Create the folder in memory. `os.getpid` returns the same value in every run."""
     memory = Path("/dev/shm")
     folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
     root = folder / f"topics simulation {Path('/proc/self').readlink()}"
@@ -143,12 +146,12 @@ def _log_to(world: World, lines: list[dict[str, Any]]) -> None:
 
 
 def told(error: BaseException) -> str:
-    """An exception for people."""
+    """Format an exception for people."""
     import traceback
 
     return "".join(traceback.format_exception(error))[-6000:]
 
 
 def deaths(entries: list[Entry]) -> int:
-    """How often something died."""
+    """Count the crashes by process."""
     return sum(isinstance(each, Happened) and each.what in ("kill", "power") for each in entries)

@@ -1,4 +1,4 @@
-"""A run for people: what happened around what is broken."""
+"""Print a run for people: the entries around a violation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ LINES_MAX = 300
 
 
 def lines(entries: Sequence[Entry], concerned: Set[int]) -> Iterator[str]:
-    """The last entries of the topics that these entries concern, and what happened meanwhile."""
+    """Return the last entries of the topics that these entries concern, and the events during that
+    time.
+    """
     if not concerned:
         return
     names = {
@@ -32,7 +34,7 @@ def _is_told(entry: Entry, concerned: Set[int], names: set[str]) -> bool:
 
 
 def line(entry: Entry, concerned: Set[int]) -> str:
-    """One entry."""
+    """Return one entry as a line of text."""
     if isinstance(entry, Happened):
         told = f"{entry.number:6} {entry.at:10.3f}   {entry.what} {entry.who} {entry.how}"
         return f"{told} {entry.value or ''}".rstrip()

@@ -1,4 +1,4 @@
-"""The disk of the simulation: what is left after a power loss can be explained, byte by byte."""
+"""The simulated disk: every byte that remains after a power loss can be explained."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SEEDS = st.integers(0, 1 << 32)
 
 
 class Process:
-    """An owner of operations."""
+    """A process that owns operations."""
 
     def __init__(self, name: str = "shard 0") -> None:
         self.name, self.is_dead = name, False
@@ -73,7 +73,7 @@ def write(path: Path, data: bytes, at: int = 0) -> None:
 
 
 def put(path: Path, data: bytes) -> None:
-    """A file that no power loss takes."""
+    """Write a file durably."""
     with opened(path) as fd:
         os.pwrite(fd, data, 0)
         os.fdatasync(fd)
@@ -81,7 +81,9 @@ def put(path: Path, data: bytes) -> None:
 
 
 def lose_power_of(disk: Disk, policy: str) -> None:
-    """Lose it until it goes this way; what was pending the first time is left by then."""
+    """Lose power until the given policy is drawn. Operations that were pending at the first power
+    loss are settled by then.
+    """
     while not disk.lose_power().startswith(policy):
         pass
 
@@ -90,7 +92,7 @@ def failing(code: int, operations: set[str]) -> Any:
     return lambda _, operation, *__: Verdict(code) if operation in operations else GO_ON
 
 
-# The model against all versions that there were
+# The model compared with all earlier versions
 
 _OFFSETS = st.integers(0, 5 * SECTOR)
 _STEPS = st.lists(
@@ -104,7 +106,9 @@ _STEPS = st.lists(
 
 
 def shown(image: bytes, at: int, size: int) -> bytes:
-    """What a file of this size shows of a sector's version: behind its end are zeros."""
+    """Return the visible part of a sector's version for a file of this size. It has zeros beyond
+    the end of the version.
+    """
     return image[at : at + SECTOR].ljust(SECTOR, b"\0")[: size - at]
 
 
@@ -118,11 +122,11 @@ def is_made_of(found: bytes, images: list[bytes]) -> bool:
 @pytest.mark.slow
 @given(SEEDS, _STEPS)
 @settings(max_examples=100)
-def test_each_sector_is_what_it_was_at_some_time_since_the_sync(
+def test_each_sector_has_a_version_that_it_had_since_the_last_sync(
     seed: int, steps: list[tuple[str, int, int]]
 ) -> None:
     model, file = Durable(random.Random(seed)), File("a", 0)
-    images = [b""]  # what is durable, and after each operation since
+    images = [b""]  # the durable content, and the content after each later operation
     for number, (step, at, length) in enumerate(steps, 1):
         now = images[-1]
         if step == "write":
@@ -156,7 +160,9 @@ def test_each_sector_is_what_it_was_at_some_time_since_the_sync(
 @given(SEEDS, st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=20))
 @settings(max_examples=100)
 def test_names_are_lost_in_order(seed: int, steps: list[tuple[int, int]]) -> None:
-    """Of ext4 those of the whole disk, otherwise those of each folder."""
+    """On ext4 the names of the complete disk are lost in one order, otherwise those of each
+    folder.
+    """
     model = Durable(random.Random(seed))
     folders = [Folder(path, 0) for path in "ab"]
     for folder in folders:
@@ -197,8 +203,8 @@ def test_names_are_lost_in_order(seed: int, steps: list[tuple[int, int]]) -> Non
         assert all(left[i] in [state[i] for state in states] for i in range(2)), policy
 
 
-def test_all_that_may_happen_to_a_sector_happens() -> None:
-    """A write that was not synced is there, is lost, is torn, or is zeros behind a new length."""
+def test_every_possible_outcome_of_a_sector_occurs() -> None:
+    """A write that was not synced is kept, lost, torn, or replaced by zeros after a new length."""
     seen = set()
     for seed in range(200):
         model, file = Durable(random.Random(seed)), File("a", 0, b"old" * SECTOR)
@@ -209,7 +215,7 @@ def test_all_that_may_happen_to_a_sector_happens() -> None:
     assert {size for size, *_ in seen} == {3, 6}
 
 
-def test_a_write_that_comes_during_a_sync_may_be_lost() -> None:
+def test_a_write_during_a_sync_may_be_lost() -> None:
     model, file = Durable(random.Random(1)), File("a", 0)
     model.write(file, 0, b"before")
     mark = model.count
@@ -222,8 +228,8 @@ def test_a_write_that_comes_during_a_sync_may_be_lost() -> None:
 
 
 @pytest.mark.slow
-def test_the_folder_is_what_is_durable(tmp_path: Path) -> None:
-    """Whatever was done, after a power loss the files are those of the model, and go on."""
+def test_the_folder_contains_the_durable_state_after_a_power_loss(tmp_path: Path) -> None:
+    """After any operations and a power loss, the files are those of the model and remain usable."""
     left = []
     for seed in range(12):
         dice = random.Random(seed)
@@ -285,7 +291,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     assert digests[0][0] != digests[0][2]
 
 
-def test_names_are_durable_by_the_sync_of_their_folder_or_by_any(tmp_path: Path) -> None:
+def test_names_are_durable_after_a_sync_of_their_folder_or_after_any_sync(tmp_path: Path) -> None:
     for names in NAMES:
         with disk_at(tmp_path / names, names=names) as disk:
             put(disk.root / "synced", b"1")
@@ -297,7 +303,7 @@ def test_names_are_durable_by_the_sync_of_their_folder_or_by_any(tmp_path: Path)
             assert (disk.root / "synced").read_bytes() == b"1"
 
 
-def test_a_file_aside_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_replaced_file_has_its_new_or_its_old_content(tmp_path: Path) -> None:
     seen = set()
     for seed in range(30):
         with disk_at(tmp_path / str(seed), seed, NAMES[seed % 2]) as disk:
@@ -317,7 +323,7 @@ def test_a_file_aside_is_whole_or_not_there(tmp_path: Path) -> None:
     assert seen == {b"old", b"new"}
 
 
-def test_descriptors_of_before_a_power_loss_are_dead(disk: Disk) -> None:
+def test_descriptors_from_before_a_power_loss_are_unusable(disk: Disk) -> None:
     put(disk.root / "file", b"old")
     with opened(disk.root / "file") as fd:
         mapped = MappedFile(disk.root / "file", fd, 3)
@@ -402,7 +408,7 @@ def test_a_write_may_be_torn_by_a_kill(disk: Disk) -> None:
     assert (disk.root / "file").read_bytes() == b"12"
 
 
-def test_the_descriptors_of_a_process_are_closed(disk: Disk) -> None:
+def test_the_descriptors_of_a_dead_process_are_closed(disk: Disk) -> None:
     owners = Process("a"), Process("b")
     fds = []
     for owner in owners:
@@ -418,7 +424,9 @@ def test_the_descriptors_of_a_process_are_closed(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("operation", ["fdatasync", "writeback"])
-def test_no_later_sync_brings_what_a_failed_one_has_lost(tmp_path: Path, operation: str) -> None:
+def test_no_later_sync_writes_the_data_that_a_failed_sync_has_lost(
+    tmp_path: Path, operation: str
+) -> None:
     for again in (False, True):
         left = set()
         for seed in range(20):
@@ -439,7 +447,7 @@ def test_no_later_sync_brings_what_a_failed_one_has_lost(tmp_path: Path, operati
         assert left == ({b"new"} if again else {b"old", b"new"})
 
 
-def test_room(disk: Disk) -> None:
+def test_free_space_is_counted_in_allocated_blocks(disk: Disk) -> None:
     root, disk.room = disk.root, 4 * PAGE
     with opened(root / "a") as fd:
         allocate_pages(fd, 2)
@@ -453,7 +461,7 @@ def test_room(disk: Disk) -> None:
             with pytest.raises(OSError, match="No space left"):
                 check_room(root, 1)
             (root / "b").unlink()
-            assert os.statvfs(root).f_bavail == 0  # it is open
+            assert os.statvfs(root).f_bavail == 0  # still open
         assert os.statvfs(root / "a").f_bavail == 2
         with pytest.raises(OSError, match="No space left"):
             allocate_pages(fd, 5)
@@ -478,7 +486,7 @@ def allocate_in(path: Path, size: int) -> None:
         allocate(fd, path.parent, size)
 
 
-def test_a_power_loss_gives_room_back(disk: Disk) -> None:
+def test_a_power_loss_frees_unused_blocks(disk: Disk) -> None:
     put(disk.root / "kept", b"1")
     disk.room = 4 * PAGE
     write(disk.root / "lost", b"2" * 2 * PAGE)
@@ -553,10 +561,10 @@ def test_any_operation_may_fail(disk: Disk) -> None:
     assert disk.files() == {"file": 1}
 
 
-# Standing in
+# Replaced functions
 
 
-def test_all_is_given_back(tmp_path: Path) -> None:
+def test_all_replaced_functions_are_restored(tmp_path: Path) -> None:
     def functions() -> dict[str, Any]:
         return {
             f"{module}.{name}": value
@@ -570,7 +578,7 @@ def test_all_is_given_back(tmp_path: Path) -> None:
     assert functions() == before
 
 
-def test_what_is_elsewhere_passes(disk: Disk, tmp_path: Path) -> None:
+def test_operations_outside_the_folder_are_not_affected(disk: Disk, tmp_path: Path) -> None:
     asked = []
     disk.hook = lambda *call: asked.append(call) or GO_ON  # type: ignore[func-returns-value]
     elsewhere = tmp_path / "database"
@@ -586,7 +594,7 @@ def test_what_is_elsewhere_passes(disk: Disk, tmp_path: Path) -> None:
     assert not disk.files()
 
 
-def test_files_of_open_are_recorded(disk: Disk) -> None:
+def test_operations_on_files_from_open_are_recorded(disk: Disk) -> None:
     path = disk.root / "file"
     with path.open("w") as text:
         text.write("one\n")
@@ -602,7 +610,7 @@ def test_files_of_open_are_recorded(disk: Disk) -> None:
     assert not disk.files()
 
 
-def test_what_is_there_is_durable(tmp_path: Path) -> None:
+def test_the_initial_content_is_durable(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(b"1")
     with Disk(tmp_path, random.Random(1)) as disk:
@@ -615,7 +623,7 @@ def test_what_is_there_is_durable(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", NAMES)
-def test_a_shard_keeps_what_was_synced(tmp_path: Path, names: str) -> None:
+def test_a_shard_keeps_synced_records(tmp_path: Path, names: str) -> None:
     with disk_at(tmp_path / "data", names=names) as disk:
         client = Client(disk.root, boot="0")
         client.put("synced", durability="fsync")

@@ -1,4 +1,4 @@
-"""The judge: of each promise a history that holds it, and the same one where it is broken."""
+"""The judge: for each promise one history that keeps it, and a variant that breaks it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ CASES: list[tuple[str, str, Case]] = []
 
 
 class Story:
-    """A history told by hand. Every call takes 10 ms; the epoch is 1 until a topic is made again.
-
-    ``records``: by topic and seq what was appended, as readers are shown it.
+    """A history that a test writes. Every call takes 10 ms. The epoch is 1 until a topic is
+    recreated. ``records``: by topic and seq the appended records as readers receive them.
     """
 
     def __init__(self) -> None:
@@ -97,7 +96,7 @@ class Story:
     def put(
         self, topic: str, seq: int, n: int, i: int = 0, tag: str | None = None, **more: Any
     ) -> None:
-        """The record is there, whoever has made it."""
+        """Add a record, regardless of the client that appended it."""
         record = {"$seq": seq, "$ts": 1000 + seq, "data": {"by": "c", "n": n, "i": i}, **more}
         self.records[topic, seq] = record | ({"$tag": tag} if tag else {})
 
@@ -780,7 +779,7 @@ def a_record_whose_redrive_has_failed(story: Story, right: bool) -> None:
 
 
 def restored(story: Story, **shown: list[int]) -> None:
-    """A backup is taken and restored, and has these records."""
+    """Add a backup that is restored and has these records."""
     story.call("backup", method="GET")
     backup = story.history.entries[-1]
     for topic, seqs in shown.items():
@@ -905,7 +904,9 @@ IDS = [one.__name__.replace("_", " ") for _, _, one in CASES]
 
 
 @pytest.mark.parametrize(("promise", "sentence", "told"), CASES, ids=IDS)
-def test_it_finds_what_is_broken_and_nothing_else(promise: str, sentence: str, told: Case) -> None:
+def test_the_judge_reports_exactly_the_broken_promise(
+    promise: str, sentence: str, told: Case
+) -> None:
     right, wrong = Story(), Story()
     told(right, True)
     told(wrong, False)
@@ -914,7 +915,7 @@ def test_it_finds_what_is_broken_and_nothing_else(promise: str, sentence: str, t
     assert [one for one in found if one.promise == promise and sentence in one.sentence], found
 
 
-def test_calls_without_answers_and_calls_that_overlap_are_not_blamed() -> None:
+def test_calls_without_responses_and_overlapping_calls_are_not_reported() -> None:
     story, dice = Story(), random.Random(1)
     story.make(durability="disk", cap_records=3)
     for n in range(1, 40):
@@ -929,8 +930,8 @@ def test_calls_without_answers_and_calls_that_overlap_are_not_blamed() -> None:
     assert judge(story.history.entries, shards=SHARDS) == []
 
 
-def test_a_topic_that_is_made_again_under_a_call_that_is_under_way() -> None:
-    """A key is used before and after; a job is of an epoch that nobody knows."""
+def test_a_topic_that_is_recreated_during_a_call_is_not_reported() -> None:
+    """A key is used before and after. The epoch of a job is unknown."""
     story = Story()
     story.make(Q, type="queue")
     (early, late), sent = ("a", "b"), {"records": [{"data": {"by": "c", "n": 1, "i": 0}}]}

@@ -1,4 +1,4 @@
-"""The simulation finds what it was made for: faults that are planted, each by one seed."""
+"""The simulation finds planted faults, each with one seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOUND = [
 ]
 
 
-SEEDS = 6  # the first finds it, until a change of the server has others do so
+SEEDS = 6  # the first seed finds the fault, until a change of the server requires another one
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Some seeds of the world: no promise is broken, and a seed is a run, byte for byte."""
+"""Some seeds of the world: no promise is broken, and a seed repeats its run byte for byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(*arguments: str, hash_seed: str = "0") -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(600)  # 20 s of a whole core
+@pytest.mark.timeout(600)  # 20 s of a full core
 def test_no_promise_is_broken_and_a_seed_repeats_every_byte() -> None:
     first = SEED_LINE.findall(run("--first", "4", "--seeds", "3", "--jobs", "2", "--span", "600"))
     assert len(first) == 3

@@ -1,4 +1,4 @@
-"""The clients of the simulation, against a server that agrees with everything."""
+"""The clients of the simulation against a server that accepts everything."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def response(status: int, value: Any, *fields: bytes) -> bytes:
 
 
 def stream_of(*pieces: bytes, type: bytes = b"text/event-stream") -> bytes:
-    """In chunks; an empty one is the end."""
+    """Send chunks. An empty one ends the stream."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % type
     return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
 
 
 class Server:
-    """Answers on every connection in the way of ``answer``; what was ``asked``: first lines and
+    """Responds on every connection by calling ``answer``. ``asked`` records first lines and
     bodies.
     """
 
@@ -69,7 +69,7 @@ class Server:
 
 
 def agree(line: str, body: bytes) -> bytes:
-    """An answer that clients go on with."""
+    """Return a response that lets clients continue."""
     path = line.split(" ")[1].split("?")[0]
     topic, verb = ([*path.split("/"), "", ""])[3:5]
     if verb == "work" or (line.startswith("GET") and path.startswith("/v0/watch")):
@@ -86,7 +86,7 @@ def agree(line: str, body: bytes) -> bytes:
 
 
 def simulated(answer: Answer, main: Callable[[Server], Awaitable[None]]) -> Server:
-    """The server after ``main``, which runs by the virtual clock."""
+    """Return the server after ``main``, which runs with the virtual clock."""
 
     async def run() -> Server:
         async with trio.open_nursery() as nursery:
@@ -94,7 +94,7 @@ def simulated(answer: Answer, main: Callable[[Server], Awaitable[None]]) -> Serv
             nursery.cancel_scope.cancel()
         return server
 
-    trio._core._run._r.seed(0)  # the order of tasks that can go on at one time
+    trio._core._run._r.seed(0)  # the order of runnable tasks
     return trio.run(run, clock=MockClock(autojump_threshold=0))
 
 
@@ -124,7 +124,7 @@ def a_client(server: Server) -> Client:
 
 
 @pytest.mark.slow
-def test_a_seed_gives_the_same_hour_byte_for_byte_and_another_seed_another() -> None:
+def test_a_seed_repeats_its_requests_byte_for_byte_and_another_seed_differs() -> None:
     first, again, other = (a_day(seed, calls=400) for seed in (1, 1, 2))
     assert msgspec.json.encode(first.history.entries) == msgspec.json.encode(again.history.entries)
     assert first.asked == again.asked
@@ -135,13 +135,13 @@ def test_a_seed_gives_the_same_hour_byte_for_byte_and_another_seed_another() -> 
         assert max(call.at for call in calls if call.client != "final") > 1800
 
 
-def test_every_kind_of_client_is_there_in_some_run() -> None:
+def test_every_kind_of_client_occurs_in_some_run() -> None:
     seen = {type(actor) for seed in range(20) for actor in a_work(seed).actors}
     assert seen == {kind for kind, *_ in KINDS}
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_every_shard_has_topics_and_every_class_of_durability_is_there(shards: int) -> None:
+def test_every_shard_has_topics_and_every_durability_class_occurs(shards: int) -> None:
     for seed in range(5):
         work = a_work(seed, shards)
         assert {shard_of(topic.name, shards) for topic in work.topics} == {*range(shards)}
@@ -151,7 +151,7 @@ def test_every_shard_has_topics_and_every_class_of_durability_is_there(shards: i
 
 
 @pytest.mark.slow
-def test_a_keyed_append_is_sent_again_until_it_is_answered_and_one_without_never() -> None:
+def test_only_an_append_with_a_key_is_retried_until_it_is_answered() -> None:
     answers = iter([None, response(503, {"error": {}}), b"", response(429, {})] * 20)
 
     def answer(line: str, body: bytes) -> bytes | None:
@@ -170,7 +170,7 @@ def test_a_keyed_append_is_sent_again_until_it_is_answered_and_one_without_never
         assert all((call.body, call.headers) == (same[0].body, same[0].headers) for call in same)
 
 
-def test_a_client_notes_answers_whole_or_in_chunks_and_what_was_lost() -> None:
+def test_a_client_records_plain_and_chunked_responses_and_lost_connections() -> None:
     broken = response(200, {"a": 1})[:-3]
     chunks = b'{"pieces"', b":[1,2]}", b""
     answers = iter(
@@ -193,7 +193,7 @@ def test_a_client_notes_answers_whole_or_in_chunks_and_what_was_lost() -> None:
     assert all(call.began < call.ended for call in calls)
 
 
-def test_a_client_whose_call_is_not_answered_gives_up_and_one_that_is_ended_says_so() -> None:
+def test_a_client_abandons_an_unanswered_call_and_records_when_it_is_stopped() -> None:
     async def main(server: Server) -> None:
         client = a_client(server)
         await client.call("GET", "/one")
@@ -213,7 +213,7 @@ BARE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT
 @pytest.mark.parametrize(
     ("answer", "how"), [(FRAMED, "left"), (FRAMED + b"0\r\n\r\n", "lost"), (BARE, "left")]
 )
-def test_a_stream_notes_events_and_how_it_ended_but_no_comments(answer: bytes, how: str) -> None:
+def test_a_stream_records_its_events_and_its_end_but_no_comments(answer: bytes, how: str) -> None:
     async def main(server: Server) -> None:
         with trio.move_on_after(5):
             async with a_client(server).stream("GET", "/v0/watch/w") as events:
@@ -230,7 +230,7 @@ def test_a_stream_notes_events_and_how_it_ended_but_no_comments(answer: bytes, h
     assert (end.call, end.event, end.data) == (call.began, "end", how)
 
 
-def test_a_refused_stream_is_a_call_with_its_answer() -> None:
+def test_a_refused_stream_is_recorded_as_a_call_with_its_response() -> None:
     async def main(server: Server) -> None:
         async with a_client(server).stream("GET", "/v0/watch/w") as events:
             assert not [event async for event in events]

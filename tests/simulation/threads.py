@@ -1,12 +1,12 @@
-"""Threads of the simulated processes: greenlets, which go on at virtual times, one at a time.
+"""Threads of the simulated processes: greenlets that resume at virtual times, one at a time.
 
     thread blocks --> its greenlet switches to its driver, a task of trio --> the driver waits
     for the time or the event, and switches back
 
-What a thread waits for is one of the primitives below, which stand for those of ``threading`` and
-``queue``, or an operation of the disk that takes time (`sleep`). Code of a loop is not a thread and
-must not wait: where a loop of the server waits for a thread (a lock for moments, the end of a
-thread), the threads of its process go on at once, in their order, until it need not wait any more.
+A thread waits for one of the primitives below, which replace those of ``threading`` and ``queue``,
+or for a disk operation that takes time (`sleep`). Code of an event loop is not a thread and must
+not wait. If a loop of the server waits for a thread (a short lock, or the end of a thread), the
+threads of its process run immediately, in order, until the loop no longer needs to wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from tests.simulation.owners import Process, current
 
 T = TypeVar("T")
 HURRIES_MAX: Final = 100_000
-LOOK_S: Final = 0.0002  # of a thread that waits for a descriptor
+LOOK_S: Final = 0.0002  # poll interval of a thread that waits for a descriptor
 
 
 class Wait:
-    """Why a greenlet has switched to its driver: until ``deadline``, or until ``event``."""
+    """The reason why a greenlet has switched to its driver: it waits until ``deadline`` or
+    ``event``.
+    """
 
     __slots__ = ("deadline", "event")
 
@@ -42,7 +44,7 @@ class Wait:
 
 
 class Signal:
-    """What threads wait for together."""
+    """An event that several threads wait for."""
 
     __slots__ = ("_waits",)
 
@@ -50,18 +52,18 @@ class Signal:
         self._waits: list[Wait] = []
 
     def add(self, wait: Wait) -> None:
-        """It waits for this."""
+        """Add a waiting thread."""
         self._waits.append(wait)
 
     def tell(self) -> None:
-        """All of them look again."""
+        """Let all waiting threads check their conditions."""
         waits, self._waits = self._waits, []
         for wait in waits:
             wait.event.set()
 
 
 class Thread(Generic[T]):
-    """A function that may block. ``start`` as that of ``threading.Thread``."""
+    """A function that may block. ``start`` behaves as that of ``threading.Thread``."""
 
     nursery: trio.Nursery  # of the world
 
@@ -76,20 +78,20 @@ class Thread(Generic[T]):
         self.process: Process | None = current()
         self.result: outcome.Outcome[T] | None = None
         self.ended, self._ended = trio.Event(), Signal()
-        self.ends_process = True  # with what it raises
+        self.ends_process = True  # an exception in it ends the process
         self._target, self._wait = target, Wait()
         self._greenlet = greenlet(self._run)
         self._greenlet.gr_context = contextvars.copy_context()
 
     def start(self) -> None:
-        """Begin soon."""
+        """Start the thread soon."""
         if self.process is not None:
             self.process.threads.append(self)
         self._wait.event.set()
         self.nursery.start_soon(self._drive)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait until the thread ends."""
         wait_until(lambda: self.result is not None, self._ended, timeout)
 
     def is_alive(self) -> bool:
@@ -107,11 +109,12 @@ class Thread(Generic[T]):
             wait = self._wait
             with trio.move_on_at(wait.deadline):
                 await wait.event.wait()
-            if wait is self._wait:  # else it was hurried, and waits for something else
+            # otherwise `wait_until` has resumed it early, and it waits for something else
+            if wait is self._wait:
                 self.go_on()
 
     def go_on(self) -> None:
-        """Run until it blocks again, or has ended."""
+        """Run until it blocks again or ends."""
         if self.result is not None:
             return
         before, self._greenlet.parent = self._wait, getcurrent()
@@ -120,10 +123,10 @@ class Thread(Generic[T]):
         self._after(before, wait)
 
     def kill(self) -> None:
-        """Its process has died: unwind it where it stands."""
+        """Unwind the thread, because its process has died."""
         if self.result is not None or getcurrent() is self._greenlet:
             return
-        if not self._greenlet:  # not begun
+        if not self._greenlet:  # not started
             self.result = outcome.Error(Died("before it began"))
             self._wait.event.set()
             self._end()
@@ -137,7 +140,7 @@ class Thread(Generic[T]):
         RUNNING.pop()
         if isinstance(wait, Wait):
             self._wait = wait
-        before.event.set()  # the driver looks again
+        before.event.set()  # the driver checks its condition
         if self.result is not None:
             self._end()
 
@@ -155,12 +158,12 @@ RUNNING: list[Thread[Any]] = []  # greenlets that have been switched to; the las
 
 
 def in_thread() -> bool:
-    """Whether a simulated thread runs, not a loop."""
+    """Return whether a simulated thread runs, and not an event loop."""
     return bool(RUNNING) and RUNNING[-1]._greenlet is getcurrent()
 
 
 def pause(wait: Wait) -> None:
-    """Let the running thread wait. Raises `Died` when its process has died."""
+    """Suspend the running thread. Raise `Died` if its process has died."""
     process = current()
     if process is not None and process.is_dead:
         raise Died("its process has died")
@@ -168,13 +171,15 @@ def pause(wait: Wait) -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Let the running thread wait for that time; a loop does not."""
+    """Suspend the running thread for that time. In an event loop, return immediately."""
     if in_thread():
         pause(Wait(trio.current_time() + seconds))
 
 
 def wait_until(is_there: Callable[[], bool], signal: Signal, timeout: float | None = None) -> bool:
-    """Wait in a thread; in a loop, hurry the threads of its process. Whether it came in time."""
+    """In a thread, wait for a condition. In an event loop, run the threads of its process. Return
+    whether the condition was met in time.
+    """
     deadline = math.inf if timeout is None or timeout < 0 else trio.current_time() + timeout
     hurries = 0
     while not is_there():
@@ -195,7 +200,7 @@ def wait_until(is_there: Callable[[], bool], signal: Signal, timeout: float | No
 
 
 class Lock:
-    """As that of ``threading``."""
+    """A replacement for ``threading.Lock``."""
 
     def __init__(self) -> None:
         self._is_held, self._freed = False, Signal()
@@ -223,7 +228,7 @@ class Lock:
 
 
 class Event:
-    """As that of ``threading``."""
+    """A replacement for ``threading.Event``."""
 
     def __init__(self) -> None:
         self._is_set, self._told = False, Signal()
@@ -243,7 +248,7 @@ class Event:
 
 
 class SimpleQueue(Generic[T]):
-    """As that of ``queue``."""
+    """A replacement for ``queue.SimpleQueue``."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
@@ -265,7 +270,7 @@ class SimpleQueue(Generic[T]):
 
 
 class Poll:
-    """As ``select.poll``, for a thread."""
+    """A replacement for ``select.poll`` in a thread."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -280,7 +285,7 @@ class Poll:
 
 @asynccontextmanager
 async def reading(pieces: Iterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Replace the function of `topics.front.data.backup_stream`: threads read the chunks."""
+    """Replace the function of `topics.front.data.backup_stream`. Threads read the chunks."""
 
     async def found() -> AsyncIterator[bytes]:
         while (piece := await run_sync(next, pieces, None)) is not None:
@@ -292,7 +297,7 @@ async def reading(pieces: Iterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]
 async def run_sync(
     function: Callable[..., T], *args: Any, abandon_on_cancel: bool = False, **_: Any
 ) -> T:
-    """As `trio.to_thread.run_sync`."""
+    """Replace `trio.to_thread.run_sync`."""
     await trio.lowlevel.checkpoint_if_cancelled()
     thread: Thread[T] = Thread(target=lambda: function(*args))
     thread.ends_process = False

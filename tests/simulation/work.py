@@ -1,14 +1,15 @@
-"""Seeded clients that do everything: a day in the life of a server, an hour long or compressed.
+"""Seeded clients that use all features: a day of a server, in one hour or compressed.
 
-The seed draws which kinds of clients there are, which features they use (swarm testing: runs differ
-in kind), the topics, and the rhythm: bursts in which many act within the same milliseconds, and
-pauses of minutes in which ages, leases, delays and windows run out. Each client has dice of its
-own. All times below are those of an hour; a shorter span shrinks them.
+The seed draws the kinds of clients, the features that they use (swarm testing: runs differ in
+kind), the topics, and the rhythm: bursts in which many clients act within the same milliseconds,
+and
+pauses of minutes in which ages, leases, delays and windows expire. Each client has its own dice.
+All times below are those of a run of one hour; a shorter run scales them down.
 
-Topics, with names in all shards: logs that clients append to, queues, topics of dead letters that
-queues of several shards share, and dests that routers make. Every record's ``data`` is ``{"by":
-client, "n": number of the append, "i": index in it, "pad": text}``; a repeated append keeps ``n``.
-Nothing here judges an answer.
+The topics have names in all shards: logs that clients append to, queues, dead-letter topics that
+queues of several shards share, and dests that routers create. Every record's ``data`` is ``{"by":
+client, "n": number of the append, "i": index in it, "pad": text}``. A repeated append keeps ``n``.
+This module does not judge any response.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from tests.simulation.history import Call, History
 from topics.formats.names import shard_of
 
 HOUR_S = 3600.0
-SHORT_MS = 20  # times up to here are never shrunk
-SETUP, FINAL = "setup", "final"  # clients of the begin and of the end
+SHORT_MS = 20  # shorter times are never scaled
+SETUP, FINAL = "setup", "final"  # clients of the first and the last phase
 CALLS_A_TURN = 1.5
 CLASSES = ("fsync", "disk", "memory", "ephemeral", "disk", "fsync")
 TAGS = ("red:1", "red:2", "red", "blue", "blue*")
@@ -38,11 +39,12 @@ NODES = ("n1", "n2", "n3")
 SIZES = (0, 0, 10, 100, 100, 2000)
 BIG_BYTES = (300 << 10, 700 << 10)
 BATCHES = (1, 1, 1, 1, 2, 3, 10, 40)
-BACKUP_TURNS, BACKUP_SHARE, BACKUPS_MAX = 10, 0.4, 4  # of one run; the share of turns that take one
+# of one run; the share of backup turns that take a backup
+BACKUP_TURNS, BACKUP_SHARE, BACKUPS_MAX = 10, 0.4, 4
 REDRIVES_MAX = 60  # of one client during one backup
 LATE = (0.1, 0.2, 0.3)  # the share of late messages during a backup
-STRAYS = (0, 3, 16, 20, 40)  # letters without a source, before others that have one
-# Of these each run has about half; a gentle one has none of those that make records disappear.
+STRAYS = (0, 3, 16, 20, 40)  # letters without a source, before other letters
+# Each run has about half of these features. A gentle run has none that removes records.
 FEATURES = (
     *("keys", "shared keys", "late repeats", "twins", "batches", "big", "tags", "meta", "nodes"),
     *("caps", "ages", "windows", "rejecting", "delays", "firm leases", "jitter", "waits", "haste"),
@@ -54,7 +56,7 @@ HARSH = ("caps", "ages", "windows", "rejecting", "retyping")
 
 @dataclass
 class Topic:
-    """A name and what it was last made with."""
+    """A topic name and the config that it was last created with."""
 
     name: str
     role: str  # "log", "queue", "dead", "dest"
@@ -75,15 +77,15 @@ def tenant_of(key: str) -> str:
 
 
 def named(base: str, shard: int, shards: int) -> str:
-    """A name that belongs to the shard."""
+    """Return a name that belongs to the shard."""
     names = (f"{base}{'x' * number}" for number in range(1000))
     return next(name for name in names if shard_of(name, shards) == shard)
 
 
 class Work:
-    """Some clients and what they share. ``calls``: about how many a run of the full span has.
-    ``token``: the key of the moment; it may change at any time. ``takes_backups`` adds a
-    client that takes backups. ``set_late`` sets the share of messages that are delivered late.
+    """Clients and their shared state. ``calls``: their approximate number in a run of full length.
+    ``token``: the current key, which may change at any time. ``takes_backups`` adds a client that
+    takes backups. ``set_late`` sets the share of messages that are delivered late.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Work:
         self.span_s, self.calls, self.token = span_s, calls, token
         self.set_late = set_late
         self.asked = 0  # calls so far
-        self.heads: dict[str, int] = {}  # as last heard
+        self.heads: dict[str, int] = {}  # as last reported
         self.backups: list[tuple[Call, bytes]] = []  # complete tars, and the calls for them
         dice = self.dice("work")
         is_gentle = dice.random() < 0.4
@@ -130,19 +132,20 @@ class Work:
             self.actors.append(BackupTaker(self, "backuptaker", BACKUP_TURNS))
 
     def dice(self, name: str) -> random.Random:
-        """Dice of whoever has that name."""
+        """Return the dice of the client with that name."""
         return random.Random(f"{self.seed}/{name}")
 
     def client(self, name: str, dice: random.Random) -> Client:
-        """A connection of whoever has that name."""
+        """Return a connection of the client with that name."""
         return Client(name, self.connect, self.history, dice, self.token)
 
     async def run(self) -> None:
-        """All of it; takes ``span_s``."""
+        """Run all clients for ``span_s``."""
         began = trio.current_time()
         with trio.move_on_at(began + self.span_s):
             for first in range(0, len(self.topics), self.shards):
-                async with trio.open_nursery() as nursery:  # at once: they may have one epoch
+                # concurrently: the topics may get one epoch
+                async with trio.open_nursery() as nursery:
                     for number, topic in enumerate(self.topics[first : first + self.shards], first):
                         setup = self.client(f"{SETUP}{number}", self.dice(SETUP))
                         nursery.start_soon(setup.surely, "PUT", topic.path, topic.config)
@@ -152,14 +155,14 @@ class Work:
                 await trio.sleep_forever()
 
     async def final(self, limit_s: float = 600.0) -> None:
-        """Read everything when nothing else asks; for ``limit_s`` wait for what does not answer,
-        and for routers that lag.
+        """Read everything after all other clients have stopped. Wait at most ``limit_s`` for an
+        unavailable server and for routers that lag.
         """
         known = [topic.name for topic in self.topics + self.dests]
         await read_everything(self.client(FINAL, self.dice(FINAL)), known, limit_s)
 
     def ms(self, dice: random.Random, *choices: int) -> int:
-        """One of these times of an hour, as long as it is in this span."""
+        """Draw one of these times and scale it to the length of the run."""
         drawn = dice.choice(choices)
         return max(min(drawn, SHORT_MS), int(drawn * min(1.0, self.span_s / HOUR_S)))
 
@@ -177,7 +180,7 @@ class Work:
     def config(
         self, dice: random.Random, role: str, topics: Sequence[Topic], durability: str
     ) -> dict[str, Any]:
-        """What a topic is made with."""
+        """Draw the config of a new topic."""
         config: dict[str, Any] = {"durability": durability}
         if durability == "fsync" and dice.random() < 0.3:
             config = {"durable": True}
@@ -201,7 +204,8 @@ class Work:
             config["claim_jitter_ms"] = dice.choice((5, 50))
         if role == "queue" and not self.has["no dead letters"] and dice.random() < 0.8:
             dead = [topic.name for topic in topics if topic.role == "dead"]
-            dead = dead[:1] if self.has["one grave"] else dead  # for queues of all shards
+            # one dead-letter topic for queues of all shards
+            dead = dead[:1] if self.has["one grave"] else dead
             config |= {
                 "max_deliveries": dice.choice((1, 1, 2, 3)),
                 "dead_letter": dice.choice(dead),
@@ -209,8 +213,8 @@ class Work:
         return config
 
     def _bursts(self, dice: random.Random) -> list[tuple[float, float, float]]:
-        """When each begins and the next one does, and the time in which most of it happens; all in
-        seconds.
+        """Yield the start of each burst, the start of the next one, and the duration of most of its
+        activity, all in seconds.
         """
         pauses = [dice.expovariate(1.0) + 0.05 for _ in range(dice.randint(6, 20))]
         ats = [self.span_s * sum(pauses[:n]) / sum(pauses) for n in range(len(pauses) + 1)]
@@ -219,8 +223,8 @@ class Work:
 
 
 class Actor(Client):
-    """One who acts. ``turn`` is what it does, again and again, in every burst; ``turns``: about how
-    often in all.
+    """A simulated client. It calls ``turn`` repeatedly in every burst. ``turns`` is the approximate
+    number of all turns.
     """
 
     def __init__(self, work: Work, name: str, turns: float = 0.0) -> None:
@@ -229,10 +233,10 @@ class Actor(Client):
         self.prepare()
 
     def prepare(self) -> None:
-        """Draw what is the same in all its turns."""
+        """Draw the values that are the same in all turns."""
 
     async def run(self, began: float) -> None:
-        """Act in the bursts, or all the time."""
+        """Act during the bursts, or all the time."""
         work, dice = self.work, self.dice
         self.haste = 0.04 if work.has["haste"] else 0.0
         self.slow = 0.1 if work.has["slow bodies"] else 0.0
@@ -254,56 +258,56 @@ class Actor(Client):
         raise NotImplementedError
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
-        """Ask; remember the head that is told."""
+        """Send a request, and store the reported head."""
         self.work.asked += 1
         call = await super().call(method, path, body, **headers)
         if call.status == 200 and isinstance(call.answer, dict) and "head_seq" in call.answer:
             self.work.heads[call.answer["topic"]] = call.answer["head_seq"]
         return call
 
-    # What to choose
+    # Random choices
 
     def has(self, feature: str, share: float = 1.0) -> bool:
-        """Whether this run has it and the dice say yes."""
+        """Return whether this run has the feature and the dice select it."""
         return self.work.has[feature] and self.dice.random() < share
 
     def ms(self, *choices: int) -> int:
         return self.work.ms(self.dice, *choices)
 
     def some(self, share: float, **choices: Sequence[Any]) -> dict[str, Any]:
-        """Some of these fields, each with one of its values."""
+        """Draw some of these fields, each with one of its values."""
         dice = self.dice
         return {name: dice.choice(of) for name, of in choices.items() if dice.random() < share}
 
     def topic(self, *roles: str) -> Topic:
-        """One that was made, of one of these roles if any are given."""
+        """Draw a created topic, of one of these roles if any are given."""
         role = self.dice.choice(roles) if roles else None
         found = [topic for topic in self.work.topics if role in (None, topic.role)]
         return self.dice.choice(found)
 
     def queue(self) -> Topic:
-        """One that is a queue at the moment, if it was not deleted; mostly."""
+        """Draw a topic that is mostly a queue, if it was not deleted."""
         found = [topic for topic in self.work.topics if topic.is_queue]
         return self.dice.choice(found) if found and self.dice.random() < 0.97 else self.topic()
 
     def any_topic(self) -> Topic:
-        """One of all, dests of routers too where there are routers."""
+        """Draw any topic, including dests of routers if there are routers."""
         dests = self.work.dests if self.work.is_routed else []
         return self.dice.choice(self.work.topics + dests)
 
     def near(self, topic: Topic) -> int:
-        """A seq from the first to a little above the head."""
+        """Draw a seq from the first one to slightly above the head."""
         return self.dice.randint(0, self.work.heads.get(topic.name, 0) + 2)
 
 
 class Appender(Actor):
-    """Appends, with keys or without."""
+    """Appends, with idempotency keys or without."""
 
     def prepare(self) -> None:
         self._twin = self.work.client(self.name, self.dice)
         self._is_keyed = self.has("keys", 0.7)
         self._count = 0
-        self._last: tuple[Topic, str] | None = None  # where the last key was used
+        self._last: tuple[Topic, str] | None = None  # the last use of a key
         self._done: tuple[str, dict[str, Any], dict[str, str]] | None = None
 
     async def turn(self) -> None:
@@ -328,10 +332,10 @@ class Appender(Actor):
             await self.surely("POST", path, body, **headers)
 
     def _keyed(self, topic: Topic, body: dict[str, Any]) -> dict[str, str]:
-        """Give the append a key; headers that it needs for it."""
+        """Add a key to the append. Return the headers that it needs."""
         key = f"{self.name}-{self._count}"
         if self._last is not None and self._last[0] is not topic and self.has("shared keys", 0.3):
-            key, self._last = self._last[1], None  # keys are those of a topic
+            key, self._last = self._last[1], None  # keys belong to a topic
         else:
             self._last = topic, key
         if self.dice.random() < 0.3:
@@ -351,7 +355,8 @@ class Appender(Actor):
         if self.has("odd"):
             body |= self.some(0.15, create=(True, True, False), disable_backpressure=(True, False))
         is_told = topic.is_queue or self.dice.random() < 0.3
-        return body | ({"config": topic.config} if is_told else {})  # where it makes the topic
+        # the config for a topic that the append creates
+        return body | ({"config": topic.config} if is_told else {})
 
     def _record(self, topic: Topic, i: int) -> dict[str, Any]:
         dice = self.dice
@@ -369,7 +374,7 @@ class Appender(Actor):
 
 
 class Reader(Actor):
-    """Reads some topics page by page, and waits for what comes."""
+    """Reads some topics page by page, and waits for new records."""
 
     def prepare(self) -> None:
         self._at: dict[str, tuple[int, int | None]] = {}
@@ -397,7 +402,7 @@ class Reader(Actor):
 
 
 class Watcher(Actor):
-    """Follows topics over a session, and comes back to it by its cursors."""
+    """Follows topics over a watch session, and resumes it with its cursors."""
 
     def prepare(self) -> None:
         topics = [self.any_topic().name for _ in range(self.dice.randint(1, 5))]
@@ -419,7 +424,7 @@ class Watcher(Actor):
             self._url = ""
 
     async def _subscribe(self) -> bool:
-        """Make a session that begins where the last one was left."""
+        """Create a session that begins at the end of the last one."""
         starts: dict[str, Any] = {}
         for topic, (from_seq, epoch) in self.at.items():
             starts[topic] = {"from_seq": from_seq}
@@ -436,7 +441,7 @@ class Watcher(Actor):
         return bool(call.answer["topics"])
 
     async def follow(self, path: str, headers: dict[str, str]) -> int | None:
-        """Take what comes for a while; the status of the call."""
+        """Receive events for some time. Return the status of the call."""
         self.work.asked += 1
         async with self.stream("GET", path, **headers) as events:
             with trio.move_on_after(self.ms(50, 5000, 60_000, 600_000) / 1000):
@@ -447,7 +452,7 @@ class Watcher(Actor):
         return events.call.status
 
     def take(self, event: str, id: str, data: Any) -> None:
-        """Follow the cursor."""
+        """Advance the cursor."""
         if id:
             self.ids = [*self.ids[-20:], id]
         if event == "record":
@@ -460,7 +465,7 @@ class Watcher(Actor):
 
 
 class Follower(Watcher):
-    """Follows topics in one request, and comes back with the last id."""
+    """Follows topics with one request, and resumes with the last event id."""
 
     async def turn(self) -> None:
         query: list[tuple[str, Any]] = [("topic", topic) for topic in self.at]
@@ -484,7 +489,7 @@ class Deleter(Actor):
 
 
 class Configurer(Actor):
-    """Changes configs; now and then to one that must be refused."""
+    """Changes configs, sometimes to one that must be refused."""
 
     async def turn(self) -> None:
         dice, topic, work = self.dice, self.topic(), self.work
@@ -500,11 +505,11 @@ class Configurer(Actor):
             other = "log" if topic.is_queue else "queue"
             body |= self.some(0.05, colour=["red"], type=[other], ttl_ms=[-1], discard=["no"])
         if (await self.call("PUT", topic.path, body)).status == 200:
-            topic.config = topic.config | body  # the history keeps what was sent
+            topic.config = topic.config | body  # the history contains the sent body
 
 
 class Recreator(Actor):
-    """Deletes topics and makes them again, at once or later, sometimes of another type."""
+    """Deletes topics and recreates them, immediately or later, sometimes with another type."""
 
     async def turn(self) -> None:
         topics = [self.topic() for _ in range(self.dice.choice((1, 1, 3)))]
@@ -522,12 +527,12 @@ class Recreator(Actor):
                 config = self.work.config(self.dice, role, self.work.topics, durability)
                 own = {"dead_letter": None} if config.get("dead_letter") == topic.name else {}
                 topic.config = config | own
-            if self.dice.random() < 0.8:  # otherwise an append or a router makes it
+            if self.dice.random() < 0.8:  # otherwise an append or a router creates it
                 await self.surely("PUT", topic.path, topic.config)
 
 
 class Held(NamedTuple):
-    """A job that the worker holds, or held."""
+    """A job that the worker holds or held."""
 
     topic: Topic
     seq: int
@@ -535,7 +540,7 @@ class Held(NamedTuple):
 
 
 class Worker(Actor):
-    """Claims jobs and does with them what workers do, good and bad."""
+    """Claims jobs and settles them, correctly and incorrectly."""
 
     def prepare(self) -> None:
         self.node = "crew" if self.dice.random() < 0.2 else self.name
@@ -553,7 +558,7 @@ class Worker(Actor):
         await self.look_back()
 
     async def handle(self, topic: Topic, claimed: list[dict[str, Any]]) -> None:
-        """Decide what becomes of jobs of one queue."""
+        """Decide how to settle jobs of one queue."""
         jobs = [Held(topic, job["$seq"], job["lease_id"]) for job in claimed]
         await trio.sleep(self.ms(0, 0, 10, 1000, 20_000) / 1000 if jobs else 0)
         at = self.dice.randint(0, len(jobs))
@@ -570,7 +575,7 @@ class Worker(Actor):
         self._old = [*self._old[-20:], *jobs]
 
     async def look_back(self) -> None:
-        """Try again with what is over, or was put aside."""
+        """Settle jobs again that are finished or were set aside."""
         if self._old and self.dice.random() < 0.25:
             topic = self.dice.choice(self._old).topic
             jobs = [job for job in self._old if job.topic is topic][-5:]
@@ -591,7 +596,7 @@ class Worker(Actor):
 
 
 class Pushed(Worker):
-    """A worker to whom jobs are pushed over an event stream."""
+    """A worker that receives jobs over an event stream."""
 
     async def turn(self) -> None:
         topic = self.queue()
@@ -647,7 +652,7 @@ class Redriver(Actor):
     async def _append(
         self, client: Client, topic: Topic, source: str, strays: int, letters: int
     ) -> None:
-        """Append letters. The ``strays``, which name no source, are first."""
+        """Append letters. The ``strays``, which name no source, are appended first."""
         self._count += 1
         records: list[dict[str, Any]] = []
         for i in range(strays + letters):
@@ -695,7 +700,7 @@ class BackupTaker(Redriver):
 
 
 class RouterMaker(Actor):
-    """Makes chains over all shards, fan-outs, and circles, most of which must be refused."""
+    """Creates chains over all shards, fan-outs, and cycles, most of which must be refused."""
 
     def prepare(self) -> None:
         dests, shards = self.work.dests, self.work.shards
@@ -721,7 +726,7 @@ class RouterMaker(Actor):
     async def _put(self, source: Topic, dest: Topic) -> None:
         path = f"/v0/routers/{quote(f'{source.name}->{dest.name}')}"
         if self._made and self.dice.random() < 0.1:
-            path = self.dice.choice(self._made)  # with other ends
+            path = self.dice.choice(self._made)  # with other source and dest
         body: dict[str, Any] = {"source": source.name, "dest": dest.name}
         body |= self.some(0.4, guarantee=["exactly_once"])
         body |= self.some(0.07, preserve_node=[False], preserve_tag=[False], create_dest=[False])
@@ -735,7 +740,7 @@ class RouterMaker(Actor):
 
 
 class Lister(Actor):
-    """Looks at states, lists and leases."""
+    """Reads states, lists and leases."""
 
     async def turn(self) -> None:
         topic, size = self.any_topic(), self.dice.choice((1, 5, 1000))
@@ -747,8 +752,8 @@ class Lister(Actor):
         await self.call("GET", self.dice.choice(paths))
 
 
-# How many of each at least and at most, and the turns of one in those of a reader. What need not be
-# there is there in six of ten runs.
+# Minimum and maximum number of clients of each kind, and their turns relative to a reader. Kinds
+# with a minimum of 0 are present in six of ten runs.
 KINDS: tuple[tuple[type[Actor], int, int, float], ...] = (
     *((Appender, 2, 5, 1.5), (Reader, 1, 3, 1.0), (Watcher, 0, 3, 0.25), (Follower, 0, 2, 0.25)),
     *((Deleter, 0, 1, 0.3), (Configurer, 0, 1, 0.25), (Recreator, 0, 1, 0.1), (Worker, 1, 4, 1.0)),

@@ -1,6 +1,4 @@
-"""The world of one seed: a machine with a disk, the server on it, its clients, and what befalls
-them.
-"""
+"""The world of one seed: a machine with a disk, the server on it, its clients, and the faults."""
 
 from __future__ import annotations
 
@@ -46,24 +44,24 @@ from topics.storage.wal import log as wal_log
 SHARDS: Final = 3
 STARTED_S: Final = 60.0
 SETTLED: Final = ("READY", "READ_ONLY", "NO_ROOM", "DAMAGED", "DIRECTORY_LOST")
-TENANT: Final = "d|D|q"  # topics of dead letters, and some queues
+TENANT: Final = "d|D|q"  # names of dead-letter topics and of some queues
 
 
 class EventLoop(event_loop.EventLoop):
-    """Serves the descriptors of all processes, each in the name of its process; what it hears
-    comes late at times.
+    """Serves the descriptors of all processes, each in the context of its process. It sometimes
+    delivers events late.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
-        self._events: dict[int, int] = {}  # what a descriptor is watched for
+        self._events: dict[int, int] = {}  # the watched events of each descriptor
 
     def current_time(self) -> float:
         return self.world.time.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Serve what is ready; if nothing is, it is at once as late as the next deadline."""
+        """Serve ready descriptors. If there are none, advance the clock to the next deadline."""
         time = self.world.time
         if deadline > time.now and not self._epoll.poll(0, 1):
             assert deadline < math.inf, "nothing will ever happen"
@@ -104,12 +102,12 @@ class EventLoop(event_loop.EventLoop):
 
     async def _serve_late(self, fd: int, pause_s: float) -> None:
         await trio.sleep(pause_s)
-        with contextlib.suppress(OSError):  # it has been left meanwhile
+        with contextlib.suppress(OSError):  # the wait has been cancelled in the meantime
             self._epoll.modify(fd, self._events.get(fd, 0))
 
 
 class World:
-    """One machine and what runs on it."""
+    """One machine and its processes."""
 
     def __init__(self, seed: int, root: Path, time: outside.Time) -> None:
         self.seed, self.time = seed, time
@@ -121,11 +119,12 @@ class World:
         self.boots = 1
         self.log: list[dict[str, Any]] = []
         self.broken: list[str] = []
-        self.late = 0.0  # the share of what processes hear late
+        self.late = 0.0  # the share of events that processes receive late
         self.address = "\0" + str(root)
-        self.keys: list[str] = []  # those of the key file, the newest last; none: nobody needs one
+        # keys of the key file, the newest last; empty: no key is required
+        self.keys: list[str] = []
         self.removed_keys: list[str] = []
-        self.old_keys = 0.02  # the share of calls that come with a removed one
+        self.old_keys = 0.02  # the share of calls with a removed key
         self.key_file = KeyFile(root.with_name(f"{root.name} keys"), "TOPICS_API_KEYS_FILE")
         self.processes: dict[str, Process] = {}
         self.board: Board | None = None
@@ -136,10 +135,10 @@ class World:
         self._scopes: dict[int, trio.CancelScope] = {}
         self.nursery: trio.Nursery
 
-    # --- the server ---
+    # --- the server
 
     def start(self) -> None:
-        """As the command ``serve`` does it."""
+        """Start the server as the command ``serve`` does."""
         settings = self.settings = Settings(
             data_dir=self.root / "data",
             shards=SHARDS,
@@ -175,7 +174,7 @@ class World:
             self.directory.close()
 
     def fork(self, name: str, _main: Callable[[], None], *, log_level: str = "") -> int:
-        """A child begins."""
+        """Start a child process."""
         self._pids += 1
         process = Process(name, self._pids)
         self.processes[name] = process
@@ -240,10 +239,10 @@ class World:
                 os.close(fd)
         self.disk.close_all_of(process)
 
-    # --- what the supervisor asks of the kernel ---
+    # --- system calls of the supervisor
 
     def waitpid(self, pid: int, _options: int) -> tuple[int, int]:
-        """As that of ``os``."""
+        """Replace ``os.waitpid``."""
         for process in [*self.processes.values()]:
             if process.wait_status is not None and pid in (-1, process.pid):
                 del self.processes[process.name]
@@ -251,7 +250,7 @@ class World:
         return 0, 0
 
     def send_signal(self, pid: int, number: int) -> None:
-        """As ``os.kill``."""
+        """Replace ``os.kill``."""
         for process in [*self.processes.values()]:
             if process.pid == pid:
                 if number == signal.SIGKILL:
@@ -262,19 +261,19 @@ class World:
                     self.kill(process)
 
     def wait_for_signal(self, _numbers: Any, seconds: float) -> signal.Signals | None:
-        """As that of `topics.process.children`."""
+        """Replace the function of `topics.process.children`."""
         threads.wait_until(lambda: bool(self._signals), self._signalled, seconds)
         return self._signals.pop(0) if self._signals else None
 
     def signal_supervisor(self, number: signal.Signals) -> None:
-        """A signal for the parent."""
+        """Send a signal to the supervisor."""
         self._signals.append(number)
         self._signalled.tell()
 
-    # --- keys ---
+    # --- keys
 
     def set_keys(self, *keys: str) -> None:
-        """The key file has these keys, and the server is told."""
+        """Write these keys to the key file, and signal the server."""
         added = [key for key in keys if key not in self.keys]
         removed = [key for key in self.keys if key not in keys]
         for how, those in (("added", added), ("removed", removed)):
@@ -287,25 +286,25 @@ class World:
         new = path.with_suffix(".new")
         tenants = [f"{tenant_of(key)}::{TENANT}" for key in keys]
         new.write_text("\n".join((*keys, *tenants)))
-        new.replace(path)  # another inode, as its times are not those of this world
+        new.replace(path)  # another inode, because its timestamps are not those of this world
         self.signal_supervisor(signal.SIGHUP)
 
     def key(self) -> str:
-        """What a client takes for a key: the oldest that is good, now and then one that was."""
+        """Return the key of a client: the oldest valid one, sometimes a removed one."""
         if self.removed_keys and self.dice.random() < self.old_keys:
             return self.dice.choice(self.removed_keys)
         return self.keys[0]
 
-    # --- deaths ---
+    # --- crashes
 
     def kill(self, process: Process) -> None:
-        """SIGKILL: from now on it does nothing, and leaves no trace."""
+        """Send SIGKILL: from now on the process does nothing."""
         if not process.is_dead:
             self.history.happened("kill", process.name)
             self.bury(process)
 
     def bury(self, process: Process) -> None:
-        """It has died; what is left of it is cleared away."""
+        """Clean up after a dead process."""
         process.is_dead = True
         for thread in [*process.threads]:
             thread.kill()
@@ -313,7 +312,7 @@ class World:
             self._scopes[process.pid].cancel()
 
     async def lose_power(self) -> None:
-        """Everything dies, and the disk forgets."""
+        """Kill all processes, and lose the pending writes of the disk."""
         self.history.happened("power", "everything")
         await self._end_everything()
         self.boots += 1
@@ -321,7 +320,7 @@ class World:
         self.history.happened("lost", "everything", how)
 
     async def kill_everything(self) -> None:
-        """SIGKILL to all processes, the supervisor too."""
+        """Send SIGKILL to all processes, including the supervisor."""
         self.history.happened("kill", "everything")
         await self._end_everything()
 
@@ -338,7 +337,7 @@ class World:
         self.processes.clear()
 
     async def stop(self) -> None:
-        """SIGTERM, and the end of everything."""
+        """Send SIGTERM, and wait until all processes have ended."""
         assert self._supervisor is not None
         self.signal_supervisor(signal.SIGTERM)
         with trio.fail_after(STARTED_S):
@@ -346,8 +345,8 @@ class World:
         self.history.happened("stop", "everything")
 
     async def is_refused(self, shard: int) -> bool:
-        """While everything is stopped: start one shard, killed before it serves. Whether it
-        has found its data damaged.
+        """While all processes are stopped, start one shard and kill it before it serves. Return
+        whether it has found its data damaged.
         """
         assert self.board is not None
         self._pids += 1
@@ -372,14 +371,14 @@ class World:
         return isinstance(error, SystemExit) and error.code == ExitCode.DAMAGED
 
     async def ready(self) -> None:
-        """Wait until the front serves and each shard does or is damaged."""
+        """Wait until the front serves and each shard serves or is damaged."""
         with trio.fail_after(STARTED_S):
             while not self.is_ready():  # noqa: ASYNC110 - words of the board, which set no event
                 await trio.sleep(0.05)
 
     @property
     def is_well(self) -> bool:
-        """All shards take writes."""
+        """Return whether all shards accept writes."""
         board = self.board
         return board is not None and all(
             board.shard(index).state == ShardState.READY for index in range(SHARDS)
@@ -393,10 +392,10 @@ class World:
             and all(board.shard(index).state.name in SETTLED for index in range(SHARDS))
         )
 
-    # --- clients ---
+    # --- clients
 
     async def connect(self) -> trio.SocketStream:
-        """A client's connection."""
+        """Open a client's connection."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             sock.setblocking(False)
@@ -409,7 +408,7 @@ class World:
 
 
 class Listener(socket.socket):
-    """The front's; what it accepts is closed when the front has died."""
+    """The front's listener. Connections that it accepts are closed when the front dies."""
 
     def __init__(self, process: Process, shared: socket.socket) -> None:
         super().__init__(fileno=os.dup(shared.fileno()))
@@ -423,7 +422,7 @@ class Listener(socket.socket):
 
 
 class Link(link.Link):
-    """One that sends nothing more when its process has died."""
+    """A link that sends nothing after its process has died."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -447,17 +446,17 @@ def _told(error: BaseException) -> str:
 
 
 class IdleGuard:
-    """Stands for `link.Guard`: no wake-up is lost here."""
+    """Replaces `link.Guard`, because no wake-up is lost here."""
 
     def __init__(self) -> None:
         self.links: set[Any] = set()
 
     def hurry(self) -> None:
-        """The loop of each process flushes its links."""
+        """Flush the links of each process, as its loop does."""
 
 
 class Kernel:
-    """A module with some of its functions replaced."""
+    """A module with some functions replaced."""
 
     def __init__(self, module: ModuleType, **own: Any) -> None:
         self._module, self._own = module, own
@@ -468,7 +467,7 @@ class Kernel:
 
 
 def place(world: World) -> None:
-    """Put the world in the place of what is outside the server."""
+    """Replace the server's interfaces to the outside by the world."""
     for module in [*sys.modules.values()]:
         name = getattr(module, "__name__", "")
         if not name.startswith("topics."):
@@ -527,7 +526,7 @@ def _on_sigterm(act: Callable[[], object]) -> None:
 
 
 def run(world: World, main: Callable[[], Awaitable[None]]) -> None:
-    """Run ``main`` beside what it starts in the world."""
+    """Run ``main`` alongside its background tasks in the world."""
     loop = EventLoop(world)
 
     async def everything() -> None:
