@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +82,9 @@ def test_file_java_and_server_are_asked_for_before_a_jvm_starts(
         stub.make("jobs", type="queue")
         absent = tmp_path / "absent.csv"
         assert f"{absent}: no such file or directory\n" in told(absent, "t", stub.url, 2)
+        packed = tmp_path / "rows.csv.ZIP"
+        packed.write_bytes(b"PK")
+        assert "unpack it first" in told(packed, "t", stub.url, 2)
         assert stub.seen == []
         assert 'topic "jobs" is a queue' in told(rows, "jobs", stub.url, 1)
         stub.faults.append(Fault(status=403, code="forbidden"))
@@ -191,3 +197,69 @@ def test_a_broken_line_ends_the_job_and_is_told(
 ) -> None:
     assert load(name, content, status=1) == []
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_quoted_field_with_line_breaks_is_one_record(load: Load) -> None:
+    text = 'a,b\n1,"two\nlines, \n\nand ""more"""\n2,x\n'
+    expected = [{"data": row} for row in csv.DictReader(io.StringIO(text, newline=""))]
+    assert load("a.csv", text.encode()) == expected
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_text_in_another_encoding_is_refused_unless_the_encoding_is_named(
+    load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = "a,b\n1,Zürich\n".encode("latin-1")
+    assert load("a.csv", content, status=1) == []
+    assert "a.csv: it is not UTF-8; name its encoding, for example" in capsys.readouterr().err
+    (record,) = load("a.csv", content, "--option", "encoding=ISO-8859-1")
+    assert record["data"] == {"a": "1", "b": "Zürich"}
+    (record,) = load("b.csv", "a\n\ufffdü\n".encode())
+    assert record["data"] == {"a": "\ufffdü"}
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "content", "more", "told"),
+    [
+        ("_events.jsonl", b"1\n", (), "_events.jsonl: Spark reads no file of it"),
+        ("empty.jsonl", b" \n", (), "empty.jsonl: it has no records"),
+        ("head.csv", b"a,b\n", (), "head.csv: it has no records"),
+        ("a.jsonl", b'{"k":1}\n', ("--tag-column", "K"), 'a.jsonl has a member "K"'),
+        ("a.csv", b"k,v\n1,2\n", ("--tag-column", "K"), 'there is no column "K": k, v'),
+    ],
+)
+def test_a_job_that_would_load_nothing_or_lose_its_tags_is_an_error(
+    load: Load,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: bytes,
+    more: tuple[str, ...],
+    told: str,
+) -> None:
+    assert load(name, content, *more, status=2) == []
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_subfolders_are_read_and_are_columns_only_if_asked(
+    unstopped: SparkSession, stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, value in (("", 0), ("key=K1/", 1), ("node=7/deep/", 2), ("_hidden/", 3)):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "rows.jsonl").write_text(json.dumps({"id": value}) + "\n")
+    line = ["--format", "json", "--url", stub.url]
+    assert main(["backfill", str(tmp_path), "a", *line]) == 0
+    assert sorted(ids(stub, "a")) == [0, 1, 2]
+    assert {*chain(*stub.topics["a"].records)} == {"data"}
+    assert f"Spark does not read {tmp_path}/_hidden/rows.jsonl\n" in capsys.readouterr().err
+    keyed = tmp_path / "b"
+    (keyed / "day=5").mkdir(parents=True)
+    (keyed / "day=5" / "rows.jsonl").write_text('{"id": 9}\n')
+    assert main(["backfill", str(keyed), "b", "--partition-columns", *line]) == 0
+    assert [record["data"] for record in stub.topics["b"].records] == [{"id": 9, "day": 5}]

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from topics.spark.sink import batch_writer, stream_writer, writer
-from topics.spark.sink.writer import BatchWriter
+from topics.spark.sink.writer import BatchWriter, StreamWriter
 
 SCHEMA = StructType([StructField("value", StringType())])
 
@@ -127,7 +127,8 @@ def test_a_stream_is_planned_while_its_server_is_away_and_a_task_opens_the_topic
     stub: StubServer, in_task: dict[str, str]
 ) -> None:
     in_task |= {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
-    made = stream_writer({"servers": "http://127.0.0.1:1", "topic": "t"}, SCHEMA, False)
+    away = {"servers": "http://127.0.0.1:1", "topic": "t"}
+    made = StreamWriter(away, SCHEMA, overwrite=False)
     made.options = replace(made.options, connection=Connection.parse({"servers": stub.url}))
     made.write(iter([rows(10)]))
     assert len(stub.topics["t"].records) == 10

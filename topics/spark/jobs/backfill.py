@@ -11,9 +11,10 @@ import argparse
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from topics.errors import ExitCode
-from topics.spark.job_errors import WrongPath, spark_errors
+from topics.spark.job_errors import JobError, WrongPath, WrongUse, say, spark_errors
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_servers, byte_count, positive
 from topics.spark.jobs.streams import sink_of
@@ -27,9 +28,18 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "csv", "json")
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-# A broken line ends the job; the header of every file is compared, not only of the first.
+ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".xz")  # Spark would read their bytes as rows
+SHOWN_FILES = 5
+# A broken record ends the job; the header of every file is compared, not only of the first. Without
+# multiLine, Spark divides a quoted field that contains a line break into two records.
 READER = {
-    "csv": {"header": "true", "mode": "FAILFAST", "enforceSchema": "false", "escape": '"'},
+    "csv": {
+        "header": "true",
+        "mode": "FAILFAST",
+        "enforceSchema": "false",
+        "escape": '"',
+        "multiLine": "true",
+    },
     "json": {"mode": "FAILFAST", "prefersDecimal": "true"},  # a double would change digits
     "parquet": {},
 }
@@ -49,23 +59,70 @@ def read(
     options: dict[str, str] | None = None,
     schema: str | None = None,
     tag: str | None = None,
+    partitioned: bool = False,
 ) -> DataFrame:
-    """The rows of ``source``, a path or URI that Spark can read, as rows of the sink. JSON lines
-    are taken as they are, unless Spark's JSON reader is asked for by an option or a schema.
+    """Return the rows of ``source``, a path or URI that Spark can read, as rows of the sink. JSON
+    lines are sent as they are, unless an option, a schema or partition columns require Spark's JSON
+    reader. ``partitioned``: folders such as ``date=2026-01-31`` are columns.
+
+    Raises `WrongPath` if Spark reads no file, `WrongUse` for a tag that no record has, and
+    `JobError` for bytes that are not UTF-8.
     """
     from pyspark.sql import functions as f
 
     kind = form or format_of(source)
-    if kind == "json" and not options and schema is None:
-        lines = spark.read.text(source).where(f.col("value").rlike(r"\S"))
-        member = f.get_json_object("value", f"$['{tag}']")
-        return lines if tag is None else lines.withColumn("key", member)
     given = {name.lower(): value for name, value in (options or {}).items()}
+    # With the recursive lookup, Spark reads subfolders and makes no columns of their names.
+    lookup = {"recursivefilelookup": str(not partitioned).lower()}
+    if kind == "json" and not given and schema is None and not partitioned:
+        lines = spark.read.options(**lookup).text(source).where(f.col("value").rlike(r"\S"))
+        _check_files(lines, source)
+        if tag is None:
+            return lines
+        lines = lines.withColumn("key", f.get_json_object("value", f"$['{tag}']"))
+        if lines.where("key IS NOT NULL").isEmpty() and not lines.isEmpty():
+            raise WrongUse(f'--tag-column: no record of {source} has a member "{tag}"')
+        return lines
+    given = lookup | given
     if kind == "csv" and ".tsv" in source and not {"sep", "delimiter"} & given.keys():
         given["sep"] = "\t"
     defaults = {name: value for name, value in READER[kind].items() if name.lower() not in given}
+    if kind != "parquet" and not {"encoding", "charset"} & given.keys():
+        _check_utf8(spark, source, lookup)
     reader = spark.read.format(kind).options(**defaults, **given)
-    return records((reader if schema is None else reader.schema(schema)).load(source), key=tag)
+    rows = (reader if schema is None else reader.schema(schema)).load(source)
+    _check_files(rows, source)
+    if tag is not None and tag not in rows.columns:
+        raise WrongUse(f'--tag-column: there is no column "{tag}": {", ".join(rows.columns)}')
+    return records(rows, key=tag)
+
+
+def _check_utf8(spark: SparkSession, source: str, lookup: dict[str, str]) -> None:
+    """Raise `JobError` for a file that is not UTF-8: Spark would replace its characters."""
+    from pyspark.sql import functions as f
+
+    lines = spark.read.options(**lookup).text(source).where("NOT is_valid_utf8(value)")
+    if wrong := lines.select(f.col("_metadata.file_path")).head():
+        raise JobError(
+            f"{wrong[0].removeprefix('file://')}: it is not UTF-8; name its encoding, for example"
+            " --option encoding=ISO-8859-1"
+        )
+
+
+def _check_files(rows: DataFrame, source: str) -> None:
+    """Name the files that Spark does not read. Raise `WrongPath` if it reads none."""
+    taken = {unquote(uri.removeprefix("file://")) for uri in rows.inputFiles()}
+    if not taken:
+        raise WrongPath(f"{source}: Spark reads no file of it; it skips names with _ or . in front")
+    if "://" in source or not Path(source).is_dir():
+        return
+    files = (path for path in Path(source).rglob("*") if path.is_file() and path.stat().st_size)
+    skipped = sorted(
+        str(path) for path in files if path.suffix != ".crc" and str(path) not in taken
+    )
+    if skipped:
+        more = f" and {len(skipped) - SHOWN_FILES:,} more" if len(skipped) > SHOWN_FILES else ""
+        say(f"warning: Spark does not read {', '.join(skipped[:SHOWN_FILES])}{more}")
 
 
 def add(commands: Commands) -> None:
@@ -78,7 +135,9 @@ def add(commands: Commands) -> None:
         " from the first request that differs; equal rows at equal places are not, unless another"
         " --job-id says that they are to be. JSON lines are sent as they are, whatever value a line"
         " holds; CSV columns are text, unless --schema or --option inferSchema=true says more; an"
-        " empty field is null. A broken line ends the job; what was appended before it stays.",
+        " empty field is null. Text that is not UTF-8 is refused unless --option encoding names its"
+        " encoding. A broken record ends the job; what was appended before it stays. Subfolders are"
+        " read. No file or no record is an error.",
         epilog="'topics append -f FILE' loads files of this machine without Spark."
         f" {ExitCode.sentence()}",
     )
@@ -92,7 +151,7 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for Spark's reader, such as sep=; or multiLine=true; overrides the job's own",
+        help="for Spark's reader, such as sep=; or multiLine=false; overrides the job's own",
     )
     add("--schema", metavar="DDL", help="columns and types, such as 'id BIGINT, name STRING'")
     add("--durability", choices=DURABILITIES, help="of the topic; an existing one is changed")
@@ -110,6 +169,11 @@ def add(commands: Commands) -> None:
     )
     add("--job-id", help="name of the job for idempotency (default: made of source and topic)")
     add("--tag-column", help="column, or member of JSON lines, whose value becomes the tag")
+    add(
+        "--partition-columns",
+        action="store_true",
+        help="folders such as date=2026-01-31 are columns (default: their names are ignored)",
+    )
     add("--node", help="origin node of the records; readers with the same node do not get them")
     add(
         "--partitions",
@@ -135,6 +199,8 @@ def run(options: argparse.Namespace) -> Appended:
     # Everything that needs no JVM comes first; PySpark alone takes a second to load.
     if is_local and not GLOB.search(source) and not Path(source).exists():
         raise WrongPath(f"{source}: no such file or directory")
+    if source.lower().endswith(ARCHIVES):
+        raise WrongPath(f"{source}: Spark cannot read this kind of archive; unpack it first")
     source = str(Path(source).resolve()) if is_local else source
     more = {"node": options.node, "durability": options.durability}
     sink = sink_of(
@@ -159,7 +225,11 @@ def run(options: argparse.Namespace) -> Appended:
                 options=dict(options.option),
                 schema=options.schema,
                 tag=options.tag_column,
+                partitioned=options.partition_columns,
             )
-        return append(df, sink, f"batch:{job}", quiet=options.quiet)
+        done = append(df, sink, f"batch:{job}", quiet=options.quiet)
+        if not done.records:
+            raise WrongPath(f"{source}: it has no records")
+        return done
     finally:
         spark.stop()
