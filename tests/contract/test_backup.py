@@ -1,4 +1,4 @@
-"""GET /v0/backup: who may take one, one at a time, and an end that tells whether it is whole."""
+"""GET /v0/backup: who may take one, one at a time, and an end that shows if it is complete."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ ENDS = ("stop", "kill")
 
 @dataclass(slots=True)
 class Read:
-    """What a reader has learned from one cursor to the head."""
+    """The records and tombstones that a reader gets from one cursor to the head."""
 
     data: dict[int, Any] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)

@@ -216,7 +216,7 @@ def test_a_topic_may_opt_out_of_node_filtering(api: Api, topic: str) -> None:
 
 
 def recreated(page: Any, head: int) -> None:
-    """The page tells the reader that its cursor belongs to another incarnation, and starts over."""
+    """Check that the page reports a cursor of another epoch and restarts at the first record."""
     stone = page["tombstone"]
     assert {
         name: stone[name] for name in ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")

@@ -1,4 +1,4 @@
-"""The cap of bytes: what the records of all topics of all shards may have together (§11)."""
+"""The cap of bytes: one limit for the records of all topics in all shards (§11)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_evictions_and_age_make_room(api: Api) -> None:
     ok(api.put(HERE, {"cap_records": 5}))
     ok(api.append(THERE, "x" * 14_000))
     capped(api.append(THERE, "x" * 14_000), TOTAL_BYTES, MOST)
-    ok(api.put("aging", {"ttl_ms": 1}))  # and nobody reads it
+    ok(api.put("aging", {"ttl_ms": 1}))  # and no client reads it
     until(lambda: api.append(THERE, "x" * 14_000).status, lambda status: status == 200)
 
 

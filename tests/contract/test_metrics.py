@@ -260,7 +260,7 @@ JSON = {"Accept": "application/json"}
 
 
 class Gauges:
-    """What the page says."""
+    """The gauges of the metrics page."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -270,7 +270,7 @@ class Gauges:
         return {name.removeprefix("topics_"): value for name, value in page.items()}
 
     def become(self, **wanted: Any) -> dict[str, Any]:
-        """The page, once it says this."""
+        """Wait until the page has these values, and return it."""
         return until(self.seen, lambda page: {name: page[name] for name in wanted} == wanted)
 
 

@@ -244,7 +244,7 @@ def delete(queue: Queue) -> None:
 
 
 def cap(queue: Queue) -> None:
-    """Four more jobs in a queue with room for four."""
+    """Four more jobs in a queue with a cap of four."""
     queue.configure(cap_records=4)
     queue.push(*"cap!")
 

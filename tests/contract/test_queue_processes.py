@@ -58,7 +58,7 @@ def back(server: Server, name: str) -> None:
 
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "loose"])
 def test_a_stream_ends_when_its_shard_dies(server: Server, durable: bool) -> None:
-    """Its leases are those of a crash: kept, or free at once."""
+    """Its leases are those of a crash: kept, or free immediately."""
     with Api(server.address) as api:
         queue = Queue.create(api, "q", "a", "b", leases_durable=durable, lease_ms=HOUR_MS)
         with Work(queue, "w") as stream:

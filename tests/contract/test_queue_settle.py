@@ -1,5 +1,5 @@
-"""Ack, nack and extend (§10.4 to §10.6): what the holder of a lease may do, and what it brings
-about.
+"""Ack, nack and extend (§10.4 to §10.6): the rights of a lease's holder, and the effects
+of each call.
 """
 
 from __future__ import annotations

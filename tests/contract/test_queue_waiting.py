@@ -1,5 +1,5 @@
-"""Waiting claims and coalescing windows (§10.2): what ends the wait, who comes first, who
-shares.
+"""Waiting claims and coalescing windows (§10.2): the end of a wait, the order of claims, and
+sharing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_jobs_that_are_there_are_answered_at_once(queue: Queue) -> None:
     assert time.monotonic() - begun < SLACK_S
 
 
-# --- what ends it
+# --- the end of a wait
 
 
 def append(queue: Queue) -> None:
@@ -154,7 +154,7 @@ def test_deleting_the_queue_ends_waits_with_404(queue: Queue, again: str) -> Non
         assert time.monotonic() - begun < SLACK_S
 
 
-# --- who comes first
+# --- the order of claims
 
 
 def test_waiters_are_served_in_order_of_arrival(queue: Queue) -> None:

@@ -125,7 +125,7 @@ def test_a_record_larger_than_cap_bytes_is_taken(api: Api, topic: str) -> None:
     assert (seqs(page), gap(page, "cap")) == ([2], (1, 1))
 
 
-# --- what a PUT does to the records that are there
+# --- the effect of a PUT on existing records
 
 
 @pytest.mark.parametrize("durability", CLASSES)

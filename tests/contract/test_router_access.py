@@ -85,7 +85,7 @@ KEYS = ",".join(
         "arrow::t42:a->",
     ]
 )
-# name: source, dest. What the key `tenant` may see comes first.
+# name: source, dest. The routers visible to the key `tenant` are first.
 OURS = {
     "t42:a->b": ("t42:a", "t42:b"),
     "t42:b->shared": ("t42:b", "shared.c"),

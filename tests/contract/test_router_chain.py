@@ -1,4 +1,4 @@
-"""Routers behind each other, in circles (§6), and the stamps of ``exactly_once``."""
+"""Routers in chains and cycles (§6), and the stamps of ``exactly_once``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def row(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[list[s
 
 
 def settled(api: Api, *names: str) -> list[int]:
-    """``forwarded_total`` of routers in a circle, once it stands still."""
+    """Return ``forwarded_total`` of routers in a cycle once it stops changing."""
 
     def look() -> list[int]:
         return [forwarded(api, name) for name in names]

@@ -35,7 +35,7 @@ def trimmed(api: Api, source: str, dest: str, **config: Any) -> str:
 
 
 def gap_of(page: Any) -> tuple[int, int] | None:
-    """The gap that a page of the dest tells of."""
+    """Return the gap that a page of the dest reports."""
     if page["tombstone"] is None:
         return None
     assert page["tombstone"]["reason"] == TRIM, page["tombstone"]

@@ -1,5 +1,5 @@
 """Requests of every route from the documented schemas, valid and spoiled, for a few seconds; the
-program ``tests.campaigns.schema_fuzz`` goes on for longer.
+program ``tests.campaigns.schema_fuzz`` runs for longer.
 """
 
 from __future__ import annotations

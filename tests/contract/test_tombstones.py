@@ -1,4 +1,4 @@
-"""What a reader is told about evicted, expired and deleted records (§1.1, §3.3)."""
+"""Reports to readers about evicted, expired and deleted records (§1.1, §3.3)."""
 
 from __future__ import annotations
 
