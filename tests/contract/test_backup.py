@@ -78,7 +78,7 @@ def ends(api: Api) -> dict[str, int]:
     return {each["end"]: each["value"] for each in series}
 
 
-def test_a_backup_is_a_whole_tar_of_what_is_acknowledged(
+def test_a_backup_is_a_complete_tar_of_the_acknowledged_records(
     own: Server, boss: Api, tmp_path: Path
 ) -> None:
     answer = boss.call("GET", "/v0/backup")

@@ -54,7 +54,7 @@ BODIES: list[tuple[dict[str, Any], list[int]]] = [
 @pytest.mark.parametrize(
     ("body", "gone"), BODIES, ids=[f"5 {json.dumps(body)}" for body, _ in BODIES]
 )
-def test_a_delete_removes_what_its_body_says(
+def test_a_delete_removes_the_records_that_its_body_selects(
     api: Api, topic: str, filled: TopicModel, body: dict[str, Any], gone: list[int]
 ) -> None:
     answer = ok(erase(api, topic, body))
@@ -263,7 +263,7 @@ def test_the_node_filter_and_deletes_work_together(
 # --- concurrent appends
 
 
-def test_what_was_acknowledged_before_goes_and_what_is_sent_after_stays(
+def test_a_delete_removes_earlier_records_and_never_later_ones(
     server: Server, api: Api, topic: str
 ) -> None:
     ok(api.put(topic), 201)

@@ -300,7 +300,7 @@ def settled(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_counts_are_what_counting_says_whoever_dies(tmp_path: Path) -> None:
+def test_counts_stay_exact_when_any_process_dies(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     dice = random.Random(seed)

@@ -102,7 +102,7 @@ def test_additional_names_are_ours_and_explained(full: Api) -> None:
         assert name.endswith("_total") == (kind == "counter")
 
 
-def test_rows_of_topics_say_what_their_state_says(full: Api) -> None:
+def test_rows_of_topics_agree_with_their_state(full: Api) -> None:
     page = settled(full)
     assert page.labels("topics_topic_head_seq", "topic") == {*NAMES}
     for name in NAMES:

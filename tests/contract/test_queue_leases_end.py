@@ -114,7 +114,7 @@ def test_an_old_holder_is_skipped(queue: Queue, verb: str, fields: dict[str, Any
 
 
 @SETTLED
-def test_a_holder_past_its_deadline_is_skipped_though_nobody_has_reclaimed(
+def test_a_holder_past_its_deadline_is_skipped_before_the_job_is_reclaimed(
     queue: Queue, verb: str, fields: dict[str, Any]
 ) -> None:
     queue.push("a")

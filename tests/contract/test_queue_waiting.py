@@ -56,7 +56,7 @@ def test_a_wait_for_nothing_ends_on_time_with_no_jobs(queue: Queue, wait_ms: int
     assert wait_ms / 1000 - 0.005 <= took_s < wait_ms / 1000 + SLACK_S
 
 
-def test_jobs_that_are_there_are_answered_at_once(queue: Queue) -> None:
+def test_existing_jobs_are_returned_immediately(queue: Queue) -> None:
     queue.push("a", "b")
     begun = time.monotonic()
     assert data(queue.claim("w", 5, wait_ms=LONG_MS)) == ["a", "b"]

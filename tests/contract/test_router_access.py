@@ -184,7 +184,7 @@ def test_a_refusal_does_not_show_the_names_of_others(full: Api, tenant: Api) -> 
 
 
 @pytest.mark.slow
-def test_the_list_shows_what_the_key_may_reach(full: Api, tenant: Api) -> None:
+def test_the_list_shows_the_routers_that_the_key_may_access(full: Api, tenant: Api) -> None:
     assert names(tenant) == sorted(OURS)
     assert {*names(full)} >= {*OURS, *THEIRS}
     assert names(tenant, source="t42:a") == ["t42:a->b"]

@@ -148,7 +148,7 @@ def test_a_circle_of_three_terminates(api: Api, row: list[str]) -> None:
     assert [len(kept(api, name)) for name in circle] == [3, 3, 3]
 
 
-def test_a_mirror_shows_no_node_what_it_wrote(api: Api, row: list[str]) -> None:
+def test_a_mirror_returns_no_records_to_the_node_that_wrote_them(api: Api, row: list[str]) -> None:
     one, other, *_ = row
     names = [route(api, one, other), route(api, other, one, allow_cycle=True)]
     ok(api.append(one, "of n1", node="n1"))

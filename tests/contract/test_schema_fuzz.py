@@ -32,7 +32,7 @@ def _requests(source: random.Random, count: int) -> list[bytes]:
     return made
 
 
-def test_a_valid_request_goes_to_the_route_that_it_names() -> None:
+def test_a_valid_request_reaches_the_route_that_it_names() -> None:
     source = random.Random(3)
     for _ in range(500):
         request = asked(source)
