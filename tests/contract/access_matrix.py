@@ -1,4 +1,4 @@
-"""Who may do what, as §0.2 says: the rows of `test_matrix`, and the keys that they are tried with.
+"""The access rules of §0.2: the rows of `test_matrix`, and the keys that the tests use.
 
 A row is a valid request in which ``<0>``, ``<1>``, ... begin the names that count against the
 prefixes of a key. Each of them is filled in with `INSIDE`, and one after the other with
@@ -50,7 +50,7 @@ ENTRIES = ",".join([BOSS, *(key.entry for key in KEYS)])
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What stands for ``<0>``, ``<1>``, ..."""
+    """The values of ``<0>``, ``<1>``, ..."""
 
     outside: int | None
     names: int

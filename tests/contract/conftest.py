@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def specifications() -> Iterator[None]:
-    """Whatever the server says in a contract test is as its documents have it."""
+    """Check every response of the contract tests against the specifications."""
     judges.append(SPECIFICATIONS)
     yield
     judges.remove(SPECIFICATIONS)

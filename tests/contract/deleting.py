@@ -19,7 +19,7 @@ ODD_TAGS = [
 
 
 def erase(api: Api, topic: str, body: Any) -> Answer:
-    """Ask for a delete."""
+    """Send a delete request."""
     return api.call("POST", f"/v0/topics/{topic}/delete", body)
 
 

@@ -1,4 +1,4 @@
-"""What each route refuses: the rows of `test_refusals`.
+"""The invalid requests of each route: the rows of `test_refusals`.
 
 `ROUTES` has a valid request for each. ``new`` and ``x`` are not there; ``log`` has two records,
 of ``queue`` a job is held and one is ready. JSON texts stand two spaces apart. ``record.tag`` is a
@@ -172,7 +172,7 @@ FIELD_ROWS = [
     for field in ([fields] if "," in fields else fields.split(" "))
 ]
 
-# --- whole bodies
+# --- complete bodies
 
 NOT_OBJECTS = [
     *(b"[]", b"null", b"5", b'"x"', b"true", b"{", b"{}{}", b"{} x", b"{,}", b"{'a':1}", b"\xff"),

@@ -1,4 +1,4 @@
-"""What a topic has kept and what it tells that it lost (§1.2, §1.3, §3.3)."""
+"""The records that a topic retains and the losses that it reports (§1.2, §1.3, §3.3)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gap(page: Any, *reasons: str) -> tuple[int, int] | None:
 
 
 def page_of(api: Api, topic: str, from_seq: int, **fields: Any) -> Any:
-    """One whole page, whose cursor fields agree with each other."""
+    """Return one complete page, whose cursor fields agree with each other."""
     page = ok(api.diff(topic, from_seq=from_seq, limit=1000, **fields))
     assert page["caught_up"] == (page["next_from_seq"] == page["head_seq"])
     assert page["lag"] == page["head_seq"] - page["next_from_seq"]

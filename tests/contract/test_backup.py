@@ -1,4 +1,4 @@
-"""GET /v0/backup: who may take one, one at a time, and an end that tells whether it is whole."""
+"""GET /v0/backup: who may take one, one at a time, and an end that shows if it is complete."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def ends(api: Api) -> dict[str, int]:
     return {each["end"]: each["value"] for each in series}
 
 
-def test_a_backup_is_a_whole_tar_of_what_is_acknowledged(
+def test_a_backup_is_a_complete_tar_of_the_acknowledged_records(
     own: Server, boss: Api, tmp_path: Path
 ) -> None:
     answer = boss.call("GET", "/v0/backup")

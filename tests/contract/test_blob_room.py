@@ -1,4 +1,4 @@
-"""What long writes take on the disk: it is given back as the records go, also after a restart."""
+"""Disk space of long writes: it is freed with the records, also after a restart."""
 
 from __future__ import annotations
 

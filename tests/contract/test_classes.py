@@ -27,7 +27,7 @@ ENDS = ("stop", "kill")
 
 @dataclass(slots=True)
 class Read:
-    """What a reader has learned from one cursor to the head."""
+    """The records and tombstones that a reader gets from one cursor to the head."""
 
     data: dict[int, Any] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
@@ -147,7 +147,7 @@ def test_classes_over_two_restarts(stage: Stage) -> None:
             heads[name] = stage.api.state(name)["head_seq"]
 
 
-def test_the_loss_of_an_ephemeral_topic_is_told_to_whoever_missed_it(stage: Stage) -> None:
+def test_the_loss_of_an_ephemeral_topic_is_reported_to_readers_that_missed_it(stage: Stage) -> None:
     stage.put("told", durability="ephemeral")
     stage.write("told", 6)
     stage.restart()
@@ -317,7 +317,7 @@ KINDS: dict[str, Callable[[Stage, str], Any]] = {
 }
 
 
-def test_a_floor_of_an_ephemeral_topic_never_goes_back(stage: Stage) -> None:
+def test_a_floor_of_an_ephemeral_topic_never_decreases(stage: Stage) -> None:
     for topic, move in KINDS.items():
         stage.put(topic, durability="ephemeral")
         stage.write(topic, 6)

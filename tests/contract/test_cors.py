@@ -1,4 +1,4 @@
-"""CORS of a real server: what pages of a listed origin may do, and that others may not."""
+"""CORS of a real server: access for pages of listed origins, and none for others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Deletes of records (§5): what goes, what readers see of it (§3.2, §3.3), and what a restart
-leaves.
+"""Deletes of records (§5): the removed records, the view of readers (§3.2, §3.3), and the
+state after a restart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.api import Api, ok, refused
 from tests.support.model import TopicModel
 from tests.support.server import Server
 
-# --- what is deleted
+# --- deleted records
 
 BODIES: list[tuple[dict[str, Any], list[int]]] = [
     ({"before_seq": 0}, []),
@@ -54,7 +54,7 @@ BODIES: list[tuple[dict[str, Any], list[int]]] = [
 @pytest.mark.parametrize(
     ("body", "gone"), BODIES, ids=[f"5 {json.dumps(body)}" for body, _ in BODIES]
 )
-def test_a_delete_removes_what_its_body_says(
+def test_a_delete_removes_the_records_that_its_body_selects(
     api: Api, topic: str, filled: TopicModel, body: dict[str, Any], gone: list[int]
 ) -> None:
     answer = ok(erase(api, topic, body))
@@ -208,7 +208,7 @@ def test_a_glob_may_be_written_in_escapes(api: Api, topic: str) -> None:
 
 
 def read_all(api: Api, topic: str, **fields: Any) -> list[int]:
-    """Every seq through pages that must go on and tell of no loss."""
+    """Return every seq from pages that must continue and report no loss."""
     found: list[int] = []
     cursor = 0
     while True:
@@ -260,10 +260,10 @@ def test_the_node_filter_and_deletes_work_together(
     assert read_all(api, topic, node=node, limit=limit) == seen
 
 
-# --- beside appends
+# --- concurrent appends
 
 
-def test_what_was_acknowledged_before_goes_and_what_is_sent_after_stays(
+def test_a_delete_removes_earlier_records_and_never_later_ones(
     server: Server, api: Api, topic: str
 ) -> None:
     ok(api.put(topic), 201)

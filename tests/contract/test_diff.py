@@ -216,7 +216,7 @@ def test_a_topic_may_opt_out_of_node_filtering(api: Api, topic: str) -> None:
 
 
 def recreated(page: Any, head: int) -> None:
-    """The page tells the reader that its cursor belongs to another incarnation, and starts over."""
+    """Check that the page reports a cursor of another epoch and restarts at the first record."""
     stone = page["tombstone"]
     assert {
         name: stone[name] for name in ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")
@@ -317,7 +317,7 @@ def test_a_new_class_counts_from_the_next_write_on(api: Api, topic: str) -> None
 
 
 @pytest.mark.parametrize("wait_ms", [None, 0, 1])
-def test_a_diff_passes_over_all_that_its_filter_drops_whatever_it_waits(
+def test_a_diff_skips_all_filtered_records_with_any_wait_time(
     api: Api, topic: str, wait_ms: int | None
 ) -> None:
     ok(api.put(topic), 201)

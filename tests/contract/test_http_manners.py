@@ -63,7 +63,7 @@ class Ask(NamedTuple):
 
 
 class Said(NamedTuple):
-    """An answer, and the bytes that asked for it. ``at``: Unix seconds."""
+    """A response and the bytes of its request. ``at``: Unix seconds."""
 
     ask: Ask
     wire: bytes
@@ -187,7 +187,7 @@ class RawWire(Wire):
 
 
 def parsed(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """First line and fields, as they came."""
+    """Return the first line and the fields in order of arrival."""
     first, *lines = head.split(b"\r\n\r\n")[0].split(b"\r\n")
     pairs = [line.split(b": ", 1) for line in lines]
     return first, [(name, value) for name, value in pairs]
@@ -232,7 +232,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
 
 
 def notes(said: Said) -> list[str]:
-    """What the linter has against an answer."""
+    """Return the linter's findings for a response."""
     line, fields = parsed(said.wire)
     method, target, version = line.split(b" ")[0], *line.split(b" ", 1)[1].rsplit(b" ", 1)
     asked, found = HttpRequestLinter(), HttpResponseLinter()

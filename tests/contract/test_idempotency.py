@@ -130,7 +130,7 @@ def test_a_key_is_kept_for_the_window_and_not_longer(api: Api, topic: str) -> No
 
 
 def at_once(server: Server, count: int, ask: Callable[[Api, int], Answer]) -> list[Answer]:
-    """``count`` clients ask in the same moment."""
+    """Send a request from ``count`` clients at the same moment."""
     barrier = threading.Barrier(count, timeout=30)  # one may fail before
 
     def client(number: int) -> Answer:

@@ -1,4 +1,4 @@
-"""Writes of many megabytes (§2) obey every rule that small ones obey, and hold up nobody."""
+"""Writes of many megabytes (§2) obey every rule that small ones obey, and block no other client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PADDING: list[dict[str, Any]] = [{"data": "x" * (MIB - 100)}] * 6
 
 
 def body(*last: Any, **fields: Any) -> bytes:
-    """Six records of almost 1 MiB, and ``last`` behind them; bytes are raw JSON."""
+    """Six records of almost 1 MiB, followed by ``last``; bytes are raw JSON."""
     records = [json.dumps(record).encode() for record in PADDING]
     records += [
         record if isinstance(record, bytes) else json.dumps(record).encode() for record in last

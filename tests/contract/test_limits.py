@@ -1,4 +1,4 @@
-"""The cap of topics: one number for all shards, whoever makes a topic (§11)."""
+"""The cap of topics: one number for all shards and clients (§11)."""
 
 from __future__ import annotations
 

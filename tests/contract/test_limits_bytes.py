@@ -1,4 +1,4 @@
-"""The cap of bytes: what the records of all topics of all shards may have together (§11)."""
+"""The cap of bytes: one limit for the records of all topics in all shards (§11)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_reads_deletes_configs_and_known_keys_pass_at_the_cap(api: Api) -> None:
     ok(api.append(HERE, "x" * 100_000))
 
 
-def test_a_topic_that_trims_itself_goes_on_at_the_cap(limited: Server, api: Api) -> None:
+def test_a_topic_that_trims_itself_accepts_appends_at_the_cap(limited: Server, api: Api) -> None:
     ok(api.put("ring", {"cap_bytes": 20_000}), 201)
     for number in range(10, 40):
         ok(api.append("ring", f"{number}" * 400))
@@ -114,14 +114,14 @@ def test_a_topic_that_trims_itself_goes_on_at_the_cap(limited: Server, api: Api)
     assert held(api)[1] <= MOST
 
 
-def test_evictions_and_age_make_room(api: Api) -> None:
+def test_evictions_and_age_free_capacity(api: Api) -> None:
     ok(api.append(HERE, *["x" * 1000] * 20))
     ok(api.append("aging", *["x" * 1000] * 20), 201)
     fill(api, THERE, MOST)
     ok(api.put(HERE, {"cap_records": 5}))
     ok(api.append(THERE, "x" * 14_000))
     capped(api.append(THERE, "x" * 14_000), TOTAL_BYTES, MOST)
-    ok(api.put("aging", {"ttl_ms": 1}))  # and nobody reads it
+    ok(api.put("aging", {"ttl_ms": 1}))  # and no client reads it
     until(lambda: api.append(THERE, "x" * 14_000).status, lambda status: status == 200)
 
 
@@ -132,7 +132,7 @@ def test_a_full_topic_is_told_before_a_full_server(api: Api) -> None:
     refused(api.append("full", 1), 422, "topic_full")
 
 
-def test_a_router_is_held_until_there_is_room(api: Api) -> None:
+def test_a_router_is_held_until_there_is_capacity(api: Api) -> None:
     route(api, HERE, THERE)
     ok(api.put("ballast"), 201)
     fill(api, "ballast", MOST - 2000)

@@ -1,4 +1,4 @@
-"""What keys and clients may hold of the front (§11), and caps while shards and the front die."""
+"""Limits of keys and clients in the front (§11), and caps while processes crash."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def api(limited: Server) -> Iterator[Api]:
 
 
 def poll(server: Server, after_seq: int) -> Wire:
-    """A long poll under way: one request in flight."""
+    """Start a long poll: one request in flight."""
     wire, body = Wire(server.address), b'{"from_seq":%d,"wait_ms":20000}' % after_seq
     wire.send(request("POST", "/v0/topics/quiet/diff", body, "Authorization: Bearer left"))
     return wire
@@ -238,7 +238,7 @@ CONFIGS: tuple[dict[str, object], ...] = (
 
 
 def disturb(api: Api, dice: random.Random) -> Answer:
-    """Something that takes room or gives it back."""
+    """Send a request that uses or frees capacity."""
     kind = dice.randrange(len(CONFIGS))
     topic = f"{kind}.{dice.randrange(5)}"
     size = dice.choice([10, 3000, 100_000])
@@ -259,7 +259,7 @@ def disturb(api: Api, dice: random.Random) -> Answer:
 
 
 class Load:
-    """Clients that take and give back room until they are told to stop."""
+    """Clients that use and free capacity until they are stopped."""
 
     def __init__(self, server: Server, clients: int, seed: int) -> None:
         self._server, self._stop = server, threading.Event()
@@ -294,13 +294,13 @@ class Load:
 
 
 def settled(server: Server) -> None:
-    """Every process is there, and the server ready."""
+    """Wait until every process runs and the server is ready."""
     server.wait_roles(3)
     server.wait_ready()
 
 
 @pytest.mark.slow
-def test_counts_are_what_counting_says_whoever_dies(tmp_path: Path) -> None:
+def test_counts_stay_exact_when_any_process_dies(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -329,7 +329,7 @@ def test_counts_are_what_counting_says_whoever_dies(tmp_path: Path) -> None:
 
 
 def replaced(server: Server, role: str) -> None:
-    """Kill this process; another one is there and ready."""
+    """Kill a process and wait until its successor is ready."""
     server.wait_roles(3)
     server.replace(role)
     settled(server)

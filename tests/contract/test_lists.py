@@ -72,7 +72,7 @@ def test_pages_end_without_a_cursor(family: Family, size: int) -> None:
     assert family.pages(size) == [names[at : at + size] for at in range(0, len(names), size)]
 
 
-def test_a_cursor_stands_though_names_come_and_go(family: Family) -> None:
+def test_a_cursor_stays_valid_while_names_are_created_and_deleted(family: Family) -> None:
     cursor = family.page("page_size=3")["next_cursor"]
     family.make(f"{family.prefix}0")
     family.make(f"{family.prefix}z")

@@ -72,7 +72,9 @@ READY = {
 
 
 @pytest.mark.parametrize("fields", READY.values(), ids=[f"3 {name}" for name in READY])
-def test_what_is_there_is_answered_at_once(api: Api, topic: str, fields: dict[str, Any]) -> None:
+def test_a_long_poll_returns_existing_records_immediately(
+    api: Api, topic: str, fields: dict[str, Any]
+) -> None:
     ok(api.append(topic, 1), 201)
     sent = time.monotonic()
     ok(api.diff(topic, **fields))

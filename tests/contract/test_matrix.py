@@ -128,7 +128,7 @@ def by_name(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
-def test_a_key_may_do_what_its_scopes_and_prefixes_say(asker: Asker, row: Row) -> None:
+def test_a_key_permits_exactly_its_scopes_and_prefixes(asker: Asker, row: Row) -> None:
     wrong = []
     for key in KEYS:
         for assignment in assignments(row.names):

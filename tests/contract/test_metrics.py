@@ -102,7 +102,7 @@ def test_additional_names_are_ours_and_explained(full: Api) -> None:
         assert name.endswith("_total") == (kind == "counter")
 
 
-def test_rows_of_topics_say_what_their_state_says(full: Api) -> None:
+def test_rows_of_topics_agree_with_their_state(full: Api) -> None:
     page = settled(full)
     assert page.labels("topics_topic_head_seq", "topic") == {*NAMES}
     for name in NAMES:
@@ -260,7 +260,7 @@ JSON = {"Accept": "application/json"}
 
 
 class Gauges:
-    """What the page says."""
+    """The gauges of the metrics page."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -270,7 +270,7 @@ class Gauges:
         return {name.removeprefix("topics_"): value for name, value in page.items()}
 
     def become(self, **wanted: Any) -> dict[str, Any]:
-        """The page, once it says this."""
+        """Wait until the page has these values, and return it."""
         return until(self.seen, lambda page: {name: page[name] for name in wanted} == wanted)
 
 

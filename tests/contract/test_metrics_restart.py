@@ -1,4 +1,4 @@
-"""Metrics of processes that die, stand still and come back."""
+"""Metrics of processes that crash, stall and restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def grown(before: Page, after: Page) -> None:
-    """No counter went back, and none that counted is gone."""
+    """Check that no counter decreased or disappeared."""
     lost: dict[SampleKey, float] = {
         key: value for key, value in before.counters.items() if after.counters.get(key, -1) < value
     }

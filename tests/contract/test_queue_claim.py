@@ -96,7 +96,7 @@ def test_a_lease_lasts_as_long_as_the_topic_says(api: Api, topic: str) -> None:
     assert [lease["deadline"] for lease in queue.leases()] == [job["deadline"], later["deadline"]]
 
 
-def test_a_worker_may_claim_what_its_own_node_has_produced(queue: Queue) -> None:
+def test_a_worker_may_claim_jobs_that_its_own_node_produced(queue: Queue) -> None:
     queue.push("a", node="w")
     assert data(queue.claim("w")) == ["a"]
 
@@ -244,7 +244,7 @@ def delete(queue: Queue) -> None:
 
 
 def cap(queue: Queue) -> None:
-    """Four more jobs in a queue with room for four."""
+    """Four more jobs in a queue with a cap of four."""
     queue.configure(cap_records=4)
     queue.push(*"cap!")
 
@@ -292,7 +292,9 @@ def test_a_reclaim_of_an_expired_record_delivers_nothing(api: Api, topic: str) -
     assert queue.counters() == counters()
 
 
-def test_an_eviction_of_jobs_is_told_to_readers_and_not_to_workers(api: Api, topic: str) -> None:
+def test_an_eviction_of_jobs_is_reported_to_readers_and_not_to_workers(
+    api: Api, topic: str
+) -> None:
     queue = Queue.create(api, topic, *range(5), cap_records=3)
     assert ok(api.diff(topic))["tombstone"]["reason"] == "cap"
     assert data(queue.claim("w", 9)) == [2, 3, 4]

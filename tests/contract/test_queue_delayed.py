@@ -48,7 +48,7 @@ def test_a_delayed_job_is_neither_claimable_nor_ready(queue: Queue, field: str) 
     assert queue.counters() == counters(in_flight=1, delayed=1)
 
 
-def test_a_delayed_job_shows_to_readers_at_once(queue: Queue) -> None:
+def test_a_delayed_job_is_visible_to_readers_immediately(queue: Queue) -> None:
     with watch(queue.api, [queue.name]) as stream:
         stream.told([queue.name])
         before = now_ms()
@@ -93,7 +93,7 @@ NOW: list[Record] = [{"delay_ms": 0}, {"deliver_at": 0}, {"deliver_at": 1_600_00
 
 
 @pytest.mark.parametrize("fields", NOW, ids=json.dumps)
-def test_a_time_in_the_past_means_at_once(queue: Queue, fields: Record) -> None:
+def test_a_time_in_the_past_means_immediately(queue: Queue, fields: Record) -> None:
     push(queue, {"data": "a", **fields})
     assert queue.counters() == counters(ready=1)
     assert data(queue.claim()) == ["a"]
@@ -161,7 +161,7 @@ def test_a_dead_lettered_copy_has_no_delay(pair: tuple[Queue, str]) -> None:
     assert data(dead.claim()) == ["a"]
 
 
-def test_a_delayed_job_takes_room_in_a_queue_that_rejects(api: Api, topic: str) -> None:
+def test_a_delayed_job_counts_against_the_cap_of_a_queue_that_rejects(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, cap_records=1, discard="reject")
     push(queue, {"data": "a", "delay_ms": HOUR_MS})
     refused(api.append(topic, "b"), 422, "topic_full")

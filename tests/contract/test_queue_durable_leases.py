@@ -45,7 +45,7 @@ class Scene:
 
 
 def held(queue: Queue) -> list[Job]:
-    """Jobs 1 to 3 of 5 are held, the second by somebody else."""
+    """Jobs 1 to 3 of 5 are held, the second by another node."""
     return [*queue.claim("a"), *queue.claim("b"), *queue.claim("a")]
 
 

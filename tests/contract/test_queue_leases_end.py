@@ -1,4 +1,4 @@
-"""The visibility timeout (§10.3): leases end by themselves, and who held one has lost it."""
+"""The visibility timeout (§10.3): leases expire, and the former holder loses the job."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_one_claim_takes_expired_and_fresh_jobs_ascending(queue: Queue) -> None:
     assert queue.ack([first])["acked"] == 1
 
 
-# --- who has lost
+# --- nodes whose lease has expired
 
 VERBS: list[tuple[str, dict[str, Any]]] = [
     ("ack", {}),
@@ -98,7 +98,7 @@ SETTLED = pytest.mark.parametrize(("verb", "fields"), VERBS, ids=lambda value: f
 
 
 def skipped(queue: Queue, verb: str, node: str, **fields: Any) -> list[int]:
-    """What is skipped when this node wants to settle seq 1."""
+    """Return the skipped seqs when this node settles seq 1."""
     found: list[int] = ok(queue.call(verb, {"node": node, "seqs": [1], **fields}))["skipped"]
     return found
 
@@ -114,7 +114,7 @@ def test_an_old_holder_is_skipped(queue: Queue, verb: str, fields: dict[str, Any
 
 
 @SETTLED
-def test_a_holder_past_its_deadline_is_skipped_though_nobody_has_reclaimed(
+def test_a_holder_past_its_deadline_is_skipped_before_the_job_is_reclaimed(
     queue: Queue, verb: str, fields: dict[str, Any]
 ) -> None:
     queue.push("a")

@@ -58,7 +58,7 @@ def back(server: Server, name: str) -> None:
 
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "loose"])
 def test_a_stream_ends_when_its_shard_dies(server: Server, durable: bool) -> None:
-    """Its leases are those of a crash: kept, or free at once."""
+    """Its leases are those of a crash: kept, or free immediately."""
     with Api(server.address) as api:
         queue = Queue.create(api, "q", "a", "b", leases_durable=durable, lease_ms=HOUR_MS)
         with Work(queue, "w") as stream:
@@ -86,7 +86,7 @@ def test_a_waiting_claim_ends_with_503_when_its_shard_dies(server: Server) -> No
         assert data(queue.claim()) == ["a"]
 
 
-def test_jobs_of_streams_are_claimable_at_once_when_the_front_dies(server: Server) -> None:
+def test_jobs_of_streams_are_claimable_immediately_after_the_front_dies(server: Server) -> None:
     with Api(server.address) as api:
         queue = Queue.create(api, "q", *range(4), lease_ms=HOUR_MS)
         polled = queue.claim("polled")

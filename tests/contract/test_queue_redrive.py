@@ -1,4 +1,4 @@
-"""POST /v0/topics/:dlq/redrive: dead letters go back to where they came from."""
+"""POST /v0/topics/:dlq/redrive: dead letters return to their source queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restart leaves of acks, delays and dead letters, and of servers killed at work."""
+"""Acks, delays and dead letters after a restart, and after servers were killed at work."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ack, nack and extend (§10.4 to §10.6): what the holder of a lease may do, and what it brings
-about.
+"""Ack, nack and extend (§10.4 to §10.6): the rights of a lease's holder, and the effects
+of each call.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_an_ack_is_silent_to_readers(queue: Queue) -> None:
 # --- what is skipped
 
 
-def test_a_seq_that_stands_twice_is_acked_once(queue: Queue) -> None:
+def test_a_repeated_seq_is_acked_once(queue: Queue) -> None:
     queue.push("a", "b")
     queue.claim("w", 2)
     body = ok(queue.call("ack", {"node": "w", "seqs": [1, 1]}))
@@ -106,7 +106,7 @@ def test_concurrent_acks_of_the_same_jobs_count_each_once(
     assert queue.counters() == counters()
 
 
-def test_acks_make_room_in_a_queue_that_rejects(api: Api, topic: str) -> None:
+def test_acks_free_capacity_in_a_queue_that_rejects(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, "a", "b", cap_records=2, discard="reject")
     assert api.append(topic, "c").status == 422
     queue.ack(queue.claim())
@@ -213,7 +213,7 @@ def test_an_extend_sets_and_does_not_add(queue: Queue) -> None:
     assert data(queue.claim_all(1, "other")) == ["a"]
 
 
-def test_a_nack_says_why_to_whoever_gets_the_job_next(queue: Queue) -> None:
+def test_a_nack_passes_its_error_to_the_next_holder_of_the_job(queue: Queue) -> None:
     longest = "é" * 512
     queue.push("a", "b")
     jobs = queue.claim("w", 2)

@@ -1,5 +1,5 @@
-"""Waiting claims and coalescing windows (§10.2): what ends the wait, who comes first, who
-shares.
+"""Waiting claims and coalescing windows (§10.2): the end of a wait, the order of claims, and
+sharing.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def test_a_wait_for_nothing_ends_on_time_with_no_jobs(queue: Queue, wait_ms: int
     assert wait_ms / 1000 - 0.005 <= took_s < wait_ms / 1000 + SLACK_S
 
 
-def test_jobs_that_are_there_are_answered_at_once(queue: Queue) -> None:
+def test_existing_jobs_are_returned_immediately(queue: Queue) -> None:
     queue.push("a", "b")
     begun = time.monotonic()
     assert data(queue.claim("w", 5, wait_ms=LONG_MS)) == ["a", "b"]
     assert time.monotonic() - begun < SLACK_S
 
 
-# --- what ends it
+# --- the end of a wait
 
 
 def append(queue: Queue) -> None:
@@ -154,7 +154,7 @@ def test_deleting_the_queue_ends_waits_with_404(queue: Queue, again: str) -> Non
         assert time.monotonic() - begun < SLACK_S
 
 
-# --- who comes first
+# --- the order of claims
 
 
 def test_waiters_are_served_in_order_of_arrival(queue: Queue) -> None:

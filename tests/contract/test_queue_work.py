@@ -130,7 +130,7 @@ def test_a_reader_that_stalls_holds_no_more_than_max(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("end", [Work.close, Work.reset], ids=["10.8 FIN", "10.8 RST"])
-def test_a_drop_releases_only_what_was_delivered_on_the_connection(
+def test_a_drop_releases_only_jobs_delivered_on_the_connection(
     queue: Queue, end: Callable[[Work], None]
 ) -> None:
     queue.push(*range(4))

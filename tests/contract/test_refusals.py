@@ -76,7 +76,7 @@ def seen(api: Api) -> Any:
 
 @pytest.fixture
 def asks(served: Server) -> Iterator[Api]:
-    """A client; what is there is the same before and after."""
+    """Yield a client, and check that its requests change no state."""
     with Api(served.address) as api:
         before = seen(api)
         yield api
@@ -309,7 +309,7 @@ def test_checks_come_in_their_order(
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_unknown_fields_are_ignored(api: Api, socket: Socket, topic: str, name: str) -> None:
-    """Also those that differ by their case."""
+    """Names that differ only in case are unknown, too."""
     Queue.create(api, topic, "a", lease_ms=HOUR_MS).claim("w")
     route = ROUTES[name]
     named = json.loads(json.dumps(route.body).replace('"new"', f'"{topic}"'))

@@ -1,6 +1,4 @@
-"""Names, content types, compression and request ids: what comes before any endpoint (§0.3 to
-§1.1).
-"""
+"""Names, content types, compression and request ids: rules for all endpoints (§0.3 to §1.1)."""
 
 from __future__ import annotations
 

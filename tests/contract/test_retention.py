@@ -125,7 +125,7 @@ def test_a_record_larger_than_cap_bytes_is_taken(api: Api, topic: str) -> None:
     assert (seqs(page), gap(page, "cap")) == ([2], (1, 1))
 
 
-# --- what a PUT does to the records that are there
+# --- the effect of a PUT on existing records
 
 
 @pytest.mark.parametrize("durability", CLASSES)
@@ -211,7 +211,7 @@ def test_discard_changes_in_place(api: Api, topic: str) -> None:
     assert gap(page_of(api, topic, 0), "cap") == (1, 1)
 
 
-def test_a_tightened_cap_that_rejects_goes_on_rejecting(api: Api, topic: str) -> None:
+def test_a_tightened_cap_that_rejects_continues_to_reject(api: Api, topic: str) -> None:
     put(api, topic, discard="reject")
     ok(api.append(topic, *range(5)))
     put(api, topic, cap_records=3)
@@ -319,7 +319,7 @@ def test_a_full_topic_is_full_after_a_restart_and_knows_its_keys(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_a_cap_goes_on_after_a_restart(
+def test_a_cap_applies_after_a_restart(
     restarted: tuple[Api, dict[str, Any]], durability: str
 ) -> None:
     api, _before = restarted

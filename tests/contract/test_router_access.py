@@ -85,7 +85,7 @@ KEYS = ",".join(
         "arrow::t42:a->",
     ]
 )
-# name: source, dest. What the key `tenant` may see comes first.
+# name: source, dest. The routers visible to the key `tenant` are first.
 OURS = {
     "t42:a->b": ("t42:a", "t42:b"),
     "t42:b->shared": ("t42:b", "shared.c"),
@@ -184,7 +184,7 @@ def test_a_refusal_does_not_show_the_names_of_others(full: Api, tenant: Api) -> 
 
 
 @pytest.mark.slow
-def test_the_list_shows_what_the_key_may_reach(full: Api, tenant: Api) -> None:
+def test_the_list_shows_the_routers_that_the_key_may_access(full: Api, tenant: Api) -> None:
     assert names(tenant) == sorted(OURS)
     assert {*names(full)} >= {*OURS, *THEIRS}
     assert names(tenant, source="t42:a") == ["t42:a->b"]

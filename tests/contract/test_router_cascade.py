@@ -36,7 +36,7 @@ def listed(api: Api, **query: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["source", "dest"])
-def test_a_router_goes_with_either_end(api: Api, ends: Ends, end: str) -> None:
+def test_a_router_is_deleted_with_either_end(api: Api, ends: Ends, end: str) -> None:
     source, dest = ends
     name = route(api, source, dest)
     ok(api.append(source, "a", "b"))
@@ -97,7 +97,7 @@ def test_a_refused_delete_removes_nothing(api: Api, ends: Ends, end: str) -> Non
     assert shown(api, name)["forwarded_total"] == 2
 
 
-def test_an_empty_topic_goes_with_its_routers(api: Api, ends: Ends) -> None:
+def test_an_empty_topic_is_deleted_with_its_routers(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
     assert removed(api, dest, if_empty="true") == [name]
@@ -180,7 +180,7 @@ def test_another_source_is_copied_from_its_head_on(
     assert forwarded(api, name) == 5
 
 
-def test_what_waits_for_the_old_dest_goes_nowhere(api: Api, ends: Ends) -> None:
+def test_records_that_wait_for_the_old_dest_are_not_copied(api: Api, ends: Ends) -> None:
     source, dest = ends
     (other,) = names_for(f"{source}.other", [1])
     ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)

@@ -1,4 +1,4 @@
-"""Routers behind each other, in circles (§6), and the stamps of ``exactly_once``."""
+"""Routers in chains and cycles (§6), and the stamps of ``exactly_once``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def row(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[list[s
 
 
 def settled(api: Api, *names: str) -> list[int]:
-    """``forwarded_total`` of routers in a circle, once it stands still."""
+    """Return ``forwarded_total`` of routers in a cycle once it stops changing."""
 
     def look() -> list[int]:
         return [forwarded(api, name) for name in names]
@@ -148,7 +148,7 @@ def test_a_circle_of_three_terminates(api: Api, row: list[str]) -> None:
     assert [len(kept(api, name)) for name in circle] == [3, 3, 3]
 
 
-def test_a_mirror_shows_no_node_what_it_wrote(api: Api, row: list[str]) -> None:
+def test_a_mirror_returns_no_records_to_the_node_that_wrote_them(api: Api, row: list[str]) -> None:
     one, other, *_ = row
     names = [route(api, one, other), route(api, other, one, allow_cycle=True)]
     ok(api.append(one, "of n1", node="n1"))

@@ -1,4 +1,4 @@
-"""What a router copies, and how (§6): from where, in which order, with which fields."""
+"""Copies of a router (§6): their first seq, their order and their fields."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_the_largest_batch_is_copied(api: Api, ends: Ends) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 def test_a_streamed_append_is_copied(api: Api, ends: Ends, guarantee: str) -> None:
-    """Above 4 MiB a body is written in runs, beside the log."""
+    """Above 4 MiB a body is written in runs, into a blob file."""
     source, dest = ends
     route(api, source, dest, guarantee=guarantee)
     large = [f"{number}" + "x" * 900_000 for number in range(7)]

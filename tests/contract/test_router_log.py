@@ -46,7 +46,7 @@ def log_files(data_dir: Path) -> set[Path]:
 @pytest.mark.parametrize(
     "size", [100, pytest.param(MIB - 100, marks=pytest.mark.slow)], ids=["100 B", "1 MiB"]
 )
-def test_a_payload_is_written_once_whatever_the_fan_out(
+def test_a_payload_is_written_once_with_any_fan_out(
     server: Server, api: Api, topic: str, durability: str, guarantee: str, size: int
 ) -> None:
     source, *dests = names_for(topic, [0] + [0, 1] * (FAN_OUT // 2))

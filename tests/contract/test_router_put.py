@@ -318,7 +318,7 @@ def test_a_topic_that_goes_makes_room_in_the_graph(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_what_is_deleted_stays_so_after_a_restart(tmp_path: Path, end: str) -> None:
+def test_a_deleted_router_stays_deleted_after_a_restart(tmp_path: Path, end: str) -> None:
     with Server(tmp_path / "data", shards=2) as server:
         with Api(server.address) as api:
             topics = names_for("t", [number % 2 for number in range(8)])

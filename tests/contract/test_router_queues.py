@@ -187,7 +187,7 @@ def test_a_record_that_is_larger_than_the_dest_holds_the_router(api: Api, ends: 
 
 
 @pytest.mark.slow
-def test_acks_make_room_in_a_queue(api: Api, ends: Ends) -> None:
+def test_acks_free_capacity_in_a_queue(api: Api, ends: Ends) -> None:
     source, dest = ends
     queue = Queue.create(api, dest, discard="reject", cap_records=2)
     name = route(api, source, dest)

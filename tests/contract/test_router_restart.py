@@ -1,5 +1,5 @@
 """Routers over restarts and kills: copies keep seq, ``$ts`` and bytes, counters stay exact, and
-forwarding goes on.
+forwarding resumes.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def trimmed(api: Api, source: str, dest: str, **config: Any) -> str:
 
 
 def gap_of(page: Any) -> tuple[int, int] | None:
-    """The gap that a page of the dest tells of."""
+    """Return the gap that a page of the dest reports."""
     if page["tombstone"] is None:
         return None
     assert page["tombstone"]["reason"] == TRIM, page["tombstone"]
@@ -52,7 +52,7 @@ def open_again(api: Api, dest: str) -> None:
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
-def test_what_the_source_has_evicted_is_a_gap_in_the_dest(
+def test_records_evicted_from_the_source_are_a_gap_in_the_dest(
     api: Api, ends: Ends, durability: str
 ) -> None:
     source, dest = ends
@@ -104,7 +104,7 @@ def told_in_a_watch(stream: Stream, before: Sequence[Any] = ()) -> None:
     assert data(records) == [*range(EVICTED, EVICTED + KEPT)]
 
 
-def test_a_watch_is_told_of_a_gap(api: Api, ends: Ends) -> None:
+def test_a_watch_reports_a_gap(api: Api, ends: Ends) -> None:
     source, dest = ends
     trimmed(api, source, dest)
     with watch(api, [dest]) as live:
@@ -120,7 +120,7 @@ def test_a_watch_is_told_of_a_gap(api: Api, ends: Ends) -> None:
         told_in_a_watch(first)
 
 
-def test_a_web_socket_is_told_of_a_gap(api: Api, ends: Ends, socket: Socket) -> None:
+def test_a_web_socket_reports_a_gap(api: Api, ends: Ends, socket: Socket) -> None:
     source, dest = ends
     trimmed(api, source, dest)
     open_again(api, dest)
@@ -131,7 +131,7 @@ def test_a_web_socket_is_told_of_a_gap(api: Api, ends: Ends, socket: Socket) -> 
     assert data(socket.records(KEPT)) == [*range(EVICTED, EVICTED + KEPT)]
 
 
-def test_a_gap_goes_on_along_a_chain(api: Api, topic: str) -> None:
+def test_a_gap_is_forwarded_along_a_chain(api: Api, topic: str) -> None:
     source, dest, last = names_for(topic, [0, 1, 0])
     route(api, dest, last, create_dest=True)
     name = f"{dest}->{last}"

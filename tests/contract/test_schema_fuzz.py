@@ -1,5 +1,5 @@
 """Requests of every route from the documented schemas, valid and spoiled, for a few seconds; the
-program ``tests.campaigns.schema_fuzz`` goes on for longer.
+program ``tests.campaigns.schema_fuzz`` runs for longer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _requests(source: random.Random, count: int) -> list[bytes]:
     return made
 
 
-def test_a_valid_request_goes_to_the_route_that_it_names() -> None:
+def test_a_valid_request_reaches_the_route_that_it_names() -> None:
     source = random.Random(3)
     for _ in range(500):
         request = asked(source)

@@ -58,7 +58,7 @@ class Guarded:
 
 
 def traces(secret: str) -> set[bytes]:
-    """What must not be found: both halves of the key, and what it can be guessed from."""
+    """Return forbidden bytes: both halves of the key, and forms that reveal it."""
     half = len(secret) // 2
     digest = hashlib.sha256(secret.encode())
     told = {secret[2:half], secret[half:-2], quote(secret, safe=""), digest.hexdigest()}
@@ -204,7 +204,7 @@ def malformed(secret: str) -> list[bytes]:
     return [text.encode("latin-1") for text in texts]
 
 
-# --- what is searched
+# --- searched places
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the environment changes: limits, keys (§0.2), and settings that no server starts with."""
+"""Settings of the environment: limits, keys (§0.2), and values that prevent a start."""
 
 from __future__ import annotations
 

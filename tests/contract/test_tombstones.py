@@ -1,4 +1,4 @@
-"""What a reader is told about evicted, expired and deleted records (§1.1, §3.3)."""
+"""Reports to readers about evicted, expired and deleted records (§1.1, §3.3)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_node_filter_hides_no_loss(api: Api, topic: str) -> None:
 # --- long polls
 
 
-def test_a_long_poll_below_the_floor_is_answered_at_once(api: Api, topic: str) -> None:
+def test_a_long_poll_below_the_floor_returns_immediately(api: Api, topic: str) -> None:
     put(api, topic, cap_records=2)
     ok(api.append(topic, *range(5)))
     erased(api, topic, before_seq=6)
@@ -124,7 +124,7 @@ def old(old_topics: tuple[list[str], float]) -> str:
     return names.pop()
 
 
-def test_expired_records_are_gone_from_reads_and_state(api: Api, old: str) -> None:
+def test_expired_records_are_absent_from_reads_and_state(api: Api, old: str) -> None:
     before = floors(api, old)["bytes"]
     ok(api.append(old, 6, 7))
     fresh = floors(api, old)["bytes"] - before
@@ -172,7 +172,7 @@ def test_a_relaxed_ttl_brings_nothing_back(api: Api, old: str, looked: bool, ttl
     assert (gap(page, "ttl"), seqs(page)) == ((1, 5), [6])
 
 
-def test_expired_records_leave_room_in_a_topic_that_rejects(api: Api, old: str) -> None:
+def test_expired_records_free_capacity_in_a_topic_that_rejects(api: Api, old: str) -> None:
     put(api, old, cap_records=5, discard="reject")
     refused(api.append(old, 6), 422, "topic_full")
     put(api, old, ttl_ms=TTL_MS)
@@ -195,7 +195,7 @@ def test_a_ttl_gap_reaches_across_deleted_records(api: Api, old: str) -> None:
     assert gap(page_of(api, old, 0), "ttl") == (1, 5)
 
 
-def test_what_has_expired_cannot_be_deleted(api: Api, old: str) -> None:
+def test_expired_records_cannot_be_deleted(api: Api, old: str) -> None:
     put(api, old, ttl_ms=TTL_MS)
     assert erased(api, old, match=["tag", "Glob", "t*"]) == 0
     assert erased(api, old, before_seq=100) == 0
@@ -210,7 +210,7 @@ def test_a_deduped_answer_is_given_though_its_record_has_expired(api: Api, old: 
 
 
 @pytest.mark.slow
-def test_records_expire_by_their_ts_while_nobody_looks(api: Api, topic: str) -> None:
+def test_records_expire_by_their_ts_without_any_request(api: Api, topic: str) -> None:
     put(api, topic, ttl_ms=700)
     ok(api.append(topic, 1, 2))
     time.sleep(0.4)
@@ -221,7 +221,7 @@ def test_records_expire_by_their_ts_while_nobody_looks(api: Api, topic: str) -> 
 
 
 @pytest.mark.slow
-def test_no_read_shows_what_had_expired_when_it_was_asked(api: Api, topic: str) -> None:
+def test_no_read_returns_records_that_expired_before_the_request(api: Api, topic: str) -> None:
     put(api, topic, ttl_ms=300)
     until = time.monotonic() + 1.5
     number, floor = 0, 1

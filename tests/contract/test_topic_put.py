@@ -187,7 +187,7 @@ def test_unknown_fields_are_named_and_change_nothing(api: Api, topic: str) -> No
 
 
 @pytest.mark.parametrize("discard", ["old", "reject"])
-def test_a_lower_cap_applies_at_once_and_the_answer_counts_what_it_dropped(
+def test_a_lower_cap_applies_immediately_and_the_answer_counts_the_dropped_records(
     api: Api, topic: str, discard: str
 ) -> None:
     ok(api.put(topic, {"discard": discard, "cap_records": 10}), 201)
@@ -205,7 +205,7 @@ def test_a_lower_cap_applies_at_once_and_the_answer_counts_what_it_dropped(
     assert ok(api.put(topic, {"cap_records": 4}))["dropped"] == 0
 
 
-def test_a_shorter_age_applies_at_once(api: Api, topic: str) -> None:
+def test_a_shorter_age_applies_immediately(api: Api, topic: str) -> None:
     ok(api.put(topic, {"discard": "reject"}), 201)
     ok(api.append(topic, 1, 2, 3))
     until(lambda: ok(api.put(topic, {"ttl_ms": 1}, dry_run="true"))["dropped"] == 3)

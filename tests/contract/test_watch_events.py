@@ -91,7 +91,7 @@ def test_line_ends_in_a_payload_do_not_end_an_event(api: Api, topic: str) -> Non
 # --- loss
 
 
-def test_a_start_below_the_floor_is_told_at_connect(api: Api, topic: str) -> None:
+def test_a_start_below_the_floor_is_reported_at_connect(api: Api, topic: str) -> None:
     create(api, topic, *range(10), cap_records=4)
     with watch(api, [topic]) as stream:
         event = stream.event(TOMBSTONE)
@@ -135,7 +135,9 @@ def test_another_epoch_or_a_start_above_the_head_means_that_the_topic_was_recrea
         assert (told.tombstones, told.data()) == ([], [6, 7])
 
 
-def test_a_client_that_missed_the_recreation_of_a_topic_is_told_again(api: Api, topic: str) -> None:
+def test_the_recreation_of_a_topic_is_reported_again_to_a_client_that_missed_it(
+    api: Api, topic: str
+) -> None:
     """The tombstone and the records after it went out, and never came: its id is that of the old
     topic.
     """

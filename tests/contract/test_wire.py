@@ -27,7 +27,7 @@ def chunked(body: bytes, size: int) -> bytes:
 
 
 def start(method: str, path: str, *headers: str, version: str = "1.1") -> bytes:
-    """The head of a JSON request, with no framing but what ``headers`` say."""
+    """The head of a JSON request, with no framing except that of ``headers``."""
     return request(method, path, None, "Content-Type: application/json", *headers, version=version)
 
 
@@ -308,7 +308,7 @@ def test_a_head_without_end_is_cut_off(server: Server, api: Api) -> None:
 
 
 def send_until_answered(wire: Wire, *parts: bytes) -> None:
-    """Send, but stop as soon as the server has something to say."""
+    """Send, but stop as soon as the server responds."""
     for part in parts:
         if is_readable(wire.socket.fileno(), 0):
             return

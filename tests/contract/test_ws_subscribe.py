@@ -15,7 +15,7 @@ KIB = 1024
 STONE = GAP | {"op", "topic"}
 
 
-def test_a_subscription_tells_where_the_topic_stands(socket: Socket, api: Api, topic: str) -> None:
+def test_a_subscription_reports_the_head_of_the_topic(socket: Socket, api: Api, topic: str) -> None:
     epoch = create(api, topic, *range(5), cap_records=3)
     other = f"{topic}.other"
     other_epoch = create(api, other, *range(4))

@@ -1,4 +1,4 @@
-"""Access log: which requests it tells of, and what it says."""
+"""Access log: which requests it records, and with which fields."""
 
 from __future__ import annotations
 

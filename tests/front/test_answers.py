@@ -1,4 +1,4 @@
-"""Finished answers: their bytes, and shared memory that is given back once."""
+"""Complete responses: their bytes, and shared memory that is released exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draining: requests finish, long polls end, late clients are told."""
+"""Draining: requests finish, long polls end, late clients are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_call_whose_body_arrives_after_the_waiting_ones_ended_ends_too(
 
 @pytest.mark.slow
 async def test_a_request_received_before_the_drain_is_answered() -> None:
-    """Its bytes are in the socket, and nobody has read them."""
+    """Its bytes are in the socket's buffer, and the front has not read them yet."""
     async with running() as run, scenes(run) as make:
         scene = make()
         scene.client.sendall(APPEND)

@@ -1,4 +1,4 @@
-"""Admission: refusals leave the connection well, and a head stands for others of its kind."""
+"""Admission: refusals keep the connection usable, and the decision for a head is reused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topics.front.data.records import RETURN_SEQS
 from topics.front.request import Request
 
 
-# What the rows of `tests.contract.refusal_rows` cannot ask for.
+# Refusals that the rows of `tests.contract.refusal_rows` cannot express.
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status", "code"),
     [

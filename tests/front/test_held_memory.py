@@ -1,4 +1,4 @@
-"""Held memory: who holds too much, who is ended for it, and whose answers are refused."""
+"""Held memory: which clients exceed it, which are closed, and which responses are refused."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from topics.front.http.connection import Connection, Connections, Timings
 
 
 class Client:
-    """A client that is told to end by whoever asks `HeldMemory.excess`."""
+    """A client that the caller of `HeldMemory.excess` closes."""
 
     def shed(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Ledger:
@@ -137,7 +137,7 @@ def test_what_waits_behind_the_first_write_of_a_client_is_bounded() -> None:
 
 
 def test_a_trickle_does_not_keep_bytes_for_ever() -> None:
-    """The age of the oldest unsent byte counts, and a rate below which nobody is waited for."""
+    """The age of the oldest unsent byte counts, and clients below a minimum rate are closed."""
     taker, trickle = Ledger().hold(1 << 20), Ledger().hold(1 << 20)
     now = 0.0
     while now < 100:

@@ -133,8 +133,8 @@ def test_a_page_of_this_host_or_machine_is_ours_and_all_others_are_foreign(
     assert hosts.is_from_foreign_page(two)
 
 
-# What Chromium and Firefox send without an Origin: the method, and the mode and destination that
-# Sec-Fetch-Mode and Sec-Fetch-Dest name.
+# Requests that Chromium and Firefox send without an Origin: the method, and the values of
+# Sec-Fetch-Mode and Sec-Fetch-Dest.
 BY_PAGES = {
     "img": ("GET", "no-cors", "image"),
     "script": ("GET", "no-cors", "script"),

@@ -1,4 +1,4 @@
-"""Keys that change under a front: what goes on with them, and what ends."""
+"""Keys that change under a front: which requests and streams continue, and which are closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from topics.front.keys import Keys
 from topics.front.request import Body
 
 KEYS = "kept,changed:rw,gone"
-AFTER = "kept,changed:r,new"  # a key keeps its slot: keys stay where they stand
+AFTER = "kept,changed:r,new"  # a key keeps its slot: the order of keys does not change
 GONE = b'event: error\ndata: {"code":401,"error":"this key was removed"}\n\n'
 POLL = b'{"wait_ms":30000}'
 
@@ -68,7 +68,7 @@ async def ask(client: RawClient, key: str, path: str = "/v0/topics/a") -> Answer
 
 
 async def said(client: RawClient, end: bytes) -> bytes:
-    """What has come, up to this."""
+    """Read until ``end`` has arrived, and return the buffer."""
     while end not in client._buffer:
         await client._more()
     return client._buffer
@@ -227,7 +227,7 @@ def _third(run: Running) -> Any:
 
 
 async def test_a_stream_does_not_begin_after_its_key_has_gone() -> None:
-    """Its jobs were asked for while the key was there."""
+    """Its jobs were requested before the key was removed."""
     gate = trio.Event()
 
     class Slow(Shards):

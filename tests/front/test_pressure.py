@@ -1,4 +1,4 @@
-"""What clients of a front under pressure are told, and when they open streams."""
+"""The responses of a front under pressure, and when its clients open streams."""
 
 from __future__ import annotations
 

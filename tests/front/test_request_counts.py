@@ -1,4 +1,4 @@
-"""What a front counts of its requests, and the words that it becomes."""
+"""The request counts of a front, and the board counters that store them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server from its first client to its end: what the drain finishes, tells and cuts."""
+"""A server from its first client to its end: requests that a drain finishes, refuses or aborts."""
 
 from __future__ import annotations
 

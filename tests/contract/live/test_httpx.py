@@ -22,7 +22,7 @@ from tests.support.sse import session
 
 
 class HttpxSource:
-    """httpx-sse reads as it is asked to."""
+    """An httpx-sse client that reads events on request."""
 
     def __init__(self, url: str, **headers: str) -> None:
         httpx = pytest.importorskip("httpx", reason="httpx is not installed (the dev extra has it)")

@@ -42,7 +42,7 @@ def write(address: Address, mirror: Mirror, node: str) -> None:
 
 
 def at_rest(api: Api, *names: str) -> list[int]:
-    """What two routers have forwarded, once it stands still."""
+    """Return the forwarded counts of two routers once they stop changing."""
 
     def look() -> list[int]:
         return [forwarded(api, name) for name in names]

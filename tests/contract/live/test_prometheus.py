@@ -40,7 +40,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 class Prometheus:
-    """Asks the API of a running server."""
+    """A client of the API of a running Prometheus server."""
 
     def __init__(self, port: int) -> None:
         self._port = port

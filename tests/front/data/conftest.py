@@ -1,4 +1,4 @@
-"""What tests of routes share."""
+"""Fixtures shared by the tests of the data plane's routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of queues that wait, and clients that go meanwhile."""
+"""Queue calls that wait, and clients that disconnect while they wait."""
 
 from __future__ import annotations
 

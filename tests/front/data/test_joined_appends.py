@@ -1,4 +1,4 @@
-"""Appends of one turn to one topic are one message, and each has its own answer."""
+"""Appends to one topic in one loop iteration share a message, and each gets its own response."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUTE = APPEND_ROUTE
 
 
 class Desk:
-    """Appends to fake shards; ``heard`` has the answers in the order in which they came."""
+    """Appends to fake shards; ``heard`` has the responses in order of arrival."""
 
     def __init__(self) -> None:
         self.shards = FakeShards(topics={"a": []})

@@ -1,4 +1,4 @@
-"""Claims that wait: jobs go to a client that is there, or back."""
+"""Waiting claims: jobs are delivered to a connected client or released to the queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams("slow", 7, [1, 2]), b"")
 async def test_a_call_that_waits_ends_when_its_client_hangs_up(
     slow: FakeShards, path: str, how: str, behind: bytes
 ) -> None:
-    """At once: no sweep has to come."""
+    """The call ends immediately, without waiting for the periodic sweep."""
     async with running(shards=slow) as run:
         client = await run.connect()
         await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
@@ -59,7 +59,7 @@ async def cut_later(connection: Connection) -> None:
 async def test_jobs_that_cannot_be_sent_are_given_back(
     slow: FakeShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client goes between the last look at its socket and the write."""
+    """The client disconnects between the last check of its socket and the write."""
     async with running(shards=slow) as run:
         client = await run.connect()
         await client.say(POLL)

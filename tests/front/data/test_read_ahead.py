@@ -1,4 +1,4 @@
-"""Reading ahead: when the next request is guessed, and when a guess is kept, used and dropped."""
+"""Reading ahead: when a request is predicted, and when a prediction is kept, used and dropped."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_a_run_that_arrives_when_there_are_too_many_answers_one_page_only() -> N
     ahead = ReadAhead(cast("Any", shard), Drain())
     late = Reader(ahead, 10)
     late.page()
-    late.page()  # a run of one page is there
+    late.page()  # a run of one page has arrived
     shard.holds = True
     late.page()  # a run of two is requested
     assert late.page() == {}, "it waits"

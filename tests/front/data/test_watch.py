@@ -1,4 +1,4 @@
-"""The routes of watch sessions: what of a request makes the session, and what opens its stream."""
+"""The routes of watch sessions: the fields of a session, and the requests that open its stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topics.front.live.watches import SESSION_TTL_S
 
 
 class Heads(FakeShards):
-    """Shards that say where their topics stand, and open feeds."""
+    """Shards that report the head of each topic and open feeds."""
 
     def _answer(
         self, call: Call[P, R], params: Any, raw: bytes, shard: int

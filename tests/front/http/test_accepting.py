@@ -1,4 +1,4 @@
-"""Accepting: how many clients a turn accepts, and the answer for clients without room."""
+"""Accepting: how many clients an iteration accepts, and the response to clients above the limit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def key_of(said: bytes) -> bytes | None:
 
 
 def acceptor_of(most: int, request_count: Callable[[], int]) -> Acceptor:
-    """An acceptor with room for ``most`` clients."""
+    """Return an acceptor with a limit of ``most`` clients."""
     slots = Slots("there are too many connections", in_all=Cap("max_connections", most))
     return Acceptor(
         ResponseHeads(),
@@ -62,8 +62,9 @@ def listener() -> Iterator[socket.socket]:
 
 
 async def turns_of(listener: socket.socket, count: int, others: int) -> list[int]:
-    """How many of ``count`` waiting clients each turn of a busy loop takes, beside ``others``
-    requests a turn.
+    """Return how many of ``count`` waiting clients each iteration of a busy loop takes.
+
+    Each iteration also serves ``others`` requests.
     """
     clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
     turns: list[int] = []
@@ -101,7 +102,7 @@ async def test_one_turn_takes_a_bounded_number_of_clients(listener: socket.socke
 
 
 async def test_clients_are_accepted_sooner_than_they_are_taken(listener: socket.socket) -> None:
-    """So that the kernel's queue does not overflow; at the end those that wait are closed."""
+    """Early accepts keep the kernel's queue from overflowing. The end closes waiting clients."""
     count, taken = 4 * TAKEN_PER_TURN_MIN, list[socket.socket]()
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(count)]
     acceptor, accepted = acceptor_of(1000, int), list[int]()
@@ -126,7 +127,7 @@ async def test_clients_are_accepted_sooner_than_they_are_taken(listener: socket.
 async def test_no_more_are_accepted_than_have_room_while_others_wait(
     listener: socket.socket,
 ) -> None:
-    """The acceptor refuses no client while a waiting one, once taken, could make room."""
+    """The acceptor refuses no client while taking a waiting one could free a slot."""
     most, taken, ended = TAKEN_PER_TURN_MIN + 2, list[socket.socket](), list[socket.socket]()
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(40)]
     acceptor = acceptor_of(most, int)

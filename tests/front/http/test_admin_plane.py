@@ -1,4 +1,4 @@
-"""The admin plane is loaded with its first request, and answers all that came before that."""
+"""The admin plane is loaded with its first request, and serves requests received before that."""
 
 from __future__ import annotations
 

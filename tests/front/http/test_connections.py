@@ -1,4 +1,4 @@
-"""All connections: the sweep ends those past their deadline, the drain those without a request."""
+"""All connections: the sweep closes expired ones, the drain closes idle ones."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_the_drain_ends_idle_connections_without_input_and_waits_for_the_o
 
 
 async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answered() -> None:
-    """Also when the process did not run in between, and nobody has read it."""
+    """This also holds if the process was stalled and has not read the request yet."""
     async with running() as run, scenes(run) as make:
         asks, says_nothing = make(), make()
         for scene in (asks, says_nothing):

@@ -1,4 +1,4 @@
-"""Exchanges: request ids and traceparents on every answer, and the line of each request."""
+"""Exchanges: request ids and traceparents of responses, and the access log line of each request."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_peer_is_an_address_and_a_port() -> None:
         assert peer_of(unconnected) == ""
 
 
-# What came of each
+# The outcome of each request
 
 
 def counted(run: Running) -> dict[tuple[str, str], int]:

@@ -1,4 +1,4 @@
-"""Request heads: remembered, dripping in, not ASCII."""
+"""Request heads: cached heads, heads that arrive slowly, and bytes outside ASCII."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency
 
 
 def kept(run: Running, token: bytes) -> list[object]:
-    """What holds the token in fields of a head, or as unread input."""
+    """Return the objects that hold the token in a head's fields or in unread input."""
     gc.collect()
     fields = [one for one in gc.get_objects() if isinstance(one, HeadFields)]
     return [

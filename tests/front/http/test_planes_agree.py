@@ -1,5 +1,6 @@
-"""Both planes take exactly the same bytes: one table of requests, each sent to a route of either
-plane, whole and cut.
+"""Both planes accept exactly the same bytes.
+
+Each request of one table is sent to a route of each plane, in one write and in several.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from topics.config import Settings
 from topics.errors import InvalidRequest
 from topics.formats.api.request_heads import parse_head
 
-# Both routes want the same of a request: the first is in the data plane, the second in the admin
+# Both routes have the same requirements: the first is in the data plane, the second in the admin
 # plane.
 DIFF, REDRIVE = b"POST /v0/topics/a/diff", b"POST /v0/topics/a/redrive"
 JSON = b"content-type: application/json\r\n"
@@ -31,7 +32,7 @@ SHAKE = (
 )
 
 OPEN, SHUT = False, True
-# name: what follows the request line's path, the status, and whether the connection is closed
+# name: the bytes after the request line's path, the status, and whether the connection is closed
 # afterwards
 REQUESTS: dict[str, tuple[bytes, int, bool]] = {
     "plain": (TYPED + TWO_BYTES, 200, OPEN),
@@ -90,7 +91,7 @@ REQUESTS["gzip"] = (
     OPEN,
 )
 
-# whole heads whose request line matters; status, closed
+# complete heads that test the request line; status, closed
 LINES: dict[str, tuple[bytes, int, bool]] = {
     "an unknown method": (b"BREW /v0/topics/a HTTP/1.1", 405, OPEN),
     "TRACE": (b"TRACE /v0/topics/a/diff HTTP/1.1", 405, OPEN),
@@ -118,7 +119,7 @@ Seen = tuple[int, str, bool, tuple[str | None, ...]]
 APP = "https://app.example"
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 FIELDS = f"X-Request-Id: mine\r\ntraceparent: {PARENT}\r\nOrigin: {APP}\r\n".encode()
-# What each answer has because of them, and what an answer has when its request is not HTTP.
+# The response fields that result from them, and those of a response to input that is not HTTP.
 ECHOED = ("mine", PARENT, APP, "Retry-After, X-Request-Id", "Origin")
 MADE = ("made", None, None, None, "Origin")
 
@@ -167,7 +168,7 @@ async def seen(run: Running, wire: bytes, cut: int) -> Seen:
 
 
 async def agreed(wires: dict[str, bytes]) -> dict[str, set[Seen]]:
-    """What each of the requests is answered, whole and cut at a few places."""
+    """Return the responses to each request, sent in one write and cut at several positions."""
     found: dict[str, set[Seen]] = {name: set() for name in wires}
     settings = Settings(
         inline_bytes=4096,

@@ -25,7 +25,7 @@ REQUESTS = {
 
 
 class Reader:
-    """Takes all requests that are whole; bodies longer than 5,000 bytes are skipped."""
+    """Takes all complete requests; bodies longer than 5,000 bytes are skipped."""
 
     def __init__(self) -> None:
         self.stream = RequestStream()

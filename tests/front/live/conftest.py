@@ -1,4 +1,4 @@
-"""What tests of live streams share."""
+"""Fixtures shared by the tests of live streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that fail or stall, beside others that do not."""
+"""Helpers for streams that fail or stall alongside streams that do not."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ async def live(front: Desk) -> Client:
 
 
 async def long_page(front: Desk) -> None:
-    """One record, more than a socket takes at once."""
+    """Deliver a page with one record that is larger than a socket's send buffer."""
     front.event(0, "feed.page", {"feed": 1, **page(0, 1)}, LONG)
     await wait_all_tasks_blocked()

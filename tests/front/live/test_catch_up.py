@@ -1,4 +1,4 @@
-"""Where a reader joins its feed, and what its client is told then, without a server."""
+"""Where a reader joins its feed and which events its client then gets, without a server."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def reasons(told: bytes) -> list[str]:
 
 
 def ids(told: bytes) -> list[Any]:
-    """What the ids stand for."""
+    """Return the decoded event ids."""
     return [decode_id(id_) for id_ in re.findall(rb"id: (.+)\n", told)]
 
 
 async def opened(front: Desk, head_seq: int = 10) -> Client:
-    """A client at 0 whose feed stands at ``head_seq`` and which has asked for what lies between."""
+    """Return a client at 0 that has requested the records up to its feed's ``head_seq``."""
     client = await front.client()
     await front.answer("feed.open", head_seq=head_seq, earliest_seq=1, epoch=1)
     return client
@@ -46,9 +46,7 @@ async def opened(front: Desk, head_seq: int = 10) -> Client:
 async def test_only_a_reader_at_the_head_is_told_that_it_is_caught_up(
     front: Desk, seq: int, told: bool
 ) -> None:
-    """One that has read past the feed, which has not heard yet of what came since, is not: there
-    may be more.
-    """
+    """A reader past its feed's position gets no `caught-up`, because newer records may exist."""
     client = await front.client()
     await front.answer("feed.open", head_seq=7, earliest_seq=1, epoch=1)
     await front.answer("feed.read", records(0, seq), **page(0, seq, head_seq=12), epoch=1)
@@ -67,7 +65,7 @@ async def test_a_tail_above_what_a_strong_view_shows_is_told_as_the_head(front: 
 async def test_who_catches_up_by_kept_pages_is_told_at_the_end_of_the_last_one(
     front: Desk,
 ) -> None:
-    """Each of them was the last one when it came."""
+    """Each record was the newest one on arrival."""
     first = await opened(front, head_seq=1)
     await front.answer("feed.read", records(0, 1), **page(0, 1), epoch=1)
     for seq in (1, 2, 3):
@@ -117,7 +115,7 @@ async def test_a_gap_is_told_once_when_the_feed_moves_on_during_the_read(front: 
 async def test_an_id_given_after_a_topic_is_recreated_resumes_behind_what_was_shown(
     front: Desk, seq: int
 ) -> None:
-    """Also when the new topic ends where the reader stood in the old one."""
+    """This also holds if the new topic's head equals the reader's cursor in the old one."""
     client = await front.client(seq, epoch=1)
     await front.answer("feed.open", head_seq=3, earliest_seq=1, epoch=2)
     body = b",".join(b'{"$seq":%d}' % number for number in (1, 2, 3))

@@ -1,4 +1,4 @@
-"""Feed reads: readers that ask the same question share one call and its answer."""
+"""Feed reads: readers with equal requests share one call and its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reader(seq: int = 0, view: View | None = None) -> Reader:
 
 
 class Asking:
-    """Readers that ask at the same time, and what they hear."""
+    """Readers that send requests at the same time, and the results that they get."""
 
     def __init__(self) -> None:
         self.shards = Shards()
@@ -66,7 +66,7 @@ async def test_questions_that_differ_in_anything_are_asked_each(nursery: trio.Nu
 
 
 async def test_a_shard_reads_a_bounded_part_of_what_streams_ask_for(nursery: trio.Nursery) -> None:
-    """The next page is asked for when one was shown, and one that nobody follows never is."""
+    """The next page is requested after one was shown. A page without a reader is not requested."""
     asking, view = Asking(), View(bytes=READING_MAX_BYTES // 2)
     readers = [reader(seq, view) for seq in range(4)]
     for each in readers:

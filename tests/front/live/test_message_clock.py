@@ -1,4 +1,4 @@
-"""How long a WebSocket message may take to come, without a server."""
+"""How long a WebSocket message may take to arrive, without a server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_slow_but_steady_message_is_waited_for(
         assert not stream.ended
         client.send(bytes.fromhex("80 80 00000000") + bytes.fromhex("88 80 00000000"))
         await trio.sleep(0.05)
-        assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
+        assert b"invalid_request" in client.recv(1000)  # complete, but not JSON
 
 
 async def test_each_message_has_a_time_of_its_own(front: Desk, autojump_clock: MockClock) -> None:

@@ -1,4 +1,4 @@
-"""Stalled clients: what waits for them, and what is left of them when they end."""
+"""Stalled clients: their unsent data, and the state that remains after they are closed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_slow_shard_delays_its_own_topics_only(front: Desk) -> None:
 
 
 async def test_a_stalled_stream_resumes_while_a_shard_is_slow(front: Desk) -> None:
-    """A shard that takes long costs a stream the topics that it has, not those that came."""
+    """A shard that does not respond delays its own topics, not the pages already received."""
     client = await live(front)
     await client.follow("u")
     await long_page(front)

@@ -1,4 +1,4 @@
-"""How far an id takes a watch session back, without a server."""
+"""To which cursors an event id rewinds a watch session, without a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def many() -> WatchSession:
 
 
 def walk(session: WatchSession, frames: int) -> list[tuple[bytes, dict[str, int]]]:
-    """Move its topics in turn: every id with the map that it stands for."""
+    """Advance its topics in turn. Return each id with the cursors that it encodes."""
     told = []
     for number in range(frames):
         topic = TOPICS[number % len(TOPICS)]

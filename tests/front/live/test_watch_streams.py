@@ -19,7 +19,7 @@ CONNECTIONS = Connections(Timings(), 0.0)
 
 
 async def test_a_session_shows_again_what_was_not_sent_whole(front: Desk) -> None:
-    """Whoever comes back without an id is shown it again."""
+    """A client that reconnects without an id gets the record again."""
     client = await live(front)
     await front.page(0, 1)
     assert client.session.cursors == {"t": (1, 1)}

@@ -1,4 +1,4 @@
-"""What one WebSocket may take of a front: of a turn of its loop, and of its memory."""
+"""Limits of one WebSocket: its share of a loop iteration and of the front's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which publishes of a WebSocket travel as one batch, and their answers. Without a server."""
+"""Which publishes of a WebSocket form one batch, and their responses, without a server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Publisher(SocketClient):
         return found
 
     async def heard(self) -> list[tuple[str, str]]:
-        """What the client is told: the op and the id of each answer."""
+        """Return the op and the request id of each response to the client."""
         await wait_all_tasks_blocked()
         told = re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', self.hear())
         return [(op.decode(), name.decode()) for op, name in told]

@@ -1,5 +1,6 @@
-"""Work streams: what a worker hears, when the next jobs may come, and that its shard is told once
-that it is gone, whatever happens before, between and after.
+"""Work streams: the events of a worker, and when the next jobs may be sent.
+
+The shard is notified exactly once that a worker has disconnected, in any order of events.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ async def jobs(front: Desk, *seqs: int, work: int = 1, data: bytes = b"1") -> No
 def ask(
     front: Desk, principal: Principal = ANYONE, scope: trio.CancelScope | None = None
 ) -> list[WorkSubscription | TopicsError]:
-    """Ask for work in a task; the list gets the outcome."""
+    """Request work in a task. The returned list receives the outcome."""
     outcomes: list[WorkSubscription | TopicsError] = []
 
     async def run() -> None:
@@ -99,7 +100,7 @@ class Worker(Listener):
         front.live.nursery.start_soon(self.stream.run)
 
     def hang_up(self, *, half: bool = False) -> None:
-        """Close the client's end, or only say that nothing more comes."""
+        """Close the client's end, or only shut down its sending side."""
         if half:
             self.sock.shutdown(socket.SHUT_WR)
         else:
@@ -211,7 +212,7 @@ def slots_used(front: Desk) -> int:
 async def test_a_refusal_is_the_shards_and_leaves_nothing(
     front: Desk, failure: TopicsError
 ) -> None:
-    """A shard that has stalled refuses nothing: it may open the stream when it goes on."""
+    """A shard that has stalled refuses nothing: it may open the stream when it resumes."""
     outcomes = ask(front)
     await wait_all_tasks_blocked()
     front.shards.refuse("work.open", failure)

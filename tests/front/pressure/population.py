@@ -1,7 +1,7 @@
-"""A population of writers and one front in simulated time: passes of a loop, as trio makes them.
+"""A population of writers and one front in simulated time, in loop passes like those of trio.
 
-A writer sends its next write when the last one is answered; a refused one comes again when it was
-told to, with the same write. An impatient one ignores that and sends the next write at once.
+A writer sends its next write after the response to the last one. It repeats a refused write after
+the requested delay. An impatient writer ignores the delay and sends its next write immediately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Writer:
     band: int = 1
     obeys: bool = True
     whole_seconds: bool = False
-    every_s: float = 0.0  # sends so often, whatever is answered; 0: when it has its answer
+    every_s: float = 0.0  # send interval, independent of responses; 0: after each response
     topic: str = "t"
     refusals: int = 0  # of the current write
     stops_at: float = math.inf
@@ -44,7 +44,7 @@ class Writer:
 
 @dataclass
 class Tally:
-    """What has happened."""
+    """Counts of accepted and refused writes, and of tries."""
 
     taken: Counter[int] = field(default_factory=Counter)  # by band
     refused: Counter[int] = field(default_factory=Counter)
@@ -73,7 +73,7 @@ class Population:
             self._send(writer, number * 1e-5)
 
     def measure(self, seconds: float) -> Tally:
-        """Go on for so long; what has happened in this time."""
+        """Run for ``seconds`` and return the tally of this time."""
         self.tally = Tally()
         end = self.now + seconds
         while self.now < end:

@@ -29,7 +29,7 @@ def crowd(size: int = CROWD, topic_prefix: str = "t", **fields: object) -> list[
 
 
 class Ticks:
-    """A governor that is told delays, one a tick, while writes come at a rate."""
+    """A governor that gets one measured delay per tick, while writes arrive at a rate."""
 
     def __init__(self, writes_per_s: float = 5000.0, band: int = 1) -> None:
         self.now, self.governor = 0.0, Governor(0.0)

@@ -1,4 +1,4 @@
-"""The pressure of a front: what writes and streams are told, and what its log says."""
+"""The pressure of a front: its effect on writes and streams, and its log events."""
 
 from __future__ import annotations
 
