@@ -1,24 +1,24 @@
-"""Soak: everything at once on a real server for an hour, at half load, restarted every ten minutes.
+"""Soak: a mixed load on a real server for an hour, at half load, with a restart every ten minutes.
 
     python -m tests.bench.soak --minutes 60 --restart-every 10 [--load 0.5] [--out soak.svg]
 
 Clients append in all durability classes, with keys and without, one by one and in batches, by HTTP
-and by WebSocket; they follow topics by event streams, WebSocket and long polls, also behind a chain
+and by WebSocket; they follow topics by event streams, WebSocket and long polls, also after a chain
 and a fan of routers; they read old pages, work on jobs of which some become dead letters, delete
-records, and make and delete topics. Caps and ages bound the data. Log files have grown to their
-size before. For some seconds all go as fast as they can; from then on each goes at ``--load`` of
-the rate that it had. Every other restart is a kill -9 of everything.
+records, and make and delete topics. Caps and ages bound the data. Log files have reached
+their final size before. For some seconds all clients run at full speed; from then on each runs at
+``--load`` of its rate. Every other restart is a kill -9 of everything.
 
 What must hold (exit code 1):
 
-- no request fails outside restarts; a refusal (429) is tried again
-- every reader is shown each acknowledged record once, and each job is done once; what is kept in
-  memory only may be lost in a restart
+- no request fails outside restarts; a refusal (429) is retried
+- every reader receives each acknowledged record once, and each job is done once; records that are
+  kept only in memory may be lost in a restart
 - memory, descriptors and files in the last third are not above those in the second third, nor is
   the p99, within the bounds of `FLAT`: medians of samples that are taken every five seconds, but
-  not in the first five after a restart; a request that a restart met has no time
+  not in the first five after a restart; a request during a restart is not timed
 
-A leak that one life of the processes bounds shows in the plot, or with ``--restart-every 0``.
+A leak that each restart resets is visible in the plot, or with ``--restart-every 0``.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 Runs as a program: ``python -m tests.campaigns.fuzz --seconds 600 --seed 1``. The seed decides what
 each worker sends and in which order. Between the fuzzed connections each worker makes requests of
-its own that must be answered as ever (`Steady`).
+its own that must succeed as usual (`Steady`).
 
-What must hold (the topics' names say what may become of a request, see `fuzz_inputs`):
+What must hold (topic names encode the permitted effect of a request, see `fuzz_inputs`):
 
-- no answer is a 500, every refusal has the envelope, every connection comes to its end
+- no answer is a 500, every refusal has the envelope, every connection ends
 - no topic ``never.*`` exists; all others hold exactly what was acknowledged
-- no process died, no traceback is in the log, and ``/v0/health`` answers, as fast as another
-  server's that nobody fuzzes
+- no process died, no traceback is in the log, and ``/v0/health`` responds as fast as that of
+  another server without fuzzing
 """
 
 from __future__ import annotations

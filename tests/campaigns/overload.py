@@ -1,4 +1,4 @@
-"""Overload: three times the clients that reach the peak, over topics of all bands.
+"""Overload: three times as many clients as reach the peak, on topics of all priority bands.
 
 Runs as a program: ``python -m tests.campaigns.overload --seconds 60``. The clients run in a process
 of their own (`overload_clients`), which shares the machine's cores with the server.
@@ -12,13 +12,15 @@ of their own (`overload_clients`), which shares the machine's cores with the ser
 What must hold:
 
 - 99 of 100 stored writes to the topic of priority 1000 take at most 50 ms
-- no topic starves: each stores something every 5 s, from obeying clients
-- of the obeying clients' second tries 95 % are stored
-- the whole stores 0.8 times what is pushed, and on a quiet machine 0.8 times the peak; no answer is
-  anything but a success or a refusal
+- no topic starves: each stores a write of an obeying client at least every 5 s
+- 95 % of the obeying clients' second attempts are stored
+- the whole stores 0.8 times what is pushed, and on a quiet machine 0.8 times the peak; every
+response is
+  a success or a refusal
 
-Times and rates are those of the server's own time. Others on the machine keep server and clients
-waiting for a processor, which the kernel counts: it stretches all that they do by one factor.
+Times and rates are in the server's own time. Other processes on the machine make server and clients
+wait for a processor. The kernel counts this waiting time, which stretches all durations by one
+factor.
 """
 
 from __future__ import annotations

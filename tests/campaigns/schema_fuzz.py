@@ -1,17 +1,17 @@
 """Fuzzing by schema: valid requests to every route, and the same with one to three things changed.
 
 Runs as a program: ``python -m tests.campaigns.schema_fuzz --seconds 600 --seed 1``. `schemas` makes
-the requests and `schema_mutations` spoils two of three. The seed decides what each worker sends.
-What it is answered depends on the others, too, who use the same topics and routers.
+the requests and `schema_mutations` mutates two of three. The seed determines the requests of each
+worker. Their responses also depend on the other workers, which use the same topics and routers.
 
 What must hold:
 
 - a valid request gets a status that the contract has for its route, and a success all its members
-- every other answer has the envelope, and a code that belongs to its status; never a 500
-- every answer is one that openapi.json has
-- 429 and 503 say when to come again; every answer comes within 15 s, if it need not wait
-- a WebSocket stays open whatever a text says, and answers with known frames and codes
-- no process dies, none grows without end, the log has no error
+- every other response has the envelope, and a code that belongs to its status; never a 500
+- every response is documented in openapi.json
+- 429 and 503 specify when to retry; every response arrives within 15 s, unless it may wait
+- a WebSocket stays open for any text, and responds with known frames and codes
+- no process dies, none grows without bound, the log has no error
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Ten thousand clients that come back at once after a restart; each is shown every record once.
+"""Ten thousand clients reconnect simultaneously after a restart; each receives every record once.
 
 Runs as a program: ``python -m tests.campaigns.storm --clients 10000 --restarts 3``. Half of the
 clients follow their topic on a WebSocket, a quarter in a watch session, a quarter by one request as
-an EventSource does. Who is cut off comes back after a random back-off of up to `BACK_OFF_S`, and
-whoever is answered by a refusal when it says. A writer appends all the time.
+an EventSource does. A disconnected client reconnects after a random back-off of up to `BACK_OFF_S`.
+A refused client retries after the time in the refusal. A writer appends all the time.
 
 What must hold:
 
-- all are back after each restart, and none has waited for longer than ``late_s``, back-offs apart
-- the records that each is shown have the next seq each time: none is missed, none comes twice
-- appends go on; the report has their p99 since the restart
+- all clients are connected after each restart, and none has waited for longer than ``late_s``,
+  not counting back-offs
+- each client receives consecutive seqs: no record is missed, none is duplicated
+- appends continue; the report has their p99 since the restart
 """
 
 from __future__ import annotations
