@@ -55,7 +55,7 @@ Sample = dict[str, dict[str, float]]
 
 
 class Samples:
-    """What is measured of a server, window by window. ``minutes``: when each sample was taken."""
+    """Measurements of a server, one per window. ``minutes``: when each sample was taken."""
 
     def __init__(self, soak: Soak) -> None:
         self._soak, self._began = soak, monotonic()
@@ -67,7 +67,7 @@ class Samples:
         return (monotonic() - self._began) / 60
 
     def begin(self) -> None:
-        """A window begins now."""
+        """Begin a window."""
         self._soak.window()
         self._at, self._used = monotonic(), self._used_s()
 
@@ -79,7 +79,7 @@ class Samples:
         self._soak.restart()
 
     def take(self) -> None:
-        """A window ends."""
+        """End the window, and store its measurements."""
         server = self._soak.server
         pids = {"supervisor": server.pid} | server.roles()
         memory = {role: rss_bytes(pid) / MB for role, pid in sorted(pids.items())}
@@ -107,7 +107,7 @@ class Samples:
         )
 
     def lines(self) -> dict[str, dict[str, list[float]]]:
-        """The values of each line of each chart."""
+        """Return the values of each line of each chart."""
         return {
             chart: {name: [sample[chart][name] for sample in self.samples] for name in lines}
             for chart, lines in self.samples[0].items()
@@ -118,7 +118,7 @@ Thirds = dict[tuple[str, str], list[float]]
 
 
 def thirds(lines: dict[str, dict[str, list[float]]]) -> Thirds:
-    """The medians of the thirds of a run, by chart and line."""
+    """Return the medians of the thirds of a run, by chart and line."""
     return {
         (chart, name): [
             statistics.median(values[part * len(values) // 3 : (part + 1) * len(values) // 3])
@@ -130,7 +130,7 @@ def thirds(lines: dict[str, dict[str, list[float]]]) -> Thirds:
 
 
 def grown(medians: Thirds) -> list[str]:
-    """What the last third has more of than it may."""
+    """Return the values of the last third that exceed their limits."""
     return [
         f"{chart}, {name}: {last:.1f} in the last third, {second:.1f} before"
         for (chart, name), (_, second, last) in medians.items()
@@ -139,7 +139,7 @@ def grown(medians: Thirds) -> list[str]:
 
 
 def calibrate(running: Sequence[Client], seconds: float, load: float) -> str:
-    """Let all go as fast as they can, then each at ``load`` of its rate."""
+    """Run all clients at full speed, then each at ``load`` of its rate."""
     before = [client.turns for client in running]
     sleep(seconds)
     done = [client.turns - turns for client, turns in zip(running, before, strict=True)]
@@ -181,14 +181,14 @@ def run(
                 draw(samples, soak, load, out)
             if number % life == 0 and number < count:
                 samples.restart()
-                sleep(sample_s)  # streams are opened again
+                sleep(sample_s)  # streams reconnect
                 samples.begin()
         finish(soak, running)
         return soak, samples
 
 
 def show(samples: Samples, soak: Soak) -> None:
-    """A row of the table: the newest sample."""
+    """Print the newest sample as a row of the table."""
     last = samples.samples[-1]
     values = [
         f"{last[MEMORY]['all']:6.1f} MB",
