@@ -1,12 +1,12 @@
-"""What `tests.bench.table` measures of every server, each time on a fresh one.
+"""The cells that `tests.bench.table` measures for every server, each on a fresh one.
 
     append CLASS N x M    N clients that append M records a request: acknowledged records a second
     read by 1,000         one client reads all back, appended with fsync: records a second
     live N, ms            from a publish to a delivery to N subscribers, 100 a second, fsync: p50
-    deliveries to N       one publisher, as fast as it is answered, fsync: deliveries a second
+    deliveries to N       one publisher without pauses, fsync: deliveries a second
     queue CLASS N x M     N workers that claim M jobs and finish them: jobs a second
 
-Records are of 200 bytes. What a server has acknowledged is counted afterwards, deliveries too.
+Records have 200 bytes. Acknowledged records and deliveries are counted afterwards.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ CPU_CELL = "append fsync 16 x 1"
 WARM_UP_S = 0.5
 READ_LIMIT = 1000
 FILL_BATCH, FILL_MAX_S = 200, 8.0  # some servers sync each record of a batch
-JOBS_A_SECOND = 40_000  # so many are there for each second of work, if there is time
-QUIET_S, QUIET_SHARE = 0.3, 0.1  # so long it uses no more than that share of a core
+JOBS_A_SECOND = 40_000  # number of jobs for each second of work, if there is time to append them
+QUIET_S, QUIET_SHARE = 0.3, 0.1  # quiet: for this time, at most this share of a core is used
 QUIET_MAX_S = 10.0
-SETTLE_S = 0.3  # until a subscriber that asks waits in the server
+SETTLE_S = 0.3  # for a subscriber's request to reach the server
 
 
 class Scale(NamedTuple):
-    """How long and how much."""
+    """The durations and amounts of a run."""
 
     seconds: float
     read_records: int
 
 
 class Figure(NamedTuple):
-    """One run: the value, CPU microseconds a record of each process, and counts that differ."""
+    """The result of one run: the value, CPU microseconds per record of each process, and counts
+    that differ.
+    """
 
     value: float
     cpu_us: dict[str, float]
@@ -50,7 +52,7 @@ class Cell(NamedTuple):
     """One row of the table."""
 
     name: str
-    group: str  # the ability that it asks of a server
+    group: str  # the ability that it requires of a server
     durability: str
     batch: int
     run: Callable[[System, Scale], Figure]
@@ -61,11 +63,11 @@ class Cell(NamedTuple):
 
     @property
     def is_delay(self) -> bool:
-        """Less is better."""
+        """Return whether a lower value is better."""
         return self.name.endswith("ms")
 
     def takes(self, system: type[System]) -> bool:
-        """Whether the server can do that."""
+        """Return whether the server has the required ability."""
         return (
             self.group in system.groups
             and self.durability in system.classes
@@ -74,7 +76,7 @@ class Cell(NamedTuple):
 
 
 class Cpu:
-    """Processor time of a server's processes from here on."""
+    """Processor time of a server's processes from now on."""
 
     def __init__(self, system: System) -> None:
         self._pids = system.pids()
@@ -88,7 +90,9 @@ class Cpu:
 
 
 def settle(system: System) -> None:
-    """Until its processes use next to no time: a server may load modules when it already serves."""
+    """Wait until its processes are idle, because a server may still load modules when it already
+    serves.
+    """
     until = time.perf_counter() + QUIET_MAX_S
     before, pids = -1.0, system.pids().values()
     while (now := cpu_s(*pids)) - before > QUIET_SHARE * QUIET_S:
@@ -99,7 +103,7 @@ def settle(system: System) -> None:
 
 
 def differs(held: int, expected: int) -> str:
-    """Empty when they agree."""
+    """Describe the difference of two counts. The text is empty if they agree."""
     return "" if held == expected else f"holds {held:,}, {expected:,} expected"
 
 
@@ -120,7 +124,9 @@ def append(clients: int, batch: int) -> Callable[[System, Scale], Figure]:
 
 
 def fill(system: System, records: int) -> int:
-    """Append that many and a few more, or what it takes within `FILL_MAX_S`; how many it was."""
+    """Append slightly more than that many records, or as many as possible within `FILL_MAX_S`.
+    Return their number.
+    """
     batch, done, until = min(FILL_BATCH, system.batch_max), 0, time.perf_counter() + FILL_MAX_S
     while done < records and time.perf_counter() < until:
         clients = [system.appender(batch) for _ in range(4)]
@@ -159,7 +165,7 @@ def queue(workers: int, batch: int) -> Callable[[System, Scale], Figure]:
         cpu = Cpu(system)
         loaded = drive(hired, scale.seconds)
         used, left = cpu.us_each(loaded.done), system.count()
-        # A worker that was stopped between its claim and its ack has these jobs still.
+        # A worker that was stopped between its claim and its ack still holds these jobs.
         return Figure(loaded.done / loaded.took_s, used, differs(left, jobs - loaded.done))
 
     return run

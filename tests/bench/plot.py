@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 WIDTH, LEFT, PLOT, HEIGHT, ROW, TOP = 860, 56, 640, 90, 136, 52
-POINTS_MAX = 360  # of a line: each is the median of its neighbours
+POINTS_MAX = 360  # of a line; each point is the median of its neighbours
 STYLE = """
 svg { background: #fff; font: 12px system-ui, sans-serif }
 text { fill: #333 } .title { font-size: 15px } .chart { font-weight: 600 } .axis { fill: #777 }
@@ -33,8 +33,8 @@ def svg(
     charts: Mapping[str, Mapping[str, Sequence[float]]],
     marks: Sequence[float],
 ) -> str:
-    """Charts by title, each with its lines by name, over the minutes ``x``; ``marks``: where thin
-    lines stand.
+    """Return charts by title, each with its lines by name, over the minutes ``x``. ``marks``: the
+    positions of thin vertical lines.
     """
     height = TOP + ROW * len(charts)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">']
@@ -82,8 +82,8 @@ def _thinned(x: Sequence[float], values: Sequence[float]) -> Iterator[tuple[floa
 
 
 def _scale(most: float) -> tuple[float, float]:
-    """A round step, so that there are three to seven of them, and the first multiple of it that is
-    not below ``most``.
+    """Return a round step that gives three to seven steps, and the first multiple of it that is not
+    below ``most``.
     """
     power = 10.0 ** math.floor(math.log10(most or 1.0))
     step = next(power * part for part in (0.2, 0.5, 1, 2) if (most or 1.0) / (power * part) <= 5)

@@ -1,5 +1,5 @@
-"""What the benches share: processor time and memory of a server's processes, checkouts that run
-beside one another, and quantiles.
+"""Shared code of the benchmarks: processor time and memory of a server's processes, servers of
+other checkouts, and quantiles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(*pids: int) -> float:
-    """Processor time of these processes together."""
+    """Return the total processor time of these processes."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -27,7 +27,9 @@ def cpu_s(*pids: int) -> float:
 
 
 def queued_s(*pids: int) -> float:
-    """How long the threads of these processes together were ready and had no processor."""
+    """Return the total time in which threads of these processes were runnable without a
+    processor.
+    """
     queued_ns = 0
     for row in (row for pid in pids for row in Path(f"/proc/{pid}/task").glob("*/schedstat")):
         with contextlib.suppress(OSError):  # a thread has just ended
@@ -36,19 +38,19 @@ def queued_s(*pids: int) -> float:
 
 
 def anon_mb(pids: Sequence[int]) -> float:
-    """Anonymous memory of some processes together."""
+    """Return the total anonymous memory of these processes."""
     rows = (row for pid in pids for row in Path(f"/proc/{pid}/status").read_text().splitlines())
     return sum(int(row.split()[1]) for row in rows if row.startswith("RssAnon")) / 1024
 
 
 def machine_s() -> float:
-    """The processor time that all processes have used, and what the host has taken away."""
+    """Return the processor time that all processes have used, and the time stolen by the host."""
     user, nice, system, _idle, _wait, irq, softirq, steal = _machine()
     return (user + nice + system + irq + softirq + steal) / TICK_HZ
 
 
 def stolen_s() -> float:
-    """Processor time that the host has taken away since it started."""
+    """Return the processor time that the host has stolen since its start."""
     return _machine()[7] / TICK_HZ
 
 
@@ -57,7 +59,7 @@ def _machine() -> list[int]:
 
 
 def quiet(server: Server) -> None:
-    """Until nothing is sealed any more: the processes use no time."""
+    """Wait until nothing is sealed and the processes use no time."""
     pids, before = server.pids(), -1.0
     while (now := cpu_s(*pids)) - before > 0.05:
         before = now
@@ -65,19 +67,19 @@ def quiet(server: Server) -> None:
 
 
 def server_of(root: Path | None, folder: Path, **env: object) -> Server:
-    """A server, not started; of the checkout ``root``, or of this one."""
+    """Return a server that is not started, of the checkout ``root`` or of this one."""
     server = Server(folder, **env)
     server.root = root.resolve() if root else server.root
     return server
 
 
 def exit_when_told() -> None:
-    """SIGTERM ends this process as an exception does: what it has started is ended, too."""
+    """Let SIGTERM raise an exception, so that all started processes are ended."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def quantiles_ms(seconds: Sequence[float]) -> list[float]:
-    """p50, p99, p99.9 and the largest, in milliseconds."""
+    """Return p50, p99, p99.9 and the maximum in milliseconds."""
     ordered = sorted(seconds)
     return [
         ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000

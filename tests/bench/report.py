@@ -1,4 +1,4 @@
-"""The page ``topics/BENCHMARKS.md`` out of what `tests.bench.table` has measured."""
+"""Renders the page ``topics/BENCHMARKS.md`` from the results of `tests.bench.table`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Runs(TypedDict):
 
 
 class Results(TypedDict):
-    """All that is measured, as it stands in the file of ``--json``."""
+    """All results, in the form of the file of ``--json``."""
 
     conditions: dict[str, str]
     versions: dict[str, str]
@@ -38,14 +38,14 @@ def median(runs: Runs | None) -> float | None:
 
 
 def shown(cell: str, value: float | None) -> str:
-    """A rate or a delay; empty when there is none."""
+    """Format a rate or a delay. The text is empty if there is none."""
     if value is None:
         return ""
     return f"{value:.2f}" if CELLS[cell].is_delay else f"{value:,.0f}"
 
 
 def spread(runs: Runs | None) -> str:
-    """How far the runs of one cell are apart, in percent of their median."""
+    """Return the spread of the runs of one cell, in percent of their median."""
     middle = median(runs)
     if runs is None or not middle:
         return ""
@@ -53,14 +53,14 @@ def spread(runs: Runs | None) -> str:
 
 
 def ratio(cell: str, ours: float | None, theirs: float | None) -> str:
-    """Above 1: ours is better."""
+    """Return a ratio that is above 1 if ours is better."""
     if not ours or not theirs:
         return ""
     return f"{theirs / ours:.2f}" if CELLS[cell].is_delay else f"{ours / theirs:.2f}"
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, the first row its head, figures to the right."""
+    """Return a Markdown table. The first row is the head, and figures are right-aligned."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = [
         " | ".join(
@@ -80,12 +80,12 @@ def systems_in(results: Results) -> list[str]:
 
 
 def cells_in(results: Results) -> list[str]:
-    """In the order of the table, wherever they were measured."""
+    """Return the cells in the order of the table."""
     return [name for name in CELLS if name in results["cells"]]
 
 
 def rates(results: Results) -> list[list[str]]:
-    """Medians, and how far our runs spread."""
+    """Render the medians and the spread of our runs."""
     systems = systems_in(results)
     table = [["", *systems, "spread"]]
     for cell in cells_in(results):
@@ -96,7 +96,7 @@ def rates(results: Results) -> list[list[str]]:
 
 
 def ratios(results: Results) -> list[list[str]]:
-    """Ours to each peer."""
+    """Render the ratios of ours to each peer."""
     peers = [system for system in systems_in(results) if system != OURS]
     table = [["", *peers]]
     for cell in cells_in(results):
@@ -107,7 +107,7 @@ def ratios(results: Results) -> list[list[str]]:
 
 
 def processor(results: Results) -> list[list[str]]:
-    """CPU of each process for a record."""
+    """Render the CPU time of each process for one record."""
     table = [["us a record", "all processes", "each"]]
     for system, runs in results["cells"].get(CPU_CELL, {}).items():
         if not runs["cpu_us"]:
@@ -120,7 +120,7 @@ def processor(results: Results) -> list[list[str]]:
 
 
 def wrong_in(results: Results) -> list[str]:
-    """What did not agree, and what failed."""
+    """Render failures and counts that did not match."""
     return [
         f"{cell}, {system}: {wrong}"
         for cell, systems in results["cells"].items()
@@ -154,7 +154,7 @@ nothing. Client and servers share the cores, so a cheaper server leaves the clie
 
 
 def page(results: Results) -> str:
-    """The whole page."""
+    """Render the complete page."""
     told = results["conditions"] | results["versions"]
     parts = [HEAD]
     if results["cells"]:

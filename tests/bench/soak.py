@@ -1,24 +1,24 @@
-"""Soak: everything at once on a real server for an hour, at half load, restarted every ten minutes.
+"""Soak: a mixed load on a real server for an hour, at half load, with a restart every ten minutes.
 
     python -m tests.bench.soak --minutes 60 --restart-every 10 [--load 0.5] [--out soak.svg]
 
 Clients append in all durability classes, with keys and without, one by one and in batches, by HTTP
-and by WebSocket; they follow topics by event streams, WebSocket and long polls, also behind a chain
+and by WebSocket; they follow topics by event streams, WebSocket and long polls, also after a chain
 and a fan of routers; they read old pages, work on jobs of which some become dead letters, delete
-records, and make and delete topics. Caps and ages bound the data. Log files have grown to their
-size before. For some seconds all go as fast as they can; from then on each goes at ``--load`` of
-the rate that it had. Every other restart is a kill -9 of everything.
+records, and make and delete topics. Caps and ages bound the data. Log files have reached
+their final size before. For some seconds all clients run at full speed; from then on each runs at
+``--load`` of its rate. Every other restart is a kill -9 of everything.
 
 What must hold (exit code 1):
 
-- no request fails outside restarts; a refusal (429) is tried again
-- every reader is shown each acknowledged record once, and each job is done once; what is kept in
-  memory only may be lost in a restart
+- no request fails outside restarts; a refusal (429) is retried
+- every reader receives each acknowledged record once, and each job is done once; records that are
+  kept only in memory may be lost in a restart
 - memory, descriptors and files in the last third are not above those in the second third, nor is
   the p99, within the bounds of `FLAT`: medians of samples that are taken every five seconds, but
-  not in the first five after a restart; a request that a restart met has no time
+  not in the first five after a restart; a request during a restart is not timed
 
-A leak that one life of the processes bounds shows in the plot, or with ``--restart-every 0``.
+A leak that each restart resets is visible in the plot, or with ``--restart-every 0``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Sample = dict[str, dict[str, float]]
 
 
 class Samples:
-    """What is measured of a server, window by window. ``minutes``: when each sample was taken."""
+    """Measurements of a server, one per window. ``minutes``: when each sample was taken."""
 
     def __init__(self, soak: Soak) -> None:
         self._soak, self._began = soak, monotonic()
@@ -67,7 +67,7 @@ class Samples:
         return (monotonic() - self._began) / 60
 
     def begin(self) -> None:
-        """A window begins now."""
+        """Begin a window."""
         self._soak.window()
         self._at, self._used = monotonic(), self._used_s()
 
@@ -79,7 +79,7 @@ class Samples:
         self._soak.restart()
 
     def take(self) -> None:
-        """A window ends."""
+        """End the window, and store its measurements."""
         server = self._soak.server
         pids = {"supervisor": server.pid} | server.roles()
         memory = {role: rss_bytes(pid) / MB for role, pid in sorted(pids.items())}
@@ -107,7 +107,7 @@ class Samples:
         )
 
     def lines(self) -> dict[str, dict[str, list[float]]]:
-        """The values of each line of each chart."""
+        """Return the values of each line of each chart."""
         return {
             chart: {name: [sample[chart][name] for sample in self.samples] for name in lines}
             for chart, lines in self.samples[0].items()
@@ -118,7 +118,7 @@ Thirds = dict[tuple[str, str], list[float]]
 
 
 def thirds(lines: dict[str, dict[str, list[float]]]) -> Thirds:
-    """The medians of the thirds of a run, by chart and line."""
+    """Return the medians of the thirds of a run, by chart and line."""
     return {
         (chart, name): [
             statistics.median(values[part * len(values) // 3 : (part + 1) * len(values) // 3])
@@ -130,7 +130,7 @@ def thirds(lines: dict[str, dict[str, list[float]]]) -> Thirds:
 
 
 def grown(medians: Thirds) -> list[str]:
-    """What the last third has more of than it may."""
+    """Return the values of the last third that exceed their limits."""
     return [
         f"{chart}, {name}: {last:.1f} in the last third, {second:.1f} before"
         for (chart, name), (_, second, last) in medians.items()
@@ -139,7 +139,7 @@ def grown(medians: Thirds) -> list[str]:
 
 
 def calibrate(running: Sequence[Client], seconds: float, load: float) -> str:
-    """Let all go as fast as they can, then each at ``load`` of its rate."""
+    """Run all clients at full speed, then each at ``load`` of its rate."""
     before = [client.turns for client in running]
     sleep(seconds)
     done = [client.turns - turns for client, turns in zip(running, before, strict=True)]
@@ -181,14 +181,14 @@ def run(
                 draw(samples, soak, load, out)
             if number % life == 0 and number < count:
                 samples.restart()
-                sleep(sample_s)  # streams are opened again
+                sleep(sample_s)  # streams reconnect
                 samples.begin()
         finish(soak, running)
         return soak, samples
 
 
 def show(samples: Samples, soak: Soak) -> None:
-    """A row of the table: the newest sample."""
+    """Print the newest sample as a row of the table."""
     last = samples.samples[-1]
     values = [
         f"{last[MEMORY]['all']:6.1f} MB",

@@ -1,8 +1,9 @@
-"""The clients of `tests.bench.soak`: threads that do everything at once, and know what must come of
-it.
+"""The clients of `tests.bench.soak`: threads that use all features concurrently and know the
+expected
+results.
 
-Records of a topic are numbered, so what a reader is shown must be one number after the other. Each
-client is paced: it takes a turn each ``pause_s``.
+The records of a topic are numbered, so a reader must receive consecutive numbers. Each client is
+paced: it calls ``turn`` once per ``pause_s``.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from tests.support.server import Server
 from tests.support.ws import Socket
 from topics.client import ConnectionLost, Event, Record, Throttled, Tombstone, Topics, calls
 
-END: Final = -1  # the last record of a topic
+END: Final = -1  # marks the last record of a topic
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 CAP_BYTES: Final = 8 << 20
 TIMED: Final = ("appends", "live", "claims")
-GRACE_S: Final = 10.0  # after a restart: a client may have waited for a processor
-PATIENCE_S: Final = 90.0  # longer than a client tries
+GRACE_S: Final = 10.0  # after a restart, in which a client may have waited for a processor
+PATIENCE_S: Final = 90.0  # longer than a client retries
 NODE: Final = "soak"
 RETRY_S: Final = 0.2
-BROKEN: Final = (OSError, EOFError, AssertionError)  # of a WebSocket
+BROKEN: Final = (OSError, EOFError, AssertionError)  # errors of a WebSocket
 
 
 class Soak:
-    """What clients share. ``next``: the number of the next record of a topic. ``doubtful``: numbers
-    that may be there or not. ``jobs``: those that are not done.
+    """State that the clients share. ``next``: the number of the next record of a topic.
+    ``doubtful``: numbers of records that may be stored or not. ``jobs``: unfinished jobs.
     """
 
     def __init__(self, server: Server) -> None:
         self.server, self.url = server, f"http://127.0.0.1:{server.port}"
-        server.env["TOPICS_PORT"] = str(server.port)  # of all restarts
+        server.env["TOPICS_PORT"] = str(server.port)  # keeps its port in all restarts
         self.ending = threading.Event()
         self.next, self.doubtful = dict.fromkeys(CLASSES, 0), set[tuple[str, int]]()
         self.jobs, self.unsure_jobs = set[int](), set[int]()
@@ -47,7 +48,7 @@ class Soak:
         self.life, self._is_down, self._up_at = 0, False, -math.inf
 
     def failed(self, failure: Exception, _pause_s: float = 0.0) -> None:
-        """A request that has failed; most are tried again."""
+        """Record a failed request. Most requests are retried."""
         if isinstance(failure, Throttled):
             self.counts["refused"] += 1
         elif self._is_down or monotonic() < self._up_at + GRACE_S:
@@ -60,7 +61,7 @@ class Soak:
         self.problems.append(f"{threading.current_thread().name}: {text}")
 
     def restart(self) -> None:
-        """Stop or kill everything, and start."""
+        """Stop or kill all processes, and restart them."""
         self._is_down = True
         self.server.kill() if self.life % 2 else self.server.stop()
         self.life += 1
@@ -68,18 +69,18 @@ class Soak:
         self._is_down, self._up_at = False, monotonic()
 
     def timed(self, name: str, began: float) -> None:
-        """Something took from then to now, unless a restart came between."""
+        """Record a duration, unless a restart occurred in between."""
         if not self._is_down and began > self._up_at:
             self.took_s[name].append(monotonic() - began)
 
     def window(self) -> dict[str, list[float]]:
-        """What was timed since the last call."""
+        """Return the durations since the last call."""
         took_s, self.took_s = self.took_s, {name: [] for name in TIMED}
         return took_s
 
 
 class Client(threading.Thread):
-    """Takes turns, one each ``pause_s``; does not catch up with more than a second."""
+    """Calls ``turn`` once per ``pause_s``. It catches up at most one second."""
 
     def __init__(self, soak: Soak, topic: str = "") -> None:
         super().__init__(name=f"{type(self).__name__} {topic}", daemon=True)
@@ -117,7 +118,7 @@ class Writer(Client):
         try:
             self.append([{"data": [each, began, "x" * size_of(3000)]} for each in numbers])
             self.soak.timed("appends", began)
-        except ConnectionLost as failure:  # it had no key
+        except ConnectionLost as failure:  # the append had no key
             self.soak.doubtful.update((self.topic, number) for number in numbers)
             self.soak.failed(failure)
         self.soak.counts["records"] += size
@@ -128,7 +129,7 @@ class Writer(Client):
 
 
 class SocketWriter(Writer):
-    """By WebSocket, without keys."""
+    """Appends by WebSocket, without keys."""
 
     socket: Socket | None = None
 
@@ -169,7 +170,7 @@ class Reader(Client):
                     return
 
     def shown(self) -> Generator[Any]:
-        """The data of the records that come."""
+        """Yield the data of the received records."""
         return self.data_of(self.client.topic(self.topic).read(follow=True))
 
     def data_of(self, events: Iterable[Event]) -> Generator[Any]:
@@ -184,7 +185,7 @@ class Reader(Client):
         return self._source == "ephemeral"
 
     def take(self, number: int, sent_at: float, _: str) -> bool:
-        """Whether it goes on: this record is the next one, and not the last."""
+        """Check that this record is the next one. Return whether to continue after it."""
         soak = self.soak
         if self._source == self.topic and number != END:
             soak.timed("live", sent_at)
@@ -201,7 +202,7 @@ class Reader(Client):
 
 
 class StreamReader(Reader):
-    """By an event stream."""
+    """Follows a topic by an event stream."""
 
     def shown(self) -> Generator[Any]:
         with self.client.watch(self.topic) as watch:
@@ -209,7 +210,7 @@ class StreamReader(Reader):
 
 
 class SocketReader(Reader):
-    """By WebSocket."""
+    """Follows a topic by WebSocket."""
 
     def shown(self) -> Generator[Any]:
         seq = 0
@@ -219,7 +220,7 @@ class SocketReader(Reader):
                     socket.say("subscribe", "s", topic=self.topic, from_seq=seq)
                     while True:
                         message = socket.message()
-                        if message.get("code") == "throttled":  # the records come later
+                        if message.get("code") == "throttled":  # the records arrive later
                             self.soak.failed(Throttled(str(message)))
                             continue
                         assert message["op"] in ("subscribed", "caught_up", "record"), message
@@ -242,7 +243,7 @@ class JobMaker(Client):
 
 
 class JobWorker(Client):
-    """Claims jobs; acks most and nacks the others, until they are dead letters."""
+    """Claims jobs, acks most of them, and nacks the others until they are dead letters."""
 
     def turn(self) -> None:
         queue = self.client.queue("jobs")
@@ -255,7 +256,7 @@ class JobWorker(Client):
             queue.nack(NODE, *bad, error="a fiftieth")
         skipped = queue.ack(NODE, *good) if good else []
         for job in good:
-            if job.seq in skipped:  # tried again after a restart: it may be done
+            if job.seq in skipped:  # retried after a restart: it may have been settled
                 self.soak.unsure_jobs.add(job.data)
             elif job.data not in self.soak.jobs:
                 self.soak.wrong(f"job {job.data} is done twice")
@@ -264,7 +265,7 @@ class JobWorker(Client):
 
 
 class DeadWorker(Client):
-    """Waits for dead letters, and acks them."""
+    """Claims dead letters, and acks them."""
 
     def turn(self) -> None:
         with self.client.queue("dead").worker(lease=10.0) as worker:
@@ -289,7 +290,7 @@ class Deleter(Client):
 
 
 class Churner(Client):
-    """Makes a topic or a queue with a router, writes, reads, and deletes it again."""
+    """Creates a topic or a queue with a router, writes, reads, and deletes it."""
 
     def turn(self) -> None:
         client, name = self.client, f"churn-{self.turns % 20}"
@@ -314,7 +315,7 @@ class Browser(Client):
 
 
 def fill(url: str, megabytes: int) -> None:
-    """Write as much as makes the log's files as large as they become (`decisions/0053`)."""
+    """Write until the log files have reached their final size (`decisions/0053`)."""
     with Topics(url, key="") as client:
         for number in range(megabytes):
             topic = client.topic(f"fill-{number % 8}")
@@ -324,7 +325,7 @@ def fill(url: str, megabytes: int) -> None:
 
 
 def clients(soak: Soak) -> list[Client]:
-    """All of them, with the topics that they work on."""
+    """Create all clients with their topics."""
     with Topics(soak.url, key="") as client:
         for durability in CLASSES:
             client.topic(durability).put(durability=durability, cap_bytes=CAP_BYTES)
@@ -348,7 +349,7 @@ def clients(soak: Soak) -> list[Client]:
 
 
 def finish(soak: Soak, all_clients: Iterable[Client]) -> None:
-    """Let all come to an end, and say what is left."""
+    """Stop all clients. Return the remaining differences."""
     followers = [client for client in all_clients if isinstance(client, Reader | DeadWorker)]
     soak.ending.set()
     _join(set(all_clients) - set(followers))

@@ -47,7 +47,7 @@ PROBE_PATIENCE_S = 30.0
 
 @dataclass
 class Figures:
-    """What the rounds of one path measured."""
+    """Results of the rounds of one path."""
 
     rows_per_s: list[float] = field(default_factory=list)
     server_us: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Bench:
         self._frame = self._records()
 
     def _records(self) -> DataFrame:
-        """The rows to write, in memory: what they cost to make is no part of a write."""
+        """Return the rows to write, cached in memory, so that their creation is not measured."""
         from pyspark.sql import functions as f
 
         number = f.col("id")
@@ -108,7 +108,7 @@ class Bench:
         self._check(topic)
 
     def client_read(self) -> None:
-        """Read without Spark: pages are decoded, no columns made."""
+        """Read without Spark: decode pages, but create no columns."""
         with TopicsClient(Target(url=self.url)) as client:
             pages = read_range(client, SOURCE, 0, self.rows, on_loss=refuse)
             assert sum(map(len, pages)) == self.rows
@@ -117,14 +117,14 @@ class Bench:
         return f"bench:written:{next(self._numbers)}"
 
     def _check(self, topic: str) -> None:
-        """The topic has all rows."""
+        """Check that the topic has all rows."""
         with TopicsClient(Target(url=self.url)) as client:
             state = client.state(topic)
         assert state is not None
         assert state["head_seq"] == self.rows, state
 
     def run(self, path: Callable[[], None], figures: Figures) -> None:
-        """One round of one path."""
+        """Run one round of one path."""
         quiet(self.server)
         pids = self.server.pids()
         before, began = cpu_s(*pids), time.perf_counter()
@@ -210,7 +210,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, Figures]:
 
 
 def report(found: dict[str, Figures]) -> bool:
-    """Print the medians; whether all aims are reached."""
+    """Print the medians. Return whether all aims are reached."""
     good = True
     sys.stdout.write(
         f"{'path':24}{'rows/s':>10}{'lowest':>10}{'highest':>10}{'server us/row':>15}\n"
@@ -227,7 +227,7 @@ def report(found: dict[str, Figures]) -> bool:
 
 
 def main() -> int:
-    """Run all of it; 1 when an aim is missed."""
+    """Run all paths. Return 1 if an aim is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.spark")
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -53,7 +53,7 @@ write.option("checkpointLocation", checkpoint).start().awaitTermination()
 
 
 def volume(rows: int, folder: Path) -> bool:
-    """Rows in and out, cold and warm; whether all are there."""
+    """Write and read rows, cold and warm. Return whether all rows are present."""
     os.environ["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 1g pyspark-shell"
     server, equal = LocalServer("volume", folder / "server"), True
     with ExitStack() as stack:
@@ -79,12 +79,12 @@ def volume(rows: int, folder: Path) -> bool:
 
 
 def figures(numbers: Sequence[int]) -> list[int]:
-    """Count, sum, and how many are different."""
+    """Return count, sum, and the number of distinct values."""
     return [len(numbers), sum(numbers), len({*numbers})]
 
 
 class Kills:
-    """A stream of rows to a copy and to an archive, and what dies meanwhile."""
+    """A stream of rows to a copy and to an archive while processes are killed."""
 
     def __init__(self, cluster: Cluster, fleet: list[LocalServer], way: Way) -> None:
         self.cluster, self.fleet, self.way = cluster, fleet, way
@@ -98,12 +98,12 @@ class Kills:
         }
 
     def submit(self, name: str) -> None:
-        """Start a query, or go on with it; each has one of the two cores."""
+        """Start a query, or resume it. Each query has one of the two cores."""
         cores = ("--conf", "spark.cores.max=1")
         self.cluster.submit(self.way, name, *cores, *self.programs[name])
 
     def victims(self) -> Iterator[str]:
-        """Kill one after the other, and start again what does not start by itself."""
+        """Kill one victim after the other, and restart those that do not restart on their own."""
         names = itertools.cycle(self.programs)
         for server in itertools.cycle(self.fleet):
             while not (found := self.executors()):
@@ -120,13 +120,13 @@ class Kills:
             yield f"the server {server.name}"
 
     def executors(self) -> list[int]:
-        """The processes that workers started."""
+        """Return the executor processes that the workers started."""
         folders = [Path(f"/proc/{self.cluster.processes[name].pid}/task") for name in WORKERS]
         files = [file for folder in folders for file in folder.glob("*/children")]
         return [int(pid) for file in files for pid in file.read_text().split()]
 
     def run(self, minutes: float) -> bool:
-        """Append for that long, then compare."""
+        """Append for this time, then compare."""
         victims, rows = self.victims(), 0
         with Topics(self.fleet[0].url) as client:
             source = client.topic("source")
@@ -155,7 +155,7 @@ class Kills:
         return found == [wanted, wanted]
 
     def copied(self) -> list[int]:
-        """The figures of the copy."""
+        """Return the figures of the copy."""
         found: list[int] = []
         for server in self.fleet:
             with Topics(server.url) as client:
@@ -165,15 +165,15 @@ class Kills:
         return figures(found)
 
     def archived(self) -> list[int]:
-        """The figures of the Delta table."""
+        """Return the figures of the Delta table."""
         if not DeltaTable.is_deltatable(str(self.archive)):
-            return figures([])  # its first batch has not landed yet
+            return figures([])  # its first batch is not written yet
         values = DeltaTable(self.archive).to_pyarrow_table(columns=["value"])["value"].to_pylist()
         return figures([msgspec.json.decode(value)["id"] for value in values])
 
 
 def main() -> int:
-    """Run one."""
+    """Run one of the proofs."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.spark_proofs")
     commands = parser.add_subparsers(dest="proof", required=True)
     commands.add_parser("volume").add_argument("--rows", type=int, default=5_000_000)

@@ -47,12 +47,12 @@ TOPICS = 16
 LOADS = (("fsync", 16, 1), ("disk", 16, 1), ("fsync", 4, 1000), ("disk", 4, 1000))
 GIVE_UP_S = 120.0
 READY_MS = 250
-STUTTER_S = 1.0  # for which appends follow one another
+STUTTER_S = 1.0  # duration of consecutive appends
 PAUSE_S = 0.001  # between two attempts
 PATIENCE_S = 0.0001
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 FIRST = append("first", 1, b'"config":{"durability":"fsync"},')
-Scene = Callable[[Server], None]  # leaves the server stopped or killed, or never started
+Scene = Callable[[Server], None]  # leaves the server stopped, killed, or never started
 
 
 class Start(NamedTuple):
@@ -72,7 +72,7 @@ class Start(NamedTuple):
 
 
 class Asker:
-    """A connection that takes short answers, of any status."""
+    """A connection that reads short responses with any status."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -82,14 +82,14 @@ class Asker:
         self._sock.sendall(request)
 
     def is_answered(self, patience_s: float = GIVE_UP_S) -> bool:
-        """Whether a 2xx comes."""
+        """Return whether the response is a 2xx."""
         self._sock.settimeout(patience_s)
         with contextlib.suppress(TimeoutError):
             return self._sock.recv(1 << 16)[9:10] == b"2"
         return False
 
     def insist(self, request: bytes) -> None:
-        """Ask again until the answer is a 2xx."""
+        """Retry until the response is a 2xx."""
         self.send(request)
         while not self.is_answered():
             time.sleep(PAUSE_S)
@@ -97,7 +97,7 @@ class Asker:
 
 
 def connected(port: int) -> Asker:
-    """A connection, as soon as one is possible."""
+    """Connect as soon as possible."""
     until = time.perf_counter() + GIVE_UP_S
     while True:
         try:
@@ -108,7 +108,7 @@ def connected(port: int) -> Asker:
 
 
 def many_topics(count: int, *, stop: bool) -> Scene:
-    """A server of so many topics."""
+    """Prepare a server with this number of topics."""
 
     def run(server: Server) -> None:
         server.start(GIVE_UP_S)
@@ -121,7 +121,7 @@ def many_topics(count: int, *, stop: bool) -> Scene:
 
 
 def full_speed(durability: str, clients: int, records: int, seconds: float) -> Scene:
-    """A server that is killed while its clients write."""
+    """Prepare a server that is killed while its clients write."""
     config = b'"config":{"durability":"%b"},' % durability.encode()
     requests = [append(f"topic-{number % TOPICS}", records, config) for number in range(clients)]
 
@@ -140,12 +140,12 @@ def full_speed(durability: str, clients: int, records: int, seconds: float) -> S
 
 
 def _write(writers: list[Client]) -> None:
-    with contextlib.suppress(OSError, AssertionError):  # the server is killed
+    with contextlib.suppress(OSError, AssertionError):  # the server was killed
         drive(writers, 1e6)
 
 
 def pss_mb(pids: list[int]) -> float:
-    """Memory of these processes together; a page that several of them map counts once."""
+    """Return the memory of these processes. A page that several of them map counts once."""
     rows = (
         row for pid in pids for row in Path(f"/proc/{pid}/smaps_rollup").read_text().split("\n")
     )
@@ -153,7 +153,7 @@ def pss_mb(pids: list[int]) -> float:
 
 
 def start(server: Server, port: int) -> Start:
-    """Start it with cold caches, and look at it; it is killed afterwards."""
+    """Start the server with cold caches, measure it, and kill it afterwards."""
     log_bytes = sum(path.stat().st_size for path in server.data_dir.glob("wal/*/*.wal"))
     os.sync()
     if os.access(DROP_CACHES, os.W_OK):
@@ -192,7 +192,7 @@ def start(server: Server, port: int) -> Start:
 
 
 def scenes_of(chosen: argparse.Namespace) -> Iterator[tuple[str, Scene, int]]:
-    """Name, scene and shards; 0: one for each core."""
+    """Return name, scene and number of shards; 0: one for each core."""
     yield "empty", lambda _: None, 2
     yield "stop", many_topics(chosen.topics, stop=True), 1
     yield "kill", many_topics(chosen.topics, stop=False), 1
@@ -220,7 +220,7 @@ def main() -> None:
             if chosen.only not in name:
                 continue
             found: dict[str, list[Start]] = {version: [] for version in roots}
-            # The very first one compiles, and does not count.
+            # The very first start compiles modules, and does not count.
             for turn in range(0 if any(Path(folder).iterdir()) else -1, chosen.turns):
                 for version, root in roots.items():
                     with tempfile.TemporaryDirectory(dir=folder) as data:

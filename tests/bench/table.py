@@ -58,7 +58,7 @@ FAILURES = (AssertionError, BadReply, NotStarted, OSError)
 
 
 def fdatasync_us(folder: Path) -> float:
-    """What a write of 300 bytes and its sync take there, p50."""
+    """Return the p50 of a write of 300 bytes and its sync in this folder."""
     times = []
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, 1 << 20)
@@ -72,7 +72,7 @@ def fdatasync_us(folder: Path) -> float:
 
 
 def conditions(folder: Path) -> dict[str, str]:
-    """What a reader must know of a run, before it begins."""
+    """Return the conditions of a run that a reader must know."""
     described = ["git", "describe", "--always", "--dirty=+", "--abbrev=10"]
     revision = subprocess.run(described, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     rows = Path("/proc/cpuinfo").read_text().splitlines()
@@ -89,7 +89,7 @@ def conditions(folder: Path) -> dict[str, str]:
 
 
 def installed(names: Sequence[str], results: Results) -> list[type[System]]:
-    """Those of the servers that are there; notes the versions, and what is missing."""
+    """Return the installed servers. Record versions, and missing servers."""
     found = []
     for system in SYSTEMS:
         if system is Before and Before.root is None:
@@ -106,7 +106,7 @@ def installed(names: Sequence[str], results: Results) -> list[type[System]]:
 
 
 def run_once(cell: Cell, kind: type[System], scale: Scale, folder: Path) -> Figure:
-    """One run on a fresh server."""
+    """Run once on a fresh server."""
     place = Path(tempfile.mkdtemp(prefix=f"{kind.name}-", dir=folder))
     system = kind(place)
     try:
@@ -122,7 +122,7 @@ def run_once(cell: Cell, kind: type[System], scale: Scale, folder: Path) -> Figu
 def measure(
     cell: Cell, systems: Sequence[type[System]], scale: Scale, turns: int, folder: Path
 ) -> dict[str, Runs]:
-    """All runs of a cell, in turns."""
+    """Run all servers of a cell in turns."""
     part = [system for system in systems if cell.takes(system)]
     runs: dict[str, Runs] = {each.name: {"values": [], "cpu_us": [], "wrong": []} for each in part}
     for turn in range(turns):
@@ -141,7 +141,7 @@ def measure(
 
 
 def tell(cell: str, runs: dict[str, Runs], stolen: float) -> None:
-    """One line of a cell."""
+    """Print one line of a cell."""
     ours = median(runs.get(OURS))
     parts = [f"{cell:<24}"]
     for name, each in runs.items():
@@ -152,7 +152,7 @@ def tell(cell: str, runs: dict[str, Runs], stolen: float) -> None:
 
 
 def run_table(chosen: argparse.Namespace, results: Results, folder: Path) -> None:
-    """Measure what was chosen."""
+    """Measure the chosen cells."""
     scale, turns = (QUICK, 1) if chosen.quick else (FULL, 3)
     turns = chosen.turns or turns
     if chosen.seconds:
@@ -177,7 +177,7 @@ def run_table(chosen: argparse.Namespace, results: Results, folder: Path) -> Non
 
 
 def keep(path: Path | None, results: Results) -> None:
-    """A run that is cut short keeps what it has measured."""
+    """Save the results, also of an interrupted run."""
     if path is not None:
         path.write_text(json.dumps(results, indent=1))
 

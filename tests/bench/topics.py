@@ -29,14 +29,16 @@ from tests.bench.processes import anon_mb, cpu_s, quiet, server_of
 from tests.support.server import Server
 
 CLIENTS, FILLERS = 16, 64
-STRIDE = 7919  # a prime: neighbours in time are no neighbours in memory
-# A machine that does other things meanwhile makes the server refuse writes, which is no figure.
+STRIDE = 7919  # a prime, so that consecutive requests use topics that are not adjacent in memory
+# Otherwise the server refuses writes while other programs load the machine.
 PUSHED = b'"disable_backpressure":true,'
 Make = Callable[[int], bytes]  # the request with this number
 
 
 class Figures(NamedTuple):
-    """Of one turn: operations a second, and microseconds of each kind of process for one."""
+    """Results of one turn: operations per second, and microseconds per operation of each kind of
+    process.
+    """
 
     rate: float
     front_us: float
@@ -48,7 +50,7 @@ class Figures(NamedTuple):
 
 
 def script(make: Make, numbers: Iterator[int]) -> Script:
-    """A request for each of the numbers."""
+    """Return a request for each of the numbers."""
     reply, done = Http(), 0
     for number in numbers:
         yield Step(make(number), reply, done)
@@ -56,7 +58,7 @@ def script(make: Make, numbers: Iterator[int]) -> Script:
 
 
 class Place:
-    """A running server, and the numbers of requests that were not made there yet."""
+    """A running server, and the numbers of requests that were not sent to it yet."""
 
     def __init__(self, name: str, server: Server) -> None:
         self.name, self.server, self._numbers = name, server, itertools.count()
@@ -84,8 +86,8 @@ class Place:
         return cpu_s(*front), cpu_s(*shards)
 
     def fill(self, topics: int) -> float:
-        """Make the topics that ``many topics`` writes to, with a record each; the bytes that one
-        takes.
+        """Create the topics that ``many topics`` writes to, with one record each. Return the bytes
+        per topic.
         """
         quiet(self.server)
         before, numbers = anon_mb(self.server.pids()), iter(range(topics))
@@ -105,7 +107,7 @@ def _many(topics: int) -> Make:
 
 
 def main() -> int:
-    """Print the figures of all cells."""
+    """Print the results of all cells."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

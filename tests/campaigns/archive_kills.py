@@ -40,7 +40,9 @@ MOMENT_MAX_S = 2.0
 
 @contextmanager
 def running(live: Live, directory: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The archive in a process of its own. It is killed at the end, with its JVM and workers."""
+    """Run the archive in a separate process, which is killed at the end together with its JVM and
+    workers.
+    """
     arguments = ["archive", "k:.*", str(directory), "--pattern", "--url", f"a={live.url}"]
     process = subprocess.Popen(
         [sys.executable, "-m", "workers.spark", *arguments, "--batch-records", "200", "--quiet"],
@@ -112,7 +114,7 @@ def judge(live: Live, directory: Path) -> Iterator[str]:
 
 
 def campaign(data_dir: Path, *, seed: int, kills: int, starts: int) -> Summary:
-    """Run it: one archive with all kills in batches, and one for each kill before a first batch."""
+    """Run one archive with all kills in batches, and one for each kill before a first batch."""
     summary, dice = Summary(seed), random.Random(seed)
     with Server(data_dir, shards=2) as server:
         live = Live(server)

@@ -77,7 +77,8 @@ class Actors:
         self._threads[2].join(SETTLE_S)
         until = time.monotonic() + SETTLE_S
         while len(self.acks) < self.sent["jobs"] and time.monotonic() < until:
-            time.sleep(0.05)  # a job whose claim lost its response is ready when its lease ends
+            # a job whose claim response was lost becomes ready when its lease expires
+            time.sleep(0.05)
         self.worker.stop()
         self._threads[3].join(SETTLE_S)
         self.failures += [f"{each.name} does not end" for each in self._threads if each.is_alive()]

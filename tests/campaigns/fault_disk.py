@@ -3,7 +3,8 @@
 Every call of this process that writes or syncs below one folder is intercepted, because all modules
 call `os` for it. The calls are counted. One of them fails, or all from one on. The durable content
 of a file is its writes up to its last successful sync, without the writes that a failed sync
-reported: Linux considers these pages written and never retries. A name is durable after its folder
+had pending: Linux considers these pages written and never retries. A name is durable after its
+folder
 was synced.
 """
 

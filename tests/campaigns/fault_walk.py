@@ -51,12 +51,12 @@ from topics.storage.wal import writer as wal_writer
 STREAMED_MIN_BYTES = 8 << 10
 SYNC_BYTES = 4 << 10
 MERGED_MAX_BYTES = 64 << 10
-AFTER = "1000000"  # the number of what is written after the fault
+AFTER = "1000000"  # the number of the records that are written after the fault
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. ``index`` 0: nothing fails."""
+    """One run. ``index`` 0: no call fails."""
 
     index: int = 0
     goes_on: bool = False
@@ -73,7 +73,7 @@ class Case:
 
 
 def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
-    """What is wrong, and the calls that were made."""
+    """Run a case. Return the errors and the calls that were made."""
     path, journal, wrong = folder / "data", Journal(), []
     with pytest.MonkeyPatch.context() as patch, FaultDisk(path, folder / "graveyard") as disk:
         patch.setattr(appends, "STREAMED_MIN_BYTES", STREAMED_MIN_BYTES)
@@ -102,7 +102,8 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
         DataDirectory(path, shards=1).close()
         wrong += judge(path, journal, f"{said}, started again", power=False, boot="b")
         left = disk.power_loss(folder / "later")
-        # The start has written again and synced what the classes alone do not promise.
+        # The start has rewritten and synced records that the durability classes alone do not
+        # guarantee.
         wrong += judge(
             left, journal, f"{said}, started again, power lost", power=False, boot="other"
         )
@@ -110,12 +111,12 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) -> Iterator[str]:
-    """Start on ``path``, look at everything, write once more to every topic; the process is killed
-    afterwards.
+    """Start on ``path``, check everything, and write once more to every topic. The process is
+    killed afterwards.
     """
     try:
         client = Client(path, boot=boot, now=clock(), file_bytes=FILE_BYTES, sync_ms=60_000)
-    except Exception as error:  # whatever it is, it is a finding
+    except Exception as error:  # any exception is a finding
         yield f"{what}: the start fails: {error!r} {traceback.format_exc(limit=-3)}"
         return
     try:
@@ -187,7 +188,7 @@ def _copy(journal: Journal) -> Journal:
 
 
 def in_folder(case: Case) -> tuple[list[str], list[str]]:
-    """`run_case` in memory, and nothing left of it."""
+    """Run `run_case` in memory, and remove its files."""
     with tempfile.TemporaryDirectory(
         dir="/dev/shm" if Path("/dev/shm").is_dir() else None
     ) as folder:
@@ -204,8 +205,8 @@ def _drop(*_: Any) -> Any:
 
 
 def campaign(_: Path, *, seed: int, first: int, last: int, every: int, only: str) -> Summary:
-    """Faults of the calls ``first`` to ``last`` (0: all) in one mode, as a finding names it, or in
-    all.
+    """Run faults of the calls ``first`` to ``last`` (0: all) in the mode that a finding names, or
+    in all modes.
     """
     quiet()
     summary = Summary(seed)

@@ -2,14 +2,14 @@
 
 Runs as a program: ``python -m tests.campaigns.fuzz --seconds 600 --seed 1``. The seed decides what
 each worker sends and in which order. Between the fuzzed connections each worker makes requests of
-its own that must be answered as ever (`Steady`).
+its own that must succeed as usual (`Steady`).
 
-What must hold (the topics' names say what may become of a request, see `fuzz_inputs`):
+What must hold (topic names encode the permitted effect of a request, see `fuzz_inputs`):
 
-- no answer is a 500, every refusal has the envelope, every connection comes to its end
+- no answer is a 500, every refusal has the envelope, every connection ends
 - no topic ``never.*`` exists; all others hold exactly what was acknowledged
-- no process died, no traceback is in the log, and ``/v0/health`` answers, as fast as another
-  server's that nobody fuzzes
+- no process died, no traceback is in the log, and ``/v0/health`` responds as fast as that of
+  another server without fuzzing
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tests.support.api import Answer, Api, Wire, listed, ok, request
 from tests.support.server import Server
 from tests.support.ws import Socket
 
-WORKERS = 6  # two for each plane
-STEADY_EVERY = 4  # cases; then a request that must be answered as ever
-AIM_MS = 20.0  # 99 of 100 probes, above those of another server
+WORKERS = 6  # two for each kind of input
+STEADY_EVERY = 4  # cases between two requests that must succeed as usual
+AIM_MS = 20.0  # the permitted increase of the probe's p99 compared with another server
 Stored = dict[str, int]
 FAILURES = (AssertionError, OSError, EOFError, ValueError, KeyError)
 
 
 class Steady:
-    """Requests between the fuzzed ones that must be answered as ever, on one connection: appends
-    and diffs, the control plane, or publishes on a WebSocket.
+    """Requests between the fuzzed ones, on one connection, that must succeed as usual: appends and
+    diffs, the control plane, or publishes on a WebSocket.
     """
 
     def __init__(self, address: tuple[str, int], plane: str, number: int) -> None:
@@ -100,9 +100,7 @@ class Steady:
 
 @dataclass
 class Findings(fuzz_crew.Findings):
-    """``stored``: records by topic as acknowledged; ``unsaid``: publishes whose answer never
-    came.
-    """
+    """``stored``: acknowledged records by topic. ``unsaid``: publishes without a response."""
 
     stored: Stored = field(default_factory=dict)
     unsaid: int = 0
@@ -117,7 +115,7 @@ class Findings(fuzz_crew.Findings):
 
 
 class Worker(fuzz_crew.Worker[Findings]):
-    """Cases of one plane."""
+    """Sends the cases of one kind of input."""
 
     def __init__(self, address: tuple[str, int], seed: int, number: int) -> None:
         source = random.Random(f"{seed}-{number}")
@@ -169,7 +167,7 @@ class Worker(fuzz_crew.Worker[Findings]):
         return acks
 
     def _note(self, document: dict[str, Any]) -> None:
-        """An append says how many records it has stored, a PUT that the topic is there."""
+        """Record the records that an append has stored, or the topic that a PUT has created."""
         if "created" in document:
             count = document["count"] if "last_seq" in document and not document["deduped"] else 0
             stored = self.findings.stored
@@ -177,13 +175,13 @@ class Worker(fuzz_crew.Worker[Findings]):
 
 
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
-    """All workers; meant for a process of its own."""
+    """Run all workers, in a process of their own."""
     workers = [Worker(address, seed, number) for number in range(WORKERS)]
     return fuzz_crew.together(workers, seconds, rate, Findings())
 
 
 def check_stored(server: Server, findings: Findings) -> None:
-    """Add to the problems what the server holds and should not, or should hold and does not."""
+    """Report topics and records that the server should not contain, or that it lacks."""
     with Api(server.address) as api:
         found = {topic: int(api.state(topic)["head_seq"]) for topic in listed(api)}
         for topic, records in findings.steady.items():
@@ -207,7 +205,9 @@ def check_stored(server: Server, findings: Findings) -> None:
 def fuzz(
     server: Server, *, seed: int, seconds: float, rate: float
 ) -> tuple[Findings, Bystander, Memory]:
-    """Fuzz a server that runs; the answers to the probe and the memory that it took beside it."""
+    """Fuzz a running server. Return the responses to the probe and the memory use at the
+    same time.
+    """
     with watched(server) as memory, beside(server, Probe) as probe:
         findings = fuzz_crew.apart(work, server, seed, seconds, rate)
     findings.problems += probe.trouble
@@ -216,7 +216,7 @@ def fuzz(
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summary:
-    """Fuzz a server beside another one; ``rate``: fuzzed connections a second."""
+    """Fuzz a server, and compare it with another one. ``rate``: fuzzed connections per second."""
     summary = Summary(seed)
     with (
         Server(data_dir.with_name("other"), shards=1) as other,

@@ -25,7 +25,7 @@ from tests.support.api import Answer, Api, Wire, ok, request
 from tests.support.server import Server, rss_bytes
 
 MIB = 2**20
-FILES_RESERVED = 128  # of a front
+FILES_RESERVED = 128  # descriptors of a front that are not for clients
 # Kinds that have no key, or send no complete request with one, and take all connections.
 UNKNOWN = (
     *("idle", "heads", "refused", "bodiless", "bodies", "headed", "beginnings", "strangers"),
@@ -36,22 +36,24 @@ KINDS = (
     *("messages", "chunks", "prefixes", "visitors", *UNKNOWN),
 )
 SAMPLE_S = 0.01
-COME_S = 60.0  # until all clients of a crowd have connected once, behind `seconds`
+COME_S = 60.0  # until all clients of a crowd have connected once, in addition to `seconds`
 
 
 class Memory:
-    """Resident bytes of front and shards, by time."""
+    """Resident bytes of front and shards over time."""
 
     def __init__(self, roles: dict[str, int]) -> None:
         self.samples = {role: [rss_bytes(pid)] for role, pid in roles.items()}
 
     @property
     def rise(self) -> dict[str, int]:
-        """How far each process rose above where it was."""
+        """Return how far each process rose above its first sample."""
         return {role: max(found) - found[0] for role, found in self.samples.items()}
 
     def lines(self) -> dict[str, str]:
-        """In MiB: the first sample, at a quarter, at half, the last."""
+        """Return the first sample, those at a quarter and at half of the time, and the last one, in
+        MiB.
+        """
         return {
             role: " -> ".join(
                 f"{found[(len(found) - 1) * at // 4] / MIB:.0f}" for at in (0, 1, 2, 4)
@@ -85,7 +87,9 @@ def watched(server: Server, every_s: float = SAMPLE_S) -> Iterator[Memory]:
 
 
 class Bystander(threading.Thread):
-    """A well-behaved client with small requests; ``took_ms`` is what each cost it."""
+    """A well-behaved client with small requests. ``took_ms`` contains the duration of each
+    request.
+    """
 
     token: str | None = None
 
@@ -110,7 +114,7 @@ class Bystander(threading.Thread):
                     self.trouble.append(told)
 
     def ask(self, api: Api) -> Answer:
-        """One small request."""
+        """Send one small request."""
         return api.append("bystander", 1)
 
     def finish(self) -> None:
@@ -119,7 +123,7 @@ class Bystander(threading.Thread):
         assert not self.is_alive(), "the bystander hangs"
 
     def percentile(self, percent: int) -> float:
-        """Milliseconds; a single request is all percentiles."""
+        """Return a percentile in milliseconds."""
         return statistics.quantiles(self.took_ms * 2, n=100)[percent - 1]
 
     def __str__(self) -> str:
@@ -129,24 +133,25 @@ class Bystander(threading.Thread):
 
 
 class Neighbour(Bystander):
-    """A bystander with a key of its own, that appends and reads in turn."""
+    """A bystander with its own key that alternately appends and reads."""
 
     token = OTHER
 
     def ask(self, api: Api) -> Answer:
-        """One small request."""
+        """Send one small request."""
         if len(self.took_ms) % 2:
             return api.diff("bystander", from_seq=0, limit=10)
         return api.append("bystander", 1)
 
 
 class Visitor(Neighbour):
-    """The same on a new connection each time. One that is ended before the request was sent, while
-    its thread waited for a core, was the longest quiet one: the next one counts.
+    """A bystander that opens a new connection for each request. If the server closes the connection
+    before the request was sent, because the client's thread waited for a core, the connection was
+    the longest idle one: the next attempt counts.
     """
 
     def ask(self, api: Api) -> Answer:
-        """One small request."""
+        """Send one small request."""
         for _ in range(2):
             api.close()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -156,7 +161,7 @@ class Visitor(Neighbour):
 
 
 class Probe(Bystander):
-    """A bystander that only asks whether the server is alive."""
+    """A bystander that only requests the health of the server."""
 
     def ask(self, api: Api) -> Answer:
         return api.call("GET", "/v0/health")
@@ -164,7 +169,7 @@ class Probe(Bystander):
 
 @contextlib.contextmanager
 def beside(server: Server, kind: type[Bystander] = Bystander) -> Iterator[Bystander]:
-    """Run a bystander next to the body."""
+    """Run a bystander while the body runs."""
     bystander = kind(server)
     bystander.start()
     try:
@@ -174,14 +179,14 @@ def beside(server: Server, kind: type[Bystander] = Bystander) -> Iterator[Bystan
 
 
 def large_body() -> bytes:
-    """64 MiB of records of almost 1 MiB."""
+    """Return 64 MiB of records of almost 1 MiB."""
     body = b'{"records":[' + b",".join([b'{"data":"' + b"x" * (MIB - 64) + b'"}'] * 63) + b"]}"
     return body + b" " * (64 * MIB - len(body))
 
 
 def send_large_bodies(server: Server, count: int) -> None:
-    """From a process of its own, so that the bystander's times are the server's and not the
-    sender's.
+    """Send large bodies from a separate process, so that the bystander's times are those of the
+    server and not of the sender.
     """
     sender = multiprocessing.get_context("spawn").Process(
         target=_send_large_bodies, args=(server.address, count)
@@ -202,7 +207,7 @@ def _send_large_bodies(address: tuple[str, int], count: int) -> None:
 
 
 def malformed(source: random.Random) -> bytes:
-    """One request that no server should accept."""
+    """Return one request that every server should refuse."""
     path, noise = "/v0/topics/hostile", source.randbytes(source.randint(0, 300))
     chunked = "Content-Type: application/json", "Transfer-Encoding: chunked"
     kinds = [
@@ -223,20 +228,20 @@ def malformed(source: random.Random) -> bytes:
 
 
 def send_malformed(server: Server, source: random.Random, count: int) -> None:
-    """Each on a connection of its own; every one must come to an end."""
+    """Send each malformed request on its own connection. Every connection must end."""
     for _ in range(count):
         with Wire(server.address, timeout_s=10) as wire:
             try:
                 wire.send(malformed(source))
                 wire.half_close()
             except OSError:
-                continue  # refused before it was sent whole
+                continue  # refused before it was sent completely
             wire.rest()
 
 
 def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
-    """Ask for large answers, read none of them and stay; how many requests went out before the
-    server stopped taking them.
+    """Request large responses without reading them, and keep the connection open. Return the number
+    of requests that the server read before it stopped.
     """
     with Api(server.address) as api:
         ok(api.append("piled", *["x" * (MIB - 64)] * 4), 201)
@@ -247,7 +252,7 @@ def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
                 wire.send(ask)
             except OSError:
                 return number
-        time.sleep(hold_s)  # an unread answer is only a burden as long as it is there
+        time.sleep(hold_s)  # an unread response uses memory only while its connection is open
     return requests
 
 
@@ -266,7 +271,7 @@ class Cost:
 
     @property
     def trouble(self) -> list[str]:
-        """The refused requests of other clients."""
+        """Return the refused requests of other clients."""
         return [*self.others.trouble, *self.newcomers.trouble]
 
     def __str__(self) -> str:
@@ -301,7 +306,7 @@ def bother(
             time.sleep(seconds)
             deadline = time.monotonic() + COME_S
             while remote.say("tell").made < clients and time.monotonic() < deadline:
-                time.sleep(0.1)  # a busy machine: not all of them have come
+                time.sleep(0.1)  # on a busy machine some clients have not connected yet
             told = remote.say("leave")
         assert "Traceback" not in server.logged, server.log_tail
     return Cost(kind, told.made, told.ended[kind], memory, others, newcomers)
@@ -310,7 +315,7 @@ def bother(
 def campaign(
     data_dir: Path, *, seed: int, kinds: str, clients: int, seconds: float, room: int
 ) -> Summary:
-    """Crowds of these kinds, one after the other; what they cost is told."""
+    """Run crowds of these kinds, one after the other, and report their effects."""
     summary = Summary(seed)
     for kind in kinds.split(","):
         cost = bother(data_dir.parent, kind, clients, seconds, room)

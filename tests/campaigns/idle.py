@@ -1,18 +1,19 @@
 """Ten thousand idle event streams and two thousand slow connections: what they cost a writer, and
-what happens when all of them come back at once.
+what happens when all of them reconnect simultaneously.
 
 Runs as a program: ``python -m tests.campaigns.idle --streams 10000 --slow 2000 --rounds 2``. A
-writer appends one record after the other, alone, beside the crowd (`crowd`), and while all clients
-are reset and come again. Then as many keep-alive clients come; the front is killed, and they come
-again, to wait in the listen queue until the next one accepts.
+writer appends one record after the other: alone, alongside the crowd (`crowd`), and while all
+clients are reset and reconnect. Then the same number of keep-alive clients connects. The front is
+killed, and they reconnect and wait in the listen queue until the next front accepts them.
 
 What must hold:
 
-- every stream opens, also when all come again, and none ends by itself; slow connections are thrown
-  off, or may go on; no client is refused or not answered, but that a front that dies may reset some
-- the writer hears nothing but successes, and its p99 beside the crowd is told beside the one alone
-- when the crowd has gone, the front has as many descriptors as before, the metrics tell of no
-  stream, and all slots are free: the cap is exactly the crowd, which could not come again otherwise
+- every stream opens, also when all clients reconnect, and none ends on its own; slow connections
+  are closed or may continue; every client gets a response, but a dying front may reset some clients
+- the writer receives only successes; its p99 alongside the crowd is reported with the one alone
+- after the crowd has disconnected, the front has the same number of descriptors as before, the
+  metrics count no stream, and all slots are free: the cap equals the crowd, which could otherwise
+  not reconnect
 """
 
 from __future__ import annotations

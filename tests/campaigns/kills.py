@@ -1,4 +1,4 @@
-"""Everything at once, while the front, a shard or everything is killed and networks are cut: the
+"""A mixed load while the front, a shard or everything is killed and networks are cut: the
 clients of the simulation against a real server over TCP, judged by the same model.
 
 A compressed day of `tests.simulation.work` over three shards with small log files, a clean restart,

@@ -1,4 +1,4 @@
-"""Overload: three times the clients that reach the peak, over topics of all bands.
+"""Overload: three times as many clients as reach the peak, on topics of all priority bands.
 
 Runs as a program: ``python -m tests.campaigns.overload --seconds 60``. The clients run in a process
 of their own (`overload_clients`), which shares the machine's cores with the server.
@@ -12,13 +12,15 @@ of their own (`overload_clients`), which shares the machine's cores with the ser
 What must hold:
 
 - 99 of 100 stored writes to the topic of priority 1000 take at most 50 ms
-- no topic starves: each stores something every 5 s, from obeying clients
-- of the obeying clients' second tries 95 % are stored
-- the whole stores 0.8 times what is pushed, and on a quiet machine 0.8 times the peak; no answer is
-  anything but a success or a refusal
+- no topic starves: each stores a write of an obeying client at least every 5 s
+- 95 % of the obeying clients' second attempts are stored
+- the whole stores 0.8 times what is pushed, and on a quiet machine 0.8 times the peak; every
+response is
+  a success or a refusal
 
-Times and rates are those of the server's own time. Others on the machine keep server and clients
-waiting for a processor, which the kernel counts: it stretches all that they do by one factor.
+Times and rates are in the server's own time. Other processes on the machine make server and clients
+wait for a processor. The kernel counts this waiting time, which stretches all durations by one
+factor.
 """
 
 from __future__ import annotations
@@ -46,24 +48,27 @@ PRIORITIES = (
     *(-100, -300, -500, -1000),
 )
 PEAK_STEPS = (16, 48, 128)
-PEAK_SHARE = 0.95  # of the peak: so many clients reach it
+PEAK_SHARE = 0.95  # of the peak: the smallest number of clients that reaches this share is used
 OVERLOAD, CLIENTS_MIN = 3, 300
 GREEDY_EVERY = 20  # clients
 BOSS = "boss-key"
-KEYS = 40  # that obeying clients share; greedy ones have their own, and take nobody's turn
+# shared by obeying clients; greedy clients have their own keys and do not reduce the share of
+# others
+KEYS = 40
 DATA_BYTES = 190
 
 AIM_MS, GAP_S, SECOND_SHARE, PEAK_KEPT = 50.0, 5.0, 0.95, 0.8
-QUIET = 1.25  # stretched by no more, the peak of a few clients counts for a crowd, too
+# up to this factor of stretched time, the peak of a few clients is a valid reference for a crowd
+QUIET = 1.25
 
 
 def topic_of(index: int) -> str:
-    """The topic of a priority."""
+    """Return the topic of a priority."""
     return f"load-{index:02d}"
 
 
 def request_of(topic: str, token: str, *, pushes: bool) -> bytes:
-    """One append as it goes over the wire."""
+    """Return the bytes of one append."""
     fields = {"disable_backpressure": True} if pushes else {}
     body = json.dumps({**fields, "records": [{"data": {"pad": "x" * DATA_BYTES}}]}).encode()
     path = f"/v0/topics/{topic}?return_seqs=false"
@@ -71,7 +76,7 @@ def request_of(topic: str, token: str, *, pushes: bool) -> bytes:
 
 
 def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
-    """Client ``number``; together they are spread over the topics."""
+    """Return the plan of client ``number``. All clients together are spread over the topics."""
     topic, turn = topic_of(number % len(PRIORITIES)), number // len(PRIORITIES)
     # Twenty topics and every twentieth client: the turn moves the greedy one on by a topic.
     if greedy and (number + turn) % GREEDY_EVERY == GREEDY_EVERY - 1:
@@ -83,7 +88,9 @@ def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
 
 
 def run(server: Server, clients: int, seconds: float, *, pushes: bool) -> tuple[Report, Usage]:
-    """So many clients write in a process of their own; a few that do not push are greedy."""
+    """Run this number of writing clients in a separate process. A few of the obeying ones are
+    greedy.
+    """
     plans = [plan_of(number, greedy=not pushes, pushes=pushes) for number in range(clients)]
     usage = Usage(server)
     report = in_a_process(drive, server.address, plans, seconds)
@@ -92,12 +99,14 @@ def run(server: Server, clients: int, seconds: float, *, pushes: bool) -> tuple[
 
 
 def rate(report: Report) -> float:
-    """Writes stored each second."""
+    """Return the number of stored writes per second."""
     return sum(tally.stored for tally in report.tallies.values()) / report.took_s
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:
-    """Several tallies as one. The gap is the shortest: whose clients stored, none else starved."""
+    """Merge several tallies. The gap is the shortest one: if one client stored a write, the topic
+    did not starve.
+    """
     whole = Tally(gap_s=float("inf"))
     for tally in tallies:
         whole.stored += tally.stored
@@ -114,13 +123,13 @@ def merged(tallies: Iterable[Tally]) -> Tally:
 
 
 def percentile_ms(seconds: array[float], share: float) -> float:
-    """0.0 of nothing."""
+    """Return a percentile in milliseconds, or 0.0 without values."""
     ordered = sorted(seconds)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000 if ordered else 0.0
 
 
 class Usage:
-    """Processor time of front, shards, clients and all others from here on."""
+    """Processor time of front, shards, clients and all other processes from now on."""
 
     def __init__(self, server: Server) -> None:
         self._roles, self._began = server.roles(), time.perf_counter()
@@ -134,7 +143,7 @@ class Usage:
         ours = sum(self._used.values())
         others = max(0.0, machine_s() - self._machine - ours)
         queued = queued_s(*self._roles.values()) - self._queued + report.queued_s
-        # Who waits for a processor waits for whoever runs meanwhile, ours or others.
+        # A process that waits for a processor waits for any other running process.
         self.stretch = 1 + queued * others / (others + ours) / ours
         self._used["others"] = others
 
@@ -144,7 +153,7 @@ class Usage:
 
 
 def measured(server: Server, clients: int, seconds: float) -> float:
-    """Writes a second of so many clients that push, in the server's own time."""
+    """Return the writes per second of this number of pushing clients, in the server's own time."""
     report, usage = run(server, clients, seconds, pushes=True)
     took = merged(report.tallies.values()).took_s
     print(
@@ -156,7 +165,7 @@ def measured(server: Server, clients: int, seconds: float) -> float:
 
 
 def tell(report: Report) -> None:
-    """A line for each topic, and one for each manner."""
+    """Print a line for each topic and one for each manner."""
     print("topic    priority  writes/s  refused/s   p50 ms   p99 ms  with retries  gap s")
     for index, priority in enumerate(PRIORITIES):
         tally = of_topic(report, topic_of(index))
@@ -177,7 +186,7 @@ def tell(report: Report) -> None:
 
 
 def of_topic(report: Report, topic: str, *, obeying: bool = False) -> Tally:
-    """What all its clients saw, or those that obey."""
+    """Return the merged tallies of all clients of a topic, or of its obeying clients."""
     return merged(
         tally
         for (name, manner), tally in report.tallies.items()
@@ -186,14 +195,15 @@ def of_topic(report: Report, topic: str, *, obeying: bool = False) -> Tally:
 
 
 def judge(report: Report, peak: float, pushed: float, stretch: float) -> list[tuple[bool, str]]:
-    """Every aim, and whether it is met. Times and rates are those of the server's own time."""
+    """Return every aim, and whether it is met. Times and rates are in the server's own time."""
     first = percentile_ms(of_topic(report, topic_of(0)).took_s, 0.99) / stretch
     tallies = [of_topic(report, topic_of(n), obeying=True) for n in range(len(PRIORITIES))]
     gap_s, worst = max((tally.gap_s / stretch, n) for n, tally in enumerate(tallies))
     obeying, others = merged(tallies), merged(report.tallies.values()).others
     share = obeying.second_stored / obeying.second_tries if obeying.second_tries else 1.0
     stored = rate(report) * stretch
-    # Long passes of a busy machine cost a crowd more than the few clients of the peak.
+    # Long loop iterations of a busy machine slow a crowd down more than the few clients of the
+    # peak.
     quiet = peak if stretch <= QUIET else 0.0
     kept = stored >= PEAK_KEPT * max(pushed, quiet)
     shares = f"{stored / peak:.2f} of the peak, {stored / pushed:.2f} of what so many push"

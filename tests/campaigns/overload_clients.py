@@ -1,14 +1,16 @@
-"""Clients of `tests.campaigns.overload`: many connections in one loop, requests made beforehand.
+"""Clients of `tests.campaigns.overload`: many connections in one loop, with requests that are
+prepared
+in advance.
 
-Each client sends the next append as soon as the last one is answered. What it does with a 429 is
-its manner:
+Each client sends the next append as soon as the previous one is answered. Its manner determines its
+reaction to a 429:
 
-    HEADER         waits for as many seconds as ``Retry-After`` says
+    HEADER         waits for the number of seconds in ``Retry-After``
     MILLISECONDS   waits for ``error.detail.retry_after_ms``
-    GREEDY         sends again at once
+    GREEDY         resends immediately
 
     sent --2xx--> sent
-    sent --429--> waits --due--> sent again (its second try, its third …)
+    sent --429--> waits --due--> resent (second attempt, third …)
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 RETRY_AFTER = re.compile(rb"\r\nretry-after: *(\d+)", re.IGNORECASE)
 RETRY_MS = re.compile(rb'"retry_after_ms": *(\d+)')
 LIMIT = re.compile(rb'"limit": *"(\w+)"')
-UNTOLD_S = 1.0  # the wait of a client that was told no time
+UNTOLD_S = 1.0  # the wait of a client after a refusal that specifies no time
 
 
 class Manner(Enum):
-    """How a client takes a 429."""
+    """How a client reacts to a 429."""
 
     HEADER = "header"
     MILLISECONDS = "milliseconds"
@@ -46,7 +48,7 @@ class Manner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One client: where it writes, its whole request, its manner."""
+    """One client: its topic, its complete request, and its manner."""
 
     topic: str
     request: bytes
@@ -55,7 +57,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients of one topic and one manner saw. Times in seconds."""
+    """Results of the clients of one topic and one manner. Times are in seconds."""
 
     stored: int = 0
     refused: int = 0
@@ -63,10 +65,11 @@ class Tally:
     second_stored: int = 0
     tries_max: int = 0
     last_stored: float = 0.0
-    gap_s: float = 0.0  # the longest time in which nothing was stored
-    took_s: array[float] = field(default_factory=lambda: array("d"))  # one exchange, if stored
-    whole_s: array[float] = field(default_factory=lambda: array("d"))  # from the first try on
-    others: dict[str, int] = field(default_factory=dict)  # answers that are neither
+    gap_s: float = 0.0  # the longest time without a stored write
+    # duration of one exchange, if stored
+    took_s: array[float] = field(default_factory=lambda: array("d"))
+    whole_s: array[float] = field(default_factory=lambda: array("d"))  # from the first attempt on
+    others: dict[str, int] = field(default_factory=dict)  # other responses
 
     def store(self, client: Client, now: float) -> None:
         self.stored += 1
@@ -87,16 +90,16 @@ class Tally:
 
 @dataclass(slots=True)
 class Report:
-    """What one process of clients saw. ``tallies`` by topic and manner."""
+    """Results of one process of clients. ``tallies`` by topic and manner."""
 
     took_s: float
     cpu_s: float
-    queued_s: float  # ready, without a processor
+    queued_s: float  # time in which the process was runnable without a processor
     tallies: dict[tuple[str, Manner], Tally]
 
 
 class Client:
-    """One connection and the request that is under way."""
+    """One connection and its request in progress."""
 
     __slots__ = ("answer", "began", "plan", "sent", "sock", "tally", "tries", "wanted")
 
@@ -105,12 +108,12 @@ class Client:
         self.sock = socket.create_connection(address, timeout=30)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.answer = b""
-        self.wanted = 0  # bytes of the answer; 0 while its head is not whole
-        self.tries = 0  # of this write
+        self.wanted = 0  # bytes of the response; 0 while its head is incomplete
+        self.tries = 0  # attempts of this write
         self.began = self.sent = 0.0
 
     def send(self, now: float) -> None:
-        """Send the next write, or the last one again."""
+        """Send the next write, or repeat the last one."""
         if not self.tries:
             self.began = now
         self.tries += 1
@@ -119,7 +122,9 @@ class Client:
         assert self.sock.send(self.plan.request) == len(self.plan.request), "the kernel took a part"
 
     def receive(self) -> bool:
-        """Whether the answer is whole now. Raises `EOFError` when the server has hung up."""
+        """Receive bytes. Return whether the response is complete. Raise `EOFError` if the server
+        has closed the connection.
+        """
         piece = self.sock.recv(RECEIVE_BYTES)
         if not piece:
             raise EOFError
@@ -133,7 +138,7 @@ class Client:
         return len(answer) >= self.wanted
 
     def told_s(self) -> float:
-        """How long the refusal asks this client to wait."""
+        """Return the time that the refusal specifies for this client."""
         if self.plan.manner is Manner.GREEDY:
             return 0.0
         if self.plan.manner is Manner.MILLISECONDS:
@@ -148,7 +153,7 @@ class Clients:
 
     def __init__(self, address: tuple[str, int], plans: Sequence[Plan]) -> None:
         self._poll = select.epoll()
-        self._waits: list[tuple[float, int]] = []  # when which descriptor sends again
+        self._waits: list[tuple[float, int]] = []  # when which descriptor resends
         self._tallies = {(plan.topic, plan.manner): Tally() for plan in plans}
         made = [Client(address, plan, self._tallies[plan.topic, plan.manner]) for plan in plans]
         self._clients = {client.sock.fileno(): client for client in made}
@@ -156,7 +161,7 @@ class Clients:
             self._poll.register(descriptor, select.EPOLLIN)
 
     def run(self, seconds: float) -> Report:
-        """Write for so long; answers that come later are not counted."""
+        """Write for this time. Later responses are not counted."""
         cpu, queued = time.process_time(), queued_s(os.getpid())
         began = self._now = time.perf_counter()
         self._until = began + seconds
@@ -176,7 +181,7 @@ class Clients:
         return Report(took, cpu, queued, self._tallies)
 
     def _pass(self) -> None:
-        """Take the answers that have come, then send what is due."""
+        """Read the available responses, then send the due requests."""
         due = self._waits[0][0] if self._waits else self._until
         found = self._poll.poll(max(0.0, min(due, self._until) - self._now), 1024)
         for descriptor, _ in found:
@@ -221,7 +226,7 @@ class Clients:
             self._lost(descriptor, client)
 
     def _lost(self, descriptor: int, client: Client) -> None:
-        """The server has hung up, as it should not."""
+        """Record that the server has closed the connection, which it should not."""
         client.tally.other("hung up")
         self._poll.unregister(descriptor)
 
@@ -232,5 +237,5 @@ class Clients:
 
 
 def drive(address: tuple[str, int], plans: Sequence[Plan], seconds: float) -> Report:
-    """All clients of this process, for so long."""
+    """Run all clients of this process for this time."""
     return Clients(address, plans).run(seconds)

@@ -1,17 +1,17 @@
 """Fuzzing by schema: valid requests to every route, and the same with one to three things changed.
 
 Runs as a program: ``python -m tests.campaigns.schema_fuzz --seconds 600 --seed 1``. `schemas` makes
-the requests and `schema_mutations` spoils two of three. The seed decides what each worker sends.
-What it is answered depends on the others, too, who use the same topics and routers.
+the requests and `schema_mutations` mutates two of three. The seed determines the requests of each
+worker. Their responses also depend on the other workers, which use the same topics and routers.
 
 What must hold:
 
 - a valid request gets a status that the contract has for its route, and a success all its members
-- every other answer has the envelope, and a code that belongs to its status; never a 500
-- every answer is one that openapi.json has
-- 429 and 503 say when to come again; every answer comes within 15 s, if it need not wait
-- a WebSocket stays open whatever a text says, and answers with known frames and codes
-- no process dies, none grows without end, the log has no error
+- every other response has the envelope, and a code that belongs to its status; never a 500
+- every response is documented in openapi.json
+- 429 and 503 specify when to retry; every response arrives within 15 s, unless it may wait
+- a WebSocket stays open for any text, and responds with known frames and codes
+- no process dies, none grows without bound, the log has no error
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ SPECIFICATIONS = Specifications()
 HTTP_WORKERS, SOCKET_WORKERS = 4, 2
 VALID_SHARE = 0.35
 WAIT_S, STREAM_S = 0.5, 0.05
-SOCKET_COMMANDS = 40  # then another socket
+SOCKET_COMMANDS = 40  # per socket
 SLOWEST_MAX = 5
 SAMPLE_S = 0.5
 TOKEN = "fuzz-key"
-GROWTH, GROWTH_BYTES = 1.5, 64 * MIB  # from a quarter of the time on
+GROWTH, GROWTH_BYTES = 1.5, 64 * MIB  # after the first quarter of the time
 CAPS = {"max_topics": 60, "max_routers": 16, "max_watch_sessions": 300, "max_sse_connections": 40}
 
 CODES: dict[int, set[str]] = {
@@ -70,18 +70,18 @@ FRAMES = {
 }
 FRAME_CODES = {code for status, codes in CODES.items() if status != 426 for code in codes}
 VALID_FRAME_CODES = {"topic_not_found", "topic_full", "throttled"}
-DELAYS = (b'"delay_ms"', b'"deliver_at"')  # a log has none: 400
+DELAYS = (b'"delay_ms"', b'"deliver_at"')  # a log has no delays: 400
 
 
 @dataclass
 class Findings(fuzz_crew.Findings):
-    """``slowest``: seconds, and what took them."""
+    """``slowest``: the duration in seconds, and its request."""
 
     valid: int = 0
     slowest: list[tuple[float, str]] = field(default_factory=list)
 
     def took(self, seconds: float, what: bytes) -> None:
-        """One answer, or one pong behind a command."""
+        """Record the duration of one response, or of one pong after a command."""
         if len(self.slowest) < SLOWEST_MAX or seconds > self.slowest[-1][0]:
             shown = f"{len(what)} bytes: {what[:SHOWN_BYTES]!r}"
             self.slowest = sorted([*self.slowest, (seconds, shown)], reverse=True)[:SLOWEST_MAX]
@@ -93,7 +93,7 @@ class Findings(fuzz_crew.Findings):
 
 
 class HttpWorker(Worker[Findings]):
-    """One connection, kept alive as long as the server lets it."""
+    """Sends requests on one connection, which is kept alive while the server permits it."""
 
     _wire: Wire | None = None
 
@@ -122,7 +122,7 @@ class HttpWorker(Worker[Findings]):
     def _ask(self, request: Asked, content: bytes) -> Answer:
         wire = self._wire = self._wire or Wire(self.address)
         wire.socket.settimeout(WAIT_S if request.row.waits else END_S)
-        with suppress(ConnectionError):  # refused before it was sent whole
+        with suppress(ConnectionError):  # refused before it was sent completely
             wire.send(content)
         status, fields = wire.head()
         while status == 100:
@@ -136,7 +136,7 @@ class HttpWorker(Worker[Findings]):
         return Answer(status, fields, body)
 
     def _stream(self, wire: Wire, fields: dict[str, str]) -> Answer:
-        """What comes of a stream in a moment; every event must be well-formed."""
+        """Read a stream for a moment. Every event must be well-formed."""
         until, decoder, unchunk = time.monotonic() + STREAM_S, Decoder(), Unchunk()
         wire.socket.settimeout(STREAM_S)
         try:
@@ -181,7 +181,7 @@ class HttpWorker(Worker[Findings]):
             self._open(document["stream_url"])
 
     def _open(self, url: str) -> None:
-        """Sometimes look at the stream of a session."""
+        """Sometimes open the stream of a session."""
         if self.source.random() < 0.3:
             content = (
                 f"GET {url} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
@@ -194,7 +194,7 @@ class HttpWorker(Worker[Findings]):
 
 
 class SocketWorker(Worker[Findings]):
-    """One socket after the other."""
+    """Sends commands on one socket after the other."""
 
     _socket: Socket | None = None
     _valid: dict[str, bytes]  # by request_id
@@ -222,7 +222,7 @@ class SocketWorker(Worker[Findings]):
             self._renew()
 
     def _message(self, socket: Socket) -> dict[str, Any]:
-        """The next text message; a ping is answered."""
+        """Return the next text message. Answer pings."""
         while (frame := socket.receive()).opcode == PING:
             socket.frame(PONG, frame.payload)
         assert frame.opcode == TEXT, f"a text message expected, got {frame}"
@@ -248,7 +248,7 @@ class SocketWorker(Worker[Findings]):
 
 
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
-    """All workers; meant for a process of its own."""
+    """Run all workers, in a process of their own."""
     kinds = [HttpWorker] * HTTP_WORKERS + [SocketWorker] * SOCKET_WORKERS
     workers = [
         kind(address, f"worker {number}", random.Random(f"{seed}/{number}"), Findings())
@@ -259,7 +259,7 @@ def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Fi
 
 @contextmanager
 def fuzzed_server(folder: Path) -> Iterator[Server]:
-    """A server with keys and small caps, and the topics that dead letters go to."""
+    """Start a server with keys and small caps, and create the dead-letter topics."""
     caps = {name: str(value) for name, value in CAPS.items()}
     with Server(folder, shards=2, api_keys=f"{TOKEN},other:r", **caps) as server:
         with Api(server.address, token=TOKEN) as api:
@@ -269,7 +269,7 @@ def fuzzed_server(folder: Path) -> Iterator[Server]:
 
 
 def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Memory]:
-    """Fuzz a server that runs."""
+    """Fuzz a running server."""
     with watched(server, SAMPLE_S) as memory:
         findings = fuzz_crew.apart(work, server, seed, seconds, rate)
     for role, found in memory.samples.items():
@@ -281,7 +281,7 @@ def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Fin
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summary:
-    """``rate``: requests a second."""
+    """Run it. ``rate``: requests per second."""
     summary = Summary(seed)
     with fuzzed_server(data_dir) as server:
         findings, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)

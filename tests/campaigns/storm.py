@@ -1,15 +1,16 @@
-"""Ten thousand clients that come back at once after a restart; each is shown every record once.
+"""Ten thousand clients reconnect simultaneously after a restart; each receives every record once.
 
 Runs as a program: ``python -m tests.campaigns.storm --clients 10000 --restarts 3``. Half of the
 clients follow their topic on a WebSocket, a quarter in a watch session, a quarter by one request as
-an EventSource does. Who is cut off comes back after a random back-off of up to `BACK_OFF_S`, and
-whoever is answered by a refusal when it says. A writer appends all the time.
+an EventSource does. A disconnected client reconnects after a random back-off of up to `BACK_OFF_S`.
+A refused client retries after the time in the refusal. A writer appends all the time.
 
 What must hold:
 
-- all are back after each restart, and none has waited for longer than ``late_s``, back-offs apart
-- the records that each is shown have the next seq each time: none is missed, none comes twice
-- appends go on; the report has their p99 since the restart
+- all clients are connected after each restart, and none has waited for longer than ``late_s``,
+  not counting back-offs
+- each client receives consecutive seqs: no record is missed, none is duplicated
+- appends continue; the report has their p99 since the restart
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CLIENTS_PER_ADDRESS = 5000
 BACK_OFF_S = 1.0
 NEVER = float("inf")
 PAUSE_S = 0.02  # between two appends
-SETTLE_S = 60.0  # for all to be back
+SETTLE_S = 60.0  # for all clients to reconnect
 SEQ = re.compile(rb'"\$seq":(\d+)')
 ID = re.compile(rb"^id: ?(.*)$", re.MULTILINE)
 OPEN = re.compile(rb"event: caught-up|event: record|caught_up|\"records\"")
@@ -62,8 +63,9 @@ class Way(Enum):
 
 
 class Told(NamedTuple):
-    """Where the clients stand: how many are there, the records that they were shown, how long the
-    last one came after the first, and how long each has waited, less its back-offs.
+    """The state of the clients: the number of connected ones, the records that they received, the
+    time between the first and the last reconnect, and the wait of each client without its
+    back-offs.
     """
 
     here: int
@@ -75,7 +77,7 @@ class Told(NamedTuple):
 
 
 class Client:
-    """One client: its place in its topic, and its connection."""
+    """One client: its position in its topic, and its connection."""
 
     def __init__(self, number: int, address: tuple[str, int]) -> None:
         self.number, self._address = number, address
@@ -85,13 +87,13 @@ class Client:
         self.id = b""
         self.url = b""  # of its session
         self.is_here = self._has_head = False
-        self.began = 0.0  # its attempt
-        self.waited_s = 0.0  # in all attempts since it was cut off
+        self.began = 0.0  # start of its current attempt
+        self.waited_s = 0.0  # in all attempts since it was disconnected
         self.socket: socket.socket | None = None
         self.unsent, self.text = b"", b""
 
     def connect(self) -> socket.socket:
-        """A new connection, and what is to be said on it."""
+        """Open a new connection, and prepare the bytes to send."""
         self.text, self.unsent, self._has_head = b"", self._said(), False
         self.began = time.monotonic()
         made = self.socket = socket.socket()
@@ -114,8 +116,8 @@ class Client:
         return handshake() + frame_bytes(TEXT, json.dumps(command).encode(), mask=bytes(4))
 
     def hear(self, piece: bytes) -> str | None:
-        """Check bytes that have come; the message if a record was missed or came twice. Raises
-        ConnectionRefusedError for an answer that refuses.
+        """Check received bytes. Return an error message if a record was missed or duplicated. Raise
+        ConnectionRefusedError for a refusal.
         """
         self.text += piece
         if not self._has_head:
@@ -130,7 +132,7 @@ class Client:
                     self.text, self.unsent = b"", self._said()
                 return None
             self._has_head, self.text = True, rest
-        if NOT_READY.search(self.text):  # the answer is at its end; the subscription is refused
+        if NOT_READY.search(self.text):  # the response is complete; the subscription is refused
             raise ConnectionRefusedError("503")
         self.is_here = self.is_here or OPEN.search(self.text) is not None
         whole = self.text.rfind(b"\n\n") + 2 if self.way is not Way.SOCKET else len(self.text)
@@ -158,10 +160,11 @@ class Storm:
         self._waits_ms: list[float] = []
         self._problems: list[str] = []
         self._refusals: Counter[str] = Counter()
-        self._ready_at, self._last_s = NEVER, 0.0  # when the first was there, the last behind it
+        # when the first client was connected; the time until the last one
+        self._ready_at, self._last_s = NEVER, 0.0
 
     def tell(self) -> Told:
-        """Where all stand; waits and problems are told once."""
+        """Report the state of all clients. Waits and problems are reported once."""
         here = sum(client.is_here for client in self.clients)
         records = sum(client.records for client in self.clients)
         told = Told(
@@ -220,7 +223,7 @@ class Storm:
         pause_s = self._dice.random() * BACK_OFF_S
         if isinstance(error, ConnectionRefusedError) and error.args[0] not in (111,):
             self._refusals[str(error.args[0])] += 1
-            if error.args[0] == "404":  # sessions do not outlive the front
+            if error.args[0] == "404":  # sessions do not survive a restart of the front
                 client.url, pause_s = b"", 0.0
             elif found := AGAIN.search(client.text):
                 pause_s += int(found[1])
@@ -245,7 +248,7 @@ def _run(orders: Connection, address: tuple[str, int], count: int, seed: int) ->
 
 
 class Writer(threading.Thread):
-    """Appends one record after the other, and comes back after a failure."""
+    """Appends one record after the other, and reconnects after a failure."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
@@ -253,7 +256,7 @@ class Writer(threading.Thread):
         self.took_ms: list[float] = []
 
     def run(self) -> None:
-        """Until it is over."""
+        """Append until stopped."""
         for number in itertools.cycle(range(TOPICS)):
             if self.is_over:
                 return
@@ -274,7 +277,7 @@ class Writer(threading.Thread):
 
 
 def settled(orders: Connection, count: int) -> Iterator[Told]:
-    """Ask until all are back."""
+    """Poll until all clients are connected."""
     until = time.monotonic() + SETTLE_S
     while True:
         orders.send(None)
@@ -288,7 +291,7 @@ def settled(orders: Connection, count: int) -> Iterator[Told]:
 def campaign(
     data_dir: Path, *, seed: int, clients: int, restarts: int, seconds: float, late_s: float
 ) -> Summary:
-    """``seconds``: of quiet before each restart."""
+    """Run it. ``seconds`` is the quiet time before each restart."""
     summary, context = Summary(seed), multiprocessing.get_context("spawn")
     raise_file_limit()
     env = dict.fromkeys(("max_sse_connections", "max_watch_sessions"), clients)
@@ -340,7 +343,7 @@ def _come(orders: Connection, summary: Summary, clients: int, what: str, late_s:
 
 
 def _check_end(server: Server, orders: Connection, clients: int, summary: Summary) -> int:
-    """Wait until all have been shown all; how many records that were."""
+    """Wait until all clients have received all records. Return the number of records."""
     with Api(server.address) as api:
         heads = [ok(api.call("GET", f"/v0/topics/storm-{n}"))["head_seq"] for n in range(TOPICS)]
     wanted = sum(heads[number % TOPICS] for number in range(clients))

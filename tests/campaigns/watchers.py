@@ -1,11 +1,12 @@
-"""Watchers while the front, a shard or everything is killed and networks are cut: each sees every
-record once, or is told of the gap.
+"""Watchers while the front, a shard or everything is killed and networks are cut: each receives
+every
+record once, or a report of the gap.
 
-Each watcher follows a few topics over SSE and holds every event against where it stands: its place
-in each topic is the end of the last event that came whole, and every event must begin there. So
-nothing is missing, nothing comes twice and nothing out of order, but what lies behind the cursor
-that a resume went back to. At the end all must stand at the heads, and what they saw must be what
-was acknowledged to the writers. Runs as a program: ``python -m tests.campaigns.watchers --seconds
+Each watcher follows a few topics over SSE and compares every event with its position. Its position
+in a topic is the end of the last complete event, and the next event must begin there. So no record
+is missing, duplicated or out of order, except after a resume from an earlier cursor. At the end all
+watchers must be at the heads, and must have received exactly the acknowledged records. Runs as a
+program: ``python -m tests.campaigns.watchers --seconds
 300 --seed 1``.
 """
 

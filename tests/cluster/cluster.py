@@ -22,10 +22,10 @@ from topics.errors import ExitCode
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = (ROOT / "tests/cluster/program.py", ROOT / "workers/spark.py")
 SPARK_HOME = Path(pyspark.__file__).parent
-# What its programs need. Anything else in the folder may be of an earlier run: a local cluster
-# makes a folder ``work`` there, and executors of this one would run in it.
+# The files that Spark's programs need. Other files in the folder may be of an earlier run: a local
+# cluster creates a folder ``work`` there, and executors of this one would run in it.
 SHIPPED = ("bin", "jars", "python", "sbin")
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for programs of seconds
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for programs that run a few seconds
 CONF = f"""
 spark.driver.host 127.0.0.1
 spark.driver.bindAddress 127.0.0.1
@@ -41,7 +41,9 @@ LOG_CHARS = 3000
 
 
 class Way(NamedTuple):
-    """How executors get the package: their Python, and what is submitted beside the program."""
+    """How executors get the package: their Python, and the files that are submitted with the
+    program.
+    """
 
     name: str
     python: Path
@@ -49,8 +51,8 @@ class Way(NamedTuple):
 
 
 class Cluster:
-    """A master, workers, and programs that are submitted, each with a log of its name in
-    ``folder``, where all of them run. They see nothing of this environment. ``url``: of another
+    """A master, its workers, and submitted programs, each with a log of its name in ``folder``,
+    which is their working directory. They do not inherit this environment. ``url``: of another
     master.
     """
 
@@ -62,7 +64,7 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "conf").mkdir(parents=True)
         (folder / "conf/spark-defaults.conf").write_text(CONF)
-        (folder / "spark").mkdir()  # workers keep the folders of executors here, in ``work``
+        (folder / "spark").mkdir()  # workers store the folders of executors here, in ``work``
         for name in SHIPPED:
             (folder / "spark" / name).symlink_to(SPARK_HOME / name)
 
@@ -74,7 +76,7 @@ class Cluster:
             self.kill(name)
 
     def start(self) -> None:
-        """Start the master and the workers, those that do not run."""
+        """Start the master and the workers that are not running."""
         worker = ("worker.Worker", self.url, "--cores", "1", "--memory", "1g")
         kinds = dict.fromkeys(WORKERS, worker)
         for name, (kind, *more) in {
@@ -99,7 +101,7 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # so that all of it can be killed at once
+                start_new_session=True,  # so that one signal can kill all of its processes
             )
 
     def submit(self, way: Way, name: str, *program: str) -> None:
@@ -109,7 +111,7 @@ class Cluster:
         self.run(name, "spark-submit", *start, PYSPARK_PYTHON=str(way.python))
 
     def finish(self, name: str) -> None:
-        """Wait for its end. A failure ends all, with the end of its log."""
+        """Wait until a program ends. A failure stops the cluster and reports the end of the log."""
         with suppress(subprocess.TimeoutExpired):
             if self.processes[name].wait(WAIT_S) == ExitCode.DONE:
                 return
@@ -117,14 +119,16 @@ class Cluster:
         raise SystemExit(f"{log[-LOG_CHARS:]}\nerror: {name} failed or took too long")
 
     def kill(self, name: str) -> None:
-        """SIGKILL to a process, and to what it started."""
+        """Send SIGKILL to a process and to its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.processes[name].pid, signal.SIGKILL)
         self.processes[name].wait()
 
 
 def environment(folder: Path) -> Path:
-    """A new environment with the dependencies, without the package; where packages go."""
+    """Create an environment with the dependencies, without the package. Return its package
+    folder.
+    """
     venv.create(folder, symlinks=True)
     (library,) = folder.glob("lib/python*/site-packages")
     (library / "dependencies.pth").write_text(f"{SPARK_HOME.parent}\n")
@@ -135,7 +139,7 @@ def ways(folder: Path) -> tuple[Way, Way]:
     """The package as an archive, and as a wheel that is installed."""
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "topics", folder / "topics")  # pip leaves files beside the source
+    shutil.copytree(ROOT / "topics", folder / "topics")  # pip creates files next to the source
     library, python = environment(folder / "installed"), folder / "installed/bin/python"
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     subprocess.run([*pip, "--python", python, "install", "--no-deps", folder], check=True)

@@ -1,10 +1,11 @@
-"""What a user submits to a cluster: a program that knows Spark and ``format("topics")`` only.
+"""A program that a user submits to a cluster. It uses only Spark and ``format("topics")``.
 
     spark-submit program.py STEP[,STEP...] SERVERS PREFIX FOLDER ROWS [VICTIM]
 
 Steps are write, read and stream, into and from topics PREFIX.STEP.NAME. The first task of a step
-that comes to half of its rows kills the VICTIM: its ``executor``, the ``worker`` that started this,
-or the ``server`` whose process group FOLDER/server names. Files in FOLDER tell the rest.
+that reaches half of its rows kills the VICTIM: its ``executor``, the ``worker`` that started this,
+or the ``server`` whose process group FOLDER/server names. Files in FOLDER record the
+kills.
 """
 
 import json

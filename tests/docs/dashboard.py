@@ -1,4 +1,4 @@
-"""The Grafana dashboard: a panel for each metric that a server tells of.
+"""Generates the Grafana dashboard: a panel for each metric of a server.
 
 python -m tests.docs.dashboard --write
 """
@@ -21,7 +21,7 @@ from tests.support.queues import Queue, until
 from tests.support.server import Server
 
 FILE: Final = Path(__file__).resolve().parents[2] / "deploy/grafana/topics.json"
-# Which names a row has; the first row that fits counts.
+# The name patterns of each row. The first matching row is used.
 ROWS: Final = {
     "Overview": r"ready|recovery_progress|uptime_ms|build_info|topics|topics_by_class|"
     r"topics_ahead_of_clock|records_live|bytes_live|limit_max|keys_reload_.*|(front|shard)_state",
@@ -40,10 +40,10 @@ UNITS: Final = {
     "_ms": ("ms", "ms"),
     "_us": ("µs", "µs"),
 }
-PLAIN: Final = ("short", "cps")  # of a gauge, of the rate of a counter
-MANY: Final = ("topic", "router")  # labels with very many values
+PLAIN: Final = ("short", "cps")  # of a gauge, and of the rate of a counter
+MANY: Final = ("topic", "router")  # labels with a large number of values
 SHOWN_MAX: Final = 10
-OWN: Final = ("le",)  # labels of the format
+OWN: Final = ("le",)  # labels of the exposition format
 WIDTH, HEIGHT, PER_ROW = 8, 7, 3
 SELECTED: Final = 'instance=~"$instance"'
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -51,7 +51,7 @@ SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 @contextmanager
 def metered() -> Iterator[Api]:
-    """A client of a server that has series of every metric."""
+    """Return a client of a server that has series of every metric."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Server(Path(folder) / "data", shards=1) as server,
@@ -64,29 +64,29 @@ def metered() -> Iterator[Api]:
 
 
 def whole_page() -> Page:
-    """A page without a family that has no series."""
+    """Return a metrics page on which every family has a series."""
     with metered() as api:
         return until(lambda: scrape(api), lambda page: not without_series(page))
 
 
 def without_series(page: Page) -> set[str]:
-    """Names of which nothing is told."""
+    """Return the families without series."""
     return set(page.types) - {family_of(page, name) for name, _ in page.samples}
 
 
 def family_of(page: Page, name: str) -> str:
-    """The family of a series: that of a histogram has other names."""
+    """Return the family of a series. The series of a histogram have other names."""
     return name if name in page.types else re.sub("_(bucket|sum|count)$", "", name)
 
 
 def row_of(name: str) -> str:
-    """The row of a metric."""
+    """Return the row of a metric."""
     short = name.removeprefix("topics_")
     return next(row for row, pattern in ROWS.items() if re.fullmatch(pattern, short))
 
 
 def targets(name: str, kind: str, labels: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The queries of a panel."""
+    """Return the queries of a panel."""
     by = ["instance", *labels]
     legend = " ".join(f"{{{{{label}}}}}" for label in by)
     if kind == "histogram":
@@ -104,7 +104,7 @@ def targets(name: str, kind: str, labels: Iterable[str]) -> Iterator[dict[str, A
 
 
 def panel(page: Page, name: str, at: int, y: int) -> dict[str, Any]:
-    """The panel of a metric, the ``at``-th of its row, which begins at ``y``."""
+    """Return the panel of a metric, the ``at``-th of its row, which begins at ``y``."""
     kind = page.types[name]
     series = [dict(labels) for found, labels in page.samples if family_of(page, found) == name]
     labels = sorted({label for each in series for label in each} - {*OWN})
@@ -131,7 +131,7 @@ def panel(page: Page, name: str, at: int, y: int) -> dict[str, Any]:
 
 
 def panels(page: Page) -> Iterator[dict[str, Any]]:
-    """All rows; those behind the first are closed, with their panels inside."""
+    """Return all rows. The rows after the first one are collapsed and contain their panels."""
     y, numbers = 0, itertools.count(1)
     for title in ROWS:
         names = [name for name in page.types if row_of(name) == title]
@@ -157,7 +157,7 @@ def variable(name: str, kind: str, query: str, **more: object) -> dict[str, Any]
 
 
 def dashboard(page: Page) -> str:
-    """The file."""
+    """Return the content of the file."""
     everything = {"text": "All", "value": "$__all"}
     whole = {
         "uid": "topics",

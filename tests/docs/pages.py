@@ -1,13 +1,14 @@
-"""Pages: README and topics/docs, and a terminal on which their blocks run as a person types them.
+"""Pages: README and topics/docs, and a terminal on which their blocks run as if a person typed
+them.
 
-    ```sh                   a script; it ends with exit code 0, and an error of the API is shown
-    ```python               a whole program, likewise
+    ```sh                   a script; it must end with exit code 0 and show no error of the API
+    ```python               a complete program, likewise
     ```sh exit-7            ends with this exit code
-    ```sh until-ctrl-c      runs beside the blocks behind it; Ctrl-C ends it with its section
+    ```sh until-ctrl-c      runs alongside the following blocks; Ctrl-C ends it with its section
     ```sh no-run: REASON    is not run by the tests
-    ```text                 directly behind a block: what the terminal shows of it
+    ```text                 directly after a block: the output of the block
 
-In shown output ``...`` stands for anything; numbers, long ids and the width of spaces are masked.
+In shown output ``...`` matches anything. Numbers, long ids and the width of spaces are masked.
 Blocks of other languages are only shown.
 """
 
@@ -53,7 +54,7 @@ SIZE: Final = struct.pack("HHHH", 40, 100, 0, 0)  # of the terminal: rows, colum
 
 
 class Block(NamedTuple):
-    """Code between two fences. ``shown``: what it prints, None where the page does not say."""
+    """Code between two fences. ``shown``: its output, or None if the page does not show it."""
 
     language: str
     how: str
@@ -70,7 +71,7 @@ class Block(NamedTuple):
 
 
 def sections(page: Path) -> Iterator[list[Block]]:
-    """The blocks of a page, by section."""
+    """Return the blocks of a page by section."""
     for section in SECTION.split(page.read_text()):
         yield [
             Block(found["language"], found["how"] or "", found["code"], found["shown"])
@@ -79,19 +80,19 @@ def sections(page: Path) -> Iterator[list[Block]]:
 
 
 def masked(text: str) -> str:
-    """What of an output is the same each time."""
+    """Return the output without its variable parts."""
     lines = [" ".join(line.split()) for line in text.strip().splitlines()]
     return NUMBER.sub("N", LONG_ID.sub("ID", "\n".join(lines)))
 
 
 def agrees(shown: str, output: str) -> bool:
-    """Whether a terminal's output is what a page shows."""
+    """Return whether the output of a terminal matches the output in a page."""
     parts = map(re.escape, masked(shown).split("..."))
     return re.fullmatch(".*".join(parts), masked(output), re.DOTALL) is not None
 
 
 class Running:
-    """A block that runs on a terminal of its own, until it ends or is closed."""
+    """A block that runs on its own terminal until it ends or is closed."""
 
     def __init__(self, block: Block, file: Path, cwd: Path, env: Mapping[str, str]) -> None:
         self.block, self._output = block, b""
@@ -102,8 +103,9 @@ class Running:
         termios.tcsetattr(self._terminal, termios.TCSANOW, settings)
         file.write_text(block.code)
         interpreter = ["sh", "-e"] if block.language == "sh" else [sys.executable]
-        # The first terminal that the leader of a session opens is the one whose Ctrl-C it gets.
-        # A test run that was started in the background ignores Ctrl-C, and hands that on.
+        # The first terminal that a session leader opens becomes its controlling terminal, which
+        # sends it Ctrl-C. A test run that was started in the background ignores Ctrl-C and passes
+        # this on to its children.
         script = ["env", "--default-signal=INT", "sh", "-c", 'exec <"$0" >"$0" 2>&1; exec "$@"']
         self.process = subprocess.Popen(
             [*script, os.ttyname(self._terminal), *interpreter, str(file)],
@@ -121,7 +123,7 @@ class Running:
                 self._output += piece
 
     def close(self) -> None:
-        """Nothing of it is left, and all that it has shown is read."""
+        """End all of its processes, and read the remaining output."""
         if self._terminal < 0:
             return
         if self.process.poll() is None:
@@ -137,7 +139,7 @@ class Running:
         return COLOUR.sub("", self._output.decode("utf-8", "replace").replace("\r\n", "\n"))
 
     def _wait(self) -> int:
-        """The exit code, and all output."""
+        """Return the exit code, and all output."""
         try:
             return self.process.wait(BLOCK_MAX_S)
         except subprocess.TimeoutExpired:
@@ -146,14 +148,14 @@ class Running:
             self.close()
 
     def end(self) -> None:
-        """Wait for the end, and look at it. Raises `AssertionError`."""
+        """Wait for the end and check the result. Raise `AssertionError`."""
         code = self._wait()
         assert code == self.block.exit_code, self
         assert self.agrees, self
         assert self.block.shown or '"error"' not in self.output, self
 
     def interrupt(self) -> None:
-        """Press Ctrl-C, once all is there that the page shows."""
+        """Press Ctrl-C after the block has printed all output that the page shows."""
         wait_until(lambda: self.agrees, self)
         os.write(self._screen, b"\x03")
         self._wait()
@@ -167,7 +169,7 @@ class Running:
 
 
 def wait_until(is_so: Callable[[], bool], running: Running) -> None:
-    """Raises `AssertionError` with what the block shows."""
+    """Wait for a condition. Raise `AssertionError` with the output of the block."""
     until = time.monotonic() + BLOCK_MAX_S
     while not is_so():
         assert time.monotonic() < until, str(running)
@@ -175,7 +177,9 @@ def wait_until(is_so: Callable[[], bool], running: Running) -> None:
 
 
 class Reader:
-    """Who types the blocks of a page. The server is the one that the page starts, or a new one."""
+    """Types the blocks of a page as a person does. The server is the one that the page starts, or a
+    new one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._cwd = folder, folder / "work"
@@ -195,7 +199,7 @@ class Reader:
         }
 
     def read(self, page: Path) -> None:
-        """Run all blocks. Raises `AssertionError` where the page is wrong."""
+        """Run all blocks. Raise `AssertionError` if the page is wrong."""
         parts = [[block for block in section if block.runs] for section in sections(page)]
         with ExitStack() as stack:
             if not any(block.code == SERVE for part in parts for block in part):
@@ -240,7 +244,7 @@ class Reader:
         return Running(here, file, self._cwd, self._env)
 
     def _streams(self) -> int:
-        """How many streams are open at the server."""
+        """Return the number of open streams at the server."""
         if self._api is None:
             return 0
         answer = self._api.call("GET", "/v0/metrics", None, {"Accept": "application/json"})
@@ -248,7 +252,7 @@ class Reader:
         return streams
 
     def _wait_for_begin(self, running: Running, streams: int) -> None:
-        """It follows a topic, has shown something, or is a server that is ready."""
+        """Wait until the block follows a topic, has printed output, or is a ready server."""
         if running.block.code == SERVE:
             wait_until(lambda: bool(READY.search(running.output)), running)
             (found,) = READY.findall(running.output)
@@ -265,7 +269,7 @@ class Reader:
 
 
 def commands(folder: Path) -> Path:
-    """A folder with the commands of the checkout."""
+    """Create a folder with the commands of the checkout."""
     folder.mkdir()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name, entry in project["scripts"].items():

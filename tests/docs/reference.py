@@ -1,4 +1,4 @@
-"""The reference page: what settings, errors, metrics and commands say of themselves.
+"""Generates the reference page from the descriptions of settings, errors, metrics and commands.
 
 python -m tests.docs.reference --write
 """
@@ -51,19 +51,19 @@ They are environment variables. `topics serve --print-config` shows those that c
 
 
 def table(titles: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """Return a Markdown table."""
     lines = [titles, ["---"] * len(titles), *rows]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def plain(text: str) -> str:
-    """The first lines of a docstring as one line of Markdown."""
+    """Return the first lines of a docstring as one line of Markdown."""
     return " ".join(text.split()).replace("``", "`")
 
 
 def settings() -> Iterator[Sequence[str]]:
-    """Variable, default, meaning."""
+    """Return variable, default and meaning of each setting."""
     (body,) = [
         node.body
         for node in ast.parse(inspect.getsource(Settings)).body
@@ -80,7 +80,7 @@ def settings() -> Iterator[Sequence[str]]:
 
 
 def shown_default(name: str, value: object) -> str:
-    """As an environment file takes it; sizes as people read them."""
+    """Return the default in the syntax of an environment file, with readable sizes."""
     if name in OF_THE_MACHINE:
         return OF_THE_MACHINE[name]
     if value in (None, ()):
@@ -89,7 +89,7 @@ def shown_default(name: str, value: object) -> str:
 
 
 def errors() -> Iterator[Sequence[str]]:
-    """Code, status, cause, cure."""
+    """Return code, status, cause and remedy of each error."""
     found = [kind for kind in TopicsError.__subclasses__() if kind.__module__ == "topics.errors"]
     for kind in sorted(found, key=lambda kind: status_of(kind.restore(kind, "", {}))):
         cause, cure = map(plain, inspect.getdoc(kind).split("Cure: "))  # type: ignore[union-attr]
@@ -98,13 +98,13 @@ def errors() -> Iterator[Sequence[str]]:
 
 
 def metrics(page: str) -> Iterator[Sequence[str]]:
-    """Name, type, help: of a page that Prometheus reads."""
+    """Return name, type and help of each metric, from a page that Prometheus reads."""
     for name, text, kind in re.findall(r"# HELP (\S+) (.*)\n# TYPE \S+ (\S+)\n", page):
         yield f"`{name}`", kind, text
 
 
 def commands(group: click.Group, context: click.Context) -> Iterator[str]:
-    """A section for each command: its help, its arguments and options."""
+    """Return a section for each command: its help, its arguments and options."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -121,7 +121,7 @@ def commands(group: click.Group, context: click.Context) -> Iterator[str]:
 
 
 def options(parameters: Sequence[click.Parameter], context: click.Context) -> Iterator[list[str]]:
-    """Names, and what they do."""
+    """Return the options with their descriptions."""
     for parameter in parameters:
         record = parameter.get_help_record(context)
         if record is not None and isinstance(parameter, click.Option):
@@ -129,18 +129,18 @@ def options(parameters: Sequence[click.Parameter], context: click.Context) -> It
 
 
 def paragraph(text: str) -> str:
-    """One of a command's help; click leaves the lines behind a \\b as they are."""
+    """Return a paragraph of a command's help. click keeps the line breaks after a \\b."""
     lines = text.removeprefix("\b\n")
     return escaped(text) if lines == text else f"```text\n{textwrap.dedent(lines)}\n```"
 
 
 def escaped(text: str) -> str:
-    """Text of a command as Markdown: its stars are stars."""
+    """Return text of a command as Markdown with escaped stars."""
     return text.replace("*", "\\*").replace("<", "&lt;")
 
 
 def shown_metrics() -> str:
-    """The metrics of a new server."""
+    """Return the metrics of a new server."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Server(Path(folder) / "data", shards=1) as server,
@@ -150,7 +150,7 @@ def shown_metrics() -> str:
 
 
 def reference() -> str:
-    """The page."""
+    """Return the page."""
     with click.Context(cli.root, info_name="topics") as context:
         parts = [
             OPENING,

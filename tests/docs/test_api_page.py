@@ -1,5 +1,5 @@
-"""The page of the API: it names each route, error, field, parameter and limit of the code, and no
-other ones, and it has every section that a comment cites.
+"""The page of the API: it names exactly the routes, errors, fields, parameters and limits of the
+code, and it has every section that a comment cites.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ RFC: Final = re.compile(r"RFC \d+(?:(?:,| and| to)? §[\d.]*\d)+")
 CITED: Final = re.compile(r"§(\d+(?:\.\d+)*)")
 FOLDERS: Final = ("topics", "tests", "workers", "deploy", ".github")
 SUFFIXES: Final = {".py", ".md", ".json", ".js", ".mjs", ".txt", ".html"}
-ALIASES: Final = {"/", "/healthz", "/readyz", "/metrics"}  # the same as a path below /v0
+ALIASES: Final = {"/", "/healthz", "/readyz", "/metrics"}  # other names of paths below /v0
 UNITS: Final = {"KiB": KIB, "MiB": MIB}
 
 
 def section(number: str) -> str:
-    """The text of a section, without its subsections if it has any."""
+    """Return the text of a section, without its subsections if it has any."""
     found = re.search(rf"^#+ {re.escape(number)}\.? .*?(?=^##|\Z)", PAGE, re.M | re.S)
     assert found is not None, number
     return found[0]
 
 
 def tables(text: str) -> Iterator[list[list[str]]]:
-    """The rows of each table in a text, each with its cells."""
+    """Yield the rows of each table in a text, each as its cells."""
     for found in re.finditer(r"^\|.*(?:\n\|.*)+", text, re.MULTILINE):
         lines = [line for line in found[0].splitlines() if not set(line) <= set("|- ")]
         yield [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The rows of all tables in a text."""
+    """Return the rows of all tables in a text."""
     return [*itertools.chain.from_iterable(tables(text))]
 
 
 def codes(cell: str) -> list[str]:
-    """The texts in backquotes."""
+    """Return the texts in backquotes."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -74,7 +74,7 @@ def is_of_console(path: str) -> bool:
     return path.startswith("/console/")  # the page names their folder
 
 
-def test_the_table_of_routes_is_that_of_the_code() -> None:
+def test_the_table_of_routes_equals_the_routes_of_the_code() -> None:
     shown = {(row[0], codes(row[1])[0], row[3]) for row in rows(section("9")) if codes(row[1])}
     served = {
         (route.method, route.path, scopes_of(route))
@@ -85,7 +85,7 @@ def test_the_table_of_routes_is_that_of_the_code() -> None:
 
 
 def scopes_of(route: Any) -> str:
-    """The cell of a route's scope."""
+    """Return the cell for the scope of a route."""
     if route.is_open:
         return "none"
     if route.scope is None:
@@ -101,7 +101,7 @@ def test_each_section_in_the_table_of_routes_names_the_path() -> None:
 
 
 def requests() -> Iterator[str]:
-    """Method and path of each request of curl in the blocks of the page."""
+    """Yield method and path of each curl request in the blocks of the page."""
     for found in FENCE.finditer(PAGE):
         code = found["code"].replace("\\\n", " ")
         for value in re.findall(r"\bQ=(\S+)", code):
@@ -127,7 +127,7 @@ def test_each_route_has_an_example_that_runs(route: Any) -> None:
     assert [each for each in requests() if re.fullmatch(pattern, each)]
 
 
-def test_each_parameter_of_a_query_is_named_where_its_route_is() -> None:
+def test_each_query_parameter_is_named_in_the_section_of_its_route() -> None:
     sections = {row[2]: row for row in rows(section("9"))}
     of_path = {(row[0], codes(row[1])[0]): row[4] for row in sections.values() if codes(row[1])}
     for route in ROUTES:
@@ -139,7 +139,7 @@ def test_each_parameter_of_a_query_is_named_where_its_route_is() -> None:
 # Errors
 
 
-def test_the_table_of_errors_is_that_of_the_code() -> None:
+def test_the_table_of_errors_equals_the_errors_of_the_code() -> None:
     shown = {(int(row[0]), codes(row[1])[0]) for row in rows(section("0.6")) if codes(row[1])}
     assert shown == {(status, kind.code) for kind, status in STATUS.items()}
 
@@ -149,7 +149,7 @@ def test_the_reasons_of_a_shard_that_is_not_ready_are_named() -> None:
     assert [reason for reason in states if f"`{reason}`" not in section("0.6")] == []
 
 
-def test_the_reasons_of_tombstones_are_those_of_the_specification() -> None:
+def test_the_reasons_of_tombstones_equal_those_of_the_specification() -> None:
     schema = OPENAPI["components"]["schemas"]["Tombstone"]["properties"]["reason"]
     (found,) = (each for each in tables(section("3.3")) if each[0] == ["reason", "cause"])
     assert {codes(row[0])[0] for row in found[1:]} == {*schema["enum"], "from_seq_too_old"}
@@ -171,7 +171,7 @@ def test_the_events_of_a_stream_are_named(channel: str, number: str) -> None:
 
 
 def cited_sections() -> Iterator[tuple[str, str, str]]:
-    """Each citation in the tree: the document that it is about, its section, and the file."""
+    """Yield each citation in the repository: its document, its section, and the citing file."""
     files = [ROOT / "README.md"]
     files += [each for folder in FOLDERS for each in (ROOT / folder).rglob("*.*")]
     for file in files:
@@ -185,7 +185,7 @@ def cited_sections() -> Iterator[tuple[str, str, str]]:
                 yield "router" if is_of_rpc else "api", number, name
 
 
-def test_each_section_that_a_file_cites_is_there() -> None:
+def test_each_cited_section_exists() -> None:
     there = {
         "api": {*HEADING.findall(PAGE)},
         "router": {*HEADING.findall((ROOT / "topics" / DECISION).read_text())},
@@ -206,7 +206,7 @@ def test_sections_are_in_order() -> None:
 
 
 class Body(NamedTuple):
-    """The fields that the structs of a body decode, and those with a default."""
+    """The fields that the structs of a body decode, and the fields with a default."""
 
     number: str
     fields: set[str]
@@ -220,7 +220,7 @@ def fields_of(*kinds: Any, prefix: str = "") -> set[str]:
 
 
 def defaults_of(*kinds: Any) -> dict[str, Any]:
-    """The defaults of the fields that have one."""
+    """Return the defaults of the fields that have one."""
     return {
         field.encode_name: field.default
         for kind in kinds
@@ -250,18 +250,18 @@ BODIES: Final = (
 
 
 def request_fields(number: str) -> dict[str, list[str]]:
-    """The rows of the table of a section's request fields, by field."""
+    """Return the rows of the table of a section's request fields, by field."""
     (found,) = (each for each in tables(section(number)) if each[0][:2] == ["field", "type"])
     return {codes(row[0])[0]: row for row in found[1:]}
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.number)
-def test_the_fields_of_a_body_are_those_that_the_code_decodes(body: Body) -> None:
+def test_the_fields_of_a_body_equal_those_that_the_code_decodes(body: Body) -> None:
     shown = request_fields(body.number)
     assert shown.keys() == body.fields
     for name, row in shown.items():
         value = re.fullmatch(r"`?([\w\"]+)`?", row[2])
-        # none is null, and node is the field of the whole append
+        # no field is null, and node is a field of the complete append
         if name in body.defaults and value is not None and value[1] not in ("none", "node"):
             assert json.loads(value[1]) == body.defaults[name], name
 
@@ -281,7 +281,7 @@ def test_the_options_of_a_watch_in_one_request_are_fields_of_a_session() -> None
 
 
 def amount(text: str) -> int | None:
-    """The number that a cell begins with, in bytes if it has a unit."""
+    """Return the number at the start of a cell, in bytes if it has a unit."""
     found = re.match(r"([\d,]+)(?: (KiB|MiB))?", text)
     return found and int(found[1].replace(",", "")) * UNITS.get(found[2], 1)
 
@@ -297,7 +297,7 @@ def test_the_limits_have_the_defaults_of_the_settings() -> None:
     assert seen >= 17, "both tables are read"
 
 
-def test_the_table_of_caps_has_the_names_that_refusals_have() -> None:
+def test_the_table_of_caps_uses_the_names_in_refusals() -> None:
     slots = make_slots(Settings(), 1)
     kinds = (slots.requests, slots.streams, slots.watch_sessions, slots.connections)
     named = {cap.name for kind in kinds for cap in (kind.in_all, kind.per_key) if cap is not None}

@@ -1,4 +1,4 @@
-"""README and the pages of topics/docs: their code runs, and shows what they show."""
+"""README and the pages of topics/docs: their code runs and prints the shown output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def case(page: Path) -> object:
 @pytest.mark.parametrize(
     "page", [case(page) for page in PAGES if any(block.runs for block in blocks(page))]
 )
-def test_the_code_of_a_page_shows_what_the_page_says(
+def test_the_code_of_a_page_prints_the_output_that_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if page.stem == "spark":
@@ -56,13 +56,13 @@ def test_every_block_of_a_page_is_of_a_known_kind(page: Path) -> None:
     assert len(re.findall("^ *```", text, re.MULTILINE)) == fences, "each fence is found"
 
 
-def test_few_blocks_do_not_run() -> None:
+def test_only_a_few_blocks_are_not_run() -> None:
     found = [block for page in PAGES for block in blocks(page)]
     assert sum(block.how.startswith("no-run") for block in found) <= DO_NOT_RUN_MAX
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_links_to_is_there(page: Path) -> None:
+def test_the_targets_of_links_exist(page: Path) -> None:
     links = LINK.findall(page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
 
@@ -70,7 +70,7 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page != reference.PAGE], ids=lambda page: page.stem
 )
-def test_every_command_that_a_page_names_is_there(page: Path) -> None:
+def test_every_command_that_a_page_names_exists(page: Path) -> None:
     known = {*root.list_commands(click.Context(root))}
     assert {*COMMAND.findall(page.read_text())} <= known
 
@@ -82,12 +82,12 @@ def test_shown_output_is_compared_without_its_numbers_and_widths() -> None:
     assert not agrees("one\ntwo", "one\ntwo\nthree")
 
 
-def test_the_reference_is_what_the_program_says() -> None:
+def test_the_reference_page_is_current() -> None:
     made = reference.reference()
     assert reference.PAGE.read_text() == made, "python -m tests.docs.reference --write"
 
 
-def test_the_page_of_the_client_is_what_its_docstrings_say() -> None:
+def test_the_page_of_the_client_is_current() -> None:
     made = client_page.page()
     assert client_page.PAGE.read_text() == made, "python -m tests.docs.client --write"
     shown = {*re.findall(r"^### (\w+)|^\| `(\w+)` \|", made, re.M)}

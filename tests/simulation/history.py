@@ -1,4 +1,4 @@
-"""What clients asked and heard, and what was done to the server, in one list in order.
+"""The history: requests, responses and events of the server in one ordered list.
 
 Every entry has the number of the moment at which it was noted (``began``, ``ended``, ``number``):
 all come from one count, so ``a.ended < b.began`` means that ``a`` was over when ``b`` began. Times
@@ -51,14 +51,14 @@ class Happened(msgspec.Struct, tag=True):
 
     kill      the process ``who`` ("front", "shard 0", "everything") died; the machine continues
     power     the machine lost its power: every process died, and what was not synced may be lost
-    stop      everything was asked to end, and did
-    start     everything started (again); ``who`` starts again by itself after a kill
+    stop      all processes were requested to stop, and did
+    start     everything started (again); ``who`` restarts automatically after a kill
     clock     the wall clock jumped by ``value`` s
-    fault     the disk of ``who`` refuses, fails or hangs in the way that ``how`` says
+    fault     the disk of ``who`` refuses, fails or hangs as ``how`` describes
     mended    the disk works again
     key       ``who`` was "added" to the keys, or "removed": ``how``
     damaged   a shard has found its data damaged and stays down
-    quiet     nothing is asked any more but by "final", all is mended and started
+    quiet     only "final" sends requests from now on; all faults have ended, all processes run
     """
 
     number: int

@@ -2,9 +2,8 @@
 
 The seed draws the kinds of clients, the features that they use (swarm testing: runs differ in
 kind), the topics, and the rhythm: bursts in which many clients act within the same milliseconds,
-and
-pauses of minutes in which ages, leases, delays and windows expire. Each client has its own dice.
-All times below are those of a run of one hour; a shorter run scales them down.
+and pauses of minutes in which ages, leases, delays and windows expire. Each client has its own
+dice. All times below are those of a run of one hour; a shorter run scales them down.
 
 The topics have names in all shards: logs that clients append to, queues, dead-letter topics that
 queues of several shards share, and dests that routers create. Every record's ``data`` is ``{"by":

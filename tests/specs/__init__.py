@@ -1,3 +1,3 @@
-"""The specifications that the server gives out: how they are made, and what holds the server to
-them.
+"""The specifications that the server publishes: their generators, and the checks of the server
+against them.
 """

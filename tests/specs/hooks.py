@@ -1,4 +1,6 @@
-"""What schemathesis does beside what the document says: nobody waits long for records or jobs."""
+"""Hooks of schemathesis in addition to the document: limit the time that requests wait for records
+or jobs.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,6 @@ WAIT_MS_MAX = 20
 
 @schemathesis.hook
 def before_call(_context: Any, case: schemathesis.Case[Any], _kwargs: Any) -> None:
-    """Of a diff and of a claim."""
+    """Limit the wait of a diff and of a claim."""
     if isinstance(case.body, dict) and isinstance(wait_ms := case.body.get("wait_ms"), int):
         case.body["wait_ms"] = min(wait_ms, WAIT_MS_MAX)

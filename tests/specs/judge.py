@@ -1,7 +1,8 @@
-"""The judge: answers, events and messages as the specifications have them, and nothing else.
+"""The judge: checks that responses, events and messages are exactly as specified.
 
-What the documents leave open, members that a later version adds, is closed here: a member that they
-do not name is one that nobody has described. A request that was done must be one of theirs, too.
+The documents permit additional members, because later versions may add some. Here objects are
+closed, so that an undocumented member is an error. A request that succeeded must be documented,
+too.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ Json = dict[str, Any]
 OPENAPI: Final[Json] = json.loads((FOLDER / "openapi.json").read_bytes())
 ASYNCAPI: Final[Json] = json.loads((FOLDER / "asyncapi.json").read_bytes())
 JSON: Final = "application/json"
-STRANGERS: Final = {400, 401, 403, 404, 405, 413, 429, 500, 503}  # of a request of no path
+# of requests without a documented path
+STRANGERS: Final = {400, 401, 403, 404, 405, 413, 429, 500, 503}
 SHOWN: Final = 600
 
 
 def closed(schema: Any) -> Any:
-    """A schema whose objects have no other members."""
+    """Return a schema whose objects permit no other members."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -42,13 +44,13 @@ CLOSED: Final = {id(document): closed(document["components"]) for document in (O
 
 
 def validator(document: Json, schema: Json, *, is_open: bool = False) -> Draft202012Validator:
-    """Of a schema that refers to those of the document."""
+    """Return a validator of a schema that may contain references to those of the document."""
     components = document["components"] if is_open else CLOSED[id(document)]
     return Draft202012Validator({**schema, "components": components})
 
 
 def check(found: Draft202012Validator, value: Any, what: str) -> None:
-    """Fails with the first thing that is wrong."""
+    """Raise an error for the first violation."""
     try:
         found.validate(value)
     except ValidationError as error:
@@ -57,7 +59,7 @@ def check(found: Draft202012Validator, value: Any, what: str) -> None:
 
 
 def of_document(reference: Json) -> Json:
-    """What a reference within the OpenAPI document stands for."""
+    """Resolve a reference within the OpenAPI document."""
     if "$ref" not in reference:
         return reference
     found: Any = OPENAPI
@@ -67,7 +69,7 @@ def of_document(reference: Json) -> Json:
 
 
 def template_of(method: str, target: str) -> str | None:
-    """The path of the document that the server takes a target for."""
+    """Return the documented path that the server uses for a target."""
     try:
         route = table.match(method, target.encode("latin-1")).route
     except (NotFound, MethodNotAllowed):
@@ -79,14 +81,14 @@ def template_of(method: str, target: str) -> str | None:
 
 @cache
 def schema_of(template: str, method: str, status: int, media: str) -> Draft202012Validator:
-    """The schema of a body."""
+    """Return the schema of a body."""
     response = of_document(OPENAPI["paths"][template][method]["responses"][str(status)])
     return validator(OPENAPI, response["content"][media]["schema"])
 
 
 @cache
 def refusal_of(status: int) -> Draft202012Validator:
-    """The schema of a refusal, whichever route it is of."""
+    """Return the schema of a refusal, which may be of any route."""
     found = [
         of_document(responses[str(status)])["content"][JSON]["schema"]
         for item in OPENAPI["paths"].values()
@@ -102,7 +104,7 @@ def refusal_of(status: int) -> Draft202012Validator:
 
 @cache
 def body_of(template: str, method: str) -> Draft202012Validator | None:
-    """The schema of a request's body."""
+    """Return the schema of a request's body."""
     body = OPENAPI["paths"][template][method].get("requestBody")
     if body is None:
         return None
@@ -111,7 +113,7 @@ def body_of(template: str, method: str) -> Draft202012Validator | None:
 
 @cache
 def payload_of(channel: str, message: str) -> Draft202012Validator:
-    """The schema of an event or message."""
+    """Return the schema of an event or message."""
     messages = ASYNCAPI["channels"][channel]["messages"]
     assert message in messages, f"{channel} knows no {message}"
     return validator(ASYNCAPI, messages[message]["payload"], is_open=message in COMMANDS)
@@ -124,13 +126,13 @@ COMMANDS: Final = {
 
 
 def content_of(answer: Answer) -> bytes:
-    """The body without its coding."""
+    """Return the decoded body."""
     is_packed = answer.headers.get("content-encoding") == "gzip"
     return gzip.decompress(answer.body) if is_packed else answer.body
 
 
 def channel_of(target: str) -> str:
-    """The channel of a stream's path."""
+    """Return the channel of a stream's path."""
     path = target.partition("?")[0]
     if path.endswith("/work"):
         return "work"

@@ -1,4 +1,4 @@
-"""The documents are true to the program, and to their own standards."""
+"""The documents agree with the program, and are valid by their standards."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ ASYNCAPI_SCHEMA = Path(__file__).parent / "data/asyncapi-3.1.0.json.xz"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_a_document_is_what_is_made_of_the_program(path: Path) -> None:
+def test_each_document_equals_the_one_generated_from_the_program(path: Path) -> None:
     made = text_of(DOCUMENTS[path]())
     assert path.read_text() == made, "python -m tests.specs.documents --write"
     assert json.loads(made) == DOCUMENTS[path](), "one line or many: the same JSON"
 
 
 @pytest.mark.slow
-def test_openapi_is_what_its_standard_says() -> None:
+def test_openapi_is_valid_by_its_standard() -> None:
     openapi_spec_validator.validate(OPENAPI)
 
 
 @pytest.mark.slow
-def test_asyncapi_is_what_its_standard_says() -> None:
+def test_asyncapi_is_valid_by_its_standard() -> None:
     schema = json.loads(lzma.decompress(ASYNCAPI_SCHEMA.read_bytes()))
     jsonschema_rs.Draft7Validator(schema).validate(ASYNCAPI)
 
 
-def test_every_route_of_the_server_is_a_path_of_the_document_and_no_other_path_is() -> None:
+def test_the_paths_of_the_document_are_exactly_the_routes_of_the_server() -> None:
     served = {
         (method.lower(), described_path)
         for route in ROUTES
@@ -87,7 +87,7 @@ def answer(status: int, document: Any, **headers: str) -> Answer:
     return Answer(status, HEAD | named, json.dumps(document).encode())
 
 
-def test_the_judge_lets_pass_what_the_documents_have() -> None:
+def test_the_judge_accepts_documented_responses() -> None:
     JUDGE.answered("DELETE", "/v0/topics/a?if_empty=true", answer(200, STATE))
     JUDGE.answered("POST", "/v0/topics/a/diff", answer(404, GONE))
     JUDGE.answered("GET", "/v0/health", answer(429, LIMITED, retry_after="1"))
@@ -128,12 +128,12 @@ def _code(code: str) -> Any:
         lambda: JUDGE.said({"op": "pong", "request_id": 1}, {"op": "subscribe", "topic": 5}),
     ],
 )
-def test_the_judge_lets_nothing_else_pass(tell: Callable[[], None]) -> None:
+def test_the_judge_refuses_undocumented_responses(tell: Callable[[], None]) -> None:
     with pytest.raises(AssertionError):
         tell()
 
 
-def test_the_judge_looks_at_requests_that_were_done() -> None:
+def test_the_judge_checks_the_requests_that_succeeded() -> None:
     done = {
         "topic": "a",
         "deleted": 1,

@@ -1,6 +1,6 @@
-"""Requests that schemathesis makes of the document: the server answers as it says. What its schemas
-refuse, and chance, take minutes: ``run`` with other phases. `tests.campaigns.schema_fuzz` spoils
-requests all the time, before the same judge.
+"""Requests that schemathesis generates from the document: the server must respond as documented.
+Invalid and random requests take minutes, so they need ``run`` with other phases.
+`tests.campaigns.schema_fuzz` mutates requests continuously with the same judge.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHECKS = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
     *("response_headers_conformance", "response_schema_conformance"),
 )
-ENDLESS = ("queue.work", "watch.open", "watch.topics")  # their streams; others ask for these
+ENDLESS = ("queue.work", "watch.open", "watch.topics")  # endless streams; other tests request these
 CONFIG = """
 hooks = "tests.specs.hooks"
 [parameters]
@@ -35,7 +35,7 @@ parameters = { "path.topic" = "jobs" }
 
 
 def run(folder: Path, address: tuple[str, int], *more: str) -> subprocess.CompletedProcess[str]:
-    """All operations whose answers have an end."""
+    """Run all operations with finite responses."""
     (folder / "schemathesis.toml").write_text(CONFIG)
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", "--no-color"),
@@ -52,8 +52,8 @@ def run(folder: Path, address: tuple[str, int], *more: str) -> subprocess.Comple
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # 12 s of a whole core
-def test_schemathesis_finds_no_answer_outside_the_document(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # 12 s of a full core
+def test_schemathesis_finds_no_undocumented_response(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2, api_keys=KEY) as server:
         with Api(server.address, token=KEY) as api:
             create(api, "orders", *range(20))
