@@ -93,7 +93,9 @@ NOW: list[Record] = [{"delay_ms": 0}, {"deliver_at": 0}, {"deliver_at": 1_600_00
 
 
 @pytest.mark.parametrize("fields", NOW, ids=json.dumps)
-def test_a_time_in_the_past_means_immediately(queue: Queue, fields: Record) -> None:
+def test_a_delivery_time_in_the_past_makes_the_job_claimable_immediately(
+    queue: Queue, fields: Record
+) -> None:
     push(queue, {"data": "a", **fields})
     assert queue.counters() == counters(ready=1)
     assert data(queue.claim()) == ["a"]
