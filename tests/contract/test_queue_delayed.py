@@ -93,7 +93,7 @@ NOW: list[Record] = [{"delay_ms": 0}, {"deliver_at": 0}, {"deliver_at": 1_600_00
 
 
 @pytest.mark.parametrize("fields", NOW, ids=json.dumps)
-def test_a_delivery_time_in_the_past_makes_the_job_claimable_immediately(
+def test_a_job_with_a_delivery_time_in_the_past_is_ready_immediately(
     queue: Queue, fields: Record
 ) -> None:
     push(queue, {"data": "a", **fields})
