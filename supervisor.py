@@ -1,6 +1,8 @@
 #!/usr/bin/env -S sh -c 'trap "" HUP; p="${0%/*}/.venv/bin/python"; test -x "$p"||p=python3; exec "$p" "$0" "$@"'
-"""Starts a server: ``./supervisor.py`` takes the options of ``topics serve``. The parent process is
-`topics.process.supervisor`. A hang-up that comes before Python can hold it is ignored.
+"""Starts a server. ``./supervisor.py`` takes the options of ``topics serve``.
+
+The parent process runs `topics.process.supervisor`. The first line ignores SIGHUP until Python can
+handle the signal, so that an early SIGHUP does not end the start.
 """
 
 import sys

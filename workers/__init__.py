@@ -1,1 +1,1 @@
-"""Entry points: one thin file for each process, and one for Spark jobs."""
+"""Entry points: one short file for each kind of process, and one for Spark jobs."""

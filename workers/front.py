@@ -1,4 +1,4 @@
-"""A front: speaks HTTP. The supervisor forks it; it does not start alone."""
+"""The front, which serves HTTP. The supervisor forks it; it cannot be started on its own."""
 
 from topics.process.front import main
 

@@ -1,4 +1,6 @@
-"""A shard writer: owns one shard's topics. The supervisor forks it; it does not start alone."""
+"""A shard writer, which owns the topics of one shard. The supervisor forks it; it cannot be started
+on its own.
+"""
 
 from topics.process.shard_writer import main
 

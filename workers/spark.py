@@ -1,4 +1,7 @@
-"""A job between files and topics: ``python -m workers.spark JOB ...``, as ``topics-spark``."""
+"""Runs a Spark job that copies between files and topics: ``python -m workers.spark JOB ...``.
+
+The command ``topics-spark`` does the same.
+"""
 
 from topics.spark.jobs.cli import main
 

@@ -1,18 +1,23 @@
-"""The processes of a server, in the order of a start: `boot` reads settings and keys, `serve` makes
-what the processes share, `supervisor` is the parent's loop, over its `family` of children and their
-`health`; `front` and `shard_writer` are what the children run.
+"""The processes of a server: how they are started, watched, restarted and stopped.
+
+The modules in the order in which a start uses them: `boot` reads the settings and the keys. `serve`
+creates the resources that the processes share. `supervisor` is the main loop of the parent process;
+it manages its child processes (`family`) and checks that they are alive (`health`). `front` and
+`shard_writer` are the main functions of the child processes.
 """
 
 import sys
 
 from topics.imports import compiled, later, without
 
-# Decoders are recursive, and a payload may have 900 levels (`topics.formats.api.nesting`).
+# Decoders are recursive, and a JSON body may be nested 900 levels deep
+# (`topics.formats.api.nesting`). Python's default limit of 1,000 frames is too small for that.
 RECURSION_LIMIT = 3000
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 compiled("crc32c", "_crc32c")
-# For tracebacks that no log shows, loggers that wait, and older versions of Python.
+# msgspec and structlog import these packages only for pretty tracebacks, asynchronous loggers and
+# older versions of Python. The server uses none of these features, so it skips the imports.
 with without("rich", "greenlet", "typing_extensions"), later("asyncio"):
     import msgspec  # noqa: F401
     import structlog  # noqa: F401

@@ -1,7 +1,7 @@
-"""Boot: a server's settings and keys, read once before anything else; all mistakes are reported in
-one ``ConfigError``.
+"""Start-up configuration: reads the settings and the API keys of a server once, at the start.
 
-`topics.process.keys` says where keys come from.
+All invalid settings and keys are reported together in one ``ConfigError``.
+`topics.process.keys` describes the sources of keys.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from topics.process.keys import KeySources, key_files, take_fixed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """What was read. ``access`` has the keys of all ``sources``; ``unknown`` each variable that
-    starts with TOPICS_ and is no setting, with the nearest name of a setting.
+    """The settings and keys of a server.
+
+    ``access`` contains the keys of all ``sources``. ``unknown`` lists each environment variable
+    that starts with TOPICS_ but is not a setting, together with the most similar setting name.
     """
 
     settings: Settings
@@ -27,11 +29,15 @@ class Boot:
 
 
 def read(environ: MutableMapping[str, str]) -> Boot:
-    """Read and check everything. The secret is removed from ``environ``, and this process keeps no
-    copy of it.
+    """Read and check the settings and the keys. Raises ``ConfigError`` with all problems.
+
+    The variable with the keys is removed from ``environ``, and this process keeps no copy of the
+    secrets.
     """
     problems: list[Problem] = []
     access, sources = _read_keys(environ, problems)
+    # If a key source is invalid, the operator did configure keys. Do not also report that keys are
+    # missing.
     keys_are_meant = access.enabled or bool(problems)
     try:
         settings = Settings.from_environment(environ)
@@ -47,7 +53,11 @@ def read(environ: MutableMapping[str, str]) -> Boot:
 
 
 def _refuse_open_server(settings: Settings, problems: list[Problem]) -> None:
-    """§0.2: an event store without keys is never reachable from outside by accident."""
+    """Add a problem if a server without keys would listen on a non-loopback address (§0.2).
+
+    The operator must allow this explicitly, so that a server without authentication is never
+    exposed to the network by accident.
+    """
     if not settings.loopback and not settings.allow_insecure_no_auth:
         rule = (
             f"is not loopback and no keys are configured; set {API_KEYS}, or"
@@ -59,7 +69,10 @@ def _refuse_open_server(settings: Settings, problems: list[Problem]) -> None:
 def _read_keys(
     environ: MutableMapping[str, str], problems: list[Problem]
 ) -> tuple[Access, KeySources]:
-    """The keys of all sources; none when a source has a problem."""
+    """Return the keys of all valid sources, and the sources. Add problems to ``problems``.
+
+    If two sources contradict each other, no keys are returned.
+    """
     sources = KeySources(files=tuple(key_files(environ)))
     try:
         sources = replace(sources, fixed=Access.parse(take_fixed(environ)).principals)

@@ -1,5 +1,7 @@
-"""Forking a child, so that it never outlives its parent and never unwinds into the parent's code;
-and the signals and limits of a process.
+"""Forking of child processes, and the signals and resource limits of a process.
+
+A child never outlives its parent, because the kernel kills it when the parent dies. A child never
+returns into the parent's code: it always ends with ``os._exit``.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from setproctitle import setproctitle
 from topics.errors import ExitCode
 from topics.process import logs
 
-KEPT_BYTES = 16 << 20
-# A larger limit is of no use, and slows down programs that close every possible descriptor.
+KEPT_BYTES = 16 << 20  # freed memory that malloc keeps, see `keep_memory`
+# The highest limit of open files that is set. A higher limit has no benefit, and it slows down
+# programs that close every possible descriptor.
 FILES_MAX = 1 << 20
 
+# Constants of prctl(2), mallopt(3) and sigset_t in glibc, which Python does not export.
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _SIGSET_BYTES = 128
@@ -33,15 +37,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int:
-    """Run ``main`` in a child that is called ``topics: NAME``; its pid. Only for a process without
-    threads.
+    """Fork a child process that runs ``main``, and return its pid.
 
-    The child exits with DONE when ``main`` returns, with the code of a ``SystemExit``, and with
-    FAILED after logging any other exception, that of a thread too. ``OSError`` when the system has
-    no room for another process.
+    The process title of the child is ``topics: NAME``. The calling process must have no threads.
+    The exit code of the child is DONE when ``main`` returns, or the code of a ``SystemExit``. After
+    any other exception, also in a thread, the child logs the exception and exits with FAILED.
+    Raises ``OSError`` if the system cannot create another process.
     """
     parent = os.getpid()
-    for stream in (sys.stdout, sys.stderr):  # or the child would write their buffers once more
+    # Flush the streams. Otherwise the child would inherit the buffered text and write it again.
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     pid = os.fork()
@@ -67,7 +72,7 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
             exit_code = ExitCode.DONE
         elif isinstance(leaving.code, int):
             exit_code = leaving.code
-    except BaseException:  # the outermost frame: what is not logged here is never seen
+    except BaseException:  # This is the outermost frame, so no other code logs the exception.
         structlog.get_logger().exception("process failed")
     finally:
         with contextlib.suppress(OSError, ValueError):
@@ -78,17 +83,20 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
 def _end_with_thread(
     tell: Callable[[threading.ExceptHookArgs], object], failure: threading.ExceptHookArgs
 ) -> NoReturn:
-    """Without its thread the process would wait for ever for what the thread does."""
+    """Report the exception of a thread and end the process.
+
+    Otherwise the process would wait forever for the result of the dead thread.
+    """
     tell(failure)
     os._exit(ExitCode.FAILED)
 
 
 def keep_memory() -> None:
-    """Let malloc keep freed memory for the next request, up to KEPT_BYTES, instead of giving the
-    memory of every long body back to the kernel.
+    """Configure malloc to keep freed blocks of up to KEPT_BYTES for the next request.
 
-    A new page from the kernel costs more than the copy into it. Nothing happens where malloc is not
-    glibc's.
+    By default, malloc returns the memory of each long body to the kernel. This is slow, because
+    the kernel needs more time to provide a new page than the process needs to copy data into it.
+    With a C library other than glibc, this function has no effect.
     """
     with contextlib.suppress(AttributeError):
         _libc.mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)
@@ -96,11 +104,12 @@ def keep_memory() -> None:
 
 
 def raise_file_limit() -> tuple[int, int]:
-    """Raise the soft limit of open files to the hard one, for this process and its children;
-    returns it before and after.
+    """Raise the soft limit of open files to the hard limit, at most to FILES_MAX.
 
-    Every client takes a descriptor, and the soft limit is often 1,024. A limit that must not be
-    raised (a system call filter) stays as it is: the front counts its clients by it.
+    Returns the soft limit before and after the change. The limit applies to this process and its
+    children. Each client connection needs a descriptor, and the default soft limit is often 1,024.
+    If the limit cannot be raised, for example because of a system call filter, it stays unchanged;
+    the front derives its maximum number of connections from it.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
@@ -114,25 +123,33 @@ def raise_file_limit() -> tuple[int, int]:
 
 
 def die_with(parent: int) -> None:
-    """From now on this process is killed when its parent dies; at once, if it already has."""
+    """Let the kernel kill this process when its parent, the process ``parent``, dies.
+
+    If the parent is already dead, this process exits immediately. Raises ``OSError`` if the kernel
+    refuses the request.
+    """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # The parent may have died before the call of prctl. Then this process has another parent.
     if os.getppid() != parent:
         os._exit(ExitCode.FAILED)
 
 
 def forbid_dumps() -> None:
-    """From now on neither a core dump nor another process of the same user shows the memory of this
-    process and of its children: heads of requests hold keys.
+    """Disable core dumps and access by debuggers for this process and its children.
+
+    The memory contains API keys, because they are part of request heads. Raises ``OSError`` if the
+    kernel refuses the request.
     """
     if _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE)")
 
 
 def _reset_signals() -> None:
-    """Defaults for everything, then nothing blocked.
+    """Restore the default action of all signals, ignore SIGINT and SIGHUP, and unblock all signals.
 
-    Every process of the terminal receives Ctrl-C and hang-ups; only the parent acts on them.
+    The terminal sends Ctrl-C and hang-ups to all processes of the group. Only the parent handles
+    them.
     """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
         if signal.getsignal(number) not in (signal.SIG_DFL, None):
@@ -143,10 +160,11 @@ def _reset_signals() -> None:
 
 
 def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal.Signals | None:
-    """Take one of these signals, which are blocked; None when none comes in time.
+    """Wait for one of the signals ``numbers`` and return it, or None after ``seconds``.
 
-    Not `signal.sigtimedwait`: after a stop (Ctrl-Z) longer than its time it returns a signal that
-    was never sent.
+    The caller must have blocked these signals. This function calls the C library, because Python's
+    `signal.sigtimedwait` returns a signal that was never sent if the process was stopped (Ctrl-Z)
+    for longer than the timeout.
     """
     wanted = ctypes.create_string_buffer(_SIGSET_BYTES)
     _libc.sigemptyset(wanted)
@@ -160,12 +178,12 @@ def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal
 
 
 def on_sigterm(act: Callable[[], object]) -> None:
-    """From now on SIGTERM has the running trio loop call ``act``, and does not end this process.
+    """Call ``act`` in the running Trio loop when this process receives SIGTERM.
 
-    Before this call it ends the process at once, so there is no moment at which it is lost. When
-    the loop has ended, further signals do nothing: they must not cut the stop short.
+    Before this call SIGTERM ends the process immediately, so the signal is never lost. After the
+    loop has ended, SIGTERM has no effect, so that it does not interrupt the rest of the stop.
     """
-    import trio  # not in the parent
+    import trio  # The supervisor imports this module too, and it must not load Trio.
 
     token = trio.lowlevel.current_trio_token()
 
@@ -177,12 +195,12 @@ def on_sigterm(act: Callable[[], object]) -> None:
 
 
 def describe_exit(wait_status: int) -> dict[str, int | str]:
-    """How a process ended, as fields of a log line."""
+    """Return the exit code or the signal that ended a process, as fields of a log line."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
         return {"exit_code": code}
     try:
         name = signal.Signals(-code).name
-    except ValueError:  # a real-time signal between the first and the last has no name
+    except ValueError:  # The real-time signals between the first and the last have no names.
         name = f"SIG{-code}"
     return {"signal": name}

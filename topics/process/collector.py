@@ -1,12 +1,16 @@
-"""The cyclic collector in shards and the front. Python looks at all that is old whenever a quarter
-has come anew: 0.2 s with 100,000 topics, 0.4 s with 10,000 clients, for which nobody is served. So
-what survives such a look is frozen once there is much of it, and is not looked at again: no look
-takes longer than some milliseconds (decision 0053).
+"""Garbage collection in the shards and the front: keeps its pauses at a few milliseconds.
+
+Python's cyclic garbage collector scans all objects of the oldest generation whenever that
+generation has grown by a quarter. Such a scan takes 0.2 s with 100,000 topics or 0.4 s with 10,000
+clients, and the process serves no request during the scan. To avoid this, objects that survive a
+full collection are frozen as soon as there are at least FREEZE_OBJECTS of them. The collector never
+scans frozen objects (decision 0053).
 
     young --survives--> old --survives, with FREEZE_OBJECTS others--> frozen
 
-What is frozen goes as anything does when nothing refers to it. Circles of references would stay, so
-nothing that a worker keeps may be in one (``tests/process/test_collector.py``).
+Reference counting frees a frozen object as usual when its last reference is deleted. A frozen
+reference cycle would never be freed, so no object that a worker keeps may be part of a cycle
+(``tests/process/test_collector.py``).
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import gc
 from typing import Final
 
 FREEZE_OBJECTS: Final = 20_000
-OLD_THRESHOLD: Final = 2  # of `gc.set_threshold`: so some 40,000 are old at most
+# The third argument of `gc.set_threshold`. With this value, about 40,000 objects at most are in the
+# oldest generation and not frozen.
+OLD_THRESHOLD: Final = 2
 
 
 def freeze_survivors() -> None:
-    """Freeze what is there, and what survives from now on."""
+    """Freeze all existing objects, and from now on the objects that survive a full collection."""
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], OLD_THRESHOLD)
     gc.callbacks.append(_freeze)

@@ -1,21 +1,24 @@
-"""The family: all children of a supervisor, their births, signals and ends.
+"""The child processes of a supervisor: forks them, sends them signals and reaps them.
 
-Any two of them are linked. The board has a session number for any pair, and memory that nobody
-touches costs nothing; what a link does cost is two descriptors in the supervisor. Links that are
-made when they are first used would pass descriptors to running processes; a hub would put every
-message into a ring twice, and be one more process to die.
+Each pair of child processes has a link. The board has a session number for each pair. The shared
+memory of an unused link takes no physical memory, so a link costs only two descriptors in the
+supervisor. Links that are created on first use would require passing descriptors to running
+processes. A hub process would copy each message into a second ring, and its failure would
+disconnect all others.
 
                fork                serves            30 s of service
     WAITING ──────────▶ STARTED ─────────────▶ UP ───────────────────▶ UP, clean record
        ▲                   │                    │                          │
        └── back-off ◀──────┴──────── death ◀────┴──────────────────────────┘
 
-The first restart comes at once, the next after 0.1 s, doubling up to 5 s, until a child has served
-for HEALTHY_S. A child that is damaged is never due again.
+The first restart is immediate. The delay of the next one is 0.1 s, and it doubles with each death
+up to 5 s. After a child has served for HEALTHY_S, its delay starts from zero again. A shard with
+damaged data is never restarted.
 
-A child keeps only what it uses: the front the listening socket, each the doorbells of its own
-links. When a child is reaped, the supervisor clears its words on the board and ends its link
-sessions before it forks the next one, so no process mistakes a successor for the dead.
+A child closes the descriptors that it does not use: only the front keeps the listening socket, and
+each child keeps only the doorbells of its own links. After the supervisor has reaped a child, it
+clears the fields of the child on the board and ends its link sessions, and only then forks the
+successor. So no process confuses the successor with the dead process.
 """
 
 from __future__ import annotations
@@ -46,26 +49,32 @@ log = structlog.get_logger()
 
 
 DOORBELLS: Final = 2  # of each link
-# Without an arena: long attachments go through the ring in pieces.
+# Links between shards have no arena. Long attachments are sent through the ring in fragments.
 SHARD_LINK: Final = LinkSizes(ring_bytes=256 << 10, inline_bytes=64 << 10, arena_bytes=0)
 
-HEALTHY_S = 30.0  # a child that has served so long starts again with a clean record
+HEALTHY_S = 30.0  # After this time of service the restart delay of a child is reset.
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
-FAILURES_MAX = 16  # counted in a row; the back-off is at its maximum long before
+# The counter of consecutive deaths stops here. The delay reaches its maximum much earlier.
+FAILURES_MAX = 16
+# The board states in which a process serves requests. SERVING is a state of the front, the others
+# are states of shards.
 UP_STATES = frozenset({"READY", "READ_ONLY", "NO_ROOM", "DIRECTORY_LOST", "SERVING"})
 
 
 def descriptors_of(shards: int) -> int:
-    """How many descriptors the links of so many shards take in the supervisor."""
+    """Return the number of descriptors that the links of ``shards`` shards use in the supervisor.
+
+    There is a link for each pair among the shards and the front.
+    """
     return DOORBELLS * (shards + 1) * shards // 2
 
 
 class Links:
-    """The memory of every link of a server. Made by the supervisor before any fork."""
+    """The shared memory of all links of a server. The supervisor creates it before any fork."""
 
     def __init__(self, board: Board, sizes: LinkSizes) -> None:
-        """``sizes``: of the links over which the front asks shards."""
+        """Create all links. ``sizes`` applies to the links between the front and the shards."""
         self._board = board
         self._memories = [
             LinkMemory(one, other, sizes if one == FRONT else SHARD_LINK)
@@ -76,71 +85,78 @@ class Links:
         return iter(self._memories)
 
     def of(self, process: ProcessId) -> list[LinkMemory]:
-        """The links that end in ``process``, in the order of their other ends."""
+        """Return the links of ``process``, in the order of the processes at their other ends."""
         return [memory for memory in self._memories if process in memory.ends]
 
     def end_sessions(self, process: ProcessId) -> None:
-        """``process`` has died: end the sessions of its links and wake the other ends."""
+        """End the link sessions of ``process``, which has died, and wake the other ends."""
         for memory in self.of(process):
             self._board.bump_session(*memory.ends)
             memory.ring_doorbells()
 
     def keep(self, process: ProcessId) -> None:
-        """In the child that is ``process``: close the doorbells of all links but its own."""
+        """Close the doorbells of all links except those of ``process``. Called in that child."""
         for memory in self._memories:
             if process not in memory.ends:
                 memory.close()
 
 
 class Child:
-    """One process id; processes come and go under it. Times are seconds of the monotonic clock."""
+    """The supervisor's record of one child, across all processes that are forked for it.
+
+    Times are seconds of the monotonic clock.
+    """
 
     def __init__(self, id: ProcessId, board: Board, main: Callable[[], None]) -> None:
         self.id = id
         self.name = str(id)
         self.words = board.process(id)
         self.main = main
-        self.pid = 0
-        self.due = 0.0  # when to fork it, if it is not there
-        self.failures = 0  # deaths in a row
+        self.pid = 0  # 0 while no process runs
+        self.due = 0.0  # time of the next fork; meaningful while no process runs
+        self.failures = 0  # number of consecutive deaths
         self.spawned_at = 0.0
-        self.up_at = math.inf  # when it was first seen to serve
+        self.up_at = math.inf  # time at which the supervisor first saw it serve
         self.pulse = Pulse()
-        self._heartbeat_ms_before = 0  # of its predecessor
-        self.is_stalled = False  # and that has been logged
-        self.is_condemned = False  # it was killed for it and is still there
-        self.is_damaged = False  # it found data that cannot be trusted, and is not started again
+        self._heartbeat_ms_before = 0  # the last heartbeat of the previous process
+        self.is_stalled = False  # It shows no sign of life, and this has been logged.
+        self.is_condemned = False  # SIGKILL was sent because it stalled, and it is not yet reaped.
+        self.is_damaged = False  # Its data is damaged, so it is not restarted.
 
     @property
     def is_up(self) -> bool:
-        """A shard that answers, if only reads, or the front, when it serves."""
+        """Whether the process serves requests. A shard that serves only reads counts as up."""
         return self.words.state.name in UP_STATES
 
     @property
     def has_beaten(self) -> bool:
-        """Its heart has beaten since the fork; before, it imports."""
+        """Whether the process has sent a heartbeat since the fork. Before, it imports modules."""
         return self.words.heartbeat_ms != self._heartbeat_ms_before
 
     def begin(self, now: float) -> None:
-        """It is forked now."""
+        """Record that a new process is forked at ``now``."""
         self.spawned_at, self.up_at = now, math.inf
         self._heartbeat_ms_before = self.words.heartbeat_ms
         self.is_stalled = self.is_condemned = False
         self.words.spawns += 1
 
     def watch(self, now: float) -> float:
-        """Look for a heartbeat or progress of the replay; for how many seconds there was none."""
+        """Check for a sign of life, and return the number of seconds since the last one.
+
+        Signs of life are a heartbeat, a change of state and progress of a replay.
+        """
         words = self.words
         if self.is_up:
             self.up_at = min(self.up_at, now)
         sign = [words.spawns, words.heartbeat_ms, words.state]
         if isinstance(words, ShardWords):
-            # The second, because it grows while the loop itself hangs in the disk.
+            # `disk_silent_ms` grows while the loop itself is blocked by the disk. It counts as a
+            # sign of life, so that a slow disk does not get the shard killed.
             sign += words.progress_ppm, words.disk_silent_ms
         return self.pulse.look(tuple(sign), now)
 
     def schedule(self, now: float) -> float:
-        """Plan the restart after a death; the delay in seconds."""
+        """Schedule the restart after a death or a failed fork. Returns the delay in seconds."""
         if now - self.up_at >= HEALTHY_S:
             self.failures = 0
         delay = 0.0
@@ -156,8 +172,10 @@ def _nothing() -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What the children run; a shard takes its index. ``load_*`` run in the parent before each
-    fork, and take time at the first one only (`topics.process.serve`).
+    """The main functions of the children. That of a shard takes the index of the shard.
+
+    The ``load_*`` functions import modules in the parent before each fork. Only the first call
+    takes time (`topics.process.serve`).
     """
 
     front: Callable[[], None]
@@ -168,26 +186,27 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all processes of a server share, made before the first fork."""
+    """The resources that the processes of a server share, created before the first fork."""
 
     board: Board
     links: Links
-    listener: socket.socket  # of the front
-    notifier: Notifier  # of the supervisor alone
+    listener: socket.socket  # used by the front
+    notifier: Notifier  # used by the supervisor only
     keys: KeyTable
-    folders: Sequence[Folders] = ()  # of each shard; the front reads files there for backups
+    folders: Sequence[Folders] = ()  # one for each shard; the front reads files there for backups
 
     def keep(self, child: Child) -> None:
-        """In the child: close what only others use."""
+        """Close the resources that ``child`` does not use. Called in the child process."""
         self.notifier.close()
         if child.id != FRONT:
-            # Clients would go on waiting at a copy from which no process accepts.
+            # If a shard kept a copy, the socket would stay open after the supervisor has closed
+            # it. Clients would then wait for a connection that no process accepts.
             self.listener.close()
         self.links.keep(child.id)
 
 
 class Family:
-    """The children of one server."""
+    """The child processes of one server: the front and the shards."""
 
     def __init__(self, shared: Shared, workers: Workers, log_level: str) -> None:
         board = shared.board
@@ -204,11 +223,11 @@ class Family:
         yield self.front
 
     def alive(self) -> list[Child]:
-        """The children that run."""
+        """Return the children that have a running process."""
         return [child for child in self if child.pid]
 
     def spawn(self, child: Child, now: float) -> None:
-        """Fork the child; when there is no room for a process, plan another attempt."""
+        """Fork the child. If the system cannot create a process, schedule another attempt."""
         (self._workers.load_front if child is self.front else self._workers.load_shard)()
         child.begin(now)
         try:
@@ -227,13 +246,14 @@ class Family:
         child.main()
 
     def reap(self) -> Iterator[tuple[Child, int, int]]:
-        """Each child that has ended, with the pid that it had and its wait status."""
+        """Reap the ended children. Yields each child with the pid it had and its wait status."""
         by_pid = {child.pid: child for child in self.alive()}
         while by_pid:
             pid, wait_status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            # Other pids are orphans, which process 1 of a container inherits.
+            # If the supervisor is process 1 of a container, it also inherits and reaps orphaned
+            # processes. Their pids are ignored.
             if child := by_pid.pop(pid, None):
                 self._bury(child)
                 yield child, pid, wait_status
@@ -245,13 +265,14 @@ class Family:
         self._shared.links.end_sessions(child.id)
 
     def send(self, number: signal.Signals, children: Iterable[Child]) -> None:
-        """Send a signal to those of ``children`` that run."""
+        """Send a signal to each of ``children`` that has a running process."""
         for child in children:
             if child.pid:
-                os.kill(child.pid, number)  # ours and not yet reaped, so the pid is still its own
+                # The kernel does not reuse the pid of a child that is not yet reaped.
+                os.kill(child.pid, number)
 
     def kill_all(self) -> None:
-        """Kill and reap every child, whatever has failed."""
+        """Kill and reap all children. Also called when the supervisor fails."""
         self.send(signal.SIGKILL, self)
         for child in self.alive():
             os.waitpid(child.pid, 0)

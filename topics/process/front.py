@@ -1,6 +1,4 @@
-"""The front: the process that speaks HTTP, with links to all shards on one side and clients on the
-other.
-"""
+"""The front process: serves HTTP to the clients, and calls the shards over its links."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def main(
     links: Sequence[LinkMemory],
     listener: socket.socket,
 ) -> None:
-    """Run the front; returns after SIGTERM, when the requests in flight are answered."""
+    """Run the front. Returns after SIGTERM, when all requests in flight are answered."""
     _tell_unreachable_cap(settings, connections_max(settings.shards))
     own = [Link(memory, board, FRONT) for memory in links]
     freeze_survivors()
@@ -74,6 +72,8 @@ async def _serve(
             write_request=logs.write_request,
         )
         nursery.start_soon(measure, CounterWords(board, FRONT), links, server.measured)
+        # Accept connections only when the links are established (or after a timeout), so that a
+        # restarted front rejects no request because of a missing link session.
         await shards.wait_linked()
         await server.run(listener, stop)
         nursery.cancel_scope.cancel()

@@ -1,14 +1,15 @@
-"""Health: the supervisor as the watchdog of its children, and what systemd and the log hear.
+"""Health checks: the supervisor is the watchdog of its children and reports to systemd and the log.
 
-Once a tick it looks at every child's signs of life on the board (`decisions/0017`):
+Each tick checks the signs of life of every child on the board (`decisions/0017`):
 
     no sign of life for    what happens
     STALLED_S              logged, and shown in the status of the service
     FIRST_SIGN_S           the same, for a process that has not yet shown any: it imports
     KILL_AFTER_S           SIGKILL; the child starts again as after any death
 
-systemd gets READY=1 once, when every shard is up or damaged and the front serves, and from then on
-the watchdog's datagrams: it watches the supervisor alone.
+systemd receives READY=1 once, when the front serves and every shard is either up or damaged. From
+then on it receives watchdog datagrams. systemd monitors only the supervisor; the supervisor
+monitors its children.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from topics.process import logs
 from topics.process.family import Child, Family, Shared
 
 STALLED_S = pulse.STALLED_S
-FIRST_SIGN_S = 15.0  # imports take 0.1 s, and seconds where many processes want the cores
-KILL_AFTER_S = 30.0  # also while it recovers, where every step gives a sign of life
+# Imports usually take 0.1 s, but several seconds if many processes compete for the cores.
+FIRST_SIGN_S = 15.0
+# This also applies during a recovery, because each step of a recovery is a sign of life.
+KILL_AFTER_S = 30.0
 TICK_S = 1.0
 STARTING_TICK_S = 0.05
 REPLAY_EXTENSION_MS = 30_000
@@ -34,7 +37,7 @@ log = structlog.get_logger()
 
 
 class Health:
-    """What the supervisor looks at while the server runs."""
+    """The periodic checks of the supervisor while the server runs."""
 
     def __init__(self, family: Family, shared: Shared) -> None:
         self._family = family
@@ -42,10 +45,14 @@ class Health:
         self._notifier = shared.notifier
         self._is_announced = False
         self._extend_at = 0.0
-        self.next_at = 0.0  # of the next tick
+        self.next_at = 0.0  # time of the next tick
 
     def tick(self) -> None:
-        """Look around, if it is time: never twice within one tick, however many signals come."""
+        """Run the checks if the next tick is due.
+
+        The supervisor calls this after every signal. The checks run once per tick, regardless of
+        the number of signals.
+        """
         now = time.monotonic()
         if now < self.next_at:
             return
@@ -63,9 +70,10 @@ class Health:
         self.next_at = now + self._tick_s()
 
     def _check(self, child: Child, silent_s: float) -> None:
-        """Log that a child shows no sign of life, and kill it in the end.
+        """Log that a child shows no sign of life, and kill it after KILL_AFTER_S.
 
-        A child that waits in the kernel cannot be killed; that is logged once.
+        A child that waits in the kernel does not end immediately. So SIGKILL is sent and logged
+        only once.
         """
         if silent_s >= KILL_AFTER_S and not child.is_condemned:
             child.is_condemned = True
@@ -95,7 +103,7 @@ class Health:
         log.info("ready", topics=topics, damaged=damaged)
 
     def _extend_start(self, now: float) -> None:
-        """Ask systemd for more time while a replay makes progress."""
+        """Extend systemd's start timeout while the replays make progress."""
         if now >= self._extend_at and not any(child.is_stalled for child in self._family):
             self._notifier.extend_timeout(REPLAY_EXTENSION_MS)
             self._extend_at = now + TICK_S
@@ -126,5 +134,5 @@ class Health:
 
 
 def _patience_s(child: Child) -> float:
-    """How long it may go on without a sign of life until it counts as stalled."""
+    """Return the number of seconds without a sign of life after which a child counts as stalled."""
     return STALLED_S if child.has_beaten else max(FIRST_SIGN_S, STALLED_S)

@@ -1,21 +1,21 @@
-"""Keys: where the supervisor has them from, and how they come to the front.
+"""API keys: how the supervisor reads them, reloads them and publishes them to the front.
 
-    TOPICS_API_KEYS         taken out of the environment at the start; these keys stay
-    TOPICS_API_KEYS_FILE    read at the start and after each hang-up (SIGHUP)
-    systemd's credential    `topics.api-keys`, likewise, if it is there at the start
+    TOPICS_API_KEYS         removed from the environment at the start; these keys never change
+    TOPICS_API_KEYS_FILE    read at the start and after each SIGHUP
+    systemd's credential    `topics.api-keys`, likewise, if the file exists at the start
 
-A key file may have line ends instead of commas, and lines that start with ``#``. A secret is
-overwritten as soon as it is hashed: this module must never copy a part of one, and an error must
-never show one.
+In a key file, keys are separated by line ends or commas. Lines that start with ``#`` are comments.
+A secret is overwritten in memory as soon as it is hashed. This module must never copy any part of a
+secret, and no error message may contain one.
 
                   files stay as they are for SETTLE_S
     idle ──SIGHUP──▶ settling ────────────────────────▶ read ──right──▶ published, logged
                       ▲    │ they change, for              └───wrong──▶ logged and counted; the
                       └────┘ GIVE_UP_S at most                          earlier keys stay
 
-An operator may send the signal while an editor still writes. Half a file can look like a whole one
-in which the last entry has lost its scopes, so it is read when it has come to rest. Further
-hang-ups meanwhile are the same reload.
+An operator may send the signal while an editor is still writing the file. An incomplete file can be
+valid, with the scopes of the last entry missing. So the files are read only after they have not
+changed for SETTLE_S. A SIGHUP that arrives during a reload does not start another one.
 """
 
 from __future__ import annotations
@@ -49,19 +49,22 @@ _LINE_ENDS = bytes.maketrans(b"\r", b",")
 log = structlog.get_logger()
 
 FileState = tuple[int, ...]
-"""What changes with a file's content; empty when there is no file."""
+"""Attributes of a file that change with its content. Empty if the file does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """One file of keys. ``variable`` is what names it to people."""
+    """One file of keys. ``variable`` is the setting that names the file, for error messages."""
 
     path: Path
     variable: str
 
     def read(self, *, again: bool = False) -> Access:
-        """The keys. ``again``: only from a regular file, because nothing else can be read twice
-        without waiting. Raises OSError, and ValueError when it holds no keys, or wrong ones.
+        """Read the file and return its keys.
+
+        With ``again``, the file must be a regular file, because other files, such as a pipe,
+        cannot be read a second time without blocking. Raises OSError if the file cannot be read,
+        and ValueError if it contains no keys or invalid ones.
         """
         access = Access.parse(_read_keys(self.path, again=again))
         if not access.enabled:
@@ -69,7 +72,7 @@ class KeyFile:
         return access
 
     def state(self) -> FileState:
-        """What the file system says of the file, wherever the path leads now."""
+        """Return the current state of the file at the path. Symbolic links are followed."""
         try:
             found = self.path.stat()
         except OSError:
@@ -79,13 +82,16 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class KeySources:
-    """Where a server's keys come from. ``fixed`` are those of the environment."""
+    """The sources of a server's keys. ``fixed`` contains the keys of the environment."""
 
     fixed: tuple[Principal, ...] = ()
     files: tuple[KeyFile, ...] = ()
 
     def read_again(self) -> Access:
-        """The keys of now. Raises ValueError, which names the source and shows nothing of it."""
+        """Read the files again, and return all keys, including the fixed ones.
+
+        Raises ValueError, whose message names the source but contains none of its text.
+        """
         found = [*self.fixed]
         for file in self.files:
             try:
@@ -96,12 +102,12 @@ class KeySources:
         return Access(found)
 
     def state(self) -> list[FileState]:
-        """The state of every file."""
+        """Return the state of each file."""
         return [file.state() for file in self.files]
 
 
 def key_files(environ: MutableMapping[str, str]) -> Iterator[KeyFile]:
-    """The files that the environment names, each once."""
+    """Yield the key files that the environment names, without duplicates."""
     seen = set()
     if named := environ.get("TOPICS_API_KEYS_FILE", "").strip():
         path = Path(named).absolute()
@@ -114,8 +120,10 @@ def key_files(environ: MutableMapping[str, str]) -> Iterator[KeyFile]:
 
 
 def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The keys of a file, each with its line, alias and rights (``prefixes`` None: all names); and
-    all mistakes with their lines. Raises OSError.
+    """Check a key file for the command line. Returns its keys and its errors.
+
+    Each key has its line, alias and rights; ``prefixes`` None permits all names. Each error names
+    its line. Raises OSError if the file cannot be read.
     """
     text = bytearray(KEY_FILE_MAX_BYTES + 1)
     length = _read_into(path, text, again=False)
@@ -143,7 +151,10 @@ def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def take_fixed(environ: MutableMapping[str, str]) -> bytearray:
-    """Take TOPICS_API_KEYS out of the environment and overwrite it, in /proc/PID/environ, too."""
+    """Remove TOPICS_API_KEYS from the environment and return its value.
+
+    The copies of the value in memory are overwritten, also the one that /proc/PID/environ shows.
+    """
     if API_KEYS not in environ:
         return bytearray()
     if environ is not os.environ:
@@ -156,14 +167,15 @@ def take_fixed(environ: MutableMapping[str, str]) -> bytearray:
     if address := libc.getenv(name):
         ctypes.memset(address, 0, libc.strlen(address))
     del os.environb[name]
-    # The bytes object that only os.environ held; those of one byte are the interpreter's.
+    # Overwrite the bytes object too, which only os.environ referred to. Objects of one byte must
+    # stay unchanged, because the interpreter shares them.
     if sys.implementation.name == "cpython" and len(value) > 1:
         ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
     return text
 
 
 def _read_keys(path: Path, *, again: bool) -> bytearray:
-    """A key file as comma-separated entries."""
+    """Return the text of a key file as comma-separated entries, or an empty one if it has none."""
     text = bytearray(KEY_FILE_MAX_BYTES + 1)
     try:
         length = _read_into(path, text, again=again)
@@ -173,14 +185,17 @@ def _read_keys(path: Path, *, again: bool) -> bytearray:
         text[:] = bytes(len(text))
         raise
     del text[length:]
-    # In place, so that there is never a second copy of a secret.
+    # Replace comments and line ends in place, so that no second copy of a secret exists.
     for start, end in [found.span() for found in _NO_KEY.finditer(text)]:
         text[start:end] = b"," * (end - start)
     return text if _ANYTHING.search(text) else bytearray()
 
 
 def _read_into(path: Path, text: bytearray, *, again: bool) -> int:
-    """How many bytes of the file were read: ``text`` is full, or the file is at its end."""
+    """Read the file into ``text`` until ``text`` is full or the file ends.
+
+    Returns the number of bytes. With ``again``, raises ValueError unless it is a regular file.
+    """
 
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags | (os.O_NONBLOCK if again else 0))
@@ -194,23 +209,27 @@ def _read_into(path: Path, text: bytearray, *, again: bool) -> int:
         return length
 
 
-# After a hang-up
+# Reload after SIGHUP
 
 
 class KeyReload:
-    """The supervisor's keys, from the first fork to the last. ``table`` is what the front sees."""
+    """The keys of the running server, which SIGHUP reloads.
+
+    ``table`` is the shared memory from which the front reads the keys. The module docstring has the
+    diagram of the states.
+    """
 
     def __init__(self, board: Board, sources: KeySources, access: Access) -> None:
-        """Publishes the keys of the start."""
+        """Publish ``access``, the keys that were read at the start."""
         self._board, self._sources = board, sources
         self._access = access
         self.table = KeyTable.of(access)
-        self.next_at = math.inf  # when `advance` has something to do, as monotonic seconds
+        self.next_at = math.inf  # when to call `advance`, in monotonic seconds; infinite if idle
         self._give_up_at = math.inf
         self._seen: list[FileState] = []
 
     def hang_up(self, now: float) -> None:
-        """A hang-up came: read the key files soon."""
+        """Start a reload after a SIGHUP, unless one is in progress."""
         if not self._sources.files:
             log.info("hang-up ignored", reason="there is no key file")
         elif self.next_at == math.inf:
@@ -218,7 +237,11 @@ class KeyReload:
             self._look_again(now)
 
     def advance(self, now: float) -> None:
-        """Read the key files if a hang-up asks for it and they have come to rest."""
+        """Continue a reload: read the key files when they have not changed for SETTLE_S.
+
+        If the files are invalid or do not stop changing, the failure is logged and counted, and the
+        earlier keys remain valid.
+        """
         if now < self.next_at:
             return
         if now < self._give_up_at and self._sources.state() != self._seen:
@@ -239,7 +262,7 @@ class KeyReload:
         self._seen, self.next_at = self._sources.state(), now + SETTLE_S
 
     def _read(self) -> Access | None:
-        """The keys of the files, or None when a file has changed meanwhile."""
+        """Return the keys of the files, or None if a file changed while it was read."""
         try:
             access = self._sources.read_again()
         except ValueError:
@@ -259,7 +282,7 @@ class KeyReload:
 
 
 def _changes(before: Access, after: Access) -> dict[str, int]:
-    """How many keys came, went and got other rights, as fields of a log line."""
+    """Return the numbers of added, removed and changed keys, as fields of a log line."""
     kept = [(one, now) for one in before.principals if (now := after.current(one)) is not None]
     return {
         "added": len(after.principals) - len(kept),

@@ -1,22 +1,23 @@
-"""Logs: one JSON object a line on stderr, or sentences on a terminal (`topics.process.terminal`;
-``NO_COLOR`` is honoured).
+"""Logging to stderr: one JSON object per line, or a readable sentence per line on a terminal
+(`topics.process.terminal`). ``NO_COLOR`` is respected.
 
 Each process calls ``configure`` once, after the fork, and logs with ``structlog.get_logger()``.
-What libraries send to ``logging`` and ``warnings`` takes the same way. An event is a lower-case
-phrase; details are fields.
+Records of the modules ``logging`` and ``warnings``, which libraries use, are written in the same
+way. An event is a lower-case phrase; details are fields.
 
-A line never holds a token or a query string, whoever logged it. Logging neither raises nor waits: a
-line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted, and the number of
-such lines is logged once there is room again. A line that is cut short counts, too, and the next
-one begins on a line of its own.
+A line never contains a token or a query string, not even in a record of a library. Logging never
+raises or blocks. A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted,
+and the number of dropped lines is logged when writing succeeds again. A line that was only written
+in part is counted, too, and the next line starts on a new line.
 
-Other programs may share stderr, so its own file description is never set to non-blocking:
+Other programs may share stderr, so this module never sets its file description to non-blocking:
 
-    pipe, terminal      opened once more through /proc, non-blocking
-    another user's pipe cannot be opened: the room is checked before each write
+    pipe, terminal      opened a second time through /proc, as non-blocking
+    another user's pipe cannot be opened; its free capacity is checked before each write
     socket (journal)    sent with MSG_DONTWAIT
-    anything else       written: a file waits for no reader (another user's terminal does at Ctrl-S)
-    closed              /dev/null from now on, so that no data file ever gets the number 2
+    anything else       written directly; a write to a file does not wait for a reader (but another
+                        user's terminal blocks while it is stopped with Ctrl-S)
+    closed              replaced by /dev/null, so that no data file ever gets descriptor 2
 """
 
 from __future__ import annotations
@@ -56,22 +57,23 @@ _QUERY = re.compile(r"(/[^\s?\"'<>]*)\?[^\s\"'<>]*")
 _SECRET_NAMES = frozenset({"authorization", "token", "api_key", "api_keys", "secret"})
 
 
-_stderr: DescriptorSink | None = None  # of this process and of those that it forks
-_sink: DescriptorSink | None = None  # that of `configure`
-_process = ""  # likewise
-_show: Callable[[EventDict], str] = json.dumps  # likewise
-_told_count = 0  # dropped lines that the log itself has told of
+_stderr: DescriptorSink | None = None  # shared with the processes that this process forks
+_sink: DescriptorSink | None = None  # set by `configure`
+_process = ""  # set by `configure`
+_show: Callable[[EventDict], str] = json.dumps  # renders a line; set by `configure`
+_told_count = 0  # number of dropped lines that have been reported in the log
 
 
 def configure(process: str, level: str = "info", sink: DescriptorSink | None = None) -> None:
-    """Send everything that this process logs to ``sink`` (stderr), each line with the process's
-    name.
+    """Write everything that this process logs to ``sink``, by default stderr.
+
+    Each line contains the name ``process``. Events below ``level`` are discarded.
     """
     global _process, _show, _sink, _told_count
     _process = process
     _told_count = 0
     _sink = sink = _stderr_sink() if sink is None else sink
-    sink.dropped = 0  # the parent reports its own
+    sink.dropped = 0  # The parent reports the lines that it dropped before the fork.
     _show = _shower(sink)
     structlog.configure(
         processors=[_line_of],
@@ -79,7 +81,7 @@ def configure(process: str, level: str = "info", sink: DescriptorSink | None = N
             logging.getLevelNamesMapping()[level.upper()]
         ),
         logger_factory=lambda *_names: _Lines(sink),
-        # A forked child configures anew; cached loggers would keep the parent's name.
+        # A forked child calls `configure` again. Cached loggers would keep the parent's settings.
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
@@ -92,9 +94,9 @@ def configure(process: str, level: str = "info", sink: DescriptorSink | None = N
 
 
 def write_request(members: Mapping[str, Any]) -> None:
-    """Write a line of the access log, whatever the log level. As for all lines, it may be dropped.
+    """Write a line of the access log, at every log level. Like all lines, it may be dropped.
 
-    It does not go the way of other events, which takes four times as long.
+    The line bypasses the structlog pipeline, which takes four times as long.
     """
     sink = _sink
     if sink is None:
@@ -107,30 +109,31 @@ def write_request(members: Mapping[str, Any]) -> None:
 
 
 def _is_suspect(value: Any) -> bool:
-    """Whether a token or a query string may be in it."""
+    """Return whether the value may contain a token or a query string."""
     return isinstance(value, str) and ("?" in value or " " in value)
 
 
 def tell_dropped() -> None:
-    """Log how many lines were dropped, if any. Called with every beat."""
+    """Log the number of dropped lines, if any. Called with each heartbeat."""
     global _told_count
     sink = _sink
     if sink is not None and sink.dropped:
         count, sink.dropped = sink.dropped, 0
         structlog.get_logger().error("log lines dropped", count=count)
-        if sink.dropped:  # this one, too; it is not counted
+        # If the report itself was dropped, restore the count without the report.
+        if sink.dropped:
             sink.dropped += count - 1
         else:
             _told_count += count
 
 
 def dropped_count() -> int:
-    """How many lines this process has dropped since `configure`."""
+    """Return the number of lines that this process has dropped since `configure`."""
     return _told_count + (0 if _sink is None else _sink.dropped)
 
 
 def crash_descriptor() -> int:
-    """Where a dying interpreter may write its last words; 2 before `configure`."""
+    """Return the descriptor for the traceback of a crashing interpreter; 2 before `configure`."""
     return 2 if _stderr is None else _stderr.fd
 
 
@@ -143,10 +146,10 @@ def _stderr_sink() -> DescriptorSink:
 
 
 def _line_of(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    """From an event to its line. A value that cannot be shown costs the line its fields only."""
+    """Render an event as a line. If a field cannot be rendered, the line has no fields."""
     name = event.get("event")
     try:
-        # Plain: pretty tracebacks show local variables, and with them tokens.
+        # Use plain tracebacks. Pretty ones show local variables, which may contain tokens.
         told = structlog.processors.format_exc_info(logger, method, event)
         return _show(_clean(_framed(told, method)))
     except Exception as error:
@@ -187,7 +190,10 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _clean(value: Any) -> Any:
-    """Remove tokens and query strings from nested values, and show the real paths of files."""
+    """Remove tokens and query strings from nested values, and show the real paths of files.
+
+    Files are accessed through paths such as /proc/self/fd/N, which mean nothing to a reader.
+    """
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
@@ -203,8 +209,8 @@ def _clean(value: Any) -> Any:
 
 
 class _Lines:
-    """The end of the pipeline: one write for each line, so that lines of several processes do not
-    mix.
+    """The last stage of the pipeline. Writes each line with one call, so that the lines of several
+    processes do not mix.
     """
 
     def __init__(self, sink: DescriptorSink) -> None:
@@ -218,30 +224,33 @@ class _Lines:
 
 
 class _Forward(logging.Handler):
-    """What libraries log, into the one pipeline."""
+    """Forwards the log records of libraries to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger().bind(logger=record.name)
         try:
             text = record.getMessage()
-        except Exception:  # the arguments do not fit the format
+        except Exception:  # The arguments do not match the format string.
             text = str(record.msg)
         log.log(record.levelno, text, exc_info=record.exc_info)
 
 
-# Where lines go
+# Writing lines to a descriptor
 
 
 class DescriptorSink:
-    """A descriptor that takes lines, as the table above says."""
+    """Writes lines to a descriptor, as the table in the module docstring describes."""
 
     def __init__(self, fd: int) -> None:
-        self.dropped = 0  # lines since the last report
+        self.dropped = 0  # number of dropped lines since the last report
         self.fd, self._send, self._close = _open(fd)
-        self._is_torn = False
+        self._is_torn = False  # The last line was written in part, without its line end.
 
     def write(self, line: str) -> bool:
-        """Write a line, without its end. False when it was dropped. Never waits, never raises."""
+        """Write ``line``, which has no line end, and return whether it was written completely.
+
+        Never blocks or raises (except for the terminal of another user, see the table above).
+        """
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         if self._is_torn:
             data = b"\n" + data
@@ -256,16 +265,19 @@ class DescriptorSink:
         return sent == len(data)
 
     def isatty(self) -> bool:
-        """A person reads along."""
+        """Return whether the descriptor is a terminal."""
         return os.isatty(self.fd)
 
     def close(self) -> None:
-        """Give back what was opened here; ``fd`` itself stays as it is."""
+        """Close the descriptor that this object opened. The original descriptor stays open."""
         self._close()
 
 
 def open_missing_descriptors() -> None:
-    """Put /dev/null where stdin, stdout or stderr is closed: the next file would get the number."""
+    """Open /dev/null for each of stdin, stdout and stderr that is closed.
+
+    Otherwise the next opened file would get that descriptor, and log lines could be written to it.
+    """
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -276,13 +288,15 @@ def open_missing_descriptors() -> None:
             assert found == fd, "the lowest free descriptor is taken"
             os.set_inheritable(fd, True)
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:  # so it is when its descriptor was closed at the start
+        # Python sets the stream to None if its descriptor was closed at the start.
+        if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w", closefd=False))
 
 
 def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
-    """The descriptor to use for ``fd``, how to send there (bytes sent, or OSError), how to close
-    it.
+    """Return the descriptor to use for ``fd``, a function that writes and a function that closes.
+
+    The writing function returns the number of written bytes, or raises OSError.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
@@ -293,7 +307,8 @@ def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
             own.close,
         )
     if stat.S_ISFIFO(mode) or os.isatty(fd):
-        with contextlib.suppress(OSError):  # another user's, or a FIFO without a reader
+        # This fails for a pipe or terminal of another user, and for a FIFO without a reader.
+        with contextlib.suppress(OSError):
             own_fd = os.open(f"/proc/self/fd/{fd}", _NON_BLOCKING)
             return own_fd, partial(os.write, own_fd), partial(os.close, own_fd)
     return fd, partial(_write_what_fits if stat.S_ISFIFO(mode) else os.write, fd), _nothing
@@ -303,7 +318,7 @@ def _nothing() -> None: ...
 
 
 def _write_what_fits(pipe: int, data: bytes) -> int:
-    """Write to a blocking pipe as much as does not block."""
+    """Write as much to a blocking pipe as it takes without blocking. Returns the byte count."""
     sent = 0
     while sent < len(data) and _has_room(pipe):
         sent += os.write(pipe, data[sent : sent + PIPE_BUF])
@@ -311,7 +326,11 @@ def _write_what_fits(pipe: int, data: bytes) -> int:
 
 
 def _has_room(pipe: int) -> bool:
-    """Room for PIPE_BUF bytes, also when each process that shares the pipe has just checked."""
+    """Return whether the pipe has free capacity for PIPE_BUF bytes.
+
+    Several processes may check and then write at the same time. So the pipe must be less than a
+    quarter full, which leaves capacity for the writes of all of them.
+    """
     poll = select.poll()
     poll.register(pipe, select.POLLOUT)
     if not poll.poll(0):

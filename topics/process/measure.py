@@ -1,7 +1,7 @@
-"""Measurements of a process, its loop and its links, stored in its words on the board with each
-beat.
+"""Metrics of a process, its event loop and its links, stored in shared memory twice a second.
 
-Twice a second, so nothing is counted for each request or record (`topics.actors.link.counters`).
+The values are stored on the board with each tick, so no request and no record causes a write to
+shared memory (`topics.actors.link.counters`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from topics.actors.link.link import Link
 from topics.process import logs
 
 PAGE_BYTES: Final = resource.getpagesize()
+# The initial values of `used_files`, in the order in which it fills them.
 UNKNOWN: Final = dict.fromkeys(
     (
         *("topics_process_resident_bytes", "topics_process_own_bytes"),
@@ -33,8 +34,10 @@ UNKNOWN: Final = dict.fromkeys(
 async def measure(
     counters: CounterWords, links: Sequence[Link], counts: Callable[[], Values]
 ) -> None:
-    """Until cancelled, store the loop's lag, the links' statistics, what the process uses and its
-    ``counts``.
+    """Store the metrics with each tick until cancelled.
+
+    These are the lag of the loop, the statistics of the links, the resource usage of the process
+    and the result of ``counts``. The lag is the time by which the loop runs a tick too late.
     """
     lags, lag_us, beats, known = [0] * (len(LAG_BOUNDS_US) + 1), 0, 0, UNKNOWN
     while True:
@@ -63,13 +66,16 @@ async def measure(
 
 
 def used_files(known: dict[str, int], proc: str = "/proc/self") -> dict[str, int]:
-    """Memory and descriptors of this process; ``known`` when its descriptors have run out."""
+    """Return the memory usage and the number of open descriptors of this process.
+
+    Returns ``known``, the previous values, if the process has no free descriptor for reading them.
+    """
     with contextlib.suppress(OSError):
-        # A `Path` costs 0.1 ms for each of these in a process that has slept.
+        # `Path` would take 0.1 ms for each of these calls in a process that was idle.
         with open(f"{proc}/statm", "rb", buffering=0) as statm:  # noqa: PTH123
             _, resident, shared, *_ = map(int, statm.read().split())
-        # Linux 6.2 and later tell the number as the size of the folder. Else it is listed, which
-        # needs a descriptor of its own.
+        # Since Linux 6.2, the size of this folder is the number of descriptors. Older versions
+        # report 0. Then the folder is listed, which uses one more descriptor.
         folder = f"{proc}/fd"
         files = os.stat(folder).st_size or len(os.listdir(folder)) - 1  # noqa: PTH116, PTH208
         sizes = (resident * PAGE_BYTES, (resident - shared) * PAGE_BYTES, files)

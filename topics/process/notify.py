@@ -1,5 +1,6 @@
-"""Notifications to systemd: datagrams of ``NAME=value`` lines to ``$NOTIFY_SOCKET`` (sd_notify(3)).
-Without systemd nothing is sent. A notification never waits and never raises.
+"""Notifications to systemd: sends ``NAME=value`` datagrams to ``$NOTIFY_SOCKET`` (sd_notify(3)).
+
+Without systemd nothing is sent. A notification never blocks and never raises.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ class Notifier:
     """The supervisor's socket to systemd."""
 
     def __init__(self, address: str | None = None, *, watchdog_ms: int = 0) -> None:
-        """``address`` is a path, or ``@name`` in the abstract namespace. ``watchdog_ms`` 0: no
-        watchdog.
+        """Create the socket. Without an ``address``, notifications are discarded.
+
+        ``address`` is a path, or ``@name`` for the abstract namespace. ``watchdog_ms`` is the
+        timeout of systemd's watchdog; 0 means that it is disabled.
         """
         self.watchdog_ms = watchdog_ms
         self._address = "\0" + address[1:] if address and address.startswith("@") else address or ""
@@ -31,8 +34,10 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str], pid: int) -> Notifier:
-        """Take systemd's variables out of ``environ``: they are for this process, not for its
-        children.
+        """Create a notifier from systemd's variables, and remove them from ``environ``.
+
+        They must not be inherited by child processes. ``pid`` is the pid of this process; a
+        watchdog that is meant for another pid is ignored.
         """
         address = environ.pop("NOTIFY_SOCKET", None)
         watchdog_pid = environ.pop("WATCHDOG_PID", str(pid))
@@ -41,39 +46,43 @@ class Notifier:
         return cls(address, watchdog_ms=int(watchdog_usec) // 1000 if is_ours else 0)
 
     def ready(self) -> None:
-        """Start-up is over; from now on the watchdog counts."""
+        """Notify systemd that the start is complete. Its watchdog is active from now on."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``; sent when it changes, again if it was not taken."""
+        """Set the line that ``systemctl status`` shows.
+
+        It is sent only when it changes. If sending fails, the next call sends it again.
+        """
         if text != self._last_status and self._send(f"STATUS={text}"):
             self._last_status = text
 
     def extend_timeout(self, ms: int) -> None:
-        """Start-up or stop is still making progress and may take this much longer from now."""
+        """Extend the timeout of the start or stop to ``ms`` milliseconds from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={ms * 1000}")
 
     def watchdog(self) -> None:
-        """A sign of life of the supervisor."""
+        """Send a heartbeat of the supervisor to systemd's watchdog."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The drain has begun."""
+        """Notify systemd that the server is stopping."""
         self._send("STOPPING=1")
 
     def close(self) -> None:
-        """Close the socket, in a child: only the supervisor notifies."""
+        """Close the socket. Called in children, because only the supervisor sends notifications."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def _send(self, line: str) -> bool:
-        """False when systemd did not get it."""
+        """Send one datagram. Returns False if it could not be sent."""
         if self._socket is None:
             return True
         try:
             self._socket.sendto(line.encode(), socket.MSG_DONTWAIT, self._address)
-        except OSError as error:  # the server goes on without systemd; the loss is logged once
+        except OSError as error:
+            # The server continues without systemd. The failure is logged once.
             if not self._is_loss_logged:
                 self._is_loss_logged = True
                 log.warning("systemd notification failed", reason=error.strerror, lost=line)

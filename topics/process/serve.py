@@ -1,17 +1,20 @@
-"""The command ``serve``: check the data directory, listen, make what the processes share, and be
-their parent.
+"""The command ``serve``: starts a server and runs its supervisor until the server stops.
 
-Everything that can be refused is refused before the first fork, with one log line and an exit code
-(`topics.errors.ExitCode`). The parent imports before a fork what its children share:
+It opens the data directory, creates the listening socket and the resources that the processes
+share, and then becomes the parent of all processes. All conditions that prevent a start are checked
+before the first fork. A failed check causes one log line and an exit code
+(`topics.errors.ExitCode`). The parent imports the modules that several children use before it forks
+them:
 
     parent   imports what all share ─ fork front ─ imports what shards share ─ fork shards ─ waits
     front                                └─ imports its own ─ serves
     shards                                                                       └─ recover, serve
 
-So on two cores the front's modules and those of the shards are imported side by side. The parent
-imports modules only: it starts no thread and no event loop, and runs nothing of them. A front's
-modules stay out of it, and with them whatever reads bytes of clients. No shared module may read a
-clock or draw a number when it is imported: all children would have the same.
+So on two cores the modules of the front and those of the shards are imported in parallel. The
+parent only imports the shared modules. It starts no thread and no event loop and calls no function
+of these modules. It never imports the modules of the front, so it contains no code that parses data
+from clients. A shared module must not read a clock or generate a random number during its import,
+because all children would get the same value.
 """
 
 from __future__ import annotations
@@ -42,17 +45,21 @@ from topics.process.supervisor import Supervisor
 from topics.storage.data_dir import FOLDERS, DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
 MakeWorkers = Callable[[Settings, Shared], Workers]
-# Of the supervisor, besides doorbells: listener, log, lock, systemd, and some to spare.
+# Descriptors of the supervisor besides doorbells and folders: the listening socket, the log, the
+# lock file and systemd's socket, with a reserve.
 OTHER_FILES = 65
-# Connections that wait while the front restarts. The kernel's net.core.somaxconn (4,096 by default)
-# bounds it.
+# The number of connections that can wait while the front restarts. The kernel limits it to
+# net.core.somaxconn (4,096 by default).
 BACKLOG = 65_535
 
 log = structlog.get_logger()
 
 
 def real_workers(settings: Settings, shared: Shared) -> Workers:
-    """What is not loaded before the fork, a worker imports in the child."""
+    """Return the main functions of the front and the shards.
+
+    A worker imports in the child the modules that were not loaded before the fork.
+    """
     board, links = shared.board, shared.links
 
     def front() -> None:
@@ -71,15 +78,16 @@ def real_workers(settings: Settings, shared: Shared) -> Workers:
 
 
 def load_shared() -> None:
-    """Import what the front and the shards have in common."""
-    with frozen(), later("idna", "ssl"):  # which trio names
+    """Import the modules that the front and the shards share."""
+    # Trio imports idna and ssl, but the server does not use them.
+    with frozen(), later("idna", "ssl"):
         import topics.actors.rpc.message_router
         import topics.formats.api.answers
         import topics.process.measure  # noqa: F401
 
 
 def load_shard() -> None:
-    """Import what shards run."""
+    """Import the modules of the shards."""
     load_shared()
     with frozen():
         import topics.process.shard_writer  # noqa: F401
@@ -90,12 +98,13 @@ def serve(
     notifier: Notifier,
     make_workers: MakeWorkers = real_workers,
 ) -> ExitCode:
-    """Run a whole server."""
+    """Run a server until it stops, and return the exit code of the process."""
     if start.access.enabled:
         forbid_dumps()
     setproctitle("topics: supervisor")
     settings = start.settings
-    soft_limit, file_limit = raise_file_limit()  # before the directory opens descriptors
+    # Raise the limit first, because opening the data directory takes many descriptors.
+    soft_limit, file_limit = raise_file_limit()
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listener = listen(settings.host, settings.port)
@@ -123,7 +132,7 @@ def serve(
 
 
 def _why_not(error: OSError, settings: Settings) -> str:
-    """What the system refused, and which settings say it."""
+    """Describe an error of the system together with the settings that may have caused it."""
     if error.errno == errno.EADDRINUSE:
         return (
             f"Address already in use: something listens on port {settings.port} of {settings.host};"
@@ -136,13 +145,14 @@ def _why_not(error: OSError, settings: Settings) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The listening socket; port 0 takes a free one. It is made before the first fork and outlives
-    every front: while one restarts, clients wait and nobody is refused.
+    """Create the listening socket. Port 0 selects a free port.
 
-    Raises ``OSError`` when the address is unknown or taken.
+    The socket is created before the first fork and stays open when a front dies. While the front
+    restarts, new connections wait in the backlog and are not refused. Raises ``OSError`` if the
+    host is unknown or the address is in use.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    # Of a name's addresses, the IPv4 one.
+    # If the name has several addresses, prefer an IPv4 address.
     family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -156,7 +166,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients on this machine find it."""
+    """Return the URL of the listening socket for clients on this machine."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -169,7 +179,10 @@ def _with_stored_shards(settings: Settings, stored: int) -> Settings:
 
 
 def _announce(settings: Settings, access: Access, listener: socket.socket) -> None:
-    """The first lines of the log; programs read ``url`` from the event ``listening``."""
+    """Log warnings about missing keys, and the address of the server.
+
+    Other programs read the field ``url`` of the event ``listening``, so it must not be renamed.
+    """
     if not access.enabled:
         log.warning(
             "NO API KEYS ARE CONFIGURED: everyone who reaches this port may read, write and"
@@ -196,7 +209,10 @@ def _announce(settings: Settings, access: Access, listener: socket.socket) -> No
 
 
 def _too_few_files(shards: int, limit: int) -> str | None:
-    """Why the limit of open files does not do for the links of so many shards, if so."""
+    """Return an error message if the limit of open files is too low for ``shards`` shards.
+
+    Returns None if it is sufficient.
+    """
     needed = descriptors_of(shards) + len(FOLDERS) * shards + OTHER_FILES
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return None

@@ -1,5 +1,7 @@
-"""A shard writer: the process that owns the topics of one shard. It recovers, then serves until
-SIGTERM.
+"""The shard writer: the process that owns the topics of one shard.
+
+It recovers the shard from its files and then serves requests until SIGTERM. Before it exits, it
+writes a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from topics.storage.folders import DirectoryLost, Folders
 from topics.storage.recovery.steps import Shard, recover
 
 LEASE_NUMBER_BITS: Final = 60
-# Each thread that wants the interpreter waits for one interval before the running thread must give
-# it up. The log's threads need it after each call, for moments only; Python's own interval is 5 ms.
-# 0.1 ms while something is sealed gave nothing.
+# A thread that needs the interpreter lock waits for one interval before the running thread must
+# release it. The threads of the log need the lock briefly after each system call, so Python's
+# default of 5 ms would delay them. A measurement with 0.1 ms during sealing showed no benefit.
 SWITCH_INTERVAL_S: Final = 0.0005
 
 log = structlog.get_logger()
@@ -45,8 +47,10 @@ log = structlog.get_logger()
 def main(
     settings: Settings, folders: Folders, board: Board, links: Sequence[LinkMemory], index: int
 ) -> None:
-    """Run shard ``index``, and return after SIGTERM. ``folders`` are the folders of the shard, and
-    ``links`` are the links to it.
+    """Run shard ``index``, and return after SIGTERM.
+
+    ``folders`` are the folders of the shard, and ``links`` are its links to the other processes.
+    Exits with an `ExitCode` if the shard cannot be recovered.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     words = board.shard(index)
@@ -54,7 +58,7 @@ def main(
     words.state = ShardState.RECOVERING
     shard = _recover(settings, folders, words, index)
     words.start_failure = StartFailure.NONE
-    # Not those of an earlier process: no token of its leases may hold.
+    # Start at a random lease number, so that no lease token of an earlier process is valid.
     shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
     freeze_survivors()
     EventLoop().run(_serve, settings, board, links, index, shard)
@@ -62,7 +66,7 @@ def main(
 
 
 def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int) -> Shard:
-    """The shard as its files have it. Exits when they cannot be read or trusted."""
+    """Recover the shard from its files. Exits if they cannot be read or are damaged."""
 
     def report(share: float) -> None:
         words.progress_ppm = int(share * 1e6)
@@ -89,10 +93,11 @@ def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int
             repair=f"stop the server, then: topics repair --dry-run {settings.data_dir}",
         )
         sys.exit(ExitCode.DAMAGED)
-    except DirectoryLost as error:  # the next process waits, see `_wait_for_directory`
+    except DirectoryLost as error:
+        # The supervisor starts another process, which waits in `_wait_for_directory`.
         log.critical("data directory lost", refused="the start", reason=error.strerror)
         sys.exit(ExitCode.FAILED)
-    except OSError as error:  # the supervisor tries again
+    except OSError as error:  # The supervisor starts another process after a delay.
         words.start_failure = failure_of(error)
         log.critical("start failed", path=error.filename, error=str(error))
         sys.exit(ExitCode.FAILED)
@@ -156,7 +161,7 @@ async def _serve(
         )
         await loop.run(own, stop)
         nursery.cancel_scope.cancel()
-    # Nothing is answered any more: this checkpoint is the last write.
+    # All requests are answered now. The checkpoint is the last write of this process.
     try:
         shard.wal.stop()
     except DirectoryLost as error:
@@ -164,5 +169,5 @@ async def _serve(
     if loop.context.room.broken is None:
         try:
             loop.services.sealing.write_last()
-        except OSError as error:  # the next start replays more of the log
+        except OSError as error:  # The next start replays more of the log instead.
             log.warning("last checkpoint not written", error=str(error))

@@ -1,8 +1,8 @@
-"""The supervisor: parent of every process; it forks them, restarts what dies and stops them in
-order.
+"""The supervisor: the parent of all processes of a server. It forks the processes, restarts those
+which die, and stops them in order.
 
-It is plain and synchronous: no event loop and no thread, so that it can fork at any time. All it
-waits for is a signal.
+The supervisor is synchronous: it has no event loop and no threads, so it can fork at any time. It
+waits only for signals, with a timeout.
 
                     death: DOWN, new session,                       SIGTERM, SIGINT, or no shard
                     back-off, fork again                            is left that has good data
@@ -10,9 +10,9 @@ waits for is a signal.
                        ▼      │                                              ▼
     start ─ fork ─▶  RUNNING ─┘  ─────────────────────────────▶  drain
 
-A hang-up (SIGHUP) stops nothing: it reads the keys again (`topics.process.keys`).
+SIGHUP does not stop the server. It reloads the keys (`topics.process.keys`).
 
-The drain never goes back:
+The phases of a drain (the stop of the server) never go back:
 
     FRONT    draining is set, SIGTERM to the front
       │      it has ended, or 8/10 of drain_ms have passed
@@ -20,12 +20,13 @@ The drain never goes back:
     SHARDS   SIGTERM to the shards
       │      all ended ─▶ over; drain_ms have passed:
       ▼
-    KILL     SIGKILL to those that are left ─▶ over
+    KILL     SIGKILL to the remaining processes ─▶ over
 
-Shards go last, because the front answers what was asked before the stop.
+The shards stop after the front, because the front needs them to answer the requests in flight.
 
-A shard that finds its data damaged (`ExitCode.DAMAGED`) stays down, DAMAGED on the board, while the
-others serve; the server's own exit code is DAMAGED in the end.
+A shard that finds its data damaged exits with `ExitCode.DAMAGED`. It is not restarted, and its
+state on the board is DAMAGED, while the other shards continue to serve. When the server stops, its
+own exit code is DAMAGED, too.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from topics.process.keys import KeyReload
 
 SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-FRONT_SHARE = 0.8  # of drain_ms; the rest belongs to the shards
-# What a stop may take beyond drain_ms, for the kernel to clear away what was killed.
+FRONT_SHARE = 0.8  # the share of drain_ms for the front; the shards have the rest
+# The time that a stop may take beyond drain_ms, because the kernel must free killed processes.
 STOP_EXTENSION_MS = 5_000
 
 log = structlog.get_logger()
 
 
 class Supervisor:
-    """The parent of one server, from the first fork to the last wait."""
+    """The main loop of the parent process of one server."""
 
     def __init__(
         self, settings: Settings, shared: Shared, workers: Workers, keys: KeyReload
@@ -69,8 +70,11 @@ class Supervisor:
         self._interrupts = 0
 
     def run(self) -> ExitCode:
-        """Keep the children alive until a signal stops the server."""
-        # With an inherited "ignore" the kernel would reap the children.
+        """Run the children until a signal stops the server. Returns the exit code.
+
+        When this method returns or raises, no child is left.
+        """
+        # If SIGCHLD was ignored, which a process can inherit, the kernel would reap the children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -90,7 +94,11 @@ class Supervisor:
             self._family.kill_all()
 
     def _spawn_due(self) -> None:
-        """Fork who is due, the front first: it imports while the parent loads what shards run."""
+        """Fork all children that are due.
+
+        The front is first, so that it imports its modules while the parent imports the modules of
+        the shards.
+        """
         for child in [self._family.front, *self._family.shards]:
             if not child.pid and child.due <= time.monotonic():
                 self._family.spawn(child, time.monotonic())
@@ -100,7 +108,8 @@ class Supervisor:
         details = {"child": child.name, "child_pid": pid, **describe_exit(wait_status)}
         is_damaged = os.waitstatus_to_exitcode(wait_status) == ExitCode.DAMAGED
         if is_damaged and isinstance(child.words, ShardWords):
-            log.critical("damaged shard stays down", **details)  # it has logged file and offset
+            # The shard itself has logged the file and the offset of the damage.
+            log.critical("damaged shard stays down", **details)
             self._give_up(child, child.words)
         elif self._drain.phase is not Phase.RUNNING:
             log.info("process ended", **details)
@@ -109,7 +118,7 @@ class Supervisor:
             log.error("process died", **details, lived_s=lived_s, again_in_s=child.schedule(now))
 
     def _give_up(self, shard: Child, words: ShardWords) -> None:
-        """Never start the shard again; without any shard left, stop."""
+        """Mark a shard as damaged, so that it is not restarted. Stop the server if all are."""
         shard.is_damaged, shard.due = True, math.inf
         words.state = ShardState.DAMAGED
         self._exit_code = max(self._exit_code, ExitCode.DAMAGED)
@@ -123,6 +132,7 @@ class Supervisor:
         if received is signal.SIGHUP:
             self._on_hang_up()
             return
+        # The second Ctrl-C kills all processes without a drain.
         self._interrupts += received is signal.SIGINT
         if self._interrupts > 1:
             self._exit_code = ExitCode.INTERRUPTED
@@ -137,7 +147,7 @@ class Supervisor:
             log.info("hang-up ignored", reason="the server is stopping")
 
     def _patience_s(self) -> float:
-        """How long nothing but a signal can be of interest."""
+        """Return the number of seconds until the next timed action, at most TICK_S."""
         next_at = self._drain.next_at
         if self._drain.phase is Phase.RUNNING:
             due = [child.due for child in self._family if not child.pid]
@@ -146,7 +156,7 @@ class Supervisor:
 
 
 class Phase(IntEnum):
-    """See the picture above."""
+    """The phases of a drain, see the diagram in the module docstring."""
 
     RUNNING = 0
     FRONT = 1
@@ -155,7 +165,7 @@ class Phase(IntEnum):
 
 
 class Drain:
-    """How far a stop is, and what comes next."""
+    """The stop of a server: its current phase and the transitions to the next one."""
 
     def __init__(self, family: Family, shared: Shared, drain_ms: int) -> None:
         self.phase = Phase.RUNNING
@@ -166,19 +176,22 @@ class Drain:
 
     @property
     def is_over(self) -> bool:
-        """The stop has come to its end: no child is left."""
+        """Whether the stop is complete, so that no child is left."""
         return self.phase >= Phase.SHARDS and not self._family.alive()
 
     @property
     def next_at(self) -> float:
-        """When the phase ends by itself, in seconds of the monotonic clock; infinite if never."""
+        """The time at which the phase times out, in seconds of the monotonic clock.
+
+        Infinite if the phase has no timeout.
+        """
         if self.phase in (Phase.RUNNING, Phase.KILL):
             return math.inf
         share = FRONT_SHARE if self.phase is Phase.FRONT else 1.0
         return self._began_at + share * self._drain_ms / 1000
 
     def begin(self) -> None:
-        """Stop the server; one that is stopping already goes on."""
+        """Start the drain. If it has already started, this has no effect."""
         if self.phase is not Phase.RUNNING:
             return
         self.phase = Phase.FRONT
@@ -188,17 +201,17 @@ class Drain:
         notifier.stopping()
         notifier.extend_timeout(self._drain_ms + STOP_EXTENSION_MS)
         notifier.status("draining")
-        # No front starts any more: when this one has ended, connections are refused.
+        # No other front is started. When this one has ended, the kernel refuses connections.
         self._shared.listener.close()
         self._family.send(signal.SIGTERM, [self._family.front])
 
     def kill(self) -> None:
-        """End everything now."""
+        """Kill all children immediately."""
         self.phase = Phase.KILL
         self._family.kill_all()
 
     def advance(self) -> None:
-        """Enter the next phase when this one is done, or its time is up."""
+        """Enter the next phase if the current one is complete or has timed out."""
         if self.phase is Phase.FRONT and (not self._family.front.pid or self._is_due()):
             self.phase = Phase.SHARDS
             self._family.send(signal.SIGTERM, self._family.shards)

@@ -1,9 +1,9 @@
-"""Log lines for people at a terminal: time, level, one sentence.
+"""Readable log lines for a terminal: the time, the level and one sentence.
 
     22:58:46 info     ready  http://127.0.0.1:4000  data topics-data (0 topics)
     22:59:02 error    process died: child shard 1, signal SIGKILL, lived s 16.2, again in s 0.0
 
-Left out are pids, and what each start and stop that succeeds has in common.
+Process ids are omitted, and so are events that occur at every successful start and stop.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Event = Mapping[str, Any]
 
 
 class Sentences:
-    """From an event to a line, for one process. Raises `structlog.DropEvent` for one that is left
-    out.
+    """Renders the events of one process as lines.
+
+    Raises `structlog.DropEvent` for an event that is omitted.
     """
 
     def __init__(self, *, is_colored: bool) -> None:
@@ -43,11 +44,11 @@ class Sentences:
         }
 
     def __call__(self, event: Event) -> str:
-        """The line, without its end; a traceback follows on lines of its own."""
+        """Return the line of an event without its line end. A traceback follows on new lines."""
         name, level = event.get("event"), str(event["level"])
         try:
             text = self._own.get(str(name), _sentence)(event)
-        except KeyError:  # a field is missing
+        except KeyError:  # The event lacks a field that its own renderer uses.
             text = _sentence(event)
         if text is None:
             raise structlog.DropEvent
@@ -85,7 +86,7 @@ class Sentences:
 
 
 def _sentence(event: Event) -> str:
-    """The event, its reason, and its fields as ``name value``."""
+    """Render an event with its reason and its fields, each field as ``name value``."""
     fields = [
         f"{name.replace('_', ' ')} {_shown(value)}"
         for name, value in event.items()
@@ -97,8 +98,9 @@ def _sentence(event: Event) -> str:
 
 
 def _shown(value: Any) -> str:
-    """What is printed as it is, or else with escapes: nobody writes lines of the log, or moves the
-    cursor.
+    """Render a value. Text with control characters is escaped as a JSON string.
+
+    So a value from a client cannot forge a log line or move the cursor of the terminal.
     """
     if isinstance(value, list | tuple):
         return " ".join(map(_shown, value)) or "none"
