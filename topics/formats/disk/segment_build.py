@@ -64,7 +64,7 @@ def build(
     """Yield the bytes of the file in chunks, some of which are empty.
 
     The sources and their record ranges are iterated one by one. ``delete_flags`` is called only
-    after all records have been encoded, so that deletes during the build are included.
+    after all records have been encoded.
     """
     yield encode_header(header)
     at = HEADER_BYTES
