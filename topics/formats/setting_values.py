@@ -1,6 +1,7 @@
-"""Setting values: the text of a variable to its value. A ``ValueError`` says what is allowed.
+"""Setting values: parses the text of environment variables.
 
-Nothing is guessed: what is not exactly one of the documented forms is refused.
+Only the documented forms are accepted. For any other text, a ``ValueError`` describes the accepted
+values.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _BOOLEANS = {
 
 
 def boolean(text: str) -> bool:
-    """true, 1, yes or on; false, 0, no or off; in any case."""
+    """Parse true, 1, yes or on, or false, 0, no or off, in upper or lower case."""
     if text.lower() not in _BOOLEANS:
         raise ValueError("must be true or false (also 1, 0, yes, no, on, off)")
     return _BOOLEANS[text.lower()]
 
 
 class Bound(NamedTuple):
-    """The integers that a field takes, both ends included."""
+    """The range of integers that a setting accepts, including both bounds."""
 
     low: int
     high: int = ENDLESS
@@ -45,7 +46,7 @@ class Bound(NamedTuple):
         )
 
     def parse(self, text: str) -> int:
-        """Plain decimal digits only: ``1e6``, ``+5``, ``1_000`` and ``64MiB`` are refused."""
+        """Parse decimal digits. ``1e6``, ``+5``, ``1_000`` and ``64MiB`` raise ``ValueError``."""
         if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
             raise ValueError(str(self))
         number = int(text)
@@ -55,7 +56,7 @@ class Bound(NamedTuple):
 
 
 class HostNames:
-    """A comma-separated list of host names; parsed in lower case."""
+    """A comma-separated list of host names. They are converted to lower case."""
 
     most = 64
     rule = (
@@ -65,7 +66,7 @@ class HostNames:
     name = re.compile(r"\*|\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
     def parse(self, text: str) -> tuple[str, ...]:
-        """``ValueError`` for what is not a name or an address."""
+        """Parse the list. Raises ``ValueError`` if an item is not a name or an address."""
         names = tuple(self._normal(name.strip().lower()) for name in text.split(","))
         if len(names) > self.most:
             raise ValueError(self.rule)
@@ -82,8 +83,9 @@ class HostNames:
 
 
 class Origins:
-    """A comma-separated list of origins as browsers send them, or ``*`` alone; parsed in lower
-    case and without the default port.
+    """A comma-separated list of origins as browsers send them, or only ``*``.
+
+    Origins are converted to lower case, and default ports are removed.
     """
 
     most = 64
@@ -94,10 +96,13 @@ class Origins:
     origin = re.compile(
         r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(?::([0-9]{1,5}))?"
     )
-    ports: ClassVar = {"http": "80", "https": "443"}  # which browsers leave out
+    ports: ClassVar = {"http": "80", "https": "443"}  # the default ports, which browsers omit
 
     def parse(self, text: str) -> tuple[str, ...]:
-        """``ValueError`` for what is no origin, for ``null``, and for ``*`` among others."""
+        """Parse the list. Raises ``ValueError`` for an invalid origin or ``null``.
+
+        ``*`` together with other origins is also an error.
+        """
         if text == "*":
             return ("*",)
         origins = tuple(self._normal(origin.strip().lower()) for origin in text.split(","))
@@ -136,7 +141,10 @@ class Networks:
     )
 
     def parse(self, text: str) -> tuple[Network, ...]:
-        """``ValueError`` for what is neither, and for a network with bits behind its length."""
+        """Parse the list. Raises ``ValueError`` for an item that is neither.
+
+        A network with bits set after its prefix length is also an error.
+        """
         try:
             networks = tuple(ipaddress.ip_network(part.strip()) for part in text.split(","))
         except ValueError:
@@ -147,10 +155,10 @@ class Networks:
 
 
 class Host:
-    """A name or an address to listen on; an IPv6 address may be in brackets, as in a URL."""
+    """A host name or an address to listen on. An IPv6 address may be in brackets, as in a URL."""
 
     def parse(self, text: str) -> str:
-        """The host without brackets. ``ValueError`` for what no resolver takes."""
+        """Return the host without brackets. Raises ``ValueError`` for an invalid host name."""
         host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(host)
@@ -165,5 +173,5 @@ class Host:
 def _has_idna(host: str) -> bool:
     try:
         return bool(host.encode("idna"))
-    except UnicodeError:  # a label that is empty or too long, a lone surrogate
+    except UnicodeError:  # A label is empty or too long, or contains a lone surrogate.
         return False

@@ -1,13 +1,15 @@
-"""Request heads: HTTP/1.1 request lines and fields as bytes (RFC 9112). Pure: no socket, no clock,
-no task.
+"""Parser of HTTP/1.1 request heads: the request line and the header fields (RFC 9112).
+
+The functions are pure: they use no socket, no clock and no task.
 
     request  = method SP target SP "HTTP/1." ("0" | "1") CRLF field* CRLF body
     field    = token ":" OWS value OWS CRLF            no folding, no bare CR or LF, no NUL
 
-The body is framed by `topics.formats.api.body_framing`. A head has at most `HEAD_MAX_BYTES` and
-`FIELDS_MAX` fields, because it is read before the client is authenticated.
+`topics.formats.api.body_framing` handles the framing of the body. A head has at most
+`HEAD_MAX_BYTES` and `FIELDS_MAX` fields, because it is read before the client is authenticated.
 
-An ambiguous head is refused: request smuggling needs two servers that read one message differently.
+An ambiguous head is rejected. Otherwise this server and a proxy could interpret it differently,
+which would allow request smuggling.
 """
 
 from __future__ import annotations
@@ -20,18 +22,20 @@ from typing import NamedTuple
 from topics.errors import InvalidRequest
 from topics.formats.names import TOPIC_NAME
 
-Headers = tuple[tuple[bytes, bytes], ...]  # of a response: name and value
+Headers = tuple[tuple[bytes, bytes], ...]  # names and values of the fields of a response
 
-LIST_MAX = 64  # members that are parsed: fields are read before the client is authenticated
+# The number of list members that are parsed. It is limited because fields are read before the
+# client is authenticated.
+LIST_MAX = 64
 
 
 def list_members(value: bytes) -> list[bytes]:
-    """The members of a list in lower case; everything after the first `LIST_MAX` is ignored."""
+    """Return the first `LIST_MAX` members of a list in lower case, ignoring the others."""
     return [member.strip().lower() for member in value.split(b",", LIST_MAX)[:LIST_MAX]]
 
 
 class HeadFields:
-    """The fields of a request head by lower-case name; a repeated field keeps all its values."""
+    """The fields of a request head by lower-case name. A repeated field keeps all its values."""
 
     __slots__ = ("_fields",)
 
@@ -42,26 +46,26 @@ class HeadFields:
         return len(self._fields)
 
     def values(self, name: bytes) -> list[bytes]:
-        """All values of the field, in order."""
+        """Return all values of the field, in order."""
         return [value for field, value in self._fields if field == name]
 
     def without(self, name: bytes) -> HeadFields:
-        """All other fields."""
+        """Return all fields except ``name``."""
         return HeadFields([field for field in self._fields if field[0] != name])
 
     def forget(self) -> None:
-        """Keep none of them: they may be long, and a stream lasts for days."""
+        """Delete all fields to release memory, because a stream may stay open for days."""
         self._fields = ()
 
     def joined(self, name: bytes) -> bytes:
-        """Repeated fields as one list (RFC 9110 §5.3); empty when the field is absent."""
+        """Join repeated fields to one list (RFC 9110 §5.3). Empty if the field is absent."""
         return b",".join(self.values(name))
 
 
 HEAD_END = b"\r\n\r\n"
 HEAD_MAX_BYTES = 64 * 1024
-FIELDS_MAX = 256  # of one head: parsing them takes 0.4 ms
-LENGTH_DIGITS_MAX = 18  # of a Content-Length
+FIELDS_MAX = 256  # for one head; parsing this number of fields takes 0.4 ms
+LENGTH_DIGITS_MAX = 18  # for a Content-Length
 OTHER_VERSION = re.compile(rb"[^\r\n]+ HTTP/(?!1\.[01]\r)[0-9](?:\.[0-9])?\r\n")
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -78,7 +82,7 @@ HEAD = re.compile(
 FIELD = re.compile(rb"(" + TOKEN + rb"):(" + VALUE + rb")\r\n")
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~%!$&'()*+,;=]*)(?::[0-9]*)?")
 EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
-# Lines of a partial head. Searching for invalid bytes instead would take ten times as long.
+# Matches the lines of an incomplete head. Searching for invalid bytes would take ten times as long.
 SO_FAR = re.compile(rb"(?:" + VALUE + rb"\r\n)*+" + VALUE + rb"\r?+")
 
 
@@ -96,8 +100,9 @@ class Head:
 
 
 def parse_head(raw: bytes) -> Head:
-    """Parse a whole head; ``raw`` ends with the empty line. Raises `InvalidRequest` unless the head
-    is strictly well-formed.
+    """Parse a complete head. ``raw`` ends with the empty line.
+
+    Raises `InvalidRequest` unless the head is strictly well-formed.
     """
     found = HEAD.fullmatch(raw) if len(raw) <= HEAD_MAX_BYTES else None
     if found is None:
@@ -111,7 +116,7 @@ def parse_head(raw: bytes) -> Head:
     )
     is_1_1 = found[3] == b"1"
     if not is_1_1:
-        fields = fields.without(b"upgrade")  # it means nothing there (RFC 9110 §7.8)
+        fields = fields.without(b"upgrade")  # HTTP/1.0 has no upgrades (RFC 9110 §7.8).
     _check_host(fields, is_1_1)
     expectations = [value.lower() for value in fields.values(b"expect")]
     return Head(
@@ -126,15 +131,16 @@ def parse_head(raw: bytes) -> Head:
 
 
 def end_of_empty_lines(data: bytes, pos: int) -> int:
-    """The position after the empty lines that start at ``pos``."""
+    """Return the position after the empty lines that start at ``pos``."""
     found = EMPTY_LINES.match(data, pos)
     assert found is not None, "the pattern also matches no line"
     return found.end()
 
 
 class PartialHead:
-    """A head that arrives in pieces. Every byte is copied and searched a bounded number of times,
-    however many pieces there are.
+    """Collects a head that arrives in several chunks.
+
+    Each byte is copied and searched a constant number of times, regardless of the number of chunks.
     """
 
     def __init__(self) -> None:
@@ -142,12 +148,12 @@ class PartialHead:
 
     @property
     def size(self) -> int:
-        """The number of bytes that have arrived."""
+        """The number of bytes that have been received."""
         return len(self._part)
 
     def feed(self, data: bytes) -> int | None:
-        """Add a piece. Returns how many bytes of ``data`` belong to the head, None while the head
-        has no end.
+        """Add a chunk. Returns the number of bytes of ``data`` that belong to the head, or None if
+        the head is not yet complete.
 
         Raises `InvalidRequest` as soon as no continuation can make the head well-formed.
         """
@@ -166,7 +172,7 @@ class PartialHead:
         return None
 
     def whole(self) -> bytes:
-        """The complete head."""
+        """Return the complete head."""
         return bytes(self._part)
 
 
@@ -198,13 +204,17 @@ ABSOLUTE = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def authority_of(target: bytes) -> tuple[bytes, ...]:
-    """The ``host:port`` of a target in absolute form; empty for any other form."""
+    """Return the ``host:port`` of a target in absolute form. Empty for any other form."""
     absolute = ABSOLUTE.fullmatch(target)
     return (absolute[1],) if absolute else ()
 
 
 def origin_form(target: bytes) -> bytes:
-    """``http://host/path?query`` as ``/path?query``, ``http://host?query`` as ``/?query``."""
+    """Convert a target in absolute form to origin form. Other forms are returned unchanged.
+
+    ``http://host/path?query`` becomes ``/path?query``, and ``http://host?query`` becomes
+    ``/?query``.
+    """
     absolute = ABSOLUTE.fullmatch(target)
     if absolute is None:
         return target
@@ -218,11 +228,11 @@ _START = re.compile(
 
 
 def cut_topic_name(raw: bytes) -> tuple[bytes, str] | None:
-    """A whole head without the name of its topic, and the name; None when the target is no topic,
-    or the name is escaped or not valid.
+    """Remove the topic name from a complete head. Returns the rest of the head and the name.
 
-    What is left has at least one byte behind the place of the name, which no name can hold: heads
-    that are equal without their names differ in these alone.
+    Returns None if the target is not a topic, or if the name is percent-encoded or invalid. The
+    first byte after the removed name cannot be part of a name. So if the rests of two heads are
+    equal, the heads differ only in their topic names.
     """
     found = _START.match(raw)
     if found is None or len(raw) > HEAD_MAX_BYTES:
@@ -231,21 +241,24 @@ def cut_topic_name(raw: bytes) -> tuple[bytes, str] | None:
     return raw[:start] + raw[end:], found[1].decode("ascii")
 
 
-FORWARDED_KEPT_BYTES = 1024  # the end of an X-Forwarded-For: a stream may last for days
+# The number of bytes that are kept of the end of X-Forwarded-For. It is small because a stream,
+# which keeps them in memory, may stay open for days.
+FORWARDED_KEPT_BYTES = 1024
 _STARTS = frozenset({b"x-request-id", b"traceparent:", b"x-forwarded-"})  # 12 bytes of each line
 _NAMES = re.compile(rb"\r\n(?:x-request-id|traceparent|x-forwarded-for):", re.IGNORECASE)
 _VALUE = re.compile(VALUE)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-# Version, trace, parent, flags. Later versions may append members, of which nothing is known.
+# Version, trace, parent, flags. Later versions may append members of unknown form.
 _IDS = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _LATER = rb"(?!00|ff)[0-9a-f]{2}" + _IDS + rb"(?:-[\x21-\x7e]{0,72})?"
 _TRACEPARENT = re.compile(rb"00" + _IDS + rb"|" + _LATER)
 
 
 class TraceFields(NamedTuple):
-    """The valid values; None for an absent field, one that came twice and one that is not valid.
+    """The valid values of the trace fields.
 
-    ``forwarded``: the end of all X-Forwarded-For, as one list, whatever it holds.
+    A value is None if the field is absent, repeated or invalid. ``forwarded`` is the end of all
+    X-Forwarded-For fields, joined to one list. It is not validated.
     """
 
     request_id: bytes | None
@@ -254,16 +267,17 @@ class TraceFields(NamedTuple):
 
 
 def cut_trace_fields(raw: bytes) -> tuple[bytes, TraceFields] | None:
-    """A whole head without its trace fields, and these; None when it has none of them. Each has a
-    value for each request or client, and heads are remembered by their bytes.
+    """Remove the trace fields from a complete head. Returns the rest of the head and the fields.
 
-    What is left is well-formed only if ``raw`` is: a cut takes whole lines, which are well-formed
-    themselves. A head that breaks one of the bounds of heads is not cut.
+    Returns None if the head has no trace field or exceeds the limits of heads. The caller caches
+    parsed heads by their bytes, and these fields differ between requests and clients. The rest is
+    well-formed only if ``raw`` is, because only complete, well-formed lines are removed.
     """
     if _NAMES.search(raw) is None:  # the usual case
         return None
     lines = raw.split(b"\r\n")
-    if len(raw) > HEAD_MAX_BYTES or len(lines) > FIELDS_MAX + 3:  # request line and two empty ones
+    # Besides the fields, there are the request line and two empty lines.
+    if len(raw) > HEAD_MAX_BYTES or len(lines) > FIELDS_MAX + 3:
         return None
     found = [at for at, line in enumerate(lines) if line[:12].lower() in _STARTS and at]
     ids: list[bytes] = []

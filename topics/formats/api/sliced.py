@@ -1,8 +1,10 @@
-"""Sliced decoding: a long append body slice by slice, so that nobody waits for all of it.
+"""Sliced decoding: decodes a long append body slice by slice, so that other requests can be served
+between two slices.
 
-JSON is read from left to right without looking back. So when the text from the start of a record to
-some comma parses as whole records, that comma is between two records, however it was guessed: a
-guess inside a string or a nested list does not parse.
+The end of a slice is guessed: a comma that looks like one between two records. JSON is parsed from
+left to right without backtracking. So if the text from the start of a record up to a comma parses
+as a list of complete records, that comma is between two records. If the guessed comma is inside a
+string or a nested list, the text does not parse, and another comma is tried.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
 
 SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; the last slice may be twice as long
-GUESSES_MAX = 4  # commas to try before the slice gets longer
+GUESSES_MAX = 4  # the number of commas to try before the slice is made longer
 HEAD_MAX_BYTES = 64 << 10
 _RECORDS = re.compile(rb'"records"\s*:\s*\[')
 _BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta|delay_ms|deliver_at)"\s*:""")
 
 
 class _Nothing(msgspec.Struct):
-    """Members are skipped, and only their grammar is checked."""
+    """An object whose members are all ignored. The decoder only checks their grammar."""
 
 
 _append = msgspec.json.Decoder(AppendBody)
@@ -35,13 +37,11 @@ _nothing = msgspec.json.Decoder(_Nothing)
 
 
 def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody | None]:
-    """Yields None after each step, at last the request.
+    """Yield None after each step, and finally the decoded request.
 
-    Raises what decoding the whole body would raise, and `BatchTooLarge` as soon as there are more
-    records than ``records_max``.
-
-    The caller checks UTF-8. A body whose records cannot be told apart by guessing is decoded in one
-    piece.
+    Raises the same errors as decoding the complete body, and `BatchTooLarge` as soon as there are
+    more records than ``records_max``. The caller must check that the body is valid UTF-8. If no
+    guess succeeds, the body is decoded in one step.
     """
     view = memoryview(body)
     start = _first_record(view)
@@ -55,7 +55,8 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
         for guess in _guess(view, start, lambda text: found.extend(_records.decode(text))):
             comma = guess
             yield None
-        if len(found) > records_max:  # early: a record takes far more memory than bytes
+        # Check the limit early, because a decoded record takes far more memory than its bytes.
+        if len(found) > records_max:
             raise BatchTooLarge(f"more than {records_max} records in one write", max=records_max)
         if comma is None:
             break
@@ -63,9 +64,10 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
     if not found:
         yield _append.decode(body)
         return
-    # Of a key that is there twice the last one counts, and the rest of the body may hold another
-    # list of records. A record that is longer than the rest goes before it: when another list
-    # counts, that record is gone.
+    # Decode the head and the rest of the body together. If a JSON object contains a key twice, the
+    # decoder uses the last value. So if the rest contains a second "records" member, that list
+    # replaces all records that were found. To detect this, a marker record that is longer than the
+    # rest is inserted before the rest. If the result does not start with it, it was replaced.
     rest = view[start:]
     mark = b'{"data":"%b"},' % (b"x" * len(rest))
     request = _append.decode(b"".join((head, mark, rest)))
@@ -76,8 +78,10 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
 
 
 def without_records(body: bytes) -> Iterator[bytes | None]:
-    """Yields None after each step, at last the body without most of its records: it can be decoded
-    if, and only if, the whole body can. One whose records cannot be told apart stays as it is.
+    """Yield None after each step, and finally the body without most of its records.
+
+    The result can be decoded if and only if the complete body can. If no guess succeeds, the body
+    is returned unchanged.
     """
     view = memoryview(body)
     start = first = _first_record(view)
@@ -97,8 +101,10 @@ def _skip(records: bytes) -> None:
 
 
 def _first_record(view: memoryview) -> int | None:
-    """Where the records begin: behind a bracket that, closed at once, leaves a request without
-    records.
+    """Return the offset of the first record, after the opening bracket, or None if not found.
+
+    The bracket is verified: if the list is closed immediately after it, the text must be a valid
+    request without records.
     """
     match = _RECORDS.search(view[:HEAD_MAX_BYTES])
     if match is None:
@@ -111,8 +117,11 @@ def _first_record(view: memoryview) -> int | None:
 
 
 def _guess(view: memoryview, start: int, take: Callable[[bytes], object]) -> Iterator[int | None]:
-    """``take`` about a slice of records from ``start``, a JSON array: None for each wrong guess,
-    at which it raises as msgspec does; then the comma after them, if there is one.
+    """Find the end of a slice of records that starts at ``start``, and pass the slice to ``take``.
+
+    ``take`` receives a JSON array and raises an error of msgspec if it does not parse. Yields None
+    for each wrong guess, and finally the offset of the comma after the slice. If no guess succeeds,
+    no offset is yielded.
     """
     length = SLICE_BYTES
     while start + length < len(view):

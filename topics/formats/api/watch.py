@@ -1,8 +1,8 @@
-"""Watch requests (§7): bodies of ``POST /v0/watch`` to typed, checked values, and the parts that
-they share with the WebSocket's ``subscribe``.
+"""Watch requests (§7): decodes and checks bodies of ``POST /v0/watch``, and encodes event ids.
 
-Decoding is two steps: msgspec checks types, then the functions here check bounds and clamp. Fields
-that are unknown are ignored; whatever is wrong raises `InvalidRequest` with the field's name.
+Some functions are also used for the command ``subscribe`` of WebSockets. Decoding has two steps:
+msgspec checks the types, then this module checks and clamps the values. Unknown fields are ignored.
+An invalid value raises `InvalidRequest` with the name of the field.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ HEARTBEAT_MS, HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS = 15_000, 1000, 60_000
 
 
 class View(NamedTuple):
-    """What decides how a topic looks to a reader; readers of equal views share what is rendered.
-    ``nodes`` are sorted.
+    """The options that determine which records and members a reader gets.
+
+    Readers with equal views share rendered pages. ``nodes`` are sorted.
     """
 
     nodes: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class WatchBody(ViewOptions, kw_only=True):
 
 
 class WatchRequest(NamedTuple):
-    """A checked request: where to begin in each topic, and how its records look."""
+    """A checked watch request: the start in each topic, and the view of its records."""
 
     starts: dict[str, Start]
     view: View
@@ -89,9 +90,9 @@ _watch = msgspec.json.Decoder(WatchBody)
 
 
 def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> WatchRequest:
-    """Decode the body of ``POST /v0/watch``. Raise `InvalidRequest`.
+    """Decode the body of ``POST /v0/watch``. Raises `InvalidRequest`.
 
-    A topic that is in its ``cursor`` starts at that position.
+    If the body has a ``cursor``, each topic in it starts at its seq.
     """
     asked = decode(_watch.decode, body or b"{}")
     checked = _checked(asked, limits, max_topics)
@@ -103,8 +104,9 @@ def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> WatchRequest:
 def watch_of(
     topics: Iterable[str], start: Start, options: Mapping[str, Any], limits: Limits, max_topics: int
 ) -> WatchRequest:
-    """The query of ``GET /v0/watch``: ``options`` are those members of a `WatchBody` that it has.
-    Raises `InvalidRequest`.
+    """Build a request from the query of ``GET /v0/watch``. Raises `InvalidRequest`.
+
+    ``options`` are the members of a `WatchBody` that the query contains.
     """
     asked = WatchBody(topics=dict.fromkeys(topics, start), **options)
     return _checked(asked, limits, min(max_topics, MAP_MAX_TOPICS))
@@ -118,7 +120,7 @@ def _checked(asked: WatchBody, limits: Limits, max_topics: int) -> WatchRequest:
 
 
 def check_starts(starts: dict[str, Start], max_topics: int) -> None:
-    """Names, cursors and how many there are. Raises `InvalidRequest`."""
+    """Check the names, the cursors and the number of topics. Raises `InvalidRequest`."""
     if not starts:
         raise InvalidRequest("topics must name at least one topic", field="topics")
     check_count("topics", starts, max_topics)
@@ -134,7 +136,7 @@ def check_starts(starts: dict[str, Start], max_topics: int) -> None:
 
 
 def view_of(asked: ViewOptions, limits: Limits) -> View:
-    """The view that a request chooses, clamped to the limits. Raises `InvalidRequest`."""
+    """Return the view that a request specifies, clamped to the limits. Raises `InvalidRequest`."""
     for field in ("limit", "max_batch_bytes"):
         check_u64(field, getattr(asked, field))
     if asked.consistency not in ("eventual", "strong"):
@@ -152,7 +154,7 @@ def view_of(asked: ViewOptions, limits: Limits) -> View:
 
 MAP_MAX_TOPICS = 64
 Cursor = tuple[int, int]
-"""Seq and epoch."""
+"""A seq and an epoch."""
 
 ID_MAX_BYTES = 4096
 CHECKPOINT_MAX_DIGITS = 19
@@ -162,7 +164,10 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def encode_id(cursors: dict[str, int]) -> bytes | None:
-    """The id that is a map; None when it must be a number."""
+    """Encode an event id that contains a map of cursors.
+
+    Returns None if the map is too large. Then the id must be the number of a checkpoint.
+    """
     if len(cursors) > MAP_MAX_TOPICS:
         return None
     packed = _base64(msgspec.json.encode(cursors))
@@ -170,12 +175,15 @@ def encode_id(cursors: dict[str, int]) -> bytes | None:
 
 
 def encode_checkpoint(number: int) -> bytes:
-    """The id that is the number of a checkpoint."""
+    """Encode an event id that is the number of a checkpoint."""
     return _base64(b"%d" % number)
 
 
 def decode_id(text: bytes) -> dict[str, int] | int:
-    """A map, or the number of a checkpoint; an empty map for what is neither."""
+    """Decode an event id: a map of cursors or the number of a checkpoint.
+
+    Returns an empty map if the text is neither.
+    """
     packed = _packed(text)
     try:
         is_number = packed.isdigit() and len(packed) <= CHECKPOINT_MAX_DIGITS
@@ -185,13 +193,13 @@ def decode_id(text: bytes) -> dict[str, int] | int:
 
 
 class CursorsId:
-    """The id of a stream that is one request: its cursors, in base64url.
+    """The event id of a stream that consists of one request: its cursors, in base64url.
 
     offset     bytes
     0          1      ID_VERSION
-    1 + 24 n   8      BLAKE2b of the name of topic n; names are long, and stand in the URL
-    9 + 24 n   16     its seq and its epoch, 0 when that is not known yet; big-endian
-    last       4      CRC-32 of what comes before
+    1 + 24 n   8      BLAKE2b of the name of topic n; shorter than the name, which the URL contains
+    9 + 24 n   16     its seq and its epoch, 0 if the epoch is not yet known; big-endian
+    last       4      CRC-32 of all earlier bytes
     """
 
     def __init__(self, cursors: Mapping[str, Cursor]) -> None:
@@ -200,11 +208,11 @@ class CursorsId:
         self._at = {topic: 9 + ROW.size * number for number, topic in enumerate(cursors)}
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
-        """The reader of a topic stands at ``seq`` now."""
+        """Set the cursor of a topic to ``seq`` and ``epoch``."""
         CURSOR.pack_into(self._packed, self._at[topic], seq, epoch)
 
     def text(self) -> bytes:
-        """The id of now."""
+        """Return the current id."""
         return _base64(bytes(self._packed) + zlib.crc32(self._packed).to_bytes(4, "big"))
 
 
@@ -215,9 +223,10 @@ ROW, CURSOR = struct.Struct(">8sQQ"), struct.Struct(">QQ")
 def decode_cursors(
     text: bytes, topics: Iterable[str], name: str = "Last-Event-ID"
 ) -> dict[str, Cursor]:
-    """The cursors that a `CursorsId` has for those of ``topics`` that it holds. Raises
-    `InvalidRequest` if the text is no such id, because a stream must not silently start elsewhere.
-    ``name`` is the field or parameter that contains the text.
+    """Return the cursor of each of ``topics`` that a `CursorsId` contains.
+
+    Raises `InvalidRequest` if the text is not such an id, because a stream must not silently start
+    at another seq. ``name`` is the field or parameter that contains the text.
     """
     known = _cursors_by_digest(text)
     if known is None:
@@ -264,7 +273,7 @@ def _digest(topic: str) -> bytes:
 
 
 def _packed(text: bytes) -> bytes:
-    """What base64url text stands for; nothing if it is none."""
+    """Decode base64url text. Returns b"" if it is invalid."""
     try:
         return base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except binascii.Error:

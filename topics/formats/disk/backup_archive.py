@@ -1,12 +1,13 @@
-"""Backup: a tar (POSIX, GNU sizes) of what a start needs, and its manifest as the last member.
+"""Backup archive: a tar file (GNU format) with the files of a data directory and a manifest.
 
     flags/SHARD/NUMBER.seg   delete flags of a segment, as they were before the cut of any log
     meta, checkpoint/..., segment/..., wal/..., blob/...
-                             as in a data directory; of the last log file only what is in the cut
-    manifest.json            {"manifest": `Manifest`, "sha256": of its bytes}
+                             as in a data directory; the last log file ends at the cut
+    manifest.json            {"manifest": `Manifest`, "sha256": of its bytes}; the last member
 
-A segment's own flags may be those of a later moment: in a restore it has those of its member
-``flags/...``, or none. A log file gets its ``size`` again, with zeros behind its bytes.
+The delete flags inside the archived segments may be later than the cut. So a restore replaces them
+with those of the member ``flags/...``, or clears them if there is no such member. A restored log
+file has its original ``size``, with zeros after the archived bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ MODE: Final = 0o600
 
 
 class File(NamedTuple):
-    """Bytes of the file ``path`` that a backup has under ``name``: ``length`` from ``offset`` on.
-    ``size``: of the file that a restore makes of them, the rest zeros.
+    """A part of a file to be archived: ``length`` bytes of ``path``, starting at ``offset``.
+
+    ``name`` is the name of the member. ``size`` is the size of the restored file, whose remaining
+    bytes are zeros.
     """
 
     name: str
@@ -39,7 +42,7 @@ class File(NamedTuple):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """``bytes``: of the member; ``size``: of the file that a restore makes of it."""
+    """A member in the manifest. ``bytes`` is its size, ``size`` that of the restored file."""
 
     path: str
     bytes: int
@@ -48,8 +51,10 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """``created_ms``: when the logs were cut; ``cuts``: the LSN of each shard's; ``members``: all
-    before the manifest, in their order.
+    """The content of ``manifest.json``.
+
+    ``created_ms`` is the time at which the logs were cut. ``cuts`` is the LSN of each shard's cut.
+    ``members`` lists all members before the manifest, in their order.
     """
 
     format: int
@@ -70,18 +75,18 @@ class _Version(msgspec.Struct):
 
 
 class BadManifest(Exception):
-    """It is not as it was written, or of another version."""
+    """The manifest is damaged, or it has another version."""
 
 
 def sealed(manifest: Manifest) -> bytes:
-    """The last member."""
+    """Encode the manifest with its checksum, as the content of the last member."""
     data = msgspec.json.encode(manifest)
     held = _Sealed(msgspec.Raw(data), hashlib.sha256(data).hexdigest())
     return msgspec.json.encode(held) + b"\n"
 
 
 def unsealed(data: bytes) -> Manifest:
-    """The manifest. Raises `BadManifest`."""
+    """Decode a manifest and verify its checksum and version. Raises `BadManifest`."""
     try:
         held = msgspec.json.decode(data, type=_Sealed)
         if hashlib.sha256(held.manifest).hexdigest() != held.sha256:
@@ -96,8 +101,8 @@ def unsealed(data: bytes) -> Manifest:
 
 
 def header(path: str, length: int, mtime_s: int) -> bytes:
-    """What stands before the bytes of a member."""
-    import tarfile  # not in each process of a server
+    """Return the tar header of a member."""
+    import tarfile  # Imported here, because most processes of a server do not need it.
 
     info = tarfile.TarInfo(path)
     info.size, info.mode, info.mtime = length, MODE, mtime_s
@@ -105,5 +110,5 @@ def header(path: str, length: int, mtime_s: int) -> bytes:
 
 
 def padding(length: int) -> bytes:
-    """What stands behind them."""
+    """Return the zeros after a member of ``length`` bytes, up to a multiple of BLOCK_BYTES."""
     return bytes(-length % BLOCK_BYTES)

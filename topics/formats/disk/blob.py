@@ -1,6 +1,6 @@
-"""Blob file: the records of one long write, beside the log. Integers little-endian.
+"""Blob file: the records of one long write, stored outside the log. Integers are little-endian.
 
-Small writes need not wait behind its bytes.
+A long write is stored in a separate file so that short writes do not wait for its bytes.
 
     offset  size      field      meaning
     0       8         magic      "TPBLOB01"
@@ -12,8 +12,8 @@ Small writes need not wait behind its bytes.
     40      24        zero
     64      body_len  body       as in an APPEND frame (records.py)
 
-The log holds an APPEND frame with flag EXTERNAL, whose body is the ext map alone. That frame is
-written after the whole blob is on the disk.
+The log contains an APPEND frame with flag EXTERNAL, whose body is only the ext map. This frame is
+written after the complete blob has been synced to disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ assert _HEAD.size + _REST.size == HEADER_BYTES
 
 
 class BadBlob(Exception):
-    """The bytes are not the blob that the log names. ``offset``: of what shows it."""
+    """The bytes are not the blob to which the log refers, or they are damaged.
+
+    ``offset`` is the position in the file where this was detected.
+    """
 
     def __init__(self, reason: str, offset: int = 0) -> None:
         super().__init__(reason)
@@ -40,19 +43,20 @@ class BadBlob(Exception):
 
 
 def body_crc(topic_id: int, first_seq: int, body_len: int) -> int:
-    """The checksum before the bytes of the body are added."""
+    """Return the checksum of the header fields. The caller updates it with the body."""
     return crc32c.crc32c(_REST.pack(topic_id, first_seq, body_len))
 
 
 def encode_header(topic_id: int, first_seq: int, body_len: int, crc: int) -> bytes:
-    """The 64 bytes at the start; ``crc`` as of `body_crc`, with the body added."""
+    """Encode the header. ``crc`` is the result of `body_crc`, updated with the body."""
     return _HEAD.pack(BLOB, VERSIONS[BLOB], crc) + _REST.pack(topic_id, first_seq, body_len)
 
 
 def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int) -> tuple[int, int]:
-    """The checksum before the bytes of the body are added, and what it must come to.
+    """Check the header of a blob of this write.
 
-    Raises `BadBlob` with the reason.
+    Returns the checksum of the header fields, as `body_crc`, and the expected checksum after the
+    body. Raises `BadBlob` with the reason.
     """
     if len(header) < HEADER_BYTES:
         raise BadBlob("shorter than its header")
@@ -73,7 +77,7 @@ def check(
     first_seq: int,
     can_read: Callable[[int, int], bool] = lambda *_: True,
 ) -> memoryview:
-    """The body, every byte of which is as it was written. Raises `BadBlob` with the reason."""
+    """Return the body after verifying its checksum. Raises `BadBlob` with the reason."""
     for _ in checking(data, topic_id, first_seq, max(len(data), 1), can_read):
         pass
     return data[HEADER_BYTES:]
@@ -86,8 +90,9 @@ def checking(
     step_bytes: int,
     can_read: Callable[[int, int], bool] = lambda *_: True,
 ) -> Iterator[None]:
-    """As `check`, ``step_bytes`` at a time. ``can_read`` says whether bytes from one offset to
-    another may be touched.
+    """Do the work of `check` in steps of ``step_bytes``, and yield after each step.
+
+    ``can_read`` returns whether the bytes between two offsets can be read.
     """
     if not can_read(0, min(HEADER_BYTES, len(data))):
         raise BadBlob("cannot be read")
@@ -103,5 +108,5 @@ def checking(
 
 
 def body_of(data: memoryview) -> memoryview:
-    """The body of a blob that was checked before."""
+    """Return the body of a blob that has already been checked."""
     return data[HEADER_BYTES:]

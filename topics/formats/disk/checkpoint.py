@@ -1,40 +1,43 @@
-"""Checkpoint file: what a shard knows at one moment. Integers little-endian.
+"""Checkpoint file: the state of a shard at one LSN. Integers little-endian.
 
     offset  size  field        meaning
     0       8     magic        "TPCKPT01"
     8       4     version      4
     12      4     crc32c       of bytes 16 to 48, seeded with the checksum of the last piece
     16      8     lsn          the log was synced up to here
-    24      8     replay_from  everything before it is in segments: replay begins here
-    32      1     clean        1: the shard was stopped in order and nothing followed
+    24      8     replay_from  replay starts here; all earlier frames are in segments
+    32      1     clean        1: the shard was stopped in order and wrote nothing afterwards
     33      7     zero
     40      8     body_len     bytes of all pieces
     48      ...   pieces       one after the other
 
-So a checkpoint is written and read piece by piece, and never as a whole in memory. A piece:
+A piece is a part of the body with its own checksum. A checkpoint is written and read piece by
+piece, so it is never completely in memory. A piece:
 
     offset  size  field        meaning
     0       4     body_len
-    4       4     crc32c       of body_len and body, seeded with the checksum of the piece before
-                               it; of the first one, with 0
+    4       4     crc32c       of body_len and body, seeded with the checksum of the previous
+                               piece; that of the first piece is seeded with 0
     8       ...   body         MessagePack: an array of configs, then an array of items
 
-Each checksum covers all before it, and that of the header, which is written last, the whole file.
+Each checksum also covers all earlier pieces. The header is written last, and its checksum covers
+the complete file.
 
-Items are maps. The first is the shard's: last_id, last_epoch, reserved_ts, segments (numbers, in
-the order of the log), boot, and where there ever were routers last_router_id and routers (byte
-strings, each as the body of a ROUTER_SET frame). Then come, for each topic:
+Items are maps. The first item belongs to the shard. It has the keys last_id, last_epoch,
+reserved_ts, segments (numbers, in the order of the log) and boot. If the shard has ever had
+routers, it also has last_router_id and routers (byte strings, each the body of a ROUTER_SET frame).
+The other items belong to topics:
 
     item       keys
-    topic      as ``snapshot_topic`` makes it; ``position``: the LSN as of which it holds the topic
+    topic      those of ``snapshot_topic``; ``position``: the LSN at which this state was current
     jobs       ``id`` of its topic, ``jobs``: a part of the jobs of a queue
-               (``engine/queue/ledger.py``), which may know of leases beyond that LSN
+               (``engine/queue/ledger.py``), which may include leases after that LSN
     keys       ``id`` of its topic, ``digests``: idempotency keys that outlive their records, as
                rows of `KEY_ROW`: digest (``engine/dedupe.py``), first seq, count, time (wall ms)
     moved      ``id`` of its topic, ``moved``: keys of copies (``engine/moved_keys.py``)
 
-In a topic ``config`` is an index into the configs of its piece, as most topics share theirs, and
-keys with a value of `USUAL` are left out.
+The ``config`` of a topic is an index into the configs of its piece, because most topics have the
+same config. Keys whose value is that of `USUAL` are omitted.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ import msgspec
 from topics.formats.buffers import Buffer
 from topics.formats.disk.versions import CHECKPOINT, VERSIONS, other_version
 
-PIECE_BYTES = 128 << 10  # a piece ends with the item that makes it so long
+PIECE_BYTES = 128 << 10  # A piece ends after the item with which it reaches this size.
 _HEAD = struct.Struct("<8sII")
 _BODY_HEAD = struct.Struct("<QQB7xQ")
 HEADER_BYTES = _HEAD.size + _BODY_HEAD.size
@@ -59,7 +62,7 @@ PIECE_HEADER_BYTES = _PIECE.size
 KEY_ROW = struct.Struct("<16sQIq")
 assert KEY_ROW.size == 36
 
-# Values on disk: never change them.
+# The values that are omitted from topics. Never change them, because existing files rely on them.
 USUAL: dict[str, Any] = {
     "head": 0,
     "start": 1,
@@ -84,7 +87,7 @@ class UnknownVersion(Exception):
 
 
 class Header(NamedTuple):
-    """``crc`` stands for the whole file."""
+    """The header of a checkpoint file. ``crc`` is the checksum of the complete file."""
 
     crc: int
     lsn: int
@@ -97,7 +100,10 @@ class Header(NamedTuple):
 
 
 class PieceBuilder:
-    """Makes items into pieces. ``crc`` and ``body_bytes`` are those of all pieces so far."""
+    """Builds pieces from items.
+
+    ``crc`` and ``body_bytes`` are the checksum and the size of all pieces that are complete.
+    """
 
     def __init__(self) -> None:
         self.crc = self.body_bytes = 0
@@ -110,14 +116,14 @@ class PieceBuilder:
         self._size = 0
 
     def add(self, item: Item) -> bytes | None:
-        """Take an item, as it is now; a piece when one is full."""
+        """Encode an item in its current state. Returns a piece if this item completes one."""
         packed = self._encode(self._shortened(item) if "config" in item else item)
         self._items.append(msgspec.Raw(packed))
         self._size += len(packed)
         return self.take() if self._size >= PIECE_BYTES else None
 
     def take(self) -> bytes | None:
-        """A piece of the items that are in none yet, if there are any."""
+        """Return a piece with the items that are not yet in one, or None if there are none."""
         if not self._items:
             return None
         configs = [dict(fields) for fields in self._configs]
@@ -138,7 +144,7 @@ class PieceBuilder:
         return short
 
     def header(self, lsn: int, replay_from: int, *, clean: bool) -> bytes:
-        """The file's header, once all pieces are made."""
+        """Return the header of the file. All pieces must be complete."""
         rest = _BODY_HEAD.pack(lsn, replay_from, clean, self.body_bytes)
         return _HEAD.pack(CHECKPOINT, VERSIONS[CHECKPOINT], crc32c.crc32c(rest, self.crc)) + rest
 
@@ -147,7 +153,10 @@ class PieceBuilder:
 
 
 def decode_header(data: bytes) -> Header | None:
-    """Of the first `HEADER_BYTES`; None when they are none. Raises `UnknownVersion`."""
+    """Decode the first `HEADER_BYTES` of a file. Returns None if they are not a header.
+
+    Raises `UnknownVersion`.
+    """
     if len(data) < HEADER_BYTES:
         return None
     magic, _, crc = _HEAD.unpack_from(data)
@@ -160,13 +169,14 @@ def decode_header(data: bytes) -> Header | None:
 
 
 def piece_length(head: bytes) -> int:
-    """Bytes of the body that follows these `PIECE_HEADER_BYTES`."""
+    """Return the size of the body that follows the piece header ``head``."""
     return _LENGTH.unpack_from(head)[0]  # type: ignore[no-any-return]
 
 
 def check_piece(head: bytes, body: Buffer, crc: int) -> int | None:
-    """The checksum of a piece, None when it is not as it was written. ``crc``: of the one before
-    it.
+    """Return the checksum of a piece, or None if the piece is damaged.
+
+    ``crc`` is the checksum of the previous piece, 0 for the first one.
     """
     length, stored = _PIECE.unpack(head)
     found = _piece_crc(body, crc)
@@ -174,7 +184,10 @@ def check_piece(head: bytes, body: Buffer, crc: int) -> int | None:
 
 
 def is_sealed(header: Header, head: bytes, crc: int) -> bool:
-    """Whether the header, with these bytes, was written for pieces that end with ``crc``."""
+    """Return whether the header belongs to the pieces of the file, whose last checksum is ``crc``.
+
+    ``head`` contains the bytes of the header.
+    """
     return header.crc == crc32c.crc32c(head[_HEAD.size :], crc)
 
 
@@ -183,7 +196,7 @@ def _piece_crc(body: Buffer, crc: int) -> int:
 
 
 def items_of_piece(body: Buffer) -> Iterator[Item]:
-    """The items of a piece that was checked. Topics of one config share its map."""
+    """Yield the items of a checked piece. Topics with the same config share one map."""
     configs, items = msgspec.msgpack.decode(body)
     for item in items:
         if "config" in item:

@@ -1,59 +1,64 @@
-"""Copies: the body of a FORWARD frame, and the records that it stands for. Integers little-endian.
+"""Forwarded copies: the body of a FORWARD frame, and the records that it represents. Integers are
+little-endian.
 
-A FORWARD frame says that routers which stand at one place of one source have appended copies to
-their dests, and how far they have come. The records are in it once, as its *payload*, or stand in
-frames of the same log file before it. `Copier` renders the copies. Without runs (``record_count``
-0) the frame moves cursors alone, or burns seqs of the dests for what the source has lost. Body:
+A FORWARD frame records that routers with the same source and the same cursor have appended copies
+to their dests, and what their new cursor is. The frame contains the copied records once for all
+dests, as its *payload*, or it refers to earlier frames of the same log file that contain them.
+`Copier` renders the copies of one dest. A frame without runs (``record_count`` 0) only moves
+cursors, or skips seqs of the dests for records that the source has lost. Body:
 
     part     size       present when  meaning
     ext      ext_len    always        CBOR map
-    pad      0 to 3     always        zeros: rows begin at 2 above a multiple of 4
+    pad      0 to 3     always        zeros, so that the offset of the rows modulo 4 is 2
     rows     20 a row   always        a row for each dest
     runs     28 a run   copies        the records that are copied, in the order of the copies
     payload  the rest   "p"           records, laid out as the body of an APPEND frame
 
-All keys of ext but the first three are missing where they are 0 or empty. Keys of ext:
+Only the first three keys of ext are always present. The others are omitted if their value is 0 or
+empty. Keys of ext:
 
     key  value  meaning
-    d    int    rows
-    n    int    runs
-    c    int    cursor of the routers: the last seq of the source that is done
-    h    int    hop of the copies
-    b    int    bytes of all copies of a dest, behind their `$ts`
-    l    int    seqs that each dest has burnt, from its ``first_seq`` on
-    m    array  stamps that runs name: (router, source, id of the source, its epoch)
+    d    int    number of rows
+    n    int    number of runs
+    c    int    cursor of the routers: the last seq of the source that has been forwarded
+    h    int    hop count of the copies
+    b    int    bytes of all copies of one dest, counted from the end of their `$ts`
+    l    int    number of seqs that each dest has skipped, starting at its ``first_seq``
+    m    array  stamps that runs refer to: (router, source, id of the source, its epoch)
     o    array  own stamp of each dest: (source, id of the source, its epoch, routers in the order
                 of rows)
-    p    array  of the payload: flags, record_count, ext_len
+    p    array  the payload's flags, record_count and ext_len
 
 A row:
 
     offset  size  field      meaning
-    0       4     back       bytes from the begin of the frame to this row
-    4       4     router     its id
-    8       4     topic_id   of the dest
-    12      8     first_seq  of the copies, or of the burnt seqs; 0: the dest has none in the log
+    0       4     back       bytes from the start of the frame to this row
+    4       4     router     id of the router
+    8       4     topic_id   id of the dest
+    12      8     first_seq  of the copies, or of the skipped seqs; 0: the dest has none in the log
 
-An index locates the copies of a dest by the LSN of the row. It is 2 above a multiple of 4, and that
-of a frame is a multiple of 8, so the two are told apart. A run:
+An index locates the copies of a dest by the LSN of the row. The LSN of a row modulo 4 is 2, and the
+LSN of a frame is a multiple of 8, so a reader can distinguish them. A run:
 
     offset  size  field      meaning
     0       8     lsn        of the frame with the records (APPEND, or FORWARD with a payload), in
                              the same log file; 0: the payload of this frame
     8       8     stamp_seq  with a stamp: seq of the first of these records in the topic that the
-                             stamp names; else 0
-    16      4     start      first of the records, as an index into the payload or frame
-    20      4     stop       the first record past them
-    24      2     stamp      which of "m" goes into `meta`, from 1; 0: none; `OWN_STAMP`: "o"
-    26      1     drops      `Drops`: what the copies lack
+                             stamp names; otherwise 0
+    16      4     start      index of the first record in the payload or frame
+    20      4     stop       index after the last record
+    24      2     stamp      number of the stamp in "m" that is added to `meta`, from 1; 0: none;
+                             `OWN_STAMP`: the stamp in "o"
+    26      1     drops      `Drops`: the members that the copies lack
     27      1     zero
 
-**Rendering is part of the format.** The same frame gives the same bytes for ever: offsets into
-copies and their sizes outlive every process, and segments are built of them. A copy is the rendered
-record with the `$seq` and `$ts` of its own; node and tag are cut out where ``drops`` says so; the
-stamp becomes the member `_topics_router` of `meta`, in place of an earlier one. All other bytes
-stay: `data` and `meta` are never rendered again. The result is exactly what ``rendering.py`` makes
-of an append of these records, without a key and without delays.
+**Rendering is part of the format.** The same frame must always be rendered as the same bytes,
+because offsets into copies and the sizes of copies are stored on disk, and segments are built from
+the rendered bytes. A copy is the rendered record with its own `$seq` and `$ts`. Node and tag are
+removed where ``drops`` specifies it. The stamp becomes the member `_topics_router` of `meta` and
+replaces an earlier one. All other bytes are unchanged: `data` and `meta` are never rendered again.
+The result is identical to that of ``rendering.py`` for an append of these records without an
+idempotency key and without delays.
 """
 
 from __future__ import annotations
@@ -82,7 +87,7 @@ assert ROW.size == 20
 RUN = struct.Struct("<QQIIHBx")
 assert RUN.size == 28
 _BACK = struct.Struct("<I")
-_ROW_PLACE = 2  # LSN of a row, modulo 4
+_ROW_PLACE = 2  # the LSN of a row modulo 4
 OWN_STAMP = 0xFFFF
 STAMP_MEMBER = "_topics_router"
 
@@ -91,12 +96,16 @@ _NODES, _TAGS, _METAS, _ONE_NODE = map(
 )
 _RECORD_FLAGS = _NODES | _TAGS | _METAS | _ONE_NODE
 _NODE, _TAG, _META = b',"$node":', b',"$tag":', b',"meta":'
-# A `meta` without a match holds no stamp: the name stands there, or some of it is escaped.
+# A `meta` that does not match contains no stamp. A stamped one contains the name itself, or a
+# backslash if a part of the name is escaped.
 _MAYBE_STAMPED = re.compile(rb"_topics_router|\\")
 
 
 class BadCopies(ValueError):
-    """The bytes are no runs or no body of a FORWARD frame, or they contradict what they name."""
+    """The bytes are not valid runs or not a valid body of a FORWARD frame.
+
+    Also raised if they contradict the frames to which they refer.
+    """
 
 
 class Drops(IntEnum):
@@ -111,7 +120,7 @@ _DROPS = _DROP_NODE | _DROP_TAG
 
 
 class Stamp(NamedTuple):
-    """Where copies come from, as an ``exactly_once`` router tells it in their `meta`."""
+    """The origin of copies, which an ``exactly_once`` router adds to their `meta`."""
 
     router: str
     source: str
@@ -120,7 +129,7 @@ class Stamp(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One dest of a forward; fields as in the table above."""
+    """One dest of a forward. The module docstring describes the fields."""
 
     back: int
     router: int
@@ -129,7 +138,7 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Contiguous records that are copied; fields as in the table above."""
+    """Contiguous records that are copied. The module docstring describes the fields."""
 
     lsn: int
     stamp_seq: int
@@ -148,13 +157,16 @@ class OwnStamp(NamedTuple):
     routers: Sequence[str]
 
     def of(self, index: int) -> Stamp:
-        """The stamp of the router of a row."""
+        """Return the stamp of the router in row ``index``."""
         return Stamp(self.routers[index], self.source, self.source_id, self.epoch)
 
 
 class ForwardBody(NamedTuple):
-    """Body of a FORWARD frame. ``tail_bytes``: of all copies of a dest, behind their `$ts`;
-    ``burnt``: seqs that each dest has burnt, from its ``first_seq`` on (then there are no runs).
+    """Body of a FORWARD frame.
+
+    ``tail_bytes`` is the size of all copies of one dest, each counted from the end of its `$ts`.
+    ``burnt`` is the number of seqs that each dest has skipped, starting at its ``first_seq``; such
+    a frame has no runs.
     """
 
     cursor: int
@@ -168,7 +180,10 @@ class ForwardBody(NamedTuple):
     payload: RecordsView | None = None
 
     def stamps_of(self, index: int) -> Sequence[Stamp]:
-        """The stamps that runs name, for the dest of a row; the own one is the last."""
+        """Return the stamps to which runs refer, for the dest of row ``index``.
+
+        The own stamp of the dest, if there is one, is the last.
+        """
         return self.stamps if self.own_stamp is None else [*self.stamps, self.own_stamp.of(index)]
 
 
@@ -191,20 +206,22 @@ class _Ext(msgspec.Struct, gc=False):
 
 
 def encode_runs(runs: Iterable[Run]) -> bytes:
-    """The runs, one behind the other."""
+    """Return the bytes of the runs, concatenated."""
     return b"".join([RUN.pack(*run) for run in runs])
 
 
 def decode_runs(data: Buffer) -> list[Run]:
-    """The runs of these bytes. Raises `BadCopies` for bytes that are no whole runs."""
+    """Decode runs. Raises `BadCopies` if the length is not a multiple of the size of a run."""
     if len(data) % RUN.size:
         raise BadCopies(f"{len(data)} bytes are no runs of {RUN.size}")
     return [*map(Run._make, RUN.iter_unpack(data))]
 
 
 def forward_frame(ts_ms: int, record_count: int, flags: int, body: ForwardBody) -> Frame:
-    """A FORWARD frame; ``flags`` are those of the rendered copies, ``record_count`` the copies of
-    each dest. ``back`` of the rows is filled in.
+    """Build a FORWARD frame.
+
+    ``flags`` are those of the rendered copies, and ``record_count`` is the number of copies of each
+    dest. The field ``back`` of the rows is computed; its value in ``body`` is ignored.
     """
     assert record_count == copy_count(body.runs), "the runs name each copy once"
     assert not (body.burnt and body.runs), "a frame burns seqs or has copies"
@@ -238,28 +255,31 @@ def _rows_begin(ext_len: int) -> int:
 
 
 def row_lsn(frame_lsn: int, ext_len: int, index: int) -> int:
-    """LSN of a row of the FORWARD frame at ``frame_lsn``."""
+    """Return the LSN of row ``index`` of the FORWARD frame at ``frame_lsn``."""
     return frame_lsn + FRAME_HEADER_BYTES + _rows_begin(ext_len) + ROW.size * index
 
 
 def is_row(lsn: int) -> bool:
-    """Whether a row stands at this LSN, and no frame."""
+    """Return whether the LSN is that of a row and not that of a frame."""
     return lsn & 3 == _ROW_PLACE
 
 
 def frame_behind(data: Buffer, offset: int) -> int:
-    """How far the begin of the frame is behind its row at ``offset``."""
+    """Return the number of bytes from the start of a frame to its row at ``offset``."""
     back: int = _BACK.unpack_from(data, offset)[0]
     return back
 
 
 def row_index(header: FrameHeader, lsn: int) -> int:
-    """Which of its rows stands at ``lsn``."""
+    """Return the index of the frame's row that is at ``lsn``."""
     return (lsn - row_lsn(header.lsn, header.ext_len, 0)) // ROW.size
 
 
 def decode_forward(header: FrameHeader, body: memoryview) -> ForwardBody:
-    """Body of a FORWARD frame. Raises `BadCopies` for bytes that `forward_frame` does not make."""
+    """Decode the body of a FORWARD frame.
+
+    Raises `BadCopies` if the body is not one that `forward_frame` can produce.
+    """
     try:
         ext = msgspec.convert(cbor2.loads(bytes(body[: header.ext_len])), _Ext)
     except (cbor2.CBORError, msgspec.ValidationError) as error:
@@ -290,12 +310,12 @@ def decode_forward(header: FrameHeader, body: memoryview) -> ForwardBody:
 
 
 def copy_count(runs: Iterable[Run]) -> int:
-    """Copies that the runs stand for."""
+    """Return the number of copies that the runs represent."""
     return sum([run.stop - run.start for run in runs])
 
 
 def runs_within(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
-    """Runs of the copies ``start`` to ``stop`` (exclusive), counted over all runs."""
+    """Return runs for the copies ``start`` to ``stop`` (exclusive), counted over all runs."""
     found, before = [], 0
     for run in runs:
         skip = max(start - before, 0)
@@ -316,25 +336,28 @@ def runs_within(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
 def payload_of(
     pieces: Sequence[tuple[View, int, int]], first_seq: int, ts_ms: int
 ) -> EncodedRecords:
-    """Records ``start`` to ``stop`` (exclusive) of any views as one write: verbatim but for `$seq`,
-    which is contiguous from ``first_seq``, and `$ts`.
+    """Combine records of several views into one write.
+
+    Each item of ``pieces`` selects the records ``start`` to ``stop`` (exclusive) of a view. The
+    records are unchanged except for `$seq`, which is contiguous from ``first_seq``, and `$ts`.
     """
     runs = [(view, Run(0, 0, start, stop)) for view, start, stop in pieces]
     return Copier(runs, ()).render(first_seq, ts_ms)
 
 
 def view_of(encoded: EncodedRecords) -> RecordsView:
-    """A view of records that are in no frame."""
+    """Return a view of encoded records that are not part of a frame."""
     flags, count, ext, parts, _ = encoded
     return RecordsView(flags, count, len(ext), memoryview(b"".join(parts)))
 
 
 class Copier:
-    """Renders the copies that runs stand for, once for each dest: what does not depend on `$seq`
-    and `$ts` is done when it is made. ``tail_bytes``: of all copies, behind their `$ts`.
+    """Renders the copies that runs represent, once for each dest.
 
-    Raises `BadCopies` when a run names records that its view has not, or finds no records there;
-    what a view raises for damage passes.
+    The constructor does the work that does not depend on `$seq` and `$ts`. ``tail_bytes`` is the
+    size of all copies, each counted from the end of its `$ts`. The constructor raises `BadCopies`
+    if a run refers to records that its view does not have, or if the bytes there are not records.
+    An exception of a view for damaged data is passed on.
     """
 
     def __init__(self, pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp]) -> None:
@@ -350,15 +373,15 @@ class Copier:
         self.tail_bytes = sum(self._tail_lens)
 
     def size(self, first_seq: int, ts_ms: int) -> int:
-        """Bytes of the copies when they are rendered."""
+        """Return the size of the rendered copies in bytes."""
         return copies_size(self.count, self.tail_bytes, first_seq, ts_ms)
 
     def first_size(self, first_seq: int, ts_ms: int) -> int:
-        """Bytes of the first copy."""
+        """Return the size of the first copy in bytes."""
         return copies_size(1, self._tail_lens[0], first_seq, ts_ms)
 
     def render(self, first_seq: int, ts_ms: int) -> EncodedRecords:
-        """The copies with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
+        """Render the copies with contiguous seqs from ``first_seq``, all with `$ts` ``ts_ms``."""
         count, ext = self.count, self._ext
         head = b'{"$seq":%%d,"$ts":%d' % ts_ms
         heads = [head % seq for seq in range(first_seq, first_seq + count)]
@@ -372,7 +395,10 @@ class Copier:
 
 
 def copies_size(count: int, tail_bytes: int, first_seq: int, ts_ms: int) -> int:
-    """Bytes of rendered copies; ``tail_bytes``: of all that stands behind their `$ts`."""
+    """Return the size of rendered copies in bytes without rendering them.
+
+    ``tail_bytes`` is the size of all copies, each counted from the end of its `$ts`.
+    """
     fixed = count * len(b'{"$seq":,"$ts":%d' % ts_ms) + tail_bytes
     return fixed + _digits(first_seq, first_seq + count)
 
@@ -380,7 +406,8 @@ def copies_size(count: int, tail_bytes: int, first_seq: int, ts_ms: int) -> int:
 def _gathered(
     pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp]
 ) -> tuple[list[bytes], int, bytes, list[bytes]]:
-    """Of each copy all behind its `$ts`; flags, ext and tables of all copies."""
+    """Return the bytes after the `$ts` of each copy, and flags, ext and tables of all copies."""
+    # The usual case: all records of one write are copied unchanged. Its tables can be reused.
     if len(pieces) == 1:
         view, run = pieces[0]
         if isinstance(view, RecordsView) and _is_verbatim(view, run):
@@ -393,7 +420,7 @@ def _gathered(
 
 
 class _Gathering:
-    """Copies as they are gathered from their payloads. ``tails``: of each all behind its `$ts`."""
+    """Collects copies from several views. ``tails`` has the bytes after the `$ts` of each copy."""
 
     def __init__(self, stamps: Sequence[bytes]) -> None:
         self._stamps, self._count = stamps, 0
@@ -404,7 +431,9 @@ class _Gathering:
         """Add the copies of a run."""
         start, stop, flags, drops = run.start, run.stop, view.flags, run.drops
         records, begins, ends = _records(view, start, stop)
-        before: list[bytes] = []  # nodes that are kept before tags that are not
+        # A record has its node before its tag. If only the tag is dropped, the tail begins after
+        # the tag, and the node is added in front of it.
+        before: list[bytes] = []
         if flags & (_NODES | _ONE_NODE | _TAGS):
             node_texts, tag_texts = view.texts()
         if flags & (_NODES | _ONE_NODE):
@@ -439,14 +468,14 @@ class _Gathering:
         begins: Sequence[int],
         ends: Sequence[int],
     ) -> list[bytes]:
-        """All from ``begins`` on, with the stamp of the run in its `meta`."""
+        """Return the bytes from ``begins`` to ``ends``, with the run's stamp in each `meta`."""
         text, tails, held = self._stamps[run.stamp - 1], [], self._metas()
         seqs = range(run.stamp_seq, run.stamp_seq + run.stop - run.start)
         lens: Sequence[int] = bytes(len(seqs))
         if view.flags & _METAS:
             lens = view.column(_METAS, run.start, run.stop)
         for begin, end, length, seq in zip(begins, ends, lens, seqs, strict=True):
-            at = end - length - 2  # of the meta, or of the end "},"
+            at = end - length - 2  # offset of the meta, or of the final "}," if there is none
             member = text % (seq, seq)
             sent = records[at + len(_META) : end - 2]
             meta = stamped(sent, member) if length else b"{%b}" % member
@@ -455,13 +484,13 @@ class _Gathering:
         return tails
 
     def _metas(self) -> array[int]:
-        """Lengths of the meta pieces of all copies so far."""
+        """Return the lengths of the `meta` members of all copies so far, 0 for none."""
         held = self._meta_lens
         held.frombytes(bytes(4 * (self._count - len(held))))
         return held
 
     def finish(self) -> tuple[int, bytes, list[bytes]]:
-        """Flags, ext and tables of all copies."""
+        """Return the flags, the ext and the tables of all copies."""
         nodes, tags, metas = self._nodes, self._tags, self._meta_lens
         flags, tables = 0, []
         ext: dict[str, list[bytes]] = {}
@@ -485,8 +514,10 @@ class _Gathering:
 
 
 class _TextRun:
-    """Nodes or tags of a run of records: a ref for each, and what the refs stand for, in order of
-    appearance; ``texts`` has ref 0 when a record has none.
+    """The nodes or the tags of a run of records.
+
+    ``refs`` has a ref for each record. ``texts`` maps each ref to its text, in order of appearance.
+    Ref 0 means that a record has no node or tag.
     """
 
     __slots__ = ("refs", "texts")
@@ -496,28 +527,28 @@ class _TextRun:
         self.texts = {ref: texts[ref - 1] if ref else b"" for ref in dict.fromkeys(refs)}
 
     def behind(self, begins: Sequence[int], key: bytes) -> list[int]:
-        """Where each record goes on behind this member, which begins at ``begins``."""
+        """Return the offset after this member in each record. It starts at ``begins``."""
         lens = {ref: len(key) + len(text) if ref else 0 for ref, text in self.texts.items()}
         return [*map(add, begins, map(lens.__getitem__, self.refs))]
 
     def members(self, key: bytes) -> list[bytes]:
-        """The member of each record, b"" where there is none."""
+        """Return the member of each record, b"" for a record without it."""
         pieces = {ref: key + text if ref else b"" for ref, text in self.texts.items()}
         return [*map(pieces.__getitem__, self.refs)]
 
 
 class _Texts:
-    """Nodes or tags of the copies: distinct texts, numbered from 1 in order of appearance."""
+    """The nodes or the tags of all copies: distinct texts, numbered from 1 as they appear."""
 
     __slots__ = ("has_gaps", "numbers", "refs")
 
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
         self.refs = array("I")
-        self.has_gaps = False  # a copy has no text
+        self.has_gaps = False  # whether a copy has no text
 
     def add(self, count: int, run: _TextRun) -> None:
-        """The next copies; ``count`` copies came before."""
+        """Add the texts of the next copies, after ``count`` earlier copies."""
         self.fill(count)
         numbers, places = self.numbers, {}
         for ref, text in run.texts.items():
@@ -528,21 +559,21 @@ class _Texts:
         self.refs.extend(map(places.__getitem__, run.refs))
 
     def fill(self, count: int) -> None:
-        """Copies without a text, up to ``count`` in all."""
+        """Add copies without a text until there are ``count`` copies."""
         if len(self.refs) < count:
             self.has_gaps = True
             self.refs.frombytes(bytes(4 * (count - len(self.refs))))
 
 
 def stamped(meta: bytes, member: bytes) -> bytes:
-    """``meta``, b"" for none, with this stamp in place of an earlier one."""
+    """Add the stamp ``member`` to ``meta`` (b"" for none). It replaces an earlier stamp."""
     if _MAYBE_STAMPED.search(meta):
         meta = without_members(meta, STAMP_MEMBER.__eq__)
     return with_members(meta, member)
 
 
 def _stamp_text(stamp: Stamp) -> bytes:
-    """The member of `meta`, to be filled with the seq, twice."""
+    """Return the format string of the stamp in `meta`. Its two arguments are the record's seq."""
     router, source, source_id, epoch = stamp
     key = json_string(f"{router}:{source_id}:{epoch}:")[:-1].replace(b"%", b"%%")
     return (
@@ -556,7 +587,7 @@ def _stamp_text(stamp: Stamp) -> bytes:
 
 
 def _is_verbatim(view: View, run: Run) -> bool:
-    """Whether the copies are all records of the view, with nothing cut or put in."""
+    """Return whether the copies are all records of the view, with no member removed or added."""
     return run.stop - run.start == view.count and not (run.drops or run.stamp)
 
 
@@ -565,26 +596,33 @@ def _slices(records: bytes, begins: Sequence[int], ends: Sequence[int]) -> list[
 
 
 def _records(view: View, start: int, stop: int) -> tuple[bytes, Sequence[int], list[int]]:
-    """Records ``start`` to ``stop`` (exclusive): where each goes on behind its `$ts`, and ends."""
+    """Return the records ``start`` to ``stop`` (exclusive).
+
+    The result has their bytes, and for each record the offset after its `$ts` and that of its end.
+    """
     records, ends = view.taken(start, stop)
     if len(ends) == 1:
         return records, [_head(records, 0)[1]], ends
     heads, begins = _head(records, 0), [0, *ends[:-1]]
     if heads == _head(records, begins[-1]):
-        # Neither `$seq` nor `$ts` goes back, so those between are as long.
+        # `$seq` and `$ts` never decrease. So if they have the same length in the first and the last
+        # record, they have it in all records between.
         length = heads[1]
         return records, [begin + length for begin in begins], ends
     return records, [begin + _head(records, begin)[1] for begin in begins], ends
 
 
 def _head(records: bytes, begin: int) -> tuple[int, int]:
-    """Where `$seq` and `$ts` of the record end, counted from its begin: at the first two commas."""
+    """Return where `$seq` and `$ts` end, relative to the start of the record.
+
+    These are the offsets of its first two commas.
+    """
     comma = records.index(b",", begin)
     return comma - begin, records.index(b",", comma + 1) - begin
 
 
 def _digits(start: int, stop: int) -> int:
-    """Digits of all numbers from ``start`` to ``stop`` (exclusive)."""
+    """Return the total number of digits of the numbers ``start`` to ``stop`` (exclusive)."""
     length, total = len(str(start)), 0
     while (following := 10**length) < stop:
         total += length * (following - start)

@@ -1,9 +1,9 @@
-"""Extent on its way: takes records of writes and yields an extent's bytes (bytes: ``segment.py``).
+"""Building of extents: encodes records as the bytes of one extent (layout: ``segment.py``).
 
     `take` ... `take`    the blob, a part for each step
     `tables`             the tables, after the last record
 
-A step takes less than a millisecond, also where memory is slow.
+A step takes less than a millisecond, even on machines with slow memory.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from topics.formats.disk.segment import (
 )
 from topics.formats.disk.text_table import TextTable
 
-# What one step takes at most.
+# The limits of one step.
 STEP_BYTES = 256 << 10
 STEP_PIECES = 32
-STEP_RECORDS = 512  # a record with a tag of its own costs a microsecond ...
-STEP_PLAIN = 4096  # ... and one without tag and node a tenth of it
+STEP_RECORDS = 512  # A record with a unique tag takes a microsecond.
+STEP_PLAIN = 4096  # The limit for records without tag and node, which take a tenth of this time.
 _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
 )
 
 Piece = tuple[RecordsView | ExtentView, int, int]
-"""Records ``start`` to ``stop`` (exclusive) of a write, or of another extent."""
+"""The records ``start`` to ``stop`` (exclusive) of a write or of another extent."""
 
 
 class Pieces:
-    """Pieces, of which the first may be taken in part. ``head``: what is left of it, None at the
-    end.
+    """An iterator over record ranges that can also consume a part of a range.
+
+    ``head`` is the rest of the current range, or None at the end.
     """
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
@@ -49,19 +50,23 @@ class Pieces:
         self.head = next(self._rest, None)
 
     def take_to(self, index: int) -> None:
-        """The records before ``index`` of the first piece are taken."""
+        """Consume the records of the current range before ``index``."""
         assert self.head is not None
         view, _, stop = self.head
         self.head = (view, index, stop) if index < stop else next(self._rest, None)
 
 
 class ExtentBuilder:
-    """The records taken so far."""
+    """Encodes one extent, step by step.
+
+    ``bytes_max`` and ``records_max`` limit the blob. ``full`` is set when the next record does not
+    fit.
+    """
 
     def __init__(self, first_seq: int, bytes_max: int, records_max: int) -> None:
         self.first_seq, self._bytes_max, self._records_max = first_seq, bytes_max, records_max
         self.full = False
-        self.count = self.size = 0  # records and bytes of the blob so far
+        self.count = self.size = 0  # number of records and bytes in the blob
         self.flags = self.keys_len = 0
         self.first_ts = self.last_ts = 0
         self._ends = array("I")
@@ -69,13 +74,14 @@ class ExtentBuilder:
         self._chunk_crcs, self._chunk_crc = array("I"), 0
         self._keys: list[bytes] = []
         self._keyed: View | None = None
-        self._rest_keys: Iterator[ExtentKey] = iter(())  # of the extent that is taken
+        self._rest_keys: Iterator[ExtentKey] = iter(())  # unread keys of the source extent
         self._next_key: ExtentKey | None = None
         self._last_key_seq = 0
 
     def take(self, pieces: Pieces) -> bytes:
-        """Take records for one step, or find that the extent is full. The bytes of the blob that
-        were added.
+        """Add the records of one step, and return the bytes that were added to the blob.
+
+        If the next record does not fit, ``full`` is set and the result is empty.
         """
         blobs: list[Buffer] = []
         seq = self.first_seq + self.count
@@ -90,7 +96,7 @@ class ExtentBuilder:
                 size = self.size + view.size(start, start + 1)
                 if blobs or (self.count and size > self._bytes_max):
                     break
-                end = start + 1  # a record longer than a step
+                end = start + 1  # The record exceeds the limit of a step, so it is a step itself.
             if not self.count:
                 self.first_ts = view.ts(start)
             blobs.append(self._add(view, start, end))
@@ -106,7 +112,7 @@ class ExtentBuilder:
         return taken
 
     def _fitting(self, view: View, start: int, stop: int, size_max: int, count_max: int) -> int:
-        """How far this step may take the piece."""
+        """Return the index up to which this step may take records of the range."""
         stop = min(stop, start + count_max - self.count)
         if self.size + view.size(start, stop) <= size_max:
             return stop
@@ -140,7 +146,7 @@ class ExtentBuilder:
         if flags & _TAGS:
             tags = b"\1" if view.count == 1 else view.column(_TAGS, start, stop)
             self._tags.add(count, tag_texts, tags)
-        # A write in several extents has its key in each of them.
+        # If the records of a write are in several extents, each of them contains its key.
         first_seq = self.first_seq + count - start
         if isinstance(view, ExtentView):
             self._add_keys(view, first_seq + start, first_seq + stop)
@@ -149,8 +155,9 @@ class ExtentBuilder:
             self._keys.append(cbor2.dumps(ExtentKey(key, first_seq, view.count, view.ts(0))))
 
     def _add_keys(self, view: ExtentView, seq: int, end_seq: int) -> None:
-        """Add the keys of an extent's writes that have records from ``seq`` to ``end_seq``
-        (exclusive), unless they are there.
+        """Add the keys of the writes that have records from ``seq`` to ``end_seq`` (exclusive).
+
+        Keys that have already been added are omitted.
         """
         if self._keyed is not view:
             self._keyed, self._rest_keys = view, view.keys_one_by_one()
@@ -162,7 +169,7 @@ class ExtentBuilder:
             self._next_key = next(self._rest_keys, None)
 
     def _checksum(self, taken: bytes) -> None:
-        """Continue the checksums of the chunks."""
+        """Update the checksums of the chunks with the next bytes of the blob."""
         filled = (self.size - len(taken)) % CHUNK_BYTES
         data = memoryview(taken)
         while data:
@@ -174,7 +181,7 @@ class ExtentBuilder:
                 self._chunk_crc = 0
 
     def tables(self) -> Iterator[bytes]:
-        """The tables, part after part; empty parts between steps."""
+        """Yield the bytes of the tables in several buffers. Empty buffers only end a step."""
         if self.size % CHUNK_BYTES:
             self._chunk_crcs.append(self._chunk_crc)
         nodes, tags = self._nodes, self._tags
@@ -221,7 +228,7 @@ class ExtentBuilder:
         return encode_tables_head(head)
 
     def _columns(self) -> Iterator[bytes]:
-        """A row for each record."""
+        """Yield the tables that have a row for each record."""
         yield self._ends.tobytes()
         if self.flags & _NODES:
             yield self._nodes.refs.tobytes()
@@ -232,7 +239,7 @@ class ExtentBuilder:
 
 
 def _texts_and_key(view: RecordsView | ExtentView) -> tuple[Texts, Texts, str | None]:
-    """Nodes and tags as `View.texts`, and the key of a write."""
+    """Return the nodes and the tags as `View.texts`, and the idempotency key of a write."""
     if isinstance(view, ExtentView):
         return *view.texts(), None
     ext = view.ext()
@@ -240,8 +247,10 @@ def _texts_and_key(view: RecordsView | ExtentView) -> tuple[Texts, Texts, str | 
 
 
 def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
-    """What is wrong in an extent whose tables have the right checksum: ``(offset in the file,
-    reason)``. For programs that look for damage: the extent is built again of its own records.
+    """Yield ``(offset in the file, reason)`` for each error in an extent.
+
+    The checksum of its tables must be correct. This is for programs that check for damage. It
+    builds the extent again from its own records and compares the result.
     """
     entry = view.entry
     found = []

@@ -1,7 +1,8 @@
-"""Extent view: reads an extent of a segment in place (bytes: ``segment.py``).
+"""Extent view: reads an extent of a segment in place (layout: ``segment.py``).
 
-The tables are checked when the view is made, each 64 KiB chunk of the blob when it is first read.
-Views of an extent and of a write answer the same questions in the same way (`View`).
+The checksum of the tables is verified when the view is created. The checksum of each 64 KiB chunk
+of the blob is verified when the chunk is first read. The views of an extent and of a write have a
+common interface (`View`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from topics.formats.disk.segment import (
     decode_tables_head,
 )
 
-SORT_COST = 4  # of an index, in refs that are looked at
+SORT_COST = 4  # Sorting an index takes as much time as comparing this number of refs.
 _NODES, _TAGS, _METAS = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS))
 
 
 class Dictionary:
-    """Distinct JSON strings in the order of their bytes. A *ref* is a string's number, from 1."""
+    """Distinct JSON strings, sorted by their bytes. A *ref* is the number of a string, from 1."""
 
     __slots__ = ("_bytes", "_ends")
 
@@ -41,25 +42,25 @@ class Dictionary:
         return len(self._ends)
 
     def text(self, ref: int) -> bytes:
-        """The JSON string."""
+        """Return the JSON string of a ref."""
         return bytes(self._bytes[self._ends[ref - 2] if ref > 1 else 0 : self._ends[ref - 1]])
 
     def __getitem__(self, index: int) -> bytes:
         return self.text(index + 1)
 
     def lens(self, refs: Sequence[int]) -> list[int]:
-        """Length of each text, 0 for ref 0."""
+        """Return the length of the text of each ref, 0 for ref 0."""
         ends = self._ends
         return [ref and (ends[ref - 1] - ends[ref - 2] if ref > 1 else ends[0]) for ref in refs]
 
     def find(self, text: bytes) -> int:
-        """The ref of ``text``, 0 when it is missing."""
+        """Return the ref of ``text``, or 0 if it is not in the dictionary."""
         refs = range(1, len(self) + 1)
         index = bisect_left(refs, text, key=self.text)
         return index + 1 if index < len(refs) and self.text(index + 1) == text else 0
 
     def span(self, prefix: bytes) -> tuple[int, int]:
-        """Indexes (start, stop) of the texts that begin with ``prefix``."""
+        """Return the index range (start, stop) of the texts that begin with ``prefix``."""
         refs, length = range(1, len(self) + 1), len(prefix)
         start = bisect_left(refs, prefix, key=self.text)
         return start, bisect_right(refs, prefix, start, key=lambda ref: self.text(ref)[:length])
@@ -76,10 +77,10 @@ def _can_read_all(_begin: int, _end: int) -> bool:
 class ExtentView(View):
     """The records of an extent.
 
-    ``data`` is the whole file; ``checked`` says that the tables have been found whole before.
-    ``fail`` makes the exception for damage, from an offset in the file and a reason. ``can_read``
-    says whether bytes of the file, from one offset to another, may be touched: it is asked once,
-    and again after `renew`.
+    ``data`` is the complete file. ``checked`` means that the tables have been verified before.
+    ``fail`` creates the exception for damage from an offset in the file and a reason. ``can_read``
+    returns whether the bytes between two offsets of the file can be read. It is called once for the
+    tables and once for each chunk, and again after `renew`.
     """
 
     __slots__ = (
@@ -109,12 +110,17 @@ class ExtentView(View):
             raise fail(start, "the tables of the extent are damaged")
         self._read_tables(self.tables)
         self._data = data[entry.offset : entry.offset + entry.blob_bytes]
-        # 0: nothing is known of the chunk, 1: it is whole and can be read, 2: it was found whole
+        # The state of each chunk. 0: not checked. 1: intact and readable. 2: it was intact, but
+        # `can_read` must be called again.
         self._checked = bytearray(len(self._chunk_crcs))
-        self._bad: set[int] = set()  # chunks that are known to be damaged
+        self._bad: set[int] = set()  # chunks that are damaged or cannot be read
 
     def renew(self) -> None:
-        """Time has gone: pages may have left memory. Raises as for damaged tables."""
+        """Prepare the view for later reads: call ``can_read`` again for the tables and the chunks.
+
+        In the meantime the kernel may have removed pages of the file from memory. Raises the
+        exception of ``fail`` if the tables cannot be read.
+        """
         start = self.entry.tables_at
         if not self._can_read(start, start + self.entry.tables_len):
             raise self._fail(start, "the tables of the extent cannot be read")
@@ -147,28 +153,30 @@ class ExtentView(View):
 
     @property
     def ends(self) -> memoryview:
-        """End of each record in the blob."""
+        """The end of each record in the blob, including its comma."""
         return self._ends
 
     @property
     def blob(self) -> memoryview:
-        """All rendered records, checked."""
+        """All rendered records, after verifying their checksums."""
         return self.part(0, len(self._data))
 
     def find_tag(self, tag: bytes) -> Sequence[int]:
-        """Indexes of the records with this tag, a JSON string; ascending."""
+        """Return the ascending indexes of the records with ``tag``, which is a JSON string."""
         ref = self.tags.find(tag)
         return self._records(ref - 1, ref) if ref else ()
 
     def find_prefix(self, prefix: bytes) -> Sequence[int]:
-        """Indexes of the records whose tag begins with ``prefix``, a JSON string without its
-        closing quote. Ascending for each tag.
+        """Return the indexes of the records whose tag begins with ``prefix``.
+
+        ``prefix`` is a JSON string without its closing quote. The indexes are grouped by tag, and
+        ascending for each tag.
         """
         start, stop = self.tags.span(prefix)
         return self._records(start, stop) if start < stop else ()
 
     def with_prefix(self, prefix: bytes, begin: int, end: int) -> Sequence[int]:
-        """Ascending indexes, from ``begin`` to ``end`` (exclusive), of records with such a tag."""
+        """Return the indexes of `find_prefix` from ``begin`` to ``end`` (exclusive), ascending."""
         start, stop = self.tags.span(prefix)
         found = self._records(start, stop) if start < stop else ()
         if len(found) <= (end - begin) // SORT_COST:
@@ -177,7 +185,7 @@ class ExtentView(View):
         return [index for index, ref in enumerate(refs, begin) if start < ref <= stop]
 
     def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
+        """Yield ``(index, tag as a JSON string)`` for each record in the range that has a tag."""
         return (
             (index, self.tags.text(ref))
             for index, ref in enumerate(self._tag_refs[start:stop], start)
@@ -186,7 +194,7 @@ class ExtentView(View):
 
     @property
     def keys_len(self) -> int:
-        """Bytes of the idempotency keys."""
+        """The size of the idempotency keys in bytes."""
         return len(self._keys)
 
     @property
@@ -195,15 +203,16 @@ class ExtentView(View):
         return len(self._keys) > 0 or len(self.nodes) > 0 or len(self.tags) > 0
 
     def idempotency_keys(self) -> Iterator[ExtentKey]:
-        """Writes with an idempotency key, in the order of their seqs."""
+        """Return the writes with an idempotency key, in the order of their seqs."""
         keys = cbor2.loads(bytes(self._keys)) if self._keys else ()
-        return map(partial(tuple.__new__, ExtentKey), keys)  # a start reads them by the million
+        # `tuple.__new__` is faster than `ExtentKey`. A start may read millions of keys.
+        return map(partial(tuple.__new__, ExtentKey), keys)
 
     def keys_one_by_one(self) -> Iterator[ExtentKey]:
-        """Writes with a key, in the order of their seqs, decoded one by one."""
+        """Yield the same writes as `idempotency_keys`, but decode them one by one."""
         keys = bytes(self._keys)
         stream = BytesIO(keys)
-        stream.seek(1)  # behind the head of an array without a length
+        stream.seek(1)  # Skip the head of the CBOR array, which has indefinite length.
         while stream.tell() < len(keys) - 1:
             yield ExtentKey(*cbor2.load(stream))
 
@@ -212,7 +221,7 @@ class ExtentView(View):
         return self._postings[ends[start - 1] if start else 0 : ends[stop - 1]]
 
     def part(self, begin: int, end: int) -> memoryview:
-        """Bytes of the blob, checked."""
+        """Return bytes of the blob after verifying the checksums of their chunks."""
         first, last = begin // CHUNK_BYTES, -(-end // CHUNK_BYTES)
         if self._checked.count(1, first, last) < last - first:
             self._check(first, last)
@@ -236,7 +245,7 @@ class ExtentView(View):
         return self._checked[chunk] == 1
 
     def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The first run of records that lie in damaged chunks, wholly or in part."""
+        """Return the first run of records that are at least partly in damaged chunks, or None."""
         ends, run = self._ends, (stop, stop)
         for chunk in range(self._begin(start) // CHUNK_BYTES, -(-self._begin(stop) // CHUNK_BYTES)):
             begin, end = chunk * CHUNK_BYTES, (chunk + 1) * CHUNK_BYTES
@@ -249,13 +258,13 @@ class ExtentView(View):
         return run if run[0] < stop else None
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Rows of the table of ``flag``, which the extent's flags must have."""
+        """Return the rows ``start`` to ``stop`` of the table of ``flag``, which must be set."""
         if flag == _NODES:
             return self._node_refs[start:stop]
         return (self._tag_refs if flag == _TAGS else self._meta_lens)[start:stop]
 
     def texts(self) -> tuple[Texts, Texts]:
-        """The dictionaries of nodes and tags."""
+        """Return the dictionaries of nodes and tags."""
         return self.nodes, self.tags
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:

@@ -1,4 +1,4 @@
-"""Frame bodies: what each kind of WAL frame holds, in its header fields and in its body.
+"""Frame bodies: the header fields and the body of each kind of WAL frame.
 
     number  kind           header fields that are set                           body
     1       APPEND         topic_id first_seq ts_ms record_count ext_len flags  records
@@ -15,100 +15,102 @@
     14      LOST           topic_id first_seq record_count ext_len              rows, zeros
     15      FORWARD        ts_ms record_count ext_len flags                     rows, runs, records
 
-Every other header field is 0. Only an APPEND frame may have bit EXTERNAL of `RecordFlags`: writers
-of the log look for it in frames of any kind. Integers are little-endian; maps and arrays are CBOR,
-and ``ext_len`` is their length.
+All other header fields are 0. Only an APPEND frame may have the bit EXTERNAL of `RecordFlags`,
+because the writers of the log test this bit in frames of all kinds. Integers are little-endian.
+Maps and arrays are CBOR, and ``ext_len`` is their length.
 
-APPEND: the records of one write, with contiguous seqs from ``first_seq``, all at ``ts_ms``. The
-body is that of ``records.py``. With flag EXTERNAL it is the ext map alone, and the whole body is in
-a blob file (``blob.py``), which was durable before the frame was written.
+APPEND: the records of one write, with contiguous seqs from ``first_seq``, all with `$ts` ``ts_ms``.
+The body is described in ``records.py``. With flag EXTERNAL, the body is only the ext map. The
+complete body is then in a blob file (``blob.py``), which was synced before the frame was written.
 
-DELETE: records deleted by a client, or jobs that have left their queue. With ``record_count`` 0
-there is no body, and all records below ``first_seq`` go. Else ``first_seq`` is 0, and the body has
-one row for each of ``record_count`` runs of seqs, in rising order:
+DELETE: records deleted by a client, or jobs that have left their queue. If ``record_count`` is 0,
+there is no body, and all records below ``first_seq`` are deleted. Otherwise ``first_seq`` is 0, and
+the body has one row for each of ``record_count`` runs of seqs, in ascending order:
 
     offset  size  field   meaning
     0       8     first   first seq of the run
     8       8     length  seqs in the run
 
-Flag DEAD_LETTERED says that the records were moved to a dead-letter topic, and count as such.
+Flag DEAD_LETTERED means that the records were moved to a dead-letter topic, and are counted as
+such.
 
-TOPIC: a topic made or configured. ``first_seq`` is the ceiling of its reserved seqs. No record in
-memory had a `$ts` above ``ts_ms + TS_AHEAD_MS`` by then. Body:
+TOPIC: a topic made or configured. ``first_seq`` is the highest reserved seq. At that time, no
+record in memory had a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
 
     key        value   meaning
     name       text    of the topic
     epoch      int     the incarnation of the topic
     config     map     `TopicConfig`, by its field names
-    head       int     last seq that was given
-    last_ts    int     last `$ts` that was given
+    head       int     last assigned seq
+    last_ts    int     last assigned `$ts`
     start      int     first seq that no cause has removed
     floors     array   as the body of FLOOR
     losses     array   (first, last) of each range of seqs lost at a restart
     damaged    array   (first, last) of each range of seqs lost to damage
-    trimmed    array   (first, last) of each range of seqs burnt for a router
-    keys_from  int     idempotency keys of earlier seqs are forgotten
+    trimmed    array   (first, last) of each range of seqs skipped for a router
+    keys_from  int     idempotency keys of earlier seqs are discarded
 
 LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is the op:
 
     op  name      keys of ext  what happened
-    1   CLAIMED   n u          leased to node "n" until "u", also by an extension
-    2   RELEASED  u e          claimable from "u" on; "e", where there is one: the error of a nack
-    3   DYING     n            no more deliveries; the move to the dead-letter topic "n" begins
+    1   CLAIMED   n u          leased to node "n" until "u", or the lease was extended to "u"
+    2   RELEASED  u e          claimable from "u" on; "e" is the error of a nack, if it has one
+    3   DYING     n            never delivered again; the move to the dead-letter topic "n" starts
 
 "u" is in milliseconds since 1970. Body of a LEASE frame:
 
     part        size        present when  meaning
     ext         ext_len     ext_len > 0   CBOR map
     seqs        u64[count]  always        the jobs
-    numbers     u64[count]  op 1          of their leases
-    deliveries  u32[count]  always        how often the job has been delivered by then
+    numbers     u64[count]  op 1          the numbers of their leases
+    deliveries  u32[count]  always        number of deliveries of the job so far
 
-START: a process began to write the log. Its reservations of `$ts` replace all before: no record in
-memory has one above ``ts_ms + TS_AHEAD_MS``. Body:
+START: a process began to write the log. It replaces all earlier reservations of `$ts`: no record in
+memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
 
     key   value  meaning
-    boot  text   names the run of the machine; empty where unknown
+    boot  text   boot id of the machine; empty if unknown
 
-TOPIC_DELETED: the topic is gone, with its records and its name.
+TOPIC_DELETED: the topic was deleted, with its records and its name.
 
-SEQS_RESERVED: no seq up to ``first_seq`` is given again after a restart.
+SEQS_RESERVED: no seq up to ``first_seq`` is assigned again after a restart.
 
-FLOOR: records removed by cap or age. ``first_seq`` is the first seq that no cause has removed.
-Body, for each cause the seq below which it has removed records, or burnt seqs:
+FLOOR: records removed by cap or age. ``first_seq`` is the first seq that no cause has removed. The
+body has a floor for each cause. Below this seq, the cause has removed records or skipped seqs:
 
     index  floor   meaning
-    0      cap     caps of the topic
-    1      ttl     age
-    2      loss    restarts
+    0      cap     the caps of the topic
+    1      ttl     the age of records
+    2      loss    records lost at restarts
     3      damage  damaged bytes
-    4      trim    losses of the source of a router
+    4      trim    records that the source of a router has lost
 
 TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
 
 ROUTER_SET: a router made or configured, in the log of the shard that owns all routers. It replaces
-an earlier life of its name. Body:
+an earlier router of the same name. Body:
 
     key        value  meaning
     name       text   of the router
-    id         int    this life of the name; never used again
+    id         int    id of the router, never reused; a recreated router has another id
     config     map    `RouterConfig`, by its field names
-    source_id  int    of the source's topic
-    epoch      int    of the source
-    dest_id    int    of the dest's topic
-    start      int    head of the source when the router was made
-    total      int    records that were forwarded in earlier lives of the name
+    source_id  int    topic id of the source
+    epoch      int    epoch of the source
+    dest_id    int    topic id of the dest
+    start      int    head of the source when the router was created
+    total      int    number of records that routers of this name forwarded under earlier ids
 
 ROUTERS_GONE: routers removed. Body: an array of their ids.
 
-FORWARD: copies that routers have appended to their dests, and how far the routers have come. The
-body is that of ``copies.py``: a row for each dest, a run for each stretch of records, and the
-records where no frame before it in the log file has them. ``flags`` are those of the copies as they
-are read; ``record_count`` is the number of copies of each dest.
+FORWARD: copies that routers have appended to their dests, and the new cursor of the routers. The
+body is described in ``copies.py``: a row for each dest, a run for each range of records, and the
+records that no earlier frame of the log file contains. ``flags`` are those of the rendered copies.
+``record_count`` is the number of copies of each dest.
 
-LOST: a repair has put it where frames could not be read. ``record_count`` seqs of the topic, from
-``first_seq`` on, are lost. With ``topic_id`` 0 any topic may have lost up to ``record_count`` seqs
-behind its head. The body says more of the kind, in ``ext_len`` bytes; zeros fill the room:
+LOST: a repair has written it in place of unreadable frames. ``record_count`` seqs of the topic,
+starting at ``first_seq``, are lost. With ``topic_id`` 0, each topic may have lost up to
+``record_count`` seqs after its head. The first ``ext_len`` bytes of the body are rows for more
+losses, and zeros fill the rest:
 
     offset  size  field         meaning
     0       8     topic_id      as in the header
@@ -137,13 +139,13 @@ LOSS = struct.Struct("<QQI")
 
 
 class DeleteFlags(IntEnum):
-    """What else a DELETE frame says. Written to disk: never renumber, only add."""
+    """Flags of a DELETE frame. Written to disk: never renumber, only add."""
 
     DEAD_LETTERED = 1
 
 
 class LeaseOp(IntEnum):
-    """What happened to the jobs of a LEASE frame. Written to disk: never renumber, only add."""
+    """The change that a LEASE frame records. Written to disk: never renumber, only add."""
 
     CLAIMED = 1
     RELEASED = 2
@@ -151,8 +153,9 @@ class LeaseOp(IntEnum):
 
 
 class LeaseRows(NamedTuple):
-    """What a LEASE frame says. What its op does not have is empty or 0. ``node``: of a move, the
-    dead-letter topic.
+    """The content of a LEASE frame. Fields that its op does not use are empty or 0.
+
+    With op DYING, ``node`` is the name of the dead-letter topic.
     """
 
     op: LeaseOp
@@ -165,7 +168,7 @@ class LeaseRows(NamedTuple):
 
 
 class Floors(NamedTuple):
-    """For each cause the seq below which it has removed records."""
+    """For each cause of removals, the seq below which it has removed records."""
 
     cap: int
     ttl: int
@@ -212,44 +215,44 @@ def append_frame(
     ext_len: int,
     parts: Sequence[Buffer],
 ) -> Frame:
-    """An APPEND frame that holds its records; the arguments are those of `records.encode`."""
+    """Build an APPEND frame with its records, which `rendering.encode` has encoded."""
     return Frame(FrameKind.APPEND, topic_id, first_seq, ts_ms, record_count, flags, ext_len, parts)
 
 
 def external_append_frame(
     topic_id: int, first_seq: int, ts_ms: int, record_count: int, flags: int, ext: bytes
 ) -> Frame:
-    """An APPEND frame whose records are in a blob file."""
+    """Build an APPEND frame whose records are in a blob file. ``ext`` is its ext map."""
     flags |= RecordFlags.EXTERNAL
     return append_frame(topic_id, first_seq, ts_ms, record_count, flags, len(ext), (ext,))
 
 
 def decode_idempotency_key(ext: Buffer) -> str | None:
-    """The key in the ext map of an APPEND frame, if there is one."""
+    """Return the idempotency key in the ext map of an APPEND frame, or None."""
     return cbor2.loads(bytes(ext)).get("k")  # type: ignore[no-any-return]
 
 
 def delete_below_frame(topic_id: int, first_seq: int, ts_ms: int) -> Frame:
-    """A DELETE frame: all records below ``first_seq`` go."""
+    """Build a DELETE frame that deletes all records below ``first_seq``."""
     return Frame(FrameKind.DELETE, topic_id, first_seq, ts_ms)
 
 
 def delete_runs_frame(
     topic_id: int, runs: Sequence[SeqRun], ts_ms: int, *, dead_lettered: bool = False
 ) -> Frame:
-    """A DELETE frame: the records of these runs go, in rising order."""
+    """Build a DELETE frame that deletes the records of ``runs``, which are in ascending order."""
     body = struct.pack(f"<{2 * len(runs)}Q", *chain.from_iterable(runs))
     flags = DeleteFlags.DEAD_LETTERED if dead_lettered else 0
     return Frame(FrameKind.DELETE, topic_id, 0, ts_ms, len(runs), flags, parts=(body,))
 
 
 def decode_runs(body: Buffer) -> Iterator[SeqRun]:
-    """The runs of a DELETE frame."""
+    """Decode the runs of a DELETE frame."""
     return map(SeqRun._make, RUN.iter_unpack(body))
 
 
 def lease_frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
-    """A LEASE frame."""
+    """Build a LEASE frame."""
     op, count, numbers = rows.op, len(rows.seqs), rows.numbers
     assert len(rows.deliveries) == count, "each job has its deliveries"
     assert len(numbers) == (count if op is LeaseOp.CLAIMED else 0), "each lease has its number"
@@ -265,7 +268,7 @@ def lease_frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
 
 
 def decode_lease(header: FrameHeader, body: Buffer) -> LeaseRows:
-    """What a LEASE frame says."""
+    """Decode a LEASE frame."""
     op, count, start = LeaseOp(header.flags), header.record_count, header.ext_len
     ext: dict[str, Any] = cbor2.loads(bytes(body[:start])) if start else {}
     seqs = struct.unpack_from(f"<{count}Q", body, start)
@@ -279,7 +282,7 @@ def decode_lease(header: FrameHeader, body: Buffer) -> LeaseRows:
 
 
 def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -> Frame:
-    """A TOPIC frame; seqs up to ``reserved_seq`` are reserved."""
+    """Build a TOPIC frame. Seqs up to ``reserved_seq`` are reserved."""
     packed = cbor2.dumps(
         {
             "name": body.name,
@@ -301,7 +304,7 @@ def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -
 
 
 def decode_topic(body: Buffer) -> TopicBody:
-    """Body of a TOPIC frame."""
+    """Decode the body of a TOPIC frame."""
     held: dict[str, Any] = cbor2.loads(bytes(body))
     return TopicBody(
         name=held["name"],
@@ -319,44 +322,44 @@ def decode_topic(body: Buffer) -> TopicBody:
 
 
 def start_frame(boot: str, ts_ms: int) -> Frame:
-    """A START frame of a process in this run of the machine."""
+    """Build a START frame. ``boot`` is the boot id of the machine."""
     packed = cbor2.dumps({"boot": boot})
     return Frame(FrameKind.START, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
 
 
 def decode_start(body: Buffer) -> str:
-    """The run of the machine in which the process of a START frame began."""
+    """Return the boot id in a START frame."""
     return cbor2.loads(bytes(body))["boot"]  # type: ignore[no-any-return]
 
 
 def topic_deleted_frame(topic_id: int, ts_ms: int) -> Frame:
-    """A TOPIC_DELETED frame."""
+    """Build a TOPIC_DELETED frame."""
     return Frame(FrameKind.TOPIC_DELETED, topic_id, ts_ms=ts_ms)
 
 
 def seqs_reserved_frame(topic_id: int, reserved_seq: int) -> Frame:
-    """A SEQS_RESERVED frame: no seq up to ``reserved_seq`` is given again after a restart."""
+    """Build a SEQS_RESERVED frame, which reserves all seqs up to ``reserved_seq``."""
     return Frame(FrameKind.SEQS_RESERVED, topic_id, reserved_seq)
 
 
 def floor_frame(topic_id: int, start_seq: int, floors: Floors) -> Frame:
-    """A FLOOR frame; ``start_seq`` is the first seq that no cause has removed."""
+    """Build a FLOOR frame. ``start_seq`` is the first seq that no cause has removed."""
     packed = cbor2.dumps(tuple(floors))
     return Frame(FrameKind.FLOOR, topic_id, start_seq, ext_len=len(packed), parts=(packed,))
 
 
 def decode_floors(body: Buffer) -> Floors:
-    """Body of a FLOOR frame."""
+    """Decode the body of a FLOOR frame."""
     return Floors(*cbor2.loads(bytes(body)))
 
 
 def ts_reserved_frame(ts_ms: int) -> Frame:
-    """A TS_RESERVED frame."""
+    """Build a TS_RESERVED frame."""
     return Frame(FrameKind.TS_RESERVED, ts_ms=ts_ms)
 
 
 def encode_router(body: RouterBody) -> bytes:
-    """Body of a ROUTER_SET frame. A checkpoint holds routers in the same form."""
+    """Encode the body of a ROUTER_SET frame. A checkpoint contains routers in the same form."""
     return cbor2.dumps(
         {
             "name": body.name,
@@ -372,7 +375,7 @@ def encode_router(body: RouterBody) -> bytes:
 
 
 def decode_router(body: Buffer) -> RouterBody:
-    """What `encode_router` gave."""
+    """Decode the result of `encode_router`."""
     held: dict[str, Any] = cbor2.loads(bytes(body))
     return RouterBody(
         name=held["name"],
@@ -387,12 +390,15 @@ def decode_router(body: Buffer) -> RouterBody:
 
 
 def router_set_frame(packed: bytes, ts_ms: int) -> Frame:
-    """A ROUTER_SET frame with a body of `encode_router`."""
+    """Build a ROUTER_SET frame with a body of `encode_router`."""
     return Frame(FrameKind.ROUTER_SET, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
 
 
 def lost_frame(losses: Sequence[tuple[int, int, int]], length: int) -> Frame:
-    """A LOST frame, which takes ``length`` bytes; ``losses``: topic_id, first_seq, record_count."""
+    """Build a LOST frame of ``length`` bytes.
+
+    ``losses`` has at least one tuple of topic_id, first_seq and record_count.
+    """
     (topic_id, first_seq, count), *more = losses
     rows = b"".join([LOSS.pack(*each) for each in more])
     body = rows.ljust(length - FRAME_HEADER_BYTES, b"\0")
@@ -405,23 +411,23 @@ def lost_frame(losses: Sequence[tuple[int, int, int]], length: int) -> Frame:
 
 
 def lost_frame_bytes(losses: int) -> int:
-    """What a LOST frame with so many losses takes at least."""
+    """Return the minimum size in bytes of a LOST frame with this number of losses."""
     return FRAME_HEADER_BYTES + LOSS.size * (losses - 1)
 
 
 def decode_losses(header: FrameHeader, body: Buffer) -> list[tuple[int, int, int]]:
-    """What a LOST frame says: topic_id, first_seq, record_count."""
+    """Return topic_id, first_seq and record_count of each loss in a LOST frame."""
     rows = memoryview(body)[: header.ext_len]
     first = header.topic_id, header.first_seq, header.record_count
     return [first, *LOSS.iter_unpack(rows)]
 
 
 def routers_gone_frame(router_ids: Sequence[int], ts_ms: int) -> Frame:
-    """A ROUTERS_GONE frame."""
+    """Build a ROUTERS_GONE frame."""
     packed = cbor2.dumps([*router_ids])
     return Frame(FrameKind.ROUTERS_GONE, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
 
 
 def decode_router_ids(body: Buffer) -> Sequence[int]:
-    """The ids of a ROUTERS_GONE frame."""
+    """Return the router ids in a ROUTERS_GONE frame."""
     return cbor2.loads(bytes(body))  # type: ignore[no-any-return]

@@ -1,15 +1,16 @@
-"""WAL frames: the entries of the write-ahead log. Integers little-endian.
+"""WAL frames: the entries of the write-ahead log. Integers are little-endian.
 
-A frame is a header of 64 bytes, a body, and zeros up to a multiple of 8. ``frame_bodies.py`` says
-what each kind of frame holds; ``wal.py`` is the file around the frames. Header:
+A frame is a header of 64 bytes, a body, and zeros up to a multiple of 8. ``frame_bodies.py``
+describes the content of each kind of frame. ``wal.py`` describes the file that contains the frames.
+Header:
 
     offset  size  field         meaning
     0       4     magic         "WF01"
     4       4     crc32c        of bytes 8..64 and the body, seeded with the file's salt
-    8       8     lsn           of this frame; must be where the frame before it ends
+    8       8     lsn           of this frame; must be the end of the previous frame
     16      8     durable_lsn   the log was known to be synced up to here when the frame was made
-    24      8     topic_id      0 when the frame is about no topic
-    32      8     first_seq     a seq; of which, the kind says
+    24      8     topic_id      0 if the frame does not belong to a topic
+    32      8     first_seq     a seq, whose meaning depends on the kind
     40      8     ts_ms         milliseconds since 1970, signed
     48      4     body_len      without the padding
     52      4     record_count  records of an APPEND frame, copies of each dest of a FORWARD frame,
@@ -20,7 +21,8 @@ what each kind of frame holds; ``wal.py`` is the file around the frames. Header:
                                 DELETE frame, `LeaseOp` of a LEASE frame
     62      2     zero
 
-The checksum decides what a frame is. No other field is believed before it has been checked.
+A header is valid only if the checksum matches. No other field may be trusted before the checksum
+has been verified.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ assert FRAME.size == FRAME_HEADER_BYTES
 _HEAD = struct.Struct("<4sI")
 _TAIL = struct.Struct("<QQQQqIIIBBH")  # the part of the header that the checksum covers
 assert _HEAD.size + _TAIL.size == FRAME_HEADER_BYTES
-# What a read needs of a frame with records: magic, lsn, topic_id, first_seq, body_len,
+# The header fields that a read of records needs: magic, lsn, topic_id, first_seq, body_len,
 # record_count, ext_len, kind, flags.
 APPEND_FIELDS = struct.Struct("<4s4xQ8xQQ8xIIIBB2x")
 assert APPEND_FIELDS.size == FRAME_HEADER_BYTES
@@ -50,7 +52,7 @@ _PADS = [bytes(-length % ALIGNMENT) for length in range(ALIGNMENT)]
 
 
 class FrameKind(IntEnum):
-    """What a frame says. Written to disk: never renumber, only add; 5 and 11 are not used."""
+    """The kind of a frame. Written to disk: never renumber, only add; 5 and 11 are not used."""
 
     APPEND = 1
     DELETE = 2
@@ -68,7 +70,7 @@ class FrameKind(IntEnum):
 
 
 class FrameHeader(NamedTuple):
-    """Header of a frame, in the order of the bytes."""
+    """The header of a frame. The fields are in the order of the bytes."""
 
     magic: bytes
     crc: int
@@ -86,7 +88,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def end(self) -> int:
-        """LSN of the next frame."""
+        """The LSN of the next frame."""
         return self.lsn + padded(FRAME_HEADER_BYTES + self.body_len)
 
 
@@ -94,12 +96,12 @@ _CRC, _LSN, _BODY_LEN = map(FrameHeader._fields.index, ("crc", "lsn", "body_len"
 
 
 def padded(length: int) -> int:
-    """``length`` rounded up to a multiple of 8."""
+    """Return ``length`` rounded up to a multiple of 8."""
     return length + -length % ALIGNMENT
 
 
 class Frame(NamedTuple):
-    """What a frame is to say, before it has an LSN."""
+    """The content of a frame that is not yet written and has no LSN."""
 
     kind: FrameKind
     topic_id: int = 0
@@ -109,16 +111,17 @@ class Frame(NamedTuple):
     flags: int = 0
     ext_len: int = 0
     parts: Sequence[Buffer] = ()
-    named_bytes: int = 0  # bytes elsewhere that are sealed with the frame; not encoded
+    # Bytes of records elsewhere that are added to a segment when the frame is sealed. Not encoded.
+    named_bytes: int = 0
 
     @property
     def length(self) -> int:
-        """Bytes in the log, padding included."""
+        """The size of the frame in the log in bytes, including padding."""
         return padded(FRAME_HEADER_BYTES + sum(map(len, self.parts)))
 
 
 def encode_frame(frame: Frame, lsn: int, durable_lsn: int, seed: int) -> list[Buffer]:
-    """The frame's bytes as a list of pieces, to be written one after the other."""
+    """Encode a frame as a list of buffers, which must be written one after the other."""
     kind, topic_id, first_seq, ts_ms, count, flags, ext_len, parts, _ = frame
     body_len = sum(map(len, parts))
     tail = _TAIL.pack(
@@ -131,22 +134,22 @@ def encode_frame(frame: Frame, lsn: int, durable_lsn: int, seed: int) -> list[Bu
 
 
 def header_at(data: Buffer, offset: int) -> FrameHeader:
-    """The header at ``offset``, unchecked."""
-    # As `FrameHeader._make`, in a third of its time.
+    """Return the header at ``offset`` without checking it."""
+    # Like `FrameHeader._make`, but three times as fast.
     return tuple.__new__(FrameHeader, FRAME.unpack_from(data, offset))
 
 
 class Stop(Enum):
-    """Why there is no frame."""
+    """The reason why there is no valid frame at an offset."""
 
     END = "only zeros follow"
     BAD = "the bytes that follow are not a frame"
 
 
 def check_frame(data: memoryview, offset: int, lsn: int, seed: int) -> FrameHeader | Stop:
-    """The whole and undamaged frame at ``offset``, or why there is none.
+    """Check the frame at ``offset``. Returns its header, or the reason why there is no valid frame.
 
-    Never raises on bad bytes.
+    Never raises on corrupt bytes.
     """
     if offset + FRAME_HEADER_BYTES > len(data):
         return Stop.END if not any(data[offset:]) else Stop.BAD
@@ -164,7 +167,7 @@ def check_frame(data: memoryview, offset: int, lsn: int, seed: int) -> FrameHead
 
 
 def magics_from(data: memoryview, offset: int) -> Iterator[int]:
-    """Where a frame may begin behind ``offset``, damaged ones among them: counted from there."""
+    """Yield the offsets of possible frames, including damaged ones, relative to ``offset``."""
     rest = bytes(data[offset:])
     at = rest.find(FRAME_MAGIC)
     while at >= 0:
@@ -173,10 +176,11 @@ def magics_from(data: memoryview, offset: int) -> Iterator[int]:
 
 
 def scan_frames(data: memoryview, offset: int, lsn: int, seed: int) -> Iterator[FrameHeader]:
-    """Headers of all whole frames from ``offset`` on, up to the first that `check_frame` refuses.
+    """Yield the headers of all valid frames from ``offset`` to the first invalid one.
 
-    A start reads millions of frames, so the checks of `check_frame` are repeated here without a
-    call, and on the plain tuple, whose indexing is faster than that of a subclass.
+    A start reads millions of frames. For speed, this function repeats the checks of `check_frame`
+    without a function call, and it works on a plain tuple, because indexing a tuple is faster than
+    indexing an instance of a subclass.
     """
     size, shift = len(data), offset - lsn
     unpack, new, checksum = FRAME.unpack_from, tuple.__new__, crc32c.crc32c

@@ -1,23 +1,24 @@
-"""Records of one write: the body of an APPEND frame and of a blob. Integers little-endian.
+"""Records of one write: the body of an APPEND frame and of a blob file. Integers are little-endian.
 
     part       size        present when  meaning
     ext        ext_len     ext_len > 0   CBOR map: "k" key, "n" nodes, "t" tags, "d" delays
-    ends       u32[count]  always        end of each record in the blob, its comma included
+    ends       u32[count]  always        end of each record in the blob, including its comma
     node_refs  u32[count]  flag NODES    0: no node; n: the n-th of ext "n"
     tag_refs   u32[count]  flag TAGS     0: no tag; n: the n-th of ext "t"
-    meta_lens  u32[count]  flag METAS    length of the record's meta piece, 0: none
+    meta_lens  u32[count]  flag METAS    length of the record's `,"meta":META`, 0: none
     blob       the rest    always        rendered records, each followed by a comma
 
-"k" is the write's idempotency key. Nodes and tags are JSON strings, as bytes. Delays, which are
-there with flag DELAYS, are the bytes of a u64 for each record: when it is due as a job, in
-milliseconds since 1970; 0: at once. An extent of a segment has no delays. A rendered record is the
-object that readers get:
+"k" is the write's idempotency key. Nodes and tags are JSON strings, as bytes. Flag DELAYS means
+that there are delays: a u64 for each record, the time at which it is due as a job, in milliseconds
+since 1970, or 0 if it is due immediately. An extent of a segment has no delays. A rendered record
+is the JSON object that readers receive:
 
     {"$seq":7,"$ts":1748450000123,"$node":"a","$tag":"t","data":DATA,"meta":META}
 
-So a read of many records is one slice; only a reader who wants fewer members costs a cut. Flag
-ONE_NODE says that every record has the first node of "n", the usual batch of one writer, and saves
-the table. ``rendering.py`` writes this layout, the views here read it in place.
+So a read of many records is one slice of the blob. Members must be cut out of records only for a
+reader that requests fewer members. Flag ONE_NODE means that every record has the first node of "n".
+This is common, because most batches have one writer, and it saves the table of node refs.
+``rendering.py`` writes this layout. The views in this module read it in place.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from topics.formats.buffers import Buffer
 from topics.formats.json_text import json_string
 from topics.formats.ranges import IndexRun
 
-# The bytes of a record up to its `$ts`, with as many digits as a seq and a time can have.
+# The maximum length of a record up to the end of its `$ts`, with 20 digits for seq and time each.
 _HEAD_MAX = len(b'{"$seq":,"$ts":,') + 20 + 20
 _NODE_LEN, _TAG_LEN = len(b',"$node":'), len(b',"$tag":')
-_KEY = cbor2.dumps("k")  # first in the ext map, if it is there
+_KEY = cbor2.dumps("k")  # the first key of the ext map if the write has an idempotency key
 _LIVE = re.compile(rb"[^\x01]+")
 
 
 class RecordFlags(IntEnum):
-    """Which optional parts are there. Written to disk: never renumber, only add."""
+    """The optional parts that a write has. Written to disk: never renumber, only add."""
 
     NODES = 1
     TAGS = 2
     METAS = 4
     ONE_NODE = 8
-    EXTERNAL = 16  # the frame's body is ext alone; the whole body stands in a blob file (blob.py)
+    EXTERNAL = 16  # The frame's body is only ext. The complete body is in a blob file (blob.py).
     DELAYS = 32
 
 
-# As plain numbers: the operators of an IntFlag cost more than all else in a short read.
+# Plain integers, because the operators of an enum take more time than the rest of a short read.
 _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
 )
@@ -61,14 +62,16 @@ _DELAYS = int(RecordFlags.DELAYS)
 
 
 class Texts(Protocol):
-    """JSON strings by number."""
+    """A sequence of JSON strings."""
 
     def __getitem__(self, index: int, /) -> bytes: ...
 
 
 class View:
-    """What a write of the log and an extent of a segment answer alike: both hold ``count`` rendered
-    records of contiguous seqs.
+    """The common interface of a write in the log and an extent of a segment.
+
+    Both contain ``count`` rendered records with contiguous seqs. Records are addressed by an index
+    from 0.
     """
 
     __slots__ = ("count", "flags")
@@ -76,11 +79,11 @@ class View:
     def __init__(self, flags: int, count: int) -> None:
         self.flags, self.count = flags, count
 
-    # What the two kinds hold in their own ways
+    # Methods that the two subclasses implement
 
     @property
     def ends(self) -> memoryview:
-        """End of each record in the blob."""
+        """The end of each record in the blob, including its comma."""
         raise NotImplementedError
 
     @property
@@ -89,51 +92,51 @@ class View:
         raise NotImplementedError
 
     def part(self, begin: int, end: int) -> memoryview:
-        """Bytes ``begin`` to ``end`` (exclusive) of the blob."""
+        """Return the bytes ``begin`` to ``end`` (exclusive) of the blob."""
         raise NotImplementedError
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Rows of a table that ``flags`` say is there."""
+        """Return the rows ``start`` to ``stop`` of the table of ``flag``, which must be set."""
         raise NotImplementedError
 
     def texts(self) -> tuple[Texts, Texts]:
-        """Nodes and tags: ref n stands for item n - 1."""
+        """Return the nodes and the tags. Ref n refers to item n - 1."""
         raise NotImplementedError
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
-        """The refs that stand for these nodes."""
+        """Return the refs of these nodes."""
         raise NotImplementedError
 
     def _node_lens(self, refs: Sequence[int]) -> list[int]:
-        """Bytes of each node as a JSON string, 0 where there is none."""
+        """Return the length of each node as a JSON string, 0 for ref 0."""
         raise NotImplementedError
 
     def _tag_lens(self, refs: Sequence[int]) -> list[int]:
-        """Bytes of each tag as a JSON string, 0 where there is none."""
+        """Return the length of each tag as a JSON string, 0 for ref 0."""
         raise NotImplementedError
 
     def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
+        """Yield ``(index, tag as a JSON string)`` for each record in the range that has a tag."""
         raise NotImplementedError
 
-    # What follows from it
+    # Methods that use those above
 
     def _begin(self, index: int) -> int:
         return self.ends[index - 1] if index else 0
 
     def size(self, start: int, stop: int) -> int:
-        """Bytes of the records ``start`` to ``stop`` (exclusive), their commas included."""
+        """Return the size of the records ``start`` to ``stop`` (exclusive), with their commas."""
         return self._begin(stop) - self._begin(start)
 
     def ts(self, index: int) -> int:
-        """``$ts`` of a record."""
+        """Return the ``$ts`` of a record."""
         begin = self._begin(index)
         head = bytes(self.part(begin, min(begin + _HEAD_MAX, self.ends[index])))
         at = head.index(b',"$ts":') + len(b',"$ts":')
         return int(head[at : head.index(b",", at)])
 
     def taken(self, start: int, stop: int) -> tuple[bytes, list[int]]:
-        """Records ``start`` to ``stop`` (exclusive), and where each ends in these bytes."""
+        """Return the records ``start`` to ``stop`` (exclusive), and where each ends in them."""
         all_ends = self.ends
         first = all_ends[start - 1] if start else 0
         ends = all_ends[start:stop].tolist()
@@ -141,8 +144,9 @@ class View:
         return records, [end - first for end in ends] if first else ends
 
     def fit(self, start: int, stop: int, budget: int) -> int:
-        """First index past the records from ``start`` (at most to ``stop``) whose rendered bytes
-        fit ``budget``.
+        """Return the index after the last record that fits into ``budget`` bytes.
+
+        The records are counted from ``start``, and at most up to ``stop`` (exclusive).
         """
         ends = self.ends
         begin = ends[start - 1] if start else 0
@@ -151,7 +155,7 @@ class View:
     def cuts_nothing(
         self, nodes: Set[bytes], include_tags: bool, include_meta: bool, include_data: bool = True
     ) -> bool:
-        """Whether such a reader gets each record as it stands."""
+        """Return whether a reader with these options gets every record unchanged."""
         if not include_data:
             return False
         flags = self.flags
@@ -160,25 +164,27 @@ class View:
         return not nodes or not flags & (_NODES | _ONE_NODE)
 
     def slice(self, start: int, stop: int) -> memoryview:
-        """Records ``start`` to ``stop`` (exclusive) as they are, joined by commas; at least one."""
+        """Return the records ``start`` to ``stop`` (exclusive) unchanged, joined by commas.
+
+        The range must contain at least one record.
+        """
         ends = self.ends
         return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
     def whole(self) -> memoryview:
-        """All records as they are, joined by commas."""
+        """Return all records unchanged, joined by commas."""
         return self.slice(0, self.count)
 
     def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:  # noqa: ARG002 - has no checksums
-        """``(start, stop)`` of the first adjacent records in the range that are damaged; None for
-        none.
-        """
+        """Return ``(start, stop)`` of the first run of damaged records in the range, or None."""
         return None
 
     def wanted(
         self, start: int, stop: int, nodes: Set[bytes], dead: Buffer | None
     ) -> tuple[int, int] | None:
-        """First and last of the records that `select` would give, without a look at them; None for
-        none.
+        """Return the first and the last index that `select` would return, or None.
+
+        This function does not read the records themselves.
         """
         flags = self.flags
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()
@@ -204,11 +210,11 @@ class View:
         dead: Buffer | None = None,
         include_data: bool = True,
     ) -> list[tuple[int, bytes]]:
-        """``(index, rendered)`` of each record in the range that this reader is to get, cut to what
-        it wants.
+        """Return ``(index, rendered)`` of each record in the range that the reader receives.
 
-        ``dead`` has a byte for every record of the view; those with 1 are passed over. Without
-        data, meta goes too.
+        Records of ``nodes`` are omitted, and members that the reader excludes are cut out. ``dead``
+        has a byte for every record of the view; records with value 1 are omitted. Without data, the
+        records have no meta either.
         """
         flags = self.flags
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()
@@ -231,8 +237,8 @@ class View:
             if mark == 1 or (node and node in skipped):
                 continue
             if tag_len or not include_data:
-                # {"$seq":S,"$ts":T comes first and holds no comma but the one before "$ts"; then
-                # node, then tag.
+                # A record starts with {"$seq":S,"$ts":T, whose only comma is before "$ts". The node
+                # follows, then the tag.
                 at = records.index(b",", records.index(b",", begin) + 1)
                 if node_len:
                     at += node_len + _NODE_LEN
@@ -258,8 +264,9 @@ class View:
         include_meta: bool,
         include_data: bool,
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """Bytes of the node, the tag and the meta of each record in the range, as far as `select`
-        needs them for its cuts; else 0.
+        """Return the lengths of the node, the tag and the meta of each record in the range.
+
+        A length that `select` does not need for its cuts is 0.
         """
         flags, count = self.flags, stop - start
         node_lens: Sequence[int] = bytes(count)
@@ -275,9 +282,7 @@ class View:
 
 
 def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[IndexRun]:
-    """The runs of records in the range that are not dead. Any flag other than
-    1 counts as live.
-    """
+    """Yield the runs of live records in the range. Only records with flag 1 are dead."""
     if start >= stop:
         return
     if dead is None:
@@ -288,7 +293,7 @@ def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[IndexRun]:
 
 
 class RecordsView(View):
-    """Reads the records of one write in place; nothing is copied before a slice is taken."""
+    """Reads the records of one write in place. Bytes are copied only when a slice is converted."""
 
     __slots__ = ("body", "ext_len")
 
@@ -301,7 +306,7 @@ class RecordsView(View):
 
     @property
     def ends(self) -> memoryview:
-        """End of each record in the blob."""
+        """The end of each record in the blob, including its comma."""
         start = self.ext_len
         return self.body[start : start + 4 * self.count].cast("I")
 
@@ -311,12 +316,12 @@ class RecordsView(View):
         return self.body[self.ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) :]
 
     def ext(self) -> dict[str, Any]:
-        """The CBOR map: key, nodes, tags, delays."""
+        """Return the CBOR map with the key, the nodes, the tags and the delays."""
         return cbor2.loads(bytes(self.body[: self.ext_len])) if self.ext_len else {}
 
     @property
     def length(self) -> int:
-        """Bytes of the whole body."""
+        """The size of the complete body in bytes."""
         return len(self.body)
 
     @property
@@ -325,36 +330,39 @@ class RecordsView(View):
         return self.ext_len > 0
 
     def delays(self) -> list[int]:
-        """When each record is due as a job, 0: at once; empty when none is delayed."""
+        """Return the time at which each record is due as a job, 0 for immediately.
+
+        The list is empty if no record is delayed.
+        """
         return decode_delays(self.body[: self.ext_len]) if self.flags & _DELAYS else []
 
     def whole(self) -> memoryview:
-        """As `View.whole`: what most reads take, so without a look at the ends."""
+        """As `View.whole`. Most reads call it, so it does not read the table of ends."""
         return self.body[self.ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) : -1]
 
     def part(self, begin: int, end: int) -> memoryview:
-        """Bytes ``begin`` to ``end`` (exclusive) of the blob."""
+        """Return the bytes ``begin`` to ``end`` (exclusive) of the blob."""
         return self.blob[begin:end]
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Rows of a table that ``flags`` say is there."""
+        """Return the rows ``start`` to ``stop`` of the table of ``flag``, which must be set."""
         number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
         return self._table(number)[start:stop]
 
     def texts(self) -> tuple[Texts, Texts]:
-        """Nodes and tags: ref n stands for item n - 1."""
+        """Return the nodes and the tags. Ref n refers to item n - 1."""
         ext = self.ext()
         return ext.get("n", ()), ext.get("t", ())
 
     def taken(self, start: int, stop: int) -> tuple[bytes, list[int]]:
-        """Records ``start`` to ``stop`` (exclusive), and where each ends in these bytes."""
+        """Return the records ``start`` to ``stop`` (exclusive), and where each ends in them."""
         if self.count > 1:
             return super().taken(start, stop)
         records = bytes(self.blob)
         return records, [len(records)]
 
     def texts_and_tables(self) -> tuple[bytes, list[bytes]]:
-        """The ext map without key and delays, and the bytes of each table but ``ends``."""
+        """Return the ext map without key and delays, and each table except ``ends``."""
         start, step, body = self.ext_len, 4 * self.count, self.body
         ext = bytes(body[:start])
         if self.flags & _DELAYS or ext[1 : 1 + len(_KEY)] == _KEY:
@@ -377,7 +385,7 @@ class RecordsView(View):
         return [lens[ref] for ref in refs]
 
     def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
+        """Yield ``(index, tag as a JSON string)`` for each record in the range that has a tag."""
         if not self.flags & _TAGS:
             return iter(())
         tags = [b"", *self.ext()["t"]]
@@ -389,16 +397,16 @@ class RecordsView(View):
 
 
 def decode_delays(ext: Buffer) -> list[int]:
-    """The delays in the ext map of a write that has flag DELAYS."""
+    """Return the delays in the ext map of a write that has flag DELAYS."""
     delays: bytes = cbor2.loads(bytes(ext))["d"]
     return [*struct.unpack(f"<{len(delays) // 8}Q", delays)]
 
 
 def blob_bytes(body_len: int, ext_len: int, count: int, flags: int) -> int:
-    """Bytes of rendered records in a body of this shape."""
+    """Return the size of the blob in a body with these properties."""
     return body_len - ext_len - 4 * count * (1 + (flags & 7).bit_count())
 
 
 def json_nodes(nodes: Iterable[str]) -> frozenset[bytes]:
-    """Node ids in the form in which frames hold them, for exact comparison (§4)."""
+    """Convert node ids to the form in which frames contain them, for exact comparison (§4)."""
     return frozenset(map(json_string, nodes))

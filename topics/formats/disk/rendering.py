@@ -1,12 +1,13 @@
-"""Rendering: the records of a write become the body of an APPEND frame (``records.py``).
+"""Rendering: encodes the records of a write as the body of an APPEND frame (``records.py``).
 
-A record is written once and read many times, so the log holds it as readers get it, `$seq` and
-`$ts` included, each followed by a comma: a page is slices of mapped files. To render records when
-they are read took 0.3 us each, more than all the rest of a read of 1,000; to render them when a log
-file is sealed is too late, as the newest are read most.
+A record is written once and read many times. So the log contains records in the form in which
+readers receive them, including `$seq` and `$ts`, each followed by a comma. A page for a reader
+consists of slices of mapped files. Rendering records during a read took 0.3 us for each, more than
+the rest of a read of 1,000 records. Rendering them when a log file is sealed would be too late,
+because the newest records are read most often.
 
-The usual write is rendered at once: each payload is copied once. A streamed append is rendered run
-by run, with flags, ext and tables of the whole known before.
+A usual write is rendered in one step, and each payload is copied once. A streamed append is
+rendered run by run; its flags, ext and tables are computed for the complete write first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _U32 = struct.Struct("<I")
 
 
 class EncodedRecords(NamedTuple):
-    """The records of a write, ready for a frame: ``parts`` in order are the frame's body."""
+    """The encoded records of a write. ``parts``, concatenated, are the body of the frame."""
 
     flags: int
     record_count: int
@@ -46,8 +47,10 @@ def encode(
     keep_key: bool,
     due: Sequence[int] | None = None,
 ) -> EncodedRecords:
-    """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``. ``due``: when
-    each is due as a job, 0 for at once.
+    """Render the records with contiguous seqs from ``first_seq``, all with `$ts` ``ts_ms``.
+
+    ``due`` is the time at which each record is due as a job, 0 for immediately. ``keep_key``: the
+    frame contains the idempotency key.
     """
     records = request.records
     if isinstance(request, PlainAppend) and request.node is None and due is None:
@@ -69,8 +72,9 @@ def encode(
 
 
 def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tuple[bytes, bytes]:
-    """Ends and blob of records with data alone. Each payload is copied once: the usual write, so it
-    counts.
+    """Return the ends and the blob of records that have only data.
+
+    Most writes are of this kind, so their speed matters. Each payload is copied once.
     """
     if len(records) == 1:
         blob = b'{"$seq":%d,"$ts":%d,"data":%b},' % (first_seq, ts_ms, records[0].data)
@@ -78,8 +82,9 @@ def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tu
     between = b'},{"$seq":%%d,"$ts":%d,"data":' % ts_ms
     heads: list[Buffer] = [between % seq for seq in range(first_seq, first_seq + len(records))]
     payloads: list[Buffer] = [record.data for record in records]
-    # The end of a record and the head of the next are one piece; the first head gives back what
-    # stands before it to the last end.
+    # The end of a record and the head of the next one are one buffer, `between`. The first head is
+    # shortened by the end "}," in front of it, and the same two bytes are added after the last
+    # payload. So the total length is unchanged.
     ends = array("I", accumulate(map(add, map(len, heads), map(len, payloads)))).tobytes()
     heads[0] = heads[0][2:]
     pieces: list[Buffer] = [b"},"] * (2 * len(records) + 1)
@@ -88,8 +93,9 @@ def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tu
 
 
 class Rendering:
-    """Renders the records of one write, at once or run by run; ``flags``, ``ext`` and ``tables``
-    are those of the whole; ``due`` is as in `encode`.
+    """Renders the records of one write, in one step or run by run.
+
+    ``flags``, ``ext`` and ``tables`` are those of the complete write. ``due`` is as in `encode`.
     """
 
     def __init__(
@@ -135,8 +141,9 @@ class Rendering:
         self.ext = cbor2.dumps(ext) if ext else b""
 
     def render(self, start: int, stop: int, first_seq: int, ts_ms: int) -> list[bytes]:
-        """Records ``start`` to ``stop`` (exclusive), each with its comma; ``first_seq`` is the seq
-        of the write's first record.
+        """Render the records ``start`` to ``stop`` (exclusive), each with its comma.
+
+        ``first_seq`` is the seq of the first record of the write.
         """
         return [
             b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b},'
@@ -158,7 +165,7 @@ class Rendering:
         ]
 
     def ends(self, first_seq: int, ts_ms: int) -> array[int]:
-        """Where each record will end in the blob, without rendering it."""
+        """Compute the end of each record in the blob without rendering the records."""
         fixed = len(b'{"$seq":,"$ts":%d,"data":},' % ts_ms)
         lengths = (
             fixed
@@ -180,8 +187,9 @@ class Rendering:
 
 
 def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
-    """Distinct texts as JSON strings in order of appearance, and for each text its place from 1, 0
-    for none.
+    """Return the distinct texts as JSON strings, and the ref of each text.
+
+    The strings are in order of appearance. Refs are numbers from 1; 0 means None.
     """
     places: dict[str | None, int] = {None: 0}
     refs = array("I", [places.setdefault(text, len(places)) for text in texts])

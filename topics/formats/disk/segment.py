@@ -8,8 +8,8 @@
     directory   a multiple of 4096         80 an extent
     trailer     file_length - 64           64
 
-Bytes between two parts are zero. Only delete flags ever change, in place and one byte at a time;
-they are under no checksum.
+The bytes between two parts are zero. Only the delete flags of a file ever change. They are changed
+in place, one byte at a time, and no checksum covers them.
 
 Header:
 
@@ -18,8 +18,8 @@ Header:
     8       4     version       2
     12      4     shard         the shard that writes it
     16      8     number        of the segment: the file's name
-    24      8     base          LSN from which on the records come
-    32      8     end           LSN up to which they come
+    24      8     base          LSN at which the sealed part of the log starts
+    32      8     end           LSN at which it ends
     40      4     crc32c        of bytes 0..40
     44      4052  zero
 
@@ -83,8 +83,9 @@ The tables that follow it:
     keys          keys_len            always      CBOR array of [idempotency key, first_seq, count,
                                                   $ts], one for each write with a key
 
-The JSON string of a text without its closing quote begins the JSON string of every text that begins
-with it, and no other. So the tags with one prefix are neighbours, and so are their postings.
+If a text starts with a prefix, its JSON string starts with the JSON string of the prefix without
+the closing quote, and the reverse is also true. So the tags with a common prefix are adjacent, and
+so are their postings.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.versions import SEGMENT, VERSION_AT, VERSIONS, other_version
 
 END_MAGIC = b"TPSEGEND"
-PAGE_BYTES = 4096  # of a file system; room is given back by whole ones
+PAGE_BYTES = 4096  # page size of the file system, which can release only complete pages
 EXTENT_ALIGNMENT = 8
 HEADER_BYTES = 4096
 TRAILER_BYTES = 64
@@ -112,14 +113,17 @@ _ENTRY = struct.Struct("<QQQQQqqIIIIII")
 _TABLES_HEAD = struct.Struct("<IIIIIII4x")
 _CRC = struct.Struct("<I")
 assert _HEADER.size == 40
-HEADER_USED_BYTES = _HEADER.size + _CRC.size  # zeros follow
+HEADER_USED_BYTES = _HEADER.size + _CRC.size  # The rest of the header is zero.
 assert _TRAILER.size + _CRC.size == TRAILER_BYTES
 assert _ENTRY.size == ENTRY_BYTES
 assert _TABLES_HEAD.size == TABLES_HEAD_BYTES
 
 
 class BadSegment(Exception):
-    """The bytes are not a segment of this version, or not the ones that were written."""
+    """The bytes are not a segment of this version, or they are damaged.
+
+    ``offset`` is the position in the file where this was detected.
+    """
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"offset {offset}: {reason}")
@@ -127,7 +131,7 @@ class BadSegment(Exception):
 
 
 class SegmentHeader(NamedTuple):
-    """Header of a segment file."""
+    """The header of a segment file, see the table in the module docstring."""
 
     shard: int
     number: int
@@ -136,7 +140,7 @@ class SegmentHeader(NamedTuple):
 
 
 class Trailer(NamedTuple):
-    """End of a segment file."""
+    """The trailer of a segment file, see the table in the module docstring."""
 
     directory_at: int
     flags_at: int
@@ -147,7 +151,7 @@ class Trailer(NamedTuple):
 
 
 class ExtentEntry(NamedTuple):
-    """An extent's entry in the directory."""
+    """The entry of an extent in the directory, see the table in the module docstring."""
 
     topic_id: int
     first_seq: int
@@ -165,18 +169,18 @@ class ExtentEntry(NamedTuple):
 
     @property
     def tables_at(self) -> int:
-        """Offset of the tables in the file."""
+        """The offset of the extent's tables in the file."""
         return self.offset + self.length - self.tables_len
 
     @property
     def pages(self) -> range:
-        """Offsets of the whole pages that hold nothing but this extent."""
+        """The offsets of the pages that contain only bytes of this extent."""
         end = self.offset + self.length + padding(self.length, EXTENT_ALIGNMENT)
         return range(self.offset + padding(self.offset), end - end % PAGE_BYTES)
 
 
 class TablesHead(NamedTuple):
-    """Head of an extent's tables."""
+    """The head of an extent's tables, see the table in the module docstring."""
 
     node_count: int
     node_bytes: int
@@ -188,7 +192,7 @@ class TablesHead(NamedTuple):
 
 
 class ExtentKey(NamedTuple):
-    """A write with an idempotency key."""
+    """The idempotency key of a write, with the seqs and the time of its records."""
 
     key: str
     first_seq: int
@@ -197,18 +201,18 @@ class ExtentKey(NamedTuple):
 
 
 def padding(length: int, alignment: int = PAGE_BYTES) -> int:
-    """How many zeros follow ``length`` bytes."""
+    """Return the number of zeros that follow ``length`` bytes to reach the alignment."""
     return -length % alignment
 
 
 def encode_header(header: SegmentHeader) -> bytes:
-    """The 4096 bytes at the start."""
+    """Encode the header, which is the first 4096 bytes of a file."""
     head = _HEADER.pack(SEGMENT, VERSIONS[SEGMENT], *header)
     return (head + _CRC.pack(crc32c.crc32c(head))).ljust(HEADER_BYTES, b"\0")
 
 
 def decode_header(data: Buffer) -> SegmentHeader:
-    """Raises `BadSegment`."""
+    """Decode the header of a file. Raises `BadSegment`."""
     if len(data) < HEADER_BYTES:
         raise BadSegment(0, "shorter than its header")
     magic, _, *fields = _HEADER.unpack_from(data)
@@ -222,13 +226,13 @@ def decode_header(data: Buffer) -> SegmentHeader:
 
 
 def encode_trailer(trailer: Trailer) -> bytes:
-    """The 64 bytes at the end."""
+    """Encode the trailer, which is the last 64 bytes of a file."""
     head = _TRAILER.pack(END_MAGIC, *trailer)
     return head + _CRC.pack(crc32c.crc32c(head))
 
 
 def decode_trailer(data: Buffer, file_length: int) -> Trailer:
-    """``data`` are the last 64 bytes of a file of this length. Raises `BadSegment`."""
+    """Decode the last 64 bytes of a file of ``file_length`` bytes. Raises `BadSegment`."""
     at = file_length - TRAILER_BYTES
     if at < HEADER_BYTES or len(data) != TRAILER_BYTES:
         raise BadSegment(file_length, "ends before its trailer")
@@ -247,7 +251,7 @@ def decode_trailer(data: Buffer, file_length: int) -> Trailer:
 
 
 def check_directory(data: Buffer, trailer: Trailer) -> None:
-    """Raises `BadSegment` for a directory that is not the trailer's."""
+    """Raise `BadSegment` if the directory does not match the checksum in the trailer."""
     length = ENTRY_BYTES * trailer.entry_count
     if len(data) != length or crc32c.crc32c(data) != trailer.directory_crc:
         raise BadSegment(trailer.directory_at, "has a damaged directory")
@@ -256,8 +260,9 @@ def check_directory(data: Buffer, trailer: Trailer) -> None:
 def decode_ends(
     read: Callable[[int, int], Buffer], size: int
 ) -> tuple[SegmentHeader, Trailer, Buffer]:
-    """Header, trailer and directory of a file of ``size`` bytes. ``read`` gives the bytes at an
-    offset, so many. Raises `BadSegment`.
+    """Return the header, the trailer and the directory of a file of ``size`` bytes.
+
+    ``read`` takes an offset and a length and returns these bytes. Raises `BadSegment`.
     """
     header = decode_header(read(0, HEADER_BYTES))
     trailer = decode_trailer(read(max(size - TRAILER_BYTES, 0), TRAILER_BYTES), size)
@@ -267,25 +272,25 @@ def decode_ends(
 
 
 def encode_entry(entry: ExtentEntry) -> bytes:
-    """80 bytes of the directory."""
+    """Encode an entry of the directory as 80 bytes."""
     return _ENTRY.pack(*entry)
 
 
 def decode_entry(data: Buffer, offset: int = 0) -> ExtentEntry:
-    """The entry at ``offset`` of a directory, or of any bytes that hold one."""
+    """Decode the entry at ``offset`` of ``data``."""
     return ExtentEntry._make(_ENTRY.unpack_from(data, offset))
 
 
 def decode_directory(data: Buffer) -> Iterator[ExtentEntry]:
-    """All entries of a directory."""
+    """Decode all entries of a directory."""
     return map(ExtentEntry._make, _ENTRY.iter_unpack(data))
 
 
 def encode_tables_head(head: TablesHead) -> bytes:
-    """The 32 bytes at the start of an extent's tables."""
+    """Encode the head of an extent's tables as 32 bytes."""
     return _TABLES_HEAD.pack(*head)
 
 
 def decode_tables_head(data: Buffer, offset: int) -> TablesHead:
-    """The head at ``offset``."""
+    """Decode the head of an extent's tables at ``offset``."""
     return TablesHead._make(_TABLES_HEAD.unpack_from(data, offset))

@@ -1,9 +1,9 @@
-"""Segment build: the bytes of a segment from the records of a log (bytes: ``segment.py``).
+"""Building of segments: encodes records as the bytes of a segment file (layout: ``segment.py``).
 
     header -> extents, each from `ExtentBuilder` -> delete flags -> directory -> trailer
 
-The bytes come piece after piece; a piece takes less than a millisecond, so others may run between
-two of them. Nothing here knows of files or time.
+The bytes are produced in chunks. Each chunk takes less than a millisecond, so the caller can do
+other work between two chunks. This module does not access files or clocks.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from topics.formats.disk.segment import (
     padding,
 )
 
-# A longer stretch becomes several extents: the tables of one are read and checked at once, whatever
-# is asked of it.
+# The maximum size of an extent. More records of a topic become several extents, because every read
+# of an extent must first read and check all of its tables.
 EXTENT_BYTES = 64 << 20
 EXTENT_RECORDS = 1 << 16
-STEP_EXTENTS = 256
-STEP_FLAGS = 1024  # of one extent that ends a step
+STEP_EXTENTS = 256  # the maximum number of extents whose flags or entries are encoded in one step
+STEP_FLAGS = 1024  # An extent with more flags than this ends a step.
 
 
 class Source(NamedTuple):
-    """A stretch of one topic's contiguous seqs; the pieces are contiguous, too."""
+    """Records of one topic with contiguous seqs from ``first_seq``, in contiguous ranges."""
 
     topic_id: int
     first_seq: int
@@ -46,7 +46,7 @@ class Source(NamedTuple):
 
 
 DeleteFlags = Callable[[int, int, int], Buffer | None]
-"""Delete flags of the records that ``topic_id, first_seq, count`` name; None: all live."""
+"""Returns the delete flags of records, given ``topic_id, first_seq, count``. None: all are live."""
 
 
 def _all_live(_topic_id: int, _first_seq: int, _count: int) -> Buffer | None:
@@ -61,10 +61,10 @@ def build(
     extent_bytes: int = EXTENT_BYTES,
     extent_records: int = EXTENT_RECORDS,
 ) -> Iterator[bytes]:
-    """The file's bytes in pieces, some of them empty.
+    """Yield the bytes of the file in chunks, some of which are empty.
 
-    Sources and their pieces are asked for one by one; ``delete_flags`` is asked when all records
-    are taken.
+    The sources and their record ranges are iterated one by one. ``delete_flags`` is called only
+    after all records have been encoded.
     """
     yield encode_header(header)
     at = HEADER_BYTES
@@ -72,7 +72,7 @@ def build(
     for source in sources:
         seq, pieces = source.first_seq, Pieces(source.pieces)
         if pieces.head is None:
-            yield b""  # a source without pieces is a step of its own
+            yield b""  # Reading a source without records also counts as a step.
         while pieces.head is not None:
             extent = ExtentBuilder(seq, extent_bytes, extent_records)
             entry = yield from _extent(extent, pieces, source.topic_id, at)
@@ -89,7 +89,7 @@ def build(
 def _extent(
     extent: ExtentBuilder, pieces: Pieces, topic_id: int, at: int
 ) -> Generator[bytes, None, ExtentEntry]:
-    """The bytes of an extent at offset ``at``; its entry without flags."""
+    """Yield the bytes of an extent at offset ``at``. Returns its entry, without ``flags_at``."""
     while pieces.head is not None and not extent.full:
         yield extent.take(pieces)
     yield bytes(padding(extent.size, 8))
@@ -104,7 +104,7 @@ def _extent(
         first_seq=extent.first_seq,
         offset=at,
         length=length,
-        flags_at=0,  # known when all extents are built
+        flags_at=0,  # set when all extents are built
         first_ts=extent.first_ts,
         last_ts=extent.last_ts,
         record_count=extent.count,
@@ -119,7 +119,7 @@ def _extent(
 def _ending(
     entries: list[ExtentEntry], flags_at: int, delete_flags: DeleteFlags
 ) -> Iterator[bytes]:
-    """Delete flags, directory and trailer."""
+    """Yield the delete flags, the directory and the trailer."""
     record_count = 0
     flags: list[Buffer] = []
     for index, entry in enumerate(entries):

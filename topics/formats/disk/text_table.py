@@ -1,8 +1,8 @@
-"""Text tables on their way: the nodes or tags of an extent, while it is built (bytes:
-``segment.py``).
+"""Building of text tables: the nodes or the tags of an extent (layout: ``segment.py``).
 
-Texts are numbered in the order in which they appear; at the end they are sorted, and every record's
-ref becomes the text's number in that order. All work is cut into steps of less than a millisecond.
+Texts are first numbered in order of appearance. At the end they are sorted, and the ref of every
+record is replaced with the number of its text in the sorted order. All work is divided into steps
+of less than a millisecond.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from itertools import accumulate, islice
 from topics.formats.disk.packed import PackedTexts
 from topics.formats.disk.records import Texts
 
-STEP_ROWS = 4096  # of a table
-STEP_TEXTS = 512  # merged
-RUN_TEXTS = 1024  # sorted at once
+STEP_ROWS = 4096  # rows of a table that are processed in one step
+STEP_TEXTS = 512  # texts that are merged in one step
+RUN_TEXTS = 1024  # texts that are sorted in one step
 
 
 class TextTable:
-    """Texts of the records so far: a ref for each record, 0 for none; in order of appearance until
-    `sort`.
+    """The texts of the added records, and a ref for each record (0: it has no text).
+
+    Before `sort`, refs are numbers in order of appearance. Afterwards they are numbers in sorted
+    order.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self.refs = array("I")
-        self.parts: list[bytes] = []  # the sorted texts, many in one
-        self.ends = array("I")  # of the sorted texts
+        self.parts: list[bytes] = []  # the sorted texts, many of them concatenated in each part
+        self.ends = array("I")  # the end of each sorted text in the concatenated parts
 
     def add(self, count: int, texts: Texts, refs: Sequence[int]) -> None:
-        """The next records' refs into ``texts``, from 1; ``count`` records came before."""
+        """Add the next records, after ``count`` earlier ones. ``refs`` number ``texts`` from 1."""
         self.fill(count)
         numbers = self._numbers
         if len(refs) == 1:
@@ -46,12 +48,15 @@ class TextTable:
         self.refs.extend(map(table.__getitem__, refs))
 
     def fill(self, count: int) -> None:
-        """Records without a text, up to ``count`` in all."""
+        """Add records without a text until there are ``count`` records."""
         if len(self.refs) < count:
             self.refs.frombytes(bytes(4 * (count - len(self.refs))))
 
     def sort(self) -> Iterator[None]:
-        """Sort all texts into ``parts`` and ``ends``, renumber the refs. Yields between steps."""
+        """Sort all texts into ``parts`` and ``ends`` and renumber the refs. Yields between steps.
+
+        Runs of RUN_TEXTS are sorted first and then merged.
+        """
         unsorted, runs = iter(self._numbers), []
         while run := sorted(islice(unsorted, RUN_TEXTS)):
             runs.append(PackedTexts(run))
@@ -70,8 +75,9 @@ class TextTable:
             yield
 
     def postings(self) -> Iterator[tuple[bytes, bytes]]:
-        """After `sort`: the ends of the postings, and the postings, as the last item; empty items
-        between steps before it.
+        """Yield the ends of the postings and the postings as the last item. Call `sort` first.
+
+        Earlier items are empty and only end a step.
         """
         if not self.ends:
             return
@@ -81,8 +87,8 @@ class TextTable:
                 counts[ref] += 1
             yield b"", b""
         counts[0] = 0
-        # Where the next record of each ref goes: first the begin of the ref's records, later their
-        # end.
+        # The position of the next record of each ref in the postings. It is initially the start of
+        # the ref's records, and finally their end.
         at = array("I", [0])
         for start in range(0, len(counts), STEP_ROWS):
             _append_ends(at, counts[start : start + STEP_ROWS])
@@ -98,7 +104,7 @@ class TextTable:
 
 
 def _append_ends(ends: array[int], lengths: Iterable[int]) -> None:
-    """Add the ends of parts with these lengths, which follow the parts before."""
+    """Append the ends of parts with these lengths, which follow the existing parts."""
     sums = accumulate(lengths, initial=ends[-1] if ends else 0)
     next(sums)
     ends.extend(sums)

@@ -1,20 +1,21 @@
 """WAL files: the header of each file of the write-ahead log. Integers little-endian.
 
-A log is an endless row of frames (``frames.py``). The *LSN* of a frame is the number of frame bytes
-before it, padding included. The log lives in files, each of which begins at the LSN where the file
-before it ends, so that a missing file is noticed. File header, 4096 bytes:
+A log is an unbounded sequence of frames (``frames.py``). The *LSN* of a frame is the number of
+frame bytes before it, including padding. The log is stored in several files. Each file starts at
+the LSN where the previous file ends, so a missing file is detected. File header, 4096 bytes:
 
     offset  size  field    meaning
     0       8     magic    "TPWAL001"
     8       4     version  2
     12      4     shard    the shard that writes the file
     16      8     base     LSN of the first frame
-    24      8     salt     random for every file: seeds the checksums of its frames
-    32      8     size     of the whole file, allocated at once: a shorter file was cut
+    24      8     salt     random number of the file, which seeds the checksums of its frames
+    32      8     size     allocated size of the file; a file with fewer bytes was truncated
     40      4     crc32c   of bytes 0..40
     44      4052  zero
 
-The salt keeps bytes of an earlier life of the file from passing for frames.
+A file may contain frames of its earlier use. Because the salt is then another one, their checksums
+do not match, and they are not mistaken for frames of this log.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SEED_BYTES = struct.Struct("<Q")
 
 
 class FileHeader(NamedTuple):
-    """Header of a log file."""
+    """The header of a log file, see the table in the module docstring."""
 
     shard: int
     base: int
@@ -43,7 +44,7 @@ class FileHeader(NamedTuple):
 
     @property
     def seed(self) -> int:
-        """Start value of the frames' checksums."""
+        """The initial value of the frames' checksums."""
         return crc32c.crc32c(_SEED_BYTES.pack(self.salt))
 
 
@@ -52,13 +53,13 @@ class BadHeader(Exception):
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    """The 4096 bytes at the start of a log file."""
+    """Encode the header, which is the first 4096 bytes of a log file."""
     head = _LAYOUT.pack(LOG, VERSIONS[LOG], *header)
     return (head + _CRC.pack(crc32c.crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
 
 
 def decode_file_header(data: Buffer) -> FileHeader:
-    """Raises `BadHeader` with the reason."""
+    """Decode the header of a log file. Raises `BadHeader` with the reason."""
     if len(data) < FILE_HEADER_BYTES:
         raise BadHeader("shorter than its header")
     magic, _, *fields = _LAYOUT.unpack_from(data)

@@ -1,5 +1,7 @@
-"""The calls table: every subject that crosses a process boundary. Both ends use it, and no other
-module spells a subject or builds params.
+"""The calls table: all calls and events between the front and the shards, and between shards.
+
+Each row has a subject (the name of the call or event), its direction, and the types of its
+parameters and its result. Both ends use these definitions. No other module may spell a subject.
 
     subject                   direction  params               attachment  result            answer
     rpc/append                to shard   AppendParams         requests    AppendResult      answers
@@ -47,20 +49,24 @@ module spells a subject or builds params.
     event/backup.abandoned    to shard   BackupParams         -
     event/call.cancelled      to shard   CallCancelledParams  -
 
-    request, requests  the JSON body as the client sent it; of an append: n of them, joined
-    answer, answers    the JSON body for the client; of `diff.ahead`: pages that lack their ends
-    records            rendered records, joined by commas
-    jobs               leased jobs as JSON objects, one behind the other
-    copied             records that no log holds, as the body of an APPEND frame; mostly empty
+The column "attachment" is the attachment of the request or event, the column "answer" is the
+attachment of the response:
 
-A result says what happened. It never holds an HTTP status: the front chooses that.
+    request, requests  the JSON body as the client sent it; for an append: n bodies, concatenated
+    answer, answers    the JSON body for the client; for `diff.ahead`: pages without their ends
+    records            rendered records, joined by commas
+    jobs               leased jobs as JSON objects, concatenated
+    copied             records that are in no log, as the body of an APPEND frame; usually empty
+
+A result describes the outcome of a call. It never contains an HTTP status, because the front
+chooses the status.
 
 Field names that several calls share:
 
     topic     name of the topic, which the receiving shard owns
-    at        monotonic ns when the front had the whole request; the answer's performance counts
-              from there
-    prefixes  names that the caller's API key may make or see; None: all
+    at        monotonic time in ns at which the front had the complete request; the times in the
+              performance block of the answer start there
+    prefixes  prefixes of the names that the caller's API key may create or see; None: all names
     epoch     incarnation of the topic
     feed      number of the feed, chosen by the front
     work      number of the work stream, chosen by the front
@@ -76,7 +82,7 @@ from topics.formats.wire.contract import Call, Event
 
 
 class NoResult(NamedTuple):
-    """The answer's attachment says it all."""
+    """An empty result. The complete response is in the attachment."""
 
 
 NO_RESULT: Final = NoResult()
@@ -88,32 +94,34 @@ ROUTER_OWNER: Final = 0  # the shard that owns the graph of routers
 
 
 class AppendOutcome(IntEnum):
-    """What became of one request of an append message."""
+    """The outcome of one request of an append message."""
 
-    APPENDED = 0  # or known by its key
-    CREATED = 1  # appended, and it made the topic
+    APPENDED = 0  # appended now, or earlier by a request with the same idempotency key
+    CREATED = 1  # appended, and the topic was created
     FAILED = 2
 
 
-# Each outcome travels in one byte, with the band of the topic's priority above it.
+# An outcome is sent as one byte. The low bits are the outcome, the high bits are the band of the
+# topic's priority.
 _OUTCOME_BITS: Final = 4
 _OUTCOME_MASK: Final = (1 << _OUTCOME_BITS) - 1
 
 
 def outcome_byte(outcome: int, band: int) -> int:
-    """What ``AppendResult.outcomes`` has for a request."""
+    """Return the byte of a request in ``AppendResult.outcomes``."""
     return band << _OUTCOME_BITS | outcome
 
 
 def outcome_in(byte: int) -> int:
-    """The `AppendOutcome` in such a byte."""
+    """Return the `AppendOutcome` in a byte of `outcome_byte`."""
     return byte & _OUTCOME_MASK
 
 
 def band_in(byte: int) -> int:
-    """The band in such a byte (`topics.engine.priority`), by which the front weighs later writes.
+    """Return the priority band in a byte of `outcome_byte` (`topics.engine.priority`).
 
-    Of a request that failed because there is no such topic: that of a new one.
+    The front uses it to weigh later writes to the topic. If a request failed because the topic does
+    not exist, the band is that of a new topic.
     """
     return byte >> _OUTCOME_BITS
 
@@ -122,7 +130,7 @@ Failure: TypeAlias = tuple[str, str, Mapping[str, Any]]  # code, message, detail
 
 
 class AppendParams(NamedTuple):
-    """A batch of n >= 1 requests to one topic. The attachment holds their bodies, joined."""
+    """A batch of n >= 1 requests to one topic. The attachment is their bodies, concatenated."""
 
     topic: str
     key: str | None  # the Idempotency-Key header; only with n = 1
@@ -130,25 +138,27 @@ class AppendParams(NamedTuple):
     prefixes: list[str] | None
     at: int
     lengths: Sequence[int] | None = None  # bytes of each body; None: n = 1
-    parked_ms: float = 0.0  # for how long the front let it wait behind others
-    may_configure: bool = True  # the caller's API key
-    ats: Sequence[int] | None = None  # ``at`` of each request; None: all have the same
+    parked_ms: float = 0.0  # how long the front delayed the request in favor of other requests
+    may_configure: bool = True  # whether the caller's API key may configure topics
+    ats: Sequence[int] | None = None  # ``at`` of each request; None: it is the same for all
 
 
 class AppendResult(NamedTuple):
     """The outcomes of the batch. All fields are in the order of its requests."""
 
-    outcomes: bytes  # an `outcome_byte` each
+    outcomes: bytes  # an `outcome_byte` for each request
     lengths: Sequence[int] | None = None  # bytes of each answer, 0 for a failure; None: n = 1
-    failures: Sequence[Failure] | None = None  # of those that failed
+    failures: Sequence[Failure] | None = None  # one for each failed request
 
 
 # Reads
 
 
 class TopicParams(NamedTuple):
-    """What the body says is read from the topic, or done with it: diff and claim, which may wait
-    for its ``wait_ms``; ack, nack, extend; deleting records.
+    """An operation on a topic whose options are all in the body.
+
+    These are diff and claim, which may wait up to ``wait_ms`` of the body, and also ack, nack,
+    extend and the deletion of records.
     """
 
     topic: str
@@ -156,20 +166,26 @@ class TopicParams(NamedTuple):
 
 
 class DiffResult(NamedTuple):
-    """``next_from_seq``: the reader's next cursor, if the page behind it would hold still."""
+    """``next_from_seq``: the reader's next cursor, if the page after it is not expected to change.
+
+    Then the front may request that page in advance. Otherwise None.
+    """
 
     next_from_seq: int | None
 
 
 class DiffAheadParams(NamedTuple):
-    """Up to ``page_count`` pages that nobody has asked for yet."""
+    """Read up to ``page_count`` pages in advance, before a client requests them."""
 
     topic: str
     page_count: int
 
 
 class DiffAheadResult(NamedTuple):
-    """The pages that hold still, trailers omitted; none: the other fields mean nothing."""
+    """The pages that are not expected to change, without their trailers.
+
+    If there are no pages, the other fields have no meaning.
+    """
 
     pages: Sequence[tuple[int, int, int]] = ()  # bytes, next_from_seq, records scanned
     mark: Sequence[int] = (0, 0)  # the fields of `HeadMark`
@@ -198,7 +214,7 @@ class PutResult(NamedTuple):
 
 
 class TopicGetParams(NamedTuple):
-    """The topic's state. ``touch``: it counts as a read."""
+    """Return the topic's state. ``touch``: the call counts as a read of the topic."""
 
     topic: str
     touch: bool
@@ -206,7 +222,10 @@ class TopicGetParams(NamedTuple):
 
 
 class TopicListParams(NamedTuple):
-    """Up to ``limit`` topics of this shard by name, those above ``after`` that begin so."""
+    """List up to ``limit`` topics of this shard, in the order of their names.
+
+    Only topics whose name is above ``after`` and begins with ``prefix`` are listed.
+    """
 
     prefix: str
     after: str | None
@@ -231,7 +250,7 @@ class TopicDeleteParams(NamedTuple):
 
 
 class TopicHeadsParams(NamedTuple):
-    """Where these topics stand."""
+    """Return the heads of these topics."""
 
     topics: Sequence[str]
 
@@ -246,14 +265,17 @@ class TopicHeadsResult(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The jobs of the answer, leased under ``number`` and the numbers after it."""
+    """The leased jobs. Their lease numbers are contiguous and start at ``number``."""
 
     number: int
     seqs: list[int]
 
 
 class UnclaimedParams(NamedTuple):
-    """An answer to a claim reached nobody: its leases, as `ClaimResult` has them, end."""
+    """Release the leases of a claim whose answer did not reach the client.
+
+    ``number`` and ``seqs`` are those of its `ClaimResult`.
+    """
 
     topic: str
     number: int
@@ -261,7 +283,7 @@ class UnclaimedParams(NamedTuple):
 
 
 class LeasesParams(NamedTuple):
-    """Up to ``limit`` leases with seqs above ``after``, of ``node`` or of all."""
+    """List up to ``limit`` leases with seqs above ``after``, of ``node`` or of all nodes (None)."""
 
     topic: str
     after: int
@@ -272,16 +294,16 @@ class LeasesParams(NamedTuple):
 
 
 class LeasesResult(NamedTuple):
-    """``next_after``: seq of the last lease of the answer, if there are more.
+    """``next_after``: the seq of the last listed lease if there are more leases, otherwise None.
 
-    The answer's attachment holds the leases alone, a JSON array.
+    The attachment of the response contains only the leases, as a JSON array.
     """
 
     next_after: int | None
 
 
 class RedriveParams(NamedTuple):
-    """Move records of a dead-letter topic back, as the body says."""
+    """Move records of a dead-letter topic back, as the body specifies."""
 
     topic: str
     prefixes: list[str] | None
@@ -289,8 +311,9 @@ class RedriveParams(NamedTuple):
 
 
 class WorkOpenParams(NamedTuple):
-    """Lease up to ``max_jobs`` jobs at a time to this stream, and send them. ``lease_ms`` None: as
-    the topic says.
+    """Open a work stream: lease up to ``max_jobs`` jobs at a time to it, and send them.
+
+    If ``lease_ms`` is None, the duration of the leases is that of the topic's config.
     """
 
     work: int
@@ -301,7 +324,7 @@ class WorkOpenParams(NamedTuple):
 
 
 class WorkJobsParams(NamedTuple):
-    """Jobs for a work stream. No more come before `WorkTakenParams`."""
+    """Jobs for a work stream. The shard sends no more before it receives `WorkTakenParams`."""
 
     work: int
     seqs: Sequence[int]
@@ -309,8 +332,10 @@ class WorkJobsParams(NamedTuple):
 
 
 class WorkEndedParams(NamedTuple):
-    """The stream ends: the topic is gone or its records cannot be read. ``error``: a code of
-    `topics.errors`; its leases are released.
+    """The shard has closed the stream and released its leases.
+
+    Either the topic was deleted or its records cannot be read. ``error`` is a code of
+    `topics.errors`.
     """
 
     work: int
@@ -319,26 +344,28 @@ class WorkEndedParams(NamedTuple):
 
 
 class WorkTakenParams(NamedTuple):
-    """The client's socket has taken all jobs: more may come."""
+    """The client's socket has accepted all jobs, so the shard may send more."""
 
     work: int
 
 
 class WorkCloseParams(NamedTuple):
-    """The client has gone: release the leases of the stream. ``pages``: how many `WorkJobsParams`
-    it was shown.
+    """The client has disconnected: release the leases of the stream.
+
+    ``pages`` is the number of `WorkJobsParams` that were sent to the client.
     """
 
     work: int
     pages: int
 
 
-# Routers. Their graph is owned by one shard (`ROUTER_OWNER`), which is asked by the front and tells
-# the shards of both ends; copies go from the source's shard to that of the dest.
+# Routers. One shard (`ROUTER_OWNER`) owns the graph of all routers. The front sends it the calls
+# for routers, and it notifies the shards of the source and the dest. The shard of the source sends
+# copies of records directly to the shard of the dest.
 
 
 class RouterParams(NamedTuple):
-    """Make or configure the router, as the body says; tell its config and counters; remove it."""
+    """Create or configure the router as the body specifies, or return its state, or remove it."""
 
     router: str
     prefixes: list[str] | None
@@ -346,7 +373,11 @@ class RouterParams(NamedTuple):
 
 
 class RouterListParams(NamedTuple):
-    """Up to ``limit`` routers by name, those above ``after`` that begin so and have these ends."""
+    """List up to ``limit`` routers, in the order of their names.
+
+    Only routers whose name is above ``after`` and begins with ``prefix`` are listed, and only those
+    with this ``source`` and ``dest``; None matches every topic.
+    """
 
     prefix: str
     source: str | None
@@ -363,20 +394,22 @@ class RouterListResult(NamedTuple):
 
 
 class CascadeParams(NamedTuple):
-    """The topic goes: remove all routers that name it."""
+    """Remove all routers from and to the topic, because it is being deleted."""
 
     topic: str
 
 
 class CascadeResult(NamedTuple):
-    """Names of the routers that were removed."""
+    """Names of the removed routers."""
 
     routers: Sequence[str]
 
 
 class EndpointParams(NamedTuple):
-    """An end of a router; ``create``: make the topic if it is absent. ``place_until_ms``: until
-    then (CLOCK_MONOTONIC) the caller keeps a place for it among the topics of the server.
+    """Look up the source or the dest of a router. ``create``: create the topic if it is missing.
+
+    Until ``place_until_ms`` (CLOCK_MONOTONIC), the caller reserves a slot for the new topic under
+    the maximum number of topics of the server.
     """
 
     topic: str
@@ -385,7 +418,7 @@ class EndpointParams(NamedTuple):
 
 
 class EndpointResult(NamedTuple):
-    """``id`` 0: there is no such topic. ``head_seq``: what is committed."""
+    """``id`` 0: the topic does not exist. ``head_seq``: the committed head."""
 
     id: int
     epoch: int
@@ -393,29 +426,31 @@ class EndpointResult(NamedTuple):
 
 
 class RouterRow(NamedTuple):
-    """A router as the shards of its ends know it. A receiver makes it again:
-    ``RouterRow._make(row)``.
+    """A router, as it is sent to the shards of its source and its dest.
+
+    A row arrives as an array. The receiver converts it with ``RouterRow._make(row)``.
     """
 
-    id: int  # names one life of the router: another source or dest is another one
+    id: int  # A router that is recreated, or gets another source or dest, gets a new id.
     name: str
     source: str
     source_id: int
     epoch: int  # of the source
     dest: str
     dest_id: int
-    start_seq: int  # head of the source when the router was made: what follows is forwarded
+    start_seq: int  # head of the source at creation; the records after it are forwarded
     preserve_node: bool
     preserve_tag: bool
     filter: Sequence[str] | None  # op, text
     exactly_once: bool
-    is_cyclic: bool  # it stands on a cycle of routers: the hops of its records are bounded
-    base_total: int = 0  # records that its name forwarded in earlier lives
+    is_cyclic: bool  # It is part of a cycle of routers, so the hops of its records are limited.
+    base_total: int = 0  # number of records that routers of this name forwarded under earlier ids
 
 
 class RouterSyncParams(NamedTuple):
-    """Routers that are new or changed, and ids of those that are gone. ``is_all``: the shard has no
-    others.
+    """New and changed routers, and the ids of removed ones.
+
+    ``is_all``: the list is complete, so the shard removes all others.
     """
 
     routers: Sequence[Sequence[Any]]  # the fields of `RouterRow`
@@ -424,8 +459,9 @@ class RouterSyncParams(NamedTuple):
 
 
 class RouterSyncResult(NamedTuple):
-    """``orphans``: ids of routers of which an end is not here, though its name belongs here;
-    ``totals``: (id, forwarded_total) of the removed ones that had their source here.
+    """``orphans``: ids of routers whose source or dest belongs to this shard but does not exist.
+
+    ``totals``: (id, forwarded_total) of the removed routers whose source is in this shard.
     """
 
     orphans: Sequence[int]
@@ -433,32 +469,33 @@ class RouterSyncResult(NamedTuple):
 
 
 class RouterStatsParams(NamedTuple):
-    """Counters of routers that have their source in this shard."""
+    """Return the counters of routers whose source is in this shard."""
 
     routers: Sequence[int]
 
 
 class RouterStats(NamedTuple):
-    """(id, forwarded_total, lag_records, lag_ms) of each router that is known here."""
+    """(id, forwarded_total, lag_records, lag_ms) of each router that the shard knows."""
 
     stats: Sequence[tuple[int, int, int, int]]
 
 
 class ForwardTarget(NamedTuple):
-    """One router that takes part in a forward, which is called ``name``."""
+    """One router of a forward. ``name`` is the name of the router."""
 
     router: int
     dest: str
     dest_id: int
-    start_seq: int  # its cursor, where the dest knows none
+    start_seq: int  # the cursor to use if the dest has none for this router
     name: str
 
 
 class ForwardParams(NamedTuple):
-    """Append copies to the dests of routers that stand at the same cursor and copy alike.
+    """Append copies to the dests of routers that have the same cursor and make the same copies.
 
-    The records are in the attachment, or in the log of the receiver, which is the sender then.
-    Without runs the routers move on, or, with ``need``, ask whether their dests have room.
+    The records are in the attachment. If the receiver is the sending shard itself, the runs refer
+    to its log instead. A forward without runs only advances the cursors. With ``need``, it checks
+    whether the dests have capacity for the next record.
     """
 
     source: str
@@ -466,28 +503,29 @@ class ForwardParams(NamedTuple):
     epoch: int
     from_seq: int  # the cursor of all these routers
     to_seq: int  # the cursor afterwards
-    trimmed: int  # seqs above the cursor that the source has lost; then there are no runs
-    hop: int  # of the copies
+    trimmed: int  # number of seqs above the cursor that the source has lost; excludes runs
+    hop: int  # hop count of the copies
     need: int  # bytes of the next record
-    batch: int  # names the attachment among those of the sender; 0: there is none
-    runs: bytes  # `formats.disk.copies` runs; LSN 0: of the attachment
-    seqs: Sequence[int]  # of each run: seq in the source of its first record
+    batch: int  # number of the attachment, unique for the sender; 0: there is no attachment
+    runs: bytes  # runs of `formats.disk.copies`; LSN 0 refers to the attachment
+    seqs: Sequence[int]  # for each run, the seq of its first record in the source
     targets: Sequence[Sequence[Any]]  # the fields of `ForwardTarget`
 
 
 class ForwardStatus(IntEnum):
-    """What became of the copies for one router."""
+    """The outcome of a forward for one router."""
 
     DONE = 0
-    BEHIND = 1  # the cursor of the dest is another one, or the records are not where they were
-    FULL = 2  # the dest has taken what it has room for
-    NO_DEST = 3  # the dest is gone, or another one of that name
-    BUSY = 4  # an earlier forward is under way, or the log cannot take it now
+    BEHIND = 1  # The dest has another cursor, or the records are no longer at their locations.
+    FULL = 2  # The dest has appended the copies for which it has capacity.
+    NO_DEST = 3  # The dest was deleted, or was deleted and recreated.
+    BUSY = 4  # An earlier forward is in progress, or the log cannot accept frames now.
 
 
 class ForwardResult(NamedTuple):
-    """(status, cursor, forwarded_total, need) of each target, in their order. ``need``: with FULL,
-    the bytes of the first copy that had no room.
+    """(status, cursor, forwarded_total, need) of each target, in their order.
+
+    With FULL, ``need`` is the size in bytes of the first copy that did not fit.
     """
 
     outcomes: Sequence[tuple[int, int, int, int]]
@@ -511,7 +549,10 @@ class TopicMetrics(NamedTuple):
 
 
 class RouterMetrics(NamedTuple):
-    """One row of the per-router block. ``forwarded_total`` goes on over all lives of the name."""
+    """One row of the per-router block.
+
+    ``forwarded_total`` is kept when a router is deleted and recreated under the same name.
+    """
 
     router: str
     lag_records: int
@@ -520,7 +561,10 @@ class RouterMetrics(NamedTuple):
 
 
 class MetricsParams(NamedTuple):
-    """Rows of at most so many topics of this shard, and of routers that have their source here."""
+    """Return rows of at most ``topics_max`` topics and ``routers_max`` routers of this shard.
+
+    A router belongs to the shard of its source.
+    """
 
     prefixes: list[str] | None
     topics_max: int
@@ -528,34 +572,37 @@ class MetricsParams(NamedTuple):
 
 
 class MetricsResult(NamedTuple):
-    """The first rows by name. ``truncated``: some are left out. A receiver makes rows again:
-    ``TopicMetrics._make(row)``.
+    """The first rows in the order of names. The flags tell whether rows are omitted.
+
+    Rows arrive as arrays. The receiver converts them with ``TopicMetrics._make(row)``.
     """
 
     topics: Sequence[TopicMetrics]
     topics_truncated: bool
     routers: Sequence[RouterMetrics]
-    routers_truncated: bool  # also of a router whose dest has not told how far it is
+    routers_truncated: bool  # also true if a router is omitted because its cursor is not yet known
 
 
 # Backups
 
 
 class BackupParams(NamedTuple):
-    """``number``: of the backup, chosen by the front. A pin of the shard belongs to it, and to the
-    link session.
+    """``number``: the number of the backup, chosen by the front.
+
+    The shard pins files for this number and this link session.
     """
 
     number: int
 
 
 class BackupBegun(NamedTuple):
-    """The shard has written a checkpoint and keeps what it names. ``flags``: delete flags of its
-    segments, to be copied before the cut.
+    """The shard has written a checkpoint and keeps the files that the checkpoint names.
+
+    ``flags`` names the delete flags of its segments, which must be copied before the cut.
     """
 
-    flags: Sequence[Any]  # of each file the fields of `formats.disk.backup.File`
-    files: Sequence[Any]
+    flags: Sequence[Any]  # for each file, the fields of `formats.disk.backup_archive.File`
+    files: Sequence[Any]  # likewise
 
 
 class BackupCut(NamedTuple):
@@ -565,16 +612,19 @@ class BackupCut(NamedTuple):
 
 
 class BackupFiles(NamedTuple):
-    """The log up to the cut is on the disk, and moves go on."""
+    """The log up to the cut is synced to disk, and moves between topics continue."""
 
-    files: Sequence[Any]  # of the log, and its blobs
+    files: Sequence[Any]  # the files of the log and its blobs
 
 
 # Feeds
 
 
 class FeedView(NamedTuple):
-    """How a topic looks to a reader. A receiver makes it again: ``FeedView._make(params.view)``."""
+    """The options that determine which records and members a reader gets.
+
+    They arrive as an array. The receiver converts it with ``FeedView._make(params.view)``.
+    """
 
     nodes: Sequence[str]
     tags: bool
@@ -586,7 +636,7 @@ class FeedView(NamedTuple):
 
 
 class FeedOpenParams(NamedTuple):
-    """Send what follows the head, page by page."""
+    """Open a feed: send the records after the current head, page by page."""
 
     feed: int
     topic: str
@@ -594,7 +644,7 @@ class FeedOpenParams(NamedTuple):
 
 
 class FeedOpenResult(NamedTuple):
-    """Where the feed begins, and the topic's first seq."""
+    """The seq at which the feed begins, and the topic's first seq and epoch."""
 
     head_seq: int
     earliest_seq: int
@@ -602,7 +652,7 @@ class FeedOpenResult(NamedTuple):
 
 
 class FeedReadParams(NamedTuple):
-    """A page for a reader that is behind its feed."""
+    """Read a page for a reader whose cursor is before the pages of its feed."""
 
     topic: str
     view: Sequence[Any]  # the fields of `FeedView`
@@ -612,7 +662,7 @@ class FeedReadParams(NamedTuple):
 
 
 class FeedReadResult(NamedTuple):
-    """Such a page; the first six fields as those of `FeedPageParams`."""
+    """A page for `FeedReadParams`. The first six fields are those of `FeedPageParams`."""
 
     from_seq: int
     to_seq: int
@@ -624,8 +674,10 @@ class FeedReadResult(NamedTuple):
 
 
 class FeedPageParams(NamedTuple):
-    """Records above ``from_seq``, up to ``to_seq``. ``tombstone``: its JSON form. ``band``: of the
-    topic's priority. ``is_awaited``: no further page is sent before the front has taken one.
+    """A page of a feed: the records above ``from_seq`` up to and including ``to_seq``.
+
+    ``tombstone`` is a tombstone in its JSON form. ``band`` is the band of the topic's priority.
+    ``is_awaited``: the shard sends no further page before the front has acknowledged one.
     """
 
     from_seq: int
@@ -640,7 +692,7 @@ class FeedPageParams(NamedTuple):
 
 
 class FeedEndedParams(NamedTuple):
-    """The topic is deleted or, with an ``error`` code, its records cannot be read."""
+    """The feed is closed: the topic was deleted or, with an ``error``, it cannot be read."""
 
     feed: int
     head_seq: int
@@ -648,13 +700,17 @@ class FeedEndedParams(NamedTuple):
 
 
 class FeedParams(NamedTuple):
-    """The front has taken a page, and another one may come; or nobody reads the feed any more."""
+    """The feed of an acknowledgment (`FEED_TAKEN`) or of a close request (`FEED_CLOSE`).
+
+    After an acknowledgment of a page, the shard may send another one. The front closes a feed that
+    has no readers left.
+    """
 
     feed: int
 
 
 class CallCancelledParams(NamedTuple):
-    """Nobody waits for the answer to the call ``cid`` any more."""
+    """The caller no longer waits for the response to the call ``cid``."""
 
     cid: int
 
