@@ -1,7 +1,7 @@
 """JSON answers to topic requests (§1 to §5), rendered as bytes.
 
-Topic names are plain ASCII and need no escaping. An answer is rendered in two pieces where its end
-is known later: up to ``performance``, and from there on.
+Topic names are plain ASCII and need no escaping. If the end of an answer is known only later, the
+answer is rendered in two parts: the bytes before ``performance``, and the rest.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def performance(
     fsync_ms: float | None = None,
     throttle_ms: float | None = None,
 ) -> bytes:
-    """The ``performance`` member (§0.9) and the end of the object. ``throttle_ms``: of an append or
-    a claim.
+    """Render the ``performance`` member (§0.9) and the end of the object.
+
+    ``throttle_ms`` is given only for an append or a claim.
     """
     throttle = b"" if throttle_ms is None else _throttle(throttle_ms)
     if wal_ms is None:
@@ -52,8 +53,9 @@ def appended(
     created: bool,
     deduped: bool,
 ) -> bytes:
-    """Answer to an append (§2); ``ending``: its `performance`. Its ``head_seq`` is its own last
-    seq, so a retry gets the same.
+    """Render the answer to an append (§2). ``ending`` is the result of `performance`.
+
+    ``head_seq`` is the last seq of the append itself, so that a retry gets the same answer.
     """
     last_seq = first_seq + count - 1
     if not with_seqs:
@@ -79,7 +81,10 @@ def appended(
 
 
 def difference(topic: str, pieces: Sequence[Buffer], end: bytes = b"") -> bytes:
-    """Answer to a diff (§3): its records, and `difference_end`. The records are copied once."""
+    """Render the answer to a diff (§3): the records, and ``end``, the result of `difference_end`.
+
+    The records are copied once.
+    """
     spaced: list[Buffer] = [b","] * (2 * len(pieces) - 1)
     spaced[::2] = pieces
     return b"".join((b'{"topic":"%b","records":[' % topic.encode(), *spaced, end))
@@ -96,7 +101,7 @@ def difference_end(
     total_ms: float,
     throttle_ms: float = 0.0,
 ) -> bytes:
-    """The answer to a diff from behind its records on."""
+    """Render the part of the answer to a diff that follows its records."""
     caught_up = next_from_seq >= head_seq
     return (
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,'
@@ -140,8 +145,9 @@ def configured(
 
 
 def deleted(topic: str, *, existed: bool, routers: Iterable[str] = ()) -> bytes:
-    """Answer to a topic DELETE (§1.4) up to ``performance``. ``routers``: those that went with it
-    and that the key may see.
+    """Render the answer to a topic DELETE (§1.4) up to ``performance``.
+
+    ``routers`` are the routers that were deleted with it and that the caller's key may see.
     """
     removed = json_bytes(sorted(routers))
     return b'{"topic":"%b","deleted":%b,"routers_removed":%b' % (
@@ -154,7 +160,7 @@ def deleted(topic: str, *, existed: bool, routers: Iterable[str] = ()) -> bytes:
 def records_deleted(
     topic: str, removed: int, *, earliest_seq: int, head_seq: int, count: int, size: int
 ) -> bytes:
-    """Answer to a delete of records (§5) up to ``performance``."""
+    """Render the answer to a delete of records (§5) up to ``performance``."""
     return b'{"topic":"%b","deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d' % (
         topic.encode(),
         removed,
@@ -166,5 +172,5 @@ def records_deleted(
 
 
 def state(fields: dict[str, Any]) -> bytes:
-    """Answer to a topic GET (§1.2) up to ``performance``."""
+    """Render the answer to a topic GET (§1.2) up to ``performance``."""
     return json_bytes(fields)[:-1]

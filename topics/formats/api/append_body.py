@@ -1,4 +1,7 @@
-"""Append body (§2): its records, its fields and their limits. Payloads stay raw bytes."""
+"""Append body (§2): decodes the records and fields and checks their limits.
+
+Payloads stay raw bytes.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +64,9 @@ class PlainRecordIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class PlainAppend(AppendBody, gc=False):
-    """An append of such records alone: known without a look at each of them."""
+    """An append whose records are all plain, so that code need not check each of them."""
 
-    # Whoever reads a RecordIn may read one of these.
+    # A PlainRecordIn has all attributes of a RecordIn, so it can be used in its place.
     records: list[PlainRecordIn]  # type: ignore[assignment]
 
 
@@ -72,13 +75,13 @@ _plain_append = msgspec.json.Decoder(PlainAppend)
 
 
 def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> AppendBody:
-    """Body of an append, every limit of §2 checked. The body's idempotency key wins over the
-    header's.
+    """Decode the body of an append and check all limits of §2.
 
-    Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
+    The idempotency key in the body takes precedence over ``header_key``. Raises `InvalidRequest`,
+    `BatchTooLarge` or `RecordTooLarge`.
     """
     is_ascii = type(body) is bytes and body.isascii()
-    try:  # `decode` adds nothing for most
+    try:  # `decode` checks UTF-8 and converts errors. Most bodies are ASCII and need neither.
         request = _plain_append.decode(body) if is_ascii else decode(_parse_append, body or b"{}")
     except (msgspec.MsgspecError, RecursionError):
         request = decode(_parse_append, body or b"{}")
@@ -91,7 +94,7 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
 def _parse_append(body: Buffer) -> AppendBody:
     try:
         return _plain_append.decode(body)
-    except msgspec.MsgspecError:  # mostly the first record that has more than data
+    except msgspec.MsgspecError:  # Usually because a record has more members than data.
         return _append.decode(body)
 
 
@@ -125,8 +128,9 @@ def check_append(request: AppendBody, body_len: int, header_key: str | None, lim
 
 
 def joined(bodies: Sequence[AppendBody]) -> AppendBody:
-    """One append of the records of all these, which have one ``node`` and nothing else beside their
-    records that counts.
+    """Combine several appends into one with the records of all of them.
+
+    The bodies must have the same ``node`` and no other member that has an effect.
     """
     kinds = {type(body) for body in bodies}
     kind = AppendBody if len(kinds) > 1 else kinds.pop()
@@ -134,13 +138,13 @@ def joined(bodies: Sequence[AppendBody]) -> AppendBody:
 
 
 def check_may_configure(may_configure: bool) -> None:
-    """Raises `Forbidden` for a ``config`` of a key that lacks the scope admin (§0.2)."""
+    """Raise `Forbidden` for a request with ``config`` if its key lacks the scope admin (§0.2)."""
     if not may_configure:
         raise Forbidden("the key lacks the scope admin, which config needs", scope="admin")
 
 
 def has_delays(records: Sequence[RecordIn]) -> bool:
-    """Whether any record is a delayed job."""
+    """Return whether any record is a delayed job."""
     return any(
         [record.delay_ms is not None or record.deliver_at is not None for record in records]  # noqa: C419 - a list is faster than a generator here
     )

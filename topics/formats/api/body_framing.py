@@ -1,11 +1,12 @@
-"""Body framing: where the body of an HTTP/1.1 request ends (RFC 9112 §6). Pure: no socket, no
-clock, no task.
+"""Body framing: finds the end of the body of an HTTP/1.1 request (RFC 9112 §6).
+
+The code is pure: it uses no socket, no clock and no task.
 
     body     = Content-Length bytes | chunks           never both, never twice, no other coding
     chunk    = 1*16 hex [";" extension] CRLF bytes CRLF
     chunks   = chunk* "0" CRLF field* CRLF
 
-A malformed chunk is refused and never skipped.
+A malformed chunk is rejected and never skipped.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from topics.formats.api.request_heads import TOKEN, VALUE
 CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 TRAILER = re.compile(TOKEN + rb":" + VALUE)
 
-LINE_MAX_BYTES = 4 * 1024  # of a chunk head or a trailer
+LINE_MAX_BYTES = 4 * 1024  # for a chunk head or a trailer
 TRAILERS_MAX_BYTES = 16 * 1024
-LINES_PER_TURN = 512  # of one `Dechunker.take`: half a millisecond for 1-byte chunks
+# The number of lines that one call of `Dechunker.take` reads. With 1-byte chunks it takes 0.5 ms.
+LINES_PER_TURN = 512
 
 
 class Sized:
@@ -33,8 +35,9 @@ class Sized:
         self.done = length == 0
 
     def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
-        """The payload in ``data[pos:]`` and the position after the used bytes; bytes after the body
-        are not used.
+        """Return the payload in ``data[pos:]``, and the position after it.
+
+        Bytes after the body are not consumed.
         """
         end = min(pos + self._left, len(data))
         self._left -= end - pos
@@ -51,7 +54,7 @@ class _Line(Enum):
 
 
 class Dechunker:
-    """A chunked body.
+    """A chunked body. ``done`` is set after the last line.
 
     SIZE --n>0--> data --> AFTER_DATA --> SIZE
     SIZE --0----> TRAILER* --> done
@@ -60,12 +63,15 @@ class Dechunker:
     def __init__(self) -> None:
         self.done = False
         self._next = _Line.SIZE
-        self._line = bytearray()  # the start of a line whose end has not arrived
-        self._left = 0  # of the current chunk
+        self._line = bytearray()  # the start of an incomplete line
+        self._left = 0  # number of remaining bytes of the current chunk
         self._trailer_bytes = 0
 
     def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
-        """Payload and position of at most `LINES_PER_TURN` lines. Raises `InvalidRequest`."""
+        """Read at most `LINES_PER_TURN` lines. Returns their payload and the position after them.
+
+        Raises `InvalidRequest`.
+        """
         pieces = []
         for _ in range(LINES_PER_TURN):
             if self._left and pos < len(data):
@@ -121,5 +127,5 @@ Framing: TypeAlias = Sized | Dechunker
 
 
 def framing(length: int | None) -> Framing:
-    """What finds the end of a body, for the ``length`` of a `Head`."""
+    """Return the parser of a body, given the ``length`` of its `Head`."""
     return Dechunker() if length is None else Sized(length)

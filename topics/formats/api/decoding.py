@@ -1,9 +1,10 @@
-"""Decoding: strict JSON bodies to typed values. Unknown fields are ignored, payloads stay raw.
+"""Decoding of JSON bodies to typed values. Unknown fields are ignored, and payloads stay raw bytes.
 
-The decoder checks grammar and types. It does not check UTF-8 within raw values, nor the depth of
-nesting: that is done here. What it refuses is told in the words of the API. It names Python's
-types: ``Expected `int | null`, got `str` - at `$.priority```. A refusal names the field, what it
-must be and what came instead; ``detail.field`` is the path of the field without the leading ``$.``.
+The decoder (msgspec) checks the grammar and the types. It does not check that raw values are valid
+UTF-8 or how deep they are nested, so this package does. This module also translates the decoder's
+errors, which name Python types: ``Expected `int | null`, got `str` - at `$.priority```. The
+translated error names the field, the expected type and the received type. ``detail.field`` is the
+path of the field without the leading ``$.``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _BAD_BODY = (UnicodeDecodeError, msgspec.MsgspecError, RecursionError)
 
 @contextmanager
 def refusing_bad_bodies() -> Iterator[None]:
-    """Turn what decoders raise into `InvalidRequest`."""
+    """Convert the exceptions of decoders to `InvalidRequest`."""
     try:
         yield
     except _BAD_BODY as error:
@@ -50,9 +51,13 @@ def _refusal(error: Exception, body: Buffer = b"") -> InvalidRequest:
 
 
 def decode(parse: Callable[[Buffer], Body], body: Buffer) -> Body:
-    """A body as ``parse`` gives it, valid UTF-8 throughout. Raises `InvalidRequest`."""
-    try:  # not refusing_bad_bodies(): it would cost as much again
-        # The decoder does not look into raw values: one bad byte would spoil every reader's JSON.
+    """Decode a body with ``parse``, and check that all of it is valid UTF-8.
+
+    Raises `InvalidRequest`.
+    """
+    try:  # `refusing_bad_bodies` is not used here, because it would double the time.
+        # The decoder does not check raw values. One invalid byte would make the JSON of every
+        # reader invalid.
         if not (isinstance(body, bytes) and body.isascii()):
             str(body, "utf-8")
         return parse(body)
@@ -61,8 +66,10 @@ def decode(parse: Callable[[Buffer], Body], body: Buffer) -> Body:
 
 
 def ignored_in(body: Buffer, known: type[msgspec.Struct]) -> bytes:
-    """The member ``ignored`` of an answer: the names of a body's fields that ``known`` lacks, at
-    most IGNORED_MAX of them, each cut to IGNORED_CHARACTERS. Empty when there are none.
+    """Render the member ``ignored`` of an answer: the names of a body's fields that are unknown.
+
+    At most IGNORED_MAX names are included, each truncated to IGNORED_CHARACTERS. The result is
+    empty if all fields are known.
     """
     names = (name for name in _members.decode(body or b"{}") if name not in known.__struct_fields__)
     told = [name[:IGNORED_CHARACTERS] for name in islice(names, IGNORED_MAX)]
@@ -70,13 +77,13 @@ def ignored_in(body: Buffer, known: type[msgspec.Struct]) -> bytes:
 
 
 def decode_config(body: Buffer) -> TopicConfigPatch:
-    """Body of a topic PUT; an empty body names no field."""
+    """Decode the body of a topic PUT. An empty body sets no field."""
     return decode(_patch.decode, body or b"{}")
 
 
 # Refusals
 
-SHOWN_MAX_CHARS = 100  # of what was sent, repeated in a refusal
+SHOWN_MAX_CHARS = 100  # maximum length of an invalid value that an error message repeats
 
 _LINE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
@@ -94,7 +101,7 @@ _KINDS: Mapping[str, str] = {
 
 
 def _choices() -> dict[str, Sequence[str]]:
-    """The values of every field that takes one of a few words."""
+    """Return the permitted values of each field that accepts one of a few words."""
     words: dict[str, Sequence[str]] = {}
     for name, hint in get_type_hints(TopicConfigPatch).items():
         for kind in (hint, *get_args(hint)):
@@ -114,7 +121,7 @@ def _of_decoder(error: Exception, body: Buffer) -> InvalidRequest:
 
 
 def _wrong_value(what: str, path: str | None) -> InvalidRequest | None:
-    """The JSON is right, and a value in it is not."""
+    """Return the error for valid JSON with an invalid value, or None for any other error."""
     detail: dict[str, Any] = {"field": path} if path else {}
     subject = path or "the body"
     allowed = CHOICES.get((path or "").rpartition(".")[2])
@@ -136,7 +143,7 @@ def _wrong_value(what: str, path: str | None) -> InvalidRequest | None:
 
 
 def _wrong_json(what: str, path: str | None, body: Buffer) -> InvalidRequest:
-    """The body is no JSON, or the decoder says something else."""
+    """Return the error for a body that is not JSON, or for any other error of the decoder."""
     if (offset := lone_surrogate(body)) is not None:
         return InvalidRequest(
             f"half of a surrogate pair at byte {offset} of the body: it stands for no character",
@@ -153,7 +160,7 @@ def _wrong_json(what: str, path: str | None, body: Buffer) -> InvalidRequest:
 
 
 def _shortened(said: str) -> str:
-    """The decoder's error without most of a wrong word: it repeats that whole, however long."""
+    """Shorten the decoder's error, which repeats an invalid value of any length."""
     if len(said) <= 2 * SHOWN_MAX_CHARS:
         return said
     path = said.rfind(" - at `", len(said) - SHOWN_MAX_CHARS)

@@ -57,9 +57,7 @@ _diff = msgspec.json.Decoder(DiffBody)
 
 
 def decode_diff(body: Buffer, limits: Limits) -> Diff:
-    """Body of a diff; an empty body means all defaults. Raises `InvalidRequest` for wrong types
-    only.
-    """
+    """Decode the body of a diff. An empty body uses all defaults. Raises `InvalidRequest`."""
     asked = decode(_diff.decode, body or b"{}")
     for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"):
         value = getattr(asked, field)
@@ -94,7 +92,10 @@ class DeleteBody(msgspec.Struct):
 
 
 class DeleteRequest(NamedTuple):
-    """A checked delete: what is below ``before_seq`` and matches, each if given."""
+    """A checked delete. The deleted records are below ``before_seq`` and match ``match``.
+
+    A condition that is None does not apply. At least one is given.
+    """
 
     before_seq: int | None
     match: TagMatch | None
@@ -104,7 +105,7 @@ _delete = msgspec.json.Decoder(DeleteBody)
 
 
 def decode_delete(body: Buffer) -> DeleteRequest:
-    """Body of a delete. Raises `InvalidRequest`."""
+    """Decode the body of a delete. Raises `InvalidRequest`."""
     asked = decode(_delete.decode, body or b"{}")
     if asked.before_seq is not None:
         check_u64("before_seq", asked.before_seq)
@@ -115,8 +116,9 @@ def decode_delete(body: Buffer) -> DeleteRequest:
 
 
 def tag_match(given: Any, field: str = "match", max_bytes: int = MATCH_MAX_BYTES) -> TagMatch:
-    """The tags that a ``match`` names, which is there; or another ``field`` of the same language.
-    Raises `InvalidRequest`.
+    """Parse a ``match`` that is not None, or another ``field`` with the same syntax.
+
+    Raises `InvalidRequest`, also for a text of more than ``max_bytes``.
     """
     match = _tag_match(given, field)
     check_text(field, match.text, max_bytes)

@@ -1,8 +1,8 @@
-"""Limits and clamps of requests (§2, §3, §10, §11): each is stated here, once.
+"""Limits and clamps of requests (§2, §3, §10, §11). Each of them is defined only here.
 
-A limit refuses a value above it; a clamp takes its bound instead. A zero in a read means the
-default. The limits of lists and of texts that are kept or echoed, over HTTP and WebSockets alike
-(``max`` in the detail):
+A value above a limit is rejected. A value above a clamp is replaced with the bound. In a read, zero
+means the default. The following limits of lists and texts apply to HTTP and WebSockets. The detail
+of the error contains the limit as ``max``:
 
     field                   of                          at most                    code
     records                 append, publish             TOPICS_MAX_BATCH_RECORDS   batch_too_large
@@ -16,10 +16,10 @@ default. The limits of lists and of texts that are kept or echoed, over HTTP and
     idempotency_key         append, publish             KEY_MAX_CHARS              invalid_request
     request_id              commands of a WebSocket     REQUEST_ID_MAX_BYTES       invalid_request
 
-A message of a WebSocket has at most WEBSOCKET_MESSAGE_MAX_BYTES and TOPICS_MAX_BODY_BYTES. The
-socket of a longer one is closed with the code 1009.
+A WebSocket message has at most WEBSOCKET_MESSAGE_MAX_BYTES and at most TOPICS_MAX_BODY_BYTES. If it
+is longer, the socket is closed with the code 1009.
 
-Names of topics are checked by their pattern. A query has a limit as a whole
+Topic names are checked with their pattern. The length of a query string is limited as a whole
 (`topics.front.queries`).
 """
 
@@ -36,18 +36,18 @@ from topics.formats.api.nesting import NESTING_MAX
 
 KEY_MAX_CHARS = 256  # §0.8
 META_MAX_KEYS = 64  # §2
-NODES_MAX = 64  # of one reader (§4)
-MATCH_MAX_BYTES = 65_535  # no tag on a disk is longer
-WEBSOCKET_MESSAGE_MAX_BYTES = 16 << 20  # unmasked by the library in one step of 3 ms
-REQUEST_ID_MAX_BYTES = 256  # as it was sent, quotes and escapes included
+NODES_MAX = 64  # for one reader (§4)
+MATCH_MAX_BYTES = 65_535  # No stored tag is longer.
+WEBSOCKET_MESSAGE_MAX_BYTES = 16 << 20  # The library unmasks such a message in one step of 3 ms.
+REQUEST_ID_MAX_BYTES = 256  # as JSON text, including quotes and escapes
 DEFAULT_LIMIT = 256  # §3
 WAIT_MS_MAX = 30_000  # §3
 DEFAULT_BATCH_BYTES = 1 << 20  # §11
 BATCH_BYTES_MAX = 8 << 20  # §11
-CLAIM_BYTES_MAX = 32 << 20  # about: of the jobs that one claim gets
+CLAIM_BYTES_MAX = 32 << 20  # the approximate size of the jobs that one claim returns
 LEASE_MS_BOUNDS = (100, 86_400_000)  # §0.10, §10.2
 NACK_DELAY_MS_MAX = 86_400_000  # §10.5
-DELAY_MS_MAX = 30 * 86_400_000  # a job is delivered 30 days after it was sent at the latest
+DELAY_MS_MAX = 30 * 86_400_000  # A job can be delayed by at most 30 days.
 U64_MAX = 2**64 - 1
 
 
@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True):
     node_bytes: int
     limit: int
     claim: int
-    # Of the whole server; 0: no cap
+    # Caps of the complete server; 0: no cap
     routers: int = 0
     topics: int = 0
     total_bytes: int = 0
@@ -71,7 +71,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def limits_of(settings: Settings) -> Limits:
-    """The limits that the settings say."""
+    """Return the limits that the settings specify."""
     return Limits(
         batch_records=settings.max_batch_records,
         record_bytes=settings.max_record_bytes,
@@ -86,8 +86,9 @@ def limits_of(settings: Settings) -> Limits:
     )
 
 
-# Of a record that moves between topics: it was within the limits when it was written. Its stamp
-# (`dead_letters`) may not push it beyond them, nor a limit that is lower today.
+# The limits for a record that is moved between topics: none. The record was within the limits when
+# it was appended. Neither its stamp (`queue_answers`) nor a limit that is lower now may cause a
+# rejection.
 MOVE_LIMITS = Limits(*[U64_MAX] * len(Limits.__struct_fields__))
 
 
@@ -95,7 +96,7 @@ MOVE_LIMITS = Limits(*[U64_MAX] * len(Limits.__struct_fields__))
 
 
 def check_u64(field: str, value: int) -> None:
-    """Raises `InvalidRequest` for a number that is negative or has more than 64 bits."""
+    """Raise `InvalidRequest` for a number that is negative or has more than 64 bits."""
     if not 0 <= value <= U64_MAX:
         raise InvalidRequest(f"{field} must be an integer from 0 to 2^64 - 1", field=field)
 
@@ -118,8 +119,10 @@ def check_node(node: str | None, limits: Limits, index: int | None = None) -> No
 
 
 def checked_nodes(node: str | list[str] | None, limits: Limits) -> list[str]:
-    """The node ids of a reader (§4), each once, sorted; equal ones of many readers are one
-    object. Raises `InvalidRequest`.
+    """Return the node ids of a reader (§4), sorted and without duplicates.
+
+    The strings are interned, so that equal ids of many readers share memory. Raises
+    `InvalidRequest`.
     """
     nodes = [node] if isinstance(node, str) else node or []
     check_count("node", nodes, NODES_MAX)
@@ -129,13 +132,13 @@ def checked_nodes(node: str | list[str] | None, limits: Limits) -> list[str]:
 
 
 def check_count(field: str, items: Sized, most: int) -> None:
-    """Raises `InvalidRequest` for more than ``most`` items."""
+    """Raise `InvalidRequest` for more than ``most`` items."""
     if len(items) > most:
         raise InvalidRequest(f"{len(items)} in {field}; at most {most}", field=field, max=most)
 
 
 def check_worker(node: str, limits: Limits) -> None:
-    """Raises `InvalidRequest` for the node id of a worker that is empty or too long (§10)."""
+    """Raise `InvalidRequest` if the node id of a worker is empty or too long (§10)."""
     if not node:
         raise InvalidRequest("node must not be empty", field="node")
     if len(node) * 4 > limits.node_bytes:
@@ -143,7 +146,7 @@ def check_worker(node: str, limits: Limits) -> None:
 
 
 def check_key(key: str | None, limits: Limits) -> None:
-    """Raises `InvalidRequest` for an idempotency key that is empty or too long."""
+    """Raise `InvalidRequest` if an idempotency key is empty or too long."""
     if key is not None and not 1 <= len(key) <= limits.key_chars:
         raise InvalidRequest(
             f"idempotency_key must have 1 to {KEY_MAX_CHARS} characters", field="idempotency_key"
@@ -154,22 +157,25 @@ def check_key(key: str | None, limits: Limits) -> None:
 
 
 def clamped_limit(limit: int | None, limits: Limits) -> int:
-    """How many records a page may have."""
+    """Return the maximum number of records of a page."""
     return min(limit or DEFAULT_LIMIT, limits.limit)
 
 
 def clamped_batch_bytes(max_batch_bytes: int | None) -> int:
-    """About how many bytes of records a page may have."""
+    """Return the approximate maximum size of the records of a page in bytes."""
     return min(max_batch_bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX)
 
 
 def clamped_wait_ms(wait_ms: int) -> int:
-    """How long a read may wait for records."""
+    """Return the maximum time for which a read waits for records."""
     return min(wait_ms, WAIT_MS_MAX)
 
 
 def clamped_max_jobs(max_jobs: int, limits: Limits) -> int:
-    """How many jobs a worker may lease at once (§10.2, §10.8). Raises `InvalidRequest` for 0."""
+    """Return the maximum number of jobs of one claim or work stream (§10.2, §10.8).
+
+    Raises `InvalidRequest` if ``max_jobs`` is 0 or not a u64.
+    """
     if max_jobs < 1 or max_jobs > U64_MAX:
         check_u64("max", max_jobs)
         raise InvalidRequest("max must be at least 1", field="max")
@@ -177,13 +183,13 @@ def clamped_max_jobs(max_jobs: int, limits: Limits) -> int:
 
 
 def clamped_lease_ms(lease_ms: int) -> int:
-    """How long a lease may last (§10.2). Raises `InvalidRequest` for what is no u64."""
+    """Return the duration of a lease (§10.2). Raises `InvalidRequest` if it is not a u64."""
     check_u64("lease_ms", lease_ms)
     low, high = LEASE_MS_BOUNDS
     return max(low, min(lease_ms, high))
 
 
 def clamped_delay_ms(delay_ms: int) -> int:
-    """How long a nack may hide a job (§10.5). Raises `InvalidRequest` for what is no u64."""
+    """Return the delay of a nacked job (§10.5). Raises `InvalidRequest` if it is not a u64."""
     check_u64("delay_ms", delay_ms)
     return min(delay_ms, NACK_DELAY_MS_MAX)

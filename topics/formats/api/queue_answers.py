@@ -1,7 +1,8 @@
 """JSON answers to queue requests (§10), rendered as bytes up to ``performance`` (`answers`).
 
-A record is spliced in as it was rendered for the log: it is never decoded. Dead letters (§10.6) are
-records that move between a queue and its dead-letter topic, with their ``meta`` changed.
+A record is inserted in the form in which it was rendered for the log, without decoding it. Dead
+letters (§10.6) are records that are moved between a queue and its dead-letter topic, with a changed
+``meta``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from topics.formats.names import valid_topic_name
 
 
 def jobs_json(jobs: Iterable[tuple[int, int, int, int, bytes]]) -> list[bytes]:
-    """Leased jobs (§10.2), of their seqs, numbers of their leases, deadlines, deliveries and
-    records; a record is the object that readers get.
+    """Render leased jobs (§10.2).
+
+    Each job is given as its seq, lease number, deadline, number of deliveries and rendered record.
     """
     return [
         b'{"lease_id":"lease_%x","deadline":%d,"deliveries":%d,%b'
@@ -29,12 +31,12 @@ def jobs_json(jobs: Iterable[tuple[int, int, int, int, bytes]]) -> list[bytes]:
 
 
 def with_error(record: bytes, error: str) -> bytes:
-    """The record of a job whose last nack has said why."""
+    """Add ``last_error`` to the record of a job, the error of its last nack that had one."""
     return b'{"last_error":%b,%b' % (json_string(error), record[1:])
 
 
 def claimed(topic: str, jobs: Sequence[bytes], ready: int) -> bytes:
-    """Answer to a claim (§10.2); the jobs are those of `jobs_json`."""
+    """Render the answer to a claim (§10.2). ``jobs`` are the results of `jobs_json`."""
     return b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
         topic.encode(),
         b",".join(jobs),
@@ -46,7 +48,7 @@ def claimed(topic: str, jobs: Sequence[bytes], ready: int) -> bytes:
 def settled(
     what: bytes, topic: str, count: int, skipped: Sequence[int], ready: int, in_flight: int
 ) -> bytes:
-    """Answer to an ack (§10.4) or a nack (§10.5), which are ``acked`` and ``nacked``."""
+    """Render the answer to an ack (§10.4, ``acked``) or a nack (§10.5, ``nacked``)."""
     return b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d' % (
         topic.encode(),
         what,
@@ -58,7 +60,7 @@ def settled(
 
 
 def extended(topic: str, seqs: Sequence[int], until_ts: int, skipped: Sequence[int]) -> bytes:
-    """Answer to an extend (§10.6): the leases of ``seqs`` now end at ``until_ts``."""
+    """Render the answer to an extend (§10.6). The leases of ``seqs`` now end at ``until_ts``."""
     deadlines = b",".join([b'"%d":%d' % (seq, until_ts) for seq in seqs])
     return b'{"topic":"%b","extended":%d,"skipped":%b,"deadlines":{%b}' % (
         topic.encode(),
@@ -76,7 +78,10 @@ def lease_json(
     deliveries: int,
     error: str | None = None,
 ) -> bytes:
-    """A lease in the list of leases. ``lease_number`` None: the reader may not know it."""
+    """Render a lease for the list of leases.
+
+    ``lease_number`` is None if the caller may not see it.
+    """
     lease_id = b"" if lease_number is None else b'"lease_id":"lease_%x",' % lease_number
     return b'{"$seq":%d,"node":%b,%b"deadline":%d,"deliveries":%d%b}' % (
         seq,
@@ -89,12 +94,12 @@ def lease_json(
 
 
 def leases(items: Iterable[bytes]) -> bytes:
-    """The array of leases, those of `lease_json`; the whole value, not the answer around it."""
+    """Render the array of leases from the results of `lease_json`, without the answer around it."""
     return b"[%b]" % b",".join(items)
 
 
 def redriven(topic: str, moved: int, remaining: int, skipped: int, reason: str | None) -> bytes:
-    """Answer to a redrive. ``reason``: code of the first failure, None when nothing failed."""
+    """Render the answer to a redrive. ``reason`` is the code of the first failure, if any."""
     return b'{"topic":"%b","moved":%d,"remaining":%d,"skipped":%d%b' % (
         topic.encode(),
         moved,
@@ -110,8 +115,9 @@ _NOTHING = Raw(b"")
 
 
 class RecordParts(NamedTuple):
-    """What a record keeps when it is moved: pieces of JSON as they were rendered. An absent tag or
-    meta is empty.
+    """The parts of a record that are kept when it is moved, as rendered JSON.
+
+    An absent tag or meta is empty.
     """
 
     tag: bytes
@@ -129,8 +135,10 @@ _rendered = msgspec.json.Decoder(_Rendered)
 
 
 def stamped(meta: bytes, source: str, deliveries: int, seq: int, error: str | None = None) -> bytes:
-    """The meta of a dead letter: job ``seq`` of queue ``source``, delivered so many times, with the
-    ``error`` of its last nack that had one. A stamp that is there goes.
+    """Add the stamp of a dead letter to ``meta``. It replaces an earlier stamp.
+
+    The stamp has the queue ``source``, the job's ``seq`` there, its number of deliveries and the
+    ``error`` of its last nack that had one.
     """
     stamp = b'"$dead_letter_from":"%b","$dead_letter_deliveries":%d,"$dead_letter_src_seq":%d' % (
         source.encode(),
@@ -143,12 +151,12 @@ def stamped(meta: bytes, source: str, deliveries: int, seq: int, error: str | No
 
 
 def unstamped(meta: bytes) -> bytes:
-    """The meta without its stamp; b"" when nothing else was in it."""
+    """Remove the stamp from ``meta``. Returns b"" if it contains nothing else."""
     return without_members(meta, lambda key: key.startswith(_STAMP))
 
 
 def source_of(meta: bytes) -> str | None:
-    """The queue that a dead letter came from; None when its meta names no topic."""
+    """Return the queue from which a dead letter was moved, or None if its meta names no topic."""
     value = member(meta, _SOURCE)
     if value is None or value[:1] != b'"':
         return None
@@ -157,17 +165,18 @@ def source_of(meta: bytes) -> str | None:
 
 
 def record_parts(record: bytes) -> RecordParts:
-    """The parts of a rendered record."""
+    """Split a rendered record into its parts."""
     try:
         found = _rendered.decode(record)
-    except RecursionError:  # the decoder recurses: with less stack left than when it was appended
+    except RecursionError:
+        # The decoder is recursive, and less stack is available here than at the append.
         parts = (member(record, name) for name in ("$tag", "data", "meta"))
         return RecordParts(*(part or b"" for part in parts))
     return RecordParts(bytes(found.tag), bytes(found.data), bytes(found.meta))
 
 
 def append_request(parts: RecordParts, key: str, create: bool | None) -> bytes:
-    """The body of an append (§2) of one record, with an idempotency key."""
+    """Render the body of an append (§2) of one record with an idempotency key."""
     tag = b',"tag":' + parts.tag if parts.tag else b""
     meta = b',"meta":' + parts.meta if parts.meta else b""
     return b'{"records":[{"data":%b%b%b}],"idempotency_key":%b,"create":%b}' % (

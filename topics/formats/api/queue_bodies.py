@@ -37,7 +37,10 @@ class ClaimBody(msgspec.Struct):
 
 
 class Claim(NamedTuple):
-    """A claim with defaults and clamps applied. ``lease_ms`` None: as the topic says."""
+    """A claim with defaults and clamps applied.
+
+    If ``lease_ms`` is None, the topic's config determines the duration of the leases.
+    """
 
     node: str
     max_jobs: int
@@ -59,7 +62,7 @@ class Nack(JobsRequest):
     """Body of ``POST /v0/topics/:q/nack`` (§10.5)."""
 
     delay_ms: int = 0
-    error: str | None = None  # why, for whoever gets the job next
+    error: str | None = None  # the reason, which the next worker of the job receives
 
 
 class Extend(JobsRequest, kw_only=True):
@@ -78,8 +81,10 @@ class RedriveBody(msgspec.Struct):
 
 
 class Redrive(NamedTuple):
-    """Move up to ``limit`` records that are below ``before_seq`` and match, each if given. ``to``
-    None: each to the topic that it came from.
+    """A checked redrive of up to ``limit`` records.
+
+    ``before_seq`` and ``match`` restrict the records unless they are None. If ``to`` is None, each
+    record is moved to the topic from which it came.
     """
 
     to: str | None
@@ -96,7 +101,7 @@ _redrive = msgspec.json.Decoder(RedriveBody)
 
 
 def decode_claim(body: Buffer, limits: Limits) -> Claim:
-    """Body of a claim. Raises `InvalidRequest`."""
+    """Decode the body of a claim. Raises `InvalidRequest`."""
     asked = decode(_claim.decode, body or b"{}")
     check_worker(asked.node, limits)
     check_u64("wait_ms", asked.wait_ms)
@@ -109,14 +114,14 @@ def decode_claim(body: Buffer, limits: Limits) -> Claim:
 
 
 def decode_ack(body: Buffer, limits: Limits) -> JobsRequest:
-    """Body of an ack. Raises `InvalidRequest` or `BatchTooLarge`."""
+    """Decode the body of an ack. Raises `InvalidRequest` or `BatchTooLarge`."""
     asked = decode(_ack.decode, body or b"{}")
     _check_jobs(asked, limits)
     return asked
 
 
 def decode_nack(body: Buffer, limits: Limits) -> Nack:
-    """Body of a nack. Raises `InvalidRequest` or `BatchTooLarge`."""
+    """Decode the body of a nack. Raises `InvalidRequest` or `BatchTooLarge`."""
     asked = decode(_nack.decode, body or b"{}")
     _check_jobs(asked, limits)
     asked.delay_ms = clamped_delay_ms(asked.delay_ms)
@@ -128,7 +133,7 @@ def decode_nack(body: Buffer, limits: Limits) -> Nack:
 
 
 def decode_extend(body: Buffer, limits: Limits) -> Extend:
-    """Body of an extend. Raises `InvalidRequest` or `BatchTooLarge`."""
+    """Decode the body of an extend. Raises `InvalidRequest` or `BatchTooLarge`."""
     asked = decode(_extend.decode, body or b"{}")
     _check_jobs(asked, limits)
     asked.lease_ms = clamped_lease_ms(asked.lease_ms)
@@ -136,7 +141,7 @@ def decode_extend(body: Buffer, limits: Limits) -> Extend:
 
 
 def decode_redrive(body: Buffer) -> Redrive:
-    """Body of a redrive; an empty body means all defaults. Raises `InvalidRequest`."""
+    """Decode the body of a redrive. An empty body uses all defaults. Raises `InvalidRequest`."""
     asked = decode(_redrive.decode, body or b"{}")
     if asked.to is not None and not valid_topic_name(asked.to):
         raise InvalidRequest("to must be the name of a topic", field="to")

@@ -3,8 +3,8 @@ without a length (RFC 9112 §7.1). No other module renders header fields for a s
 
     chunk    = size in hex CRLF data CRLF    never empty: an empty one is `LAST_CHUNK`
 
-Every answer has a Date, and `Cache-Control: no-store` where nothing else is said of caches. All but
-the length and the fields of one exchange is rendered once for each status, media type and Date.
+Every answer has a Date, and `Cache-Control: no-store` unless its headers contain another
+Cache-Control. The constant part of a head is rendered once for each status, media type and Date.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ResponseHeads:
         media_type: bytes = JSON,
         close: bool = False,
     ) -> bytes:
-        """The whole head. ``lines`` are field lines that `field_lines` has rendered."""
+        """Render a complete head. ``lines`` are field lines rendered by `field_lines`."""
         start = self._starts.get((status, media_type)) or self._start(status, media_type)
         if not headers and not close:
             return b"%b%d\r\n%b%b\r\n" % (start, length, lines, NO_STORE)
@@ -54,14 +54,15 @@ class ResponseHeads:
     def render_bare(
         self, status: int, headers: Headers, *, lines: bytes = b"", close: bool = False
     ) -> bytes:
-        """The head of a stream, or of an answer without a body, 204 or 304: it has no length, and a
-        type only among ``headers``.
+        """Render the head of a stream, or of an answer without a body (204 or 304).
+
+        It has no length, and it has a content type only if ``headers`` contains one.
         """
         last = _last(headers, close)
         return b"%bdate: %b\r\n%b%b\r\n" % (_status_line(status), self._date, lines, last)
 
     def _start(self, status: int, media_type: bytes) -> bytes:
-        """The head up to and with ``content-length: ``."""
+        """Render and cache the head up to and including ``content-length: ``."""
         start = b"%bcontent-type: %b\r\ndate: %b\r\ncontent-length: " % (
             _status_line(status),
             media_type,
@@ -87,7 +88,7 @@ def chunk_of(data: bytes) -> bytes:
 
 
 def field_lines(headers: Headers) -> bytes:
-    """The fields as lines of a head."""
+    """Render the fields as lines of a head."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 

@@ -1,8 +1,8 @@
-"""Routers as JSON (§6): what a PUT asks for, the config that it makes of the one before, and the
-answers to router requests, rendered up to ``performance`` (`answers`).
+"""Routers as JSON (§6): decodes the body of a PUT, merges it with the existing config, and renders
+the answers to router requests up to ``performance`` (`answers`).
 
-``source`` and ``dest`` stand in every body. A field that is not named keeps its value, or takes the
-default in a new router.
+``source`` and ``dest`` are required in every body. Any other field that is absent keeps its value,
+or has its default in a new router.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _router = msgspec.json.Decoder(RouterPatch)
 
 
 def decode_router(body: Buffer, limits: Limits) -> RouterPatch:
-    """Body of a router PUT. Raises `InvalidRequest`."""
+    """Decode and check the body of a router PUT. Raises `InvalidRequest`."""
     asked = decode(_router.decode, body or b"{}")
     for field, name in (("source", asked.source), ("dest", asked.dest)):
         if not valid_topic_name(name):
@@ -80,7 +80,7 @@ def decode_router(body: Buffer, limits: Limits) -> RouterPatch:
 
 
 def merge(base: RouterConfig | None, patch: RouterPatch) -> RouterConfig:
-    """``base`` with the fields of ``patch``; None stands for the defaults of a new router."""
+    """Return ``base`` with the fields of ``patch``. If it is None, use the defaults instead."""
     fields = {
         name: value
         for name in RouterConfig.__struct_fields__
@@ -96,14 +96,14 @@ def _tuple_of(match: TagMatch | None) -> list[str] | None:
 
 
 def configured(router: str, config: RouterConfig, *, created: bool) -> bytes:
-    """Answer to a router PUT."""
+    """Render the answer to a router PUT."""
     return json_bytes({"router": router, "created": created, **config.as_json()})[:-1]
 
 
 def state(
     router: str, config: RouterConfig, *, forwarded_total: int, lag_records: int, lag_ms: int
 ) -> bytes:
-    """Answer to a router GET."""
+    """Render the answer to a router GET."""
     fields = {
         "router": router,
         **config.as_json(),
@@ -115,7 +115,7 @@ def state(
 
 
 def item(router: str, config: RouterConfig, *, forwarded_total: int) -> bytes:
-    """A router in the list of routers; the whole object."""
+    """Render a router for the list of routers, as a complete object."""
     fields = {
         "router": router,
         "source": config.source,
@@ -127,5 +127,5 @@ def item(router: str, config: RouterConfig, *, forwarded_total: int) -> bytes:
 
 
 def deleted(router: str, *, existed: bool) -> bytes:
-    """Answer to a router DELETE."""
+    """Render the answer to a router DELETE."""
     return json_bytes({"router": router, "deleted": existed})[:-1]

@@ -1,4 +1,4 @@
-"""WebSocket commands (§7.3): JSON text messages of a client, to typed values.
+"""WebSocket commands (§7.3): decodes the JSON text messages of a client.
 
     op            members besides request_id
     publish       topic, and the body of an append (decoded by the shard)
@@ -6,8 +6,8 @@
     unsubscribe   topic
     ping
 
-A command's head is decoded first, so that a refusal carries the ``request_id`` as it came. That of
-a long one is decoded without its records, in steps (`topics.formats.api.sliced`).
+The head of a command is decoded first, so that an error contains the ``request_id`` of the command.
+The head of a long command is decoded in steps, without its records (`topics.formats.api.sliced`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _subscribe = msgspec.json.Decoder(SubscribeBody)
 
 
 def decode_command(message: bytes) -> CommandHead:
-    """The head of a command. Raises `InvalidRequest`."""
+    """Decode the head of a command. Raises `InvalidRequest`."""
     head = decode(_head.decode, message)
     if len(head.request_id) > REQUEST_ID_MAX_BYTES:
         raise InvalidRequest(
@@ -69,8 +69,9 @@ def decode_command(message: bytes) -> CommandHead:
 
 
 def request_id_of(message: bytes) -> bytes:
-    """The ``request_id`` of a command, as it came, whatever else is wrong with it; ``null`` when it
-    has none, or one that is too long.
+    """Return the ``request_id`` of a command as raw JSON, even if its other members are invalid.
+
+    Returns ``null`` if the command has no ``request_id`` or is not JSON, or if the id is too long.
     """
     try:
         request_id = bytes(_request_id.decode(message).request_id)
@@ -80,7 +81,7 @@ def request_id_of(message: bytes) -> bytes:
 
 
 def decode_subscribe(message: bytes, limits: Limits, max_topics: int) -> WatchRequest:
-    """The ``subscribe`` command. Raises `InvalidRequest`."""
+    """Decode and check a ``subscribe`` command. Raises `InvalidRequest`."""
     asked = decode(_subscribe.decode, message)
     if asked.topics is not None and asked.topic is None:
         starts = asked.topics

@@ -1,8 +1,8 @@
-"""Packed texts: many JSON strings in order, sixteen in one object.
+"""Packed texts: stores many sorted JSON strings, sixteen in each bytes object.
 
-For texts that stay for a while: the interpreter's collector follows every reference of a list that
-is new to it, which takes 5 ms for 65,536 texts, once or twice, and the shard's loop stands still
-meanwhile. It does not look into bytes.
+This is for texts that are kept for some time. The garbage collector follows every reference of a
+new list once or twice. This takes 5 ms for 65,536 texts and blocks the loop of the shard. With
+packed texts, the number of references is sixteen times smaller.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 BLOCK_TEXTS = 16
-_END = b"\n"  # in no JSON string, and below every byte of one
+# The separator of the texts. No JSON string contains this byte, and it is lower than all bytes that
+# a JSON string contains, so blocks are sorted like their first texts.
+_END = b"\n"
 
 
 class PackedTexts:
-    """JSON strings in the order of their bytes; each is made again whenever it is read."""
+    """JSON strings, sorted by their bytes. Each read creates a new bytes object."""
 
     __slots__ = ("_blocks",)
 
@@ -30,10 +32,11 @@ class PackedTexts:
             yield from block.split(_END)
 
     def starting_with(self, prefix: bytes) -> list[bytes]:
-        """The texts that begin with ``prefix``."""
+        """Return the texts that begin with ``prefix``."""
         blocks, found = self._blocks, []
         at = bisect_left(blocks, prefix)
-        if at and prefix in blocks[at - 1]:  # it begins below the prefix and may reach it
+        # The previous block starts with a text below the prefix, but may contain later matches.
+        if at and prefix in blocks[at - 1]:
             found = _matching(blocks[at - 1], prefix)
         while at < len(blocks) and blocks[at].startswith(prefix):
             found += _matching(blocks[at], prefix)

@@ -23,8 +23,9 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Generic[P, R]):
-    """A request under ``subject`` and its answer. ``is_write``: the shard answers when its log has
-    spoken.
+    """A request under ``subject`` and its answer.
+
+    ``is_write``: the shard answers only after the log has written the frames of the request.
     """
 
     method: str

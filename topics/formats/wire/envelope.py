@@ -7,15 +7,15 @@
     failure        "E"   "cid" unsigned, "code" integer, "message" text, "data" any
     notification   "N"   "method" text, "params" any
 
-``cid`` joins an answer to its request: it is the id of the message that carries the request.
-``params``, ``result`` and ``data`` may be absent and are None then. A decoder ignores further keys.
-A JSON body never travels in an envelope: it is the message's attachment.
+``cid`` correlates an answer with its request: it is the id of the message that carries the request.
+If ``params``, ``result`` or ``data`` is absent, it is None. A decoder ignores unknown keys. A JSON
+body is never part of an envelope, because it is the attachment of the message.
 
 The payload of a refusal (a message with the ERROR flag) is another map: "code" integer,
 "message" text, "about" unsigned, which is the id of the refused message.
 
     encode(Request(cid, method, params))    raises for values without a MessagePack form
-    decode(payload)                         raises one of UNREADABLE for bytes that are no envelope
+    decode(payload)                         raises one of UNREADABLE if it is not a valid envelope
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec.msgpack import Decoder, Encoder
 
-RPC_PREFIX: Final = "rpc/"  # of subjects whose messages are requests and answers
-EVENT_PREFIX: Final = "event/"  # of subjects whose messages are notifications
+RPC_PREFIX: Final = "rpc/"  # prefix of the subjects of requests and answers
+EVENT_PREFIX: Final = "event/"  # prefix of the subjects of notifications
 
 Unsigned: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -54,14 +54,14 @@ class Request(msgspec.Struct, frozen=True, tag_field="t", tag="Q"):
 
 
 class Success(msgspec.Struct, frozen=True, tag_field="t", tag="R"):
-    """The answer to a request that went well."""
+    """The answer to a successful request."""
 
     cid: Unsigned
     result: Any = None
 
 
 class Failure(msgspec.Struct, frozen=True, tag_field="t", tag="E", omit_defaults=True):
-    """The answer to a request that failed. ``code`` as in `ErrorCode`."""
+    """The answer to a failed request. ``code`` is an `ErrorCode`."""
 
     cid: Unsigned
     code: int
@@ -70,7 +70,7 @@ class Failure(msgspec.Struct, frozen=True, tag_field="t", tag="E", omit_defaults
 
 
 class Notification(msgspec.Struct, frozen=True, tag_field="t", tag="N"):
-    """An event that nobody answers."""
+    """An event. It has no answer."""
 
     method: str
     params: Any = None
@@ -96,4 +96,4 @@ UNREADABLE: Final[tuple[type[Exception], ...]] = (
     TypeError,
     ValueError,
 )
-"""What the decoders raise for bytes that no encoder wrote."""
+"""The exceptions that the decoders raise for invalid bytes."""

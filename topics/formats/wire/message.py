@@ -1,16 +1,17 @@
-"""Ring messages: header, subject, payload and attachment, without padding. Integers little-endian.
+"""Ring messages: header, subject, payload and attachment, without padding. Integers are
+little-endian.
 
     offset  size  field         meaning
-    0       4     total_len     bytes of the whole message, this header included
-    4       4     payload_len   bytes of payload; what is left after it is the attachment
-    8       8     message_id    fresh for every message of a sender, never reused in a link session
+    0       4     total_len     bytes of the complete message, including this header
+    4       4     payload_len   bytes of the payload; the rest of the message is the attachment
+    8       8     message_id    unique for the sender, never reused in a link session
     16      2     subject_len   bytes of subject, ASCII, e.g. rpc/append
     18      2     flags         ERROR, ARENA, RELEASE
     20      4     reserved      zero
 
 The payload is a small envelope (`topics.formats.wire.envelope`). The attachment is raw bytes,
-such as a JSON body. The `Assembler` never raises: it stops at bytes that no sender of this program
-wrote.
+such as a JSON body. The `Assembler` never raises. It stops at bytes that no sender of this program
+can have written.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ assert HEADER.size == 24
 ARENA_REF: Final = struct.Struct("<QQ")  # offset and bytes of a block in the sender's arena
 assert ARENA_REF.size == 16
 
-MAX_MESSAGE_BYTES: Final = 1 << 30  # a longer total_len is damage
-# Up to this an attachment is copied. A longer one is a view, which keeps all bytes that were read
-# with it alive.
+MAX_MESSAGE_BYTES: Final = 1 << 30  # A larger total_len means that the stream is corrupt.
+# Attachments up to this size are copied. A longer one is a view, which keeps the complete buffer
+# that was read with it in memory.
 COPIED_MAX_BYTES: Final = 64 * 1024
 
 
 class PeerGone(Exception):
-    """The other process is not there, or the link session with it is closed."""
+    """The other process is not running, or the link session with it is closed."""
 
 
-# Bits of ``flags``. They travel between processes of one start only, never to disk.
+# Bits of ``flags``. They are exchanged only between processes of one start, and never stored.
 ERROR: Final = 1  # a refusal: the payload is {code, message, about}
 ARENA: Final = 2  # the attachment is an ARENA_REF
 RELEASE: Final = 4  # no payload; the attachment is the ARENA_REF of a block that the peer may free
@@ -44,9 +45,10 @@ _ALL_FLAGS: Final = ERROR | ARENA | RELEASE
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A received message. ``payload`` and ``attachment`` are bytes, or views that keep their memory
-    alive. ``parked_ms``: for how long the receiver has let it wait behind others; it does not
-    travel.
+    """A received message.
+
+    ``payload`` and ``attachment`` are bytes, or views that keep their memory alive. ``parked_ms``
+    is the time for which the receiver has delayed the message; it is not part of the bytes.
     """
 
     message_id: int
@@ -60,10 +62,10 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 def encode_head(
     message_id: int, subject: str, payload: bytes, attachment_len: int, flags: int = 0
 ) -> bytes:
-    """The message without its attachment, which the caller sends right behind it.
+    """Encode a message without its attachment. The caller must send the attachment after it.
 
-    Raises ValueError for a message that the layout cannot carry, UnicodeEncodeError for a subject
-    outside ASCII.
+    Raises ValueError if the message is too long for the layout, and UnicodeEncodeError if the
+    subject is not ASCII.
     """
     name = subject.encode("ascii")
     total = 24 + len(name) + len(payload) + attachment_len
@@ -75,27 +77,29 @@ def encode_head(
 
 
 class Assembler:
-    """Makes messages of a byte stream that is cut anywhere. It copies every byte a bounded number
-    of times.
+    """Decodes messages from a byte stream that arrives in arbitrary fragments.
+
+    Each byte is copied a constant number of times.
     """
 
     __slots__ = ("_have", "_need", "_parts", "damaged")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._have = 0  # bytes in _parts
-        self._need = 0  # bytes of the message, or of the header, that they begin
+        self._have = 0  # number of bytes in _parts
+        self._need = 0  # size of the incomplete message, or of its header, if that is incomplete
         self.damaged = False
-        """The stream holds bytes that no sender of this program wrote; it is of no use any more."""
+        """Whether the stream contains invalid bytes. Then it cannot be used any longer."""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that ``data`` completes, in order."""
+        """Add bytes of the stream, and return the messages that they complete, in order."""
         if self._parts:
             self._parts.append(data)
             self._have += len(data)
             if self._have < self._need:
                 return []
-            # Once for each message and header, so the same bytes are not joined again and again.
+            # Join only when a header or a message is complete, so that bytes are not copied anew
+            # for each fragment.
             data = b"".join(self._parts)
             self._parts.clear()
         messages: list[Message] = []
@@ -131,4 +135,4 @@ class Assembler:
 
 
 _SUBJECTS: dict[bytes, str] = {}
-"""Subjects by their bytes: some dozens, for both ends are this program."""
+"""Cache of subjects by their bytes. It stays small, because both ends use the same few dozen."""
