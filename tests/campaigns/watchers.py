@@ -365,7 +365,7 @@ def _compare(summary: Summary, ledgers: list[Ledger], seen: Seen) -> dict[str, i
     ]
     summary.problems += [
         f"{topic}, seq {seq}: seen as {what}, acknowledged as {stored.get((topic, seq))}"
-        for (topic, seq), what in list(seen.items())
+        for (topic, seq), what in seen.copy().items()
         if stored.get((topic, seq)) != what
     ][:20]
     return heads
