@@ -90,7 +90,7 @@ def test_a_put_that_changes_an_end_cannot_create_a_fan_in(api: Api, topic: str) 
 
 
 def cycle(answer: Answer, topics: Sequence[str]) -> None:
-    """Check that the refusal shows this cycle, which may start at any topic and also ends with it."""
+    """Check that the refusal shows this cycle, which may start and end at any of the topics."""
     shown = refused(answer, 409, "router_cycle")["detail"]["cycle"]
     edges = {*pairwise([*topics, topics[0]])}
     assert shown[0] == shown[-1]

@@ -34,7 +34,7 @@ def new_secret(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A server, its keys, and keys that it does not know. ``heard`` contains every received byte."""
+    """A server, its keys, and keys that it does not know. ``heard`` has every received byte."""
 
     server: Server
     known: tuple[str, ...]
