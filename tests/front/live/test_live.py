@@ -54,14 +54,14 @@ async def test_an_unexpected_error_ends_one_stream(
     assert [(record.message, record.levelno) for record in caplog.records] == [(BUG, logging.ERROR)]
 
 
-async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
+async def test_a_stream_that_starts_during_the_drain_gets_503(front: Desk) -> None:
     front.live.drain()
     client = await front.client()
     assert b'"code":503' in client.hear()
     assert (client.stream.ended, front.live.streams) == (True, set())
 
 
-async def test_a_stream_that_fails_while_it_catches_up_ends_alone(
+async def test_a_stream_that_fails_while_it_catches_up_ends_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with desk() as front:
