@@ -51,7 +51,7 @@ class View(NamedTuple):
 
 
 class Start(msgspec.Struct):
-    """The start of a reader in a topic: after ``from_seq``, or at the current head with ``tail``."""
+    """Start of a reader in a topic: after ``from_seq``, or at the current head with ``tail``."""
 
     from_seq: int = 0
     tail: bool = False
