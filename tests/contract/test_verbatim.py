@@ -62,7 +62,7 @@ def test_meta_is_returned_byte_for_byte(api: Api, topic: str, meta: bytes) -> No
     assert bytes(stored.meta) == meta
 
 
-def test_the_records_of_a_batch_do_not_affect_each_other(api: Api, topic: str) -> None:
+def test_data_in_a_batch_is_returned_byte_for_byte(api: Api, topic: str) -> None:
     records = b",".join(b' { "data" : ' + value + b" } " for value in VALUES)
     ok(api.call("POST", f"/v0/topics/{topic}", b'\n{ "records" : [' + records + b"] }\n"), 201)
     assert [bytes(record.data) for record in raw_records(api.diff(topic))] == VALUES
