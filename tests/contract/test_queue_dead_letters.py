@@ -132,7 +132,7 @@ def test_the_dead_letter_topic_may_be_a_queue(pair: tuple[Queue, str]) -> None:
         queue.spend(1, 2)
         queue.bury(1)
         (job,) = jobs_of(future)
-    assert (job["data"], job["deliveries"]) == ("a", 1), "the deliveries do not start again"
+    assert (job["data"], job["deliveries"]) == ("a", 1), "the copy kept its deliveries"
     assert job["meta"][FROM] == queue.name
 
 

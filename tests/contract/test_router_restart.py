@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 SMALL_LOG = 64 << 10
 DURABLE = ("disk", "fsync")
 ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
-# Two of the four combinations suffice, because the location of the ends and the way the server
-# ends are nearly independent.
+# Two of the four combinations suffice, because the way in which the server ends hardly depends on
+# whether both ends are in one shard.
 RUNS = pytest.mark.parametrize(("shards", "end"), [((0, 0), "stop"), ((0, 1), "kill")], ids=str)
 GUARANTEES = ("at_least_once", "exactly_once")
 

@@ -131,7 +131,7 @@ def test_publishes_sent_before_a_close_are_stored(server: Server, api: Api, topi
 
 
 def test_long_and_short_publishes_keep_their_order(tmp_path: Path) -> None:
-    """On this server, messages are stored outside the ring at the smallest possible size."""
+    """The server has the smallest possible limit for messages that are sent within the ring."""
     sizes = [*(10, 300, INLINE_BYTES * 5, 10, INLINE_BYTES - 150, 1), *[300] * 4, 70_000, 2] * 8
     values = [f"{at}:" + "x" * size for at, size in enumerate(sizes)]
     narrow = Server(tmp_path / "data", shards=1, inline_bytes=INLINE_BYTES, ring_bytes=64 << 10)

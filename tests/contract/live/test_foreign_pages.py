@@ -122,7 +122,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chrom
 def test_a_page_of_another_origin_cannot_write_lease_move_or_open_streams(
     browser: chromium.Chromium, page_port: int, name: str, tmp_path: Path
 ) -> None:
-    """The requests of a page with a loopback name are accepted if they have an Origin."""
+    """The requests of a page with a loopback name are accepted only if they have an Origin."""
     with Server(tmp_path / "data", access_log="all") as server, Api(server.address) as api:
         queue = Queue.create(api, "jobs", *range(JOBS), max_deliveries=1, dead_letter="dead")
         api.append("dead", "one")
