@@ -1,5 +1,5 @@
-"""Host names and origins (decisions 0019, 0033): a page of another site, or whose name was rebound
-to 127.0.0.1, has no access through the browser of a visitor.
+"""Host names and origins (decisions 0019, 0033): a page of another site, or of a name that was
+rebound to 127.0.0.1, has no access through the browser of a visitor.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ PREFIX = Parameter("prefix", text, default="")
 def test_declared_parameters_are_parsed_and_others_are_ignored() -> None:
     query = parse_query((TOUCH, PREFIX), b"prefix=a&later=%31&prefix=b%2B+")
     assert query[TOUCH] is True
-    assert query[PREFIX] == "b+ ", "not the last value was used"
+    assert query[PREFIX] == "b+ ", "the last value was not used"
     assert parse_query((TOUCH,), b"touch=false")[TOUCH] is False
 
 

@@ -440,7 +440,7 @@ def test_a_bounded_number_of_refused_clients_stays_open_until_a_stop() -> None:
     refusals = Refusals(ResponseHeads(), lambda: LINE)
     pairs = [refused(refusals) for _ in range(LINGERING_MAX + 3)]
     is_open = [ours.fileno() >= 0 for ours, _ in pairs]
-    assert is_open == [False] * 3 + [True] * LINGERING_MAX, "not the oldest were closed first"
+    assert is_open == [False] * 3 + [True] * LINGERING_MAX, "the oldest were not closed first"
     refusals.close_all()
     assert all(ours.fileno() < 0 for ours, _ in pairs)
     for _, client in pairs:
