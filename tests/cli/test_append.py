@@ -117,7 +117,7 @@ def test_lines_are_parsed_by_the_given_format(
     ],
     ids=["json", "pretty", "utf-8", "text", "tag", "csv", "twice", "unknown field", "too large"],
 )
-def test_the_error_for_a_bad_line_names_it(
+def test_the_error_for_an_invalid_line_contains_its_number(
     topics: Run,
     name: str,
     file: Callable[[bytes], str],
@@ -150,7 +150,7 @@ def test_a_file_is_appended_once(
         assert topics("append", "--json", name, "-f", path, *option).objects[0]["deduped"] == 0
 
 
-def test_a_file_whose_bad_line_was_fixed_continues_after_the_appended_records(
+def test_a_file_with_a_fixed_line_continues_after_the_appended_records(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     done = topics("append", name, "-f", file(LINES.replace('{"number": 2100}', "oops")))
@@ -162,7 +162,7 @@ def test_a_file_whose_bad_line_was_fixed_continues_after_the_appended_records(
     assert values(client, name) == [{"number": number} for number in range(2500)]
 
 
-def test_the_error_for_a_bad_line_in_a_file_reports_that_nothing_was_appended(
+def test_the_error_for_an_invalid_line_in_a_file_reports_that_nothing_was_appended(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
     done = topics("append", name, "-f", file("1\noops\n"))
@@ -233,7 +233,7 @@ BAD = {
 @pytest.mark.parametrize(
     ("options", "content", "rejected", "before", "after", "why"), BAD.values(), ids=BAD
 )
-def test_good_records_of_a_pipe_before_a_bad_one_are_appended(
+def test_valid_records_of_a_pipe_before_an_invalid_one_are_appended(
     topics: Run,
     client: Topics,
     name: str,
@@ -340,7 +340,7 @@ def test_a_file_may_have_another_encoding(
     assert values(client, name) == expected
 
 
-def test_the_error_for_an_undecodable_byte_names_it(topics: Run, name: str) -> None:
+def test_the_error_for_an_undecodable_byte_shows_it(topics: Run, name: str) -> None:
     done = topics("append", name, "--as", "lines", "--encoding", "cp1252", given=b"a\nb\x81\n")
     assert done.code == 2
     assert "stdin, line 2: not cp1252; --encoding" in done.err
@@ -398,7 +398,7 @@ def test_a_file_or_pipe_is_appended_once_with_a_key(
     assert client.topic(name).append(3, key="k:3").deduped
 
 
-def test_wrong_data_appends_nothing(topics: Run, client: Topics, name: str) -> None:
+def test_invalid_data_appends_nothing(topics: Run, client: Topics, name: str) -> None:
     assert topics("append", name, "1", "oops").code == 2
     assert [*client.topics(name)] == []
 
@@ -437,7 +437,9 @@ def test_empty_input_is_reported(topics: Run, client: Topics, name: str) -> None
         ("--delay", "soon"),
     ],
 )
-def test_bad_arguments_are_usage_errors(topics: Run, name: str, arguments: tuple[str, ...]) -> None:
+def test_invalid_arguments_are_usage_errors(
+    topics: Run, name: str, arguments: tuple[str, ...]
+) -> None:
     assert topics("append", name, *arguments).code == 2
 
 
@@ -455,7 +457,7 @@ def test_a_pipe_is_appended_as_lines_arrive_and_can_be_interrupted(
             process.stdin.flush()
             deadline = time.monotonic() + 30
             while client.topic(name).state().count < number:
-                assert time.monotonic() < deadline, "the line does not come"
+                assert time.monotonic() < deadline, "the line did not arrive"
                 time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()

@@ -108,7 +108,7 @@ def test_an_apply_changes_only_the_router_fields_in_the_file(
         ),
     ],
 )
-def test_a_wrong_file_changes_nothing(
+def test_an_invalid_file_changes_nothing(
     topics: Run,
     client: Topics,
     name: str,
@@ -217,7 +217,7 @@ def test_routers_of_a_file_change_in_an_order_that_the_server_accepts(
 ) -> None:
     client.put_router(f"{name}-1", f"{name}.a", f"{name}.b")
     client.put_router(f"{name}-2", f"{name}.b", f"{name}.c")
-    # The first would close a cycle, and its dest would have two sources, before the second moves.
+    # If the first table were applied first, it would close a cycle and create a second source.
     text = "".join(
         f'[routers."{name}-{number}"]\nsource = "{name}.{source}"\ndest = "{name}.{dest}"\n'
         for number, source, dest in ((1, "c", "b"), (2, "a", "d"))

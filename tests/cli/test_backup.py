@@ -102,7 +102,7 @@ def test_an_interrupted_restore_leaves_no_directory(
     topics("backup", str(file))
     target.mkdir()
     run = started("restore", "-", str(target / "data"), stdin=subprocess.PIPE, text=False)
-    with run:  # closes its pipes
+    with run:  # leaving the block closes the pipes
         assert run.stdin is not None
         run.stdin.write(file.read_bytes()[:-8192])
         run.stdin.flush()

@@ -148,7 +148,7 @@ def test_a_tab_in_bash_completes_a_name_with_a_colon_and_a_value(
             "exit\n",
         ):
             os.write(ours, line.encode())
-        with suppress(OSError):  # the end of the terminal
+        with suppress(OSError):  # the terminal is closed
             while os.read(ours, 4096):
                 pass
         bash.wait(60)

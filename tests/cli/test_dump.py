@@ -94,7 +94,7 @@ def test_several_topics_are_piped_into_one(topics: Run, client: Topics, name: st
 
 @pytest.mark.parametrize("how", ["cut", "changed", "twice", "no footer"])
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
-def test_nothing_of_a_damaged_file_is_appended(
+def test_no_record_of_a_damaged_file_is_appended(
     topics: Run, client: Topics, filled: str, tmp_path: Path, how: str, is_packed: bool
 ) -> None:
     file = tmp_path / "dump"
@@ -176,7 +176,7 @@ def test_an_import_with_again_creates_topics_with_their_config(
     assert client.topic(filled).state().config == {**config, **window}
 
 
-def test_bad_arguments_missing_topics_and_unreachable_servers_are_errors(
+def test_invalid_arguments_missing_topics_and_unreachable_servers_are_errors(
     topics: Run, name: str, tmp_path: Path
 ) -> None:
     foreign = tmp_path / "foreign"

@@ -280,4 +280,4 @@ def test_ctrl_c_just_before_the_wait_for_a_record_is_handled_after_the_wait(
         in_time.append(heard.wait(20))
 
     assert silently(words, "tail nope", heard, interrupt).code == ExitCode.INTERRUPTED
-    assert in_time == [True], "it was noticed behind the answer"
+    assert in_time == [True], "the interrupt was noticed only after the response"

@@ -45,7 +45,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ],
     ids=" ".join,
 )
-def test_bad_arguments_are_usage_errors(topics: Run, arguments: list[str]) -> None:
+def test_invalid_arguments_are_usage_errors(topics: Run, arguments: list[str]) -> None:
     assert topics(*arguments).code == 2
 
 
@@ -166,7 +166,7 @@ def test_top_names_a_stalled_shard(topics: Run, tmp_path: Path) -> None:
 # doctor
 
 
-def test_doctor_finds_nothing_on_a_healthy_server(topics: Run, server: Server) -> None:
+def test_doctor_reports_no_finding_about_a_healthy_server(topics: Run, server: Server) -> None:
     done = topics("doctor", "--data-dir", str(server.data_dir), "--json")
     assert {one["check"] for one in done.objects} >= {"server", "shards", "permissions"}
     # The disk of a test machine may be slow, full or made of memory.

@@ -22,7 +22,7 @@ def hurt(client: Topics, name: str) -> str:
     assert [job.seq for job in queue.claim("worker-a", 1, lease=600.0)] == [3]
     deadline = time.monotonic() + 30
     while [each.count for each in client.topics(f"{name}.dead")] != [2] or queue.state().count != 2:
-        assert time.monotonic() < deadline, "dead letters do not move"
+        assert time.monotonic() < deadline, "the jobs did not become dead letters"
         time.sleep(0.02)
     return name
 
@@ -105,7 +105,7 @@ def test_empty_results_are_reported_on_stderr(topics: Run, client: Topics, name:
 
 
 @pytest.mark.parametrize("command", ["info", "peek", "leases"])
-def test_a_topic_that_is_no_queue_is_refused(
+def test_a_topic_that_is_not_a_queue_is_refused(
     topics: Run, client: Topics, name: str, command: str
 ) -> None:
     client.topic(name).put()

@@ -71,7 +71,7 @@ def test_json_output_has_the_field_names_of_the_api(
         (("--where", "tag=eu:*", "--where", "tag=us:2", "-n", "3"), [1, 2, 3]),
     ],
 )
-def test_a_read_begins_and_ends_at_the_given_positions(
+def test_a_read_starts_and_ends_at_the_given_positions(
     topics: Run, filled: str, options: tuple[str, ...], expected: list[int]
 ) -> None:
     done = topics("read", filled, *options)
@@ -188,7 +188,7 @@ def test_a_gap_is_printed_at_its_position(topics: Run, capped: str, filled: str)
     assert topics("read", capped, "--from", "-5", "--fail-on-loss").code == 0
 
 
-def test_a_glob_stands_for_topics_but_no_cursors(topics: Run, client: Topics, filled: str) -> None:
+def test_a_glob_matches_topics_but_no_cursors(topics: Run, client: Topics, filled: str) -> None:
     client.topic(f"cursor:{filled}").append(1)
     client.topic(f"{filled}-b").append(2)
     assert [each["data"] for each in topics("read", f"{filled}*", "--from", "-1").objects] == [
@@ -215,7 +215,7 @@ def test_a_glob_stands_for_topics_but_no_cursors(topics: Run, client: Topics, fi
         (("not-there*",), 4),
     ],
 )
-def test_bad_arguments_missing_topics_and_unreachable_servers_are_errors(
+def test_invalid_arguments_missing_topics_and_unreachable_servers_are_errors(
     topics: Run, filled: str, arguments: tuple[str, ...], code: int
 ) -> None:
     named = () if code != 2 or not arguments else (filled,)
@@ -223,7 +223,7 @@ def test_bad_arguments_missing_topics_and_unreachable_servers_are_errors(
     assert (done.code, done.out) == (code, "")
 
 
-def test_people_read_lines_without_control_characters(
+def test_a_terminal_gets_lines_without_control_characters(
     topics: Run, client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.topic(name).append(records=[{"data": "\x9b2J", "tag": "\x1b[2J"}])
@@ -237,7 +237,7 @@ def test_people_read_lines_without_control_characters(
     ("environ", "is_coloured"),
     [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
 )
-def test_people_read_colours_where_they_want_them(
+def test_the_environment_decides_if_a_terminal_gets_colours(
     topics: Run,
     filled: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -272,12 +272,14 @@ def lines_of(*arguments: str) -> list[Any]:
         return [json.loads(line) for line in process.stdout]
 
 
-def test_following_ends_with_a_count(url: str, filled: str) -> None:
+def test_a_followed_read_with_a_count_ends_after_that_many_records(url: str, filled: str) -> None:
     assert seqs(lines_of("read", filled, "-f", "-n", "4")) == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
-def test_a_closed_reader_ends_it_quietly(url: str, client: Topics, name: str) -> None:
+def test_a_closed_output_pipe_ends_the_command_without_a_message(
+    url: str, client: Topics, name: str
+) -> None:
     client.topic(name).append(*("x" * 1000 for _ in range(1000)))
     for arguments in (("read", name), ("tail", name, "-n", "1000")):
         with started(*arguments) as process:
@@ -288,7 +290,7 @@ def test_a_closed_reader_ends_it_quietly(url: str, client: Topics, name: str) ->
 
 
 @pytest.mark.slow
-def test_tail_shows_the_last_ones_then_what_comes_until_ctrl_c(
+def test_tail_shows_the_last_records_and_then_new_ones_until_ctrl_c(
     url: str, client: Topics, filled: str
 ) -> None:
     client.topic(f"{filled}-b").append("old")
@@ -315,7 +317,7 @@ def test_tail_ends_when_its_topic_is_deleted(url: str, client: Topics, filled: s
 
 
 @pytest.mark.slow
-def test_a_glob_stands_for_topics_that_are_made_later(url: str, client: Topics, name: str) -> None:
+def test_a_glob_includes_topics_that_are_created_later(url: str, client: Topics, name: str) -> None:
     with started("tail", f"{name}*") as process:
         assert process.stderr is not None
         assert process.stderr.readline() == f"topics: no topic matches {name}* yet\n"
@@ -331,7 +333,9 @@ def test_a_glob_stands_for_topics_that_are_made_later(url: str, client: Topics, 
 
 
 @pytest.mark.slow
-def test_many_topics_are_several_streams(url: str, client: Topics, name: str) -> None:
+def test_more_topics_than_one_stream_allows_can_be_followed(
+    url: str, client: Topics, name: str
+) -> None:
     for number in range(70):
         client.topic(f"{name}-{number}").append(number)
     found = lines_of("read", "-f", f"{name}-*", "-n", "70")
@@ -339,8 +343,8 @@ def test_many_topics_are_several_streams(url: str, client: Topics, name: str) ->
 
 
 @pytest.mark.slow
-def test_restarts_are_pauses(tmp_path: Path) -> None:
-    """Every record once and in order, while the server stops and is killed."""
+def test_restarts_only_cause_pauses(tmp_path: Path) -> None:
+    """Each record is shown once and in order, although the server is stopped and killed."""
     with Server(tmp_path / "data", shards=2) as server:
         server.env["TOPICS_PORT"] = str(server.port)
         with Topics(url_of(server)) as client:

@@ -1,4 +1,4 @@
-"""router ls, create, rm, graph."""
+"""The commands ``router ls``, ``create``, ``rm`` and ``graph``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of(*edges: str) -> list[RouterInfo]:
     return found
 
 
-def test_routers_are_made_listed_and_removed(topics: Run, client: Topics, name: str) -> None:
+def test_routers_are_created_listed_and_removed(topics: Run, client: Topics, name: str) -> None:
     router, dest = f"{name}->d", f"{name}.d"
     command = ["router", "create", router, name, dest, "--filter", "eu:*"]
     assert topics(*command) == (0, "", f"topics: created router {router}\n")
@@ -56,7 +56,7 @@ def test_routers_are_made_listed_and_removed(topics: Run, client: Topics, name: 
         (["a->b", "c->d"], ["a", "  -> b", "c", "  -> d"]),
     ],
 )
-def test_a_graph_is_a_tree_and_cycles_end(edges: list[str], lines: list[str]) -> None:
+def test_a_graph_is_drawn_as_a_tree_in_which_cycles_end(edges: list[str], lines: list[str]) -> None:
     assert [*routers._tree(of(*edges))] == lines
 
 
@@ -65,7 +65,7 @@ def test_a_long_chain_is_drawn() -> None:
     assert sum(1 for _ in routers._tree(chain)) == 3001
 
 
-def test_a_graph_for_mermaid() -> None:
+def test_a_graph_can_be_written_for_mermaid() -> None:
     assert [*routers._mermaid(of("a->b", "r>: b->a"))] == [
         "graph LR",
         '  t0["a"]',
@@ -75,7 +75,9 @@ def test_a_graph_for_mermaid() -> None:
     ]
 
 
-def test_the_graph_of_a_server(topics: Run, client: Topics, name: str) -> None:
+def test_the_graph_contains_the_routers_of_the_server(
+    topics: Run, client: Topics, name: str
+) -> None:
     client.put_router(f"{name}->{name}.b", name, f"{name}.b")
     assert f"{name}\n  -> {name}.b\n" in topics("router", "graph").out
     assert topics("router", "graph", "--mermaid").out.startswith("graph LR\n")

@@ -1,4 +1,4 @@
-"""Shared by all commands: global options, errors, exit codes, output."""
+"""The common parts of all commands: global options, errors, exit codes and output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.cli import units
 from topics.errors import ExitCode
 
 
-def test_a_usage_error_is_a_line_or_an_object(topics: Run) -> None:
+def test_a_usage_error_is_written_as_a_line_or_as_json(topics: Run) -> None:
     assert topics("fly").code == 2
     assert topics("--json", "fly").error["code"] == "usage"
 
@@ -31,7 +31,7 @@ def test_a_usage_error_is_a_line_or_an_object(topics: Run) -> None:
         (["ls", "--jsn"], "--json"),
     ],
 )
-def test_a_name_with_a_typo_is_answered_with_the_nearest_one(
+def test_the_error_for_a_misspelled_name_suggests_the_nearest_one(
     topics: Run, arguments: list[str], near: str
 ) -> None:
     done = topics(*arguments)
@@ -39,7 +39,7 @@ def test_a_name_with_a_typo_is_answered_with_the_nearest_one(
     assert near in done.err.splitlines()[-1]
 
 
-def test_help_and_version_are_words_as_well(topics: Run) -> None:
+def test_help_and_version_are_also_commands(topics: Run) -> None:
     assert topics("help") == topics("--help")
     assert topics("help", "queue", "ls") == topics("queue", "ls", "--help")
     assert topics("version") == topics("--version")
@@ -49,24 +49,24 @@ def test_help_and_version_are_words_as_well(topics: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "ms"), [("500ms", 500), ("30", 30_000), ("1.5h", 5_400_000), ("7d", 604_800_000)]
 )
-def test_durations(text: str, ms: int) -> None:
+def test_durations_are_parsed_with_their_units(text: str, ms: int) -> None:
     assert units.DURATION.convert(text, None, None) == ms
 
 
 @pytest.mark.parametrize("text", ["", "d", "1 fortnight", "-1s", "1e3", "9" * 400])
-def test_what_is_no_duration_and_no_amount(text: str) -> None:
+def test_an_invalid_duration_or_count_is_refused(text: str) -> None:
     for kind in (units.DURATION, units.COUNT):
         with pytest.raises(click.BadParameter):
             kind.convert(text, None, None)
 
 
-def test_amounts_of_records_and_of_bytes() -> None:
+def test_counts_are_decimal_and_sizes_binary() -> None:
     assert units.COUNT.convert("1M", None, None) == 1_000_000
     assert units.BYTES.convert("1M", None, None) == 1 << 20
     assert units.BYTES.convert("1.5GiB", None, None) == 3 << 29
 
 
-def test_what_people_read() -> None:
+def test_sizes_and_durations_are_shown_rounded_with_their_units() -> None:
     assert [units.size(count) for count in (0, 1023, 1536, 1 << 30)] == [
         "0 B",
         "1023 B",
@@ -95,18 +95,20 @@ def test_what_people_read() -> None:
         ("bench", "append", "--size", "1T"),
     ],
 )
-def test_a_wrong_argument_is_exit_2_in_one_line(topics: Run, arguments: tuple[str, ...]) -> None:
+def test_an_invalid_argument_gives_exit_code_2_and_one_line(
+    topics: Run, arguments: tuple[str, ...]
+) -> None:
     done = topics("--json", *arguments)
     assert (done.code, done.out) == (ExitCode.USAGE, "")
     assert done.error["message"]
 
 
-def test_a_time_long_ago_is_the_beginning(topics: Run, name: str) -> None:
+def test_a_read_since_a_time_before_all_records_starts_at_the_first(topics: Run, name: str) -> None:
     topics("append", name, "1")
     assert len(topics("read", name, "--since", "99999999999d").objects) == 1
 
 
-def test_an_export_leaves_a_device_or_pipe_and_a_link_what_it_is(
+def test_an_export_to_a_pipe_or_a_link_does_not_replace_it(
     topics: Run, name: str, tmp_path: Path
 ) -> None:
     topics("append", name, "1")
@@ -121,7 +123,7 @@ def test_an_export_leaves_a_device_or_pipe_and_a_link_what_it_is(
         assert file.read_bytes() == reader.read()
 
 
-def test_a_cell_moves_no_cursor_of_a_terminal(topics: Run, name: str) -> None:
+def test_control_characters_in_table_cells_are_escaped(topics: Run, name: str) -> None:
     topics("create", name, "--queue")
     topics("append", name, "1", "--tag", "\x1b[2J\n")
     assert "\\x1b[2J\\n" in topics("queue", "peek", name).out
@@ -137,7 +139,7 @@ def test_a_cell_moves_no_cursor_of_a_terminal(topics: Run, name: str) -> None:
         ("keys hash <&-", 1, "topics: Bad file descriptor\n"),
     ],
 )
-def test_a_stream_that_is_closed_or_full_is_one_line(
+def test_a_closed_or_full_stream_is_reported_in_one_line(
     topics: Run, name: str, command: str, code: int, said: str
 ) -> None:
     topics("create", name)

@@ -29,7 +29,7 @@ from topics.client import NotFound, Topics
         ("ttl_ms", "'ttl_ms' is not FIELD=VALUE"),
     ],
 )
-def test_a_wrong_field_ends_with_2_and_makes_nothing(
+def test_an_invalid_field_gives_exit_code_2_and_creates_nothing(
     topics: Run, client: Topics, name: str, given: str, said: str
 ) -> None:
     done = topics("create", name, "--set", "cap_records=1", "--set", given)
@@ -74,7 +74,7 @@ def test_a_narrow_terminal_shows_counts_in_full_and_shortens_names(
     assert "…" not in " ".join(cells[1:])
 
 
-def test_info_tells_what_differs_from_the_defaults_first(
+def test_info_lists_fields_that_differ_from_the_defaults_first(
     topics: Run, client: Topics, name: str
 ) -> None:
     client.queue(name).put(ttl_ms=90_000, dead_letter=f"{name}.dead")
@@ -97,9 +97,7 @@ def test_info_tells_what_differs_from_the_defaults_first(
 # create, config
 
 
-def test_what_is_there_is_not_made_again_nor_changed(
-    topics: Run, client: Topics, name: str
-) -> None:
+def test_create_does_not_change_an_existing_topic(topics: Run, client: Topics, name: str) -> None:
     command = ["create", name, "--durability", "fsync", "--ttl", "7d", "--cap", "1M"]
     command += ["--cap-bytes", "1G", "--set", "priority=5"]
     done = topics(*command)
@@ -119,7 +117,9 @@ def test_what_is_there_is_not_made_again_nor_changed(
     assert topics("create", name, "--queue").code == 1
 
 
-def test_a_config_is_shown_tried_and_changed(topics: Run, client: Topics, name: str) -> None:
+def test_a_config_can_be_shown_changed_and_changed_in_a_dry_run(
+    topics: Run, client: Topics, name: str
+) -> None:
     client.topic(name).put(ttl_ms=1500)
     assert topics("config", name).out.splitlines()[1].split() == ["ttl_ms", "1500ms", "0"]
     assert topics("config", name, "--json").objects[0]["ttl_ms"] == 1500
@@ -136,7 +136,7 @@ def test_a_config_is_shown_tried_and_changed(topics: Run, client: Topics, name: 
     assert topics("config", name, "type=queue").code == 1
 
 
-def test_a_lower_cap_says_how_many_records_it_removes(
+def test_a_lowered_cap_reports_the_number_of_removed_records(
     topics: Run, client: Topics, name: str
 ) -> None:
     topic = client.topic(name)
@@ -158,7 +158,7 @@ def test_a_config_that_removes_records_needs_a_confirmation(
 ) -> None:
     topic = client.topic(name)
     first = topic.append(1, 2, 3)
-    while topic.plan(ttl_ms=1).dropped < 3:  # until the clock has moved on
+    while topic.plan(ttl_ms=1).dropped < 3:  # until the clock has advanced
         pass
     config = topic.state().config
     unsure = topics("config", name, field)
@@ -194,7 +194,9 @@ def test_a_config_that_removes_nothing_needs_no_confirmation(
         ("auto_create", False, "false"),
     ],
 )
-def test_a_value_is_shown_as_it_may_be_written(field: str, value: object, text: str) -> None:
+def test_a_value_is_shown_in_a_form_that_can_be_parsed(
+    field: str, value: object, text: str
+) -> None:
     assert configs.shown(field, value) == text
     assert configs.checked("topic", "a", configs.pairs([f"{field}={text}"])) == {field: value}
 
@@ -234,7 +236,7 @@ def test_records_are_deleted_by_seq_and_by_tag(topics: Run, client: Topics, name
 @pytest.mark.parametrize(
     ("answer", "code", "is_left"), [("y", 0, False), ("n", 1, True), ("", 130, True)]
 )
-def test_a_terminal_is_asked(
+def test_a_terminal_user_must_confirm_a_removal(
     url: str, client: Topics, name: str, command: str, answer: str, code: int, is_left: bool
 ) -> None:
     client.topic(name).append(1, 2)

@@ -32,7 +32,7 @@ def counts(client: Topics, name: str) -> QueueCounts:
 def until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + ALIVE_S
     while not is_so():
-        assert time.monotonic() < deadline, "it does not become so"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
@@ -42,7 +42,9 @@ def queue(client: Topics, name: str) -> str:
     return name
 
 
-def test_a_job_is_on_stdin_and_exit_0_acks_it(topics: Run, client: Topics, queue: str) -> None:
+def test_the_program_gets_the_job_on_stdin_and_exit_0_acks_it(
+    topics: Run, client: Topics, queue: str
+) -> None:
     client.queue(queue).append(records=[{"data": {"a": 1}, "tag": "t"}, {"data": "text"}])
     done = topics("work", queue, "--drain", "--", "sh", "-c", SHOW)
     assert done == (0, f'{{"a":1}}\n{queue} 1 t 1 \n"text"\n{queue} 2  1 \n', "")
@@ -51,21 +53,23 @@ def test_a_job_is_on_stdin_and_exit_0_acks_it(topics: Run, client: Topics, queue
     assert again == (0, "", f"topics: {queue} has no jobs\n")
 
 
-def test_a_failure_is_a_nack_with_the_last_line_of_stderr(
+def test_a_failed_program_nacks_the_job_with_its_last_line_of_stderr(
     topics: Run, client: Topics, queue: str
 ) -> None:
     client.queue(queue).append(1)
     done = topics("work", queue, "--once", "--", "sh", "-c", "echo one >&2; echo two >&2; exit 3")
     assert (done.code, done.out) == (1, "")
     assert done.err == f"one\ntwo\ntopics: {queue}#1: exit code 3, delivery 1\n"
-    assert counts(client, queue).ready == 0  # it waits for its delay
+    assert counts(client, queue).ready == 0  # the job waits for its delay
     done = topics("work", queue, "--once", "--", "sh", "-c", f"{SHOW}; kill -9 $$")
     assert (done.code, done.out) == (1, f"1\n{queue} 1  2 two\n")
     (job,) = client.queue(queue).claim("me", wait=20)
     assert (job.deliveries, job.last_error) == (3, "killed by signal 9")
 
 
-def test_drain_takes_jobs_that_commands_append(topics: Run, client: Topics, queue: str) -> None:
+def test_drain_includes_jobs_that_the_programs_append(
+    topics: Run, client: Topics, queue: str
+) -> None:
     client.queue(queue).append(2)
     program = (
         "import sys, json; from topics.client import Topics\n"
@@ -77,8 +81,10 @@ def test_drain_takes_jobs_that_commands_append(topics: Run, client: Topics, queu
     assert (state.count, state.head_seq) == (0, 3)
 
 
-def test_j_runs_so_many_at_once(topics: Run, client: Topics, queue: str, tmp_path: Path) -> None:
-    """Each of three waits for the other two."""
+def test_j_sets_the_number_of_concurrent_programs(
+    topics: Run, client: Topics, queue: str, tmp_path: Path
+) -> None:
+    """Each of the three programs waits for the other two."""
     client.queue(queue).append(1, 2, 3)
     meet = f"cd {tmp_path}; touch $TOPICS_SEQ; until [ -e 1 -a -e 2 -a -e 3 ]; do sleep 0.01; done"
     assert topics("work", queue, "-j", "3", "--drain", "--", "sh", "-c", meet).code == 0
@@ -98,7 +104,7 @@ def test_j_runs_so_many_at_once(topics: Run, client: Topics, queue: str, tmp_pat
         (["QUEUE", "--url", "http://127.0.0.1:1", "--timeout", "0", "--", "cat"], 6, "no response"),
     ],
 )
-def test_what_ends_it_before_a_claim(
+def test_invalid_arguments_end_the_command_before_a_claim(
     topics: Run, client: Topics, queue: str, arguments: list[str], code: int, said: str
 ) -> None:
     client.queue(queue).append(1)
@@ -108,14 +114,16 @@ def test_what_ends_it_before_a_claim(
     assert counts(client, queue) == QueueCounts(ready=1, in_flight=0, dead_lettered=0)
 
 
-def test_its_help_and_a_topic_that_is_no_queue(topics: Run, client: Topics, name: str) -> None:
+def test_help_shows_the_usage_and_a_topic_that_is_not_a_queue_is_refused(
+    topics: Run, client: Topics, name: str
+) -> None:
     assert "QUEUE -- COMMAND..." in topics("work", "--help").out
     client.topic(name).put()
     done = topics("--json", "work", name, "--", "cat")
     assert (done.code, done.error["code"]) == (1, "not_a_queue")
 
 
-def test_a_program_that_cannot_be_started_ends_it(
+def test_a_program_that_cannot_be_started_ends_the_command(
     topics: Run, client: Topics, queue: str, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -127,16 +135,16 @@ def test_a_program_that_cannot_be_started_ends_it(
     assert counts(client, queue) == QueueCounts(ready=1, in_flight=0, dead_lettered=0)
 
 
-def test_what_a_program_is_told_fits_into_an_environment() -> None:
+def test_null_bytes_are_replaced_in_environment_variables() -> None:
     record = JobRecord(seq=1, ts=0, lease_id="l", deadline=0, deliveries=1, last_error="a\0b")
     assert environment_of(record)["TOPICS_LAST_ERROR"] == "a b"
 
 
-def test_a_lost_lease_ends_the_command(
+def test_a_lost_lease_stops_the_program(
     topics: Run, client: Topics, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.queue(queue).append(1)
-    states = iter([False])  # when the worker hands it out
+    states = iter([False])  # the worker checks it once before it returns the job
     monkeypatch.setattr(Job, "lost", property(lambda _: next(states, True)))
     done = topics("work", queue, "--once", "--", "sleep", "60")
     assert done.err.splitlines() == [
@@ -145,7 +153,7 @@ def test_a_lost_lease_ends_the_command(
     ]
 
 
-# Signals, as a process of its own
+# Signals, with the command as a separate process
 
 
 def working(queue: str, *command: str) -> Program:
@@ -153,7 +161,7 @@ def working(queue: str, *command: str) -> Program:
 
 
 @pytest.mark.slow
-def test_sigterm_finishes_what_runs(client: Topics, queue: str) -> None:
+def test_sigterm_lets_running_programs_finish(client: Topics, queue: str) -> None:
     client.queue(queue).append(1, 2, 3)
     with working(queue, "sh", "-c", "echo $TOPICS_SEQ; read line; sleep 1; echo done") as worker:
         assert worker.stdout is not None
@@ -180,7 +188,7 @@ def test_sigterm_ends_a_worker_that_waits_for_jobs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to_all", [True, False])
-def test_ctrl_c_gives_jobs_back_at_once(client: Topics, queue: str, to_all: bool) -> None:
+def test_ctrl_c_releases_the_jobs_immediately(client: Topics, queue: str, to_all: bool) -> None:
     client.queue(queue).append(1, 2, 3)
     with working(queue, "sh", "-c", "echo begun; exec sleep 60") as worker:
         assert worker.stdout is not None
@@ -197,8 +205,8 @@ def test_ctrl_c_gives_jobs_back_at_once(client: Topics, queue: str, to_all: bool
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_server_restarts_beneath_a_command(tmp_path: Path, end: str) -> None:
-    """A command that runs during a restart runs once, and the next job is claimed after it."""
+def test_a_restart_of_the_server_does_not_end_the_command(tmp_path: Path, end: str) -> None:
+    """A program that runs during a restart runs once, and the next job is claimed afterwards."""
     with Server(tmp_path / "data", shards=1) as server, Topics(url_of(server)) as client:
         queue = client.queue("jobs")
         queue.put(leases_durable=True, durability="fsync")
@@ -216,7 +224,7 @@ def test_a_server_restarts_beneath_a_command(tmp_path: Path, end: str) -> None:
             (tmp_path / "go").touch()
             assert worker.stdout.readline() == '"long"\n'
             until(lambda: queue.state().count == 0)
-            server.restart(end)  # now it waits for jobs
+            server.restart(end)  # this time the worker waits for jobs
             assert "; trying again" in worker.stderr.readline()
             assert worker.stderr.readline() == "topics: connected again\n"
             queue.append("next")

@@ -1,4 +1,4 @@
-"""One real server for the tests of the client; every test works on topics of its own."""
+"""One real server for the tests of the client; each test uses its own topics."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def client(url: str) -> Iterator[Topics]:
 
 @pytest.fixture
 def name() -> str:
-    """A topic that is not there yet."""
+    """The name of a topic that does not exist yet."""
     return f"client-{next(_numbers):04d}"

@@ -1,4 +1,4 @@
-"""Programs with topics.js in Chromium and in Node.js, and a server of prepared answers."""
+"""Programs with topics.js in Chromium and in Node.js, and a server with prepared responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.chromium import Chromium
 
 MODULE = Path(__file__).parents[2] / "topics/client/js/topics.js"
 WAIT_S = 60.0
-Told = list[tuple[str, Any]]  # the name of a handler, and what it was given
+Told = list[tuple[str, Any]]  # the name of a handler and its argument
 
 BEGIN = """
 const { append, subscribe, publish, work } = await import(MODULE);
@@ -42,8 +42,9 @@ def script(module: str, options: dict[str, Any], program: str) -> str:
 
 
 class Running:
-    """A program that calls ``say([name, event])``. It defines ``running``, which has ``close()``.
-    ``options``, ``status`` (a handler) and the functions of topics.js are defined before it.
+    """A program that reports with ``say([name, event])`` and defines ``running``, which has
+    ``close()``. The program can use ``options``, the handler ``status`` and the functions of
+    topics.js.
     """
 
     def told(self) -> Told:
@@ -72,7 +73,7 @@ def of(told: Told, name: str) -> list[Any]:
 
 
 class InPage(Running):
-    """A program in the open page of the browser, whose origin is that of no server."""
+    """A program in the open page of the browser. Its origin is not that of a server."""
 
     def __init__(
         self, browser: Chromium, page: str, options: dict[str, Any], program: str = SUBSCRIBE
@@ -117,7 +118,7 @@ class InNode(Running):
         return [*self._told]
 
     def close(self) -> None:
-        """Close it. The process then has nothing to wait for, and ends."""
+        """Close ``running``. The process then has no pending work and exits."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"close\n")
         self._process.stdin.flush()
@@ -130,7 +131,7 @@ class InNode(Running):
 
     def kill(self) -> None:
         self._process.kill()
-        self._thread.join(WAIT_S)  # it reads to the end before the pipe is closed
+        self._thread.join(WAIT_S)  # the thread reads to the end before the pipe is closed
         with self._process:
             pass
 
@@ -193,8 +194,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def stream(*pieces: bytes, then: bytes | None = None) -> Callable[[BaseHTTPRequestHandler], None]:
-    """Reply with an event stream of these chunks. It ends after them, unless ``then`` is given,
-    which is sent repeatedly; b"" keeps the stream open without data.
+    """Reply with an event stream of these chunks. The stream ends after them unless ``then`` is
+    given, which is sent repeatedly. The value b"" keeps the stream open without data.
     """
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

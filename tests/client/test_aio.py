@@ -102,7 +102,7 @@ def test_queues_and_workers(
             (again,) = await queue.claim("me", wait=10)
             assert (again.data, again.last_error) == ("bad", "ValueError: no good")
             assert await queue.nack("me", again) == []
-            assert await queue.ack("me", again) == [again.seq]  # its lease has ended
+            assert await queue.ack("me", again) == [again.seq]  # its lease has expired
 
     anyio.run(run, backend=backend)
 

@@ -197,6 +197,6 @@ def test_numbers_beyond_a_double_are_read_and_keep_their_bytes(raw: bytes) -> No
     assert record.topic == "t"
 
 
-def test_a_redrive_with_a_limit_is_not_resent_if_it_may_have_been_done() -> None:
+def test_a_redrive_with_a_limit_is_not_resent_if_it_may_have_been_executed() -> None:
     assert calls.redrive("q.dead").is_repeatable
     assert not calls.redrive("q.dead", limit=5).is_repeatable

@@ -66,7 +66,7 @@ def test_single_records_keep_their_marks_and_a_full_chunk_is_sent_immediately() 
     assert [*chunker.flush()] == []
 
 
-def test_no_records_make_no_chunk() -> None:
+def test_without_records_there_is_no_chunk() -> None:
     assert added([], 5, 5) == []
     assert cut([], 5, 5) == []
     assert cut([[], []], 5, 5) == []

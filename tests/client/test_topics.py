@@ -273,7 +273,7 @@ def test_a_cursor_is_saved_while_the_loop_waits_for_an_event(
 
 
 @pytest.mark.parametrize("scopes", ["r+w", "r+w:jobs|cursor:jobs", ""])
-def test_a_key_that_reads_and_writes_may_have_a_cursor(tmp_path: Path, scopes: str) -> None:
+def test_a_key_that_can_read_and_write_may_use_cursors(tmp_path: Path, scopes: str) -> None:
     with Server(tmp_path / "data", api_keys=f"admin,k:{scopes}") as server:
         with Topics(url_of(server), key="admin") as admin:
             admin.topic("jobs").append(*range(5))
@@ -325,7 +325,9 @@ def test_next_raises_after_its_timeout_and_loses_nothing(client: Topics, name: s
         assert data([event for event in events if event is not None]) == [2]
 
 
-def test_unknown_options_name_the_nearest(client: Topics, name: str) -> None:
+def test_the_error_for_an_unknown_option_suggests_the_nearest_one(
+    client: Topics, name: str
+) -> None:
     topic, options = client.topic(name), {"delay_ms": 5}
     with pytest.raises(TypeError, match="did you mean 'delay'"):
         topic.append(1, **options)  # type: ignore[arg-type]
@@ -423,7 +425,9 @@ def test_a_stream_without_heartbeats_is_treated_as_ended(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy may keep a connection open whose other end is closed."""
-    monkeypatch.setattr("topics.client.http.HEARTBEAT_S", 0.1)  # the server's is longer
+    monkeypatch.setattr(
+        "topics.client.http.HEARTBEAT_S", 0.1
+    )  # the interval of the server is longer
     client.topic(name).append(1)
     pauses: list[TopicsError] = []
     monkeypatch.setattr(client, "report_pause", lambda failure, _pause_s: pauses.append(failure))

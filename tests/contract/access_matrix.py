@@ -1,9 +1,10 @@
 """The access rules of §0.2: the rows of `test_matrix`, and the keys that the tests use.
 
-A row is a valid request in which ``<0>``, ``<1>``, ... begin the names that count against the
-prefixes of a key. Each of them is filled in with `INSIDE`, and one after the other with
-`OUTSIDE`. ``<a>`` becomes one letter for each of them (``ioi``), so that a name belongs to one
-assignment; ``<n>`` becomes a number that does not come again.
+A row is a valid request. In its path and body, each name that must match the prefixes of a key
+begins with a placeholder ``<0>``, ``<1>``, and so on. The tests send each row with `INSIDE` in all
+placeholders, and once for each placeholder with `OUTSIDE` in that one. ``<a>`` becomes one letter
+for each placeholder (``ioi``), so that each assignment has names of its own. ``<n>`` becomes a
+number that is used only once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One configured key. ``limited``: only names with one of the `PREFIXES`."""
+    """One configured key. A ``limited`` key is valid only for names with one of the `PREFIXES`."""
 
     scopes: frozenset[str]
     limited: bool
@@ -35,7 +36,7 @@ class Key:
 
     @property
     def entry(self) -> str:
-        """As TOPICS_API_KEYS takes it."""
+        """The key in the syntax of TOPICS_API_KEYS."""
         return f"{self.secret}:{'+'.join(sorted(self.scopes))}:{PREFIXES if self.limited else ''}"
 
 
@@ -66,21 +67,23 @@ class Assignment:
 
 
 def assignments(names: int) -> Iterator[Assignment]:
-    """All names inside, then each of them outside."""
+    """Yield the assignment with all names inside, then those with one name outside."""
     for outside in (None, *range(names)):
         yield Assignment(outside, names)
 
 
 def allows(scopes: frozenset[str], key: Key, assignment: Assignment) -> bool:
-    """Whether the key has the scopes, and its prefixes cover all names."""
+    """Return whether the key has the scopes and its prefixes match all names."""
     return scopes <= key.scopes and not (key.limited and assignment.outside is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of request. ``fine``: what it is answered when the key may do it. ``names`` is
-    how many names count. ``token``: the key may stand in the query. ``whole``: it is about all
-    names, so a key with prefixes may not ask it.
+    """One kind of request.
+
+    ``fine`` contains the possible statuses if the key permits the request. ``names`` is the number
+    of names that must match the prefixes. ``token``: the query may contain the key. ``open``: no
+    key is required. ``whole``: the request concerns all names, so a key with prefixes is refused.
     """
 
     name: str
@@ -107,7 +110,7 @@ class Row:
 
 
 def names_in(text: str) -> int:
-    """How many names of a template count."""
+    """Return the number of placeholders in a template."""
     return len(set(re.findall(r"<\d>", text)))
 
 
@@ -149,7 +152,7 @@ HTTP = (
     _row("diff", READ, f"POST {_LOG}/diff", "{}"),
     _row("diff without a body", READ, f"POST {_LOG}/diff"),
     _row("list routers", READ, "GET /v0/routers"),
-    # Its ends count, too.
+    # The ends of the router must match the prefixes, too.
     _row("get a router", READ, "GET /v0/routers/<0>router-<a>", names=_PUT_ROUTER.names),
     _row("watch", READ, "POST /v0/watch", '{"topics":{"<0>log":{},"<1>queue":{}}}'),
     _row("watch what is not there", READ, "POST /v0/watch", '{"topics":{"<0>gone":{}}}', fine=404),
@@ -198,7 +201,7 @@ HTTP = (
         fine=(200, 201),
     ),
     _PUT_ROUTER,
-    # One at a time: the one before may still be sent.
+    # Only one backup runs at a time, and the server may still be sending the previous one.
     _row("backup", ADMIN, "GET /v0/backup", fine=(200, 429), is_whole=True),
     # no key at all
     _row("health", "", "GET /v0/health", is_open=True),
@@ -220,7 +223,7 @@ STREAMS = (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A message on a WebSocket. ``done``: the ``op`` of the answer when the key may do it."""
+    """A message on a WebSocket. ``done`` is the ``op`` of the reply if the key permits it."""
 
     name: str
     scopes: frozenset[str]

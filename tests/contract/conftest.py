@@ -1,4 +1,4 @@
-"""One real server for all contract tests; every test works on topics of its own."""
+"""One real server for all contract tests; each test uses its own topics."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def specifications() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two shards and a front. At the end it must stop cleanly, and no child may have died behind
-    the tests' back.
+    """Run a server with two shards. At the end it must stop cleanly, and no child process may have
+    been replaced during the tests.
     """
     with Server(tmp_path_factory.mktemp("contract") / "data", shards=2) as server:
         before = server.wait_roles(3)
@@ -59,7 +59,7 @@ def socket(server: Server) -> Iterator[Socket]:
 
 @pytest.fixture(scope="session")
 def new_name() -> Callable[[], str]:
-    """Names that no other test uses."""
+    """Return a function that makes names which no other test uses."""
     return lambda: f"topic-{next(_numbers):05d}"
 
 
@@ -83,8 +83,8 @@ def queue(api: Api, topic: str) -> Queue:
 
 @pytest.fixture(params=["same shard", "another shard"])
 def pair(request: pytest.FixtureRequest, api: Api, topic: str) -> tuple[Queue, str]:
-    """A queue whose jobs are delivered twice, and the name of its dead-letter topic, which is not
-    there yet.
+    """A queue whose jobs are delivered twice, and the name of its dead-letter topic, which does not
+    exist yet.
     """
     same, other = names_on(topic)
     name = same if request.param == "same shard" else other
@@ -93,7 +93,7 @@ def pair(request: pytest.FixtureRequest, api: Api, topic: str) -> tuple[Queue, s
 
 @pytest.fixture(params=["same shard", "another shard"])
 def ends(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[tuple[str, str]]:
-    """Names of a source and a dest, which are not there yet. At the end they go, with their
+    """Names of a source and a dest that do not exist yet. At the end they are deleted with their
     routers.
     """
     same, other = names_on(topic)

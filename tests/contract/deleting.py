@@ -8,7 +8,7 @@ from tests.support.api import Answer, Api, ok
 from tests.support.model import Kept, TopicModel
 
 U64_MAX = 2**64 - 1
-TAGS = ["a", "b", None, "ab", "a", None, "b", "abc", "c", "a"]  # of seqs 1 to 10
+TAGS = ["a", "b", None, "ab", "a", None, "b", "abc", "c", "a"]  # of the records 1 to 10
 ODD_TAGS = [
     *('say "x"', 'say "', "say ", "\\", "\\\\", "\\u0061", "a", "a/b", "a*", "a*b", "*", "**"),
     *("%61", "a b", "\t", "\n", "\x00", "\x7f", "\x1f", "\u00e9", "e\u0301", "\u00c9", "\u00df"),
@@ -24,7 +24,7 @@ def erase(api: Api, topic: str, body: Any) -> Answer:
 
 
 def fill(api: Api, topic: str, tags: list[str | None], **fields: Any) -> TopicModel:
-    """One write with a record for each tag."""
+    """Append a record for each tag in one write."""
     records = [
         {"data": number} | ({} if tag is None else {"tag": tag})
         for number, tag in enumerate(tags, 1)

@@ -1,8 +1,8 @@
 """The invalid requests of each route: the rows of `test_refusals`.
 
-`ROUTES` has a valid request for each. ``new`` and ``x`` are not there; ``log`` has two records,
-of ``queue`` a job is held and one is ready. JSON texts stand two spaces apart. ``record.tag`` is a
-field of the second of two records.
+`ROUTES` has a valid request for each route. The topics ``new`` and ``x`` do not exist. ``log`` has
+two records. ``queue`` has a leased and a ready job. Two spaces separate the JSON texts of a list of
+values. ``record.tag`` is a field of the second of two records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Route(NamedTuple):
-    """A request. ``method`` "WS": a command of a WebSocket."""
+    """A request. The ``method`` "WS" denotes a command on a WebSocket."""
 
     method: str
     path: str
@@ -193,7 +193,7 @@ BAD_NAMES = [
 ]
 BAD_TOPIC_NAMES = [*BAD_NAMES, "a%3Eb"]
 BAD_ROUTER_NAMES = [*BAD_NAMES, "", "%3Ea", "-%3Ea", "a-%3Eb%0A"]
-TORN_NAMES = ["a%2Fb", "a%", "a%zz", "a%2", "%2F", ".."]  # hardly a path
+TORN_NAMES = ["a%2Fb", "a%", "a%zz", "a%2", "%2F", ".."]  # barely a valid path
 TOPIC_CALLS = [  # of every route with a topic in its path: a request that names TOPIC
     *(("GET", "", None), ("PUT", "", {}), ("POST", "", ONE), ("DELETE", "", None)),
     *(("GET", "/leases", None), ("GET", "/work?node=w", None)),

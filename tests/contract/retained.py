@@ -15,13 +15,13 @@ RECORDS = [{"data": "x" * size} for size in (300, 10, 2000, 5, 5, 700, 1, 40, 12
 
 
 def put(api: Api, topic: str, **config: Any) -> None:
-    """Make the topic, or change its config."""
+    """Create the topic, or change its config."""
     answer = api.put(topic, config)
     ok(answer, answer.status)
 
 
 def erased(api: Api, topic: str, **fields: Any) -> int:
-    """Delete records (§5); how many there were."""
+    """Delete records (§5) and return the number of deleted records."""
     return int(ok(api.call("POST", f"/v0/topics/{topic}/delete", fields))["deleted"])
 
 
@@ -30,8 +30,9 @@ def seqs(page: Any) -> list[int]:
 
 
 def gap(page: Any, *reasons: str) -> tuple[int, int] | None:
-    """Both ends of the page's tombstone, which must have exactly the fields of §3.3 and one of
-    ``reasons``; None without one.
+    """Return both ends of the gap that the page reports, or None if it has no tombstone.
+
+    The tombstone must have exactly the fields of §3.3 and one of ``reasons``.
     """
     stone = page["tombstone"]
     if stone is None:
@@ -47,7 +48,7 @@ def gap(page: Any, *reasons: str) -> tuple[int, int] | None:
 
 
 def page_of(api: Api, topic: str, from_seq: int, **fields: Any) -> Any:
-    """Return one complete page, whose cursor fields agree with each other."""
+    """Return one complete page and check that its cursor fields are consistent."""
     page = ok(api.diff(topic, from_seq=from_seq, limit=1000, **fields))
     assert page["caught_up"] == (page["next_from_seq"] == page["head_seq"])
     assert page["lag"] == page["head_seq"] - page["next_from_seq"]
@@ -58,7 +59,7 @@ def page_of(api: Api, topic: str, from_seq: int, **fields: Any) -> Any:
 
 
 def floors(api: Api, topic: str) -> dict[str, int]:
-    """head_seq, earliest_seq, count and bytes, on which the state and the list agree."""
+    """Return the `FLOORS` of a topic and check that its state and the list show the same values."""
     state = api.state(topic)
     assert state["next_seq"] == state["head_seq"] + 1
     (item,) = [item for item in ok(api.listing(prefix=topic))["topics"] if item["topic"] == topic]
@@ -69,7 +70,7 @@ def floors(api: Api, topic: str) -> dict[str, int]:
 
 
 def agrees(api: Api, topic: str, model: TopicModel) -> None:
-    """State, list and reads from every cursor agree with the model."""
+    """Check the state, the list and reads from every cursor against the model."""
     found = floors(api, topic)
     assert (found["head_seq"], found["earliest_seq"], found["count"]) == (
         model.head_seq,
@@ -87,8 +88,8 @@ def agrees(api: Api, topic: str, model: TopicModel) -> None:
 
 
 def sizes(api: Api, topic: str, *records: dict[str, Any]) -> list[int]:
-    """What each record adds to ``bytes`` when the records are written one by one to ``topic``,
-    which has no caps.
+    """Append the records one by one to a topic without caps, and return how much each record
+    increases ``bytes``.
     """
     found = []
     before = 0
@@ -102,7 +103,7 @@ def sizes(api: Api, topic: str, *records: dict[str, Any]) -> list[int]:
 
 
 def everything(api: Api, topic: str) -> dict[str, Any]:
-    """All that a reader can notice of a topic and that a restart must not change."""
+    """Return everything that readers can observe of a topic and that a restart must preserve."""
     state = api.state(topic)
     names = (
         *("head_seq", "earliest_seq", "next_seq", "count", "bytes", "config", "epoch"),

@@ -38,7 +38,7 @@ def lines(server: Server) -> list[dict[str, Any]]:
 
 
 def line(server: Server, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The line, waited for: it is written when its answer has been sent."""
+    """Wait for the line of a request. The server writes it after it has sent the response."""
     deadline = time.monotonic() + 10
     while not (found := [one for one in lines(server) if wanted(one)]):
         assert time.monotonic() < deadline, lines(server)
@@ -47,7 +47,7 @@ def line(server: Server, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, 
     return found[0]
 
 
-def test_a_request_has_a_line(logged: Server, owner: Api, topic: str) -> None:
+def test_each_request_is_logged_on_one_line(logged: Server, owner: Api, topic: str) -> None:
     answer = owner.call("PUT", f"/v0/topics/{topic}?server_timing=true", {})
     ok(answer, 201)
     found = line(logged, lambda one: one["request_id"] == answer.headers["x-request-id"])
@@ -61,7 +61,7 @@ def test_a_request_has_a_line(logged: Server, owner: Api, topic: str) -> None:
     assert len(found["key"]) == 8
 
 
-def test_a_stream_has_its_line_when_it_ends(logged: Server, owner: Api, topic: str) -> None:
+def test_a_stream_is_logged_when_it_ends(logged: Server, owner: Api, topic: str) -> None:
     ok(owner.append(topic, "x" * 1000), 201)
     url = session(owner, [topic])["stream_url"]
     headers = ["Accept: text/event-stream", f"X-Request-Id: stream-{topic}"]
@@ -80,7 +80,7 @@ def test_a_stream_has_its_line_when_it_ends(logged: Server, owner: Api, topic: s
     assert found["bytes_out"] > 1000
 
 
-def test_no_line_of_the_log_holds_a_secret(logged: Server, owner: Api) -> None:
+def test_no_log_line_contains_a_secret(logged: Server, owner: Api) -> None:
     wid = "wid_of-somebody"
     for token in ("log-secret", "reader-secret", "wrong-secret", None):
         with Api(logged.address, token=token) as api:
@@ -96,7 +96,7 @@ def test_no_line_of_the_log_holds_a_secret(logged: Server, owner: Api) -> None:
         assert secret not in text
 
 
-def test_the_audit_log_tells_of_changes_and_refusals_alone(tmp_path: Path) -> None:
+def test_the_audit_log_contains_only_changes_and_refusals(tmp_path: Path) -> None:
     with Server(tmp_path / "data", access_log="audit", api_keys=KEYS) as server:
         with Api(server.address, token="log-secret") as api:
             ok(api.put("a"), 201)

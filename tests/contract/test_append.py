@@ -1,4 +1,4 @@
-"""POST /v0/topics/:topic (§2): fields, lazy creation, limits at their edge and one above."""
+"""POST /v0/topics/:topic (§2): fields, lazy creation, and values at each limit and one above it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_append_creates_the_topic_and_assigns_seqs(api: Api, topic: str) -> N
     }
 
 
-def test_seqs_go_on_without_holes(api: Api, topic: str) -> None:
+def test_seqs_are_consecutive_over_appends(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     expected = 1
     for size in (1, 3, 2, 50, 1):
@@ -50,7 +50,9 @@ def test_seqs_go_on_without_holes(api: Api, topic: str) -> None:
     [("", True), ("?return_seqs=true", True), ("?return_seqs=false", False)],
     ids=lambda value: f"2 {value}",
 )
-def test_return_seqs(api: Api, topic: str, query: str, shown: bool) -> None:
+def test_return_seqs_adds_the_seqs_to_the_response(
+    api: Api, topic: str, query: str, shown: bool
+) -> None:
     body = ok(
         api.call("POST", f"/v0/topics/{topic}{query}", {"records": [{"data": 1}, {"data": 2}]}), 201
     )
@@ -75,7 +77,7 @@ LAZY: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("fields", "created"), LAZY, ids=lambda value: f"2 {value}")
-def test_who_may_create_a_topic_by_writing(
+def test_create_and_auto_create_decide_if_a_write_creates_the_topic(
     api: Api, topic: str, fields: dict[str, Any], created: bool
 ) -> None:
     answer = api.append(topic, 1, **fields)
@@ -95,7 +97,7 @@ def test_who_may_create_a_topic_by_writing(
     ids=lambda value: f"2 {value}",
 )
 @pytest.mark.parametrize("auto_create", [True, False])
-def test_an_existing_topic_takes_every_write(
+def test_an_existing_topic_accepts_writes_with_any_create_setting(
     api: Api, topic: str, fields: dict[str, Any], auto_create: bool
 ) -> None:
     ok(api.put(topic, {"auto_create": auto_create}), 201)
@@ -103,7 +105,7 @@ def test_an_existing_topic_takes_every_write(
     assert (body["created"], body["seqs"]) == (False, [1])
 
 
-def test_inline_config_counts_only_for_the_write_that_creates(api: Api, topic: str) -> None:
+def test_an_inline_config_applies_only_if_the_write_creates_the_topic(api: Api, topic: str) -> None:
     config = {
         "ttl_ms": 10**9,
         "cap_records": 100,
@@ -132,10 +134,10 @@ def test_inline_config_counts_only_for_the_write_that_creates(api: Api, topic: s
     assert api.state(topic)["config"] == stored
 
 
-# --- what a record may hold
+# --- the content of a record
 
 
-def test_node_has_a_default_and_an_override(api: Api, topic: str) -> None:
+def test_a_record_may_override_the_node_of_its_batch(api: Api, topic: str) -> None:
     records = [{"data": 1}, {"data": 2, "node": "mine"}, {"data": 3, "node": "batch"}]
     ok(api.append(topic, records=records, node="batch"), 201)
     ok(api.append(topic, records=[{"data": 4}, {"data": 5, "node": "é"}]))
@@ -148,7 +150,7 @@ def test_node_has_a_default_and_an_override(api: Api, topic: str) -> None:
     ]
 
 
-def test_a_record_comes_back_with_exactly_its_fields(api: Api, topic: str) -> None:
+def test_a_record_is_read_with_exactly_its_fields(api: Api, topic: str) -> None:
     before = time.time_ns() // 1_000_000
     ok(
         api.append(
@@ -189,7 +191,7 @@ def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
     assert set(record) == {"$seq", "$ts", "data"}
 
 
-def test_one_bad_record_refuses_the_whole_batch(api: Api, topic: str) -> None:
+def test_one_invalid_record_makes_the_server_refuse_the_batch(api: Api, topic: str) -> None:
     ok(api.append(topic, "first"), 201)
     good = [{"data": number} for number in range(9)]
     refused(api.append(topic, records=[*good, {"tag": "no data"}]), 400, "invalid_request")
@@ -225,7 +227,7 @@ STRINGS: list[tuple[str, dict[str, Any], dict[str, Any], bool]] = [
     [row[1:] for row in STRINGS],
     ids=[f"2 {row[0]}" for row in STRINGS],
 )
-def test_string_limits(
+def test_strings_are_accepted_up_to_their_limit(
     api: Api, topic: str, record: dict[str, Any], fields: dict[str, Any], fits: bool, escaped: bool
 ) -> None:
     body = json.dumps({"records": [{"data": 1, **record}], **fields}, ensure_ascii=escaped).encode()
@@ -240,7 +242,7 @@ def test_string_limits(
     assert stored.get("$node") == record.get("node", fields.get("node"))
 
 
-def test_a_batch_holds_10000_records(api: Api, topic: str) -> None:
+def test_a_batch_has_at_most_10000_records(api: Api, topic: str) -> None:
     body = ok(api.append(topic, *range(10_000)), 201)
     assert body["seqs"] == list(range(1, 10_001))
     refused(api.append(topic, *range(10_001)), 400, "batch_too_large")
@@ -249,13 +251,13 @@ def test_a_batch_holds_10000_records(api: Api, topic: str) -> None:
 
 
 def record(data: str, meta: str | None = None) -> bytes:
-    """One record's body from raw JSON."""
+    """Return a request body with one record from raw JSON."""
     tail = "" if meta is None else f',"meta":{meta}'
     return f'{{"records":[{{"data":{data}{tail}}}]}}'.encode()
 
 
 def quoted(size: int, letter: str = "x") -> str:
-    """A JSON string of ``size`` bytes, its quotes included."""
+    """Return a JSON string of ``size`` bytes, including its quotes."""
     width = len(letter.encode())
     assert (size - 2) % width == 0
     return '"' + letter * ((size - 2) // width) + '"'
@@ -279,7 +281,9 @@ SIZES = [
 @pytest.mark.parametrize(
     ("body", "fits"), [row[1:] for row in SIZES], ids=[f"2 {row[0]}" for row in SIZES]
 )
-def test_record_and_meta_sizes(api: Api, topic: str, body: bytes, fits: bool) -> None:
+def test_a_record_and_its_meta_are_accepted_up_to_their_size_limits(
+    api: Api, topic: str, body: bytes, fits: bool
+) -> None:
     answer = api.call("POST", f"/v0/topics/{topic}", body)
     if not fits:
         refused(answer, 400, "record_too_large")
@@ -302,7 +306,7 @@ KEYS = [
 @pytest.mark.parametrize(
     ("meta", "fits"), [row[1:] for row in KEYS], ids=[f"2 {row[0]}" for row in KEYS]
 )
-def test_meta_holds_64_keys(api: Api, topic: str, meta: dict[str, Any], fits: bool) -> None:
+def test_meta_has_at_most_64_keys(api: Api, topic: str, meta: dict[str, Any], fits: bool) -> None:
     answer = api.append(topic, records=[{"data": 1, "meta": meta}])
     if fits:
         ok(answer, 201)

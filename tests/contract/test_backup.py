@@ -1,4 +1,4 @@
-"""GET /v0/backup: who may take one, one at a time, and an end that shows if it is complete."""
+"""GET /v0/backup: required rights, one backup at a time, and detection of incomplete backups."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def raw(server: Server, token: str = "boss") -> socket.socket:
-    """A backup that has begun and is not read."""
+    """Start a backup and read only the start of its response."""
     client = socket.socket()
     client.settimeout(WAIT_S)
-    # Before the window is told: 4 MB through one that shrinks behind it take 100 s.
+    # This must be set before the connection announces its window. If the window shrinks later,
+    # 4 MB take 100 s.
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
     client.connect(server.address)
     head = f"GET /v0/backup HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
@@ -63,7 +64,7 @@ def raw(server: Server, token: str = "boss") -> socket.socket:
 
 
 def is_broken_off(client: socket.socket) -> bool:
-    """Whether what is left of the answer has neither a manifest nor the last chunk."""
+    """Read the rest and return whether it has neither a manifest nor the last chunk."""
     answer = bytearray()
     with client, contextlib.suppress(ConnectionResetError):
         while data := client.recv(1 << 20):
@@ -72,7 +73,7 @@ def is_broken_off(client: socket.socket) -> bool:
 
 
 def ends(api: Api) -> dict[str, int]:
-    """How many backups ended in each way."""
+    """Return the number of backups by how they ended."""
     text = ok(api.call("GET", "/v0/metrics", headers={"Accept": "application/json"}))
     series = text["topics_backups_total"]
     return {each["end"]: each["value"] for each in series}
@@ -100,7 +101,7 @@ def test_a_backup_is_a_complete_tar_of_the_acknowledged_records(
             assert api.read(topic) == boss.read(topic)
 
 
-def test_it_needs_the_scope_admin_and_no_prefix(own: Server) -> None:
+def test_a_backup_requires_the_scope_admin_and_a_key_without_prefixes(own: Server) -> None:
     for token, status, code in (
         (None, 401, "unauthorized"),
         ("reader", 403, "forbidden"),
@@ -113,12 +114,12 @@ def test_it_needs_the_scope_admin_and_no_prefix(own: Server) -> None:
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE"])
-def test_no_other_method(boss: Api, method: str) -> None:
+def test_only_get_is_allowed(boss: Api, method: str) -> None:
     answer = boss.call(method, "/v0/backup")
     assert (answer.status, answer.headers["allow"]) == (405, "GET")
 
 
-def test_http_1_0_could_not_tell_a_broken_one(own: Server) -> None:
+def test_http_1_0_is_refused_because_it_cannot_signal_an_incomplete_body(own: Server) -> None:
     with socket.create_connection(own.address, timeout=WAIT_S) as client:
         client.sendall(b"GET /v0/backup HTTP/1.0\r\nAuthorization: Bearer boss\r\n\r\n")
         answer = http.client.HTTPResponse(client)
@@ -127,7 +128,7 @@ def test_http_1_0_could_not_tell_a_broken_one(own: Server) -> None:
         assert "HTTP/1.1" in json.load(answer)["error"]["message"]
 
 
-def test_one_at_a_time_and_a_client_that_goes_frees_its_place(own: Server, boss: Api) -> None:
+def test_one_backup_runs_at_a_time_and_a_disconnect_frees_the_slot(own: Server, boss: Api) -> None:
     before = ends(boss)
     client = raw(own)
     answer = boss.call("GET", "/v0/backup")
@@ -148,7 +149,7 @@ def test_one_at_a_time_and_a_client_that_goes_frees_its_place(own: Server, boss:
     assert any(each.get("cut") for each in audit)
 
 
-def test_a_shard_that_is_away_is_named(tmp_path: Path) -> None:
+def test_the_refusal_names_a_shard_that_does_not_respond(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server, Api(server.address) as api:
         with server.stopped("shard 1"):
             answer = api.call("GET", "/v0/backup")
@@ -157,7 +158,7 @@ def test_a_shard_that_is_away_is_named(tmp_path: Path) -> None:
         until(lambda: api.call("GET", "/v0/backup").status == 200)
 
 
-def test_a_shard_that_dies_and_a_stop_break_it_off(tmp_path: Path) -> None:
+def test_a_shard_crash_and_a_server_stop_abort_a_backup(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server:
         with Api(server.address) as api:
             ok(api.append("large", *("x" * 100_000 for _ in range(300))), 201)

@@ -1,4 +1,4 @@
-"""Disk space of long writes: it is freed with the records, also after a restart."""
+"""Disk space of long writes is freed with their records, also after a restart."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ pytestmark = pytest.mark.slow
 
 MB = 1_000_000
 NINE_MB = ["x" * 900_000] * 10
-BOUND = (
-    3 * 64 << 20
-)  # one file's worth that is being filled, one that is being sealed, and what two checkpoints keep
+# One file that is being filled, one that is being sealed, and the files that two checkpoints keep.
+BOUND = 3 * 64 << 20
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +46,14 @@ def settles(server: Server, bound: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_many_long_appends_to_a_small_topic_keep_a_bounded_disk(server: Server) -> None:
+def test_many_long_appends_to_a_capped_topic_use_bounded_disk_space(server: Server) -> None:
     with Api(server.address) as api:
         ok(api.put("t", {"cap_bytes": 10 * MB}), 201)
         for number in range(36):
             ok(api.append("t", number, *NINE_MB))
             assert ok(api.diff("t", from_seq=11 * number, limit=1))["records"][0]["data"] == number
         settles(server, BOUND)
-        assert mapped(server) <= 16, "maps of what is sealed are let go"
+        assert mapped(server) <= 16, "sealed blobs are still mapped"
     with server.again("stop") as api:
         settles(server, BOUND)
         assert [record["data"] for record in api.read("t", max_batch_bytes=8 << 20)][-11:] == [
@@ -69,7 +68,9 @@ def test_many_long_appends_to_a_small_topic_keep_a_bounded_disk(server: Server) 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["delete", "ttl"])
-def test_what_is_deleted_or_too_old_goes_once_the_file_is_full(server: Server, how: str) -> None:
+def test_space_of_deleted_or_expired_records_is_freed_once_their_file_is_full(
+    server: Server, how: str
+) -> None:
     with Api(server.address) as api:
         ok(api.put(how, {"ttl_ms": 2000 if how == "ttl" else 0}), 201)
         for number in range(20):

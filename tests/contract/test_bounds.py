@@ -1,4 +1,4 @@
-"""Bounds of lists and of texts that are kept or echoed: one table, by HTTP and by WebSocket."""
+"""Bounds of lists and of stored or returned texts, over HTTP and WebSocket."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ TOKENS = ["lease_ff"] * 1001
 
 
 class Row(NamedTuple):
-    """``fields`` of a request to ``path`` of a topic, or of a WebSocket command. ``whole`` is one
-    more than the ``most`` of its field, which are its beginning. ``code`` of the refusal.
+    """A field with a bound, in a request to ``path`` of a topic or in a WebSocket command.
+
+    ``whole`` is a value that exceeds the bound by one, and ``code`` is the error code for it.
+    ``fields`` are the other fields of the request.
     """
 
     path: str
     field: str
     whole: Any
     code: str = "invalid_request"
-    fields: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    fields: dict[str, Any] = {}  # noqa: RUF012 - never modified
 
     def asking(self, value: Any) -> dict[str, Any]:
         asked = {**self.fields, self.field: value}
@@ -62,7 +64,7 @@ ROWS = [
 
 
 def reply_of(socket: Socket) -> Any:
-    """The next reply to a command."""
+    """Return the next reply to a command."""
     while "request_id" not in (told := socket.message()):
         pass
     return told
@@ -73,7 +75,7 @@ def row_id(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
-def test_a_list_or_a_text_is_taken_up_to_its_bound(
+def test_a_list_or_text_is_accepted_up_to_its_bound(
     row: Row, api: Api, socket: Socket, topic: str
 ) -> None:
     api.put(topic, {"type": "queue"})
@@ -101,7 +103,7 @@ def test_a_list_or_a_text_is_taken_up_to_its_bound(
             assert detail["max"] == len(row.whole) - 1
 
 
-def test_a_record_has_a_tag_up_to_its_bound(api: Api, topic: str) -> None:
+def test_a_tag_is_accepted_up_to_its_bound(api: Api, topic: str) -> None:
     for tag, status in ((TAG[1:], 201), (TAG, 400)):
         assert (
             api.call("POST", f"/v0/topics/{topic}", {"records": [RECORD | {"tag": tag}]}).status

@@ -1,8 +1,6 @@
-"""What a restart leaves of each durability class, and of a topic whose class was changed in place
-(§0.10, §3.3).
+"""Records of each durability class after a restart, also after a change of the class (§0.10, §3.3).
 
-Where a class promises nothing, one thing is promised still: no seq is given twice, and what is
-missing is told.
+Even a class that may lose records never assigns a seq twice, and every loss is reported.
 """
 
 from __future__ import annotations
@@ -35,9 +33,7 @@ class Read:
 
 
 def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
-    """Follow the pages; every tombstone must be of an involuntary loss, and lie where the reader
-    is.
-    """
+    """Read all pages. Check that every tombstone reports an involuntary loss after the cursor."""
     found = Read()
     cursor = from_seq
     while True:
@@ -58,8 +54,8 @@ def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
 
 
 def everything_is_told(api: Api, topic: str, written: dict[int, Any], from_seq: int = 0) -> Read:
-    """Each seq after the cursor is read as it was written or told as lost, never both; nothing is
-    read that was not written.
+    """Check that each seq after the cursor is either read as written or reported as lost, and that
+    no other records are read.
     """
     for limit in (1, 7, 1000):
         found = read_from(api, topic, from_seq, limit)
@@ -74,14 +70,14 @@ def everything_is_told(api: Api, topic: str, written: dict[int, Any], from_seq: 
 
 
 def write(api: Api, topic: str, written: dict[int, Any], count: int, **fields: Any) -> None:
-    """Append ``count`` records in writes of two and note them; no seq may come a second time."""
+    """Append ``count`` records in writes of two, and record them. No seq may be assigned twice."""
     highest = max(written, default=0)
     while count:
         data = [[topic, len(written) + number] for number in range(min(2, count))]
         answer = api.append(topic, *data, **fields)
         body = ok(answer, answer.status)
         assert body["first_seq"] > highest, (
-            f"seq {body['first_seq']} was given before (up to {highest})"
+            f"seq {body['first_seq']} was assigned before (up to {highest})"
         )
         highest = body["last_seq"]
         written.update(zip(body["seqs"], data, strict=True))
@@ -89,7 +85,7 @@ def write(api: Api, topic: str, written: dict[int, Any], count: int, **fields: A
 
 
 class Stage:
-    """One server and what was written to its topics. ``restart`` ends it as the scene says."""
+    """A server and the records written to its topics. ``restart`` ends it as ``end`` specifies."""
 
     def __init__(self, server: Server, end: str) -> None:
         self.server, self.end = server, end
@@ -116,7 +112,7 @@ class Stage:
 def stage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
-    """One server for all tests of one end; each test has topics of its own names."""
+    """One server for each way to end it. Each test uses its own topic names."""
     path: Path = tmp_path_factory.mktemp("classes") / "data"
     with Server(path, shards=1) as server:
         stage = Stage(server, request.param)
@@ -124,7 +120,7 @@ def stage(
         stage.api.close()
 
 
-def test_classes_over_two_restarts(stage: Stage) -> None:
+def test_each_class_keeps_its_promise_over_two_restarts(stage: Stage) -> None:
     configs = {
         name: stage.put(name, durability=name, priority=7)
         for name in ("ephemeral", "memory", "disk", "fsync")
@@ -136,7 +132,7 @@ def test_classes_over_two_restarts(stage: Stage) -> None:
         stage.restart()
         for name, config in configs.items():
             state = stage.api.state(name)
-            assert state["config"] == config, "the config survives in every class"
+            assert state["config"] == config, "a config did not survive"
             assert state["head_seq"] >= heads[name]
             found = stage.told(name)
             if name in ("disk", "fsync"):
@@ -155,7 +151,7 @@ def test_the_loss_of_an_ephemeral_topic_is_reported_to_readers_that_missed_it(st
     head = state["head_seq"]
     assert (state["count"], state["bytes"], state["earliest_seq"]) == (0, 0, head + 1)
     if stage.end == "stop":
-        assert head == 6, "a checkpoint keeps the head"
+        assert head == 6, "the checkpoint lost the head"
     for cursor in range(6):
         page = ok(stage.api.diff("told", from_seq=cursor, epoch=state["epoch"]))
         stone = page["tombstone"]
@@ -176,7 +172,7 @@ def test_the_loss_of_an_ephemeral_topic_is_reported_to_readers_that_missed_it(st
     assert ok(stage.api.diff("told", from_seq=head))["tombstone"] is None
 
 
-def test_an_ephemeral_topic_is_whole_while_the_process_runs(stage: Stage) -> None:
+def test_an_ephemeral_topic_is_complete_while_the_process_runs(stage: Stage) -> None:
     stage.put("whole", durability="ephemeral", cap_records=5)
     stage.write("whole", 8)
     found = stage.told("whole")
@@ -198,7 +194,7 @@ CHANGES: list[tuple[str, str]] = [
 ]
 
 
-def test_a_class_changes_in_place(stage: Stage) -> None:
+def test_the_class_of_a_topic_can_be_changed(stage: Stage) -> None:
     for first, then in CHANGES:
         name = f"{first}-{then}"
         stage.put(name, durability=first)
@@ -208,7 +204,7 @@ def test_a_class_changes_in_place(stage: Stage) -> None:
         assert (config["durability"], config["durable"]) == (then, then == "fsync")
         assert stage.api.state(name)["epoch"] == epoch
         assert stage.told(name).data == stage.written[name], (
-            "a change of class loses nothing while the process runs"
+            "the change of class lost records of a running process"
         )
         stage.write(name, 5)
     stage.restart()
@@ -227,7 +223,7 @@ def test_a_class_changes_in_place(stage: Stage) -> None:
         assert kept <= {*stage.told(name).data}
 
 
-def test_a_class_that_goes_back_and_forth_loses_only_what_it_may(stage: Stage) -> None:
+def test_repeated_class_changes_lose_only_records_of_volatile_classes(stage: Stage) -> None:
     kept: set[int] = set()
     for durability in ("fsync", "ephemeral", "disk", "ephemeral", "fsync"):
         stage.put("t", durability=durability)
@@ -273,14 +269,15 @@ def socket_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int
         ]
 
 
-def test_a_loss_among_records_is_told_once_and_whole_to_readers_of_every_kind(stage: Stage) -> None:
+def test_a_gap_between_records_is_reported_once_and_completely_to_every_reader(
+    stage: Stage,
+) -> None:
     for durability in ("disk", "ephemeral", "disk", "ephemeral", "disk"):
         stage.put("torn", durability=durability)
         stage.write("torn", 4)
     stage.restart()
-    with watch(
-        stage.api, {"torn": {"tail": True}}, limit=1
-    ) as live:  # so that others come to a feed that stands somewhere
+    # With this watch at the head, the other readers join a feed that already has a cursor.
+    with watch(stage.api, {"torn": {"tail": True}}, limit=1) as live:
         live.told(["torn"])
         for limit in (1, 3, 1000):
             for cursor in range(21):
@@ -297,7 +294,7 @@ def test_a_loss_among_records_is_told_once_and_whole_to_readers_of_every_kind(st
                     )
 
 
-def test_an_ephemeral_topic_made_by_a_write_and_deleted_again(stage: Stage) -> None:
+def test_an_ephemeral_topic_survives_a_restart_unless_it_was_deleted(stage: Stage) -> None:
     stage.write("made", 3, config={"durability": "ephemeral", "cap_records": 2})
     stage.write("gone", 3, config={"durability": "ephemeral"})
     ok(stage.api.delete("gone"))

@@ -26,7 +26,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def page(listed: Server) -> Iterator[Api]:
-    """A page that has the key."""
+    """The client of a page that has the key."""
     with Api(listed.address, token=KEY) as api:
         yield api
 
@@ -41,7 +41,7 @@ def may_be_read(answer: Answer, origin: str = APP) -> bool:
     )
 
 
-def test_every_answer_to_a_listed_origin_may_be_read(page: Api, topic: str) -> None:
+def test_a_page_of_a_listed_origin_can_read_every_response(page: Api, topic: str) -> None:
     for method, path, body, status in (
         ("PUT", f"/v0/topics/{topic}", {}, 201),
         ("POST", f"/v0/topics/{topic}", {"records": [{"data": 1}]}, 200),
@@ -58,14 +58,14 @@ def test_every_answer_to_a_listed_origin_may_be_read(page: Api, topic: str) -> N
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_page_without_a_key_reads_that_it_needs_one(listed: Server) -> None:
+def test_a_page_without_a_key_can_read_the_401(listed: Server) -> None:
     with Api(listed.address) as api:
         answer = api.call("GET", "/v0/topics", None, {"Origin": APP})
         refused(answer, 401, "unauthorized")
         assert may_be_read(answer)
 
 
-def test_a_stream_may_be_read(page: Api, topic: str) -> None:
+def test_a_page_of_a_listed_origin_can_read_a_stream(page: Api, topic: str) -> None:
     ok(page.put(topic), 201)
     url = session(page, [topic])["stream_url"]
     headers = [f"Origin: {APP}", "Accept: text/event-stream"]
@@ -95,7 +95,9 @@ def test_a_foreign_origin_opens_no_stream_and_leases_no_jobs(page: Api, topic: s
         assert socket.headers["access-control-allow-origin"] == APP
 
 
-def test_without_the_setting_there_is_no_cors_and_no_preflight(api: Api, topic: str) -> None:
+def test_without_the_setting_responses_have_no_cors_fields_and_no_preflight_succeeds(
+    api: Api, topic: str
+) -> None:
     asked = {"Origin": APP, "Access-Control-Request-Method": "POST"}
     answer = api.call("OPTIONS", f"/v0/topics/{topic}", None, asked)
     refused(answer, 405, "method_not_allowed")

@@ -66,11 +66,11 @@ def test_a_delete_removes_the_records_that_its_body_selects(
     } == floors(api, topic)
     agrees(api, topic, filled)
     assert sorted({*range(1, 11)} - {*filled.live}) == gone
-    assert erased(api, topic, **body) == 0, "the second time there is nothing left"
+    assert erased(api, topic, **body) == 0, "the second delete found records"
     agrees(api, topic, filled)
 
 
-def test_bytes_go_with_the_records(api: Api, topic: str) -> None:
+def test_deleted_records_no_longer_count_as_bytes(api: Api, topic: str) -> None:
     costs: list[int] = []
     for size in (10, 1000, 100, 4000):
         before = floors(api, topic)["bytes"] if costs else 0
@@ -97,7 +97,7 @@ def test_bytes_go_with_the_records(api: Api, topic: str) -> None:
     assert floors(api, topic) == {"head_seq": 4, "earliest_seq": 5, "count": 0, "bytes": 0}
 
 
-def test_an_empty_topic_has_nothing_to_delete(api: Api, topic: str) -> None:
+def test_a_delete_in_an_empty_topic_removes_0_records(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     for body in ({"before_seq": 5}, {"match": "a"}):
         answer = ok(erase(api, topic, body))
@@ -106,7 +106,7 @@ def test_an_empty_topic_has_nothing_to_delete(api: Api, topic: str) -> None:
         ] == [0, 1, 0, 0, 0]
 
 
-def test_one_topic_at_a_time(api: Api, topic: str) -> None:
+def test_a_delete_affects_only_its_topic(api: Api, topic: str) -> None:
     fill(api, topic, ["a", "b"])
     fill(api, f"{topic}.other", ["a", "b"])
     assert erased(api, topic, match="a") == 1
@@ -114,7 +114,9 @@ def test_one_topic_at_a_time(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_every_class_deletes(api: Api, topic: str, durability: str) -> None:
+def test_records_of_every_durability_class_can_be_deleted(
+    api: Api, topic: str, durability: str
+) -> None:
     model = fill(api, topic, TAGS, config={"durability": durability})
     for body in (
         {"match": ["tag", "Glob", "a*"]},
@@ -127,7 +129,7 @@ def test_every_class_deletes(api: Api, topic: str, durability: str) -> None:
         agrees(api, topic, model)
 
 
-def test_records_of_large_writes_are_deleted_too(api: Api, topic: str) -> None:
+def test_records_of_large_writes_can_be_deleted(api: Api, topic: str) -> None:
     records = [{"data": [number, "x" * 900_000], "tag": f"t{number % 2}"} for number in range(6)]
     ok(api.append(topic, records=records), 201)
     assert erased(api, topic, match="t1") == 3
@@ -138,7 +140,9 @@ def test_records_of_large_writes_are_deleted_too(api: Api, topic: str) -> None:
     assert [record["data"][0] for record in page["records"]] == [4]
 
 
-def test_a_deduped_answer_is_given_though_its_records_were_deleted(api: Api, topic: str) -> None:
+def test_a_repeated_key_gets_its_response_even_if_its_records_were_deleted(
+    api: Api, topic: str
+) -> None:
     ok(api.append(topic, 1, 2, idempotency_key="k"), 201)
     assert erased(api, topic, before_seq=9) == 2
     again = ok(api.append(topic, 1, 2, idempotency_key="k"))
@@ -158,11 +162,11 @@ def test_if_empty_counts_live_records(api: Api, topic: str, filled: TopicModel) 
     assert ok(api.delete(topic, if_empty="true"))["deleted"] is True
 
 
-# --- tags are text
+# --- tags are compared as text
 
 
 @pytest.mark.parametrize("escaped", [True, False], ids=["5 as escapes", "5 as they are"])
-def test_a_tag_is_matched_as_text_however_it_is_written(
+def test_a_tag_is_matched_as_text_regardless_of_its_json_escapes(
     api: Api, topic: str, escaped: bool
 ) -> None:
     def raw(value: Any) -> bytes:
@@ -184,7 +188,7 @@ def test_a_tag_is_matched_as_text_however_it_is_written(
     [*(tag for tag in ODD_TAGS if "*" not in tag), "\\u", "ax"],
     ids=lambda prefix: f"5 {prefix!a}*",
 )
-def test_a_glob_takes_the_tags_that_begin_with_its_text(api: Api, topic: str, prefix: str) -> None:
+def test_a_glob_matches_tags_that_begin_with_its_text(api: Api, topic: str, prefix: str) -> None:
     ok(api.append(topic, records=[{"data": tag, "tag": tag} for tag in ODD_TAGS]), 201)
     gone = [tag for tag in ODD_TAGS if tag.startswith(prefix)]
     body = json.dumps({"match": ["tag", "Glob", prefix + "*"]}, ensure_ascii=False).encode()
@@ -194,7 +198,7 @@ def test_a_glob_takes_the_tags_that_begin_with_its_text(api: Api, topic: str, pr
     ]
 
 
-def test_a_glob_may_be_written_in_escapes(api: Api, topic: str) -> None:
+def test_a_glob_may_contain_json_escapes(api: Api, topic: str) -> None:
     ok(api.append(topic, records=[{"data": 1, "tag": 'é"x'}, {"data": 2, "tag": "e"}]), 201)
     assert (
         ok(erase(api, topic, rb'{"match":["\u0074ag","Gl\u006fb","\u00e9\u0022\u002a"]}'))[
@@ -224,7 +228,7 @@ def read_all(api: Api, topic: str, **fields: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_pages_pass_over_deleted_records(
+def test_pages_skip_deleted_records_without_a_tombstone(
     api: Api, topic: str, filled: TopicModel, limit: int
 ) -> None:
     erased(api, topic, match=["tag", "Glob", "a*"])
@@ -246,7 +250,7 @@ NODES: list[tuple[Any, list[int]]] = [
     ("node", "seen"), NODES, ids=[f"4 {json.dumps(node)}" for node, _ in NODES]
 )
 @pytest.mark.parametrize("limit", [1, 100])
-def test_the_node_filter_and_deletes_work_together(
+def test_the_node_filter_works_in_topics_with_deleted_records(
     api: Api, topic: str, node: Any, seen: list[int], limit: int
 ) -> None:
     nodes = ["x", "y", "x", "y", None, "x", "x", "long", "y"]
@@ -299,10 +303,10 @@ def test_a_delete_removes_earlier_records_and_never_later_ones(
     left = {record["$seq"] for record in api.read(topic)}
     assert left.isdisjoint(known)
     assert sent_after <= left
-    # The head goes on while the delete becomes durable; what it took is all up to the head that it
-    # found.
+    # The head advances while the delete becomes durable. The delete removes all records up to the
+    # head at its start.
     assert sorted(left) == list(range(gone["deleted"] + 1, max(acknowledged) + 1)), (
-        "a delete reaches up to one seq and no further"
+        "the remaining seqs are not one range up to the head"
     )
     assert max(known) <= gone["deleted"] <= gone["head_seq"]
 
@@ -311,7 +315,7 @@ SMALL_LOG = 64 << 10
 
 
 def _scenes(api: Api, durability: str) -> list[str]:
-    """Topics with deletes of every kind, some of them long sealed."""
+    """Topics with deletes of every kind. Some of the deleted records are in sealed segments."""
 
     def scene(name: str, tags: list[str | None], size: int = 0) -> str:
         full = f"{durability}.{name}"
@@ -347,8 +351,8 @@ def _scenes(api: Api, durability: str) -> list[str]:
 def restarted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, dict[str, Any]]]:
-    """What every scene looked like before a restart, and the restarted server. Its log files are
-    small, so much is sealed.
+    """Every scene as observed before a restart, and the restarted server. Its log files are small,
+    so that most of them are sealed.
     """
     path: Path = tmp_path_factory.mktemp("deletes") / "data"
     with Server(path, shards=1, wal_file_bytes=SMALL_LOG) as server:
@@ -362,7 +366,7 @@ def restarted(
 
 
 @pytest.mark.slow
-def test_deletes_outlive_a_restart_and_go_on_after_it(
+def test_deletes_survive_a_restart_and_more_records_can_be_deleted_after_it(
     restarted: tuple[Server, dict[str, Any]],
 ) -> None:
     server, before = restarted

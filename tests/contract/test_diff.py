@@ -20,13 +20,13 @@ def data(page: Any) -> list[Any]:
 
 
 def cursor(page: Any) -> tuple[int, bool, int]:
-    """Where the page leaves the reader."""
+    """Return the cursor fields of a page."""
     assert page["lag"] == page["head_seq"] - page["next_from_seq"]
     assert page["caught_up"] == (page["lag"] == 0)
     return page["next_from_seq"], page["caught_up"], page["lag"]
 
 
-def test_a_diff_has_every_field(api: Api, topic: str) -> None:
+def test_a_diff_response_has_every_documented_field(api: Api, topic: str) -> None:
     ok(api.append(topic, "a", "b"), 201)
     page = ok(api.diff(topic, from_seq=1))
     assert page["records"] == [{"$seq": 2, "$ts": page["records"][0]["$ts"], "data": "b"}]
@@ -61,7 +61,7 @@ def test_an_empty_body_needs_no_content_type_and_reads_from_the_start(api: Api, 
     assert data(page) == [1, 2]
 
 
-def test_diff_never_creates(api: Api, topic: str) -> None:
+def test_a_diff_never_creates_a_topic(api: Api, topic: str) -> None:
     assert refused(api.diff(topic), 404, "topic_not_found")["detail"]["topic"] == topic
     refused(api.diff(topic, wait_ms=5000), 404, "topic_not_found")
     refused(api.get(topic), 404, "topic_not_found")
@@ -102,7 +102,7 @@ def test_limit_is_clamped(api: Api, topic: str, fields: dict[str, Any], count: i
 
 @pytest.mark.parametrize("include_tags", [None, False, True])
 @pytest.mark.parametrize("include_meta", [None, False, True])
-def test_tags_are_asked_for_and_meta_is_left_out(
+def test_tags_are_included_on_request_and_meta_can_be_omitted(
     api: Api, topic: str, include_tags: bool | None, include_meta: bool | None
 ) -> None:
     ok(api.append(topic, records=[{"data": 1, "tag": "t", "meta": {"m": 1}}, {"data": 2}]), 201)
@@ -141,7 +141,7 @@ BUDGETS = [
     [row[1:] for row in BUDGETS],
     ids=[f"11 {row[0]}" for row in BUDGETS],
 )
-def test_the_byte_budget_holds(
+def test_a_page_with_several_records_stays_within_the_byte_budget(
     api: Api, topic: str, records: int, size: int, fields: dict[str, Any], least: int, most: int
 ) -> None:
     for start in range(0, records, 5):
@@ -186,7 +186,7 @@ def test_a_node_never_reads_its_own_records(
     assert page["tombstone"] is None
 
 
-def test_only_own_records_leave_the_cursor_at_the_head(api: Api, topic: str) -> None:
+def test_the_cursor_passes_a_nodes_own_records_up_to_the_head(api: Api, topic: str) -> None:
     ok(api.append(topic, *range(50), node="me"), 201)
     page = ok(api.diff(topic, node="me", limit=10))
     assert page["records"] == []
@@ -234,7 +234,7 @@ def recreated(page: Any, head: int) -> None:
 
 
 @pytest.mark.parametrize("head", [0, 1, 3])
-def test_a_cursor_above_the_head_means_that_the_topic_was_made_again(
+def test_a_cursor_above_the_head_is_reported_as_a_recreated_topic(
     api: Api, topic: str, head: int
 ) -> None:
     ok(api.put(topic), 201)
@@ -244,7 +244,7 @@ def test_a_cursor_above_the_head_means_that_the_topic_was_made_again(
     recreated(ok(api.diff(topic, from_seq=2**64 - 1)), head)
 
 
-def test_another_epoch_means_that_the_topic_was_made_again(api: Api, topic: str) -> None:
+def test_a_cursor_of_another_epoch_is_reported_as_a_recreated_topic(api: Api, topic: str) -> None:
     ok(api.append(topic, 1, 2, 3), 201)
     old = api.state(topic)["epoch"]
     ok(api.delete(topic))
@@ -259,7 +259,9 @@ def test_another_epoch_means_that_the_topic_was_made_again(api: Api, topic: str)
     assert page["epoch"] == new
 
 
-def test_the_right_epoch_above_the_head_is_no_tombstone(api: Api, topic: str) -> None:
+def test_a_cursor_above_the_head_with_the_current_epoch_gets_no_tombstone(
+    api: Api, topic: str
+) -> None:
     ok(api.append(topic, 1), 201)
     page = ok(api.diff(topic, from_seq=5, epoch=api.state(topic)["epoch"]))
     assert (page["tombstone"], page["records"]) == (None, [])
@@ -277,7 +279,7 @@ def test_a_recreated_topic_is_read_in_pages_after_the_tombstone(api: Api, topic:
 # --- performance
 
 
-def test_every_answer_tells_its_costs(api: Api, topic: str) -> None:
+def test_every_response_reports_its_costs(api: Api, topic: str) -> None:
     append = ok(api.append(topic, 1, 2, 3), 201)["performance"]
     assert append["wal_append_ms"] >= 0
     assert append["fsync_ms"] == 0
@@ -291,7 +293,7 @@ DURABILITY = [("ephemeral", False), ("memory", False), ("disk", False), ("fsync"
 
 
 @pytest.mark.parametrize(("durability", "synced"), DURABILITY, ids=lambda value: f"0.10 {value}")
-def test_only_the_fsync_class_waits_for_the_disk(
+def test_only_the_class_fsync_waits_for_the_disk(
     api: Api, topic: str, durability: str, synced: bool
 ) -> None:
     ok(api.put(topic, {"durability": durability}), 201)
@@ -302,7 +304,7 @@ def test_only_the_fsync_class_waits_for_the_disk(
     assert data(ok(api.diff(topic))) == list(range(5))
 
 
-def test_a_new_class_counts_from_the_next_write_on(api: Api, topic: str) -> None:
+def test_a_changed_class_applies_to_the_next_write(api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
     for durability, synced in [
         ("fsync", True),
@@ -317,7 +319,7 @@ def test_a_new_class_counts_from_the_next_write_on(api: Api, topic: str) -> None
 
 
 @pytest.mark.parametrize("wait_ms", [None, 0, 1])
-def test_a_diff_skips_all_filtered_records_with_any_wait_time(
+def test_a_diff_skips_all_filtered_records_with_any_wait_ms(
     api: Api, topic: str, wait_ms: int | None
 ) -> None:
     ok(api.put(topic), 201)

@@ -1,4 +1,4 @@
-"""Files of a server under a running load: names, merged segments."""
+"""File names and merged segments of a server under load."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.support.queues import until
 from tests.support.routers import put
 from tests.support.server import Server
 
-NAME = "Zebra"  # no file of the server has it
+NAME = "Zebra"  # no file of the server contains it in its name
 TOPICS = (f"{NAME}", f"{NAME}..", f"{NAME}:C:", f"{NAME}.wal", "A" * 250 + NAME)
 SLASHES = (f"../{NAME}", f"/tmp/{NAME}", f"{NAME}/../x")
 HOSTILE = (*SLASHES, "..", f"{NAME}\0", f"..\\{NAME}", f"~{NAME}")
 
 
-def test_no_name_of_a_client_becomes_a_name_of_a_file(tmp_path: Path) -> None:
+def test_names_from_clients_never_become_file_names(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with Server(data_dir, shards=2, wal_file_bytes=1 << 16) as server, Api(server.address) as api:
         for topic in TOPICS:
             ok(api.put(topic, {"durability": "fsync"}), 201)
-            for _ in range(4):  # full log files are sealed: there are segments, too
+            for _ in range(4):  # full log files are sealed, so that segments exist, too
                 ok(api.append(topic, "x" * 30_000))
-            ok(api.append(topic, *["x" * 900_000] * 5))  # a streamed append, with a file of its own
+            ok(api.append(topic, *["x" * 900_000] * 5))  # a streamed append, which has its own file
         ok(put(api, f"{NAME}>r", TOPICS[0], TOPICS[1]), 201)
         for hostile in HOSTILE:
             path = f"/v0/topics/{quote(hostile, safe='')}"
@@ -44,7 +44,7 @@ def test_no_name_of_a_client_becomes_a_name_of_a_file(tmp_path: Path) -> None:
 
 
 def refusal(name: str) -> tuple[int, str]:
-    """A slash is a slash, also an encoded one: the path has a part more."""
+    """Return the expected refusal. An encoded slash also separates path segments."""
     return (404, "not_found") if name in SLASHES else (400, "invalid_request")
 
 
@@ -55,7 +55,7 @@ MERGED = "topics_segments_merged_total"
 
 
 @pytest.mark.slow
-def test_files_become_few_and_a_kill_takes_nothing(tmp_path: Path) -> None:
+def test_files_are_merged_and_a_kill_loses_no_record(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1, wal_file_bytes=FILE_BYTES) as server:
         with Api(server.address) as api:
             for number in range(FILES):
@@ -65,7 +65,7 @@ def test_files_become_few_and_a_kill_takes_nothing(tmp_path: Path) -> None:
                 ok(answer, answer.status)
             until(lambda: scrape(api), lambda page: page.value(MERGED) >= 8, BOUND_S)
             assert seqs(page_of(api, "slow", 0)) == [*range(1, FILES + 1)]
-            # Old files go two checkpoints later, of which none is written more than each 5 s.
+            # Old files are deleted after two checkpoints, which are written at most every 5 s.
             files = tmp_path / "data" / "segment" / "00"
             until(lambda: len([*files.glob("*.seg")]), lambda count: count < 12, BOUND_S)
         with server.again("kill") as api:

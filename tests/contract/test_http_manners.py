@@ -1,8 +1,8 @@
-"""HTTP as others expect it: what httplint, a linter of a third party, says of real answers.
+"""Conformance to HTTP: httplint, a linter of a third party, checks responses of a real server.
 
-Both lanes are asked for every row of the route table and for every documented code, plainly, and as
-a page that takes gzip. The bytes come from a socket; nothing has read them before the linter. A new
-route is asked for by itself; its body is that of `refusal_rows`.
+The tests request every row of the route table and every documented error code, with and without
+the header fields of a web page that accepts gzip. The linter gets the bytes of the socket
+unchanged. New routes are included automatically, with their bodies from `refusal_rows`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from topics.front.table import ROUTES, match
 pytestmark = pytest.mark.slow
 
 EXCUSED: Final = {"STATUS_BAD_REQUEST": "every 400 has this note, whatever its fields are"}
-# Files have an ETag: a cache may keep them, but asks each time.
+# Files have an ETag: a cache may store them, but must revalidate them each time.
 FILES: Final = ("/console", "/v0/openapi.json", "/v0/asyncapi.json")
-# Values of one answer alone: the times in a body differ in length.
+# Fields with values that differ between equal requests: times in a body differ in length.
 OWN: Final = (b"date", b"x-request-id", b"content-length", b"retry-after")
 
 APP, BOSS = "https://app.example", "Authorization: Bearer boss"
@@ -48,7 +48,7 @@ SHAKE: Final = (
 
 
 class Ask(NamedTuple):
-    """A request; a field of its own replaces the key."""
+    """A request. An Authorization field in ``fields`` replaces the key."""
 
     method: str
     target: str
@@ -63,7 +63,7 @@ class Ask(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A response and the bytes of its request. ``at``: Unix seconds."""
+    """A response and the bytes of its request. ``at`` is its time in Unix seconds."""
 
     ask: Ask
     wire: bytes
@@ -95,7 +95,7 @@ BODIES: Final = {
 RECORDS: Final = {"records": [{"data": "x" * 2000}] * 2}
 MADE: Final = (
     Ask("PUT", "/v0/topics/queue", {"type": "queue"}),
-    Ask("PUT", "/v0/topics/more"),  # a list of so many is compressed
+    Ask("PUT", "/v0/topics/more"),  # a list of four topics is long enough to be compressed
     Ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}),
     Ask("POST", "/v0/topics/log", RECORDS),
     Ask("POST", "/v0/topics/queue", RECORDS),
@@ -142,7 +142,7 @@ POLL: Final = Ask("POST", "/v0/topics/idle/diff", {"wait_ms": 30_000})
 
 
 def of_routes(*methods: str) -> Iterator[Ask]:
-    """HEAD of all that GET answers, streams too."""
+    """Yield a request for each route. HEAD is sent to every route with GET, including streams."""
     for method in methods:
         for route in ROUTES:
             if method in (route.method, {"GET": "HEAD"}.get(route.method)):
@@ -151,7 +151,7 @@ def of_routes(*methods: str) -> Iterator[Ask]:
 
 
 def target_of(route: Route) -> str:
-    """``:wid`` stays."""
+    """Return the path of a route with its required parameters. ``:wid`` is replaced later."""
     path = route.path_of("queue" if route.name.startswith("queue.") else "log")
     names = [parameter.name for parameter in route.parameters]
     needed = [name for name in names if NARROWED.get((route.name, name), {}).get("required")]
@@ -170,10 +170,10 @@ ASKED: Final = (
 
 
 class RawWire(Wire):
-    """Bytes as they come."""
+    """A connection that returns the bytes of responses unchanged."""
 
     def said(self, ask: Ask, wire: bytes) -> Said:
-        """The answer to what was sent; of one without an end, what has come with its head."""
+        """Read the response. Of an endless one, read only the bytes received with its head."""
         line, fields = parsed(self._until(b"\r\n\r\n"))
         at, known = time.time(), dict(fields)
         if known.get(b"content-type", b"").startswith(EVENTS) and ask.method == "GET":
@@ -194,7 +194,7 @@ def parsed(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
 
 
 def conversation(folder: Path) -> Iterator[Said]:
-    """All that is asked; at last a shard ends, and the server."""
+    """Yield the responses to all requests, then those of long polls that a crash and a stop end."""
     with Server(folder, shards=1, drain_ms=1000, **SETTINGS) as server:
         for way in WAYS:
             wid = ""
@@ -221,13 +221,13 @@ def conversation(folder: Path) -> Iterator[Said]:
 
 
 def head_of(said: Said) -> list[tuple[bytes, bytes]]:
-    """The fields in their order."""
+    """Return the fields in order, without values that differ between equal requests."""
     return [(name, b"" if name in OWN else value) for name, value in said.fields]
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
-    """All that the server has answered."""
+    """All responses of the server."""
     return [*conversation(tmp_path_factory.mktemp("manners"))]
 
 
@@ -253,11 +253,11 @@ def notes(said: Said) -> list[str]:
     ]
 
 
-def test_a_linter_has_nothing_against_any_answer(said: list[Said]) -> None:
+def test_the_linter_finds_no_problem_in_any_response(said: list[Said]) -> None:
     assert [note for each in said for note in notes(each)] == []
 
 
-def test_every_route_and_every_code_has_answered(said: list[Said]) -> None:
+def test_every_route_and_every_error_code_was_covered(said: list[Said]) -> None:
     done = {(each.ask.method, each.ask.target) for each in said if each.status < 300}
     assert {(method, target_of(route)) for route in ROUTES for method in route.methods} <= done
     codes = {each.code for each in said if each.status >= 400 and each.body}
@@ -267,7 +267,7 @@ def test_every_route_and_every_code_has_answered(said: list[Said]) -> None:
             assert each.ask != ask or each.code == code, each
 
 
-def test_every_answer_is_dated_and_for_no_cache(said: list[Said]) -> None:
+def test_every_response_has_a_date_and_forbids_caching(said: list[Said]) -> None:
     for each in said:
         (date,) = each.values(b"date")
         at = parsedate_to_datetime(date.decode()).timestamp()
@@ -277,7 +277,7 @@ def test_every_answer_is_dated_and_for_no_cache(said: list[Said]) -> None:
         assert control.split(b", ")[0] == (b"no-cache" if is_kept else b"no-store"), each
 
 
-def test_what_was_made_is_where_its_answer_says(said: list[Said]) -> None:
+def test_the_location_of_a_201_is_the_created_resource(said: list[Said]) -> None:
     made = {each.ask.target for each in said if each.status == 201}
     assert made >= {"/v0/topics/queue", "/v0/topics/log", "/v0/routers/log", "/v0/routers/a-%3Eb"}
     for each in said:
@@ -285,8 +285,8 @@ def test_what_was_made_is_where_its_answer_says(said: list[Said]) -> None:
         assert each.values(b"location") == told, each
 
 
-def test_head_says_what_get_says(said: list[Said]) -> None:
-    """Of a stream it says what the path allows."""
+def test_head_returns_the_fields_of_get(said: list[Said]) -> None:
+    """For a stream, HEAD gets 405 with the allowed methods."""
     streams = {target_of(route).partition("?")[0] for route in ROUTES if route.streams}
     for start in (0, len(ASKED)):
         gets: dict[Any, Said] = {}
@@ -304,8 +304,8 @@ def test_head_says_what_get_says(said: list[Said]) -> None:
                     assert (each.line, head_of(each)) == (get.line, head_of(get)), each
 
 
-async def test_a_linter_has_nothing_against_an_answer_to_a_bug() -> None:
-    """``internal``: no request makes a real server say it."""
+async def test_the_linter_finds_no_problem_in_the_response_to_a_bug() -> None:
+    """No request makes a real server return the code ``internal``, so this test raises an error."""
     ask = Ask("GET", "/v0/topics/bug")
     wire = ask.wire((), "")
     async with running() as run:

@@ -18,19 +18,19 @@ SAME = ("topic", "first_seq", "last_seq", "seqs", "head_seq", "count")
 
 
 def same(first: dict[str, Any], again: dict[str, Any]) -> None:
-    """``again`` is the first answer, marked as a duplicate."""
+    """Check that ``again`` equals the first response and is marked as a duplicate."""
     assert {name: again[name] for name in SAME} == {name: first[name] for name in SAME}
     assert (again["created"], again["deduped"]) == (False, True)
 
 
-def test_a_key_in_the_body(api: Api, topic: str) -> None:
+def test_a_key_in_the_body_deduplicates(api: Api, topic: str) -> None:
     first = ok(api.append(topic, 1, 2, idempotency_key="k"), 201)
     assert (first["created"], first["deduped"]) == (True, False)
     same(first, ok(api.append(topic, 1, 2, idempotency_key="k")))
     assert api.state(topic)["head_seq"] == 2
 
 
-def test_a_key_in_the_header(api: Api, topic: str) -> None:
+def test_a_key_in_the_header_deduplicates(api: Api, topic: str) -> None:
     header = {"Idempotency-Key": "k"}
     first = ok(api.append(topic, 1, headers=header), 201)
     same(first, ok(api.append(topic, 1, headers=header)))
@@ -38,7 +38,7 @@ def test_a_key_in_the_header(api: Api, topic: str) -> None:
     same(first, ok(api.append(topic, 1, idempotency_key="k")))
 
 
-def test_the_key_in_the_body_wins(api: Api, topic: str) -> None:
+def test_a_key_in_the_body_overrides_the_header(api: Api, topic: str) -> None:
     first = ok(
         api.append(topic, 1, idempotency_key="body", headers={"Idempotency-Key": "header"}), 201
     )
@@ -46,7 +46,7 @@ def test_the_key_in_the_body_wins(api: Api, topic: str) -> None:
     same(first, ok(api.append(topic, 3, headers={"Idempotency-Key": "body"})))
 
 
-def test_a_duplicate_is_the_first_answer_though_the_topic_went_on(api: Api, topic: str) -> None:
+def test_a_duplicate_gets_the_first_response_even_after_later_appends(api: Api, topic: str) -> None:
     ok(api.append(topic, 0), 201)
     first = ok(api.append(topic, 1, 2, 3, idempotency_key="k"))
     ok(api.append(topic, *range(10)))
@@ -55,7 +55,7 @@ def test_a_duplicate_is_the_first_answer_though_the_topic_went_on(api: Api, topi
     assert api.state(topic)["head_seq"] == 14
 
 
-def test_a_duplicate_may_leave_its_seqs_out(api: Api, topic: str) -> None:
+def test_a_duplicate_may_omit_its_seqs(api: Api, topic: str) -> None:
     body = {"records": [{"data": 1}, {"data": 2}], "idempotency_key": "k"}
     ok(api.call("POST", f"/v0/topics/{topic}?return_seqs=false", body), 201)
     again = ok(api.call("POST", f"/v0/topics/{topic}?return_seqs=false", body))
@@ -64,7 +64,7 @@ def test_a_duplicate_may_leave_its_seqs_out(api: Api, topic: str) -> None:
     assert ok(api.call("POST", f"/v0/topics/{topic}", body))["seqs"] == [1, 2]
 
 
-def test_keys_are_exact_and_belong_to_one_topic(api: Api, topic: str) -> None:
+def test_keys_are_compared_exactly_and_belong_to_one_topic(api: Api, topic: str) -> None:
     for key in ("k", "K", "k ", "é", "e\u0301", "k\u0000"):
         assert (
             ok(api.append(topic, 1, idempotency_key=key), 201 if key == "k" else 200)["deduped"]
@@ -78,7 +78,7 @@ BAD_HEADERS = ["", "x" * 257]
 
 
 @pytest.mark.parametrize("key", BAD_HEADERS, ids=["0.8 empty", "0.8 257 characters"])
-def test_a_bad_header_is_a_400(server: Server, topic: str, key: str) -> None:
+def test_an_invalid_key_header_gets_400(server: Server, topic: str, key: str) -> None:
     with Wire(server.address) as wire:
         wire.send(
             request(
@@ -91,7 +91,7 @@ def test_a_bad_header_is_a_400(server: Server, topic: str, key: str) -> None:
         refused(wire.answer(), 400, "invalid_request")
 
 
-def test_a_failed_append_keeps_no_key(api: Api, topic: str) -> None:
+def test_a_failed_append_does_not_store_its_key(api: Api, topic: str) -> None:
     refused(api.append(topic, 1, idempotency_key="k", create=False), 404, "topic_not_found")
     refused(api.append(topic, "x" * 2**20, idempotency_key="k"), 400, "record_too_large")
     refused(api.append(topic, *range(10_001), idempotency_key="k"), 400, "batch_too_large")
@@ -100,7 +100,7 @@ def test_a_failed_append_keeps_no_key(api: Api, topic: str) -> None:
     same(first, ok(api.append(topic, 1, idempotency_key="k", create=False)))
 
 
-def test_a_window_of_0_keeps_nothing(api: Api, topic: str) -> None:
+def test_a_window_of_0_stores_no_keys(api: Api, topic: str) -> None:
     ok(api.put(topic, {"idempotency_window_ms": 0}), 201)
     assert [ok(api.append(topic, 1, idempotency_key="k"))["seqs"] for _ in range(3)] == [
         [1],
@@ -110,32 +110,33 @@ def test_a_window_of_0_keeps_nothing(api: Api, topic: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_key_is_kept_for_the_window_and_not_longer(api: Api, topic: str) -> None:
+def test_a_key_is_kept_exactly_for_its_window(api: Api, topic: str) -> None:
     window_ms = 2000
     ok(api.put(topic, {"idempotency_window_ms": window_ms}), 201)
     asked = time.monotonic()
     ok(api.append(topic, 1, idempotency_key="k"))
     answered = time.monotonic()
-    while True:  # duplicates do not make the window longer
+    while True:  # duplicates do not extend the window
         sent = time.monotonic()
         again = ok(api.append(topic, 1, idempotency_key="k"))
         if not again["deduped"]:
             break
-        assert (sent - answered) * 1000 < window_ms + 2000, "the key outlives its window"
+        assert (sent - answered) * 1000 < window_ms + 2000, "the key outlived its window"
         time.sleep(0.05)
     assert (time.monotonic() - asked) * 1000 >= window_ms - 50, (
-        "the key went before its window ended"
+        "the key was dropped before its window ended"
     )
     assert again["seqs"] == [2]
 
 
 def at_once(server: Server, count: int, ask: Callable[[Api, int], Answer]) -> list[Answer]:
     """Send a request from ``count`` clients at the same moment."""
-    barrier = threading.Barrier(count, timeout=30)  # one may fail before
+    # The timeout is for clients that fail before they reach the barrier.
+    barrier = threading.Barrier(count, timeout=30)
 
     def client(number: int) -> Answer:
         with Api(server.address) as api:
-            ok(api.listing(page_size=1))  # the connection stands
+            ok(api.listing(page_size=1))  # establish the connection
             barrier.wait()
             return ask(api, number)
 
@@ -168,19 +169,19 @@ def test_concurrent_duplicates_create_once(server: Server, api: Api, topic: str)
     assert api.state(topic)["head_seq"] == 1
 
 
-def test_concurrent_writers_share_the_seqs_out(server: Server, api: Api, topic: str) -> None:
+def test_concurrent_batches_get_consecutive_seqs(server: Server, api: Api, topic: str) -> None:
     answers = at_once(server, 16, lambda api, number: api.append(topic, *[number] * 10))
     batches = sorted(answer.json()["seqs"] for answer in answers)
     assert [seq for batch in batches for seq in batch] == list(range(1, 161))
     writers = {record["$seq"]: record["data"] for record in api.read(topic)}
     assert all(len({writers[seq] for seq in batch}) == 1 for batch in batches), (
-        "a batch was torn apart"
+        "the seqs of a batch are not consecutive"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_keys_outlive_the_process_as_their_records_do(tmp_path: Path, end: str) -> None:
+def test_keys_survive_the_process_like_their_records(tmp_path: Path, end: str) -> None:
     server = Server(tmp_path / "data")
     first: dict[str, dict[str, Any]] = {}
     with server:

@@ -1,4 +1,4 @@
-"""No process of a server keeps a secret, after the start and after reloads (§0.2)."""
+"""No server process keeps secrets in its memory after the start and after reloads (§0.2)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.server import Server
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("started_servers")]
 
 PAGE = os.sysconf("SC_PAGESIZE")
-PRESENT = 1 << 63 | 1 << 62  # or swapped out
+PRESENT = 1 << 63 | 1 << 62  # present in memory or swapped out
 SECRET = re.compile(rb"correct-horse-[a-z]+-staple")
 WITHIN_S = 10.0
 
 
 def present_runs(pid: int) -> Iterator[tuple[int, int]]:
-    """Where the writable memory of a process has pages, as runs of addresses."""
+    """Return the address ranges of the writable memory of a process that have pages."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
         for span, mode in [line.split()[:2] for line in maps]:
@@ -45,7 +45,7 @@ def present_runs(pid: int) -> Iterator[tuple[int, int]]:
 
 
 def secrets_in(pid: int) -> set[bytes]:
-    """The secrets that the memory of a process holds, freed memory included."""
+    """Return the secrets in the memory of a process, including freed memory."""
     found = set()
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for start, end in present_runs(pid):
@@ -92,6 +92,6 @@ def reload(server: Server, event: str) -> None:
         time.sleep(0.02)
 
 
-def test_the_search_finds_what_is_there() -> None:
+def test_the_search_finds_a_secret_in_memory() -> None:
     held = b"correct-horse-%b-staple" % b"own"
     assert held in secrets_in(os.getpid())

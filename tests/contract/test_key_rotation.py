@@ -1,4 +1,4 @@
-"""Keys that are replaced by a hang-up, while clients use them (§0.2, §12)."""
+"""SIGHUP replaces keys while clients use them (§0.2, §12)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.ws import Socket
 pytestmark = pytest.mark.slow
 
 FIXED = "fixed-key"
-WITHIN_S = 1.0  # what the signal has to take effect in
+WITHIN_S = 1.0  # in which the signal must take effect
 
 
 class Rotation:
@@ -35,8 +35,10 @@ class Rotation:
         self._numbers = itertools.count()
 
     def replace(self, *entries: str) -> None:
-        """These keys count when it returns, beside the one of the environment and a new one, which
-        tells when the front goes by them.
+        """Replace the keys of the file, and return when they are in effect.
+
+        The key of the environment stays valid. A new key is added to detect when the front uses the
+        new keys.
         """
         probe = f"probe-{next(self._numbers)}"
         self.file.write_text("\n".join([*entries, f"{probe}:rw"]))
@@ -44,7 +46,7 @@ class Rotation:
         self.becomes(probe, 200)
 
     def hang_up(self, event: str) -> dict[str, Any]:
-        """Have the file read again; the line of the log that tells how that went."""
+        """Make the server read the file again, and return the log line with the result."""
         seen = len(self.events(event))
         os.kill(self.server.pid, signal.SIGHUP)
         deadline = time.monotonic() + WITHIN_S + SLACK_S
@@ -61,7 +63,7 @@ class Rotation:
         return Api(self.server.address, token=token)
 
     def becomes(self, token: str, status: int) -> None:
-        """Append with the key until the answer has this status."""
+        """Append with the key until the response has this status."""
         deadline = time.monotonic() + WITHIN_S + SLACK_S
         with self.api(token) as api:
             while (answer := api.append("a", 1)).status != status:
@@ -103,7 +105,7 @@ Three = tuple[Stream, Work, Socket]
 
 @pytest.fixture
 def begin(rotation: Rotation) -> Iterator[Callable[[str], Three]]:
-    """Opens one stream of each kind with a key."""
+    """Return a function that opens one stream of each kind with a key."""
     address = rotation.server.address
     with ExitStack() as opened:
 
@@ -137,12 +139,12 @@ def goes_on(three: Three, api: Api) -> None:
     assert three[2].ask("ping", "1")["op"] == "pong"
 
 
-def test_streams_of_removed_and_changed_keys_end_within_a_second_and_others_go_on(
+def test_streams_of_removed_and_changed_keys_end_within_a_second_and_others_continue(
     rotation: Rotation, begin: Callable[[str], Three]
 ) -> None:
     rotation.replace("goes", "changes:rw")
     goes, changes, stays = [begin(token) for token in ("goes", "changes", FIXED)]
-    os.kill(rotation.server.pid, signal.SIGHUP)  # two at once are one
+    os.kill(rotation.server.pid, signal.SIGHUP)  # two concurrent signals have the effect of one
     began = time.monotonic()
     rotation.replace("changes:r")
     has_ended(goes, "this key was removed")
@@ -151,7 +153,7 @@ def test_streams_of_removed_and_changed_keys_end_within_a_second_and_others_go_o
     with rotation.api(FIXED) as api:
         goes_on(stays, api)
     rotation.replace("goes", "changes:rw")
-    begin("goes")  # the three slots of what ended are free again
+    begin("goes")  # the slots of the three closed streams are free again
 
 
 def test_waiting_calls_of_removed_keys_end_with_401(rotation: Rotation) -> None:
@@ -171,15 +173,15 @@ def test_waiting_calls_of_removed_keys_end_with_401(rotation: Rotation) -> None:
     with ThreadPoolExecutor() as pool:
         ends = [pool.submit(poll, "goes"), pool.submit(claim)]
         stays = pool.submit(poll, "stays")
-        time.sleep(0.3)  # no answer tells that a call waits
+        time.sleep(0.3)  # no response shows that a call waits
         rotation.replace("stays")
         for end in ends:
             refused(end.result(WITHIN_S + SLACK_S), 401, "unauthorized")
-        assert ok(stays.result(SLACK_S))["records"], "the append of the probe"
+        assert ok(stays.result(SLACK_S))["records"], "the probe appended no record"
 
 
 @pytest.mark.parametrize("content", [None, "", "hunter2:fly", "first\nfirst:r", f"{FIXED}:r"])
-def test_a_wrong_file_changes_nothing(rotation: Rotation, content: str | None) -> None:
+def test_an_invalid_file_changes_nothing(rotation: Rotation, content: str | None) -> None:
     rotation.replace("first:rw")
     if content is None:
         rotation.file.unlink()
@@ -192,8 +194,8 @@ def test_a_wrong_file_changes_nothing(rotation: Rotation, content: str | None) -
     assert "hunter2" not in rotation.server.logged
 
 
-def test_a_file_may_be_a_link_whose_folder_is_replaced(rotation: Rotation) -> None:
-    """As Kubernetes does it."""
+def test_the_file_may_be_a_link_into_a_folder_that_is_replaced(rotation: Rotation) -> None:
+    """Kubernetes updates mounted secrets in this way."""
     home = rotation.file.parent
     for name in ("one", "two"):
         (home / name).mkdir()
@@ -213,7 +215,7 @@ def test_a_file_may_be_a_link_whose_folder_is_replaced(rotation: Rotation) -> No
         rotation.file.unlink()
 
 
-def test_a_backup_of_a_key_that_is_removed_is_broken_off(rotation: Rotation) -> None:
+def test_removing_a_key_aborts_its_backup(rotation: Rotation) -> None:
     rotation.replace("leaving")
     with rotation.api("leaving") as api:
         ok(api.append("large", *("x" * 100_000 for _ in range(300))), 201)
@@ -221,4 +223,4 @@ def test_a_backup_of_a_key_that_is_removed_is_broken_off(rotation: Rotation) -> 
     rotation.replace("another")
     assert is_broken_off(client)
     with rotation.api("another") as api:
-        assert api.call("GET", "/v0/backup").status == 200, "nothing is left of the first one"
+        assert api.call("GET", "/v0/backup").status == 200, "the aborted backup still has its slot"

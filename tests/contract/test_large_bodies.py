@@ -1,4 +1,4 @@
-"""Writes of many megabytes (§2) obey every rule that small ones obey, and block no other client."""
+"""Writes of many megabytes (§2) follow the same rules as small ones and block no other client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PADDING: list[dict[str, Any]] = [{"data": "x" * (MIB - 100)}] * 6
 
 
 def body(*last: Any, **fields: Any) -> bytes:
-    """Six records of almost 1 MiB, followed by ``last``; bytes are raw JSON."""
+    """Return a body of six records of almost 1 MiB, then ``last``, whose bytes are raw JSON."""
     records = [json.dumps(record).encode() for record in PADDING]
     records += [
         record if isinstance(record, bytes) else json.dumps(record).encode() for record in last
@@ -51,7 +51,7 @@ def test_a_large_write_may_create_its_topic(api: Api, topic: str, durability: st
     assert (answer["performance"]["fsync_ms"] > 0) == (durability == "fsync")
 
 
-def test_a_large_write_may_be_told_not_to_create(api: Api, topic: str) -> None:
+def test_a_large_write_with_create_false_creates_no_topic(api: Api, topic: str) -> None:
     refused(post(api, topic, body(create=False)), 404, "topic_not_found")
     refused(post(api, topic, body(config={"auto_create": False})), 404, "topic_not_found")
     refused(api.get(topic), 404, "topic_not_found")
@@ -81,7 +81,7 @@ WRONG: list[tuple[str, bytes, str]] = [
 @pytest.mark.parametrize(
     ("raw", "code"), [row[1:] for row in WRONG], ids=[f"2 {row[0]}" for row in WRONG]
 )
-def test_a_refused_large_write_leaves_nothing(api: Api, topic: str, raw: bytes, code: str) -> None:
+def test_a_refused_large_write_stores_nothing(api: Api, topic: str, raw: bytes, code: str) -> None:
     refused(post(api, topic, raw), 400, code)
     refused(api.get(topic), 404, "topic_not_found")
     ok(api.append(topic, "kept"), 201)
@@ -89,7 +89,7 @@ def test_a_refused_large_write_leaves_nothing(api: Api, topic: str, raw: bytes, 
     assert ok(api.append(topic, "next"))["seqs"] == [2]
 
 
-def test_a_large_write_is_kept_byte_for_byte(api: Api, topic: str) -> None:
+def test_the_bytes_of_a_large_write_are_unchanged(api: Api, topic: str) -> None:
     values = [
         b'{ "b" : 1.10, "a":[1E400 ,2] }',
         b"1234567890123456789012345678901234567890",
@@ -109,7 +109,7 @@ def test_a_large_write_is_kept_byte_for_byte(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_large_write_has_its_key(api: Api, topic: str, durability: str) -> None:
+def test_a_large_write_is_deduplicated_by_its_key(api: Api, topic: str, durability: str) -> None:
     raw = body(idempotency_key="k", config={"durability": durability})
     first = ok(post(api, topic, raw), 201)
     ok(api.append(topic, "between"))
@@ -142,8 +142,10 @@ def test_concurrent_large_duplicates_append_once(server: Server, api: Api, topic
     assert api.state(topic)["head_seq"] == 6
 
 
-def test_a_deletion_meets_a_large_write(server: Server, api: Api, topic: str) -> None:
-    """Whichever comes first, the write is whole or gone, and the topic can be made again."""
+def test_a_concurrent_delete_keeps_or_removes_a_large_write_completely(
+    server: Server, api: Api, topic: str
+) -> None:
+    """Afterwards the topic can be created again."""
     ok(api.append(topic, "old"), 201)
     with ThreadPoolExecutor(1) as pool, Api(server.address) as writer:
         write = pool.submit(post, writer, topic, body())

@@ -1,4 +1,4 @@
-"""The cap of topics: one number for all shards and clients (§11)."""
+"""The cap of topics, which applies to all shards and clients together (§11)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def api(limited: Server) -> Iterator[Api]:
-    """A client of a server that holds nothing."""
+    """A client of a server without topics."""
     with Api(limited.address) as api:
         clear(api)
         yield api
 
 
 def make(api: Api, count: int) -> list[str]:
-    """New topics, of both shards."""
+    """Create topics on both shards."""
     made = [f"t{number}" for number in range(count)]
     for name in made:
         ok(api.put(name), 201)
@@ -42,7 +42,7 @@ def make(api: Api, count: int) -> list[str]:
     return made
 
 
-def test_of_many_creators_at_once_just_so_many_succeed(limited: Server, api: Api) -> None:
+def test_concurrent_creators_never_exceed_the_cap(limited: Server, api: Api) -> None:
     def work(api: Api, number: int) -> list[Answer]:
         return [
             api.put(f"c{number}.{turn}") if turn % 2 else api.append(f"c{number}.{turn}", 1)
@@ -57,7 +57,7 @@ def test_of_many_creators_at_once_just_so_many_succeed(limited: Server, api: Api
     assert len(listed(api)) == MOST
 
 
-def test_no_way_of_making_a_topic_passes_the_cap(limited: Server, api: Api) -> None:
+def test_every_request_that_would_exceed_the_cap_is_refused(limited: Server, api: Api) -> None:
     first, *_ = make(api, MOST)
     capped(api.put("new"), TOPICS, MOST)
     capped(api.append("new", 1), TOPICS, MOST)
@@ -75,7 +75,7 @@ def test_no_way_of_making_a_topic_passes_the_cap(limited: Server, api: Api) -> N
     refused(api.put("new", {"ttl_ms": "x"}), 400, "invalid_request")
 
 
-def test_what_exists_is_used_and_configured_at_the_cap(api: Api) -> None:
+def test_existing_topics_can_be_used_and_configured_at_the_cap(api: Api) -> None:
     first, second, *_ = make(api, MOST)
     assert ok(api.put(first, {"cap_records": 3}))["created"] is False
     ok(api.append(first, 1))
@@ -86,7 +86,7 @@ def test_what_exists_is_used_and_configured_at_the_cap(api: Api) -> None:
     ok(api.call("POST", f"/v0/topics/{first}/delete", {"before_seq": 9}))
 
 
-def test_a_delete_makes_room_for_one(api: Api) -> None:
+def test_each_delete_frees_capacity_for_one_topic(api: Api) -> None:
     made = make(api, MOST)
     for old, new in zip(made[:3], "abc", strict=True):
         ok(api.delete(old))
@@ -97,7 +97,7 @@ def test_a_delete_makes_room_for_one(api: Api) -> None:
 
 @pytest.mark.parametrize("room", [0, 1])
 @pytest.mark.parametrize("shards", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_a_router_makes_both_ends_or_none(api: Api, room: int, shards: tuple[int, int]) -> None:
+def test_a_router_creates_both_ends_or_none(api: Api, room: int, shards: tuple[int, int]) -> None:
     make(api, MOST - room)
     before = listed(api)
     new = [f"e{number}" for number in range(40)]
@@ -112,7 +112,7 @@ def test_a_router_makes_both_ends_or_none(api: Api, room: int, shards: tuple[int
 
 
 @pytest.mark.slow
-def test_dead_letters_wait_for_a_place(api: Api) -> None:
+def test_dead_letters_wait_until_their_topic_can_be_created(api: Api) -> None:
     queue = Queue.create(api, "q", "bad", max_deliveries=1, dead_letter="dead")
     others = make(api, MOST - 1)
     queue.spend(1, 1)
@@ -131,7 +131,7 @@ def test_dead_letters_wait_for_a_place(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_a_lowered_cap_lets_everything_that_is_there_go_on(tmp_path: Path) -> None:
+def test_a_lowered_cap_does_not_affect_existing_topics(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", shards=2, max_topics=0)
     with server:
         with Api(server.address) as api:

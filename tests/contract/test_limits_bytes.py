@@ -1,4 +1,4 @@
-"""The cap of bytes: one limit for the records of all topics in all shards (§11)."""
+"""The cap of bytes, which applies to the records of all topics in all shards together (§11)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from topics.formats.names import shard_of
 
 MOST, MAX_TOPICS = 6_000_000, 12
 HERE, THERE = "a", next(name for name in "bcdefgh" if shard_of(name, 2) != shard_of("a", 2))
-FULL_S = 0.3  # a router that is held has tried again by then
+FULL_S = 0.3  # a router that is blocked retries within this time
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def api(limited: Server) -> Iterator[Api]:
-    """A client of a server that holds nothing but two empty topics of different shards."""
+    """A client of a server that has only two empty topics on different shards."""
     with Api(limited.address) as api:
         clear(api)
         ok(api.put(HERE), 201)
@@ -64,14 +64,14 @@ def test_a_write_that_does_not_fit_stores_nothing(limited: Server, api: Api) -> 
     refused(api.get("new"), 404, "topic_not_found")
 
 
-def test_a_batch_is_taken_whole_or_not_at_all(api: Api) -> None:
+def test_a_batch_is_stored_completely_or_not_at_all(api: Api) -> None:
     fill(api, THERE, MOST - 1000)
     capped(api.append(HERE, "x" * 400, "y" * 400, "z" * 400), TOTAL_BYTES, MOST)
     assert api.state(HERE)["head_seq"] == 0
     ok(api.append(HERE, "x" * 400, "y" * 400))
 
 
-def test_of_many_writers_at_once_just_so_many_succeed(limited: Server, api: Api) -> None:
+def test_concurrent_writers_never_exceed_the_cap(limited: Server, api: Api) -> None:
     ok(api.append(HERE, "x" * 50_000))
     size = api.state(HERE)["bytes"]
     ok(api.append(THERE, "x" * 50_000))
@@ -84,7 +84,7 @@ def test_of_many_writers_at_once_just_so_many_succeed(limited: Server, api: Api)
     assert MOST - size < held(api)[1] <= MOST
 
 
-def test_reads_deletes_configs_and_known_keys_pass_at_the_cap(api: Api) -> None:
+def test_reads_deletes_config_changes_and_repeated_keys_succeed_at_the_cap(api: Api) -> None:
     ok(api.append(HERE, 1, headers={"Idempotency-Key": "k"}))
     fill(api, THERE, MOST)
     assert ok(api.append(HERE, 1, headers={"Idempotency-Key": "k"}))["deduped"] is True
@@ -121,18 +121,18 @@ def test_evictions_and_age_free_capacity(api: Api) -> None:
     ok(api.put(HERE, {"cap_records": 5}))
     ok(api.append(THERE, "x" * 14_000))
     capped(api.append(THERE, "x" * 14_000), TOTAL_BYTES, MOST)
-    ok(api.put("aging", {"ttl_ms": 1}))  # and no client reads it
+    ok(api.put("aging", {"ttl_ms": 1}))  # records expire although no client reads the topic
     until(lambda: api.append(THERE, "x" * 14_000).status, lambda status: status == 200)
 
 
-def test_a_full_topic_is_told_before_a_full_server(api: Api) -> None:
+def test_topic_full_takes_precedence_over_the_cap_of_the_server(api: Api) -> None:
     ok(api.put("full", {"cap_records": 1, "discard": "reject"}), 201)
     ok(api.append("full", 1))
     fill(api, THERE, MOST)
     refused(api.append("full", 1), 422, "topic_full")
 
 
-def test_a_router_is_held_until_there_is_capacity(api: Api) -> None:
+def test_a_router_waits_until_capacity_is_free(api: Api) -> None:
     route(api, HERE, THERE)
     ok(api.put("ballast"), 201)
     fill(api, "ballast", MOST - 2000)
@@ -148,7 +148,7 @@ def test_a_router_is_held_until_there_is_capacity(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_dead_letters_and_redrives_find_no_room(api: Api) -> None:
+def test_dead_letters_and_redrives_wait_at_the_cap(api: Api) -> None:
     queue = Queue.create(api, "q", "x" * 500, "y" * 500, max_deliveries=1, dead_letter="q.dead")
     ok(api.append("q.dead", "z" * 500), 201)
     ok(api.put("ballast"), 201)
@@ -169,7 +169,7 @@ def test_dead_letters_and_redrives_find_no_room(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_a_lowered_cap_lets_reads_deletes_and_updates_go_on(tmp_path: Path) -> None:
+def test_reads_deletes_and_updates_succeed_above_a_lowered_cap(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server:
         with Api(server.address) as api:
             for topic in (HERE, THERE):

@@ -1,4 +1,4 @@
-"""Limits of keys and clients in the front (§11), and caps while processes crash."""
+"""Limits of keys and clients in the front (§11), and caps during crashes of processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_FLIGHT, STREAMS, STREAMS_PER_KEY, SESSIONS = 2, 4, 3, 5
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two keys. At the end nothing is held."""
+    """A server with two keys. At the end all slots must be free."""
     caps = {
         "max_inflight_per_key": IN_FLIGHT,
         "max_sse_connections": STREAMS,
@@ -51,7 +51,7 @@ def api(limited: Server) -> Iterator[Api]:
 
 
 def poll(server: Server, after_seq: int) -> Wire:
-    """Start a long poll: one request in flight."""
+    """Start a long poll, which is one request in flight."""
     wire, body = Wire(server.address), b'{"from_seq":%d,"wait_ms":20000}' % after_seq
     wire.send(request("POST", "/v0/topics/quiet/diff", body, "Authorization: Bearer left"))
     return wire
@@ -59,8 +59,9 @@ def poll(server: Server, after_seq: int) -> Wire:
 
 @contextmanager
 def polls(server: Server, count: int, beside: str = "right") -> Iterator[None]:
-    """So many long polls, which are under way, and answered in the end. ``beside`` is a key that
-    has requests left.
+    """Keep ``count`` long polls in flight, and complete them at the end.
+
+    ``beside`` is a key that may still send other requests.
     """
     with ExitStack() as stack:
         other = stack.enter_context(Api(server.address, token=beside))
@@ -77,8 +78,8 @@ def upgrade(server: Server, token: str = "left") -> Answer:
 
 
 def opened(server: Server, token: str = "left") -> Socket:
-    """A socket, as soon as there is a slot for it: a slot is free when the server has noticed that
-    its client has gone.
+    """Open a socket. Retry until a slot is free, because the server may not have noticed yet that
+    the previous client has disconnected.
     """
     found: list[Socket] = []
 
@@ -94,7 +95,7 @@ def opened(server: Server, token: str = "left") -> Socket:
 
 
 def all_are_free(server: Server) -> None:
-    """Just as many streams can be open as if there had been none before."""
+    """Check that all slots of streams are free."""
     with ExitStack() as stack:
         for token in ("left",) * STREAMS_PER_KEY + ("right",) * (STREAMS - STREAMS_PER_KEY):
             stack.enter_context(opened(server, token))
@@ -115,7 +116,7 @@ def test_requests_in_flight_of_one_key_are_capped(limited: Server, api: Api) -> 
 
 
 @pytest.mark.slow
-def test_a_client_that_hangs_up_frees_its_request(limited: Server, api: Api) -> None:
+def test_a_disconnect_ends_the_clients_request_in_flight(limited: Server, api: Api) -> None:
     with Api(limited.address, token="right") as other:
         head = other.state("quiet")["head_seq"]
         with poll(limited, head), poll(limited, head):
@@ -126,7 +127,7 @@ def test_a_client_that_hangs_up_frees_its_request(limited: Server, api: Api) -> 
         until(lambda: api.get("t").status, lambda status: status == 200)
 
 
-def test_streams_and_sockets_are_no_requests_in_flight(limited: Server, api: Api) -> None:
+def test_streams_and_sockets_do_not_count_as_requests_in_flight(limited: Server, api: Api) -> None:
     url = session(api, ["t"])["stream_url"]
     queue = Queue(api, "q")
     with (
@@ -157,7 +158,7 @@ def test_streams_of_all_kinds_share_their_caps(limited: Server, api: Api) -> Non
     all_are_free(limited)
 
 
-def test_a_socket_that_is_cut_or_closed_leaves_no_slot_taken(limited: Server) -> None:
+def test_a_closed_or_aborted_socket_frees_its_slot(limited: Server) -> None:
     for _ in range(3):
         sockets = [opened(limited) for _ in range(STREAMS_PER_KEY)]
         sockets[0].frame(8, b"\x03\xe8")
@@ -169,7 +170,7 @@ def test_a_socket_that_is_cut_or_closed_leaves_no_slot_taken(limited: Server) ->
 
 
 @pytest.mark.slow
-def test_a_cap_of_zero_is_no_cap(tmp_path: Path) -> None:
+def test_a_cap_of_zero_disables_the_cap(tmp_path: Path) -> None:
     names = ("topics", "routers", "watch_sessions", "sse_connections", "total_bytes")
     per_key = ("sse_connections_per_key", "inflight_per_key")
     caps = {f"max_{name}": 0 for name in names + per_key}
@@ -199,10 +200,10 @@ ASKED = b'{"from_seq":0,"max_batch_bytes":8388608}'
         ("", 15_000_000, ("max_held_bytes", 15_000_000)),
     ],
 )
-def test_a_long_read_is_refused_while_clients_have_not_taken_what_they_asked_for(
+def test_a_long_read_is_refused_while_clients_have_not_received_earlier_responses(
     tmp_path: Path, keys: str, most: int, limit: tuple[str, int]
 ) -> None:
-    """The one that is slow holds less than half of the bound: it may be as slow as it likes."""
+    """The slow client occupies less than half of the bound, so it is not disconnected."""
     given = {"api_keys": keys, "max_held_bytes": most} if keys else {"max_held_bytes": most}
     token = "left" if keys else None
     field = [f"Authorization: Bearer {token}"] if token else []
@@ -227,7 +228,7 @@ def test_a_long_read_is_refused_while_clients_have_not_taken_what_they_asked_for
 MAX_TOPICS, MAX_BYTES = 15, 2_000_000
 ROUNDS, ROUND_S = 6, 0.5
 EXPECTED = {200, 201, 404, 409, 429, 503}
-# Each with topics of its own, so that none is full of what another one needs.
+# Each config has its own topics, so that no topic needs the capacity of another one.
 CONFIGS: tuple[dict[str, object], ...] = (
     {},
     {"cap_bytes": 30_000},
@@ -290,7 +291,7 @@ class Load:
                         if answer.status == 503:
                             time.sleep(0.02)
             except (OSError, http.client.HTTPException):
-                time.sleep(0.02)  # the front is away
+                time.sleep(0.02)  # the front is being restarted
 
 
 def settled(server: Server) -> None:
@@ -320,7 +321,7 @@ def test_counts_stay_exact_when_any_process_dies(tmp_path: Path) -> None:
             topics, size = until(lambda: held(api), lambda found: found == held(api))
             assert topics <= MAX_TOPICS
             assert size <= MAX_BYTES
-            for name in listed(api):  # those that trim themselves keep the rest of their cap
+            for name in listed(api):  # topics with a byte cap keep the rest of it reserved
                 if name[0] in "14":
                     ok(api.delete(name))
             counts_agree(api, MAX_TOPICS, MAX_BYTES)
@@ -344,7 +345,7 @@ def streams(server: Server, urls: list[str]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_front_that_dies_leaves_no_stream_and_no_session_behind(tmp_path: Path) -> None:
+def test_a_front_crash_frees_the_slots_of_its_streams_and_sessions(tmp_path: Path) -> None:
     caps = {"max_sse_connections": 3, "max_watch_sessions": 4}
     with Server(tmp_path / "data", shards=2, **caps) as server:
         for _ in range(2):
@@ -359,7 +360,7 @@ def test_a_front_that_dies_leaves_no_stream_and_no_session_behind(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_shard_that_dies_keeps_the_places_of_its_topics(tmp_path: Path) -> None:
+def test_topics_of_a_crashed_shard_still_count_against_the_caps(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2, max_topics=2, max_total_bytes=3000) as server:
         here, there = "a", next(name for name in "bcdefgh" if shard_of(name, 2) != shard_of("a", 2))
         with Api(server.address) as api:

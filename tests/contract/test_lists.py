@@ -1,4 +1,4 @@
-"""GET /v0/topics (§1.3) and GET /v0/routers (§6): prefixes, pages and cursors are the same."""
+"""GET /v0/topics (§1.3) and GET /v0/routers (§6): the same prefixes, pages and cursors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.support.api import Api, ok, refused, spread
 from tests.support.routers import put
 
 URL_SAFE = re.compile(r"[A-Za-z0-9_.~=-]+")
-ENDS = ("b", "a->x", "a", "B", "a-x", "a0", "c:1")  # not in their order; topics have no arrow
+ENDS = ("b", "a->x", "a", "B", "a-x", "a0", "c:1")  # not sorted; names of topics contain no arrow
 
 
 class Family:
-    """Topics or routers whose names begin alike; those of routers stand on both shards."""
+    """Topics or routers with a common prefix. The routers are stored on both shards."""
 
     def __init__(self, api: Api, kind: str, topic: str) -> None:
         self.api, self.kind, self.prefix = api, kind, f"{topic}."
@@ -40,14 +40,14 @@ class Family:
         return [item[self.kind[:-1]] for item in page[self.kind]]
 
     def pages(self, size: int, cursor: str = "") -> list[list[str]]:
-        """The names of each page, to the last one."""
+        """Return the names of each page up to the last one."""
         found, more = list[list[str]](), f"&cursor={cursor}" if cursor else ""
         while True:
             page = self.page(f"page_size={size}{more}")
             found.append(self.named(page))
             if "next_cursor" not in page:
                 return found
-            assert URL_SAFE.fullmatch(page["next_cursor"]), "it goes into a URL as it is"
+            assert URL_SAFE.fullmatch(page["next_cursor"]), "invalid in a URL"
             more = f"&cursor={page['next_cursor']}"
 
 
@@ -67,7 +67,7 @@ def test_a_list_is_sorted_and_limited_to_the_prefix(family: Family) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7, 8, 1000])
-def test_pages_end_without_a_cursor(family: Family, size: int) -> None:
+def test_the_last_page_has_no_cursor(family: Family, size: int) -> None:
     names = family.names
     assert family.pages(size) == [names[at : at + size] for at in range(0, len(names), size)]
 
@@ -121,7 +121,7 @@ def test_a_parameter_longer_than_any_name_is_refused(
     assert f"{most} characters" in answer["message"]
 
 
-def test_the_cursor_of_the_longest_name_is_taken(api: Api, topic: str) -> None:
+def test_a_cursor_after_the_longest_name_is_accepted(api: Api, topic: str) -> None:
     names = [f"{topic.ljust(254, 'x')}{end}" for end in "ab"]
     for name in names:
         ok(api.put(name), 201)

@@ -1,5 +1,5 @@
-"""Where a live reader begins and what it is shown (§7.1 to §7.3): by a session, by one request, and
-by a WebSocket.
+"""The start and the options of live readers (§7.1 to §7.3), for sessions, single requests and
+WebSockets.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ KINDS = pytest.mark.parametrize("kind", ["session", "request", "socket"])
     ],
     ids=str,
 )
-def test_a_reader_chooses_its_start(
+def test_a_reader_starts_at_the_seq_that_it_requests(
     api: Api, topic: str, kind: str, fields: dict[str, Any], seen: list[int]
 ) -> None:
     create(api, topic)
@@ -89,7 +89,7 @@ def test_a_reader_chooses_its_start(
     ],
     ids=str,
 )
-def test_a_reader_chooses_what_records_show(
+def test_a_reader_chooses_the_fields_of_records(
     api: Api, topic: str, kind: str, fields: dict[str, bool], shown: list[str]
 ) -> None:
     create(api, topic)
@@ -104,7 +104,7 @@ def test_a_reader_chooses_what_records_show(
 
 @KINDS
 @pytest.mark.parametrize(("limit", "most"), [(3, 3), (0, 256), (None, 256), (2**32 - 1, 1000)])
-def test_a_batch_holds_at_most_limit_records(
+def test_a_batch_has_at_most_limit_records(
     api: Api, topic: str, kind: str, limit: int | None, most: int
 ) -> None:
     count = min(2 * most + 1, 1100)
@@ -129,7 +129,7 @@ BUDGETS: dict[str, tuple[int, int, dict[str, int], int]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * ("8 MiB" in name)) for name in BUDGETS]
 )
-def test_the_byte_budget_holds(api: Api, topic: str, name: str) -> None:
+def test_a_batch_stops_once_it_reaches_the_byte_budget(api: Api, topic: str, name: str) -> None:
     """§7.1: a read stops once the batch reaches the budget."""
     count, size, fields, budget = BUDGETS[name]
     create(api, topic)
@@ -144,11 +144,11 @@ def test_the_byte_budget_holds(api: Api, topic: str, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["session", "socket"])
-def test_a_stalled_reader_delays_nobody_and_reads_everything_later(
+def test_a_stalled_reader_delays_no_other_reader_and_reads_everything_later(
     api: Api, topic: str, kind: str
 ) -> None:
     create(api, topic)
-    writes, slowest = 16, 0.0  # 16 MB: more than sockets hold
+    writes, slowest = 16, 0.0  # 16 MB, which exceed the buffers of the sockets
     with (
         reading(kind, api, topic, receive_bytes=16 * KIB) as (_, stalled),
         reading(kind, api, topic, consistency="strong") as (_, quick),

@@ -1,4 +1,4 @@
-"""wait_ms of a diff (§3): what ends a long poll and what does not."""
+"""Long polls (``wait_ms`` of a diff, §3): events that end a wait, and events that do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_answered(wire: Wire) -> bool:
     return bool(select.select([wire.socket], [], [], 0)[0])
 
 
-def test_a_long_poll_ends_with_the_first_record_that_it_may_see(
+def test_a_long_poll_ends_with_the_first_record_that_passes_its_filter(
     wire: Wire, api: Api, topic: str
 ) -> None:
     ok(api.append(topic, 1), 201)
@@ -82,7 +82,7 @@ def test_a_long_poll_returns_existing_records_immediately(
 
 
 @pytest.mark.slow
-def test_requests_behind_a_long_poll_are_answered_in_order(
+def test_requests_pipelined_after_a_long_poll_are_answered_in_order(
     wire: Wire, api: Api, topic: str
 ) -> None:
     ok(api.append(topic, 1), 201)

@@ -17,7 +17,7 @@ from tests.support.sse import RECORD, Stream, session
 pytestmark = pytest.mark.slow
 
 BLOCK = "x" * 100_000
-BLOCKS = 200  # 20 MB: more than what sockets hold
+BLOCKS = 200  # 20 MB, which exceed the buffers of the sockets
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_the_wait_of_a_claim_is_clamped(queue: Queue) -> None:
         assert WAIT_MAX_S - 0.1 <= time.monotonic() - begun <= WAIT_MAX_S + SLACK_S
 
 
-def test_a_reader_that_stalls_is_ended_and_may_resume(api: Api, topic: str) -> None:
+def test_a_stalled_reader_is_disconnected_and_can_resume(api: Api, topic: str) -> None:
     def streams() -> float:
         return scrape(api).value("topics_sse_connections")
 
@@ -53,8 +53,8 @@ def test_a_reader_that_stalls_is_ended_and_may_resume(api: Api, topic: str) -> N
         for number in range(BLOCKS):
             ok(api.append(topic, [number, BLOCK]))
         until(streams, lambda count: count == 0)
-        # What was on its way may still be read; the end may come in the middle of an event, for the
-        # socket took no more.
+        # Data in the buffers of the sockets can still be read. The stream may end within an event,
+        # because the send buffer was full.
         try:
             while True:
                 event = stream.event()

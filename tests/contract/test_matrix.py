@@ -1,5 +1,5 @@
-"""Every route with every kind of key (§0.2): scopes, prefixes of the names in path and body, both
-lanes, event streams and WebSockets. `access_matrix` has the rows.
+"""Every route with every kind of key (§0.2): scopes and prefixes of the names in path and body, in
+both planes, event streams and WebSockets. `access_matrix` has the rows.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ NOBODY = {
 
 
 class Asker:
-    """Requests on one connection, which is made anew behind a stream."""
+    """A client with one connection, which it replaces after a stream."""
 
     def __init__(self, server: Server) -> None:
         self._server, self._wire = server, Wire(server.address)
 
     def ask(self, line: tuple[str, str], body: str | None, *headers: str) -> tuple[int, str]:
-        """Status and error code; a stream that opens is left at once."""
+        """Return the status and the error code. A stream that opens is closed immediately."""
         method, path = line
         sent = None if body is None else body.encode()
         self._wire.send(request(method, path, sent, EVENTS, *headers))
@@ -72,7 +72,7 @@ class Asker:
 
 
 def prepare(server: Server) -> None:
-    """Topics and routers that the rows name."""
+    """Create the topics and routers that the rows refer to."""
     with Api(server.address, token=BOSS) as api:
         for name in (INSIDE, OUTSIDE):
             ok(api.append(f"{name}log", 1), 201)
@@ -104,7 +104,7 @@ def bearer(key: Key) -> str:
 
 
 def wanted(row: Row, key: Key, assignment: Assignment) -> set[tuple[int, str]] | None:
-    """The only answer that may come, or None for one of the row's own."""
+    """Return the allowed responses, or None if those of the row are allowed."""
     is_covered = not (row.whole and key.limited)
     if row.open or (is_covered and allows(row.scopes, key, assignment)):
         return None
@@ -139,18 +139,18 @@ def test_a_key_permits_exactly_its_scopes_and_prefixes(asker: Asker, row: Row) -
 
 
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
-def test_who_has_no_key_hears_nothing_but_that(asker: Asker, row: Row) -> None:
+def test_a_request_without_a_valid_key_always_gets_401(asker: Asker, row: Row) -> None:
     wrong = []
     for name, headers in NOBODY.items():
         for assignment in assignments(row.names):
             got = asked(asker, row, assignment, *headers)
             if got != (401, "unauthorized") and not (row.open and got[0] in row.fine):
                 wrong.append((name, assignment.letters, got))
-    assert not wrong, f"{row.method} {row.path}: (who, names, answer)"
+    assert not wrong, f"{row.method} {row.path}: (credentials, names, answer)"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
-def test_a_key_in_the_query_counts_for_streams_alone(asker: Asker, row: Row) -> None:
+def test_a_key_in_the_query_is_valid_only_for_streams(asker: Asker, row: Row) -> None:
     wrong = []
     for key in KEYS:
         for assignment in assignments(row.names):
@@ -164,7 +164,7 @@ def test_a_key_in_the_query_counts_for_streams_alone(asker: Asker, row: Row) -> 
 
 
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
-def test_a_key_in_the_query_adds_nothing_to_a_header(asker: Asker, row: Row) -> None:
+def test_a_key_in_the_query_is_ignored_if_the_header_has_one(asker: Asker, row: Row) -> None:
     wrong = []
     for key in KEYS:
         for assignment in assignments(row.names):
@@ -179,10 +179,10 @@ def test_a_key_in_the_query_adds_nothing_to_a_header(asker: Asker, row: Row) -> 
     assert not wrong, f"{row.method} {row.path}: (key, names, answer)"
 
 
-# --- watch streams: the key that made the session, and no other
+# --- watch streams: only the key that created the session is valid
 
 
-def test_a_session_opens_for_its_key_alone(guarded: Server, asker: Asker) -> None:
+def test_a_session_can_be_opened_only_with_its_own_key(guarded: Server, asker: Asker) -> None:
     readers = [key for key in KEYS if READ in key.scopes]
     wrong = []
     for owner in (readers[0], readers[1], readers[-1]):
@@ -220,7 +220,7 @@ def test_each_command_on_a_socket_needs_its_scopes(guarded: Server, key: Key) ->
 
 
 def _reply(socket: Socket) -> Any:
-    """The next message that a command is answered with."""
+    """Return the next reply to a command."""
     while (answer := socket.message())["op"] in ("caught_up", "record"):
         pass
     return answer
@@ -237,7 +237,7 @@ def test_a_socket_needs_a_key_in_a_header(guarded: Server, who: str) -> None:
 
 
 def test_every_route_of_the_server_has_a_row() -> None:
-    asked = [route for route in ROUTES if not route.is_public]  # files of the console
+    asked = [route for route in ROUTES if not route.is_public]  # the console's files are public
     served = {(method, route.path) for route in asked for method in route.methods}
     rows = {row.served_by for row in ROWS} | {("GET", "/v0/watch/:wid"), ("GET", "/v0/ws")}
     assert rows == {(method, path) for method, path in served if method != "HEAD"}

@@ -1,5 +1,5 @@
-"""The metrics page (§8.3): names, types, values, who may read it; its gauges follow what clients
-do.
+"""The metrics page (§8.3): names, types, values and required rights, and gauges that reflect the
+requests of clients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FULL, READER = "full-key", "reader-key"
 KEYS = f"{FULL},{READER}:read,writer:write,admin:admin+delete,tenant:read:t42:|shared."
 NAMES = ("t42:log", "t43:log", "shared.jobs", "plain")
 
-# §8.3, word by word.
+# The list of §8.3.
 AGGREGATES = {
     **dict.fromkeys(
         (
@@ -57,7 +57,7 @@ OF_TOPICS = {
 
 @pytest.fixture(scope="module")
 def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Topics of two shards, a queue with a leased and a delayed job, and a router."""
+    """Topics on two shards, a queue with a leased and a delayed job, and a router."""
     data = tmp_path_factory.mktemp("metrics") / "data"
     with Server(data, api_keys=KEYS, shards=2) as server:
         with Api(server.address, token=FULL) as api:
@@ -82,7 +82,7 @@ def full(metered: Server) -> Iterator[Api]:
 
 
 def settled(api: Api) -> Page:
-    """A page that knows of all topics: words on the board are up to a beat old."""
+    """Wait for a page with all topics. The counters on the board are up to one tick old."""
     return until(lambda: scrape(api), lambda page: page.value("topics_topics") == len(NAMES))
 
 
@@ -94,7 +94,7 @@ def test_every_documented_name_has_its_type_and_a_value(full: Api) -> None:
     assert {name for name, kind in wanted.items() if kind != "histogram"} <= shown
 
 
-def test_additional_names_are_ours_and_explained(full: Api) -> None:
+def test_additional_names_have_our_prefix_and_a_help_text(full: Api) -> None:
     page = settled(full)
     assert all(name.startswith("topics_") for name in page.types)
     assert all(text.endswith(".") for text in page.helps.values()), page.helps
@@ -102,7 +102,7 @@ def test_additional_names_are_ours_and_explained(full: Api) -> None:
         assert name.endswith("_total") == (kind == "counter")
 
 
-def test_rows_of_topics_agree_with_their_state(full: Api) -> None:
+def test_rows_of_topics_match_their_state(full: Api) -> None:
     page = settled(full)
     assert page.labels("topics_topic_head_seq", "topic") == {*NAMES}
     for name in NAMES:
@@ -136,7 +136,7 @@ def test_aggregates_are_the_sums_over_all_topics(full: Api) -> None:
     assert page.value("topics_ready") == page.value("topics_recovery_progress") == 1
 
 
-def test_a_page_has_what_was_acknowledged_before_it_was_asked_for(full: Api) -> None:
+def test_a_page_includes_every_write_acknowledged_before_its_request(full: Api) -> None:
     for _ in range(20):
         before = scrape(full).value("topics_records_live")
         ok(full.append("plain", "one more"))
@@ -157,7 +157,7 @@ def test_the_histogram_of_syncs_is_cumulative_and_complete(full: Api) -> None:
     assert page.value(f"{name}_sum") > 0
 
 
-def test_a_key_with_prefixes_sees_the_rows_within_them(metered: Server) -> None:
+def test_a_key_with_prefixes_sees_only_matching_rows(metered: Server) -> None:
     with Api(metered.address, token="tenant") as tenant:
         page = scrape(tenant)
         assert page.labels("topics_topic_head_seq", "topic") == {"t42:log", "shared.jobs"}
@@ -242,7 +242,7 @@ def test_requests_are_counted_by_route_and_status(metered: Server, full: Api) ->
     assert after.value(f"{latency}_sum", route="diff") > 0
 
 
-def test_promtool_finds_nothing_but_the_units_of_the_document(full: Api) -> None:
+def test_promtool_reports_only_the_documented_units(full: Api) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool, of the Debian package prometheus, is not installed")
@@ -252,7 +252,7 @@ def test_promtool_finds_nothing_but_the_units_of_the_document(full: Api) -> None
         [promtool, "check", "metrics"], input=text, capture_output=True, timeout=30, check=False
     )
     said = (found.stdout + found.stderr).decode().splitlines()
-    # The document names its units _ms and _us; so do all other names.
+    # The documented names end in _ms and _us, and all other names follow them.
     assert [line for line in said if "should not contain abbreviated units" not in line] == []
 
 
@@ -283,7 +283,7 @@ def syncs_are_timed(page: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_the_gauges_follow_clients_a_killed_shard_and_a_restart(tmp_path: Path) -> None:
+def test_the_gauges_reflect_clients_a_killed_shard_and_a_restart(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server, Api(server.address) as api:
         gauges = Gauges(api)
         gauges.become(topics=0, wal_read_only=0)

@@ -1,4 +1,4 @@
-"""Metrics of processes that crash, stall and restart."""
+"""Metrics while processes crash, stall and restart."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ def grown(before: Page, after: Page) -> None:
 
 
 def counted(api: Api, syncs: float) -> Page:
-    """A page on which more syncs than those are counted."""
+    """Wait for a page that counts more syncs than an earlier one."""
     return until(lambda: scrape(api), lambda page: page.value("topics_wal_fsyncs_total") > syncs)
 
 
 @pytest.mark.parametrize("role", ["front 0", "shard 1"])
-def test_counters_go_on_and_the_restart_is_counted(server: Server, role: str) -> None:
+def test_counters_continue_after_a_crash_and_the_restart_is_counted(
+    server: Server, role: str
+) -> None:
     with Api(server.address) as api:
         for name in names_on("a"):
             ok(api.append(name, 1, config={"durability": "fsync"}), 201)
@@ -52,7 +54,9 @@ def test_counters_go_on_and_the_restart_is_counted(server: Server, role: str) ->
         assert after.labels("topics_topic_head_seq", "topic") == {*names_on("a")}
 
 
-def test_a_shard_that_stands_still_costs_its_rows_and_a_second(server: Server) -> None:
+def test_a_stopped_shard_delays_the_page_by_a_second_and_only_its_rows_are_missing(
+    server: Server,
+) -> None:
     with Api(server.address) as api:
         for name in names_on("a"):
             ok(api.append(name, 1), 201)
@@ -72,7 +76,7 @@ def test_a_shard_that_stands_still_costs_its_rows_and_a_second(server: Server) -
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_dead_letters_are_counted_over_restarts(server: Server, end: str) -> None:
+def test_the_count_of_dead_letters_survives_restarts(server: Server, end: str) -> None:
     def counted() -> float:
         return scrape(queue.api).value("topics_queue_dead_lettered_total", topic="jobs")
 

@@ -1,4 +1,4 @@
-"""Data and meta may be nested at most 900 levels deep (§2), on every way to write a record. An
+"""Data and meta may be nested at most 900 levels deep (§2), for every way to write a record. An
 accepted record can be moved to any topic.
 """
 
@@ -54,7 +54,7 @@ WAYS = [single, bulk, streamed, published]
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_in_takes_so_many_levels_and_not_one_more(
+def test_each_way_to_write_accepts_900_levels_and_refuses_901(
     api: Api, socket: Socket, topic: str, field: str, way: Callable[..., int]
 ) -> None:
     refused(api.get(topic), 404, "topic_not_found")
@@ -79,7 +79,7 @@ def test_a_record_at_the_limit_is_routed(api: Api, ends: tuple[str, str], field:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_job_at_the_limit_becomes_a_dead_letter_and_comes_back(
+def test_a_job_at_the_limit_can_be_dead_lettered_and_redriven(
     pair: tuple[Queue, str], field: str
 ) -> None:
     queue, dead = pair

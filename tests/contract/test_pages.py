@@ -1,5 +1,5 @@
-"""Readers that go through a topic page by page: whatever happens meanwhile, they get what anyone
-who asks afresh would get.
+"""Readers that read a topic page by page. Regardless of changes between two pages, they get the
+same page as a new reader, even if the server has read the page ahead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ PAGE = 7
 def page_of(
     api: Api, topic: str, from_seq: int, *, spaces: int = 0, limit: int = PAGE, **fields: Any
 ) -> Any:
-    """``spaces`` make other bytes of the same request, which nobody has expected."""
+    """Read a page. ``spaces`` change the bytes of the request, so that it does not match a page
+    that the server has read ahead.
+    """
     body = json.dumps({"from_seq": from_seq, "limit": limit, **fields}).encode() + b" " * spaces
     page = ok(api.call("POST", f"/v0/topics/{topic}/diff", body))
     page.pop("performance")
@@ -37,7 +39,7 @@ def fill(api: Api, topic: str, count: int, start: int = 0) -> None:
     ok(api.append(topic, records=records), 200 if start else 201)
 
 
-def test_a_reader_gets_every_record_once_and_every_head(api: Api, topic: str) -> None:
+def test_a_reader_gets_every_record_once_and_the_current_head(api: Api, topic: str) -> None:
     fill(api, topic, 1000)
     cursor, seen = 0, list[Any]()
     while True:
@@ -58,7 +60,7 @@ def test_a_reader_gets_every_record_once_and_every_head(api: Api, topic: str) ->
 @pytest.mark.parametrize(
     "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))]
 )
-def test_what_happens_between_two_pages_shows_in_the_second(
+def test_a_change_between_two_pages_is_visible_in_the_second_page(
     api: Api, topic: str, seed: int
 ) -> None:
     numbers = random.Random(seed)
@@ -117,7 +119,7 @@ def test_what_happens_between_two_pages_shows_in_the_second(
             happen()
 
 
-def test_reading_on_counts_as_reading(api: Api, topic: str) -> None:
+def test_pages_that_were_read_ahead_update_last_read_ts(api: Api, topic: str) -> None:
     fill(api, topic, 500)
     cursor = 0
     for _ in range(4):

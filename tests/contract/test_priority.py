@@ -1,4 +1,4 @@
-"""Priority of topics (§0.9, §0.10), and a server that has more to do than it can."""
+"""Priority of topics (§0.9, §0.10), and a server under overload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.queues import Queue, until
 from tests.support.server import Server
 from tests.support.ws import Socket
 
-TOPICS, ROUNDS = 250, 4  # as many publishes as a WebSocket may have unanswered
+TOPICS, ROUNDS = 250, 4  # the number of unanswered publishes that a WebSocket may have
 
 
 def waited_ms(answer: Any) -> float:
@@ -25,7 +25,7 @@ def waited_ms(answer: Any) -> float:
     return found
 
 
-def test_nothing_is_parked_while_the_server_is_idle(api: Api, socket: Socket, topic: str) -> None:
+def test_an_idle_server_defers_no_request(api: Api, socket: Socket, topic: str) -> None:
     told = [ok(api.append(topic, *range(8)), 201), ok(api.append(topic, 1))]
     told += [ok(api.diff(topic, from_seq=seq, limit=1)) for seq in range(8)]
     told.append(socket.ask("publish", "1", topic=topic, records=[{"data": 1}]))
@@ -33,9 +33,9 @@ def test_nothing_is_parked_while_the_server_is_idle(api: Api, socket: Socket, to
     assert [waited_ms(answer) for answer in told] == [0.0] * len(told)
 
 
-def test_a_read_makes_a_topic_urgent_for_a_while(api: Api, topic: str) -> None:
+def test_a_read_raises_the_priority_of_a_topic_for_a_while(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
-    assert api.state(topic)["effective_priority"] == 0, "nobody has read it"
+    assert api.state(topic)["effective_priority"] == 0, "the topic was read before"
     ok(api.diff(topic))
     assert 450 <= api.state(topic)["effective_priority"] <= 500
     ok(api.put(topic, {"auto_priority": False}))
@@ -44,9 +44,7 @@ def test_a_read_makes_a_topic_urgent_for_a_while(api: Api, topic: str) -> None:
     assert api.state(topic)["effective_priority"] == 1000
 
 
-def test_many_publishes_wait_for_each_other_and_keep_their_order(
-    socket: Socket, new_name: Any
-) -> None:
+def test_many_publishes_are_delayed_and_keep_their_order(socket: Socket, new_name: Any) -> None:
     topics = [new_name() for _ in range(TOPICS)]
     config = {"durability": "ephemeral"}
     say_at_once(
@@ -68,14 +66,14 @@ def test_many_publishes_wait_for_each_other_and_keep_their_order(
 
 
 FLOODING = 900  # sockets
-AHEAD = 4  # requests of each that are not answered
+AHEAD = 4  # unanswered requests of each socket
 RECORDS = [{"data": 1}]
 BODY = b'{"records":[{"data":1}]}'
 FORCED = {"records": RECORDS, "disable_backpressure": True}
 
 
 class Flood(threading.Thread):
-    """Sends appends on many sockets, always some ahead of their answers, until it is stopped."""
+    """Sends pipelined appends on many sockets until it is stopped."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         super().__init__(daemon=True)
@@ -113,9 +111,9 @@ class Flood(threading.Thread):
 
 
 @pytest.mark.slow
-def test_under_pressure_a_refused_write_is_let_in_when_it_was_told_to_come(tmp_path: Path) -> None:
+def test_under_overload_a_refused_write_is_admitted_after_its_retry_after(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1) as server, Api(server.address) as api:
-        ok(api.put("mine", {"priority": -1000}), 201)  # refused before all others
+        ok(api.put("mine", {"priority": -1000}), 201)  # refused before all other topics
         with Flood(server.address):
             answer = until(lambda: api.append("mine", RECORDS), lambda answer: answer.status == 429)
             error = answer.json()["error"]

@@ -1,4 +1,4 @@
-"""Liveness and readiness (§8.1, §8.2), from the first moment of a start on."""
+"""Liveness and readiness (§8.1, §8.2), from the start of the server on."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_ready(api: Api, path: str) -> None:
     assert isinstance(body["topics"], int)
 
 
-def test_ready_counts_the_topics(server: Server, api: Api, topic: str) -> None:
-    """A probe may lag behind the writes a little."""
+def test_ready_reports_the_number_of_topics(server: Server, api: Api, topic: str) -> None:
+    """The number may lag slightly after writes."""
     ok(api.put(topic), 201)
     names = listed(api, page_size=1000)
     assert topic in names
     deadline = time.monotonic() + BOUND_S
     while (count := api.call("GET", "/v0/ready").json()["topics"]) != len(names):
-        assert time.monotonic() < deadline, f"{count} topics, there are {len(names)}"
+        assert time.monotonic() < deadline, f"{count} topics instead of {len(names)}"
         time.sleep(0.02)
 
 
@@ -56,7 +56,7 @@ def status_of(server: Server, path: str) -> int:
         connection.close()
 
 
-def test_a_request_of_the_admin_plane_is_answered_from_the_first_moment_on(tmp_path: Path) -> None:
+def test_the_admin_plane_answers_requests_from_the_start_on(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", shards=1)
     log = server.spawn()
     try:

@@ -27,7 +27,7 @@ from tests.support.server import Server
 from tests.support.sse import watch
 
 
-def test_a_claim_leases_a_job_and_says_all_about_it(queue: Queue) -> None:
+def test_a_claim_leases_a_job_and_returns_all_its_fields(queue: Queue) -> None:
     record = {"data": {"type": "resize"}, "tag": "tenant42:job-8800", "meta": {"trace": "z9"}}
     ok(queue.api.append(queue.name, records=[record, {"data": None}], node="web-1"))
     (stored, _) = queue.api.read(queue.name)
@@ -50,7 +50,7 @@ def test_a_claim_leases_a_job_and_says_all_about_it(queue: Queue) -> None:
     assert before + 5000 <= deadline <= after + 5000
     assert second.keys() == {
         *("$seq", "$ts", "$node", "lease_id", "deadline", "deliveries", "data")
-    }, "what is absent is omitted"
+    }, "absent fields must be omitted"
     assert second["data"] is None
     assert (body["topic"], body["count"], body["ready"]) == (queue.name, 2, 0)
 
@@ -74,7 +74,7 @@ def test_max_is_clamped_to_1000(queue: Queue, asked: int) -> None:
     ids=lambda value: f"10.2 {value}",
 )
 def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
-    """Of a claim and of an extend."""
+    """This applies to claims and extends."""
     queue.push("a", "b")
     held = queue.claim(lease_ms=HOUR_MS)
     before = now_ms()
@@ -84,7 +84,7 @@ def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
         assert before + effective <= deadline <= now_ms() + effective
 
 
-def test_a_lease_lasts_as_long_as_the_topic_says(api: Api, topic: str) -> None:
+def test_a_lease_lasts_for_the_lease_ms_of_the_topic(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, "a", "b", "c", lease_ms=HOUR_MS)
     before = now_ms()
     (job,) = queue.claim()
@@ -116,7 +116,7 @@ class RawClaim(msgspec.Struct):
     claimed: list[RawJob]
 
 
-def test_data_and_meta_come_back_as_the_bytes_that_were_sent(queue: Queue) -> None:
+def test_a_claim_returns_data_and_meta_byte_for_byte(queue: Queue) -> None:
     body = b'{"records":[{"data":' + ODD + b',"meta":' + ODD + b"}]}"
     ok(queue.api.call("POST", f"/v0/topics/{queue.name}", body))
     answer = queue.call("claim", {"node": "w"})
@@ -149,8 +149,8 @@ def test_no_job_is_leased_twice_by_concurrent_claims(server: Server, api: Api, t
     ],
     ids=lambda value: f"10.2 {value}",
 )
-def test_count_below_max_says_that_the_queue_is_empty(queue: Queue, size: int) -> None:
-    """Also of large jobs."""
+def test_a_claim_below_max_has_taken_every_ready_job(queue: Queue, size: int) -> None:
+    """This includes large jobs."""
     sizes = [size + number for number in range(20)]
     for each in sizes:
         queue.push("x" * each)
@@ -159,7 +159,7 @@ def test_count_below_max_says_that_the_queue_is_empty(queue: Queue, size: int) -
     assert body["ready"] == 0
 
 
-def test_a_claim_that_leaves_large_jobs_says_how_many(queue: Queue) -> None:
+def test_a_claim_returns_the_number_of_large_jobs_that_it_left(queue: Queue) -> None:
     for number in range(20):
         queue.push(f"{number:02}" + "x" * 700_000)
     found: list[int] = []
@@ -171,7 +171,7 @@ def test_a_claim_that_leaves_large_jobs_says_how_many(queue: Queue) -> None:
     assert found == [*range(20)]
 
 
-def test_a_claim_may_be_compressed_both_ways(queue: Queue) -> None:
+def test_a_claim_and_its_response_may_be_compressed(queue: Queue) -> None:
     queue.push("x" * 5000)
     answer = queue.api.call(
         "POST",
@@ -185,7 +185,7 @@ def test_a_claim_may_be_compressed_both_ways(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("node", ["é", "x" * 128, "é" * 64, 'say "x"', " ", "a/b\n"])
-def test_any_text_is_a_node(queue: Queue, node: str) -> None:
+def test_a_node_may_be_any_text(queue: Queue, node: str) -> None:
     queue.push("a")
     jobs = queue.claim(node)
     assert [lease["node"] for lease in queue.leases()] == [node]
@@ -205,7 +205,7 @@ def test_a_queue_shows_its_type_and_counters(queue: Queue) -> None:
 # --- a queue is a topic
 
 
-def test_reading_and_watching_claim_nothing(queue: Queue) -> None:
+def test_reads_and_watches_claim_no_job(queue: Queue) -> None:
     queue.push(*range(3))
     held = queue.claim("w")
     before = queue.counters(), queue.leases()
@@ -219,7 +219,7 @@ def test_reading_and_watching_claim_nothing(queue: Queue) -> None:
     assert queue.ack(held)["acked"] == 1
 
 
-def test_a_queue_made_anew_starts_afresh(api: Api, topic: str) -> None:
+def test_a_recreated_queue_keeps_no_state_of_the_old_one(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, *range(5))
     jobs = queue.claim("w", 2)
     queue.nack(queue.claim("w"), delay_ms=HOUR_MS)
@@ -234,7 +234,7 @@ def test_a_queue_made_anew_starts_afresh(api: Api, topic: str) -> None:
     ]
 
 
-# --- jobs that something else takes
+# --- jobs that are removed by other means than an ack
 
 TTL_MS = 300
 
@@ -244,13 +244,13 @@ def delete(queue: Queue) -> None:
 
 
 def cap(queue: Queue) -> None:
-    """Four more jobs in a queue with a cap of four."""
+    """Set a cap of four and push four more jobs."""
     queue.configure(cap_records=4)
     queue.push(*"cap!")
 
 
 def expire(queue: Queue) -> None:
-    """The first four jobs are older than this TTL."""
+    """Set a TTL that the first four jobs have exceeded."""
     time.sleep(TTL_MS / 1000 + 0.1)
     queue.configure(ttl_ms=TTL_MS)
 
@@ -262,7 +262,7 @@ TAKES: list[tuple[Callable[[Queue], None], int]] = [(delete, 0), (cap, 4), (expi
 @pytest.mark.parametrize(
     ("take", "fresh"), TAKES, ids=[f"10.7 {take.__name__}" for take, _ in TAKES]
 )
-def test_a_job_that_is_taken_leaves_every_counter(
+def test_a_removed_job_is_no_longer_counted_in_any_state(
     queue: Queue, take: Callable[[Queue], None], fresh: int
 ) -> None:
     for name in ("ready", "held", "hidden", "delayed"):
@@ -300,7 +300,7 @@ def test_an_eviction_of_jobs_is_reported_to_readers_and_not_to_workers(
     assert data(queue.claim("w", 9)) == [2, 3, 4]
 
 
-def test_a_queue_that_holds_only_leased_jobs_is_not_empty(queue: Queue) -> None:
+def test_a_queue_with_only_leased_jobs_is_not_empty(queue: Queue) -> None:
     queue.push("a")
     jobs = queue.claim("w")
     refused(queue.api.delete(queue.name, if_empty="true"), 409, "topic_not_empty")

@@ -1,6 +1,4 @@
-"""Jobs that are delivered too often (§10.6): when they are moved, where to, and what the copies
-tell.
-"""
+"""Dead letters (§10.6): when jobs are moved, to which topic, and the content of the copies."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from tests.support.server import Server
 
 FROM, DELIVERIES = "$dead_letter_from", "$dead_letter_deliveries"
 
-# --- when
+# --- when a job is moved
 
 
 def test_a_job_is_delivered_max_deliveries_times_and_then_moved(pair: tuple[Queue, str]) -> None:
@@ -45,7 +43,7 @@ def test_a_job_is_delivered_max_deliveries_times_and_then_moved(pair: tuple[Queu
     assert [record["data"] for record in queue.api.read(dead)] == ["poison"]
 
 
-def test_a_job_is_moved_by_the_pass_that_would_deliver_it_and_not_before(
+def test_a_job_is_moved_only_by_a_claim_that_would_deliver_it_again(
     pair: tuple[Queue, str],
 ) -> None:
     queue, dead = pair
@@ -57,7 +55,7 @@ def test_a_job_is_moved_by_the_pass_that_would_deliver_it_and_not_before(
     assert queue.counters() == counters(dead_lettered=1)
 
 
-def test_an_expired_lease_counts_as_a_nack_does(pair: tuple[Queue, str]) -> None:
+def test_an_expired_lease_counts_as_a_delivery_like_a_nack(pair: tuple[Queue, str]) -> None:
     queue, dead = pair
     queue.push("a")
     for _ in range(2):
@@ -77,7 +75,7 @@ def test_the_last_delivery_may_still_be_acked(pair: tuple[Queue, str]) -> None:
     assert queue.api.get(dead).status == 404
 
 
-def test_a_waiting_claim_is_not_ended_by_a_job_that_is_moved(pair: tuple[Queue, str]) -> None:
+def test_a_moved_job_does_not_end_a_waiting_claim(pair: tuple[Queue, str]) -> None:
     queue, _ = pair
     queue.push("poison")
     queue.spend(1, 2)
@@ -98,7 +96,7 @@ FOREVER: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("config", FOREVER, ids=lambda value: f"10.6 {json.dumps(value)}")
-def test_a_job_is_reclaimed_forever_without_a_limit_or_a_topic(
+def test_without_a_limit_or_a_dead_letter_topic_a_job_is_always_redelivered(
     api: Api, topic: str, config: dict[str, Any]
 ) -> None:
     if config.get("dead_letter"):
@@ -109,7 +107,7 @@ def test_a_job_is_reclaimed_forever_without_a_limit_or_a_topic(
     assert api.get(f"{topic}.dead").status == 404
 
 
-def test_config_changes_count_from_now_on(api: Api, topic: str) -> None:
+def test_a_changed_limit_applies_to_existing_jobs(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, "a")
     queue.spend(1, 3)
     queue.configure(max_deliveries=5, dead_letter=f"{topic}.dead")
@@ -121,7 +119,7 @@ def test_config_changes_count_from_now_on(api: Api, topic: str) -> None:
     assert copy["meta"][DELIVERIES] == 6
 
 
-# --- where it arrives
+# --- the dead-letter topic
 
 
 @pytest.mark.slow
@@ -134,12 +132,12 @@ def test_the_dead_letter_topic_may_be_a_queue(pair: tuple[Queue, str]) -> None:
         queue.spend(1, 2)
         queue.bury(1)
         (job,) = jobs_of(future)
-    assert (job["data"], job["deliveries"]) == ("a", 1), "it counts afresh"
+    assert (job["data"], job["deliveries"]) == ("a", 1), "the copy kept its deliveries"
     assert job["meta"][FROM] == queue.name
 
 
 @pytest.mark.slow
-def test_the_dead_letter_topic_is_made_with_defaults_when_it_is_absent(
+def test_a_missing_dead_letter_topic_is_created_with_defaults(
     pair: tuple[Queue, str],
 ) -> None:
     queue, dead = pair
@@ -151,7 +149,9 @@ def test_the_dead_letter_topic_is_made_with_defaults_when_it_is_absent(
 
 
 @pytest.mark.slow
-def test_dead_lettered_counts_until_the_queue_is_deleted(pair: tuple[Queue, str]) -> None:
+def test_the_dead_lettered_count_is_kept_until_the_queue_is_deleted(
+    pair: tuple[Queue, str],
+) -> None:
     queue, dead = pair
     for number in range(1, 4):
         queue.push(number)
@@ -165,7 +165,7 @@ def test_dead_lettered_counts_until_the_queue_is_deleted(pair: tuple[Queue, str]
 
 
 @pytest.mark.slow
-def test_large_jobs_are_moved_and_come_back(pair: tuple[Queue, str]) -> None:
+def test_large_jobs_are_moved_and_redriven(pair: tuple[Queue, str]) -> None:
     queue, name = pair
     sizes = [700_000 + 1000 * number for number in range(25)]
     for size in sizes:
@@ -180,17 +180,17 @@ def test_large_jobs_are_moved_and_come_back(pair: tuple[Queue, str]) -> None:
     assert dead.live() == []
 
 
-# --- many queues, one topic
+# --- several queues with one dead-letter topic
 
 
 @pytest.mark.slow
-def test_queues_of_one_epoch_share_a_dead_letter_topic_and_each_letter_comes_back(
+def test_queues_with_the_same_epoch_can_share_a_dead_letter_topic(
     server: Server, api: Api, topic: str
 ) -> None:
-    """Epochs are unique within a shard only."""
+    """Each letter is redriven to its own queue. Epochs are unique only within a shard."""
     dead = Queue(api, f"{topic}.dead")
     pairs = twins(server.address, topic, max_deliveries=1, dead_letter=dead.name)
-    assert pairs, "no two queues were made in one millisecond"
+    assert pairs, "no two queues were created in the same millisecond"
     queues = [Queue(api, name) for name in pairs[0]]
     for queue in queues:
         queue.push(*range(10))
@@ -201,21 +201,22 @@ def test_queues_of_one_epoch_share_a_dead_letter_topic_and_each_letter_comes_bac
     assert {(letter["meta"][FROM], letter["data"]) for letter in letters} == {
         (queue.name, number) for queue in queues for number in range(10)
     }
-    # Two topics of one epoch and one target: the letters of both go into one queue.
+    # Two topics with the same epoch and the same target: a redrive moves the letters of both into
+    # one queue.
     sources = [queue for queue in queues if queue.push(*range(10))]
     for queue in sources:
         assert queue.redrive(to=dead.name)["moved"] == 10
     assert len(api.read(dead.name)) == 40
 
 
-# --- how durably
+# --- durability
 
 CLASSES = ("ephemeral", "disk", "fsync")
 
 
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A server that was killed after jobs of queues of each class were moved to topics of each."""
+    """A server that was killed after moves from queues of each class to topics of each class."""
     path: Path = tmp_path_factory.mktemp("dead") / "data"
     with Server(path, shards=2) as server:
         with Api(server.address) as api:
@@ -243,4 +244,4 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 def test_a_copy_is_as_durable_as_its_topic(restarted: Api, source: str, copy: str) -> None:
     queue = Queue(restarted, f"{source}-{copy}")
     assert len(restarted.read(f"{queue.name}.dead")) == (copy != "ephemeral")
-    assert numbers(queue.claim("w", 5)) == [], "the job stays gone"
+    assert numbers(queue.claim("w", 5)) == [], "the job was restored"

@@ -24,8 +24,8 @@ from tests.support.ws import Socket
 
 pytestmark = pytest.mark.slow
 
-CLOCKS_MS = 1  # one clock tells the time, another one keeps it
-LATE_MS = 5000  # what a loaded machine is allowed
+CLOCKS_MS = 1  # the wall clock returns the time, and a monotonic clock measures delays
+LATE_MS = 5000  # allowed lateness on a loaded machine
 Record = dict[str, Any]
 
 
@@ -55,7 +55,7 @@ def test_a_delayed_job_is_visible_to_readers_immediately(queue: Queue) -> None:
         push(queue, {"data": "later", "tag": "t", "delay_ms": HOUR_MS})
         (record,) = stream.records(1)
     assert set(record) == {"$seq", "$ts", "data"}
-    assert before <= record["$ts"] <= now_ms(), "the time of the append"
+    assert before <= record["$ts"] <= now_ms(), "$ts is not the time of the append"
     assert queue.api.read(queue.name) == [record]
     state = queue.api.state(queue.name)
     assert (state["count"], state["head_seq"], state["earliest_seq"]) == (1, 1, 1)
@@ -73,8 +73,7 @@ def test_a_delayed_job_becomes_claimable_when_it_is_due(queue: Queue, field: str
 
 
 @pytest.mark.slow
-def test_jobs_are_on_time(queue: Queue) -> None:
-    """Each is delivered when it is due and not before, to a worker that waits."""
+def test_a_waiting_worker_gets_each_job_when_it_is_due_and_not_before(queue: Queue) -> None:
     chance = random.Random(7)
     delays = [chance.randrange(200, 1500) for _ in range(100)]
     push(queue, *({"data": delay, "delay_ms": delay} for delay in delays))
@@ -85,7 +84,7 @@ def test_jobs_are_on_time(queue: Queue) -> None:
             late_ms = job["deadline"] - HOUR_MS - due(job, job["data"])
             assert -CLOCKS_MS <= late_ms < LATE_MS
         found += sorted(data(jobs))
-    assert found == sorted(delays), "in the order of their times"
+    assert found == sorted(delays), "the jobs are not in the order of their times"
     assert queue.counters() == counters(in_flight=100)
 
 
@@ -115,7 +114,7 @@ def test_fresh_jobs_are_ordered_by_the_time_from_which_they_may_be_claimed(queue
     assert [queue.claim()[0]["$seq"] for _ in range(6)] == [seq for _, seq in expected]
 
 
-def test_jobs_that_are_due_together_go_by_their_seqs(queue: Queue) -> None:
+def test_jobs_that_are_due_at_the_same_time_are_ordered_by_seq(queue: Queue) -> None:
     at = now_ms() + 300
     push(queue, *({"data": number, "deliver_at": at} for number in range(5)))
     queue.becomes(ready=5)
@@ -131,7 +130,7 @@ def test_reclaimed_jobs_come_before_due_ones(queue: Queue) -> None:
     assert data(queue.claim()) == ["due"]
 
 
-# --- what else may happen to it
+# --- other events of a delayed job
 
 
 def test_a_job_that_expires_before_it_is_due_is_never_delivered(api: Api, topic: str) -> None:
@@ -143,7 +142,7 @@ def test_a_job_that_expires_before_it_is_due_is_never_delivered(api: Api, topic:
     assert queue.counters() == counters()
 
 
-def test_a_repeated_write_does_not_start_the_delay_again(queue: Queue) -> None:
+def test_a_repeated_write_does_not_restart_the_delay(queue: Queue) -> None:
     record = {"data": "a", "delay_ms": 300}
     first = ok(queue.api.append(queue.name, records=[record], idempotency_key="k"))
     queue.becomes(ready=1)
@@ -169,10 +168,10 @@ def test_a_delayed_job_counts_against_the_cap_of_a_queue_that_rejects(api: Api, 
     refused(api.append(topic, "b"), 422, "topic_full")
 
 
-# --- who may write one
+# --- ways to write a delayed job
 
 
-def test_a_write_that_makes_the_queue_may_have_delays(api: Api, topic: str) -> None:
+def test_a_write_that_creates_the_queue_may_have_delays(api: Api, topic: str) -> None:
     records = [{"data": "a", "delay_ms": HOUR_MS}]
     ok(api.append(topic, records=records, config={"type": "queue"}), 201)
     assert Queue(api, topic).counters() == counters(delayed=1)
@@ -198,7 +197,7 @@ AHEAD: list[tuple[str, Callable[[], int], bool]] = [
 
 
 @pytest.mark.parametrize(("field", "value", "fits"), AHEAD)
-def test_a_time_is_at_most_30_days_ahead(
+def test_a_delivery_time_is_at_most_30_days_ahead(
     queue: Queue, field: str, value: Callable[[], int], fits: bool
 ) -> None:
     answer = queue.api.append(queue.name, records=[{"data": 0}, {"data": 1, field: value()}])
@@ -207,10 +206,10 @@ def test_a_time_is_at_most_30_days_ahead(
         assert queue.counters() == counters(ready=1, delayed=1)
     else:
         refused(answer, 400, "invalid_request")
-        assert queue.counters() == counters(), "all records or none"
+        assert queue.counters() == counters(), "the refused write stored records"
 
 
-def test_a_delay_in_data_or_in_the_batch_means_nothing(queue: Queue) -> None:
+def test_a_delay_in_data_or_in_the_batch_is_ignored(queue: Queue) -> None:
     body = {"records": [{"data": {"delay_ms": HOUR_MS}}], "delay_ms": HOUR_MS}
     ok(queue.api.call("POST", f"/v0/topics/{queue.name}", body))
     assert queue.counters() == counters(ready=1)

@@ -1,5 +1,5 @@
-"""Leases after a restart (§0.10, §10.3). With ``leases_durable`` all leases are kept. Without it
-all jobs are claimable; after an orderly stop they keep their deliveries, delays and errors.
+"""Leases after a restart (§0.10, §10.3). With ``leases_durable`` all leases are kept. Without it,
+all jobs are claimable. After an orderly stop they keep their deliveries, delays and errors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENDS = ("stop", "kill")
 
 @dataclass(slots=True)
 class Scene:
-    """A queue before the restart, and what a test needs to know of it afterwards."""
+    """A queue and its state before the restart, which tests compare with the state after it."""
 
     queue: Queue
     jobs: list[Job] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Scene:
 
 
 def held(queue: Queue) -> list[Job]:
-    """Jobs 1 to 3 of 5 are held, the second by another node."""
+    """Claim jobs 1 to 3 of 5, the second with another node."""
     return [*queue.claim("a"), *queue.claim("b"), *queue.claim("a")]
 
 
@@ -56,14 +56,14 @@ def extended(queue: Queue) -> list[Job]:
 
 
 def shortened(queue: Queue) -> list[Job]:
-    """A lease that ends before the restart does."""
+    """Claim a job with a lease that expires during the restart."""
     jobs = queue.claim("a")
     queue.extend(jobs, "a", lease_ms=SHORT_MS)
     return jobs
 
 
 def nacked(queue: Queue) -> list[Job]:
-    """Job 2 is free and was delivered twice; job 1 is held."""
+    """Claim jobs 1 and 2, and deliver and nack job 2 twice."""
     jobs = queue.claim("a", 2)
     queue.nack(jobs[1:], "a", error="why")
     queue.nack(queue.claim("b"), "b")
@@ -71,13 +71,13 @@ def nacked(queue: Queue) -> list[Job]:
 
 
 def reclaimed(queue: Queue) -> list[Job]:
-    """A lease that superseded another one."""
+    """Claim job 1 again after its first lease has expired."""
     old = queue.claim("a", lease_ms=SHORT_MS)
     return [*old, *until(lambda: queue.claim("b"))]
 
 
 def released(queue: Queue) -> list[Job]:
-    """A work stream has dropped with job 1."""
+    """Push job 1 on a work stream, then disconnect it."""
     with Work(queue, "a") as stream:
         jobs = stream.jobs(1)
     queue.becomes(ready=5)
@@ -104,7 +104,7 @@ def scenes(api: Api, *, leases_durable: bool) -> Iterator[Scene]:
 def restarted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Scene]]:
-    """The scenes after a restart. Log files are small, so much was sealed before it."""
+    """The scenes after a restart. Log files are small, so that most were sealed before it."""
     path: Path = tmp_path_factory.mktemp("leases") / "data"
     with Server(path, shards=2, wal_file_bytes=SMALL_LOG) as server:
         with Api(server.address) as api:
@@ -123,7 +123,7 @@ def restarted(
 def durable(
     request: pytest.FixtureRequest, restarted: dict[str, Scene]
 ) -> Callable[[Callable[[Queue], list[Job]]], Scene]:
-    """The scene of an act with durable leases."""
+    """Return the scene of an act with durable leases."""
     return lambda act: restarted[f"{act.__name__}-{request.param}-true"]
 
 
@@ -133,13 +133,13 @@ Durable = Callable[[Callable[[Queue], list[Job]]], Scene]
 # --- leases_durable: true
 
 
-def test_holders_deadlines_and_tokens_outlive_a_restart(durable: Durable) -> None:
+def test_holders_deadlines_and_tokens_survive_a_restart(durable: Durable) -> None:
     scene = durable(held)
     queue, jobs = scene.queue, scene.jobs
     assert queue.leases() == scene.leases
     assert [lease["deadline"] for lease in scene.leases] == [job["deadline"] for job in jobs]
     assert queue.counters() == scene.counters == counters(ready=2, in_flight=3)
-    assert data(queue.claim("c", 5)) == [3, 4], "what is held is not claimable"
+    assert data(queue.claim("c", 5)) == [3, 4], "a leased job was claimed"
     assert queue.ack(jobs[:1], "b")["skipped"] == [1]
     assert queue.ack(jobs[:1], "a", lease_ids=tokens(jobs[1:2]))["skipped"] == [1]
     assert queue.ack(jobs[:1], "a", lease_ids=tokens(jobs[:1]))["acked"] == 1
@@ -147,21 +147,23 @@ def test_holders_deadlines_and_tokens_outlive_a_restart(durable: Durable) -> Non
     assert queue.extend(jobs[2:3], "a", lease_ids=tokens(jobs[2:3]))["extended"] == 1
 
 
-def test_an_extended_deadline_outlives_a_restart(durable: Durable) -> None:
+def test_an_extended_deadline_survives_a_restart(durable: Durable) -> None:
     scene = durable(extended)
     assert scene.queue.leases() == scene.leases
     (first, second) = scene.leases
     assert second["deadline"] > first["deadline"] + 3 * HOUR_MS
 
 
-def test_a_lease_that_ends_meanwhile_is_reclaimed_first_and_counted(durable: Durable) -> None:
+def test_a_lease_that_expires_during_the_restart_is_reclaimed_first_and_counted(
+    durable: Durable,
+) -> None:
     scene = durable(shortened)
     (job,) = until(lambda: scene.queue.claim("c"), lambda jobs: numbers(jobs) == [1])
     assert job["deliveries"] == 2
     assert scene.queue.ack(scene.jobs, "a")["skipped"] == [1]
 
 
-def test_the_last_holder_is_the_holder(durable: Durable) -> None:
+def test_after_a_restart_only_the_last_holder_has_the_lease(durable: Durable) -> None:
     scene = durable(reclaimed)
     (old, new) = scene.jobs
     assert scene.queue.leases() == scene.leases
@@ -169,14 +171,14 @@ def test_the_last_holder_is_the_holder(durable: Durable) -> None:
     assert scene.queue.ack([new], "b", lease_ids=tokens([new]))["acked"] == 1
 
 
-def test_the_jobs_of_a_stream_that_dropped_stay_released(durable: Durable) -> None:
+def test_jobs_of_a_disconnected_stream_stay_released(durable: Durable) -> None:
     scene = durable(released)
     assert scene.queue.counters() == counters(ready=5)
     (job,) = scene.queue.claim("c")
     assert (job["$seq"], job["deliveries"]) == (1, 2)
 
 
-def test_a_nack_and_its_reason_outlive_a_restart(durable: Durable) -> None:
+def test_a_nack_and_its_error_survive_a_restart(durable: Durable) -> None:
     scene = durable(nacked)
     assert scene.queue.leases() == scene.leases
     (job,) = scene.queue.claim("c")
@@ -188,11 +190,11 @@ def test_a_nack_and_its_reason_outlive_a_restart(durable: Durable) -> None:
 
 @pytest.fixture(params=CLASSES)
 def loose(request: pytest.FixtureRequest, restarted: dict[str, Scene]) -> Durable:
-    """The scene of an act whose leases are not durable."""
+    """Return the scene of an act whose leases are not durable."""
     return lambda act: restarted[f"{act.__name__}-{request.param}-false"]
 
 
-def test_jobs_in_flight_are_claimable_at_once(loose: Durable) -> None:
+def test_jobs_in_flight_are_claimable_immediately_after_a_restart(loose: Durable) -> None:
     scene = loose(held)
     queue, jobs = scene.queue, scene.jobs
     assert queue.leases() == []
@@ -201,12 +203,14 @@ def test_jobs_in_flight_are_claimable_at_once(loose: Durable) -> None:
     again = queue.claim("a", 5)
     assert numbers(again) == [1, 2, 3, 4, 5]
     old = [jobs[0], jobs[2]]
-    assert queue.ack(old, "a", lease_ids=tokens(old))["skipped"] == numbers(old), "a token is void"
+    assert queue.ack(old, "a", lease_ids=tokens(old))["skipped"] == numbers(old), "void token"
     assert queue.ack(old, "a")["acked"] == 2
 
 
 @pytest.mark.parametrize("act", [extended, shortened, nacked, reclaimed, released])
-def test_every_job_is_ready_again(loose: Durable, act: Callable[[Queue], list[Job]]) -> None:
+def test_every_job_is_ready_after_a_restart(
+    loose: Durable, act: Callable[[Queue], list[Job]]
+) -> None:
     queue = loose(act).queue
     assert queue.counters() == counters(ready=5)
     assert numbers(queue.claim("c", 9)) == [1, 2, 3, 4, 5]
@@ -222,7 +226,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("durability", [*CLASSES, "memory"])
-def test_a_job_that_always_fails_ends_after_its_deliveries_over_four_restarts(
+def test_a_job_that_always_fails_is_dead_lettered_after_max_deliveries_over_four_restarts(
     server: Server, durability: str
 ) -> None:
     delivered: list[int] = []
@@ -258,7 +262,7 @@ def test_a_stop_keeps_delays_and_errors_of_nacks(server: Server, durability: str
     for _ in range(2):
         with server.again("stop") as api:
             queue = Queue(api, "q")
-            assert queue.counters() == counters(ready=3), "job 1 waits for its delay"
+            assert queue.counters() == counters(ready=3), "the delay of job 1 was lost"
             assert queue.leases() == []
     with Api(server.address) as api:
         found = Queue(api, "q").claim("v", 5)
@@ -266,8 +270,8 @@ def test_a_stop_keeps_delays_and_errors_of_nacks(server: Server, durability: str
         assert told == [(2, 2, "now"), (3, 2, None), (4, 1, None)]
 
 
-def test_a_kill_after_a_stop_loses_no_job_and_doubles_none(server: Server) -> None:
-    """Counts are at least those of the stop, or start at zero if a checkpoint was written later."""
+def test_a_kill_after_a_stop_neither_loses_nor_duplicates_jobs(server: Server) -> None:
+    """Delivery counts are those of the stop, or start at zero if a later checkpoint was written."""
     with Api(server.address) as api:
         queue = Queue.create(api, "q", *range(6), lease_ms=HOUR_MS)
         queue.nack(queue.claim("w", 4))
@@ -289,7 +293,7 @@ def test_a_kill_after_a_stop_loses_no_job_and_doubles_none(server: Server) -> No
         ]
 
 
-# --- what else there is to a restart
+# --- other cases of restarts
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -308,10 +312,10 @@ def test_an_ephemeral_queue_is_empty_after_a_restart(tmp_path: Path, end: str) -
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_leases_that_become_durable_survive_a_kill_right_after(
+def test_leases_that_a_put_makes_durable_survive_an_immediate_kill(
     server: Server, durability: str
 ) -> None:
-    """The answer of a repeated PUT also covers all leases and counts."""
+    """After a repeated PUT is answered, all leases and counts are durable, too."""
     with Api(server.address) as api:
         queue = Queue.create(api, "q", *range(1600), durability=durability, lease_ms=HOUR_MS)
         held = [job for _ in range(3) for job in queue.claim("a", 400)]
@@ -336,7 +340,7 @@ def test_leases_that_become_durable_survive_a_kill_right_after(
         assert (lease["deliveries"], lease["last_error"]) == (3, "now")
 
 
-def test_leases_become_durable_and_loose_again_in_place(tmp_path: Path) -> None:
+def test_leases_durable_can_be_switched_on_and_off(tmp_path: Path) -> None:
     """A claim after the PUT is as durable as one before it."""
     with Server(tmp_path / "data") as server:
         with Api(server.address) as api:

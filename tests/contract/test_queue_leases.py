@@ -1,4 +1,4 @@
-"""GET /v0/topics/:q/leases, what keys see of a queue, and limits that were changed."""
+"""GET /v0/topics/:q/leases, the effect of keys and prefixes on queues, and changed limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def page_of(queue: Queue, query: str = "") -> Any:
     return ok(queue.api.call("GET", f"/v0/topics/{queue.name}/leases{query}"))
 
 
-def test_a_lease_tells_who_holds_which_job_and_until_when(queue: Queue) -> None:
+def test_a_lease_shows_its_node_its_job_and_its_deadline(queue: Queue) -> None:
     queue.push("a", "b", "c")
     (job,) = queue.claim("worker-eu-1")
     body = page_of(queue)
@@ -60,7 +60,7 @@ def test_leases_of_claims_and_of_streams_are_listed_by_seq(queue: Queue) -> None
         ] * 2
 
 
-def test_node_chooses_the_leases_of_one_worker(queue: Queue) -> None:
+def test_the_parameter_node_selects_the_leases_of_one_worker(queue: Queue) -> None:
     queue.push(*range(6))
     for node in ("a", "b", "a b&é", "a"):
         queue.claim(node)
@@ -70,7 +70,7 @@ def test_node_chooses_the_leases_of_one_worker(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 7, 1000], ids=lambda value: f"page_size {value}")
-def test_pages_add_up(queue: Queue, page_size: int) -> None:
+def test_the_pages_together_contain_each_lease_once(queue: Queue, page_size: int) -> None:
     queue.push(*range(20))
     queue.claim("a", 7)
     queue.claim("b", 5)
@@ -90,7 +90,7 @@ def test_the_last_page_has_no_cursor(queue: Queue) -> None:
     assert "next_cursor" not in last
 
 
-def test_a_page_has_100_leases_by_default_and_1000_at_most(queue: Queue) -> None:
+def test_a_page_has_100_leases_by_default_and_at_most_1000(queue: Queue) -> None:
     queue.push(*range(1100))
     queue.claim("w", 1000)
     queue.claim("w", 100)
@@ -100,7 +100,7 @@ def test_a_page_has_100_leases_by_default_and_1000_at_most(queue: Queue) -> None
     assert len(queue.leases()) == 1100
 
 
-def test_a_cursor_goes_on_though_leases_come_and_go(queue: Queue) -> None:
+def test_a_cursor_stays_valid_while_leases_start_and_end(queue: Queue) -> None:
     queue.push(*range(6))
     jobs = queue.claim("w", 6)
     cursor = page_of(queue, "?page_size=2")["next_cursor"]
@@ -183,13 +183,13 @@ SETTLING = ("ack", "nack", "extend")
 # --- bodies
 
 
-def test_a_redrive_without_a_body_moves_what_it_can(api: Api, topic: str) -> None:
+def test_a_redrive_without_a_body_moves_every_letter_that_it_can(api: Api, topic: str) -> None:
     ok(api.append(topic, "stray"), 201)
     body = ok(api.call("POST", f"/v0/topics/{topic}/redrive"))
     assert (body["moved"], body["skipped"], body["reason"]) == (0, 1, "no_source")
 
 
-# --- limits that were changed
+# --- changed limits
 
 
 @pytest.fixture(scope="module")

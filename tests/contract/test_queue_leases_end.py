@@ -20,21 +20,21 @@ from tests.support.queues import (
 
 pytestmark = pytest.mark.slow
 
-CLOCKS_MS = 1  # deadlines are told by one clock and kept by another
+CLOCKS_MS = 1  # deadlines are shown in wall-clock time and measured with a monotonic clock
 
 
 def reclaimed(queue: Queue, node: str = "other") -> Job:
-    """One job whose lease has ended, claimed again for long."""
+    """Wait until a job is claimable again, and claim it for an hour."""
     (job,) = until(lambda: queue.claim(node, lease_ms=HOUR_MS))
     return job
 
 
 def claimed_at(job: Job) -> int:
-    """By the server's clock, of a job that was claimed for an hour."""
+    """Return the time at which a job was claimed for an hour, by the clock of the server."""
     return int(job["deadline"]) - HOUR_MS
 
 
-# --- when
+# --- when leases expire
 
 
 def test_a_lease_does_not_end_before_its_deadline(queue: Queue) -> None:
@@ -47,7 +47,7 @@ def test_a_lease_does_not_end_before_its_deadline(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-def test_every_lease_has_a_deadline_of_its_own(queue: Queue) -> None:
+def test_every_lease_has_its_own_deadline(queue: Queue) -> None:
     queue.push("long", "short", "longest")
     queue.claim("w", lease_ms=4000)
     queue.claim("w", lease_ms=SHORT_MS)
@@ -57,17 +57,17 @@ def test_every_lease_has_a_deadline_of_its_own(queue: Queue) -> None:
     assert queue.claim("other", 5) == []
 
 
-def test_a_state_shows_an_expired_lease_without_any_claim(queue: Queue) -> None:
+def test_the_state_reflects_an_expired_lease_without_a_claim(queue: Queue) -> None:
     queue.push("a", "b")
     queue.claim("w", 2, lease_ms=SHORT_MS)
     queue.becomes(ready=2)
     assert queue.leases() == []
 
 
-# --- in which order
+# --- the order of expired jobs
 
 
-def test_expired_jobs_jump_the_queue_ahead_of_fresh_ones(queue: Queue) -> None:
+def test_expired_jobs_are_claimed_before_fresh_ones(queue: Queue) -> None:
     queue.push(*range(5))
     queue.ack(queue.claim("w"))
     queue.claim("w", 2, lease_ms=SHORT_MS)
@@ -76,7 +76,7 @@ def test_expired_jobs_jump_the_queue_ahead_of_fresh_ones(queue: Queue) -> None:
     assert data(queue.claim("other", 2)) == [3, 4]
 
 
-def test_one_claim_takes_expired_and_fresh_jobs_ascending(queue: Queue) -> None:
+def test_one_claim_returns_expired_and_fresh_jobs_in_ascending_order(queue: Queue) -> None:
     queue.push(*range(4))
     (first, second) = queue.claim("w", 2)
     queue.extend([second], lease_ms=SHORT_MS)
@@ -104,7 +104,9 @@ def skipped(queue: Queue, verb: str, node: str, **fields: Any) -> list[int]:
 
 
 @SETTLED
-def test_an_old_holder_is_skipped(queue: Queue, verb: str, fields: dict[str, Any]) -> None:
+def test_a_previous_holder_cannot_settle_the_job(
+    queue: Queue, verb: str, fields: dict[str, Any]
+) -> None:
     queue.push("a")
     queue.claim("w", lease_ms=SHORT_MS)
     again = reclaimed(queue)
@@ -114,7 +116,7 @@ def test_an_old_holder_is_skipped(queue: Queue, verb: str, fields: dict[str, Any
 
 
 @SETTLED
-def test_a_holder_past_its_deadline_is_skipped_before_the_job_is_reclaimed(
+def test_a_holder_cannot_settle_after_its_deadline_even_before_a_reclaim(
     queue: Queue, verb: str, fields: dict[str, Any]
 ) -> None:
     queue.push("a")
@@ -125,7 +127,7 @@ def test_a_holder_past_its_deadline_is_skipped_before_the_job_is_reclaimed(
 
 
 @SETTLED
-def test_a_token_fences_two_workers_of_one_name(
+def test_tokens_distinguish_two_workers_with_one_node(
     queue: Queue, verb: str, fields: dict[str, Any]
 ) -> None:
     queue.push("a")
@@ -137,7 +139,7 @@ def test_a_token_fences_two_workers_of_one_name(
 
 
 @SETTLED
-def test_without_tokens_a_worker_of_the_same_name_counts(
+def test_without_tokens_any_worker_with_the_node_can_settle(
     queue: Queue, verb: str, fields: dict[str, Any]
 ) -> None:
     queue.push("a")
@@ -146,12 +148,12 @@ def test_without_tokens_a_worker_of_the_same_name_counts(
     assert skipped(queue, verb, "w", **fields) == []
 
 
-def test_a_token_of_a_deleted_queue_is_void(api: Api, topic: str) -> None:
+def test_a_token_of_a_deleted_queue_is_invalid(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, "a")
     old = queue.claim("w")
     ok(api.delete(topic))
     queue = Queue.create(api, topic, "b")
-    assert queue.ack(old)["skipped"] == [1], "the new job of this seq is nobody's"
+    assert queue.ack(old)["skipped"] == [1], "the new job with this seq was settled"
     new = queue.claim("w")
     assert queue.ack(new, lease_ids=tokens(old))["skipped"] == [1]
     assert queue.ack(new, lease_ids=tokens(new))["acked"] == 1

@@ -1,4 +1,4 @@
-"""Queues while a shard or the front dies and is replaced: nothing hangs, and no job is lost."""
+"""Queues while a shard or the front crashes and is restarted: no call hangs, no job is lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kill_shard_of(server: Server, name: str) -> None:
 
 
 def back(server: Server, name: str) -> None:
-    """The topic is served again."""
+    """Wait until the topic is served again."""
 
     def look() -> int:
         try:
@@ -57,8 +57,8 @@ def back(server: Server, name: str) -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "loose"])
-def test_a_stream_ends_when_its_shard_dies(server: Server, durable: bool) -> None:
-    """Its leases are those of a crash: kept, or free immediately."""
+def test_a_work_stream_ends_when_its_shard_crashes(server: Server, durable: bool) -> None:
+    """Its leases are kept if they are durable. Otherwise they end immediately."""
     with Api(server.address) as api:
         queue = Queue.create(api, "q", "a", "b", leases_durable=durable, lease_ms=HOUR_MS)
         with Work(queue, "w") as stream:
@@ -72,7 +72,7 @@ def test_a_stream_ends_when_its_shard_dies(server: Server, durable: bool) -> Non
         assert queue.ack(jobs, "w", lease_ids=tokens(jobs))["acked"] == int(durable)
 
 
-def test_a_waiting_claim_ends_with_503_when_its_shard_dies(server: Server) -> None:
+def test_a_waiting_claim_gets_503_when_its_shard_crashes(server: Server) -> None:
     with Api(server.address) as api, Wire(server.address) as wire:
         queue = Queue.create(api, "q")
         wire.send(asking(queue, wait_ms=20_000))
@@ -86,7 +86,7 @@ def test_a_waiting_claim_ends_with_503_when_its_shard_dies(server: Server) -> No
         assert data(queue.claim()) == ["a"]
 
 
-def test_jobs_of_streams_are_claimable_immediately_after_the_front_dies(server: Server) -> None:
+def test_jobs_of_streams_are_claimable_immediately_after_a_front_crash(server: Server) -> None:
     with Api(server.address) as api:
         queue = Queue.create(api, "q", *range(4), lease_ms=HOUR_MS)
         polled = queue.claim("polled")
@@ -103,7 +103,7 @@ def test_jobs_of_streams_are_claimable_immediately_after_the_front_dies(server: 
         assert queue.ack(polled, "polled", lease_ids=tokens(polled))["acked"] == 1
 
 
-def test_a_claim_that_waited_in_a_front_that_died_takes_nothing(server: Server) -> None:
+def test_a_waiting_claim_of_a_crashed_front_takes_no_job(server: Server) -> None:
     with Api(server.address) as api, Wire(server.address) as wire:
         queue = Queue.create(api, "q")
         wire.send(asking(queue, wait_ms=20_000))
@@ -120,7 +120,7 @@ def test_a_claim_that_waited_in_a_front_that_died_takes_nothing(server: Server) 
 
 @pytest.mark.parametrize("which", ["source", "target"])
 @pytest.mark.parametrize("turn", range(3))
-def test_a_shard_that_dies_during_moves_doubles_and_loses_none(
+def test_a_shard_crash_during_moves_neither_duplicates_nor_loses_jobs(
     server: Server, which: str, turn: int
 ) -> None:
     _, dead = names_on("q")

@@ -20,21 +20,21 @@ FROM = "$dead_letter_from"
 
 
 class Letters:
-    """A queue with a dead-letter topic of its own."""
+    """A queue with its own dead-letter topic."""
 
     def __init__(self, api: Api, name: str, dead: str) -> None:
         self.queue = Queue.create(api, name, max_deliveries=1, dead_letter=dead)
         self.dead = Queue(api, dead)
 
     def fill(self, *records: dict[str, Any]) -> None:
-        """Jobs that are delivered once and end as dead letters, in this order."""
+        """Push jobs that are delivered once and become dead letters in this order."""
         for record in records:
             ok(self.queue.api.append(self.queue.name, records=[record]))
             self.queue.spend(1, 1)
             self.queue.bury(1)
 
     def left(self) -> list[Any]:
-        """The data of the letters that are still there."""
+        """Return the data of the letters that were not moved."""
         return [record["data"] for record in self.queue.api.read(self.dead.name)]
 
 
@@ -48,7 +48,7 @@ def plain(*values: Any) -> list[dict[str, Any]]:
     return [{"data": value} for value in values]
 
 
-def test_letters_go_back_to_the_queue_that_they_name(letters: Letters) -> None:
+def test_letters_are_moved_to_the_queue_that_their_meta_names(letters: Letters) -> None:
     letters.fill(*plain("a", "b"))
     body = letters.dead.redrive()
     body.pop("performance")
@@ -62,7 +62,7 @@ def test_letters_go_back_to_the_queue_that_they_name(letters: Letters) -> None:
 ODD = b'{"n":1.10,"big":1E400,"e":"\\u00e9\\/","raw":"\xc3\xa9", "list" : [ 1 , 2 ]}'
 
 
-def test_data_and_the_other_members_of_meta_keep_their_bytes(letters: Letters) -> None:
+def test_data_and_other_meta_members_are_unchanged_byte_for_byte(letters: Letters) -> None:
     body = b'{"records":[{"data":' + ODD + b',"meta":' + ODD + b"}]}"
     queue = letters.queue
     ok(queue.api.call("POST", f"/v0/topics/{queue.name}", body))
@@ -77,12 +77,12 @@ def test_data_and_the_other_members_of_meta_keep_their_bytes(letters: Letters) -
     assert b"$dead_letter" not in bytes(back.meta)
 
 
-# --- a crash in between
+# --- a crash during a redrive
 
 
 @pytest.fixture(params=[0.0, 0.01, 0.03, 0.08], ids=lambda value: f"{value} s")
 def crashed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    """A server that was killed so soon after a redrive of 400 letters began."""
+    """A server that was killed at a given time after the start of a redrive of 400 letters."""
     with Server(tmp_path / "data", shards=2) as server:
         dead, target = names_on("q")
         with Api(server.address) as api:
@@ -111,7 +111,7 @@ def _redrive(server: Server, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_crash_in_between_doubles_nothing(crashed: Api) -> None:
+def test_a_crash_during_a_redrive_duplicates_no_letter(crashed: Api) -> None:
     dead, target = names_on("q")
     until(lambda: Queue(crashed, dead).redrive()["remaining"], lambda left: left == 0)
     assert crashed.read(dead) == []

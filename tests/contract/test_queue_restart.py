@@ -1,4 +1,4 @@
-"""Acks, delays and dead letters after a restart, and after servers were killed at work."""
+"""Acks, delays and dead letters after restarts and after kills under load."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @ENDS
-def test_acks_are_durable_through_sealing(server: Server, end: str) -> None:
-    """Jobs are large, so that they are sealed before some of their acks."""
+def test_acks_stay_durable_when_log_files_are_sealed(server: Server, end: str) -> None:
+    """The jobs are large, so that some are sealed before their acks."""
     kept: dict[str, list[int]] = {}
     with Api(server.address) as api:
         for durability in CLASSES:
@@ -59,7 +59,7 @@ def test_acks_are_durable_through_sealing(server: Server, end: str) -> None:
                 queue = Queue(api, durability)
                 assert queue.live() == seqs
                 assert queue.counters() == counters(ready=len(seqs))
-                assert ok(api.diff(durability))["tombstone"] is None, "acks are silent"
+                assert ok(api.diff(durability))["tombstone"] is None, "an ack is no loss"
     with Api(server.address) as api:
         for durability, seqs in kept.items():
             jobs = Queue(api, durability).claim("w", 100)
@@ -69,7 +69,7 @@ def test_acks_are_durable_through_sealing(server: Server, end: str) -> None:
 
 
 @ENDS
-def test_delays_run_on_over_a_restart(server: Server, end: str) -> None:
+def test_delays_continue_during_a_restart(server: Server, end: str) -> None:
     with Api(server.address) as api:
         for durability in CLASSES:
             queue = Queue.create(api, durability, durability=durability)
@@ -98,13 +98,13 @@ def test_delays_run_on_over_a_restart(server: Server, end: str) -> None:
             until(look, lambda count: count >= 3)
             assert sorted(data(found)) == ["later", "now", "while down"]
             (later,) = [job for job in found if job["data"] == "later"]
-            assert later["deadline"] - HOUR_MS >= later["$ts"] + 4000 - 1, "not before its time"
+            assert later["deadline"] - HOUR_MS >= later["$ts"] + 4000 - 1, "too early"
             assert queue.counters() == counters(in_flight=3, delayed=2)
             assert len(queue.live()) == 5
 
 
 @ENDS
-def test_dead_lettered_counts_on_over_a_restart(server: Server, end: str) -> None:
+def test_the_dead_lettered_count_continues_after_a_restart(server: Server, end: str) -> None:
     for number in range(1, 4):
         with Api(server.address) as api:
             for name in CLASSES:

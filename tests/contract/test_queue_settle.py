@@ -26,7 +26,7 @@ from tests.support.server import Server
 from tests.support.sse import watch
 
 
-def test_an_ack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
+def test_an_ack_returns_its_effects_and_the_remaining_counts(queue: Queue) -> None:
     queue.push(*range(5))
     jobs = queue.claim("w", 3)
     body = queue.ack(jobs[:2])
@@ -56,7 +56,7 @@ def test_an_ack_deletes_the_job(queue: Queue) -> None:
     assert (page["records"], page["tombstone"], page["caught_up"]) == ([], None, True)
 
 
-def test_an_ack_is_silent_to_readers(queue: Queue) -> None:
+def test_an_ack_is_not_reported_to_readers_as_a_loss(queue: Queue) -> None:
     queue.push("a", "b")
     with watch(queue.api, [queue.name]) as stream:
         assert stream.told([queue.name]).data() == ["a", "b"]
@@ -65,7 +65,7 @@ def test_an_ack_is_silent_to_readers(queue: Queue) -> None:
         assert [record["data"] for record in stream.records(1)] == ["c"]
 
 
-# --- what is skipped
+# --- skipped seqs
 
 
 def test_a_repeated_seq_is_acked_once(queue: Queue) -> None:
@@ -76,14 +76,14 @@ def test_a_repeated_seq_is_acked_once(queue: Queue) -> None:
     assert queue.live() == [2]
 
 
-# --- what it costs and how much it may be
+# --- costs and limits
 
 
 @pytest.mark.parametrize(
     ("durability", "synced"),
     [("ephemeral", False), ("memory", False), ("disk", False), ("fsync", True)],
 )
-def test_the_ack_of_a_durable_queue_is_synced_before_its_answer(
+def test_an_ack_in_a_queue_of_class_fsync_is_synced_before_its_response(
     api: Api, topic: str, durability: str, synced: bool
 ) -> None:
     queue = Queue.create(api, topic, "a", durability=durability)
@@ -114,14 +114,14 @@ def test_acks_free_capacity_in_a_queue_that_rejects(api: Api, topic: str) -> Non
     assert data(queue.claim("w", 5)) == ["b", "c"]
 
 
-def test_a_repeated_write_does_not_bring_an_acked_job_back(queue: Queue) -> None:
+def test_a_repeated_write_does_not_restore_an_acked_job(queue: Queue) -> None:
     first = queue.push("a", idempotency_key="k")
     queue.ack(queue.claim())
     assert queue.push("a", idempotency_key="k") == first
     assert queue.claim("w", 5) == []
 
 
-def test_a_nack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
+def test_a_nack_returns_its_effects_and_the_remaining_counts(queue: Queue) -> None:
     queue.push(*range(4))
     jobs = queue.claim("w", 3)
     body = queue.nack(jobs[:2])
@@ -140,30 +140,30 @@ def test_a_nack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-def test_a_delayed_nack_comes_back_when_its_time_has_come(queue: Queue) -> None:
+def test_a_nacked_job_is_claimable_after_its_delay(queue: Queue) -> None:
     queue.push("a", "b")
     (job,) = queue.claim("w")
     before = now_ms()
     queue.nack([job], delay_ms=400)
     queue.becomes(ready=2)
     (again,) = queue.claim("w", lease_ms=HOUR_MS)
-    assert (again["data"], again["deliveries"]) == ("a", 2), "before the fresh one"
+    assert (again["data"], again["deliveries"]) == ("a", 2), "the fresh job was claimed first"
     assert again["deadline"] - HOUR_MS >= before + 400
 
 
 @pytest.mark.parametrize("delay_ms", [DAY_MS, DAY_MS + 1, 2**53], ids=lambda value: f"10.5 {value}")
-def test_a_delay_is_clamped_to_a_day(queue: Queue, delay_ms: int) -> None:
+def test_the_delay_of_a_nack_is_clamped_to_a_day(queue: Queue, delay_ms: int) -> None:
     queue.push("a")
     assert queue.nack(queue.claim("w"), delay_ms=delay_ms)["nacked"] == 1
     assert queue.counters() == counters()
 
 
-# --- what is skipped
+# --- durability classes
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_a_queue_of_any_class_takes_nacks(
+def test_a_queue_of_any_durability_class_accepts_nacks(
     api: Api, topic: str, durability: str, leases_durable: bool
 ) -> None:
     queue = Queue.create(api, topic, "a", durability=durability, leases_durable=leases_durable)
@@ -174,7 +174,7 @@ def test_a_queue_of_any_class_takes_nacks(
     assert queue.ack([job])["acked"] == 1
 
 
-def test_an_extend_says_what_it_did(queue: Queue) -> None:
+def test_an_extend_returns_its_effects(queue: Queue) -> None:
     queue.push(*range(4))
     jobs = queue.claim("w", 3)
     before = now_ms()
@@ -193,7 +193,7 @@ def test_an_extend_says_what_it_did(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-def test_an_extended_lease_outlives_its_first_deadline(queue: Queue) -> None:
+def test_an_extended_lease_lasts_beyond_its_first_deadline(queue: Queue) -> None:
     queue.push("kept", "lost")
     kept = queue.claim("w", 2, lease_ms=4000)[0]
     queue.extend([kept], lease_ms=HOUR_MS)
@@ -204,7 +204,7 @@ def test_an_extended_lease_outlives_its_first_deadline(queue: Queue) -> None:
     assert queue.ack([kept])["acked"] == 1
 
 
-def test_an_extend_sets_and_does_not_add(queue: Queue) -> None:
+def test_an_extend_sets_the_deadline_relative_to_now(queue: Queue) -> None:
     queue.push("a")
     jobs = queue.claim("w", lease_ms=HOUR_MS)
     before = now_ms()
@@ -223,19 +223,19 @@ def test_a_nack_passes_its_error_to_the_next_holder_of_the_job(queue: Queue) -> 
     assert [lease["last_error"] for lease in queue.leases()] == [longest, longest]
     queue.nack([1])
     queue.nack([2], error=None)
-    assert [job["last_error"] for job in queue.claim("w", 2)] == [longest, longest], "it stays"
+    assert [job["last_error"] for job in queue.claim("w", 2)] == [longest, longest], "error lost"
     queue.nack([1], error='"\n\\')
     queue.nack([2], error="")
     with Work(queue, max_jobs=2) as work:
         assert [job["last_error"] for job in work.jobs(2)] == ['"\n\\', ""]
         work.leave()
-    assert [job["last_error"] for job in queue.claim_all(2)] == ['"\n\\', ""], "nor by its end"
+    assert [job["last_error"] for job in queue.claim_all(2)] == ['"\n\\', ""], "error lost"
     queue.ack([1, 2])
     queue.push("c")
     assert "last_error" not in queue.claim("w")[0]
 
 
-def test_a_nack_of_what_is_not_held_says_nothing(queue: Queue) -> None:
+def test_a_nack_without_a_lease_sets_no_error(queue: Queue) -> None:
     queue.push("a")
     queue.claim("w")
     queue.nack([1], "somebody else", error="not mine")
@@ -247,7 +247,7 @@ def read_if_there(api: Api, topic: str) -> list[Any]:
     return api.read(topic) if api.get(topic).status == 200 else []
 
 
-def test_a_dead_letter_has_the_reason_and_a_redrive_takes_it_off(pair: tuple[Queue, str]) -> None:
+def test_a_dead_letter_has_the_error_and_a_redrive_removes_it(pair: tuple[Queue, str]) -> None:
     queue, dead = pair
     queue.push("a", "b", meta={"kept": 1})
     for error in ("first", "last"):

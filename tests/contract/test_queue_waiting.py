@@ -1,5 +1,5 @@
-"""Waiting claims and coalescing windows (§10.2): the end of a wait, the order of claims, and
-sharing.
+"""Waiting claims and coalescing windows (§10.2): the end of a wait, the order of claims, and how
+jobs are shared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 LONG_MS = 20_000
 
 
-# --- how long
+# --- the duration of a wait
 
 
 @pytest.mark.parametrize("fields", [{}, {"wait_ms": 0}], ids=json.dumps)
@@ -48,7 +48,7 @@ def test_a_claim_does_not_wait_by_default(queue: Queue, fields: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("wait_ms", [1, 300], ids=lambda value: f"wait_ms {value}")
-def test_a_wait_for_nothing_ends_on_time_with_no_jobs(queue: Queue, wait_ms: int) -> None:
+def test_a_wait_without_jobs_ends_on_time(queue: Queue, wait_ms: int) -> None:
     begun = time.monotonic()
     body = queue.claimed("w", 5, wait_ms=wait_ms)
     took_s = time.monotonic() - begun
@@ -108,7 +108,7 @@ def test_the_first_claimable_job_ends_a_wait(queue: Queue, wake: Callable[[Queue
         assert time.monotonic() - begun < 1 + SLACK_S
 
 
-def test_a_job_of_a_work_stream_that_drops_ends_a_wait(queue: Queue) -> None:
+def test_a_job_released_by_a_disconnected_work_stream_ends_a_wait(queue: Queue) -> None:
     queue.push("x")
     stream = Work(queue, "holder", lease_ms=HOUR_MS)
     stream.jobs(1)
@@ -119,7 +119,7 @@ def test_a_job_of_a_work_stream_that_drops_ends_a_wait(queue: Queue) -> None:
         assert [job["deliveries"] for job in jobs_of(future)] == [2]
 
 
-def test_a_job_that_comes_back_by_redrive_ends_a_wait(pair: tuple[Queue, str]) -> None:
+def test_a_redriven_job_ends_a_wait(pair: tuple[Queue, str]) -> None:
     queue, dead = pair
     queue.push("x")
     queue.spend(1, 2)
@@ -130,7 +130,7 @@ def test_a_job_that_comes_back_by_redrive_ends_a_wait(pair: tuple[Queue, str]) -
         assert [(job["data"], job["deliveries"]) for job in jobs_of(future)] == [("x", 1)]
 
 
-def test_a_wait_takes_up_to_max_jobs_and_does_not_wait_for_more(queue: Queue) -> None:
+def test_a_wait_returns_up_to_max_jobs_without_waiting_for_more(queue: Queue) -> None:
     with claiming(queue) as claims:
         future = claims.start_parked("w", 3, wait_ms=LONG_MS)
         queue.push(*range(5))
@@ -189,12 +189,12 @@ def test_waiters_of_a_jittered_queue_join_the_next_cohort(api: Api, topic: str) 
         assert [len(jobs_of(future)) for future in futures] == [2, 2, 2]
 
 
-# --- who hangs up
+# --- clients that disconnect
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [Wire.close, Wire.reset], ids=["FIN", "RST"])
-def test_a_client_that_hangs_up_takes_nothing(queue: Queue, end: Callable[[Wire], None]) -> None:
+def test_a_client_that_disconnects_takes_no_job(queue: Queue, end: Callable[[Wire], None]) -> None:
     for number in range(10):
         wire = Wire(queue.api.address)
         wire.send(asking(queue, wait_ms=LONG_MS))
@@ -206,7 +206,7 @@ def test_a_client_that_hangs_up_takes_nothing(queue: Queue, end: Callable[[Wire]
 
 
 @pytest.mark.parametrize("end", [Wire.close, Wire.reset], ids=["FIN", "RST"])
-def test_the_next_waiter_gets_what_one_that_hung_up_did_not(
+def test_a_job_goes_to_the_next_waiter_if_the_first_has_disconnected(
     queue: Queue, end: Callable[[Wire], None]
 ) -> None:
     with claiming(queue) as claims:
@@ -222,7 +222,7 @@ def test_the_next_waiter_gets_what_one_that_hung_up_did_not(
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its processes may be stopped."""
+    """A server whose processes the tests may stop."""
     with Server(tmp_path_factory.mktemp("waiting") / "data", shards=1) as server:
         yield server
 
@@ -231,7 +231,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.mark.parametrize("role", ["front 0", "shard 0"])
 @pytest.mark.parametrize("end", [Wire.close, Wire.reset], ids=["FIN", "RST"])
 @pytest.mark.parametrize("wait_ms", [0, LONG_MS])
-def test_jobs_that_are_there_stay_with_the_queue_when_the_client_hangs_up(
+def test_ready_jobs_stay_in_the_queue_if_the_client_disconnects(
     own_server: Server, wait_ms: int, end: Callable[[Wire], None], role: str, durable: bool
 ) -> None:
     with Api(own_server.address) as api:
@@ -247,7 +247,7 @@ def test_jobs_that_are_there_stay_with_the_queue_when_the_client_hangs_up(
         assert [job["deliveries"] for job in queue.claim("w", 10)] == [1] * 10
 
 
-def test_jobs_of_a_claim_that_was_refused_for_a_stalled_shard_stay_with_the_queue(
+def test_a_claim_refused_because_of_a_stalled_shard_takes_no_job(
     own_server: Server,
 ) -> None:
     with Api(own_server.address) as api:
@@ -259,7 +259,7 @@ def test_jobs_of_a_claim_that_was_refused_for_a_stalled_shard_stay_with_the_queu
         assert queue.claim()[0]["deliveries"] == 1
 
 
-def test_jobs_of_an_answer_that_was_sent_in_part_stay_with_the_queue(own_server: Server) -> None:
+def test_jobs_of_a_partly_sent_response_return_to_the_queue(own_server: Server) -> None:
     with Api(own_server.address) as api:
         queue = Queue.create(api, "part", *["x" * 900_000] * 30)
         wire = Wire(own_server.address)
@@ -271,7 +271,7 @@ def test_jobs_of_an_answer_that_was_sent_in_part_stay_with_the_queue(own_server:
         assert queue.claim()[0]["deliveries"] == 1
 
 
-def test_a_client_that_only_ends_its_side_gets_its_jobs(own_server: Server) -> None:
+def test_a_client_that_closes_only_its_sending_side_gets_its_jobs(own_server: Server) -> None:
     with Api(own_server.address) as api:
         queue = Queue.create(api, "half", "there")
         for wait_ms in (0, LONG_MS):
@@ -286,9 +286,7 @@ def test_a_client_that_only_ends_its_side_gets_its_jobs(own_server: Server) -> N
 
 
 @pytest.mark.parametrize("path", ["claim", "diff"])
-def test_the_slot_of_a_key_is_free_as_soon_as_its_client_hangs_up(
-    tmp_path: Path, path: str
-) -> None:
+def test_a_disconnect_immediately_frees_the_slot_of_the_key(tmp_path: Path, path: str) -> None:
     server = Server(tmp_path / "data", api_keys="key", max_inflight_per_key=2)
     with server, Api(server.address, token="key") as api:
         queue = Queue.create(api, "q")
@@ -304,7 +302,9 @@ def test_the_slot_of_a_key_is_free_as_soon_as_its_client_hangs_up(
         assert time.monotonic() - begun < SLACK_S
 
 
-def test_requests_behind_a_waiting_claim_are_answered_in_order(wire: Wire, queue: Queue) -> None:
+def test_requests_pipelined_after_a_waiting_claim_are_answered_in_order(
+    wire: Wire, queue: Queue
+) -> None:
     wire.send(asking(queue, wait_ms=300) + request("GET", f"/v0/topics/{queue.name}"))
     wire.send(asking(queue, wait_ms=300))
     assert claim_body(wire.answer(), queue.name, 1)["claimed"] == []
@@ -317,7 +317,7 @@ def test_requests_behind_a_waiting_claim_are_answered_in_order(wire: Wire, queue
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wait_ms", [500, LONG_MS], ids=lambda value: f"8.2 {value}")
-def test_a_server_that_stops_answers_its_waiters(tmp_path: Path, wait_ms: int) -> None:
+def test_a_server_stop_answers_waiting_claims(tmp_path: Path, wait_ms: int) -> None:
     server = Server(tmp_path / "data")
     with server:
         with Api(server.address) as api, Wire(server.address) as wire:
@@ -347,7 +347,7 @@ def counts(futures: list[Future[Any]]) -> list[int]:
 
 
 def no_job_twice(futures: list[Future[Any]]) -> list[int]:
-    """The seqs of all jobs of these claims, ascending."""
+    """Return the seqs of the claimed jobs in ascending order, and check that none occurs twice."""
     found = [seq for future in futures for seq in numbers(jobs_of(future))]
     assert len(found) == len({*found})
     return sorted(found)
@@ -356,7 +356,9 @@ def no_job_twice(futures: list[Future[Any]]) -> list[int]:
 @pytest.mark.parametrize(
     ("jobs", "each"), [(8, [2, 2, 2, 2]), (7, [1, 2, 2, 2]), (2, [0, 0, 1, 1])]
 )
-def test_a_cohort_divides_the_jobs_evenly(jittered: Queue, jobs: int, each: list[int]) -> None:
+def test_the_claims_of_a_cohort_share_the_jobs_evenly(
+    jittered: Queue, jobs: int, each: list[int]
+) -> None:
     jittered.push(*range(jobs))
     with claiming(jittered) as claims:
         futures = [claims.start(f"w{number}", 10) for number in range(4)]
@@ -365,7 +367,7 @@ def test_a_cohort_divides_the_jobs_evenly(jittered: Queue, jobs: int, each: list
     assert jittered.counters() == counters(in_flight=jobs)
 
 
-def test_each_claimer_of_a_cohort_keeps_its_max(jittered: Queue) -> None:
+def test_a_claim_of_a_cohort_gets_at_most_its_max(jittered: Queue) -> None:
     jittered.push(*range(9))
     with claiming(jittered) as claims:
         futures = [claims.start(f"w{number}", most) for number, most in enumerate((1, 2, 10))]
@@ -389,7 +391,7 @@ def test_a_claim_of_a_jittered_queue_waits_at_most_the_window(jittered: Queue) -
     assert time.monotonic() - begun < 2 * WINDOW_MS / 1000 + SLACK_S
 
 
-def test_a_job_that_comes_within_the_window_is_shared_out(jittered: Queue) -> None:
+def test_jobs_that_arrive_within_the_window_are_shared(jittered: Queue) -> None:
     with claiming(jittered) as claims:
         futures = [claims.start(f"w{number}", 5) for number in range(2)]
         parked(jittered)
@@ -397,13 +399,13 @@ def test_a_job_that_comes_within_the_window_is_shared_out(jittered: Queue) -> No
         assert counts(futures) == [1, 1]
 
 
-def test_a_queue_is_greedy_by_default(queue: Queue) -> None:
+def test_without_jitter_the_first_claim_takes_all_jobs(queue: Queue) -> None:
     queue.push(*range(10))
     assert len(queue.claim("first", 10)) == 10
     assert queue.claim("second", 10) == []
 
 
-def test_the_window_changes_in_place(queue: Queue) -> None:
+def test_the_window_of_a_queue_can_be_changed(queue: Queue) -> None:
     queue.configure(claim_jitter_ms=WINDOW_MS)
     queue.push(*range(4))
     with claiming(queue) as claims:
@@ -413,7 +415,7 @@ def test_the_window_changes_in_place(queue: Queue) -> None:
     assert len(queue.claim("w", 9)) == 4
 
 
-def test_streams_share_with_claims(jittered: Queue) -> None:
+def test_work_streams_and_claims_share_the_jobs(jittered: Queue) -> None:
     with Work(jittered, "pushed", 4), claiming(jittered) as claims:
         future = claims.start_parked("polled", 4, wait_ms=20_000)
         jittered.push(*range(4))

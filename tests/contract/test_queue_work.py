@@ -1,5 +1,5 @@
-"""GET /v0/topics/:q/work (§10.8): jobs are pushed, up to ``max`` at a time, and come back when the
-connection ends.
+"""GET /v0/topics/:q/work (§10.8): up to ``max`` jobs at a time are pushed, and they are released
+when the connection ends.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.support.queues import (
 HEARTBEAT = "hb"
 QUIET_S = 0.3
 
-# --- open
+# --- the start of a stream
 
 
-def test_a_work_stream_opens_as_a_watch_does_and_with_a_heartbeat(queue: Queue) -> None:
+def test_a_work_stream_starts_like_a_watch_with_a_heartbeat(queue: Queue) -> None:
     with Work(queue) as stream:
         headers = {name.lower(): value for name, value in stream.headers}
         assert headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -49,7 +49,7 @@ def test_a_work_stream_opens_as_a_watch_does_and_with_a_heartbeat(queue: Queue) 
         assert all(block.retry is None for block in stream.blocks[1:])
 
 
-def test_a_job_is_pushed_with_all_that_a_claim_tells(queue: Queue) -> None:
+def test_a_job_is_pushed_with_the_same_fields_as_in_a_claim(queue: Queue) -> None:
     record = {"data": {"type": "resize"}, "tag": "job-8800", "meta": {"trace": "z9"}}
     with Work(queue, "worker-eu-1", lease_ms=5000) as stream:
         before = now_ms()
@@ -75,20 +75,20 @@ def test_max_is_clamped_to_1000(queue: Queue) -> None:
         assert queue.counters() == counters(ready=10, in_flight=1000)
 
 
-def test_a_lease_lasts_as_the_topic_says_unless_the_stream_does(api: Api, topic: str) -> None:
+def test_a_stream_may_override_the_lease_ms_of_the_topic(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, "a", "b", lease_ms=HOUR_MS)
     with Work(queue, "w") as stream:
         (job,) = stream.jobs(1)
         assert HOUR_MS - 60_000 < job["deadline"] - now_ms() <= HOUR_MS
     with Work(queue, "w", lease_ms=2 * DAY_MS) as stream:
         (job,) = stream.jobs(1)
-        assert DAY_MS - 60_000 < job["deadline"] - now_ms() <= DAY_MS, "clamped"
+        assert DAY_MS - 60_000 < job["deadline"] - now_ms() <= DAY_MS, "lease_ms is not clamped"
 
 
 # --- refill and back-pressure
 
 
-def test_each_ack_brings_as_many_new_jobs(queue: Queue) -> None:
+def test_an_ack_of_n_jobs_pushes_n_new_jobs(queue: Queue) -> None:
     queue.push(*range(8))
     with Work(queue, "w", 3) as stream:
         jobs = stream.jobs(3)
@@ -100,7 +100,7 @@ def test_each_ack_brings_as_many_new_jobs(queue: Queue) -> None:
         assert queue.counters() == counters(ready=2, in_flight=3)
 
 
-def test_an_expired_job_makes_room_and_comes_again(queue: Queue) -> None:
+def test_an_expired_job_frees_its_slot_and_is_pushed_again(queue: Queue) -> None:
     queue.push("a")
     with Work(queue, "w", lease_ms=SHORT_MS) as stream:
         found = stream.jobs(3)
@@ -116,7 +116,7 @@ def test_streams_and_claims_share_no_job(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_stalls_holds_no_more_than_max(queue: Queue) -> None:
+def test_a_stalled_reader_holds_at_most_max_jobs(queue: Queue) -> None:
     queue.push(*(["x" * 300_000] * 40))
     with Work(queue, "slow", 30, receive_bytes=4096):
         until(queue.counters, lambda found: found["in_flight"] > 0)
@@ -126,11 +126,11 @@ def test_a_reader_that_stalls_holds_no_more_than_max(queue: Queue) -> None:
     queue.becomes(ready=30, in_flight=10)
 
 
-# --- ends
+# --- the end of a stream
 
 
 @pytest.mark.parametrize("end", [Work.close, Work.reset], ids=["10.8 FIN", "10.8 RST"])
-def test_a_drop_releases_only_jobs_delivered_on_the_connection(
+def test_a_disconnect_releases_only_jobs_of_its_connection(
     queue: Queue, end: Callable[[Work], None]
 ) -> None:
     queue.push(*range(4))
@@ -146,7 +146,7 @@ def test_a_drop_releases_only_jobs_delivered_on_the_connection(
     assert queue.ack([*polled, jobs[1]])["skipped"] == numbers(jobs[1:])
 
 
-def test_a_stream_ends_with_409_when_its_topic_has_ceased_to_be_a_queue(queue: Queue) -> None:
+def test_a_stream_ends_with_409_if_its_topic_is_recreated_as_a_log(queue: Queue) -> None:
     with Work(queue, "w", 5) as stream:
         ok(queue.api.delete(queue.name))
         ok(queue.api.put(queue.name), 201)

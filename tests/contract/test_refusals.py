@@ -1,5 +1,5 @@
-"""Every refusal of a request that is wrong by itself (§0.3, §0.5, §0.6), of all routes, through
-both planes and by WebSocket. `refusal_rows` has the rows; none of them changes anything.
+"""Refusals of invalid requests (§0.3, §0.5, §0.6) of all routes, in both planes and over WebSocket.
+`refusal_rows` has the requests. No refused request changes any state.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def seen(api: Api) -> Any:
-    """All that a refused request must not change."""
+    """Return the state that a refused request must not change."""
     names = ("head_seq", "count", "bytes", "config", "epoch")
     found = {name: api.state(name) for name in listed(api)}
     shown = {name: [state[field] for field in names] for name, state in found.items()}
@@ -91,7 +91,7 @@ def tells(served: Server) -> Iterator[Socket]:
 
 
 def body_of(body: dict[str, Any], field: str, text: str) -> bytes:
-    """The body with this text in a field."""
+    """Return the body with this JSON text in a field."""
     name = field.split(",")[0]
     texts = {key: json.dumps(value) for key, value in body.items()}
     if name.startswith("record."):
@@ -105,7 +105,7 @@ def body_of(body: dict[str, Any], field: str, text: str) -> bytes:
 @pytest.mark.parametrize(
     ("name", "field", "texts"), FIELD_ROWS, ids=[f"{name} {field}" for name, field, _ in FIELD_ROWS]
 )
-def test_a_field_of_a_wrong_value_is_refused(
+def test_a_field_with_an_invalid_value_is_refused(
     asks: Api, tells: Socket, name: str, field: str, texts: list[str]
 ) -> None:
     route = ROUTES[name]
@@ -121,7 +121,7 @@ def test_a_field_of_a_wrong_value_is_refused(
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_a_required_field_that_is_missing_is_refused(asks: Api, tells: Socket, name: str) -> None:
+def test_a_missing_required_field_is_refused(asks: Api, tells: Socket, name: str) -> None:
     route = ROUTES[name]
     for field in route.body:
         body = {key: value for key, value in route.body.items() if key != field}
@@ -137,13 +137,13 @@ def tells_of(socket: Socket, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", HTTP)
-def test_a_body_that_is_no_json_object_is_refused(asks: Api, name: str) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(asks: Api, name: str) -> None:
     route = ROUTES[name]
     for body in [*NOT_OBJECTS, *([b""] if route.body else [])]:
         refused(asks.call(route.method, route.path, body), 400, "invalid_request")
 
 
-def test_a_command_that_is_no_json_object_is_refused(tells: Socket) -> None:
+def test_a_command_that_is_not_a_json_object_is_refused(tells: Socket) -> None:
     for text in (
         "",
         "{",
@@ -163,7 +163,7 @@ def test_a_command_that_is_no_json_object_is_refused(tells: Socket) -> None:
 
 
 @pytest.mark.parametrize("name", HTTP)
-def test_a_body_of_another_type_or_coding_is_refused(asks: Api, name: str) -> None:
+def test_a_body_with_another_media_type_or_coding_is_refused(asks: Api, name: str) -> None:
     route = ROUTES[name]
     for kind in MEDIA_TYPES:
         answer = asks.call(route.method, route.path, route.body, {"Content-Type": kind})
@@ -177,7 +177,7 @@ def test_a_body_of_another_type_or_coding_is_refused(asks: Api, name: str) -> No
 
 
 def test_a_body_above_the_limit_is_refused(asks: Api) -> None:
-    """64 MiB of records, 128 KiB of all else, counted after decompression."""
+    """The limit is 64 MiB for records and 128 KiB for other bodies, after decompression."""
     for name in HTTP:
         route, limit = ROUTES[name], 64 * MIB if name == "append" else MIB // 8
         bomb = gzip.compress(json.dumps(route.body).encode() + b" " * limit, compresslevel=1)
@@ -186,7 +186,7 @@ def test_a_body_above_the_limit_is_refused(asks: Api) -> None:
 
 
 @pytest.mark.parametrize(("method", "tail", "body"), TOPIC_CALLS, ids=lambda value: f"{value}"[:20])
-def test_a_topic_must_have_a_good_name_and_be_there(
+def test_a_topic_in_the_path_must_have_a_valid_name_and_exist(
     asks: Api, method: str, tail: str, body: Any
 ) -> None:
     for name in BAD_TOPIC_NAMES:
@@ -204,7 +204,9 @@ def test_a_topic_must_have_a_good_name_and_be_there(
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", None), ("PUT", {}), ("DELETE", None)])
-def test_a_router_must_have_a_good_name_and_be_there(asks: Api, method: str, body: Any) -> None:
+def test_a_router_in_the_path_must_have_a_valid_name_and_exist(
+    asks: Api, method: str, body: Any
+) -> None:
     body = body if body is None else {"source": "new", "dest": "x"}
     for name in BAD_ROUTER_NAMES:
         refused(asks.call(method, f"/v0/routers/{name}", body), 400, "invalid_request")
@@ -213,7 +215,7 @@ def test_a_router_must_have_a_good_name_and_be_there(asks: Api, method: str, bod
         assert error["detail"]["router"] == "a->b"
 
 
-def test_a_topic_that_is_named_in_a_body_must_be_there(asks: Api, tells: Socket) -> None:
+def test_a_topic_in_a_body_must_exist(asks: Api, tells: Socket) -> None:
     topics: dict[str, Any] = {"topics": {"log": {}, "x": {}}}
     refused(asks.append("x", 1, create=False), 404, "topic_not_found")
     refused(put_router(asks, "r", "log", "x", create_dest=False), 404, "topic_not_found")
@@ -231,12 +233,12 @@ def test_a_topic_that_is_named_in_a_body_must_be_there(asks: Api, tells: Socket)
         ([{"data": "x" * MIB}], "record_too_large"),
         ([{"data": 1, "meta": {"k": "x" * 17_000}}], "record_too_large"),
         ([{"data": 1}] * 10_001, "batch_too_large"),
-        ([{"data": 1, "delay_ms": 0}], "invalid_request"),  # a log has no delays
+        ([{"data": 1, "delay_ms": 0}], "invalid_request"),  # a log does not accept delays
         ([{"data": 1, "deliver_at": 1}], "invalid_request"),
     ],
     ids=["record", "meta", "batch", "delay", "time"],
 )
-def test_records_that_a_topic_does_not_take_are_refused(
+def test_records_that_a_topic_does_not_accept_are_refused(
     asks: Api, tells: Socket, records: list[Any], code: str
 ) -> None:
     for topic in ("new", "log"):
@@ -246,7 +248,7 @@ def test_records_that_a_topic_does_not_take_are_refused(
 
 
 @pytest.mark.parametrize("path", METHODS)
-def test_a_wrong_method_is_told_the_right_ones(asks: Api, path: str) -> None:
+def test_the_refusal_of_a_method_names_the_allowed_ones(asks: Api, path: str) -> None:
     for method in {"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"} - METHODS[path]:
         body = b"{}" if method in ("POST", "PUT", "PATCH") else None
         answer = asks.call(method, path, body)
@@ -256,21 +258,21 @@ def test_a_wrong_method_is_told_the_right_ones(asks: Api, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", UNKNOWN_PATHS)
-def test_an_unknown_path_is_a_404(asks: Api, path: str) -> None:
+def test_an_unknown_path_gets_404(asks: Api, path: str) -> None:
     for method in ("GET", "POST", "PUT", "DELETE"):
         body = b"{}" if method in ("POST", "PUT") else None
         refused(asks.call(method, path, body), 404, "not_found")
 
 
 @pytest.mark.parametrize(("method", "path", "body", "queries"), QUERIES, ids=lambda v: f"{v}"[:24])
-def test_a_bad_query_is_refused(
+def test_an_invalid_query_is_refused(
     asks: Api, method: str, path: str, body: Any, queries: list[str]
 ) -> None:
     for query in queries:
         refused(asks.call(method, f"{path}?{query}", body), 400, "invalid_request")
 
 
-def test_a_stream_needs_a_session_and_a_client_that_takes_events(asks: Api) -> None:
+def test_a_stream_requires_a_session_and_an_accept_of_event_streams(asks: Api) -> None:
     def opened(path: str, accept: str = "text/event-stream") -> Answer:
         return turned_away(asks.address, path, f"Accept: {accept}")
 
@@ -292,7 +294,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(("token", "method", "path", "body", "kind", "status", "code"), ORDER)
-def test_checks_come_in_their_order(
+def test_the_checks_of_a_request_have_a_fixed_order(
     guarded: Server,
     token: str | None,
     method: str,
@@ -309,7 +311,7 @@ def test_checks_come_in_their_order(
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_unknown_fields_are_ignored(api: Api, socket: Socket, topic: str, name: str) -> None:
-    """Names that differ only in case are unknown, too."""
+    """Names that differ from a field only in case are unknown, too."""
     Queue.create(api, topic, "a", lease_ms=HOUR_MS).claim("w")
     route = ROUTES[name]
     named = json.loads(json.dumps(route.body).replace('"new"', f'"{topic}"'))

@@ -20,7 +20,7 @@ ONE = b'{"records":[{"data":1}]}'
 
 
 @pytest.mark.parametrize("query", ["prefix=%C3%A9", "prefix=%F0%9F%98%80", "x=%C3%A9"])
-def test_a_query_need_not_be_ascii(api: Api, query: str) -> None:
+def test_a_query_may_contain_percent_encoded_unicode(api: Api, query: str) -> None:
     assert ok(api.call("GET", f"/v0/topics?{query}")).keys() >= {"topics"}
     refused(api.call("GET", f"/v0/watch/ANY?{query}"), 404, "not_found")
 
@@ -31,7 +31,7 @@ GOOD_NAMES = ["0", "9.a_b:c-d", "a..b", "null", "diff", "topics", "a" * 255]
 
 
 @pytest.mark.parametrize("name", GOOD_NAMES, ids=lambda name: f"1.1 {name[:30]}")
-def test_a_good_name(api: Api, name: str) -> None:
+def test_a_valid_name_is_accepted_in_a_path(api: Api, name: str) -> None:
     ok(api.delete(name))
     assert ok(api.put(name), 201)["topic"] == name
     assert ok(api.append(name, 1))["topic"] == name
@@ -65,7 +65,7 @@ def test_raw_bytes_in_a_path_are_refused(server: Server, path: str) -> None:
             assert answer.status in (400, 405), str(answer)
 
 
-def test_a_query_does_not_belong_to_the_name(api: Api, topic: str) -> None:
+def test_a_query_is_not_part_of_the_name(api: Api, topic: str) -> None:
     ok(api.call("PUT", f"/v0/topics/{topic}?x=/a/b&y=%3F", b"{}"), 201)
     ok(api.call("POST", f"/v0/topics/{topic}?x=/diff", ONE))
     ok(api.call("POST", f"/v0/topics/{topic}/diff?limit=0", b"{}"))
@@ -83,7 +83,7 @@ GOOD_TYPES = [
 
 
 @pytest.mark.parametrize("kind", GOOD_TYPES, ids=lambda kind: f"0.3 {kind}")
-def test_a_json_body_is_taken(api: Api, topic: str, kind: str) -> None:
+def test_a_json_body_is_accepted_with_each_media_type(api: Api, topic: str, kind: str) -> None:
     ok(api.put(topic), 201)
     for method, tail, body in BODY_ROUTES:
         ok(api.call(method, f"/v0/topics/{topic}{tail}", body, {"Content-Type": kind}))
@@ -99,7 +99,7 @@ def zipped(body: bytes, **headers: str) -> dict[str, Any]:
     }
 
 
-def test_gzip_bodies_are_taken(api: Api, topic: str) -> None:
+def test_gzip_bodies_are_accepted(api: Api, topic: str) -> None:
     path = f"/v0/topics/{topic}"
     ok(api.call("PUT", path, **zipped(b'{"ttl_ms":123456789}')), 201)
     ok(
@@ -115,13 +115,13 @@ def test_gzip_bodies_are_taken(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize("coding", ["identity", "GZIP"], ids=lambda coding: f"0.3 {coding}")
-def test_other_spellings_of_a_coding(api: Api, topic: str, coding: str) -> None:
+def test_a_content_coding_is_accepted_in_other_spellings(api: Api, topic: str, coding: str) -> None:
     body = ONE if coding == "identity" else gzip.compress(ONE)
     ok(api.call("POST", f"/v0/topics/{topic}", body, {"Content-Encoding": coding}), 201)
 
 
 def plain(answer: Answer) -> Answer:
-    """The answer with its gzip coding undone."""
+    """Return the response without its gzip coding."""
     if answer.headers.get("content-encoding") != "gzip":
         return answer
     return Answer(answer.status, answer.headers, gzip.decompress(answer.body))
@@ -130,7 +130,7 @@ def plain(answer: Answer) -> Answer:
 @pytest.mark.parametrize(
     "accept", ["gzip", "GZIP", "deflate, gzip;q=0.5", "*"], ids=lambda accept: f"0.3 {accept}"
 )
-def test_large_answers_are_zipped_on_request(api: Api, topic: str, accept: str) -> None:
+def test_large_responses_are_compressed_on_request(api: Api, topic: str, accept: str) -> None:
     ok(api.append(topic, *["x" * 1000] * 100), 201)
     answer = api.call("POST", f"/v0/topics/{topic}/diff", b"{}", {"Accept-Encoding": accept})
     if accept != "*":
@@ -144,14 +144,14 @@ def test_large_answers_are_zipped_on_request(api: Api, topic: str, accept: str) 
     ["", "identity", "br", "gzip;q=0", "gzip;q=0.0, identity"],
     ids=lambda accept: f"0.3 {accept}",
 )
-def test_answers_are_plain_without_the_wish(api: Api, topic: str, accept: str) -> None:
+def test_responses_are_not_compressed_without_a_request(api: Api, topic: str, accept: str) -> None:
     ok(api.append(topic, *["x" * 1000] * 100), 201)
     answer = api.call("POST", f"/v0/topics/{topic}/diff", b"{}", {"Accept-Encoding": accept})
     assert "content-encoding" not in answer.headers
     assert len(ok(answer)["records"]) == 100
 
 
-def test_every_answer_can_be_read_with_gzip_on(api: Api, topic: str) -> None:
+def test_every_response_can_be_read_by_a_client_that_accepts_gzip(api: Api, topic: str) -> None:
     wish = {"Accept-Encoding": "gzip"}
     path = f"/v0/topics/{topic}"
     ok(plain(api.call("PUT", path, b"{}", wish)), 201)
@@ -164,7 +164,7 @@ def test_every_answer_can_be_read_with_gzip_on(api: Api, topic: str) -> None:
     ok(plain(api.call("DELETE", path, None, wish)))
 
 
-def test_a_zipped_diff_holds_the_same_bytes(api: Api, topic: str) -> None:
+def test_a_compressed_diff_contains_the_same_bytes(api: Api, topic: str) -> None:
     ok(
         api.call(
             "POST",
@@ -183,7 +183,7 @@ MADE = re.compile(r"[0-9a-f]{12}-[0-9a-f]+")
 
 
 @pytest.mark.parametrize("traced", [True, False], ids=["traced", "plain"])
-def test_every_answer_has_an_id(api: Api, topic: str, traced: bool) -> None:
+def test_every_response_has_a_request_id(api: Api, topic: str, traced: bool) -> None:
     headers = TRACED if traced else {}
     seen = set()
     for method, path, body in (
@@ -208,7 +208,7 @@ def test_every_answer_has_an_id(api: Api, topic: str, traced: bool) -> None:
         assert all(MADE.fullmatch(one) for one in seen)
 
 
-def test_a_stream_has_an_id(api: Api, topic: str) -> None:
+def test_a_stream_has_a_request_id(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     url = session(api, [topic])["stream_url"]
     headers = [f"{name}: {value}" for name, value in TRACED.items()]
@@ -219,13 +219,13 @@ def test_a_stream_has_an_id(api: Api, topic: str) -> None:
         assert MADE.fullmatch(dict(stream.headers)["x-request-id"])
 
 
-def test_a_websocket_has_an_id(api: Api) -> None:
+def test_a_websocket_has_a_request_id(api: Api) -> None:
     headers = [f"{name}: {value}" for name, value in TRACED.items()]
     with Socket(api.address, headers=headers) as socket:
         assert socket.headers["x-request-id"] == "mine-1"
 
 
-def test_an_answer_to_what_is_not_http_has_an_id(wire: Wire) -> None:
+def test_the_response_to_invalid_http_has_a_request_id(wire: Wire) -> None:
     wire.send(b"NONSENSE\r\n\r\n")
     answer = wire.answer()
     assert answer.status == 400

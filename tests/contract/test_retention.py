@@ -1,4 +1,4 @@
-"""Caps (§0.10, §1.1, §2): which records stay, topics that reject, and what a restart leaves."""
+"""Caps (§0.10, §1.1, §2): retained records, topics that reject writes, and restarts."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ MB = 1_000_000
 # --- cap_records
 
 
-def test_a_cap_in_the_config_of_the_first_write_counts_for_that_write(api: Api, topic: str) -> None:
+def test_a_cap_in_the_config_of_the_first_write_applies_to_that_write(api: Api, topic: str) -> None:
     ok(api.append(topic, *range(10), config={"cap_records": 4}), 201)
     assert gap(page_of(api, topic, 0), "cap") == (1, 6)
     assert floors(api, topic)["count"] == 4
 
 
-def test_a_cap_cuts_through_a_large_write(api: Api, topic: str) -> None:
+def test_a_cap_may_evict_part_of_a_large_write(api: Api, topic: str) -> None:
     put(api, topic, cap_records=2)
     ok(api.append(topic, *[f"{number}" * MB for number in range(6)]))
     page = page_of(api, topic, 0, max_batch_bytes=8 << 20)
@@ -56,7 +56,7 @@ def test_a_cap_cuts_through_a_large_write(api: Api, topic: str) -> None:
 
 
 def fitting(costs: list[int], cap: int) -> list[int]:
-    """The longest row of newest seqs that costs at most ``cap``."""
+    """Return the longest list of the newest seqs whose sizes sum up to at most ``cap``."""
     kept: list[int] = []
     for seq in range(len(costs), 0, -1):
         if sum(costs[seq - 1 :]) > cap:
@@ -66,7 +66,7 @@ def fitting(costs: list[int], cap: int) -> list[int]:
 
 
 @pytest.mark.parametrize("cap", [2300, 2800, 3500, 10_000], ids=lambda cap: f"0.10 cap_bytes={cap}")
-def test_the_newest_bytes_stay_under_a_cap(
+def test_the_newest_records_within_cap_bytes_are_kept(
     api: Api, topic: str, new_name: Callable[[], str], cap: int
 ) -> None:
     costs = sizes(api, new_name(), *RECORDS)
@@ -96,7 +96,7 @@ def test_a_cap_of_exactly_the_bytes_evicts_nothing(
 @pytest.mark.parametrize(
     ("records", "size", "left"), [(3, 10, 3), (50, 3000, 3)], ids=["0.10 records", "0.10 bytes"]
 )
-def test_whichever_cap_is_hit_first_evicts(
+def test_the_cap_that_is_reached_first_evicts(
     api: Api, topic: str, records: int, size: int, left: int
 ) -> None:
     put(api, topic, cap_records=records, cap_bytes=10_000)
@@ -106,7 +106,7 @@ def test_whichever_cap_is_hit_first_evicts(
 
 
 @pytest.mark.parametrize("caps", [{"cap_records": 3}, {"cap_bytes": 3900}], ids=str)
-def test_a_write_larger_than_the_whole_cap_leaves_its_newest(
+def test_a_write_larger_than_the_cap_keeps_its_newest_records(
     api: Api, topic: str, caps: dict[str, int]
 ) -> None:
     put(api, topic, **caps)
@@ -117,7 +117,7 @@ def test_a_write_larger_than_the_whole_cap_leaves_its_newest(
     assert (seqs(page), gap(page, "cap")) == ([9, 10, 11], (1, 8))
 
 
-def test_a_record_larger_than_cap_bytes_is_taken(api: Api, topic: str) -> None:
+def test_a_record_larger_than_cap_bytes_is_accepted(api: Api, topic: str) -> None:
     put(api, topic, cap_bytes=100)
     assert ok(api.append(topic, "x" * 1000))["seqs"] == [1]
     assert ok(api.append(topic, "y"))["seqs"] == [2]
@@ -142,7 +142,7 @@ def test_a_full_topic_refuses_and_appends_nothing(api: Api, topic: str, durabili
     assert [record["data"] for record in api.read(topic)] == [1, 2, 3]
 
 
-def test_a_write_larger_than_the_whole_cap_is_refused(api: Api, topic: str) -> None:
+def test_a_write_larger_than_the_cap_is_refused(api: Api, topic: str) -> None:
     put(api, topic, cap_records=3, discard="reject")
     refused(api.append(topic, 1, 2, 3, 4), 422, "topic_full")
     assert floors(api, topic)["head_seq"] == 0
@@ -161,7 +161,9 @@ def test_a_first_write_that_its_own_config_refuses_appends_nothing(api: Api, top
     assert (body["seqs"], body["deduped"]) == ([1], False)
 
 
-def test_a_topic_is_full_at_its_bytes(api: Api, topic: str, new_name: Callable[[], str]) -> None:
+def test_a_topic_is_full_at_its_cap_bytes(
+    api: Api, topic: str, new_name: Callable[[], str]
+) -> None:
     costs = sizes(api, new_name(), *RECORDS)
     put(api, topic, cap_bytes=sum(costs[:4]), discard="reject")
     assert sizes(api, topic, *RECORDS[:4]) == costs[:4]
@@ -173,7 +175,7 @@ def test_a_topic_is_full_at_its_bytes(api: Api, topic: str, new_name: Callable[[
     ]
 
 
-def test_a_deduped_answer_is_given_though_the_topic_is_full(api: Api, topic: str) -> None:
+def test_a_repeated_key_gets_its_response_even_if_the_topic_is_full(api: Api, topic: str) -> None:
     put(api, topic, cap_records=2, discard="reject")
     first = ok(api.append(topic, 1, 2, idempotency_key="k"))
     refused(api.append(topic, 3, idempotency_key="other"), 422, "topic_full")
@@ -183,12 +185,14 @@ def test_a_deduped_answer_is_given_though_the_topic_is_full(api: Api, topic: str
         first[name] for name in ("seqs", "head_seq", "count")
     ]
     erased(api, topic, before_seq=3)
-    # Only a successful append keeps its key.
+    # Only a successful append stores its key.
     assert ok(api.append(topic, 3, idempotency_key="other"))["deduped"] is False
     assert ok(api.append(topic, 1, 2, idempotency_key="k"))["seqs"] == [1, 2]
 
 
-def test_a_deduped_answer_is_given_though_its_records_were_evicted(api: Api, topic: str) -> None:
+def test_a_repeated_key_gets_its_response_even_if_its_records_were_evicted(
+    api: Api, topic: str
+) -> None:
     put(api, topic, cap_records=1)
     ok(api.append(topic, 1, 2, idempotency_key="k"))
     ok(api.append(topic, 3))
@@ -197,7 +201,7 @@ def test_a_deduped_answer_is_given_though_its_records_were_evicted(api: Api, top
     assert floors(api, topic)["head_seq"] == 3
 
 
-def test_discard_changes_in_place(api: Api, topic: str) -> None:
+def test_the_discard_policy_of_a_topic_can_be_changed(api: Api, topic: str) -> None:
     put(api, topic, cap_records=2, discard="reject")
     ok(api.append(topic, 1, 2))
     refused(api.append(topic, 3), 422, "topic_full")
@@ -211,7 +215,7 @@ def test_discard_changes_in_place(api: Api, topic: str) -> None:
     assert gap(page_of(api, topic, 0), "cap") == (1, 1)
 
 
-def test_a_tightened_cap_that_rejects_continues_to_reject(api: Api, topic: str) -> None:
+def test_a_topic_above_a_lowered_cap_continues_to_reject_writes(api: Api, topic: str) -> None:
     put(api, topic, discard="reject")
     ok(api.append(topic, *range(5)))
     put(api, topic, cap_records=3)
@@ -233,7 +237,7 @@ def test_a_cap_is_exact_under_concurrent_writers(server: Server, api: Api, topic
 
 
 def _scenes(api: Api, durability: str) -> dict[str, str]:
-    """Topics with floors of every kind; what they are about, by name."""
+    """Create topics with floors of every kind. Their names describe them."""
     scenes = {}
 
     def scene(name: str, about: str, count: int = 10, **config: Any) -> str:
@@ -284,7 +288,7 @@ def _scenes(api: Api, durability: str) -> dict[str, str]:
 def restarted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Api, dict[str, Any]]]:
-    """What every scene looked like before a restart, and a client of the restarted server."""
+    """Every scene as observed before a restart, and a client of the restarted server."""
     path: Path = tmp_path_factory.mktemp("retention") / "data"
     with Server(path, shards=1) as server:
         with Api(server.address) as api:
@@ -296,7 +300,7 @@ def restarted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_floors_and_tombstones_outlive_a_restart(
+def test_floors_and_tombstones_survive_a_restart(
     restarted: tuple[Api, dict[str, Any]], durability: str
 ) -> None:
     api, before = restarted
@@ -306,7 +310,7 @@ def test_floors_and_tombstones_outlive_a_restart(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_a_full_topic_is_full_after_a_restart_and_knows_its_keys(
+def test_a_full_topic_stays_full_and_keeps_its_keys_after_a_restart(
     restarted: tuple[Api, dict[str, Any]], durability: str
 ) -> None:
     api, _before = restarted

@@ -1,4 +1,4 @@
-"""GET /v0/routers (§6), and what a key with prefixes sees of routers."""
+"""GET /v0/routers (§6), and the routers that a key with prefixes can access."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_list_is_filtered_by_its_ends(api: Api, topic: str) -> None:
     assert found(source="a", dest="b", prefix="4") == "4"
     assert found(dest="a") == ""
     assert found(source="nope") == ""
-    assert names(api, source=topic) == [], "an end is named whole"
+    assert names(api, source=topic) == [], "an end must match completely"
 
 
 # --- refusals
@@ -123,15 +123,15 @@ def tenant(guarded: Server) -> Iterator[Api]:
         yield api
 
 
-# --- the path's name
+# --- the name in the path
 
 
 @pytest.mark.slow
-def test_a_prefix_may_hold_an_arrow(guarded: Server) -> None:
+def test_a_prefix_may_contain_an_arrow(guarded: Server) -> None:
     with Api(guarded.address, token="arrow") as api:
         refused(get(api, "t42:a"), 403, "forbidden")
         refused(get(api, "t42:a->absent"), 404, "router_not_found")
-        # No topic can begin with that prefix.
+        # No name of a topic can begin with that prefix.
         refused(get(api, "t42:a->b"), 403, "forbidden")
         refused(put(api, "t42:a->new", "t42:a", "t42:b"), 403, "forbidden")
         assert names(api) == []
@@ -141,7 +141,7 @@ def test_a_prefix_may_hold_an_arrow(guarded: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_put_inside_the_prefixes_makes_its_topics(full: Api, tenant: Api) -> None:
+def test_a_put_within_the_prefixes_creates_its_topics(full: Api, tenant: Api) -> None:
     ok(put(tenant, "shared.made", "t42:made", "shared.made"), 201)
     assert full.state("t42:made")["head_seq"] == full.state("shared.made")["head_seq"] == 0
     refused(put(tenant, "shared.made", "t42:made", "t43:c"), 403, "forbidden")
@@ -153,7 +153,7 @@ def test_a_put_inside_the_prefixes_makes_its_topics(full: Api, tenant: Api) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["t42:out", "t42:in", "t42:foreign"])
-def test_a_router_with_an_end_outside_the_prefixes_is_out_of_reach(
+def test_a_router_with_an_end_outside_the_prefixes_is_inaccessible(
     full: Api, tenant: Api, name: str
 ) -> None:
     before = config_of(ok(get(full, name)))
@@ -169,7 +169,7 @@ def test_a_router_with_an_end_outside_the_prefixes_is_out_of_reach(
 
 @pytest.mark.slow
 def test_a_refusal_does_not_show_the_names_of_others(full: Api, tenant: Api) -> None:
-    """A fan-in or a cycle that leads through topics outside the prefixes."""
+    """The refusals concern a fan-in and a cycle with topics outside the prefixes."""
     fan_in = put(tenant, "t42:second", "t42:z", "t42:d")  # fed from t43:a
     refused(fan_in, 409, "topic_exists_incompatible")
     ok(put(full, "way", "t43:c", "t42:back"), 201)  # t42:a -> t43:c -> t42:back
@@ -195,7 +195,7 @@ def test_the_list_shows_the_routers_that_the_key_may_access(full: Api, tenant: A
 
 
 @pytest.mark.slow
-def test_no_page_and_no_cursor_tells_of_other_routers(full: Api, tenant: Api) -> None:
+def test_no_page_or_cursor_contains_names_of_other_routers(full: Api, tenant: Api) -> None:
     assert [named(page) for page in pages(tenant, page_size=1)] == [[name] for name in sorted(OURS)]
     assert "next_cursor" not in ok(listing(tenant, page_size=len(OURS)))
     query: dict[str, object] = {"page_size": 1}
@@ -213,11 +213,11 @@ def test_no_page_and_no_cursor_tells_of_other_routers(full: Api, tenant: Api) ->
     assert {*names(tenant, cursor=foreign)} <= {*OURS}
 
 
-# --- routers that go with a topic
+# --- routers that are deleted with a topic
 
 
 @pytest.mark.slow
-def test_routers_removed_shows_no_name_outside_the_prefixes(full: Api, tenant: Api) -> None:
+def test_routers_removed_contains_no_name_outside_the_prefixes(full: Api, tenant: Api) -> None:
     routers = {
         "t42:gone": ("t42:hub", "t42:leaf1"),
         "shared.gone": ("t42:hub", "shared.leaf2"),

@@ -1,4 +1,4 @@
-"""Routers that go with a topic (§1.4, §6), and what a PUT on one that exists changes."""
+"""Deletion of routers with their topics (§1.4, §6), and PUT on an existing router."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ends = tuple[str, str]
 
 
 def removed(api: Api, topic: str, **query: object) -> list[str]:
-    """Delete a topic that exists; the routers that went with it."""
+    """Delete an existing topic and return the routers that were deleted with it."""
     body = ok(api.delete(topic, **query))
     assert (body["topic"], body["deleted"]) == (topic, True)
     found: list[str] = body["routers_removed"]
@@ -45,18 +45,18 @@ def test_a_router_is_deleted_with_either_end(api: Api, ends: Ends, end: str) -> 
     gone(api, name)
     assert listed(api, prefix=source) == []
     if end == "source":
-        assert data(kept(api, dest)) == ["a", "b"], "a copy is not a link"
+        assert data(kept(api, dest)) == ["a", "b"], "the copies were deleted"
         ok(api.append(source, "new"), 201)
         ok(api.append(dest, "direct"))
         assert data(kept(api, dest)) == ["a", "b", "direct"]
     else:
         ok(api.append(source, "c"))
-        assert api.get(dest).status == 404, "nothing is forwarded that would make it again"
+        assert api.get(dest).status == 404, "a copy recreated the dest"
         ok(api.append(dest, "new"), 201)
         assert data(kept(api, dest)) == ["new"]
 
 
-def test_all_routers_of_a_topic_go_and_no_others(api: Api, topic: str) -> None:
+def test_exactly_the_routers_of_a_topic_are_deleted_with_it(api: Api, topic: str) -> None:
     row = names_for(topic, [0, 1, 0, 1, 0])
     first, middle, *lasts = row
     into = route(api, first, middle, f"{topic}-z")
@@ -77,7 +77,9 @@ def test_all_routers_of_a_topic_go_and_no_others(api: Api, topic: str) -> None:
         ok(api.delete(name))
 
 
-def test_an_absent_topic_and_one_without_routers_remove_none(api: Api, topic: str) -> None:
+def test_deleting_a_missing_topic_or_one_without_routers_removes_no_router(
+    api: Api, topic: str
+) -> None:
     body = ok(api.delete(topic))
     assert (body["deleted"], body["routers_removed"]) == (False, [])
     ok(api.append(topic, "a"), 201)
@@ -104,7 +106,7 @@ def test_an_empty_topic_is_deleted_with_its_routers(api: Api, ends: Ends) -> Non
     gone(api, name)
 
 
-def test_a_topic_made_again_is_not_fed(api: Api, ends: Ends) -> None:
+def test_a_recreated_topic_gets_no_copies(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
     ok(api.append(source, "a"))
@@ -124,7 +126,7 @@ def test_a_topic_made_again_is_not_fed(api: Api, ends: Ends) -> None:
     assert shown(api, third)["forwarded_total"] == 1
 
 
-def test_circles_go_with_their_topics(api: Api, ends: Ends) -> None:
+def test_routers_of_a_cycle_are_deleted_with_their_topics(api: Api, ends: Ends) -> None:
     source, dest = ends
     there = route(api, source, dest, allow_cycle=True)
     back = route(api, dest, source, allow_cycle=True)
@@ -137,7 +139,7 @@ OTHERS = pytest.mark.parametrize("shard", [0, 1], ids=["to shard 0", "to shard 1
 
 
 @OTHERS
-def test_another_dest_gets_what_comes_from_then_on(api: Api, ends: Ends, shard: int) -> None:
+def test_a_new_dest_gets_only_records_after_the_change(api: Api, ends: Ends, shard: int) -> None:
     source, dest = ends
     (other,) = names_for(f"{source}.other", [shard])
     name = route(api, source, dest)
@@ -148,7 +150,7 @@ def test_another_dest_gets_what_comes_from_then_on(api: Api, ends: Ends, shard: 
     ok(api.append(source, "c"))
     assert seqs(arrived(api, other, "c")) == [1]
     assert kept(api, dest) == before
-    assert forwarded(api, name) == 3, "counted since it was created"
+    assert forwarded(api, name) == 3, "counted since its creation"
     reroute(api, name, source, dest)
     ok(api.append(source, "d"))
     arrived(api, dest, "a", "b", "d")
@@ -158,7 +160,7 @@ def test_another_dest_gets_what_comes_from_then_on(api: Api, ends: Ends, shard: 
 
 @OTHERS
 @pytest.mark.parametrize("longer", [True, False], ids=["a longer source", "a shorter source"])
-def test_another_source_is_copied_from_its_head_on(
+def test_a_new_source_is_copied_from_its_head_on(
     api: Api, ends: Ends, shard: int, longer: bool
 ) -> None:
     source, dest = ends
@@ -180,7 +182,7 @@ def test_another_source_is_copied_from_its_head_on(
     assert forwarded(api, name) == 5
 
 
-def test_records_that_wait_for_the_old_dest_are_not_copied(api: Api, ends: Ends) -> None:
+def test_records_that_wait_for_the_old_dest_are_skipped(api: Api, ends: Ends) -> None:
     source, dest = ends
     (other,) = names_for(f"{source}.other", [1])
     ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)
@@ -197,7 +199,7 @@ def test_records_that_wait_for_the_old_dest_are_not_copied(api: Api, ends: Ends)
     assert forwarded(api, name) == 2
 
 
-def test_an_equal_put_does_not_pass_over_what_waits(api: Api, ends: Ends) -> None:
+def test_a_put_with_the_same_ends_skips_no_waiting_record(api: Api, ends: Ends) -> None:
     source, dest = ends
     ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)
     name = route(api, source, dest)
@@ -220,7 +222,7 @@ CHANGES: list[tuple[dict[str, Any], list[int]]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES, ids=str)
-def test_a_changed_filter_holds_for_what_follows(
+def test_a_changed_filter_applies_to_later_records(
     api: Api, ends: Ends, change: dict[str, Any], expected: list[int]
 ) -> None:
     source, dest = ends
@@ -234,7 +236,7 @@ def test_a_changed_filter_holds_for_what_follows(
     assert forwarded(api, name) == 2 + len(expected)
 
 
-def test_what_is_preserved_may_change(api: Api, ends: Ends) -> None:
+def test_preserve_node_and_preserve_tag_can_be_changed(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
     record = {"data": 1, "node": "n", "tag": "t"}
@@ -248,11 +250,9 @@ def test_what_is_preserved_may_change(api: Api, ends: Ends) -> None:
 
 
 @pytest.mark.slow
-def test_dests_that_change_under_load_get_no_record_twice_and_leave_no_hole(
-    api: Api, ends: Ends
-) -> None:
-    """What is acknowledged after the change goes to the new dest, and to no other. What comes
-    during the change may go to both.
+def test_changing_the_dest_under_load_duplicates_and_skips_no_record(api: Api, ends: Ends) -> None:
+    """A record acknowledged after the change is copied only to the new dest. A record written
+    during the change may be copied to both.
     """
     source, dest = ends
     others = names_for(f"{source}.other", [0, 1, 0, 1])
@@ -278,9 +278,9 @@ def test_dests_that_change_under_load_get_no_record_twice_and_leave_no_hole(
     found = [data(kept(api, topic)) for topic in (dest, *others)]
     numbers = [[number for number in each if number >= 0] for each in found]
     for each in numbers:
-        assert each == [*range(each[0], each[0] + len(each))] if each else True, "no hole"
+        assert each == [*range(each[0], each[0] + len(each))] if each else True, "skipped"
     begins = [each[0] for each in numbers if each]
-    assert begins == sorted(begins), "a dest begins behind where the one before it began"
+    assert begins == sorted(begins), "a later dest begins with an earlier record"
     assert all(-1 not in each for each in found[:-1])
     assert -1 in found[-1]
     assert data(kept(api, source))[after:] == found[-1][-(api.state(source)["head_seq"] - after) :]

@@ -33,7 +33,7 @@ SHARDS = [(0, 0, 0, 0), (0, 1, 0, 1), (1, 1, 0, 0)]
 
 @pytest.fixture(params=SHARDS, ids=str)
 def row(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[list[str]]:
-    """Names of four topics, which are not there yet; they go at the end."""
+    """Names of four topics that do not exist yet. At the end they are deleted."""
     names = names_for(topic, request.param)
     yield names
     for name in names:
@@ -52,10 +52,10 @@ def settled(api: Api, *names: str) -> list[int]:
     return until(look, is_done)
 
 
-# --- chains and fans
+# --- chains and fan-out
 
 
-def test_copies_are_copied_on(api: Api, row: list[str]) -> None:
+def test_a_chain_forwards_copies_to_its_last_topic(api: Api, row: list[str]) -> None:
     names = [route(api, *pair) for pair in itertools.pairwise(row)]
     for number in range(20):
         records = [{"data": [number, each], "node": f"n{number}", "tag": "t"} for each in range(3)]
@@ -70,7 +70,7 @@ def test_copies_are_copied_on(api: Api, row: list[str]) -> None:
     assert [forwarded(api, name) for name in names] == [60, 61, 61]
 
 
-def test_one_source_feeds_many(api: Api, row: list[str]) -> None:
+def test_one_source_can_have_many_dests(api: Api, row: list[str]) -> None:
     source, *dests = row
     filters = [None, "even", ["tag", "Glob", "o*"]]
     names = [
@@ -94,7 +94,7 @@ def test_one_source_feeds_many(api: Api, row: list[str]) -> None:
 # --- hops
 
 
-def test_a_chain_without_a_cycle_delivers_however_long_it_is(api: Api, topic: str) -> None:
+def test_a_chain_without_a_cycle_forwards_over_any_length(api: Api, topic: str) -> None:
     row = names_for(topic, [0, 1, 1, 0, 0, 1, 0, 1, 1, 0, 0, 1, 0])
     names = [route(api, *pair) for pair in itertools.pairwise(row)]
     ok(api.append(row[0], "a"))
@@ -107,8 +107,8 @@ def test_a_chain_without_a_cycle_delivers_however_long_it_is(api: Api, topic: st
         ok(api.delete(name))
 
 
-def test_only_routers_on_a_cycle_bound_the_hops(api: Api, topic: str) -> None:
-    """A mirror, and a chain that leaves it."""
+def test_only_routers_on_a_cycle_limit_the_hops(api: Api, topic: str) -> None:
+    """The test has a mirror and a chain that starts at it."""
     one, other, *tail = names_for(topic, [0, 1, 0, 1, 1])
     there = route(api, one, other)
     back = route(api, other, one, allow_cycle=True)
@@ -137,7 +137,7 @@ def test_a_mirror_terminates(api: Api, row: list[str], count: int) -> None:
     assert Counter(data(kept(api, other)))["back"] == 5
 
 
-def test_a_circle_of_three_terminates(api: Api, row: list[str]) -> None:
+def test_a_cycle_of_three_terminates(api: Api, row: list[str]) -> None:
     circle = row[:3]
     names = [
         route(api, source, dest, allow_cycle=True)
@@ -161,7 +161,7 @@ def test_a_mirror_returns_no_records_to_the_node_that_wrote_them(api: Api, row: 
         assert {*data(api.read(topic, node="n3"))} == {"of n1", "of n2"}
 
 
-def test_a_mirror_with_filters_goes_only_where_it_shall(api: Api, row: list[str]) -> None:
+def test_a_mirror_with_filters_forwards_only_matching_records(api: Api, row: list[str]) -> None:
     one, other, *_ = row
     names = [
         route(api, one, other, filter=["tag", "Glob", "one:*"], allow_cycle=True),
@@ -185,12 +185,12 @@ def exactly(api: Api, source: str, dest: str, **fields: Any) -> str:
 
 
 def stamps(records: list[Any]) -> list[Any]:
-    """The stamps of copies, which have exactly the documented fields."""
+    """Return the stamps of copies, and check that they have exactly the documented fields."""
     found = [record["meta"][STAMP] for record in records]
     for stamp in found:
         assert {*stamp} == FIELDS, stamp
         assert isinstance(stamp["key"], str)
-    assert len({stamp["key"] for stamp in found}) == len(found), "a key for each record"
+    assert len({stamp["key"] for stamp in found}) == len(found), "two records have the same key"
     return found
 
 
@@ -207,10 +207,10 @@ def test_a_stamp_names_the_record_it_was_copied_from(api: Api, ends: Ends) -> No
         assert (stamp["router"], stamp["source"]) == (name, source)
         assert stamp["source_epoch"] == epoch
     assert len({stamp["source_topic_id"] for stamp in found}) == 1
-    assert not any("meta" in record for record in kept(api, source)), "the source has none"
+    assert not any("meta" in record for record in kept(api, source)), "the source has a stamp"
 
 
-def test_a_router_without_the_guarantee_stamps_nothing(api: Api, ends: Ends) -> None:
+def test_a_router_without_exactly_once_adds_no_stamp(api: Api, ends: Ends) -> None:
     source, dest = ends
     route(api, source, dest)
     ok(api.append(source, records=[{"data": 1}, {"data": 2, "meta": {STAMP: "mine"}}]))
@@ -219,7 +219,7 @@ def test_a_router_without_the_guarantee_stamps_nothing(api: Api, ends: Ends) -> 
     assert found[1]["meta"] == {STAMP: "mine"}
 
 
-def test_other_members_of_meta_keep_their_bytes(api: Api, ends: Ends) -> None:
+def test_other_meta_members_are_unchanged_byte_for_byte(api: Api, ends: Ends) -> None:
     source, dest = ends
     exactly(api, source, dest)
     records = b",".join(b'{"data":0,"meta":' + value + b"}" for value in META)
@@ -253,7 +253,7 @@ def test_an_earlier_stamp_is_replaced(api: Api, ends: Ends, forged: bytes) -> No
     assert {key: value for key, value in copy["meta"].items() if key != STAMP} == others
 
 
-def test_a_chain_names_the_last_router(api: Api, topic: str) -> None:
+def test_the_stamp_of_a_chain_names_its_last_router(api: Api, topic: str) -> None:
     row = names_for(topic, [0, 1, 0])
     names = [exactly(api, *pair) for pair in itertools.pairwise(row)]
     ok(api.append(row[1], "direct"))
@@ -285,7 +285,7 @@ def test_meta_and_records_of_the_largest_size_are_copied(api: Api, ends: Ends) -
     assert found[0]["meta"] == full | {STAMP: found[0]["meta"][STAMP]}
 
 
-def test_the_guarantee_may_change(api: Api, ends: Ends) -> None:
+def test_the_guarantee_of_a_router_can_be_changed(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
     expected: list[str] = []

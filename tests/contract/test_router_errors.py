@@ -32,7 +32,7 @@ def absent(api: Api, *topics: str) -> None:
 # --- 404
 
 
-def test_a_missing_dest_is_a_404_and_leaves_no_phantom(api: Api, ends: tuple[str, str]) -> None:
+def test_a_missing_dest_gets_404_and_creates_nothing(api: Api, ends: tuple[str, str]) -> None:
     router = "->".join(ends)
     for _ in range(2):
         error = refused(put(api, router, *ends, create_dest=False), 404, "topic_not_found")
@@ -44,7 +44,9 @@ def test_a_missing_dest_is_a_404_and_leaves_no_phantom(api: Api, ends: tuple[str
     absent(api, ends[1])
 
 
-def test_a_router_is_not_moved_to_a_missing_dest(api: Api, ends: tuple[str, str]) -> None:
+def test_a_put_that_changes_the_dest_to_a_missing_topic_is_refused(
+    api: Api, ends: tuple[str, str]
+) -> None:
     router, (source, dest) = "->".join(ends), ends
     ok(put(api, router, source, dest), 201)
     moved = put(api, router, f"{source}.new", f"{dest}.new", create_dest=False)
@@ -61,7 +63,7 @@ def fan_in(answer: Answer) -> None:
     assert error["detail"]["reason"] == "router_dest_fan_in"
 
 
-def test_a_dest_has_one_source(api: Api, ends: tuple[str, str]) -> None:
+def test_a_second_source_for_a_dest_is_refused(api: Api, ends: tuple[str, str]) -> None:
     source, dest = ends
     ok(put(api, f"{source}.1", source, dest), 201)
     for fields in ({}, {"allow_cycle": True}, {"create_dest": False}, {"filter": "t"}):
@@ -71,14 +73,14 @@ def test_a_dest_has_one_source(api: Api, ends: tuple[str, str]) -> None:
     assert names(api, dest=dest) == [f"{source}.1"]
 
 
-def test_a_put_that_moves_an_end_makes_no_fan_in(api: Api, topic: str) -> None:
+def test_a_put_that_changes_an_end_cannot_create_a_fan_in(api: Api, topic: str) -> None:
     first, second = f"{topic}.1", f"{topic}.2"
     a, b, c, d = names_for(topic, [number % 2 for number in range(4)])
     ok(put(api, first, a, b), 201)
     ok(put(api, second, c, d), 201)
     fan_in(put(api, second, c, b))
     assert config_of(ok(get(api, second))) == {"source": c, "dest": d, **DEFAULTS}
-    ok(put(api, first, c, b))  # its own old source does not count
+    ok(put(api, first, c, b))  # the previous source of the router itself does not count
     ok(put(api, second, c, b))
     fan_in(put(api, first, a, b))
     assert ok(get(api, first))["source"] == c
@@ -88,7 +90,7 @@ def test_a_put_that_moves_an_end_makes_no_fan_in(api: Api, topic: str) -> None:
 
 
 def cycle(answer: Answer, topics: Sequence[str]) -> None:
-    """The refusal shows these topics, beginning at any of them, the first one again at the end."""
+    """Check that the refusal shows this cycle, which may start and end at any of the topics."""
     shown = refused(answer, 409, "router_cycle")["detail"]["cycle"]
     edges = {*pairwise([*topics, topics[0]])}
     assert shown[0] == shown[-1]
@@ -96,7 +98,7 @@ def cycle(answer: Answer, topics: Sequence[str]) -> None:
     assert {*pairwise(shown)} == edges
 
 
-def test_the_way_back_is_a_cycle(api: Api, ends: tuple[str, str]) -> None:
+def test_a_router_back_to_the_source_is_a_cycle(api: Api, ends: tuple[str, str]) -> None:
     source, dest = ends
     ok(put(api, f"{source}->{dest}", source, dest), 201)
     for fields in ({}, {"allow_cycle": False}, {"create_dest": False}, {"filter": "t"}):
@@ -106,7 +108,7 @@ def test_the_way_back_is_a_cycle(api: Api, ends: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 4, 9])
-def test_a_longer_cycle_is_found_and_shown(api: Api, topic: str, length: int) -> None:
+def test_a_longer_cycle_is_detected_and_shown(api: Api, topic: str, length: int) -> None:
     topics = names_for(topic, [number % 2 for number in range(length)])
     made = chain(api, topics)
     ok(put(api, f"{topic}.side", topics[1], f"{topic}.end"), 201)
@@ -128,7 +130,7 @@ def test_allow_cycle_permits_it(api: Api, ends: tuple[str, str]) -> None:
             assert (again["created"], again["allow_cycle"]) == (False, True)
 
 
-def test_a_put_that_moves_an_end_makes_no_cycle(api: Api, topic: str) -> None:
+def test_a_put_that_changes_an_end_cannot_create_a_cycle(api: Api, topic: str) -> None:
     a, b, c, d = names_for(topic, [number % 2 for number in range(4)])
     first, second, third = chain(api, (a, b, c, d))
     cycle(put(api, third, c, a), (a, b, c))
@@ -138,7 +140,7 @@ def test_a_put_that_moves_an_end_makes_no_cycle(api: Api, topic: str) -> None:
     ok(put(api, second, b, c))
 
 
-def test_a_router_may_be_turned_round(api: Api, ends: tuple[str, str]) -> None:
+def test_the_direction_of_a_router_can_be_reversed(api: Api, ends: tuple[str, str]) -> None:
     source, dest = ends
     router = "->".join(ends)
     ok(put(api, router, source, dest), 201)
@@ -179,7 +181,7 @@ def test_the_number_of_routers_is_capped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_the_cap_counts_what_a_restart_has_found(tmp_path: Path, end: str) -> None:
+def test_routers_recovered_by_a_restart_count_against_the_cap(tmp_path: Path, end: str) -> None:
     with Server(tmp_path / "data", shards=2, max_routers=2) as server:
         with Api(server.address) as api:
             ok(put(api, "r1", "a", "b"), 201)
@@ -191,7 +193,7 @@ def test_the_cap_counts_what_a_restart_has_found(tmp_path: Path, end: str) -> No
 
 
 @pytest.mark.slow
-def test_a_cap_of_zero_is_none(tmp_path: Path) -> None:
+def test_a_cap_of_zero_disables_the_cap(tmp_path: Path) -> None:
     with (
         Server(tmp_path / "data", shards=2, max_routers=0) as server,
         Api(server.address) as api,

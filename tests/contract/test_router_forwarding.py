@@ -30,11 +30,11 @@ Ends = tuple[str, str]
 
 
 def given(api: Api, topic: str, *records: dict[str, Any], **fields: Any) -> None:
-    """One append of these records to a topic that exists."""
+    """Append these records in one write to an existing topic."""
     ok(api.append(topic, records=[{"data": 0, **record} for record in records], **fields))
 
 
-# --- from where
+# --- the first record
 
 
 def test_a_new_router_starts_at_the_head_of_its_source(api: Api, ends: Ends) -> None:
@@ -47,7 +47,7 @@ def test_a_new_router_starts_at_the_head_of_its_source(api: Api, ends: Ends) -> 
     assert forwarded(api, name) == 1
 
 
-def test_a_router_that_is_deleted_copies_nothing_more(api: Api, ends: Ends) -> None:
+def test_a_deleted_router_copies_no_further_records(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
     ok(api.append(source, "a"))
@@ -57,11 +57,11 @@ def test_a_router_that_is_deleted_copies_nothing_more(api: Api, ends: Ends) -> N
     ok(api.append(source, "b"))
     again = route(api, source, dest)
     ok(api.append(source, "c"))
-    assert arrived(api, dest, "a", "c")[:1] == before, "copies that are there stay as they are"
-    assert forwarded(api, again) == 1, "counted since it was created"
+    assert arrived(api, dest, "a", "c")[:1] == before, "existing copies have changed"
+    assert forwarded(api, again) == 1, "counted since its creation"
 
 
-def test_what_an_idempotency_key_answers_is_copied_once(api: Api, ends: Ends) -> None:
+def test_records_of_a_repeated_key_are_copied_once(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_what_an_idempotency_key_answers_is_copied_once(api: Api, ends: Ends) ->
     ok(api.append(source, "c"))
     arrived(api, dest, "a", "b", "c")
     assert forwarded(api, name) == 3
-    assert not ok(api.append(dest, "direct", idempotency_key="k"))["deduped"], "its own keys"
+    assert not ok(api.append(dest, "direct", idempotency_key="k"))["deduped"], "keys were copied"
 
 
 def test_two_routers_between_the_same_topics_copy_everything_twice(api: Api, ends: Ends) -> None:
@@ -83,10 +83,10 @@ def test_two_routers_between_the_same_topics_copy_everything_twice(api: Api, end
     assert [forwarded(api, name) for name in names] == [10, 10]
 
 
-# --- what
+# --- the content of copies
 
 
-def test_a_copy_has_a_seq_and_a_ts_of_its_own(api: Api, ends: Ends) -> None:
+def test_a_copy_has_its_own_seq_and_ts(api: Api, ends: Ends) -> None:
     source, dest = ends
     ok(api.append(dest, "direct"), 201)
     route(api, source, dest)
@@ -135,7 +135,7 @@ MIXED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 @pytest.mark.parametrize("preserve_node", [True, False], ids=["node", "no node"])
 @pytest.mark.parametrize("preserve_tag", [True, False], ids=["tag", "no tag"])
-def test_node_and_tag_are_kept_or_cleared(
+def test_node_and_tag_are_preserved_or_removed_as_configured(
     api: Api, ends: Ends, preserve_node: bool, preserve_tag: bool, guarantee: str
 ) -> None:
     source, dest = ends
@@ -177,7 +177,7 @@ FILTERS: list[tuple[Any, Any, list[int]]] = [
 
 
 @pytest.mark.parametrize(("given_filter", "echo", "expected"), FILTERS, ids=map(str, FILTERS))
-def test_a_filter_chooses_by_tag(
+def test_a_filter_selects_records_by_tag(
     api: Api, ends: Ends, given_filter: Any, echo: Any, expected: list[int]
 ) -> None:
     source, dest = ends
@@ -187,7 +187,7 @@ def test_a_filter_chooses_by_tag(
     fill(api, source, TAGS)
     passed(api, name)
     assert data(kept(api, dest)) == expected
-    assert forwarded(api, name) == len(expected), "what is passed over is not counted"
+    assert forwarded(api, name) == len(expected), "skipped records were counted"
     for number, tag in enumerate(TAGS, 11):
         given(api, source, {"data": number, **({} if tag is None else {"tag": tag})})
     passed(api, name)
@@ -197,7 +197,7 @@ def test_a_filter_chooses_by_tag(
 # --- order and size
 
 
-def test_copies_come_in_the_order_of_the_source(api: Api, ends: Ends) -> None:
+def test_copies_have_the_order_of_the_source(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
     dice = random.Random(1)
@@ -209,7 +209,7 @@ def test_copies_come_in_the_order_of_the_source(api: Api, ends: Ends) -> None:
     assert forwarded(api, name) == len(found)
 
 
-def test_direct_writes_stand_between_copies(api: Api, ends: Ends) -> None:
+def test_copies_and_direct_writes_share_the_seqs_of_the_dest(api: Api, ends: Ends) -> None:
     source, dest = ends
     route(api, source, dest)
     for number in range(50):
@@ -234,7 +234,7 @@ def test_the_largest_batch_is_copied(api: Api, ends: Ends) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 def test_a_streamed_append_is_copied(api: Api, ends: Ends, guarantee: str) -> None:
-    """Above 4 MiB a body is written in runs, into a blob file."""
+    """A body above 4 MiB is written in runs into a blob file."""
     source, dest = ends
     route(api, source, dest, guarantee=guarantee)
     large = [f"{number}" + "x" * 900_000 for number in range(7)]
@@ -248,7 +248,7 @@ def test_a_streamed_append_is_copied(api: Api, ends: Ends, guarantee: str) -> No
 # --- deletes
 
 
-def test_deletes_in_the_source_do_not_reach_copies(api: Api, ends: Ends) -> None:
+def test_deletes_in_the_source_do_not_affect_copies(api: Api, ends: Ends) -> None:
     source, dest = ends
     route(api, source, dest)
     fill(api, source, TAGS)
@@ -260,7 +260,7 @@ def test_deletes_in_the_source_do_not_reach_copies(api: Api, ends: Ends) -> None
     assert data(kept(api, source)) == ["after"]
 
 
-def test_deletes_in_the_dest_are_its_own(api: Api, ends: Ends) -> None:
+def test_deletes_in_the_dest_do_not_affect_the_source(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
     fill(api, source, TAGS)
@@ -271,17 +271,19 @@ def test_deletes_in_the_dest_are_its_own(api: Api, ends: Ends) -> None:
     given(api, source, {"data": 11, "tag": "a"})
     found = arrived(api, dest, 4, 6, 7, 8, 9, 11)
     assert seqs(found) == [4, 6, 7, 8, 9, 11]
-    assert ok(api.diff(dest, from_seq=0))["tombstone"] is None, "deletes are silent"
+    assert ok(api.diff(dest, from_seq=0))["tombstone"] is None, "a delete was reported as a loss"
     assert data(kept(api, source)) == [*range(1, 12)]
     assert forwarded(api, name) == 11
 
 
-# --- classes
+# --- durability classes
 
 
 @pytest.mark.parametrize("to", CLASSES, ids=lambda value: f"to {value}")
 @pytest.mark.parametrize("of", CLASSES, ids=lambda value: f"of {value}")
-def test_copies_between_any_two_classes(api: Api, ends: Ends, of: str, to: str) -> None:
+def test_records_are_copied_between_any_two_durability_classes(
+    api: Api, ends: Ends, of: str, to: str
+) -> None:
     source, dest = ends
     ok(api.put(source, {"durability": of}), 201)
     ok(api.put(dest, {"durability": to}), 201)

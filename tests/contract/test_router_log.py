@@ -1,4 +1,4 @@
-"""A payload is written once in each shard that holds the source or a dest, whatever the fan-out."""
+"""A payload is written once in each shard that has the source or a dest, with any fan-out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.routers import names_for
 from tests.support.server import Server
 
 FAN_OUT = 20
-DEST_BYTES = {"at_least_once": 24, "exactly_once": 64}  # that a dest may add to a log
-FRAMES_BYTES = 1024  # of all frames besides
+DEST_BYTES = {"at_least_once": 24, "exactly_once": 64}  # that each dest may add to a log
+FRAMES_BYTES = 1024  # of all other frames
 MIB = 1 << 20
 CLASSES = ("disk", "fsync")
 
@@ -35,8 +35,8 @@ def api(server: Server) -> Iterator[Api]:
 
 
 def log_files(data_dir: Path) -> set[Path]:
-    """Those that hold frames. A copy refers to a payload of its own file, so one that a file begins
-    with has it once more (decision 0058).
+    """Return the log files. A copy can refer only to a payload in the same file, so the first copy
+    in a new file writes the payload again (decision 0058).
     """
     return {*(data_dir / "wal").rglob("*.wal")}
 
@@ -65,10 +65,10 @@ def test_a_payload_is_written_once_with_any_fan_out(
         assert len(kept(api, dest)[0]["data"]) == size
 
 
-def test_a_payload_is_named_after_it_went_to_another_shard(
+def test_a_copy_refers_to_a_payload_that_was_sent_to_another_shard(
     server: Server, api: Api, topic: str
 ) -> None:
-    """The dest elsewhere is served first, so that a message with the records is at hand."""
+    """The dest on the other shard is served first, so the message with the records exists."""
     source, elsewhere, here = names_for(topic, [0, 1, 0])
     first = route(api, source, elsewhere)
     ok(api.append(source, 0))
@@ -95,10 +95,10 @@ def test_a_chain_within_a_shard_writes_a_payload_once(server: Server, api: Api, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["ephemeral", *CLASSES])
-def test_what_waited_until_it_was_sealed_is_written_once_more(
+def test_a_record_that_waited_until_its_log_was_sealed_is_written_once_more(
     server: Server, api: Api, topic: str, durability: str
 ) -> None:
-    """A dest that was full for long: its payload is in no log file any more."""
+    """The dests stay full until no log file contains the payloads any longer."""
     source, *dests = names_for(topic, [0, 0, 1, 1])
     ok(api.put(source, {"durability": durability}), 201)
     for dest in dests:

@@ -46,9 +46,7 @@ def test_put_creates_a_router_and_both_ends_with_every_default(
 
 
 @pytest.mark.parametrize("present", [0, 1], ids=["6 source", "6 dest"])
-def test_put_leaves_an_end_that_is_there_as_it_is(
-    api: Api, ends: tuple[str, str], present: int
-) -> None:
+def test_put_does_not_change_an_existing_end(api: Api, ends: tuple[str, str], present: int) -> None:
     name, absent = ends[present], ends[1 - present]
     ok(api.put(name, {"cap_records": 7, "durability": "fsync"}), 201)
     ok(api.append(name, 1, 2))
@@ -61,9 +59,7 @@ def test_put_leaves_an_end_that_is_there_as_it_is(
     assert api.state(absent)["config"] == TOPIC_DEFAULTS
 
 
-def test_create_dest_false_is_satisfied_by_a_dest_that_is_there(
-    api: Api, ends: tuple[str, str]
-) -> None:
+def test_create_dest_false_accepts_an_existing_dest(api: Api, ends: tuple[str, str]) -> None:
     ok(api.put(ends[1]), 201)
     body = ok(put(api, "->".join(ends), *ends, create_dest=False), 201)
     assert config_of(body) == {"source": ends[0], "dest": ends[1], **DEFAULTS}
@@ -82,12 +78,14 @@ def test_an_identical_put_is_a_no_op(api: Api, ends: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("field", OTHERS, ids=lambda field: f"6 {field}")
-def test_every_field_is_stored_echoed_and_can_be_set_back(api: Api, topic: str, field: str) -> None:
+def test_every_field_is_stored_and_returned_and_can_be_reset(
+    api: Api, topic: str, field: str
+) -> None:
     ends = {"source": f"{topic}.a", "dest": f"{topic}.b"}
     made = ok(put(api, topic, **ends, **{field: OTHERS[field]}), 201)
     assert config_of(made) == ends | DEFAULTS | {field: OTHERS[field]}
     assert config_of(ok(get(api, topic))) == config_of(made)
-    assert config_of(ok(put(api, topic, **ends))) == config_of(made), "not named: kept"
+    assert config_of(ok(put(api, topic, **ends))) == config_of(made), "an omitted field has changed"
     back = ok(put(api, topic, **ends, **{field: DEFAULTS[field]}))
     assert (back["created"], config_of(back)) == (False, ends | DEFAULTS)
     assert config_of(ok(get(api, topic))) == ends | DEFAULTS
@@ -95,7 +93,7 @@ def test_every_field_is_stored_echoed_and_can_be_set_back(api: Api, topic: str, 
     assert config_of(changed) == config_of(made)
 
 
-def test_put_changes_only_the_fields_it_names(api: Api, topic: str) -> None:
+def test_put_changes_only_the_given_fields(api: Api, topic: str) -> None:
     ends = {"source": f"{topic}.a", "dest": f"{topic}.b"}
     ok(put(api, topic, **ends, **OTHERS), 201)
     body = ok(put(api, topic, **ends, preserve_tag=True))
@@ -122,7 +120,7 @@ def test_put_changes_only_the_fields_it_names(api: Api, topic: str) -> None:
     ],
     ids=lambda value: f"6 {value}",
 )
-def test_a_filter_is_a_tuple_or_a_tag_and_the_echo_is_the_tuple(
+def test_a_filter_given_as_a_tag_or_a_tuple_is_returned_as_a_tuple(
     api: Api, topic: str, sent: Any, echoed: Any
 ) -> None:
     ends = {"source": f"{topic}.a", "dest": f"{topic}.b"}
@@ -132,7 +130,7 @@ def test_a_filter_is_a_tuple_or_a_tag_and_the_echo_is_the_tuple(
 
 
 @pytest.mark.parametrize("moved", ["source", "dest"], ids=lambda field: f"6 {field}")
-def test_put_can_move_an_end(api: Api, topic: str, moved: str) -> None:
+def test_put_can_change_an_end(api: Api, topic: str, moved: str) -> None:
     ends = {"source": f"{topic}.a", "dest": f"{topic}.b"}
     ok(put(api, topic, **ends, **OTHERS), 201)
     before = {end: api.state(end)["epoch"] for end in ends.values()}
@@ -141,13 +139,13 @@ def test_put_can_move_an_end(api: Api, topic: str, moved: str) -> None:
     assert (body["created"], config_of(body)) == (False, other | OTHERS)
     assert config_of(ok(get(api, topic))) == other | OTHERS
     assert api.state(f"{topic}.c")["head_seq"] == 0
-    assert {end: api.state(end)["epoch"] for end in ends.values()} == before, "topics stay"
+    assert {end: api.state(end)["epoch"] for end in ends.values()} == before, "a topic was deleted"
 
 
-# --- what may stand beside what
+# --- namespaces
 
 
-def test_routers_have_a_namespace_of_their_own(api: Api, topic: str) -> None:
+def test_routers_and_topics_have_separate_namespaces(api: Api, topic: str) -> None:
     ok(put(api, topic, topic, f"{topic}.b"), 201)
     assert ok(api.put(topic))["created"] is False
     refused(get(api, f"{topic}.b"), 404, "router_not_found")
@@ -156,7 +154,7 @@ def test_routers_have_a_namespace_of_their_own(api: Api, topic: str) -> None:
 # --- names
 
 
-def test_a_name_may_be_encoded_or_not(api: Api, topic: str) -> None:
+def test_a_name_may_be_percent_encoded(api: Api, topic: str) -> None:
     body = {"source": f"{topic}.a", "dest": f"{topic}.b"}
     assert ok(api.call("PUT", f"/v0/routers/{topic}->b", body), 201)["router"] == f"{topic}->b"
     for name in (f"{topic}-%3Eb", f"{topic}-%3eb", f"{topic}%2D%3Eb", f"{topic}->%62"):
@@ -167,7 +165,7 @@ def test_a_name_may_be_encoded_or_not(api: Api, topic: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["->b", "->", ">>>>", ".a_b:c-d>", ">" * 200])
-def test_a_name_holds_the_documented_characters(api: Api, topic: str, end: str) -> None:
+def test_a_name_may_contain_the_documented_characters(api: Api, topic: str, end: str) -> None:
     name = f"{topic}{end}"
     assert ok(put(api, name, f"{topic}.a", f"{topic}.b"), 201)["router"] == name
     assert ok(get(api, name))["router"] == name
@@ -186,11 +184,11 @@ def test_names_and_ends_are_case_sensitive(api: Api, topic: str) -> None:
     refused(api.get(f"{topic}.b"), 404, "topic_not_found")
 
 
-# --- many at once
+# --- concurrent requests
 
 
 @pytest.mark.slow
-def test_of_many_equal_puts_one_creates(server: Server, topic: str) -> None:
+def test_exactly_one_of_many_equal_puts_creates_the_router(server: Server, topic: str) -> None:
     def create(_: int) -> int:
         with Api(server.address) as api:
             return put(api, topic, f"{topic}.a", f"{topic}.b").status
@@ -202,7 +200,7 @@ def test_of_many_equal_puts_one_creates(server: Server, topic: str) -> None:
 
 
 @pytest.mark.slow
-def test_of_many_sources_at_once_one_feeds_the_dest(server: Server, topic: str) -> None:
+def test_exactly_one_of_many_concurrent_sources_gets_the_dest(server: Server, topic: str) -> None:
     def create(number: int) -> int:
         with Api(server.address) as api:
             return put(api, f"{topic}.{number}", f"{topic}.s{number}", topic).status
@@ -231,7 +229,7 @@ def test_a_router_is_shown_with_its_config_and_counters(api: Api, ends: tuple[st
     }
 
 
-def test_the_total_survives_a_change_and_not_a_delete(api: Api, topic: str) -> None:
+def test_forwarded_total_survives_a_change_but_not_a_delete(api: Api, topic: str) -> None:
     ok(put(api, topic, f"{topic}.a", f"{topic}.b"), 201)
     ok(api.append(f"{topic}.a", 1, 2))
     until(lambda: ok(get(api, topic))["forwarded_total"], lambda total: total == 2)
@@ -271,7 +269,7 @@ def test_routers_survive_a_restart(tmp_path: Path, end: str) -> None:
             assert ok(put(api, "r00", "a0", "c0"))["created"] is False
 
 
-def test_delete_takes_the_router_away_and_no_topic(api: Api, ends: tuple[str, str]) -> None:
+def test_delete_removes_the_router_and_no_topic(api: Api, ends: tuple[str, str]) -> None:
     router = "->".join(ends)
     ok(put(api, router, *ends), 201)
     assert ok(delete(api, router)) | {"performance": {}} == {
@@ -285,14 +283,14 @@ def test_delete_takes_the_router_away_and_no_topic(api: Api, ends: tuple[str, st
         assert api.state(name)["head_seq"] == 0
 
 
-def test_delete_of_an_absent_router_is_a_200(api: Api, topic: str) -> None:
+def test_deleting_a_missing_router_gets_200(api: Api, topic: str) -> None:
     for name in (topic, f"{topic}->b"):
         body = ok(delete(api, name))
         assert (body["router"], body["deleted"]) == (name, False)
     refused(api.get(topic), 404, "topic_not_found")
 
 
-def test_delete_makes_room_for_another_source_and_for_the_way_back(
+def test_after_a_delete_another_source_and_the_reverse_router_are_accepted(
     api: Api, ends: tuple[str, str]
 ) -> None:
     source, dest = ends
@@ -304,11 +302,11 @@ def test_delete_makes_room_for_another_source_and_for_the_way_back(
     ok(put(api, f"{source}.3", dest, source), 201)
 
 
-# --- with a topic
+# --- deletes of topics
 
 
 @pytest.mark.parametrize("end", [0, 1], ids=["1.4 source", "1.4 dest"])
-def test_a_topic_that_goes_makes_room_in_the_graph(
+def test_after_a_topic_is_deleted_its_edges_no_longer_prevent_routers(
     api: Api, ends: tuple[str, str], end: int
 ) -> None:
     ok(put(api, "->".join(ends), *ends), 201)

@@ -1,4 +1,4 @@
-"""Routers into queues and out of them, and dests that are full (§6, §10)."""
+"""Routers into and out of queues, and full dests (§6, §10)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ends = tuple[str, str]
 # --- queues
 
 
-def test_copies_are_the_jobs_of_a_queue(api: Api, ends: Ends) -> None:
+def test_copies_in_a_queue_are_jobs(api: Api, ends: Ends) -> None:
     source, dest = ends
     queue = Queue.create(api, dest)
     name = route(api, source, dest)
@@ -35,12 +35,10 @@ def test_copies_are_the_jobs_of_a_queue(api: Api, ends: Ends) -> None:
     queue.ack(jobs)
     queue.becomes()
     assert forwarded(api, name) == 4
-    assert data(kept(api, source)) == ["a", "b", "c", "d"], "acks are of the dest"
+    assert data(kept(api, source)) == ["a", "b", "c", "d"], "an ack in the dest changed the source"
 
 
-def test_jobs_that_are_acked_before_they_are_forwarded_are_passed_over(
-    api: Api, ends: Ends
-) -> None:
+def test_jobs_that_are_acked_before_they_are_forwarded_are_skipped(api: Api, ends: Ends) -> None:
     source, dest = ends
     queue = Queue.create(api, source)
     ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)
@@ -69,7 +67,7 @@ def test_a_copy_has_no_delay(api: Api, ends: Ends) -> None:
 # --- caps and ages of the dest
 
 
-def test_the_dest_keeps_as_many_copies_as_its_cap_allows(api: Api, ends: Ends) -> None:
+def test_the_cap_of_the_dest_limits_its_copies(api: Api, ends: Ends) -> None:
     source, dest = ends
     ok(api.put(dest, {"cap_records": 3}), 201)
     name = route(api, source, dest)
@@ -84,7 +82,7 @@ def test_the_dest_keeps_as_many_copies_as_its_cap_allows(api: Api, ends: Ends) -
     arrived(api, dest, 17, 18, 19)
 
 
-def test_the_age_of_a_copy_counts_from_when_it_was_forwarded(api: Api, ends: Ends) -> None:
+def test_the_age_of_a_copy_starts_when_it_is_forwarded(api: Api, ends: Ends) -> None:
     source, dest = ends
     ok(api.put(dest, {"discard": "reject", "cap_records": 1, "ttl_ms": 60_000}), 201)
     name = route(api, source, dest)
@@ -97,11 +95,11 @@ def test_the_age_of_a_copy_counts_from_when_it_was_forwarded(api: Api, ends: End
     ok(api.put(dest, {"ttl_ms": 350}))
     assert forwarded(api, name) == 2
     found = kept(api, dest)
-    assert data(found) in (["second"], []), "the first is too old, the second is not yet"
+    assert data(found) in (["second"], []), "only the first copy may have expired"
 
 
 @pytest.mark.slow
-def test_a_copy_goes_when_it_is_too_old_for_the_dest_and_no_other(api: Api, ends: Ends) -> None:
+def test_copies_expire_by_the_ttl_of_their_own_dest(api: Api, ends: Ends) -> None:
     source, dest = ends
     ok(api.put(dest, {"ttl_ms": 300}), 201)
     name = route(api, source, dest)
@@ -120,11 +118,11 @@ def test_a_copy_goes_when_it_is_too_old_for_the_dest_and_no_other(api: Api, ends
     arrived(api, dest, "c")
 
 
-FULL_S = 0.3  # a router that is held has tried again by then
+FULL_S = 0.3  # a router that is blocked retries within this time
 
 
 def held(api: Api, dest: str, *expected: Any) -> None:
-    """The dest holds this, now and later."""
+    """Wait until the dest contains these records, and check that it still does later."""
     arrived(api, dest, *expected)
     time.sleep(FULL_S)
     assert data(kept(api, dest)) == [*expected]
@@ -136,7 +134,9 @@ def small(api: Api, dest: str, **config: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7], ids=["single records", "one batch"])
-def test_a_full_dest_holds_the_router_at_the_record(api: Api, ends: Ends, batch: int) -> None:
+def test_a_router_waits_at_the_record_that_a_full_dest_rejects(
+    api: Api, ends: Ends, batch: int
+) -> None:
     source, dest = ends
     small(api, dest, cap_records=3)
     name = route(api, source, dest)
@@ -146,7 +146,7 @@ def test_a_full_dest_holds_the_router_at_the_record(api: Api, ends: Ends, batch:
     refused(api.append(dest, "direct"), 422, "topic_full")
     found = shown(api, name)
     assert (found["forwarded_total"], found["lag_records"]) == (3, 4)
-    assert data(kept(api, source)) == [*range(7)], "the source is as it was"
+    assert data(kept(api, source)) == [*range(7)], "the source has changed"
     ok(erase(api, dest, {"before_seq": 2}))
     held(api, dest, 1, 2, 3)
     assert seqs(kept(api, dest)) == [2, 3, 4]
@@ -158,7 +158,7 @@ def test_a_full_dest_holds_the_router_at_the_record(api: Api, ends: Ends, batch:
 
 
 @pytest.mark.slow
-def test_bytes_fill_a_dest_too(api: Api, ends: Ends) -> None:
+def test_a_router_waits_at_a_dest_that_is_full_by_bytes(api: Api, ends: Ends) -> None:
     source, dest = ends
     small(api, dest, cap_bytes=5000)
     name = route(api, source, dest)
@@ -173,7 +173,7 @@ def test_bytes_fill_a_dest_too(api: Api, ends: Ends) -> None:
 
 
 @pytest.mark.slow
-def test_a_record_that_is_larger_than_the_dest_holds_the_router(api: Api, ends: Ends) -> None:
+def test_a_router_waits_at_a_record_that_exceeds_the_cap_of_the_dest(api: Api, ends: Ends) -> None:
     source, dest = ends
     small(api, dest, cap_bytes=2000)
     name = route(api, source, dest)
@@ -195,7 +195,7 @@ def test_acks_free_capacity_in_a_queue(api: Api, ends: Ends) -> None:
     done: list[int] = []
     while len(done) < 20:
         jobs = queue.claim("w", 2, wait_ms=10_000)
-        assert jobs, "the next jobs come when there is room"
+        assert jobs, "no job arrived after the acks"
         done += data(jobs)
         queue.ack(jobs)
     assert done == [*range(20)]
@@ -203,7 +203,7 @@ def test_acks_free_capacity_in_a_queue(api: Api, ends: Ends) -> None:
 
 
 @pytest.mark.slow
-def test_lag_is_the_age_and_the_number_of_what_waits(api: Api, ends: Ends) -> None:
+def test_lag_is_the_age_and_the_number_of_waiting_records(api: Api, ends: Ends) -> None:
     source, dest = ends
     small(api, dest, cap_records=1)
     name = route(api, source, dest)
@@ -220,14 +220,14 @@ def test_lag_is_the_age_and_the_number_of_what_waits(api: Api, ends: Ends) -> No
     ok(erase(api, source, {"before_seq": 3}))
     ok(api.append(source, "d"))
     found = shown(api, name)
-    assert found["lag_records"] == 2, "deleted records do not wait"
+    assert found["lag_records"] == 2, "deleted records count as waiting"
     ok(api.put(dest, {"cap_records": 9}))
     arrived(api, dest, "a", "c", "d")
     assert (shown(api, name)["lag_records"], shown(api, name)["lag_ms"]) == (0, 0)
 
 
 @pytest.mark.slow
-def test_what_is_deleted_while_it_waits_is_passed_over(api: Api, ends: Ends) -> None:
+def test_waiting_records_that_are_deleted_are_skipped(api: Api, ends: Ends) -> None:
     source, dest = ends
     small(api, dest, cap_records=1)
     name = route(api, source, dest)
@@ -248,7 +248,7 @@ def test_what_is_deleted_while_it_waits_is_passed_over(api: Api, ends: Ends) -> 
 
 
 @pytest.mark.slow
-def test_a_full_dest_holds_no_other_router_of_the_source(api: Api, topic: str) -> None:
+def test_a_full_dest_does_not_delay_other_routers_of_the_source(api: Api, topic: str) -> None:
     source, full, same, other = names_for(topic, [0, 0, 0, 1])
     small(api, full, cap_records=1)
     names = [route(api, source, dest) for dest in (full, same, other)]
@@ -267,7 +267,7 @@ def test_a_full_dest_holds_no_other_router_of_the_source(api: Api, topic: str) -
 
 
 @pytest.mark.slow
-def test_a_full_end_of_a_chain_holds_what_is_before_it(api: Api, topic: str) -> None:
+def test_a_full_last_topic_blocks_the_chain_before_it(api: Api, topic: str) -> None:
     first, middle, last = names_for(topic, [0, 1, 0])
     small(api, middle, cap_records=3)
     small(api, last, cap_records=2)

@@ -1,4 +1,4 @@
-"""Forwarding is asynchronous (§6): how readers of a dest wait for copies, and that no call about a
+"""Forwarding is asynchronous (§6): readers of a dest can wait for copies, but no other call of a
 dest waits for a router.
 """
 
@@ -26,13 +26,13 @@ from tests.support.ws import Socket, subscribe
 Ends = tuple[str, str]
 TURNS = 5
 WAIT_MS = 30_000
-BOUND_S = 12.0  # of a call that a stopped process must not keep
+BOUND_S = 12.0  # for a call that a stopped process must not delay
 ROWS = [(0, 0), (1, 0), (0, 1, 0), (1, 0, 0, 1)]
 
 
 @pytest.fixture(params=ROWS, ids=str)
 def row(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[list[str]]:
-    """A chain of topics, whose last one is a queue."""
+    """A chain of topics. The last one is a queue."""
     names = names_for(topic, request.param)
     Queue.create(api, names[-1], lease_ms=HOUR_MS)
     for source, dest in itertools.pairwise(names):
@@ -42,10 +42,10 @@ def row(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[list[s
         ok(api.delete(name))
 
 
-# --- readers that wait
+# --- waiting readers
 
 
-def test_a_lag_of_0_says_that_the_dest_has_everything(api: Api, row: list[str]) -> None:
+def test_a_lag_of_0_means_that_the_dest_has_every_record(api: Api, row: list[str]) -> None:
     routers = [f"{source}->{dest}" for source, dest in itertools.pairwise(row)]
     for number in range(1, TURNS + 1):
         ok(api.append(row[0], number))
@@ -54,23 +54,21 @@ def test_a_lag_of_0_says_that_the_dest_has_everything(api: Api, row: list[str]) 
         assert api.state(row[-1])["count"] == number
 
 
-def test_a_long_poll_gets_what_comes(api: Api, row: list[str]) -> None:
+def test_a_long_poll_gets_each_copy(api: Api, row: list[str]) -> None:
     for number in range(TURNS):
         ok(api.append(row[0], number))
         page = ok(api.diff(row[-1], from_seq=number, wait_ms=WAIT_MS))
         assert (data(page["records"]), page["head_seq"]) == ([number], number + 1)
 
 
-def test_a_waiting_claim_gets_what_comes(api: Api, row: list[str]) -> None:
+def test_a_waiting_claim_gets_each_copy(api: Api, row: list[str]) -> None:
     queue = Queue(api, row[-1])
     for number in range(TURNS):
         ok(api.append(row[0], number))
         assert data(queue.claim("w", wait_ms=WAIT_MS)) == [number]
 
 
-def test_a_watch_and_a_subscription_show_what_comes(
-    api: Api, row: list[str], socket: Socket
-) -> None:
+def test_a_watch_and_a_subscription_get_each_copy(api: Api, row: list[str], socket: Socket) -> None:
     subscribe(socket, row[-1], from_seq=0)
     with watch(api, [row[-1]]) as stream:
         for number in range(TURNS):
@@ -78,7 +76,7 @@ def test_a_watch_and_a_subscription_show_what_comes(
             assert data(stream.records(1)) == data(socket.records(1)) == [number]
 
 
-def test_a_tail_begins_behind_what_the_dest_holds(api: Api, row: list[str]) -> None:
+def test_a_tail_of_the_dest_starts_after_the_existing_copies(api: Api, row: list[str]) -> None:
     ok(api.append(row[0], "before"))
     arrived(api, row[-1], "before")
     with watch(api, {row[-1]: {"tail": True}}) as stream:
@@ -87,7 +85,9 @@ def test_a_tail_begins_behind_what_the_dest_holds(api: Api, row: list[str]) -> N
         assert data(stream.records(1)) == ["after"]
 
 
-def test_a_delete_removes_what_the_dest_holds_and_no_later_copy(api: Api, ends: Ends) -> None:
+def test_a_delete_in_the_dest_removes_existing_copies_and_no_later_ones(
+    api: Api, ends: Ends
+) -> None:
     source, dest = ends
     ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)
     name = route(api, source, dest)
@@ -98,7 +98,7 @@ def test_a_delete_removes_what_the_dest_holds_and_no_later_copy(api: Api, ends: 
     passed(api, name)
 
 
-# --- a shard that does not answer
+# --- a shard that does not respond
 
 
 @pytest.fixture
@@ -117,8 +117,10 @@ def bounded() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", [0, 1])
-def test_a_stopped_shard_keeps_neither_its_dests_nor_its_sources(own: Server, shard: int) -> None:
-    """The shard has the source of a router and the dest of another one."""
+def test_a_stopped_shard_does_not_block_the_other_ends_of_its_routers(
+    own: Server, shard: int
+) -> None:
+    """The stopped shard has the dest of one router and the source of another."""
     source, dest, other = names_for("t", [1 - shard, shard, 1 - shard])
     with Api(own.address) as api:
         route(api, source, dest)
@@ -135,7 +137,7 @@ def test_a_stopped_shard_keeps_neither_its_dests_nor_its_sources(own: Server, sh
 
 
 @pytest.mark.slow
-def test_forwarding_goes_on_without_the_shard_that_owns_the_routers(own: Server) -> None:
+def test_forwarding_continues_without_the_shard_that_owns_the_routers(own: Server) -> None:
     source, dest, owned = names_for("t", [1, 1, 0])
     with Api(own.address) as api, Api(own.address) as other:
         route(api, source, dest)
@@ -147,8 +149,8 @@ def test_forwarding_goes_on_without_the_shard_that_owns_the_routers(own: Server)
 
 
 @pytest.mark.slow
-def test_calls_about_a_stopped_shard_delay_no_other(tmp_path: Path) -> None:
-    """Those about others wait for none of them."""
+def test_calls_to_a_stopped_shard_do_not_delay_other_calls(tmp_path: Path) -> None:
+    """Calls about topics of other shards do not wait for them."""
     names = names_for("t", [2, 0, 1, 0, 1, 1, 0], 3)
     stuck, near, far, source, dest, gone, other = names
     with Server(tmp_path / "data", shards=3) as server:

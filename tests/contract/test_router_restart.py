@@ -22,13 +22,14 @@ pytestmark = pytest.mark.slow
 SMALL_LOG = 64 << 10
 DURABLE = ("disk", "fsync")
 ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
-# Whether both ends lie in one shard has little to do with how the server ends.
+# Two of the four combinations suffice, because the way in which the server ends hardly depends on
+# whether both ends are in one shard.
 RUNS = pytest.mark.parametrize(("shards", "end"), [((0, 0), "stop"), ((0, 1), "kill")], ids=str)
 GUARANTEES = ("at_least_once", "exactly_once")
 
 
 def records(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Records of all shapes, some of them large."""
+    """Return records with different fields and sizes."""
     return [
         {
             "data": [number, "x" * (4000 if number % 7 == 0 else number)],
@@ -41,7 +42,7 @@ def records(count: int, first: int = 0) -> list[dict[str, Any]]:
 
 
 def append(api: Api, topic: str, count: int, first: int = 0) -> None:
-    """Some records in one write, others alone."""
+    """Append half of the records in one write, and each of the others in its own."""
     made = records(count, first)
     ok(api.append(topic, records=made[: count // 2]))
     for record in made[count // 2 :]:
@@ -56,7 +57,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def pairs(api: Api, shards: tuple[int, int], **config: Any) -> list[tuple[str, str, str]]:
-    """For each durable class and guarantee a router: its source, its dest, its name."""
+    """Create a router for each durable class and guarantee. Return its source, dest and name."""
     made = []
     for durability in DURABLE:
         for guarantee in GUARANTEES:
@@ -89,7 +90,7 @@ def test_copies_are_the_same_after_a_restart(
             for source, dest, name in made:
                 found = kept(api, dest)
                 assert found[: len(before[dest])] == before[dest]
-                assert forwarded(api, name) == 40 * turn, "counted exactly"
+                assert forwarded(api, name) == 40 * turn, "the count is not exact"
                 append(api, source, 40, 40 * turn)
             for source, dest, name in made:
                 passed(api, name)
@@ -100,7 +101,7 @@ def test_copies_are_the_same_after_a_restart(
 
 @RUNS
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "in the log"])
-def test_copies_outlive_their_source(
+def test_copies_survive_the_deletion_of_their_source(
     server: Server, shards: tuple[int, int], end: str, sealed: bool
 ) -> None:
     with Api(server.address) as api:
@@ -126,7 +127,7 @@ def test_copies_outlive_their_source(
 
 
 @RUNS
-def test_copies_outlive_records_that_the_source_has_evicted_or_deleted(
+def test_copies_survive_evictions_and_deletes_in_the_source(
     server: Server, shards: tuple[int, int], end: str
 ) -> None:
     with Api(server.address) as api:
@@ -154,10 +155,10 @@ def test_copies_outlive_records_that_the_source_has_evicted_or_deleted(
 
 
 @RUNS
-def test_a_streamed_append_is_copied_over_a_restart(
+def test_copies_of_a_streamed_append_survive_restarts(
     server: Server, shards: tuple[int, int], end: str
 ) -> None:
-    """Its records lie beside the log, in the shard of the source."""
+    """Its records are stored next to the log in the shard of the source."""
     large = [f"{number}" + "x" * 900_000 for number in range(6)]
     with Api(server.address) as api:
         source, dest = names_for("t", shards)
@@ -173,7 +174,7 @@ def test_a_streamed_append_is_copied_over_a_restart(
 
 
 @RUNS
-def test_what_waits_for_a_full_dest_is_forwarded_after_a_restart(
+def test_records_that_wait_for_a_full_dest_are_forwarded_after_a_restart(
     server: Server, shards: tuple[int, int], end: str
 ) -> None:
     with Api(server.address) as api:
@@ -198,7 +199,9 @@ def test_what_waits_for_a_full_dest_is_forwarded_after_a_restart(
 
 
 @RUNS
-def test_a_gap_is_told_after_a_restart(server: Server, shards: tuple[int, int], end: str) -> None:
+def test_a_gap_is_still_reported_after_a_restart(
+    server: Server, shards: tuple[int, int], end: str
+) -> None:
     source, dest = names_for("t", shards)
     with Api(server.address) as api:
         ok(api.put(source, {"cap_records": 5}), 201)
@@ -223,7 +226,7 @@ def test_a_gap_is_told_after_a_restart(server: Server, shards: tuple[int, int], 
 
 
 @ENDS
-def test_copies_in_a_queue_stay_acked_and_free(server: Server, end: str) -> None:
+def test_copies_in_a_queue_stay_acked_or_ready_after_a_restart(server: Server, end: str) -> None:
     source, dest = names_for("t", [0, 1])
     with Api(server.address) as api:
         queue = Queue.create(api, dest)
@@ -239,8 +242,10 @@ def test_copies_in_a_queue_stay_acked_and_free(server: Server, end: str) -> None
 
 
 @RUNS
-def test_what_an_ephemeral_end_loses(server: Server, shards: tuple[int, int], end: str) -> None:
-    """Copies of an ephemeral source stay in a durable dest; an ephemeral dest forgets its own."""
+def test_a_restart_removes_only_records_of_ephemeral_ends(
+    server: Server, shards: tuple[int, int], end: str
+) -> None:
+    """Copies of an ephemeral source stay in a durable dest. An ephemeral dest loses its copies."""
     source, dest = names_for("s", shards)
     first, second = names_for("d", shards)
     with Api(server.address) as api:
@@ -262,4 +267,4 @@ def test_what_an_ephemeral_end_loses(server: Server, shards: tuple[int, int], en
         assert data(kept(api, dest)) == [*range(10), "after"]
         found = kept(api, second)
         assert data(found)[-1] == "after"
-        assert found[-1]["$seq"] > head, "no seq is given twice"
+        assert found[-1]["$seq"] > head, "a seq was assigned twice"

@@ -1,5 +1,5 @@
-"""What the source loses before it is forwarded shows in the dest as a ``source_trim`` tombstone
-(§3.3, §6, §7.2).
+"""The dest reports records that the source lost before they were forwarded, as a ``source_trim``
+tombstone (§3.3, §6, §7.2).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.support.ws import Socket
 
 Ends = tuple[str, str]
 TRIM = "source_trim"
-EVICTED = 20  # records that the source has lost
+EVICTED = 20  # records that the source has evicted
 KEPT = 5
 
 
 def trimmed(api: Api, source: str, dest: str, **config: Any) -> str:
-    """The dest holds "first"; of what followed the source has lost the first 20 and kept 5."""
+    """Forward "first" to the dest, then append records. The source keeps only the last 5."""
     ok(api.put(source, {"cap_records": KEPT, **config}), 201)
     ok(api.put(dest, {"discard": "reject", "cap_records": 1, **config}), 201)
     name = route(api, source, dest)
@@ -43,7 +43,7 @@ def gap_of(page: Any) -> tuple[int, int] | None:
 
 
 def is_whole(api: Api, dest: str) -> None:
-    """The dest has all that the source had, now or soon."""
+    """Wait until the head of the dest has passed all records of the source."""
     until(lambda: api.state(dest)["head_seq"], lambda head: head == 1 + EVICTED + KEPT)
 
 
@@ -52,7 +52,7 @@ def open_again(api: Api, dest: str) -> None:
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
-def test_records_evicted_from_the_source_are_a_gap_in_the_dest(
+def test_records_evicted_from_the_source_are_reported_as_a_gap_in_the_dest(
     api: Api, ends: Ends, durability: str
 ) -> None:
     source, dest = ends
@@ -65,7 +65,7 @@ def test_records_evicted_from_the_source_are_a_gap_in_the_dest(
     is_whole(api, dest)
     page = ok(api.diff(dest))
     assert (data(page["records"]), gap_of(page)) == (["first"], None)
-    assert page["next_from_seq"] == 1, "a page with records ends before a gap"
+    assert page["next_from_seq"] == 1, "the page did not end before the gap"
     page = ok(api.diff(dest, from_seq=1))
     assert gap_of(page) == (2, 1 + EVICTED)
     assert data(page["records"]) == expected
@@ -73,7 +73,7 @@ def test_records_evicted_from_the_source_are_a_gap_in_the_dest(
     inside = ok(api.diff(dest, from_seq=10))
     assert gap_of(inside) == (11, 1 + EVICTED)
     assert gap_of(ok(api.diff(dest, from_seq=1 + EVICTED))) is None
-    assert forwarded(api, name) == 1 + KEPT, "what is lost is not counted"
+    assert forwarded(api, name) == 1 + KEPT, "lost records were counted"
     assert api.state(dest)["count"] == 1 + KEPT
 
 
@@ -83,18 +83,19 @@ def test_a_gap_ends_a_long_poll(api: Api, ends: Ends) -> None:
     with Api(api.address) as other:
         ok(other.put(dest, {"cap_records": 1000}))
     first, last = gap_of(ok(api.diff(dest, from_seq=1, wait_ms=10_000))) or (0, 0)
-    assert 2 == first <= last <= 1 + EVICTED, "it may be told while it grows"
+    assert 2 == first <= last <= 1 + EVICTED, "the gap may be reported while it grows"
 
 
 def told_in_a_watch(stream: Stream, before: Sequence[Any] = ()) -> None:
-    """The gap, in parts that follow each other, then what lives behind it. ``before``: tombstones
-    that have come already.
+    """Check that the stream reports the gap in consecutive parts, then the records after it.
+
+    ``before`` contains the tombstones that were already received.
     """
     gaps, records = [stone(each, TRIM) for each in before], list[Any]()
     while len(records) < KEPT:
         event = stream.event(TOMBSTONE, RECORD, CAUGHT_UP)
         if event.event == TOMBSTONE:
-            assert records == [], "a gap comes before what follows it"
+            assert records == [], "a record arrived before its gap"
             gaps.append(stone(event.json(), TRIM))
         elif event.event == RECORD:
             records += event.json()["records"]
@@ -154,7 +155,7 @@ def test_a_gap_is_forwarded_along_a_chain(api: Api, topic: str) -> None:
         ok(api.delete(each))
 
 
-def test_records_that_grow_too_old_while_they_wait_are_passed_over(api: Api, ends: Ends) -> None:
+def test_records_that_expire_while_they_wait_are_skipped(api: Api, ends: Ends) -> None:
     source, dest = ends
     ok(api.put(source), 201)
     ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)
@@ -173,7 +174,7 @@ def test_records_that_grow_too_old_while_they_wait_are_passed_over(api: Api, end
     assert api.state(dest)["head_seq"] == 2
 
 
-def test_a_gap_stands_beside_a_cap_of_the_dest(api: Api, ends: Ends) -> None:
+def test_a_gap_and_a_cap_of_the_dest_are_reported_as_mixed(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = trimmed(api, source, dest)
     open_again(api, dest)
@@ -185,7 +186,7 @@ def test_a_gap_stands_beside_a_cap_of_the_dest(api: Api, ends: Ends) -> None:
     assert page["tombstone"]["gap_to"] == page["records"][0]["$seq"] - 1
 
 
-def test_caps_of_the_source_take_no_copy(api: Api, ends: Ends) -> None:
+def test_a_cap_of_the_source_removes_no_copy(api: Api, ends: Ends) -> None:
     source, dest = ends
     ok(api.put(source, {"cap_records": 2}), 201)
     name = route(api, source, dest)

@@ -1,7 +1,7 @@
-"""Secrets leave no trace (§0.2, §12): not in the log, an answer, the list of processes, the data.
+"""Secrets never appear in the log, in responses, in lists of processes or in the data (§0.2, §12).
 
-A server with keys is asked in every way that may carry a key, right or wrong, also malformed. Then
-all that it wrote is searched for the keys, for halves of them, and for forms that tell them.
+A server with keys gets requests with valid and invalid keys in every possible place, including
+malformed requests. Then all of its output is searched for the keys, their halves and encoded forms.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ pytestmark = pytest.mark.usefixtures("started_servers")
 
 
 def new_secret(name: str) -> str:
-    """A key that occurs nowhere else; ``+/=`` are encoded in a query."""
+    """Return a unique key. A query must encode its ``+/=``."""
     return f"{name}+{secrets.token_hex(16)}/="
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A server, the keys that it knows, and keys that it does not know. ``heard`` is every byte
-    that came back.
-    """
+    """A server, its keys, and keys that it does not know. ``heard`` has every received byte."""
 
     server: Server
     known: tuple[str, ...]
@@ -50,7 +48,7 @@ class Guarded:
         return self.known + self.unknown
 
     def say(self, content: bytes, *, hears: bool = True) -> None:
-        """Raw bytes on a connection of their own; what comes back is kept."""
+        """Send raw bytes on a new connection, and record the response."""
         with Wire(self.server.address, timeout_s=5) as wire:
             wire.send(content)
             wire.half_close()
@@ -89,7 +87,7 @@ def guarded(
         path.write_text("# keys\n" + "\n".join(entries))
         env = {"api_keys_file": str(path)}
     env |= {"log_level": "debug", "access_log": "all", "allowed_hosts": "localhost"}
-    env["wal_file_bytes"] = str(1 << 20)  # files that are read soon
+    env["wal_file_bytes"] = str(1 << 20)  # small log files, which are soon read to seal them
     with Server(folder / "data", shards=2, **env) as server:
         guarded = Guarded(server, known)
         exercise(guarded)
@@ -97,7 +95,7 @@ def guarded(
 
 
 def exercise(guarded: Guarded) -> None:
-    """Every way in which a key can come."""
+    """Send keys in every possible place of a request."""
     with Api(guarded.server.address, token=guarded.known[0]) as api:
         ok(api.append("t42:a", 1), 201)
         ok(api.put("t42:q", {"type": "queue"}), 201)
@@ -119,7 +117,7 @@ def exercise(guarded: Guarded) -> None:
 
 
 def stream_with(guarded: Guarded, url: str) -> None:
-    """Streams that open, and commands that are refused."""
+    """Open streams, and send commands that are refused."""
     boss, reader = guarded.known[:2]
     with Stream(guarded.server.address, f"{url}?token={quote(boss, safe='')}") as stream:
         stream.told(["t42:a"])
@@ -150,7 +148,7 @@ LINES = [
 
 
 def credentials(secret: str) -> list[list[str]]:
-    """Header lines with the key, right and wrong ones."""
+    """Return valid and invalid header lines with the key."""
     basic = base64.b64encode(f"user:{secret}".encode()).decode()
     return [
         [f"Authorization: Bearer {secret}"],
@@ -163,7 +161,7 @@ def credentials(secret: str) -> list[list[str]]:
 
 
 def queries(secret: str) -> list[str]:
-    """Query strings with the key."""
+    """Return query strings with the key."""
     encoded = quote(secret, safe="")
     return [
         f"token={encoded}",
@@ -174,7 +172,7 @@ def queries(secret: str) -> list[str]:
 
 
 def malformed(secret: str) -> list[bytes]:
-    """Requests that no server takes, with the key somewhere in them."""
+    """Return invalid requests that contain the key."""
     bearer = f"Authorization: Bearer {secret}\r\n"
     line = "POST /v0/topics/t42:a HTTP/1.1\r\nHost: localhost\r\n"
     texts = [
@@ -204,37 +202,37 @@ def malformed(secret: str) -> list[bytes]:
     return [text.encode("latin-1") for text in texts]
 
 
-# --- searched places
+# --- searched output
 
 
 @pytest.mark.slow
-def test_no_answer_tells_a_key(guarded: Guarded) -> None:
+def test_no_response_contains_a_key(guarded: Guarded) -> None:
     assert sum(map(bool, guarded.heard)) > 800
     assert_untold(guarded.all, b"\n".join(guarded.heard), "an answer")
 
 
 @pytest.mark.slow
-def test_no_line_of_the_log_tells_a_key(guarded: Guarded) -> None:
+def test_no_log_line_contains_a_key(guarded: Guarded) -> None:
     assert guarded.server.log is not None
     assert len(guarded.server.log.events()) > 2
     assert_untold(guarded.all, guarded.server.logged.encode(), "the log")
 
 
 @pytest.mark.slow
-def test_no_process_shows_a_key(guarded: Guarded) -> None:
+def test_no_key_is_visible_in_proc(guarded: Guarded) -> None:
     pids = [guarded.server.pid, *guarded.server.roles().values()]
     assert len(pids) == 4
     for pid in pids:
         for name in ("cmdline", "environ", "comm", "status", "maps"):
             try:
                 content = Path(f"/proc/{pid}/{name}").read_bytes()
-            except PermissionError:  # not even its owner may look
+            except PermissionError:  # not even the owner may read it
                 continue
             assert_untold(guarded.known, content, f"/proc/PID/{name}")
 
 
 @pytest.mark.slow
-def test_no_file_holds_a_key(guarded: Guarded) -> None:
+def test_no_data_file_contains_a_key(guarded: Guarded) -> None:
     files = [path for path in guarded.server.data_dir.rglob("*") if path.is_file()]
     assert files
     for path in files:
@@ -242,7 +240,7 @@ def test_no_file_holds_a_key(guarded: Guarded) -> None:
 
 
 @pytest.mark.slow
-def test_the_metrics_tell_no_key(guarded: Guarded) -> None:
+def test_the_metrics_contain_no_key(guarded: Guarded) -> None:
     with Api(guarded.server.address, token=guarded.known[1]) as api:
         for accept in ("text/plain", "application/json"):
             answer = api.call("GET", "/v0/metrics", headers={"Accept": accept})
@@ -250,7 +248,7 @@ def test_the_metrics_tell_no_key(guarded: Guarded) -> None:
 
 
 @pytest.mark.slow
-def test_a_key_still_works_where_it_belongs(guarded: Guarded) -> None:
+def test_only_the_configured_keys_are_accepted_in_the_header(guarded: Guarded) -> None:
     for secret in guarded.known:
         with Api(guarded.server.address, token=secret) as api:
             ok(api.get("t42:a"))
@@ -290,8 +288,8 @@ def test_the_settings_are_printed_without_keys(tmp_path: Path, by_file: bool) ->
 @pytest.mark.parametrize(
     "entry", ["{}:nonsense", "{}:rw:r|", ":{}", "a b{}", "{},{}", "{}:r:*", "sha256:{}", "x:{}:y"]
 )
-def test_keys_that_are_refused_are_not_shown(tmp_path: Path, entry: str) -> None:
-    """From both sources at once: each of them is refused by itself."""
+def test_the_error_about_an_invalid_key_does_not_contain_it(tmp_path: Path, entry: str) -> None:
+    """Both sources contain the invalid key, and each of them is refused separately."""
     secret = new_secret("boss")
     text = entry.format(secret, secret)
     (tmp_path / "keys").write_text(text)

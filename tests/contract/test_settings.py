@@ -1,4 +1,4 @@
-"""Settings of the environment: limits, keys (§0.2), and values that prevent a start."""
+"""Settings of the environment: limits, keys (§0.2), and invalid values, which prevent a start."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def padded(size: int) -> bytes:
     ("size", "fits"), [(1000, True), (1001, False), (5000, False)], ids=lambda value: f"2 {value}"
 )
 @pytest.mark.parametrize("framing", ["length", "chunked", "gzip"])
-def test_the_body_limit_holds_on_the_wire_and_after_it(
+def test_the_body_limit_applies_before_and_after_decompression(
     small: Server, small_api: Api, topic: str, framing: str, size: int, fits: bool
 ) -> None:
     path = f"/v0/topics/{topic}"
@@ -72,7 +72,7 @@ def test_the_body_limit_holds_on_the_wire_and_after_it(
 
 
 @pytest.mark.parametrize("name", HTTP)
-def test_the_body_limit_holds_on_every_route(small_api: Api, name: str) -> None:
+def test_the_body_limit_applies_to_every_route(small_api: Api, name: str) -> None:
     method, path, fields = ROUTES[name]
     body = json.dumps(fields).encode()
     assert small_api.call(method, path, body.ljust(1000)).status != 413
@@ -119,9 +119,7 @@ BAD_SETTINGS = [{"max_limit": "abc"}, {"api_keys": "secret:nonsense"}, {"host": 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", BAD_SETTINGS, ids=lambda env: f"0.2 {env}")
-def test_a_setting_that_makes_no_sense_refuses_the_start(
-    tmp_path: Path, env: dict[str, str]
-) -> None:
+def test_an_invalid_setting_prevents_the_start(tmp_path: Path, env: dict[str, str]) -> None:
     server = Server(tmp_path / "data", **env)
     server.spawn()
     try:
@@ -136,7 +134,7 @@ def test_a_setting_that_makes_no_sense_refuses_the_start(
 
 
 @pytest.mark.slow
-def test_every_bad_setting_is_named_at_once(tmp_path: Path) -> None:
+def test_all_invalid_settings_are_reported_together(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", max_limit="abc", max_tag_bytes="x", max_body_bytes="-")
     server.spawn()
     try:
@@ -148,7 +146,7 @@ def test_every_bad_setting_is_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cap", "is_told"), [(100, False), (16_385, True), (0, False)])
-def test_a_cap_of_streams_that_no_process_reaches_is_told(
+def test_a_cap_of_streams_that_no_process_can_reach_is_logged(
     tmp_path: Path, cap: int, is_told: bool
 ) -> None:
     with Server(tmp_path / "data", shards=1, max_sse_connections=cap) as server:
@@ -194,7 +192,7 @@ def test_a_list_shows_only_the_prefixes_of_the_key(guarded: Server) -> None:
 
 
 @pytest.mark.slow
-def test_probes_may_ask_for_a_key(tmp_path: Path) -> None:
+def test_probes_can_be_configured_to_require_a_key(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", api_keys="probe-key:delete")
     with server:
         server.stop()

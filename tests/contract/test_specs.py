@@ -1,4 +1,4 @@
-"""The specifications, as the server gives them out."""
+"""The specifications that the server returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATHS = pytest.mark.parametrize("path", [OPENAPI, ASYNCAPI])
 
 
 @PATHS
-def test_a_document_is_given_out_as_it_was_written(api: Api, path: str) -> None:
+def test_a_document_is_returned_unchanged(api: Api, path: str) -> None:
     answer = api.call("GET", path)
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert answer.body == (FOLDER / path.rpartition("/")[2]).read_bytes()
@@ -24,12 +24,12 @@ def test_a_document_is_given_out_as_it_was_written(api: Api, path: str) -> None:
 
 
 @PATHS
-def test_a_client_that_has_it_is_told_so(api: Api, wire: Wire, path: str) -> None:
+def test_a_client_with_the_current_document_gets_304(api: Api, wire: Wire, path: str) -> None:
     etag = api.call("GET", path).headers["etag"]
     for known in (etag, f'"other", {etag}', "*", f"W/{etag}"):
         again = api.call("GET", path, None, {"If-None-Match": known})
         assert (again.status, again.body, again.headers["etag"]) == (304, b"", etag)
-        assert "content-length" not in again.headers, "that of the document, or none"
+        assert "content-length" not in again.headers, "wrong length"
     other = api.call("GET", path, None, {"If-None-Match": '"other"'})
     assert (other.status, other.headers["etag"]) == (200, etag)
     wire.send(request("HEAD", path))
@@ -38,11 +38,11 @@ def test_a_client_that_has_it_is_told_so(api: Api, wire: Wire, path: str) -> Non
     assert int(head.headers["content-length"]) == len(other.body)
     wire.send(request("GET", path, None, f"If-None-Match: {etag}"), request("GET", "/v0/health"))
     assert wire.answer().status == 304
-    assert wire.answer().json()["status"] == "ok", "nothing was left over"
+    assert wire.answer().json()["status"] == "ok", "bytes of the 304 remained"
 
 
 @PATHS
-def test_the_compressed_bytes_have_an_etag_of_their_own(api: Api, path: str) -> None:
+def test_the_compressed_document_has_its_own_etag(api: Api, path: str) -> None:
     plain = api.call("GET", path)
     packed = api.call("GET", path, None, {"Accept-Encoding": "gzip"})
     assert gzip.decompress(packed.body) == plain.body
@@ -55,7 +55,7 @@ def test_the_compressed_bytes_have_an_etag_of_their_own(api: Api, path: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/", "/v0"])
-def test_the_greeting_leads_to_the_documents(api: Api, path: str) -> None:
+def test_the_root_links_to_the_documents(api: Api, path: str) -> None:
     answer = api.call("GET", path)
     assert answer.headers["link"] == f'<{OPENAPI}>; rel="service-desc"'
     links = ok(answer)["links"]
@@ -63,7 +63,7 @@ def test_the_greeting_leads_to_the_documents(api: Api, path: str) -> None:
 
 
 @pytest.mark.slow
-def test_they_need_no_key(tmp_path: Path) -> None:
+def test_the_documents_require_no_key(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1, api_keys="k") as server, Api(server.address) as nobody:
         assert [nobody.call("GET", path).status for path in (OPENAPI, ASYNCAPI)] == [200, 200]
         refused(nobody.call("GET", "/v0/topics"), 401, "unauthorized")

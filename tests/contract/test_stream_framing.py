@@ -20,10 +20,10 @@ LAST = b""
 
 
 class ChunkWire(Wire):
-    """Chunks as they come."""
+    """A connection that returns single chunks."""
 
     def chunk(self) -> bytes:
-        """The data of the next chunk; `LAST` at the end of the body."""
+        """Return the data of the next chunk, which is empty at the end of the body."""
         size = int(self._until(b"\r\n"), 16)
         data = self._take(size)
         assert self._take(2) == b"\r\n"
@@ -37,7 +37,7 @@ class ChunkWire(Wire):
 
 
 def opened(api: Api, path: str, version: str = "1.1") -> tuple[ChunkWire, dict[str, str]]:
-    """A stream and its header fields."""
+    """Open a stream and return it with its header fields."""
     wire = ChunkWire(api.address)
     asked = request("GET", path, None, "Accept: text/event-stream")
     wire.send(asked.replace(b" HTTP/1.1\r\n", f" HTTP/{version}\r\n".encode()))
@@ -83,7 +83,7 @@ def test_each_event_of_a_watch_is_one_chunk(
             assert record["data"] == f"{number}".ljust(size, "x")
 
 
-def test_each_job_is_pushed_in_a_chunk(queue: Queue) -> None:
+def test_each_job_is_pushed_in_one_chunk(queue: Queue) -> None:
     wire, headers = opened(queue.api, work_path(queue.name, node="w", max=2))
     with wire:
         assert headers["transfer-encoding"] == "chunked"
@@ -108,7 +108,7 @@ def test_http_1_0_gets_no_chunks(api: Api, topic: str, way: Callable[[Api, str],
 
 
 def ended(wire: ChunkWire) -> list[SseEvent]:
-    """The events up to the last chunk, behind which the server closes without a reset."""
+    """Return the events up to the last chunk, after which the server must close without a reset."""
     body = b""
     while data := wire.chunk():
         body += data
@@ -117,7 +117,7 @@ def ended(wire: ChunkWire) -> list[SseEvent]:
 
 
 @EACH_WAY
-def test_a_client_that_closes_its_side_gets_the_last_chunk(
+def test_a_client_that_closes_its_sending_side_gets_the_last_chunk(
     api: Api, topic: str, way: Callable[[Api, str], str]
 ) -> None:
     create(api, topic, 1)
@@ -154,8 +154,8 @@ def test_a_stop_ends_all_streams_with_the_last_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--http1.0"]], ids=["1.1", "1.0"])
-def test_curl_prints_events_and_is_content_with_the_end(tmp_path: Path, options: list[str]) -> None:
-    """Exit status 18 would mean that the body was truncated."""
+def test_curl_prints_events_and_exits_without_an_error(tmp_path: Path, options: list[str]) -> None:
+    """Exit status 18 would report a truncated body."""
     curl: Any = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")

@@ -1,4 +1,4 @@
-"""Reports to readers about evicted, expired and deleted records (§1.1, §3.3)."""
+"""How evicted, expired and deleted records are reported to readers (§1.1, §3.3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 # --- tombstones and deletes
 
 
-def test_there_is_one_tombstone_and_the_pages_go_on_behind_it(api: Api, topic: str) -> None:
+def test_one_tombstone_is_reported_and_the_next_pages_follow_it(api: Api, topic: str) -> None:
     put(api, topic, cap_records=5)
     ok(api.append(topic, *range(12)))
     page = ok(api.diff(topic, from_seq=2, limit=2))
@@ -33,7 +33,7 @@ def test_there_is_one_tombstone_and_the_pages_go_on_behind_it(api: Api, topic: s
     assert page["lag"] == 1
 
 
-def test_the_node_filter_hides_no_loss(api: Api, topic: str) -> None:
+def test_a_loss_is_reported_despite_the_node_filter(api: Api, topic: str) -> None:
     put(api, topic, cap_records=2)
     ok(api.append(topic, 1, 2, 3, 4, node="me"))
     page = page_of(api, topic, 0, node="me")
@@ -79,7 +79,7 @@ def test_a_long_poll_in_a_deleted_gap_waits(api: Api, topic: str) -> None:
     )
 
 
-def test_a_write_that_overruns_the_cap_wakes_a_long_poll_with_what_it_missed(
+def test_a_write_larger_than_the_cap_ends_a_long_poll_with_the_gap(
     server: Server, api: Api, topic: str
 ) -> None:
     put(api, topic, cap_records=4)
@@ -91,21 +91,21 @@ def test_a_write_that_overruns_the_cap_wakes_a_long_poll_with_what_it_missed(
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(poll)
-        time.sleep(0.2)  # nothing outside tells that a poll is parked
+        time.sleep(0.2)  # a parked poll cannot be detected from outside
         ok(api.append(topic, *range(10)))
         page = asked.result(30)
     assert (gap(page, "cap"), seqs(page)) == ((6, 11), [12, 13, 14, 15])
 
 
 OLD_S = 6.5
-TTL_MS = 6000  # between the age of the old records and that of those that a test adds
+TTL_MS = 6000  # between the ages of the old records and of records that a test adds
 OLD = [{"data": number, "tag": f"t{number}", "node": "me"} for number in range(1, 6)]
 
 
 @pytest.fixture(scope="module")
 def old_topics(server: Server, new_name: Callable[[], str]) -> tuple[list[str], float]:
-    """Topics with five records each and no TTL, and when they were written: all of them age
-    together.
+    """Topics with five records each and no TTL, and the time of the writes. The tests share them,
+    so that they wait only once until the records are old.
     """
     names = [new_name() for _ in range(24)]
     with Api(server.address) as api:
@@ -118,7 +118,7 @@ def old_topics(server: Server, new_name: Callable[[], str]) -> tuple[list[str], 
 
 @pytest.fixture
 def old(old_topics: tuple[list[str], float]) -> str:
-    """A topic whose records, seqs 1 to 5, are older than ``TTL_MS``."""
+    """A topic whose records 1 to 5 are older than ``TTL_MS``."""
     names, born = old_topics
     time.sleep(max(0.0, born + OLD_S - time.monotonic()))
     return names.pop()
@@ -160,7 +160,9 @@ def test_a_topic_whose_records_have_all_expired_is_empty(api: Api, old: str) -> 
 
 @pytest.mark.parametrize("looked", [True, False], ids=["3.3 seen", "3.3 unseen"])
 @pytest.mark.parametrize("ttl_ms", [0, 3_600_000])
-def test_a_relaxed_ttl_brings_nothing_back(api: Api, old: str, looked: bool, ttl_ms: int) -> None:
+def test_a_longer_ttl_restores_no_expired_record(
+    api: Api, old: str, looked: bool, ttl_ms: int
+) -> None:
     put(api, old, ttl_ms=TTL_MS)
     if looked:
         assert gap(page_of(api, old, 0), "ttl") == (1, 5)
@@ -180,7 +182,7 @@ def test_expired_records_free_capacity_in_a_topic_that_rejects(api: Api, old: st
     refused(api.append(old, 11), 422, "topic_full")
 
 
-def test_cap_and_ttl_together_are_mixed(api: Api, old: str) -> None:
+def test_losses_by_cap_and_ttl_together_are_reported_as_mixed(api: Api, old: str) -> None:
     put(api, old, cap_records=3)
     assert gap(page_of(api, old, 0), "cap") == (1, 2)
     put(api, old, ttl_ms=TTL_MS)
@@ -189,7 +191,7 @@ def test_cap_and_ttl_together_are_mixed(api: Api, old: str) -> None:
     assert gap(page_of(api, old, 5)) is None
 
 
-def test_a_ttl_gap_reaches_across_deleted_records(api: Api, old: str) -> None:
+def test_a_ttl_gap_includes_deleted_records(api: Api, old: str) -> None:
     assert erased(api, old, before_seq=3) == 2
     put(api, old, ttl_ms=TTL_MS)
     assert gap(page_of(api, old, 0), "ttl") == (1, 5)
@@ -202,7 +204,9 @@ def test_expired_records_cannot_be_deleted(api: Api, old: str) -> None:
     assert gap(page_of(api, old, 0), "ttl") == (1, 5)
 
 
-def test_a_deduped_answer_is_given_though_its_record_has_expired(api: Api, old: str) -> None:
+def test_a_repeated_key_gets_its_response_even_if_its_record_has_expired(
+    api: Api, old: str
+) -> None:
     put(api, old, ttl_ms=TTL_MS)
     assert page_of(api, old, 0)["records"] == []
     again = ok(api.append(old, "other", idempotency_key="k1"))
@@ -231,7 +235,7 @@ def test_no_read_returns_records_that_expired_before_the_request(api: Api, topic
         asked = time.time_ns() // 1_000_000
         page = page_of(api, topic, 0)
         assert all(asked - record["$ts"] <= 300 for record in page["records"])
-        assert page["earliest_seq"] >= floor, "the floor went back"
+        assert page["earliest_seq"] >= floor, "the floor decreased"
         floor = page["earliest_seq"]
         assert seqs(page) == list(range(floor, number + 1))
         assert gap(page, "ttl") == ((1, floor - 1) if floor > 1 else None)

@@ -35,7 +35,7 @@ def test_put_again_is_a_no_op(api: Api, topic: str) -> None:
     assert ok(api.put(topic, {}))["config"] == first["config"]
 
 
-def test_put_changes_only_the_fields_it_names(api: Api, topic: str) -> None:
+def test_put_changes_only_the_given_fields(api: Api, topic: str) -> None:
     ok(api.put(topic, {"cap_records": 5, "discard": "reject", "auto_create": False}), 201)
     body = ok(api.put(topic, {"ttl_ms": 7}))
     assert body["created"] is False
@@ -67,14 +67,14 @@ EVERY_FIELD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", ["log", "queue"], ids=["0.10 log", "0.10 queue"])
-def test_every_field_is_stored_and_echoed(api: Api, topic: str, kind: str) -> None:
+def test_every_field_is_stored_and_returned(api: Api, topic: str, kind: str) -> None:
     body = ok(api.put(topic, {"type": kind, **EVERY_FIELD}), 201)
     assert body["config"] == DEFAULTS | EVERY_FIELD | {"type": kind}
     assert api.state(topic)["config"] == body["config"]
 
 
 @pytest.mark.parametrize("field", EVERY_FIELD, ids=lambda field: f"1.1 {field}")
-def test_every_field_can_be_changed_and_set_back(api: Api, topic: str, field: str) -> None:
+def test_every_field_can_be_changed_and_reset(api: Api, topic: str, field: str) -> None:
     ok(api.put(topic), 201)
     assert ok(api.put(topic, {field: EVERY_FIELD[field]}))["config"] == DEFAULTS | {
         field: EVERY_FIELD[field]
@@ -93,7 +93,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("before", "change", "after"), CHANGES, ids=lambda value: f"0.10 {value}")
-def test_the_latest_body_speaks_for_durability(
+def test_the_last_body_with_durable_or_durability_determines_the_class(
     api: Api, topic: str, before: dict[str, Any], change: dict[str, Any], after: str
 ) -> None:
     ok(api.put(topic, before), 201)
@@ -113,7 +113,7 @@ CLAMPS = [
 
 
 @pytest.mark.parametrize(("field", "sent", "stored"), CLAMPS, ids=lambda value: f"0.10 {value}")
-def test_clamped_fields_are_stored_clamped(
+def test_out_of_range_values_are_stored_clamped(
     api: Api, topic: str, field: str, sent: int | None, stored: int | None
 ) -> None:
     assert ok(api.put(topic, {field: sent}), 201)["config"][field] == stored
@@ -124,7 +124,7 @@ def test_clamped_fields_are_stored_clamped(
 @pytest.mark.parametrize(
     "field", ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"]
 )
-def test_u64_fields_hold_the_largest_u64(api: Api, topic: str, field: str) -> None:
+def test_u64_fields_accept_the_largest_u64(api: Api, topic: str, field: str) -> None:
     assert ok(api.put(topic, {field: U64_MAX}), 201)["config"][field] == U64_MAX
 
 
@@ -147,14 +147,14 @@ def test_type_cannot_be_changed(api: Api, topic: str, first: str, second: str) -
     assert ok(api.put(topic, {"ttl_ms": 1}))["config"]["type"] == first
 
 
-def test_a_topic_is_not_its_own_dead_letter(api: Api, topic: str) -> None:
+def test_a_topic_cannot_be_its_own_dead_letter_topic(api: Api, topic: str) -> None:
     refused(api.put(topic, {"type": "queue", "dead_letter": topic}), 400, "invalid_request")
     ok(api.put(topic, {"type": "queue", "dead_letter": f"{topic}.dlq"}), 201)
     refused(api.put(topic, {"dead_letter": topic}), 400, "invalid_request")
     assert ok(api.put(topic, {"dead_letter": None}))["config"]["dead_letter"] is None
 
 
-def test_put_keeps_the_records(api: Api, topic: str) -> None:
+def test_put_does_not_change_the_records(api: Api, topic: str) -> None:
     ok(api.append(topic, 1, 2, 3), 201)
     before = api.state(topic)
     ok(api.put(topic, {"priority": 5, "durability": "fsync"}))
@@ -168,7 +168,7 @@ def test_put_keeps_the_records(api: Api, topic: str) -> None:
     assert [record["data"] for record in api.read(topic)] == [1, 2, 3]
 
 
-def test_unknown_fields_are_named_and_change_nothing(api: Api, topic: str) -> None:
+def test_unknown_fields_are_listed_and_otherwise_ignored(api: Api, topic: str) -> None:
     body = {"durabilty": "fsync", "ttl_ms": 5, "TTL_MS": 7, "durabilité": 1}
     created = ok(api.put(topic, body), 201)
     assert created["ignored"] == ["durabilty", "TTL_MS", "durabilité"]
@@ -183,11 +183,11 @@ def test_unknown_fields_are_named_and_change_nothing(api: Api, topic: str) -> No
         assert answer["ignored"] == ["guarantees"]
 
 
-# --- caps and ages that are lowered, and dry runs
+# --- lowered caps and ages, and dry runs
 
 
 @pytest.mark.parametrize("discard", ["old", "reject"])
-def test_a_lower_cap_applies_immediately_and_the_answer_counts_the_dropped_records(
+def test_a_lowered_cap_applies_immediately_and_the_response_counts_dropped_records(
     api: Api, topic: str, discard: str
 ) -> None:
     ok(api.put(topic, {"discard": discard, "cap_records": 10}), 201)
@@ -201,11 +201,11 @@ def test_a_lower_cap_applies_immediately_and_the_answer_counts_the_dropped_recor
     assert "dry_run" not in body
     assert {**planned, "dry_run": 0, "performance": 0} == {**body, "dry_run": 0, "performance": 0}
     assert (api.state(topic)["count"], api.state(topic)["earliest_seq"]) == (3, 6)
-    assert "dropped" not in ok(api.put(topic, {"cap_records": 3})), "no cap and no age changes"
+    assert "dropped" not in ok(api.put(topic, {"cap_records": 3})), "nothing was lowered"
     assert ok(api.put(topic, {"cap_records": 4}))["dropped"] == 0
 
 
-def test_a_shorter_age_applies_immediately(api: Api, topic: str) -> None:
+def test_a_lowered_age_applies_immediately(api: Api, topic: str) -> None:
     ok(api.put(topic, {"discard": "reject"}), 201)
     ok(api.append(topic, 1, 2, 3))
     until(lambda: ok(api.put(topic, {"ttl_ms": 1}, dry_run="true"))["dropped"] == 3)
@@ -214,7 +214,7 @@ def test_a_shorter_age_applies_immediately(api: Api, topic: str) -> None:
     assert (state["count"], state["bytes"], state["earliest_seq"]) == (0, 0, 4)
 
 
-def test_a_lower_cap_takes_leased_jobs_out_of_every_counter(api: Api, topic: str) -> None:
+def test_leased_jobs_dropped_by_a_lowered_cap_are_no_longer_counted(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, *range(6), discard="reject", lease_ms=HOUR_MS)
     jobs = queue.claim("w", 4)
     assert ok(api.put(topic, {"cap_records": 3}))["dropped"] == 3
@@ -223,7 +223,7 @@ def test_a_lower_cap_takes_leased_jobs_out_of_every_counter(api: Api, topic: str
     assert queue.ack(jobs)["skipped"] == [1, 2, 3]
 
 
-def test_a_lower_cap_leaves_copies_in_other_topics(api: Api, topic: str) -> None:
+def test_a_lowered_cap_does_not_affect_copies_in_other_topics(api: Api, topic: str) -> None:
     dest = f"{topic}.copy"
     ok(api.put(topic), 201)
     ok(api.call("PUT", f"/v0/routers/{topic}.r", {"source": topic, "dest": dest}), 201)
@@ -234,7 +234,7 @@ def test_a_lower_cap_leaves_copies_in_other_topics(api: Api, topic: str) -> None
     assert ok(api.append(topic, 9))["seqs"] == [6]
 
 
-def test_a_dry_run_makes_no_topic(api: Api, topic: str) -> None:
+def test_a_dry_run_creates_no_topic(api: Api, topic: str) -> None:
     body = ok(api.put(topic, {"ttl_ms": 7, "wrong": 1}, dry_run="true"))
     assert (body["created"], body["dropped"], body["dry_run"]) == (True, 0, True)
     assert (body["config"], body["ignored"]) == (DEFAULTS | {"ttl_ms": 7}, ["wrong"])
@@ -242,7 +242,7 @@ def test_a_dry_run_makes_no_topic(api: Api, topic: str) -> None:
     refused(api.get(topic), 404, "topic_not_found")
 
 
-def test_a_dry_run_is_refused_as_the_put_would_be(api: Api, topic: str) -> None:
+def test_a_dry_run_is_refused_like_the_put(api: Api, topic: str) -> None:
     ok(api.put(topic, {"type": "log"}), 201)
     for config, status, code in (
         ({"type": "queue"}, 409, "topic_exists_incompatible"),

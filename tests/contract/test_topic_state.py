@@ -39,7 +39,7 @@ def test_a_fresh_topic_is_empty(api: Api, topic: str) -> None:
     assert state["epoch"] is not None
 
 
-def test_state_follows_the_appends(api: Api, topic: str) -> None:
+def test_the_state_reflects_appends(api: Api, topic: str) -> None:
     before = now_ms()
     ok(api.append(topic, *["x" * 100] * 5), 201)
     after = now_ms()
@@ -62,7 +62,7 @@ def test_meta_counts_as_bytes(api: Api, topic: str) -> None:
     assert api.state(topic)["bytes"] - one >= one + 1000
 
 
-def test_only_a_touch_moves_last_read_ts(api: Api, topic: str) -> None:
+def test_last_read_ts_changes_only_with_touch(api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
     assert api.state(topic)["last_read_ts"] is None
     before = now_ms()
@@ -84,16 +84,14 @@ READS: list[tuple[str, Callable[[Api, str], Any]]] = [
 
 
 @pytest.mark.parametrize("read", [read for _, read in READS], ids=[name for name, _ in READS])
-def test_reads_bump_the_recency_clock(
-    api: Api, topic: str, read: Callable[[Api, str], Any]
-) -> None:
+def test_reads_update_last_read_ts(api: Api, topic: str, read: Callable[[Api, str], Any]) -> None:
     ok(api.put(topic), 201)
     ok(read(api, topic))
     assert isinstance(api.state(topic)["last_read_ts"], int)
 
 
 @pytest.mark.parametrize("priority", [-1000, -1, 0, 500, 1000], ids=lambda value: f"1.2 {value}")
-def test_a_manual_priority_is_the_effective_one(api: Api, topic: str, priority: int) -> None:
+def test_a_manual_priority_is_the_effective_priority(api: Api, topic: str, priority: int) -> None:
     ok(api.put(topic, {"priority": priority}), 201)
     assert api.state(topic)["effective_priority"] == priority
     ok(api.get(topic))
@@ -137,7 +135,7 @@ def test_a_list_shows_summaries(api: Api, topic: str) -> None:
 # --- delete
 
 
-def test_delete_takes_the_topic_away(api: Api, topic: str) -> None:
+def test_a_deleted_topic_no_longer_exists(api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
     body = ok(api.delete(topic))
     assert (body["topic"], body["deleted"], body["routers_removed"]) == (topic, True, [])
@@ -146,13 +144,13 @@ def test_delete_takes_the_topic_away(api: Api, topic: str) -> None:
     assert ok(api.listing(prefix=topic))["topics"] == []
 
 
-def test_delete_of_an_absent_topic_is_a_200(api: Api, topic: str) -> None:
+def test_deleting_a_missing_topic_gets_200(api: Api, topic: str) -> None:
     for query in ({}, {"if_empty": "true"}):
         body = ok(api.delete(topic, **query))
         assert (body["topic"], body["deleted"], body["routers_removed"]) == (topic, False, [])
 
 
-def test_if_empty_deletes_an_empty_topic_and_no_other(api: Api, topic: str) -> None:
+def test_if_empty_deletes_only_an_empty_topic(api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
     refused(api.delete(topic, if_empty="true"), 409, "topic_not_empty")
     assert api.state(topic)["count"] == 1
@@ -162,7 +160,7 @@ def test_if_empty_deletes_an_empty_topic_and_no_other(api: Api, topic: str) -> N
     refused(api.get(topic), 404, "topic_not_found")
 
 
-def test_a_topic_made_again_starts_afresh(api: Api, topic: str) -> None:
+def test_a_recreated_topic_starts_without_old_state(api: Api, topic: str) -> None:
     ok(api.put(topic, {"ttl_ms": 10**9, "priority": 7}), 201)
     ok(api.append(topic, 1, 2, 3, idempotency_key="k"))
     old = api.state(topic)
@@ -175,7 +173,7 @@ def test_a_topic_made_again_starts_afresh(api: Api, topic: str) -> None:
     assert [record["data"] for record in api.read(topic)] == [4]
 
 
-def test_every_incarnation_has_an_epoch_of_its_own(api: Api, topic: str) -> None:
+def test_every_incarnation_has_its_own_epoch(api: Api, topic: str) -> None:
     epochs = []
     for _ in range(5):
         ok(api.put(topic), 201)

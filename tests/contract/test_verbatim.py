@@ -1,4 +1,4 @@
-"""Payloads are opaque (§0.3): strict JSON comes back byte for byte, anything else is a 400."""
+"""Payloads are opaque (§0.3): strict JSON is returned byte for byte, anything else gets 400."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ META = [
 
 
 @pytest.mark.parametrize("meta", META, ids=lambda value: f"0.3 {value[:40]!r}")
-def test_meta_comes_back_byte_for_byte(api: Api, topic: str, meta: bytes) -> None:
+def test_meta_is_returned_byte_for_byte(api: Api, topic: str, meta: bytes) -> None:
     ok(
         api.call("POST", f"/v0/topics/{topic}", b'{"records":[{"meta":' + meta + b',"data":1}]}'),
         201,
@@ -62,7 +62,7 @@ def test_meta_comes_back_byte_for_byte(api: Api, topic: str, meta: bytes) -> Non
     assert bytes(stored.meta) == meta
 
 
-def test_a_batch_keeps_every_record_apart(api: Api, topic: str) -> None:
+def test_data_in_a_batch_is_returned_byte_for_byte(api: Api, topic: str) -> None:
     records = b",".join(b' { "data" : ' + value + b" } " for value in VALUES)
     ok(api.call("POST", f"/v0/topics/{topic}", b'\n{ "records" : [' + records + b"] }\n"), 201)
     assert [bytes(record.data) for record in raw_records(api.diff(topic))] == VALUES
@@ -93,7 +93,7 @@ LONE_PLACES = [
 
 
 @pytest.mark.parametrize("record", LONE_PLACES, ids=lambda value: f"0.3 {value!r}")
-def test_a_lone_surrogate_never_breaks_the_topic(api: Api, topic: str, record: bytes) -> None:
+def test_a_topic_stays_readable_after_a_lone_surrogate(api: Api, topic: str, record: bytes) -> None:
     answer = api.call("POST", f"/v0/topics/{topic}", b'{"records":[{' + record + b"}]}")
     assert answer.status in (201, 400), str(answer)
     ok(api.append(topic, "after"), 200 if answer.status == 201 else 201)
@@ -114,7 +114,7 @@ UTF8_PLACES = [
 
 
 @pytest.mark.parametrize("place", UTF8_PLACES, ids=lambda value: f"0.3 {value.decode()}")
-def test_broken_utf8_is_a_400(api: Api, topic: str, place: bytes) -> None:
+def test_invalid_utf8_gets_400(api: Api, topic: str, place: bytes) -> None:
     for broken in BROKEN_UTF8:
         refused(
             api.call("POST", f"/v0/topics/{topic}", place.replace(b"%s", broken)),
@@ -140,7 +140,7 @@ JSON_PLACES = [
 
 
 @pytest.mark.parametrize("value", NOT_JSON, ids=lambda value: f"0.3 {value!r}")
-def test_what_is_not_strict_json_is_a_400(api: Api, topic: str, value: bytes) -> None:
+def test_a_payload_that_is_not_strict_json_gets_400(api: Api, topic: str, value: bytes) -> None:
     for place in JSON_PLACES:
         refused(
             api.call("POST", f"/v0/topics/{topic}", place.replace(b"%s", value)),
@@ -176,7 +176,7 @@ DEEP_PLACES = [
 @pytest.mark.parametrize(
     ("method", "path", "place"), DEEP_PLACES, ids=lambda value: f"0.3 {value!r}"
 )
-def test_deep_nesting_is_a_400_and_the_server_lives(
+def test_deep_nesting_gets_400_and_does_not_crash_the_server(
     server: Server,
     api: Api,
     topic: str,
@@ -186,7 +186,7 @@ def test_deep_nesting_is_a_400_and_the_server_lives(
     deep: Callable[[int], bytes],
 ) -> None:
     children = server.roles()
-    is_append = (method, path) == ("POST", "")  # whatever else has a body may have 128 KiB of it
+    is_append = (method, path) == ("POST", "")  # bodies of other requests may have up to 128 KiB
     body = place.replace(b"%s", deep(DEPTH if is_append else SHORT_DEPTH))
     refused(
         api.call(method, f"/v0/topics/{topic}{path}", body),
@@ -198,7 +198,7 @@ def test_deep_nesting_is_a_400_and_the_server_lives(
     assert server.roles() == children
 
 
-def test_ts_never_goes_back(api: Api, topic: str) -> None:
+def test_ts_never_decreases(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     for size in (1, 5, 1, 100, 1, 1, 1):
         ok(api.append(topic, *range(size)))

@@ -26,7 +26,7 @@ from topics.actors.link.beat import BEAT_S
 
 
 def test_events_have_exactly_these_fields(api: Api, topic: str) -> None:
-    """A live record has the same event as an old one."""
+    """A live record is sent as the same event as an old one."""
     create(api, topic)
     write = {"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 2}}
     with watch(api, [topic]) as stream:
@@ -55,16 +55,16 @@ def test_events_have_exactly_these_fields(api: Api, topic: str) -> None:
 
 @pytest.mark.slow
 def test_an_idle_stream_sends_one_heartbeat_in_each_interval(api: Api, topic: str) -> None:
-    """0 is clamped to the shortest interval, a second."""
+    """The value 0 is clamped to the shortest interval of one second."""
     create(api, topic)
     with watch(api, [topic], heartbeat_ms=0) as stream:
         stream.event(CAUGHT_UP)
-        before = time.monotonic()  # the last data goes out after this
+        before = time.monotonic()  # the last data is sent after this time
         ok(api.append(topic, "x"))
         stream.records(1)
         for number in (1, 2):
             assert stream.block(timeout_s=1 + SLACK_S).lines == (b": hb",)
-            # Each is sent at the last tick before the interval ends.
+            # Each heartbeat is sent at the last tick before its interval ends.
             assert time.monotonic() - before >= number - BEAT_S - 0.1
 
 
@@ -104,7 +104,9 @@ def test_a_start_below_the_floor_is_reported_at_connect(api: Api, topic: str) ->
     assert told.of(RECORD)[0]["from_seq"] == 6
 
 
-def test_one_write_larger_than_the_cap_leaves_a_gap_in_a_live_stream(api: Api, topic: str) -> None:
+def test_a_write_larger_than_the_cap_is_reported_as_a_gap_in_a_live_stream(
+    api: Api, topic: str
+) -> None:
     create(api, topic, cap_records=2)
     with watch(api, [topic]) as stream:
         stream.told([topic])
@@ -114,14 +116,14 @@ def test_one_write_larger_than_the_cap_leaves_a_gap_in_a_live_stream(api: Api, t
 
 
 def recreated(stream: Stream, topic: str, head: int) -> None:
-    """The tombstone of a recreated topic, then everything that the topic holds."""
+    """Check for the tombstone of a recreated topic, followed by all of its records."""
     told = stream.told([topic])
     assert [stone(body, "recreated") for body in told.tombstones] == [(1, head)]
     assert told.events[0].event == TOMBSTONE
     assert seqs(told.records) == list(range(1, head + 1))
 
 
-def test_another_epoch_or_a_start_above_the_head_means_that_the_topic_was_recreated(
+def test_another_epoch_or_a_start_above_the_head_is_reported_as_a_recreated_topic(
     api: Api, topic: str
 ) -> None:
     old = create(api, topic, 1, 2, 3)
@@ -138,8 +140,8 @@ def test_another_epoch_or_a_start_above_the_head_means_that_the_topic_was_recrea
 def test_the_recreation_of_a_topic_is_reported_again_to_a_client_that_missed_it(
     api: Api, topic: str
 ) -> None:
-    """The tombstone and the records after it went out, and never came: its id is that of the old
-    topic.
+    """The client did not receive the tombstone and the records after it, so it resumes with an id
+    of the old topic.
     """
     create(api, topic, 1, 2, 3)
     url = session(api, [topic])["stream_url"]
@@ -161,7 +163,7 @@ def test_the_recreation_of_a_topic_is_reported_again_to_a_client_that_missed_it(
 
 
 @pytest.mark.slow
-def test_a_stream_of_256_topics_shows_each_and_resumes(
+def test_a_stream_of_256_topics_sends_records_of_each_and_resumes(
     api: Api, new_name: Callable[[], str]
 ) -> None:
     names = [new_name() for _ in range(256)]
@@ -179,12 +181,12 @@ def test_a_stream_of_256_topics_shows_each_and_resumes(
             if len(told.records) <= len(names) / 2:
                 last_id, seen = event.id or "", len(told.records)
     assert {name: told.data(name) for name in names} == {name: [name] for name in names}
-    assert len(last_id) < 8 * 1024  # it comes back in a header
+    assert len(last_id) < 8 * 1024  # a client returns the id in a header
     with Stream(api.address, url, last_event_id=last_id) as stream:
         assert sorted(stream.told(names).data()) == sorted(told.data()[seen:])
 
 
-def test_a_deleted_topic_ends_for_itself_only_and_is_told_again_to_a_stream_that_resumes(
+def test_a_deleted_topic_ends_only_its_part_of_a_stream_and_is_reported_again_on_resume(
     api: Api, new_name: Callable[[], str]
 ) -> None:
     gone, stays = new_name(), new_name()
@@ -208,10 +210,12 @@ def test_a_deleted_topic_ends_for_itself_only_and_is_told_again_to_a_stream_that
         assert data(stream.records(1)) == ["y"]
 
 
-def test_last_event_id_counts_for_each_topic_by_itself(
+def test_last_event_id_applies_to_each_topic_separately(
     api: Api, new_name: Callable[[], str]
 ) -> None:
-    """It leads below the start of the session and never forward. Other topics are ignored."""
+    """It may move a cursor back before the start of the session, never forward. It may name other
+    topics, which are ignored.
+    """
     left, right, _ = names = [new_name() for _ in range(3)]
     for name in names:
         create(api, name, *range(6))
@@ -222,7 +226,7 @@ def test_last_event_id_counts_for_each_topic_by_itself(
     assert [told.data(name) for name in names] == [[3, 4, 5], [1, 2, 3, 4, 5], [3, 4, 5]]
 
 
-def test_a_second_get_takes_the_session_over(api: Api, topic: str) -> None:
+def test_a_second_get_takes_over_the_session(api: Api, topic: str) -> None:
     create(api, topic, 1)
     url = session(api, [topic])["stream_url"]
     with Stream(api.address, url) as first:
@@ -231,7 +235,7 @@ def test_a_second_get_takes_the_session_over(api: Api, topic: str) -> None:
             last = first.event(ERROR)
             assert (type(last.json()["code"]), type(last.json()["error"])) == (int, str)
             assert last.id is None
-            assert last.retry == "2147483647", "an EventSource must not come back at once"
+            assert last.retry == "2147483647", "an EventSource must not reconnect immediately"
             with pytest.raises(EOFError):
                 first.block()
             ok(api.append(topic, 2))

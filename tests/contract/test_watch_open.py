@@ -11,7 +11,7 @@ from tests.support.api import Api, create, ok, refused
 from tests.support.sse import CAUGHT_UP, RECORD, Stream, encoded, session, watch
 
 
-def test_a_session_names_its_stream_and_where_every_topic_stands(
+def test_a_session_returns_its_stream_and_the_state_of_every_topic(
     api: Api, new_name: Callable[[], str]
 ) -> None:
     jobs, events, audit = new_name(), new_name(), new_name()
@@ -48,10 +48,10 @@ def test_a_lenient_session_drops_unknown_topics(api: Api, topic: str) -> None:
         assert {event.event for event in told.events} == {RECORD, CAUGHT_UP}
 
 
-def test_a_session_begins_where_the_cursor_of_an_event_says(
-    api: Api, new_name: Callable[[], str]
-) -> None:
-    """§0.7. Both kinds of ids are cursors. A topic that is not in one starts as requested."""
+def test_a_session_starts_at_the_cursor_of_an_event(api: Api, new_name: Callable[[], str]) -> None:
+    """Ids of both kinds of streams are cursors (§0.7). A topic that is not in the cursor starts as
+    requested.
+    """
     old, other = new_name(), new_name()
     epoch = create(api, old, 1, 2)
     create(api, other, "a", "b")
@@ -77,7 +77,9 @@ def test_a_session_begins_where_the_cursor_of_an_event_says(
 @pytest.mark.parametrize(
     "cursor", ["", "\ud800", "MTIz", encoded({}), encoded({"t": -1}), encoded(["t"]), 5]
 )
-def test_a_cursor_that_is_no_id_of_ours_is_refused(api: Api, topic: str, cursor: object) -> None:
+def test_a_cursor_that_is_not_the_id_of_an_event_is_refused(
+    api: Api, topic: str, cursor: object
+) -> None:
     """``MTIz`` is the id of a checkpoint, which is valid only in its own session."""
     create(api, topic, 1)
     answer = api.call("POST", "/v0/watch", {"topics": {topic: {}}, "cursor": cursor})

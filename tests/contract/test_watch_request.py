@@ -1,4 +1,4 @@
-"""GET /v0/watch?topic=: a stream in one request, which an event id alone resumes."""
+"""GET /v0/watch?topic=: a stream in one request, which can be resumed with only an event id."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.sse import (
 )
 
 URL = "/v0/watch?"
-NO_ID = base64.urlsafe_b64encode(b"\1" + bytes(28)).decode().rstrip("=")  # its check is wrong
+NO_ID = base64.urlsafe_b64encode(b"\1" + bytes(28)).decode().rstrip("=")  # its checksum is wrong
 
 
 def url_of(*topics: str, **options: object) -> str:
@@ -35,7 +35,7 @@ def refusal(api: Api, url: str, *headers: str) -> Answer:
     return turned_away(api.address, url, "Accept: text/event-stream", *headers)
 
 
-def test_an_id_alone_resumes_over_a_kill_of_the_server(tmp_path: Path) -> None:
+def test_an_id_resumes_the_stream_even_after_a_kill_of_the_server(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server:
         left, right = names_on("events")
         with Api(server.address) as api:
@@ -52,7 +52,7 @@ def test_an_id_alone_resumes_over_a_kill_of_the_server(tmp_path: Path) -> None:
             assert stream.told([left, right]).data() == ["new"]
 
 
-def test_the_first_id_comes_before_any_event(api: Api, topic: str) -> None:
+def test_an_id_is_sent_before_the_first_event(api: Api, topic: str) -> None:
     create(api, topic, *range(5))
     url = url_of(topic, tail="true")
     with Stream(api.address, url) as stream:
@@ -63,8 +63,8 @@ def test_the_first_id_comes_before_any_event(api: Api, topic: str) -> None:
         assert stream.told([topic]).data() == ["missed"]
 
 
-def test_every_id_says_where_all_topics_stand(api: Api, new_name: Callable[[], str]) -> None:
-    """Each event of a stream is the last one that some client saw."""
+def test_every_id_contains_the_cursors_of_all_topics(api: Api, new_name: Callable[[], str]) -> None:
+    """A client may resume after any event of a stream."""
     names = [new_name() for _ in range(3)]
     for topic in names:
         create(api, topic, *(f"{topic} {number}" for number in range(4)))
@@ -80,7 +80,7 @@ def test_every_id_says_where_all_topics_stand(api: Api, new_name: Callable[[], s
             assert sorted(stream.told(names).data()) == sorted(everything - seen)
 
 
-def test_a_deleted_topic_of_an_id_is_told_and_the_others_go_on(
+def test_a_deleted_topic_is_reported_on_resume_and_the_others_continue(
     api: Api, new_name: Callable[[], str]
 ) -> None:
     gone, stays, new = new_name(), new_name(), new_name()
@@ -99,7 +99,7 @@ def test_a_deleted_topic_of_an_id_is_told_and_the_others_go_on(
             assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
             told = stream.told([stays, new])
             assert sorted(map(str, told.data())) == ["2", "new"]
-    # One that is named by the id alone is ignored.
+    # A topic that only the id names is ignored.
     with Stream(api.address, url_of(stays), last_event_id=told.last_id) as stream:
         assert stream.told([stays]).records == []
     refused(refusal(api, url), 404, "topic_not_found")
@@ -108,7 +108,7 @@ def test_a_deleted_topic_of_an_id_is_told_and_the_others_go_on(
 @pytest.mark.parametrize(
     "id_", ["x", "0", "AAAA", NO_ID, encoded({"t": 3}), "é", "A" * 4000, "MTIz"]
 )
-def test_an_id_of_another_origin_is_refused(api: Api, topic: str, id_: str) -> None:
+def test_an_id_that_is_not_from_such_a_stream_is_refused(api: Api, topic: str, id_: str) -> None:
     create(api, topic, 1)
     of_header = refusal(api, url_of(topic), f"Last-Event-ID: {id_}")
     of_query = refusal(api, url_of(topic, cursor=id_))
@@ -116,10 +116,8 @@ def test_an_id_of_another_origin_is_refused(api: Api, topic: str, id_: str) -> N
         assert refused(answer, 400, "invalid_request")["detail"]["field"] == field
 
 
-def test_a_cursor_in_the_url_goes_on_where_the_id_says(
-    api: Api, new_name: Callable[[], str]
-) -> None:
-    """As a page does that was loaded again. A reconnect sends a newer id in the header."""
+def test_a_cursor_in_the_url_resumes_the_stream(api: Api, new_name: Callable[[], str]) -> None:
+    """Reloaded web pages resume in this way. On a reconnect, the header contains a newer id."""
     first, second = new_name(), new_name()
     create(api, first, 1)
     create(api, second, "a")
@@ -152,7 +150,7 @@ def test_64_topics_of_the_longest_names_are_watched_and_resumed(api: Api, topic:
     refused(refusal(api, url_of(*names)), 400, "invalid_request")
 
 
-def test_it_counts_as_a_stream_and_as_no_session(tmp_path: Path) -> None:
+def test_a_stream_in_one_request_counts_as_a_stream_but_not_as_a_session(tmp_path: Path) -> None:
     with (
         Server(
             tmp_path / "data", max_watch_sessions=1, max_sse_connections=2, max_watch_topics=1
@@ -171,7 +169,7 @@ def test_it_counts_as_a_stream_and_as_no_session(tmp_path: Path) -> None:
         refused(refusal(api, url_of("a", "b")), 400, "invalid_request")
 
 
-def test_a_key_opens_what_it_may_read_and_a_page_what_its_origin_may(tmp_path: Path) -> None:
+def test_a_stream_requires_the_prefixes_of_its_key_and_an_allowed_origin(tmp_path: Path) -> None:
     with Server(
         tmp_path / "data", api_keys="full-key,t42-key:read:t42:", cors_origins="https://app.test"
     ) as server:

@@ -1,4 +1,4 @@
-"""HTTP itself: framing, pipelining, old clients, and requests that must not be believed."""
+"""The HTTP protocol: framing, pipelining, old clients, and requests with false lengths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chunked(body: bytes, size: int) -> bytes:
 
 
 def start(method: str, path: str, *headers: str, version: str = "1.1") -> bytes:
-    """The head of a JSON request, with no framing except that of ``headers``."""
+    """Return the head of a JSON request, with no framing except that of ``headers``."""
     return request(method, path, None, "Content-Type: application/json", *headers, version=version)
 
 
@@ -89,7 +89,7 @@ def test_a_refused_request_leaves_the_connection_usable(wire: Wire, topic: str) 
 
 
 @CALLS
-def test_a_request_may_arrive_in_any_pieces(
+def test_a_request_may_arrive_in_fragments_of_any_size(
     server: Server, api: Api, topic: str, method: str, tail: str, body: bytes
 ) -> None:
     ok(api.put(topic), 201)
@@ -104,7 +104,7 @@ def test_a_request_may_arrive_in_any_pieces(
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @CALLS
-def test_chunked_bodies(
+def test_a_body_may_be_chunked(
     wire: Wire, api: Api, topic: str, method: str, tail: str, body: bytes, size: int
 ) -> None:
     ok(api.append(topic, 0), 201)
@@ -130,7 +130,7 @@ def test_http_1_0_is_answered_and_closed(server: Server, topic: str) -> None:
             wire.assert_closed()
 
 
-def test_connection_close_is_honoured(server: Server, topic: str) -> None:
+def test_a_request_with_connection_close_closes_the_connection(server: Server, topic: str) -> None:
     for method, path, body, status in [
         ("POST", f"/v0/topics/{topic}", ONE, 201),
         ("POST", f"/v0/topics/{topic}/diff", b"{}", 200),
@@ -146,7 +146,7 @@ def test_connection_close_is_honoured(server: Server, topic: str) -> None:
 
 
 @CALLS
-def test_expect_100_continue(
+def test_expect_100_continue_gets_an_interim_response(
     wire: Wire, api: Api, topic: str, method: str, tail: str, body: bytes
 ) -> None:
     ok(api.append(topic, 0), 201)
@@ -160,17 +160,17 @@ def test_expect_100_continue(
 @pytest.mark.parametrize(
     "path", ["/v0/health", "/healthz", "/v0/ready", "/readyz"], ids=lambda path: f"8 {path}"
 )
-def test_head_of_a_probe_has_no_body(wire: Wire, path: str) -> None:
+def test_a_head_request_to_a_probe_gets_no_body(wire: Wire, path: str) -> None:
     wire.send(request("HEAD", path), request("GET", path))
     assert wire.answer("HEAD").status == 200
     body = wire.answer().json()
     assert body["status"] in ("ok", "ready")
 
 
-# --- lengths that lie
+# --- false lengths
 
 
-def test_a_content_length_that_is_too_small_is_not_a_hang(
+def test_a_content_length_that_is_too_small_gets_a_response(
     server: Server, api: Api, topic: str
 ) -> None:
     for path in (f"/v0/topics/{topic}", f"/v0/topics/{topic}/diff"):
@@ -182,7 +182,9 @@ def test_a_content_length_that_is_too_small_is_not_a_hang(
     refused(api.get(topic), 404, "topic_not_found")
 
 
-def test_a_body_that_never_ends_is_never_run(server: Server, api: Api, topic: str) -> None:
+def test_a_request_with_an_incomplete_body_is_never_executed(
+    server: Server, api: Api, topic: str
+) -> None:
     ok(api.put(topic), 201)
     for method, path in (("POST", f"/v0/topics/{topic}"), ("PUT", f"/v0/topics/{topic}")):
         with Wire(server.address) as wire:
@@ -217,7 +219,7 @@ LIES = [
 
 @HOT
 @pytest.mark.parametrize("headers", [row[1] for row in LIES], ids=[row[0] for row in LIES])
-def test_a_framing_that_lies_is_refused_and_the_connection_closed(
+def test_invalid_framing_is_refused_and_closes_the_connection(
     server: Server, api: Api, topic: str, headers: list[str], method: str
 ) -> None:
     smuggled = request("PUT", f"/v0/topics/{topic}.smuggled", b"{}")
@@ -234,7 +236,7 @@ def test_a_framing_that_lies_is_refused_and_the_connection_closed(
 
 
 @HOT
-def test_a_length_beside_chunks_smuggles_nothing(
+def test_a_content_length_with_chunks_cannot_smuggle_a_request(
     server: Server, api: Api, topic: str, method: str
 ) -> None:
     smuggled = request("PUT", f"/v0/topics/{topic}.smuggled", b"{}")
@@ -262,7 +264,7 @@ BAD_CHUNKS = [
 
 @pytest.mark.parametrize("chunk", BAD_CHUNKS, ids=repr)
 @HOT
-def test_a_broken_chunk_is_refused_and_the_connection_closed(
+def test_an_invalid_chunk_is_refused_and_closes_the_connection(
     server: Server, api: Api, topic: str, chunk: bytes, method: str
 ) -> None:
     with Wire(server.address) as wire:
@@ -280,7 +282,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=repr)
-def test_garbage_gets_a_400_or_a_closed_connection(
+def test_invalid_http_gets_400_or_a_closed_connection(
     server: Server, api: Api, garbage: bytes
 ) -> None:
     with Wire(server.address) as wire:
@@ -291,12 +293,12 @@ def test_garbage_gets_a_400_or_a_closed_connection(
     ok(api.listing(page_size=1))
 
 
-def test_a_head_without_end_is_cut_off(server: Server, api: Api) -> None:
+def test_a_head_that_never_ends_is_refused(server: Server, api: Api) -> None:
     with Wire(server.address) as wire:
         try:
             wire.send(b"GET /v0/health HTTP/1.1\r\nX: " + b"a" * (4 * MIB))
         except (ConnectionResetError, BrokenPipeError):
-            pass  # refused before all of it was read
+            pass  # the server refused the head before it read all of it
         else:
             wire.half_close()
         rest = wire.rest()
@@ -319,7 +321,7 @@ def send_until_answered(wire: Wire, *parts: bytes) -> None:
 
 
 @pytest.mark.parametrize("route", ["append", "put", "diff"])
-def test_a_length_above_64_mib_is_a_413_before_the_body(
+def test_a_length_above_64_mib_gets_413_before_the_body_is_sent(
     server: Server, topic: str, route: str
 ) -> None:
     method = "PUT" if route == "put" else "POST"
@@ -330,7 +332,7 @@ def test_a_length_above_64_mib_is_a_413_before_the_body(
 
 
 @pytest.mark.slow
-def test_chunks_beyond_64_mib_are_a_413(server: Server, api: Api, topic: str) -> None:
+def test_chunks_of_more_than_64_mib_get_413(server: Server, api: Api, topic: str) -> None:
     chunk = b"%x\r\n%s\r\n" % (MIB, b" " * MIB)
     with Wire(server.address) as wire:
         sender = threading.Thread(
@@ -350,7 +352,7 @@ def test_chunks_beyond_64_mib_are_a_413(server: Server, api: Api, topic: str) ->
 
 
 @pytest.mark.slow
-def test_a_body_of_64_mib_is_taken(server: Server, topic: str) -> None:
+def test_a_body_of_64_mib_is_accepted(server: Server, topic: str) -> None:
     body = bytearray(b'{"records":[')
     body += b",".join([b'{"data":"' + b"x" * (MIB - 64) + b'"}'] * 63) + b"]}"
     body += b" " * (64 * MIB - len(body))

@@ -1,4 +1,4 @@
-"""GET /v0/ws (§7.3, RFC 6455): handshake, frames, errors that leave the socket open."""
+"""GET /v0/ws (§7.3, RFC 6455): handshake, frames, and errors that do not close the socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.ws import (
 )
 
 
-def test_a_handshake_is_answered_as_the_rfc_says(server: Server) -> None:
+def test_the_response_to_a_handshake_conforms_to_the_rfc(server: Server) -> None:
     answer = shake(server, handshake(KEY))
     assert answer.status == 101
     assert answer.headers["upgrade"].lower() == "websocket"
@@ -48,7 +48,7 @@ def test_a_handshake_is_answered_as_the_rfc_says(server: Server) -> None:
         ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Extensions: x-unheard-of"],
     ],
 )
-def test_header_names_and_tokens_have_no_case(server: Server, lines: list[str]) -> None:
+def test_header_names_and_tokens_are_case_insensitive(server: Server, lines: list[str]) -> None:
     content = request(
         "GET", "/v0/ws", None, *lines, f"Sec-WebSocket-Key: {KEY}", "Sec-WebSocket-Version: 13"
     )
@@ -66,7 +66,7 @@ def test_another_version_is_refused(server: Server, version: str | None) -> None
 
 
 @pytest.mark.parametrize("key", [None, "short", "!" * 24])
-def test_a_key_that_is_no_16_bytes_is_refused(server: Server, key: str | None) -> None:
+def test_a_key_that_does_not_encode_16_bytes_is_refused(server: Server, key: str | None) -> None:
     assert shake(server, handshake(key)).status == 400
 
 
@@ -76,7 +76,7 @@ def test_a_plain_get_is_refused(api: Api) -> None:
     assert (answer.status, *fields) == (426, "Upgrade", "websocket")
 
 
-def test_a_message_may_come_in_pieces(socket: Socket) -> None:
+def test_a_message_may_be_fragmented(socket: Socket) -> None:
     text = json.dumps(command("ping", "pieces-é"), ensure_ascii=False).encode()
     cut = text.index("é".encode()) + 1  # inside a character
     socket.frame(TEXT, text[:5], fin=False)
@@ -90,7 +90,7 @@ def test_a_message_may_come_in_pieces(socket: Socket) -> None:
 
 
 @pytest.mark.parametrize("size", [125, 126, 65_535, 65_536, 300_000])
-def test_every_length_of_frame_goes_both_ways(
+def test_frames_of_every_length_encoding_are_sent_and_received(
     socket: Socket, api: Api, topic: str, size: int
 ) -> None:
     create(api, topic)
@@ -125,7 +125,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_a_client_that_breaks_the_protocol_is_closed(server: Server, content: bytes) -> None:
+def test_a_protocol_error_closes_the_socket(server: Server, content: bytes) -> None:
     with Socket(server.address) as socket:
         socket.send(content)
         assert socket.closed() in (1002, None)
@@ -133,7 +133,7 @@ def test_a_client_that_breaks_the_protocol_is_closed(server: Server, content: by
         alive(socket)
 
 
-def test_text_that_is_not_utf_8_is_not_taken(server: Server, api: Api, topic: str) -> None:
+def test_text_that_is_not_utf_8_is_refused(server: Server, api: Api, topic: str) -> None:
     create(api, topic)
     with Socket(server.address) as socket:
         socket.text(b'{"op":"publish","topic":"%s","records":[{"data":"\xff"}]}' % topic.encode())
@@ -146,7 +146,7 @@ def test_text_that_is_not_utf_8_is_not_taken(server: Server, api: Api, topic: st
     assert api.read(topic) == []
 
 
-def test_a_command_needs_no_request_id(socket: Socket, api: Api, topic: str) -> None:
+def test_a_command_requires_no_request_id(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
     socket.say("ping")
     body = socket.message("pong")

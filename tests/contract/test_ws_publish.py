@@ -1,4 +1,4 @@
-"""The command publish of /v0/ws (§7.3), alone and among many."""
+"""The command publish of /v0/ws (§7.3), alone and in batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_ack_has_the_documented_fields(socket: Socket, api: Api, topic: str) 
     assert data(api.read(topic)) == ["old", 1, 2]
 
 
-def test_publishing_may_make_the_topic(socket: Socket, api: Api, topic: str) -> None:
+def test_a_publish_may_create_the_topic(socket: Socket, api: Api, topic: str) -> None:
     refusal = socket.ask("publish", "p1", topic=topic, records=[{"data": 1}], create=False)
     failed(refusal, "p1", "topic_not_found")
     refused(api.get(topic), 404, "topic_not_found")
@@ -47,11 +47,11 @@ def test_publishing_may_make_the_topic(socket: Socket, api: Api, topic: str) -> 
     assert (state["count"], state["config"]["durability"]) == (2, "memory")
 
 
-INLINE_BYTES = 1024  # the least that may be set
+INLINE_BYTES = 1024  # the minimum of the setting
 
 
 def text(document: Any) -> bytes:
-    """A masked frame."""
+    """Return a masked frame."""
     return frame_bytes(TEXT, json.dumps(document).encode(), mask=os.urandom(4))
 
 
@@ -74,9 +74,7 @@ def stored(api: Api, topic: str) -> list[Any]:
     return [record["data"] for record in api.read(topic)]
 
 
-def test_every_publish_of_a_batch_is_answered_for_itself(
-    socket: Socket, api: Api, topic: str
-) -> None:
+def test_every_publish_of_a_batch_gets_its_own_reply(socket: Socket, api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     bad: list[tuple[dict[str, Any], str]] = [
         ({"records": []}, "invalid_request"),
@@ -108,7 +106,7 @@ def test_every_publish_of_a_batch_is_answered_for_itself(
     assert stored(api, topic) == wanted
 
 
-def test_a_subscription_finds_the_topic_that_a_publish_before_it_created(
+def test_a_subscription_finds_a_topic_that_an_earlier_publish_created(
     socket: Socket, topic: str
 ) -> None:
     first, second, third = (publish(f"p{number}", topic, number) for number in (1, 2, 3))
@@ -122,7 +120,7 @@ def test_a_subscription_finds_the_topic_that_a_publish_before_it_created(
     assert [record["data"] for each in told["record"] for record in each["records"]] == [1, 2, 3]
 
 
-def test_publishes_before_a_close_are_written(server: Server, api: Api, topic: str) -> None:
+def test_publishes_sent_before_a_close_are_stored(server: Server, api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     with Socket(server.address) as socket:
         said = b"".join(text(publish(str(number), topic, number)) for number in range(5))
@@ -133,7 +131,7 @@ def test_publishes_before_a_close_are_written(server: Server, api: Api, topic: s
 
 
 def test_long_and_short_publishes_keep_their_order(tmp_path: Path) -> None:
-    """On a server whose messages leave the ring as soon as they may."""
+    """The server has the smallest possible limit for messages that are sent within the ring."""
     sizes = [*(10, 300, INLINE_BYTES * 5, 10, INLINE_BYTES - 150, 1), *[300] * 4, 70_000, 2] * 8
     values = [f"{at}:" + "x" * size for at, size in enumerate(sizes)]
     narrow = Server(tmp_path / "data", shards=1, inline_bytes=INLINE_BYTES, ring_bytes=64 << 10)
@@ -149,9 +147,9 @@ def test_long_and_short_publishes_keep_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_shard_that_dies_leaves_no_publish_unanswered(tmp_path: Path) -> None:
-    """What was acknowledged is there, once; what was refused may be there, as with every write that
-    was cut off.
+def test_every_publish_is_answered_if_the_shard_crashes(tmp_path: Path) -> None:
+    """Acknowledged records are stored once. Refused records may be stored, like those of every
+    interrupted write.
     """
     with (
         Server(tmp_path / "data", shards=1) as server,

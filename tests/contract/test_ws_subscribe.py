@@ -57,7 +57,9 @@ def test_a_record_message_has_exactly_these_fields(socket: Socket, api: Api, top
     assert data(body["records"]) == ["live"]
 
 
-def test_a_start_below_the_floor_is_a_tombstone(socket: Socket, api: Api, topic: str) -> None:
+def test_a_start_below_the_floor_is_reported_as_a_tombstone(
+    socket: Socket, api: Api, topic: str
+) -> None:
     create(api, topic, *range(1, 11), cap_records=4)
     socket.ask("subscribe", "s", topic=topic)
     body = socket.message("tombstone")
@@ -74,7 +76,7 @@ def test_a_start_below_the_floor_is_a_tombstone(socket: Socket, api: Api, topic:
     assert data(socket.records(4)) == [7, 8, 9, 10]
 
 
-def test_a_deleted_topic_is_told_and_ends_for_itself_only(
+def test_a_deleted_topic_is_reported_and_ends_only_its_subscription(
     socket: Socket, api: Api, new_name: Callable[[], str]
 ) -> None:
     gone, stays = new_name(), new_name()

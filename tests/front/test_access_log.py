@@ -1,4 +1,4 @@
-"""Access log: which requests it records, and with which fields."""
+"""Access log: the recorded requests and their fields."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def told(level: Level, subject: Subject, finished: Finished = FINISHED) -> list[
     return lines
 
 
-def test_audited_routes_put_or_delete_move_records_take_commands_or_give_all_data() -> None:
+def test_routes_that_change_data_accept_commands_or_return_all_data_are_audited() -> None:
     changing = {route.name for route in ROUTES if {"PUT", "DELETE"} & set(route.methods)}
     assert changing | {"topic.delete_records", "queue.redrive", "ws", "backup"} == AUDITED
 
 
 @pytest.mark.parametrize("name", ["append", "diff", "topic.get", "queue.ack", "watch.open"])
-def test_other_requests_are_audited_when_they_made_a_topic_or_the_key_was_refused(
+def test_other_requests_are_audited_if_they_create_a_topic_or_their_key_is_refused(
     name: str,
 ) -> None:
     subject = Subject("X", BY_NAME[name])
@@ -42,7 +42,7 @@ def test_other_requests_are_audited_when_they_made_a_topic_or_the_key_was_refuse
     assert told("all", subject)
 
 
-def test_a_line_has_what_is_known() -> None:
+def test_a_line_contains_all_known_fields() -> None:
     [key] = Access.parse("secret").principals
     subject = Subject("PUT", BY_NAME["topic.put"], "a", "", key)
     assert told("all", subject, FINISHED._replace(trace="t", cut=True)) == [
@@ -63,12 +63,12 @@ def test_a_line_has_what_is_known() -> None:
     ]
 
 
-def test_a_line_about_a_head_that_could_not_be_read_has_little() -> None:
+def test_the_line_of_an_unreadable_head_has_few_fields() -> None:
     [line] = told("all", Subject(), FINISHED._replace(status=0))
     assert line.keys() == {"request_id", "bytes_in", "bytes_out", "ms", "peer"}
 
 
-def test_names_that_are_not_valid_and_long_methods_are_not_shown() -> None:
+def test_invalid_names_are_omitted_and_long_methods_truncated() -> None:
     subject = Subject("B" * 99, BY_NAME["topic.get"], "a b?token=x", "../r")
     [line] = told("all", subject)
     assert line["method"] == "B" * 32

@@ -11,7 +11,9 @@ from topics.front.answers import Answer, location, shard_answer
 
 
 @pytest.mark.parametrize(("made", "status"), [(location("topics", "a"), 201), ((), 200)])
-def test_a_shards_bytes_are_given_back_once_they_are_sent(made: Headers, status: int) -> None:
+def test_the_bytes_of_a_reply_are_released_once_after_they_are_sent(
+    made: Headers, status: int
+) -> None:
     shards = FakeShards()
     answer = shard_answer(FakeReply((), b'{"a":1}', shards), made=made)
     assert (answer.status, answer.body, answer.media_type) == (status, b'{"a":1}', JSON)
@@ -21,11 +23,11 @@ def test_a_shards_bytes_are_given_back_once_they_are_sent(made: Headers, status:
         assert (shards.replies_out, answer.body) == (0, b"")
 
 
-def test_the_place_of_what_was_made_is_an_encoded_path() -> None:
+def test_the_location_of_a_created_resource_is_an_encoded_path() -> None:
     assert location("routers", "a:b->c") == ((b"location", b"/v0/routers/a:b-%3Ec"),)
 
 
-def test_memory_that_is_needed_before_the_end_is_asked_back_from_the_sender() -> None:
+def test_needed_memory_can_be_reclaimed_before_the_response_is_sent() -> None:
     shards = FakeShards()
     answer = shard_answer(FakeReply((), b"{}", shards))
     answer.on_lost(answer.done)
@@ -36,7 +38,7 @@ def test_memory_that_is_needed_before_the_end_is_asked_back_from_the_sender() ->
     Answer(200, b"{}").on_lost(pytest.fail)
 
 
-def test_who_wants_to_know_is_told_once_that_an_answer_was_not_sent() -> None:
+def test_on_unsent_is_called_once_if_a_response_is_not_sent() -> None:
     told: list[int] = []
     answer = Answer(200, b"{}")
     answer.unsent()

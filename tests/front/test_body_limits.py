@@ -1,4 +1,4 @@
-"""Limits of request bodies: the bound of one turn."""
+"""Limits of request bodies that are decoded in one iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT = ["POST /v0/topics/a/diff", "POST /v0/topics/a/delete", "PUT /v0/topics/a
 
 
 @pytest.mark.parametrize("line", SHORT)
-async def test_bodies_that_are_decoded_in_one_turn_have_their_own_bound(line: str) -> None:
+async def test_bodies_that_are_decoded_in_one_step_have_their_own_bound(line: str) -> None:
     method, path = line.split()
     body = b'{"node":[' + b'"",' * 100_000 + b'""]}'
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
@@ -40,7 +40,7 @@ async def test_bodies_that_are_decoded_in_one_turn_have_their_own_bound(line: st
         assert (await client.ask("POST", "/v0/topics/a", b'{"records":[%b]}' % body)).status == 200
 
 
-def test_a_body_may_name_as_many_jobs_as_may_be_claimed() -> None:
+def test_a_body_may_list_as_many_jobs_as_can_be_claimed() -> None:
     settings = Settings(max_claim=100_000)
     lease_ids = '"lease_ffffffffffffffff",' * settings.max_claim
     seqs = "18446744073709551615," * settings.max_claim

@@ -1,4 +1,4 @@
-"""Compression of answers."""
+"""Compression of responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topics.front.dispatch import compressed
 
 
 @pytest.mark.slow
-async def test_an_answer_that_loses_its_memory_during_compression_is_a_503() -> None:
+async def test_a_response_whose_memory_is_reclaimed_during_compression_gets_503() -> None:
     class Lost(FakeReply):
         def on_lost(self, release: Callable[[], object]) -> None:
             release()
@@ -28,7 +28,7 @@ async def test_an_answer_that_loses_its_memory_during_compression_is_a_503() -> 
     assert (shards.replies_out, told) == (0, ["unsent"])
 
 
-async def test_a_compressed_answer_tells_whoever_the_plain_one_would_tell() -> None:
+async def test_a_compressed_response_keeps_the_on_unsent_callback() -> None:
     told: list[str] = []
     answer = Answer(200, bytes(10_000))
     answer.on_unsent = lambda: told.append("unsent")
@@ -36,7 +36,7 @@ async def test_a_compressed_answer_tells_whoever_the_plain_one_would_tell() -> N
     assert told == ["unsent"]
 
 
-async def test_an_answer_whose_connection_ends_before_its_task_gives_its_memory_back() -> None:
+async def test_a_response_whose_connection_ends_before_its_task_releases_its_memory() -> None:
     shards, told = FakeShards(), list[str]()
     answer = Answer(200, bytes(10_000), FakeReply({}, b"", shards))
     answer.on_unsent = lambda: told.append("unsent")
@@ -47,7 +47,7 @@ async def test_an_answer_whose_connection_ends_before_its_task_gives_its_memory_
     assert (held, shards.replies_out, told) == (1, 0, ["unsent"])
 
 
-async def test_only_long_answers_are_compressed_and_only_on_request() -> None:
+async def test_only_long_responses_are_compressed_and_only_on_request() -> None:
     async with running(shards=FakeShards(topics={"a": []}, answer_bytes=200_000)) as run:
         client = await run.connect()
         for accept, expected in (

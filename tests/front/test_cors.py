@@ -17,7 +17,7 @@ EXPOSED = "Retry-After, X-Request-Id"
 
 
 def cors_of(answer: Answered) -> dict[str, str]:
-    """The fields that have to do with CORS."""
+    """Return the CORS fields of a response."""
     names = [name for name in answer.headers if name.startswith("access-control-")]
     return {name.removeprefix("access-control-"): answer.headers[name] for name in names}
 
@@ -27,12 +27,12 @@ def wanted(origin: str) -> dict[str, str]:
 
 
 async def answers(run: Running, **headers: str) -> list[Answered]:
-    """Answers of both planes: successes, refusals by the guard and by an operation."""
+    """Return responses of both planes: successes, and refusals of the guard and of operations."""
     client = await run.connect()
     auth = {"authorization": "Bearer k", **headers}
     return [
         await client.ask("POST", "/v0/topics/a", RECORD, **auth),
-        await client.ask("POST", "/v0/topics/a", RECORD, **auth),  # by a remembered head
+        await client.ask("POST", "/v0/topics/a", RECORD, **auth),  # with a cached head
         await client.ask("POST", "/v0/topics/none/diff", b"{}", **auth),
         await client.ask("GET", "/v0/topics", b"", **auth),
         await client.ask("GET", "/v0/topics/none", b"", **auth),
@@ -47,7 +47,7 @@ async def answers(run: Running, **headers: str) -> list[Answered]:
 STATUSES = [201, 200, 404, 200, 404, 200, 426, 404, 401, 405]
 
 
-async def test_every_answer_to_a_listed_origin_may_be_read_by_its_pages() -> None:
+async def test_a_page_of_a_listed_origin_can_read_every_response() -> None:
     async with running(keys="k", settings=LISTED) as run:
         found = await answers(run, origin=APP)
         assert [answer.status for answer in found] == STATUSES
@@ -58,21 +58,21 @@ async def test_every_answer_to_a_listed_origin_may_be_read_by_its_pages() -> Non
 
 
 @pytest.mark.parametrize("origin", [OTHER, "null", f"{APP}:444", f"{APP}.other", "", APP + "/"])
-async def test_no_answer_to_another_origin_may(origin: str) -> None:
+async def test_a_page_of_another_origin_can_read_no_response(origin: str) -> None:
     async with running(keys="k", settings=LISTED) as run:
         found = await answers(run, origin=origin)
-        writes = [403] * 3 if origin else STATUSES[:3]  # a request without an Origin is a program's
+        writes = [403] * 3 if origin else STATUSES[:3]  # programs send no Origin
         assert [answer.status for answer in found[:6]] == [*writes, *STATUSES[3:6]]
         for answer in found:
             assert cors_of(answer) == {}
-            assert answer.headers["vary"] == "Origin", "a cache must not mix them up"
+            assert answer.headers["vary"] == "Origin", "a cache would mix up origins"
 
 
 async def test_a_star_lets_pages_of_any_origin_read() -> None:
     async with running(keys="k", settings=ANY) as run:
         for headers in ({"origin": OTHER}, {"origin": "null"}, {}):
             for answer in await answers(run, **headers):
-                assert cors_of(answer) == wanted("*"), "a cache may give it to a page"
+                assert cors_of(answer) == wanted("*"), "a cache may return the response to a page"
                 assert "vary" not in answer.headers
 
 
@@ -111,14 +111,14 @@ async def test_a_preflight_of_another_origin_allows_nothing() -> None:
         assert (answer.status, cors_of(answer)) == (204, {})
 
 
-async def test_a_preflight_for_any_origin() -> None:
+async def test_a_preflight_of_any_origin_is_accepted_with_a_star() -> None:
     async with running(settings=ANY) as run:
         answer = await preflight(run, "/v0/topics/a", origin="null")
         assert (answer.status, cors_of(answer)["allow-origin"]) == (204, "*")
         assert "vary" not in answer.headers
 
 
-async def test_a_preflight_of_an_unknown_path_is_404_and_of_a_foreign_host_403() -> None:
+async def test_a_preflight_gets_404_for_an_unknown_path_and_403_for_a_foreign_host() -> None:
     settings = Settings(cors_origins=(APP,), allowed_hosts=("topics.example",))
     async with running(settings=settings) as run:
         assert (await preflight(run, "/v0/nothing")).status == 404
@@ -126,14 +126,14 @@ async def test_a_preflight_of_an_unknown_path_is_404_and_of_a_foreign_host_403()
         assert (refused.status, cors_of(refused)) == (403, wanted(APP))
 
 
-def test_two_origins_are_none() -> None:
+def test_a_request_with_two_origins_is_not_allowed() -> None:
     fields = HeadFields([(b"origin", APP.encode()), (b"origin", APP.encode())])
     assert not Cors((APP,)).allows(fields)
     assert Cors(("*",)).allows(fields)
     assert not Cors(()).allows(fields)
 
 
-def test_an_answer_to_a_head_that_was_not_read_has_what_depends_on_no_origin() -> None:
+def test_a_response_to_an_unreadable_head_has_fields_for_no_origin() -> None:
     assert Cors(()).lines_of_unread == b""
     assert Cors((APP,)).lines_of_unread == b"vary: Origin\r\n"
     assert b"access-control-allow-origin: *\r\n" in Cors(("*",)).lines_of_unread

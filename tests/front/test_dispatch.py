@@ -1,4 +1,4 @@
-"""Dispatch: every failure becomes an answer, every bug a logged 500."""
+"""Dispatch: every failure becomes a response, and every unexpected error a logged 500."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topics.front.table import ROUTES
 
 
 @pytest.mark.slow
-async def test_an_unexpected_error_ends_its_connection_and_no_other(
+async def test_an_unexpected_error_closes_only_its_connection(
     logged: Logged, monkeypatch: Any
 ) -> None:
     async with running() as run:
@@ -33,7 +33,7 @@ async def test_an_unexpected_error_ends_its_connection_and_no_other(
     assert "in the machinery" in logged[0]["exception"]
 
 
-async def test_a_bug_is_logged_with_its_traceback(logged: Logged) -> None:
+async def test_an_unexpected_error_is_logged_with_its_traceback(logged: Logged) -> None:
     async with running() as run:
         client = await run.connect()
         assert (await client.ask("POST", "/v0/topics/bug", RECORD)).code == "internal"
@@ -43,7 +43,7 @@ async def test_a_bug_is_logged_with_its_traceback(logged: Logged) -> None:
     assert "Traceback" in event["exception"]
 
 
-async def test_an_answer_keeps_its_media_type_also_under_gzip() -> None:
+async def test_a_compressed_response_keeps_its_media_type() -> None:
     def page(_request: object, _body: object, _at: int, then: Then) -> None:
         then(Answer(200, b"up 1\n" * 1000, media_type=b"text/plain; version=0.0.4"))
 

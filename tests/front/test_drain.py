@@ -14,7 +14,7 @@ from topics.config import Settings
 
 
 @pytest.mark.slow
-async def test_a_long_poll_that_outlives_the_drain_is_told_so() -> None:
+async def test_a_long_poll_longer_than_the_drain_gets_503() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
     async with running(shards=shards, settings=Settings(drain_ms=300)) as run:
         client = await run.connect()
@@ -32,7 +32,7 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", ["diff", "claim"])
-async def test_a_call_whose_body_arrives_after_the_waiting_ones_ended_ends_too(
+async def test_a_waiting_call_whose_body_arrives_late_in_the_drain_gets_503(
     operation: str,
 ) -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
@@ -51,7 +51,7 @@ async def test_a_call_whose_body_arrives_after_the_waiting_ones_ended_ends_too(
 
 @pytest.mark.slow
 async def test_a_request_received_before_the_drain_is_answered() -> None:
-    """Its bytes are in the socket's buffer, and the front has not read them yet."""
+    """Its bytes are in the buffer of the socket, and the front has not read them yet."""
     async with running() as run, scenes(run) as make:
         scene = make()
         scene.client.sendall(APPEND)

@@ -18,11 +18,11 @@ def leaves(cls: type[errors.TopicsError]) -> set[type[errors.TopicsError]]:
     return {leaf for child in ours for leaf in leaves(child)} or {cls}
 
 
-def test_the_table_names_exactly_the_leaves_of_the_tree() -> None:
+def test_the_table_contains_exactly_the_leaves_of_the_error_tree() -> None:
     assert set(STATUS) == leaves(errors.TopicsError)
 
 
-def test_detail_is_left_out_when_empty() -> None:
+def test_an_empty_detail_is_omitted() -> None:
     assert json.loads(bytes(error_answer(errors.NotFound("gone")).body)) == {
         "error": {"code": "not_found", "message": "gone"}
     }
@@ -33,11 +33,11 @@ def test_detail_is_left_out_when_empty() -> None:
 
 
 @pytest.mark.parametrize(("ms", "seconds"), [(0, 1), (1, 1), (1000, 1), (1001, 2), (59_999.5, 60)])
-def test_retry_after_is_whole_seconds_rounded_up(ms: float, seconds: int) -> None:
+def test_retry_after_is_rounded_up_to_seconds(ms: float, seconds: int) -> None:
     assert retry_after_s(ms) == seconds
 
 
-def test_a_call_that_a_shard_did_not_begin_in_time_may_be_retried() -> None:
+def test_a_call_that_a_shard_did_not_start_in_time_can_be_retried() -> None:
     failure = failure_of(RemoteError(ErrorCode.TIMEOUT, "Handler timeout"))
     answer = error_answer(failure)
     assert (answer.status, json.loads(bytes(answer.body))["error"]["code"]) == (503, "not_ready")

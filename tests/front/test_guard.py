@@ -29,7 +29,7 @@ from topics.front.request import Request
         ("POST", "/v0/topics/shard-bug", RECORD, {}, 500, "internal"),
     ],
 )
-async def test_every_refusal_has_its_status_and_code_and_the_connection_goes_on(
+async def test_each_refusal_has_its_status_and_code_and_keeps_the_connection_open(
     method: str, path: str, body: bytes, headers: dict[str, str], status: int, code: str
 ) -> None:
     async with running() as run:
@@ -72,7 +72,7 @@ def test_the_key_of_a_new_client_is_found_in_its_first_bytes(said: bytes, is_kno
     assert key_of(Access(), said) is None
 
 
-async def test_a_renamed_request_is_the_one_that_the_other_name_would_have_got() -> None:
+async def test_a_renamed_request_equals_a_request_with_that_name() -> None:
     async with running(keys="writer:write:t.,other:write:u.,boss") as run:
         guard = run.server.guard
 

@@ -1,4 +1,4 @@
-"""Held memory: which clients exceed it, which are closed, and which responses are refused."""
+"""Held memory: clients that are closed and responses that are refused above its bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Client:
 
 
 class Ledger:
-    """A ledger with a bound of 1,000 bytes, 500 of a key."""
+    """A ledger with a bound of 1,000 bytes, and of 500 bytes for each key."""
 
     def __init__(self, most: int = 1000) -> None:
         self.held = HeldMemory(most)
@@ -52,31 +52,31 @@ class Ledger:
         return holding
 
     def ended(self, now: float, *holdings: Holding) -> list[int]:
-        """Which of these must end."""
+        """Return the indexes of the clients that must be closed."""
         clients = [holding.client for holding in holdings]
         return [clients.index(client) for client in self.held.excess(now)]
 
 
-def test_below_half_of_the_bound_a_client_may_be_as_slow_as_it_likes() -> None:
+def test_below_half_of_the_bound_slow_clients_are_not_closed() -> None:
     ledger = Ledger()
     one = ledger.hold(500)
     assert ledger.ended(1000.0, one) == []
     assert (ledger.held.size, ledger.alarms) == (500, 0)
 
 
-def test_above_half_of_the_bound_the_slowest_end_until_it_holds() -> None:
+def test_above_half_of_the_bound_the_slowest_clients_are_closed() -> None:
     ledger = Ledger()
     slow, slower, fast = ledger.hold(300), ledger.hold(300), ledger.hold(300)
-    assert ledger.ended(1.0, slow, slower, fast) == [], "all have a credit of some seconds"
+    assert ledger.ended(1.0, slow, slower, fast) == [], "closed too early"
     slow.took(1, 30.0)
     fast.took(290, 30.0)
     assert ledger.ended(30.0, slow, slower, fast) == [1, 0]
     assert ledger.held.size == 300
     ledger.held.release(slower)
-    assert ledger.held.size == 300, "it was released when it was told to end"
+    assert ledger.held.size == 300, "released twice"
 
 
-def test_above_the_bound_fast_ones_end_as_well_and_at_once() -> None:
+def test_above_the_bound_fast_clients_are_closed_immediately_too() -> None:
     ledger = Ledger()
     brisk = [ledger.hold(400), ledger.hold(400)]
     assert ledger.alarms == 0
@@ -86,7 +86,7 @@ def test_above_the_bound_fast_ones_end_as_well_and_at_once() -> None:
     assert len(ledger.ended(0.0, *brisk)) == 1
 
 
-def test_a_block_that_many_wait_for_counts_once() -> None:
+def test_a_block_that_is_sent_to_many_clients_counts_once() -> None:
     ledger = Ledger()
     page = object()
     many = [ledger.hold(400, block=page, key=b"k") for _ in range(100)]
@@ -98,7 +98,7 @@ def test_a_block_that_many_wait_for_counts_once() -> None:
     assert ledger.held.size == 0
 
 
-def test_a_key_has_half_and_pays_for_itself() -> None:
+def test_a_key_may_hold_half_of_the_bound_and_affects_only_its_own_clients() -> None:
     ledger = Ledger()
     other = ledger.hold(100, key=b"other")
     greedy = [ledger.hold(180, key=b"greedy") for _ in range(3)]
@@ -107,9 +107,9 @@ def test_a_key_has_half_and_pays_for_itself() -> None:
     assert ledger.held.size == 100 + 2 * 180
 
 
-def test_a_long_answer_is_refused_by_the_bound_that_it_would_break() -> None:
+def test_a_long_response_is_refused_by_the_bound_that_it_would_exceed() -> None:
     ledger = Ledger()
-    assert ledger.held.refusal(b"a", 5000) is None, "a key that holds nothing is never refused"
+    assert ledger.held.refusal(b"a", 5000) is None, "a key without held bytes was refused"
     ledger.hold(400, key=b"a")
     assert ledger.held.refusal(b"a", 100) is None
     failure = ledger.held.refusal(b"a", 101)
@@ -121,13 +121,13 @@ def test_a_long_answer_is_refused_by_the_bound_that_it_would_break() -> None:
     assert failure.detail == {"limit": "max_held_bytes", "max": 1000}
 
 
-def test_without_a_bound_nobody_ends() -> None:
+def test_without_a_bound_no_client_is_closed() -> None:
     ledger = Ledger(0)
     one = ledger.hold(1 << 40, key=b"k")
     assert (ledger.ended(99.0, one), ledger.held.refusal(b"k", 9)) == ([], None)
 
 
-def test_what_waits_behind_the_first_write_of_a_client_is_bounded() -> None:
+def test_bytes_that_wait_after_the_first_write_of_a_client_are_bounded() -> None:
     ledger = Ledger(0)
     one = ledger.hold(BEHIND_MAX_BYTES * 2)
     ledger.held.add(one, object(), BEHIND_MAX_BYTES, 0.0)
@@ -136,8 +136,8 @@ def test_what_waits_behind_the_first_write_of_a_client_is_bounded() -> None:
     assert (ledger.alarms, ledger.ended(0.0, one)) == (1, [0])
 
 
-def test_a_trickle_does_not_keep_bytes_for_ever() -> None:
-    """The age of the oldest unsent byte counts, and clients below a minimum rate are closed."""
+def test_a_client_below_the_minimum_rate_is_closed() -> None:
+    """The age of its oldest unsent byte is limited."""
     taker, trickle = Ledger().hold(1 << 20), Ledger().hold(1 << 20)
     now = 0.0
     while now < 100:
@@ -149,7 +149,7 @@ def test_a_trickle_does_not_keep_bytes_for_ever() -> None:
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_is_cut_when_its_shared_memory_is_needed() -> None:
+async def test_a_slow_reader_is_disconnected_if_its_shared_memory_is_needed() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
     async with running(shards=shards) as run:
         client = await run.connect()
@@ -161,7 +161,7 @@ async def test_a_slow_reader_is_cut_when_its_shared_memory_is_needed() -> None:
             await client.hear()
 
 
-async def test_an_answer_is_held_from_when_its_head_finds_no_room() -> None:
+async def test_a_response_counts_as_held_as_soon_as_its_head_cannot_be_sent() -> None:
     connections = Connections(Timings(), 0.0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -178,7 +178,7 @@ async def test_an_answer_is_held_from_when_its_head_finds_no_room() -> None:
         assert connections.held.size == 0
 
 
-async def test_a_client_that_trickles_is_cut_and_one_that_takes_enough_is_not(
+async def test_only_a_connection_below_the_minimum_rate_is_closed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     connections = Connections(Timings(), trio.current_time())
@@ -202,7 +202,7 @@ async def test_a_client_that_trickles_is_cut_and_one_that_takes_enough_is_not(
 
 
 @pytest.mark.slow
-async def test_beyond_the_bound_long_reads_are_refused_and_other_keys_are_not() -> None:
+async def test_above_the_bound_long_reads_of_only_that_key_are_refused() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
     settings = Settings(inline_bytes=4096, max_body_bytes=1 << 20, max_held_bytes=70_000_000)
     async with running(shards=shards, settings=settings, keys="greedy,other") as run:
@@ -232,7 +232,7 @@ async def test_beyond_the_bound_long_reads_are_refused_and_other_keys_are_not() 
 
 
 class Input:
-    """Unread input with a bound of 10 times what counts."""
+    """Unread input with a bound of 10 times the minimum that is counted."""
 
     def __init__(self, most: int = 10) -> None:
         self.alarms = 0
@@ -248,7 +248,7 @@ class Input:
         return client
 
 
-def test_unread_input_is_counted_as_long_as_it_is_kept() -> None:
+def test_unread_input_is_counted_while_it_is_kept() -> None:
     ledger, client = Input(), Client()
     for length, size in ((UNREAD_MIN_BYTES - 1, 0), (5000, 5000), (9000, 9000), (2000, 2000)):
         ledger.unread.keep(client, b"", length)
@@ -258,20 +258,20 @@ def test_unread_input_is_counted_as_long_as_it_is_kept() -> None:
     assert (ledger.unread.size, ledger.alarms, ledger.unread.excess()) == (0, 0, [])
 
 
-def test_above_the_bound_the_oldest_go_first_until_a_quarter_is_free() -> None:
+def test_above_the_bound_the_oldest_clients_are_closed_until_a_quarter_is_free() -> None:
     ledger = Input()
     clients = [ledger.keep(2) for _ in range(5)]
-    ledger.unread.keep(clients[0], b"", 2 * UNREAD_MIN_BYTES)  # it keeps its place
+    ledger.unread.keep(clients[0], b"", 2 * UNREAD_MIN_BYTES)  # the client keeps its position
     assert (ledger.alarms, ledger.unread.excess()) == (0, [])
     clients.append(ledger.keep(1))
     assert ledger.alarms == 1
     assert ledger.unread.excess() == clients[:2]
     assert ledger.unread.size == 7 * UNREAD_MIN_BYTES
     ledger.unread.keep(clients[0], b"", 0)
-    assert ledger.unread.size == 7 * UNREAD_MIN_BYTES, "it was released when it had to end"
+    assert ledger.unread.size == 7 * UNREAD_MIN_BYTES, "released twice"
 
 
-def test_who_has_no_key_goes_before_those_of_the_key_that_keeps_most() -> None:
+def test_clients_without_a_key_are_closed_before_those_of_the_largest_key() -> None:
     ledger = Input()
     small, large = ledger.keep(1, b"small"), ledger.keep(4, b"large")
     unknown, larger = ledger.keep(2), ledger.keep(4, b"large")
@@ -280,13 +280,13 @@ def test_who_has_no_key_goes_before_those_of_the_key_that_keeps_most() -> None:
     assert small not in ledger.unread.excess()
 
 
-def test_zero_means_no_bound_of_unread_input() -> None:
+def test_zero_disables_the_bound_of_unread_input() -> None:
     ledger = Input(0)
     ledger.keep(1000)
     assert (ledger.alarms, ledger.unread.excess()) == (0, [])
 
 
-def test_the_ledger_of_answers_ends_those_with_too_much_unread_input() -> None:
+def test_held_memory_also_closes_clients_with_too_much_unread_input() -> None:
     ledger, client = Ledger(2000), Client()
     ledger.held.unread.keep(client, b"", 2001)
     assert ledger.alarms == 1

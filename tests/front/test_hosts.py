@@ -1,5 +1,5 @@
-"""Host names and origins (decisions 0019, 0033): a page whose name was rebound to 127.0.0.1, or of
-another site, reaches nothing through a visitor's browser.
+"""Host names and origins (decisions 0019, 0033): a page of another site, or of a name that was
+rebound to 127.0.0.1, has no access through the browser of a visitor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ THEIRS = [
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods[0]} {route.path}")
-async def test_the_name_is_checked_on_every_route_before_anything_is_done(route: object) -> None:
+async def test_the_host_name_is_checked_first_on_every_route(route: object) -> None:
     assert isinstance(route, type(ROUTES[0]))
     async with running() as run:
         client = await run.connect()
@@ -47,7 +47,7 @@ async def test_the_name_is_checked_on_every_route_before_anything_is_done(route:
         assert run.shards.calls == []
 
 
-async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
+async def test_a_cached_head_with_another_host_name_is_refused_again() -> None:
     async with running() as run:
         client = await run.connect()
         for host, status in (
@@ -85,7 +85,7 @@ async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
         (Settings(host="0.0.0.0", allowed_hosts=("a.b",)), "", [*OURS, "a.b"], THEIRS),
     ],
 )
-def test_settings_decide_when_the_rule_is_active_and_which_names_it_accepts(
+def test_settings_activate_the_rule_and_specify_the_accepted_names(
     settings: Settings, keys: str, passes: list[str], refused: list[str]
 ) -> None:
     rule = hosts.HostRule(settings, has_keys=bool(keys))
@@ -122,13 +122,13 @@ def test_settings_decide_when_the_rule_is_active_and_which_names_it_accepts(
         ),
     ],
 )
-def test_a_page_of_this_host_or_machine_is_ours_and_all_others_are_foreign(
+def test_only_pages_of_this_host_or_machine_are_not_foreign(
     host: str, origin: str, is_foreign: bool
 ) -> None:
     own = (b"host", host.encode())
     fields = HeadFields([own, (b"origin", origin.encode())])
     assert hosts.is_from_foreign_page(fields) is is_foreign
-    assert not hosts.is_from_foreign_page(HeadFields([own])), "no browser"
+    assert not hosts.is_from_foreign_page(HeadFields([own])), "not from a page"
     two = HeadFields([own, (b"origin", b"http://" + own[1]), (b"origin", b"http://elsewhere")])
     assert hosts.is_from_foreign_page(two)
 
@@ -171,13 +171,13 @@ async def asked(run: Running, method: str, path: str, **fields: str) -> tuple[in
     return status, run.shards.calls
 
 
-def test_a_get_that_does_more_than_return_a_document_is_named_here() -> None:
+def test_the_routes_that_only_return_a_document_are_listed_here() -> None:
     """The author of a new GET route must decide whether a page of another site may request it."""
     assert {route.name for route in ROUTES if route.is_document} == DOCUMENTS
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=ids)
-async def test_a_page_of_another_site_is_shown_documents_and_does_nothing_else(
+async def test_a_page_of_another_site_can_request_only_documents(
     route: Route,
 ) -> None:
     """Browsers send these requests without a preflight."""
@@ -197,7 +197,7 @@ async def test_a_page_of_another_site_is_shown_documents_and_does_nothing_else(
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=ids)
-async def test_a_page_of_the_server_its_user_and_a_program_pass(route: Route) -> None:
+async def test_pages_of_the_server_users_and_programs_are_accepted(route: Route) -> None:
     async with running() as run:
         path = route.path_of("a").replace(":wid", "w")
         for fields in (
@@ -210,7 +210,7 @@ async def test_a_page_of_the_server_its_user_and_a_program_pass(route: Route) ->
             assert status != 403, fields
 
 
-async def test_a_key_and_a_listed_origin_do_not_help_a_request_that_names_no_origin() -> None:
+async def test_a_key_and_a_listed_origin_do_not_admit_a_page_request_without_an_origin() -> None:
     for origins in (("https://app.example",), ("*",)):
         settings = Settings(cors_origins=origins)
         async with running(keys="k", settings=settings) as run:
@@ -223,7 +223,7 @@ async def test_a_key_and_a_listed_origin_do_not_help_a_request_that_names_no_ori
             assert (await asked(run, "GET", "/v0/watch?token=k", **fields))[0] == 400, "no topic"
 
 
-async def test_a_remembered_head_of_a_program_does_not_admit_a_page() -> None:
+async def test_a_cached_head_of_a_program_does_not_admit_a_page() -> None:
     async with running() as run:
         for site, status in (("", 201), ("cross-site", 403), ("", 200), ("same-site", 403)):
             client = await run.connect()

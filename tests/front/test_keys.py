@@ -1,4 +1,4 @@
-"""Keys that change under a front: which requests and streams continue, and which are closed."""
+"""Changes of keys while a front runs: requests and streams that continue or are closed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from topics.front.keys import Keys
 from topics.front.request import Body
 
 KEYS = "kept,changed:rw,gone"
-AFTER = "kept,changed:r,new"  # a key keeps its slot: the order of keys does not change
+AFTER = "kept,changed:r,new"  # keys keep their slots, so the order of keys stays the same
 GONE = b'event: error\ndata: {"code":401,"error":"this key was removed"}\n\n'
 POLL = b'{"wait_ms":30000}'
 
 
 class Shards(FakeShards):
-    """Topics can be watched, but nothing comes."""
+    """Shards whose topics can be watched, but have no events."""
 
     async def answer(
         self, shard: int, call: Call[P, R], params: Any, body: Body = b""
@@ -89,7 +89,7 @@ async def said(client: RawClient, end: bytes) -> bytes:
         ("kept", AFTER, 200),
     ],
 )
-async def test_a_waiting_call_ends_unless_its_key_may_still_make_it(
+async def test_a_waiting_call_ends_unless_its_key_still_permits_it(
     key: str, after: str, status: int
 ) -> None:
     gate = trio.Event()
@@ -110,7 +110,7 @@ async def test_a_waiting_call_ends_unless_its_key_may_still_make_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("framing", ["declared", "chunked"])
 @pytest.mark.parametrize(("key", "status"), [("gone", 401), ("changed", 403), ("kept", 200)])
-async def test_the_key_is_checked_again_when_a_body_was_waited_for(
+async def test_the_key_is_checked_again_after_the_body_has_arrived(
     framing: str, key: str, status: int
 ) -> None:
     async with running(keys=KEYS, shards=shards()) as run:
@@ -130,7 +130,7 @@ async def test_the_key_is_checked_again_when_a_body_was_waited_for(
 
 
 @pytest.mark.slow
-async def test_names_in_a_body_are_checked_against_the_prefixes_of_when_it_was_there() -> None:
+async def test_names_in_a_body_must_match_the_prefixes_at_its_arrival() -> None:
     before, after = "kept,changed::a|b,gone", "kept,changed::a,gone"
     async with running(keys=before, shards=shards()) as run:
         client = await run.connect()
@@ -141,14 +141,14 @@ async def test_names_in_a_body_are_checked_against_the_prefixes_of_when_it_was_t
         await client.say(whole[-3:])
         assert (await client.hear()).status == 200
         (_, params, _) = run.shards.calls[-1]
-        assert params.prefixes == ["a"], "an inline dead_letter may not begin with b"
+        assert params.prefixes == ["a"], "the shard must get the new prefixes"
 
 
 # Streams
 
 
 async def watch(run: Running, key: str) -> RawClient:
-    """A stream of a watch session; its client has heard how it opens."""
+    """Return a client that has received the start of the stream of a watch session."""
     client = await run.connect()
     made = await client.ask("POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer(key))
     path = made.json()["stream_url"]
@@ -166,7 +166,7 @@ async def work(run: Running, key: str) -> RawClient:
 
 
 @pytest.mark.slow
-async def test_a_socket_ends_with_an_error_and_a_close_and_does_nothing_more() -> None:
+async def test_a_removed_key_closes_its_socket_and_executes_no_later_command() -> None:
     async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
         await client.say(request("GET", "/v0/ws", b"", authorization=bearer("gone"), **HANDSHAKE))
@@ -187,7 +187,7 @@ async def test_a_socket_ends_with_an_error_and_a_close_and_does_nothing_more() -
 
 
 @pytest.mark.slow
-async def test_watch_sessions_go_with_the_rights_that_they_were_made_with() -> None:
+async def test_watch_sessions_end_if_the_rights_of_their_key_change() -> None:
     async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
         paths = {}
@@ -210,7 +210,7 @@ async def test_watch_sessions_go_with_the_rights_that_they_were_made_with() -> N
 
 
 @pytest.mark.slow
-async def test_a_session_is_not_made_for_a_key_that_goes_meanwhile() -> None:
+async def test_no_session_is_created_for_a_key_that_was_removed_in_the_meantime() -> None:
     gate = trio.Event()
     async with running(keys=KEYS, shards=shards(gate)) as run:
         client = await run.connect()
@@ -227,7 +227,7 @@ def _third(run: Running) -> Any:
     return run.server.keys.access.principals[2]
 
 
-async def test_a_stream_does_not_begin_after_its_key_has_gone() -> None:
+async def test_no_stream_starts_after_its_key_was_removed() -> None:
     """Its jobs were requested before the key was removed."""
     gate = trio.Event()
 
@@ -253,7 +253,7 @@ async def test_a_stream_does_not_begin_after_its_key_has_gone() -> None:
 # Keys
 
 
-def test_what_a_key_began_goes_on_as_long_as_its_rights_are_the_same() -> None:
+def test_a_principal_stays_valid_while_its_rights_are_unchanged() -> None:
     before = Access.parse(KEYS)
     keys = Keys(before)
     kept, changed, gone = before.principals
@@ -295,7 +295,7 @@ IN_TASKS = {
 
 
 @pytest.mark.parametrize("kind", IN_TASKS)
-async def test_a_key_that_goes_before_the_task_of_its_request_runs_is_refused(
+async def test_a_key_that_is_removed_before_the_task_of_its_request_runs_is_refused(
     kind: str, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     async with running(keys=KEYS, shards=shards()) as run:
@@ -317,8 +317,8 @@ async def test_a_key_that_goes_before_the_task_of_its_request_runs_is_refused(
     assert logged == []
 
 
-async def test_a_key_that_goes_while_the_admin_plane_is_loaded_is_refused() -> None:
-    """Its body is freed: `running` counts blocks."""
+async def test_a_key_that_is_removed_while_the_admin_plane_loads_is_refused() -> None:
+    """`running` checks that the body is freed."""
     opened = threading.Event()
     async with running(keys=KEYS, shards=shards()) as run:
         load = run.server._admin._load

@@ -1,4 +1,4 @@
-"""Limits of one client among others."""
+"""Limits of slots for all clients and for each key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def slots(in_all: int = 0, per_key: int = 0) -> Slots:
     return Slots("too many", in_all=Cap("all", in_all), per_key=Cap("key", per_key))
 
 
-def test_above_the_cap_of_all_nobody_has_a_slot_until_one_is_released() -> None:
+def test_above_the_common_cap_no_client_gets_a_slot_until_one_is_released() -> None:
     held = slots(in_all=2)
     held.acquire(ONE)
     held.acquire(TWO)
@@ -28,7 +28,7 @@ def test_above_the_cap_of_all_nobody_has_a_slot_until_one_is_released() -> None:
     held.acquire(ONE)
 
 
-def test_a_key_at_its_cap_takes_no_slot_of_others() -> None:
+def test_a_key_at_its_cap_uses_no_slots_of_others() -> None:
     held = slots(in_all=3, per_key=1)
     held.acquire(ONE)
     for _ in range(5):
@@ -39,10 +39,10 @@ def test_a_key_at_its_cap_takes_no_slot_of_others() -> None:
     held.acquire(TWO)
 
 
-def test_a_slot_that_is_about_to_be_left_counts_as_free() -> None:
+def test_a_slot_that_is_about_to_be_released_counts_as_free() -> None:
     held = slots(in_all=1, per_key=1)
     held.add(ONE)
     with pytest.raises(Throttled):
         held.check(ONE)
     held.check(ONE, leaving=1)
-    assert held.used == 1, "a check takes nothing"
+    assert held.used == 1, "a check must not use a slot"

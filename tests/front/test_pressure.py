@@ -1,4 +1,4 @@
-"""The responses of a front under pressure, and when its clients open streams."""
+"""The responses of a front under pressure to writes and new streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pressure, "REFUSAL_HOLD_S", 0.0)
 
 
-async def test_a_refused_append_is_429_with_a_time_and_the_next_one_goes_on() -> None:
+async def test_a_refused_append_gets_429_with_a_retry_time() -> None:
     async with running() as run:
         client = await run.connect()
         refuse_next(run.server.pressure)
@@ -25,13 +25,13 @@ async def test_a_refused_append_is_429_with_a_time_and_the_next_one_goes_on() ->
         assert (answer.status, answer.headers["retry-after"]) == (429, "1")
         error = answer.json()["error"]
         assert (error["code"], error["detail"]) == ("throttled", {"retry_after_ms": 1000})
-        assert run.shards.calls == [], "its shard hears nothing of it"
+        assert run.shards.calls == [], "the refused append was sent to the shard"
         for governor in run.server.pressure.governors:
             governor._debts = [0.0] * BANDS
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 201
 
 
-async def test_a_long_refused_body_is_given_back() -> None:
+async def test_a_long_refused_body_is_freed() -> None:
     async with running() as run:
         client = await run.connect()
         refuse_next(run.server.pressure)
@@ -40,7 +40,7 @@ async def test_a_long_refused_body_is_given_back() -> None:
         assert run.shards.blocks_out == 0
 
 
-async def test_who_opts_out_is_let_in() -> None:
+async def test_an_append_that_disables_backpressure_is_accepted() -> None:
     async with running() as run:
         client = await run.connect()
         refuse_next(run.server.pressure)
@@ -75,4 +75,4 @@ async def test_the_band_of_an_outcome_is_learned() -> None:
     async with running() as run:
         client = await run.connect()
         await client.ask("POST", "/v0/topics/a", RECORD)
-        assert run.server.pressure.bands.of("a") == 4, "as the fake shards tell"
+        assert run.server.pressure.bands.of("a") == 4, "not the band of the fake shards"

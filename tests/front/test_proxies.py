@@ -1,4 +1,4 @@
-"""Trusted proxies: which address is the client's."""
+"""Trusted proxies: the address of the client."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ PEER = "10.0.0.1:5123"
         ("203.0.113.9, 192.0.2.1", "192.0.2.1"),  # the client sent the first address
         ("192.0.2.1,10.0.0.2,fd00::2", "192.0.2.1"),
         ("<script>, 192.0.2.1, 10.0.0.2", "192.0.2.1"),
-        ("10.0.0.3, ::ffff:10.0.0.2", "10.0.0.3"),  # proxies alone: the farthest
+        ("10.0.0.3, ::ffff:10.0.0.2", "10.0.0.3"),  # only proxies: the farthest one
         (", ".join(["192.0.2.1"] + ["10.0.0.2"] * (HOPS_MAX - 1)), "192.0.2.1"),
     ],
 )
-def test_the_rightmost_address_that_is_not_trusted_is_the_clients(
-    forwarded: str, client: str
-) -> None:
+def test_the_rightmost_untrusted_address_is_that_of_the_client(forwarded: str, client: str) -> None:
     assert PROXIES.client_of(PEER, forwarded.encode()) == client
 
 
@@ -43,15 +41,15 @@ def test_the_rightmost_address_that_is_not_trusted_is_the_clients(
         ", ".join(["10.0.0.2"] * (HOPS_MAX + 2)),
     ],
 )
-def test_a_malformed_list_leaves_the_peer(forwarded: str) -> None:
+def test_a_malformed_list_is_ignored(forwarded: str) -> None:
     assert PROXIES.client_of(PEER, forwarded.encode()) == PEER
 
 
 @pytest.mark.parametrize("peer", ["192.0.2.7:80", "[2001:db8::7]:80", "unix", ""])
-def test_who_is_no_trusted_proxy_is_not_believed(peer: str) -> None:
+def test_the_list_of_an_untrusted_peer_is_ignored(peer: str) -> None:
     assert PROXIES.client_of(peer, b"192.0.2.1") == peer
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1:80", "[fd00::1]:80", "[::ffff:10.0.0.1]:80"])
-def test_proxies_are_known_by_both_versions_of_addresses(peer: str) -> None:
+def test_trusted_proxies_are_recognized_by_ipv4_and_ipv6_addresses(peer: str) -> None:
     assert PROXIES.client_of(peer, b"192.0.2.1") == "192.0.2.1"

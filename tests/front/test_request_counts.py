@@ -42,7 +42,7 @@ def test_requests_are_counted_by_route_and_status_with_their_bytes() -> None:
     assert series(board, "topics_http_sent_bytes_total") == {("append",): 300, ("diff",): 20}
 
 
-def test_a_request_without_an_answer_or_of_an_unknown_status_counts_as_other() -> None:
+def test_requests_without_a_response_or_with_an_unknown_status_count_as_other() -> None:
     counts, board = RequestCounts(), Board(1)
     for status in (0, 418):
         counts.count(APPEND, status, 0.1, 1, 1)
@@ -50,7 +50,7 @@ def test_a_request_without_an_answer_or_of_an_unknown_status_counts_as_other() -
     assert series(board, "topics_http_requests_total") == {("append", "other"): 2}
 
 
-def test_a_time_counts_in_the_first_bucket_that_holds_it() -> None:
+def test_a_duration_counts_in_the_first_bucket_that_includes_it() -> None:
     counts, board = RequestCounts(), Board(1)
     times = (0.0, 0.00025, 0.000251, 10.0, 3600.0)
     for seconds in times:
@@ -62,7 +62,7 @@ def test_a_time_counts_in_the_first_bucket_that_holds_it() -> None:
     assert found.sum == int(sum(times) * 1e6)
 
 
-def test_counts_go_on_in_the_words_of_a_predecessor() -> None:
+def test_counts_continue_in_the_counters_of_a_previous_process() -> None:
     board = Board(1)
     for _ in range(2):
         counts = RequestCounts()

@@ -1,4 +1,4 @@
-"""A server from its first client to its end: requests that a drain finishes, refuses or aborts."""
+"""The drain of a server: requests that are finished, refused or aborted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_the_drain_lets_requests_finish_and_closes_the_rest() -> None:
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/v0/topics/a"), ("PUT", "/v0/topics/a"), ("GET", "/v0/ready")]
 )
-async def test_a_client_that_connects_during_the_drain_is_told_so(method: str, path: str) -> None:
+async def test_a_client_that_connects_during_the_drain_gets_503(method: str, path: str) -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
     async with running(shards=shards) as run:
         busy = await run.connect()
@@ -66,7 +66,7 @@ async def test_a_client_that_connects_during_the_drain_is_told_so(method: str, p
 
 
 @pytest.mark.slow
-async def test_a_request_that_does_not_end_is_cut_after_the_drain_time() -> None:
+async def test_a_request_that_does_not_end_is_aborted_after_the_drain_time() -> None:
     shards = FakeShards(topics={"slow": [], "a": []}, gate=trio.Event(), answer_bytes=20_000_000)
     async with running(shards=shards, settings=Settings(drain_ms=100)) as run:
         waiting, deaf = [await run.connect() for _ in range(2)]

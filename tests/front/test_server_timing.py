@@ -1,4 +1,4 @@
-"""Server-Timing: the performance member as a field."""
+"""Server-Timing: the member ``performance`` as a header field."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_each_time_of_the_performance_member_is_a_metric(members: bytes, value: 
 
 
 @pytest.mark.parametrize("body", [b"", b"up 1\n", b'{"data":"\\"performance\\":{}}"}'])
-def test_an_answer_without_that_member_has_its_total_alone(body: bytes) -> None:
+def test_a_response_without_that_member_has_only_its_total(body: bytes) -> None:
     assert re.fullmatch(rb"total;dur=[0-9]+\.[0-9]{3}", field(body))
 
 
 @pytest.mark.parametrize("gzip", ["", "gzip"])
-async def test_the_field_is_what_the_answer_says(gzip: str) -> None:
+async def test_the_field_has_the_values_of_the_response_body(gzip: str) -> None:
     shards = FakeShards(topics={"a": [{"data": "x" * 2000}]})
     async with running(shards=shards) as run:
         client = await run.connect()

@@ -7,7 +7,7 @@ import pytest
 from topics.front.table import ROUTES, match
 
 
-def test_method_and_path_belong_to_one_row() -> None:
+def test_each_method_and_path_belongs_to_one_row() -> None:
     rows = [(method, route.path) for route in ROUTES for method in route.methods]
     assert len(rows) == len(set(rows))
 

@@ -74,7 +74,7 @@ def end_of(pid: int, state: Callable[[], str], *, interrupted: bool) -> int:
     """
     deadline = time.monotonic() + WITHIN_S
     while not interrupted and state() not in ("READY", "SERVING"):
-        assert time.monotonic() < deadline, "it never serves"
+        assert time.monotonic() < deadline, "the child did not start to serve"
         time.sleep(0.01)
     if not interrupted:
         os.kill(pid, signal.SIGTERM)

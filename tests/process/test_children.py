@@ -91,7 +91,7 @@ def test_a_blocked_signal_is_received_once_and_a_wait_without_a_signal_returns_n
         assert children.wait_for_signal(numbers, 0.0) is None
         signal.raise_signal(signal.SIGUSR2)
         assert children.wait_for_signal(numbers, 0.0) is signal.SIGUSR2
-        assert children.wait_for_signal(numbers, 0.001) is None, "it is taken once"
+        assert children.wait_for_signal(numbers, 0.001) is None, "the signal was received twice"
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

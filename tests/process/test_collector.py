@@ -135,7 +135,7 @@ class LookedAt(Server):
         """Return the cycles that the front has created since the previous signal. This is signal
         ``number``.
         """
-        assert self.log is not None, "the server runs"
+        assert self.log is not None, "the server has exited"
         os.kill(self.roles()["front 0"], signal.SIGUSR1)
         return list(self.log.event(f"circles {number}", 10)["kinds"])
 

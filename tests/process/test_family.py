@@ -151,7 +151,7 @@ def test_a_child_keeps_only_the_doorbells_of_its_own_links() -> None:
     links = Links(Board(SHARDS), SMALL)
     assert descriptors() - before == 2 * (SHARDS + SHARDS * (SHARDS - 1) // 2)
     assert descriptors() - before == descriptors_of(SHARDS)
-    assert resident_kib() - before_kib < 1024, "links cost next to nothing until they are used"
+    assert resident_kib() - before_kib < 1024, "unused links must need hardly any memory"
     links.keep(shard_id(3))
     assert descriptors() - before == 2 * (1 + SHARDS - 1)
     for memory in links.of(shard_id(3)):
@@ -191,8 +191,8 @@ async def test_any_two_of_16_shards_can_exchange_messages_and_their_links_stay_s
         (str(shard_id(a)), str(shard_id(b))) for a in range(SHARDS) for b in range(SHARDS) if a != b
     }
     per_link_kib = (resident_kib() - before_kib) / len(list(links))
-    assert per_link_kib < 1024, "about what was sent, in both directions"
-    assert threading.active_count() == before_threads, "no link needs a thread"
+    assert per_link_kib < 1024, "more memory than the sent data in both directions"
+    assert threading.active_count() == before_threads, "a link has started a thread"
 
 
 # Restart delays

@@ -229,7 +229,7 @@ def test_a_key_of_one_character_does_not_overwrite_that_character_elsewhere() ->
 
 
 def test_a_key_file_is_read_again_at_the_current_target_of_its_path(tmp_path: Path) -> None:
-    """systemd and Kubernetes replace it by a rename, or by a new folder behind a link."""
+    """systemd and Kubernetes replace it by a rename or by a new target of a link."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "keys").write_text(f"{name}:r")

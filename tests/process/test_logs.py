@@ -337,7 +337,7 @@ def test_a_reader_that_does_not_read_costs_lines_but_no_time(
     came = sum(sink.write(LINE) for _ in range(LINES))
     assert 10 <= came < LINES
     assert sink.dropped == LINES - came
-    assert os.get_blocking(writer), "others share the description"
+    assert os.get_blocking(writer), "other processes share the file description"
     drain(reader)
     assert sink.write("back")
     assert b"back" in drain(reader).splitlines()

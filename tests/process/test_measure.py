@@ -107,4 +107,4 @@ def test_a_process_without_a_free_descriptor_keeps_its_previous_measurements(
     with monkeypatch.context() as full:
         full.setattr(builtins, "open", refuse)
         assert used_files(known) == known
-    assert used_files(UNKNOWN, str(tmp_path)) == UNKNOWN, "where there is no such file at all"
+    assert used_files(UNKNOWN, str(tmp_path)) == UNKNOWN, "the file does not exist"

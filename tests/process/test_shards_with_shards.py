@@ -1,4 +1,4 @@
-"""Two shard processes and the link between them, of which one is killed and restarted."""
+"""Two shard processes and the link between them. One of the processes is killed and restarted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WITHIN_S = 30.0
 
 
 class Server:
-    """The supervisor's part for two shards."""
+    """The part of the supervisor for two shards."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Server:
         self.links.end_sessions(shard_id(index))
 
 
-def test_the_death_of_a_shard_fails_the_calls_of_its_peer_until_it_is_back(
+def test_the_calls_of_a_peer_fail_from_the_crash_of_a_shard_until_its_restart(
     tmp_path: Path,
 ) -> None:
     server, polling = Server(tmp_path), os.eventfd(0)
@@ -94,7 +94,7 @@ def test_the_death_of_a_shard_fails_the_calls_of_its_peer_until_it_is_back(
 
     other = server.start(1)
     caller = server.start(0, work)
-    assert is_readable(polling, WITHIN_S), "the first append is answered"
+    assert is_readable(polling, WITHIN_S), "the first append got no reply"
     server.kill(1, other)
     other = server.start(1)
     assert os.waitstatus_to_exitcode(os.waitpid(caller, 0)[1]) == 0

@@ -79,11 +79,11 @@ def test_a_shard_with_damaged_data_stays_down_and_the_others_serve(
         shards = family.ask_until(
             lambda seen: seen["shards"][0][2] == 2 and seen["shards"][0][0] == "READY"
         )["shards"]
-        assert shards[1] == ["DAMAGED", 0, 1], "it is not started again"
+        assert shards[1] == ["DAMAGED", 0, 1], "the damaged shard was restarted"
         family.signal(signal.SIGTERM)
         assert family.end() == 3
         ended = {line["child"]: line["exit_code"] for line in family.events("process ended")}
-        assert ended == {"front 0": 0, "shard 0": 0}, "the others are drained, not killed"
+        assert ended == {"front 0": 0, "shard 0": 0}, "the others were not drained"
 
 
 def test_a_server_whose_shards_are_all_damaged_stops_with_status_3(home: Path) -> None:

@@ -64,7 +64,7 @@ def test_systemd_does_not_restart_a_server_if_a_restart_cannot_help() -> None:
 def test_a_reload_of_the_unit_sends_a_hang_up_after_the_credential_was_copied_again() -> None:
     assert unit()["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert unit("refresh-on-reload.conf") == {"RefreshOnReload": "credentials"}
-    assert "RefreshOnReload" not in unit(), "systemd before 260 warns of it"
+    assert "RefreshOnReload" not in unit(), "systemd before 260 logs a warning"
     assert unit()["LoadCredential"].startswith(f"{CREDENTIAL}:")
 
 

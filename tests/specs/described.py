@@ -248,7 +248,7 @@ PARAMETERS: Final = {
     "lease_ms": "How long a lease lasts; without it as the topic says.",
     "topic": "A topic to follow; repeat it for more.",
     "from_seq": "Begin behind this seq.",
-    "tail": "Begin at the head of now.",
+    "tail": "Start at the current head.",
     "limit": "Records of an event; 0: the default.",
     "max_batch_bytes": "Bytes of an event; 0: the default.",
     "heartbeat_ms": "Clamped to 1000 to 60000.",

@@ -1,4 +1,4 @@
-"""A browser, a page, and servers whose answers the page may read."""
+"""A browser, a page, and servers whose responses the page may read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chrom
 
 @pytest.fixture(params=["chromium", "node"])
 def run(request: pytest.FixtureRequest, page: str) -> Iterator[Run]:
-    """``run(program, **options)``."""
+    """Return the function ``run(program, **options)``."""
     opened: list[InPage | InNode] = []
 
     def run_one(program: str, **options: Any) -> InPage | InNode:
@@ -51,7 +51,7 @@ def run(request: pytest.FixtureRequest, page: str) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, page: str) -> Iterator[Server]:
-    """A server with keys, which lists the origin of the page alone."""
+    """A server with keys that allows only the origin of the page."""
     keys = f"{KEY},reader:read:client-:"
     data_dir = tmp_path_factory.mktemp("guarded") / "data"
     with Server(data_dir, api_keys=keys, cors_origins=page.rstrip("/")) as server:
@@ -61,7 +61,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, page: str) -> Iterator[Ser
 
 @pytest.fixture(scope="module")
 def unguarded(tmp_path_factory: pytest.TempPathFactory, page: str) -> Iterator[Server]:
-    """A server without keys, which lists the origin of the page."""
+    """A server without keys that allows the origin of the page."""
     data_dir = tmp_path_factory.mktemp("unguarded") / "data"
     with Server(data_dir, cors_origins=page.rstrip("/")) as server:
         server.env["TOPICS_PORT"] = str(server.port)

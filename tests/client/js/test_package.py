@@ -89,7 +89,7 @@ subscribe({ topics: "orders", topic: "orders" });
 
 
 @pytest.mark.slow
-def test_the_types_accept_what_the_module_does_and_nothing_else(tmp_path: Path) -> None:
+def test_the_types_match_the_functions_of_the_module(tmp_path: Path) -> None:
     compiler = LIVE / "node_modules/typescript/bin/tsc"
     if not compiler.exists():
         pytest.skip("TypeScript is not installed: npm ci --prefix tests/contract/live")

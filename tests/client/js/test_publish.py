@@ -68,7 +68,7 @@ def test_every_record_is_appended_once_over_restarts_and_kills(
         assert not of(running.told(), "refused")
 
 
-def test_an_append_that_is_refused_is_not_repeated(run: Run, guarded: Server, name: str) -> None:
+def test_a_refused_append_is_not_repeated(run: Run, guarded: Server, name: str) -> None:
     program = """
       const running = { close() {} };
       for (const more of [{ create: false }, { key: "wrong" }, { url: "http://127.0.0.1:1" }])
@@ -102,7 +102,9 @@ def test_node_publishes_with_a_key(run: Run, guarded: Server, client: Topics, na
     assert of(told, "refused") == ["unauthorized"] * 2
 
 
-def test_a_browser_that_cannot_send_the_key_says_so(browser: chromium.Chromium, page: str) -> None:
+def test_a_publish_with_a_key_in_a_browser_throws_an_explanation(
+    browser: chromium.Chromium, page: str
+) -> None:
     browser.open(page)
     thrown = browser.evaluate(
         """import("/topics.js").then(({ publish }) => {
@@ -114,7 +116,9 @@ def test_a_browser_that_cannot_send_the_key_says_so(browser: chromium.Chromium, 
     )
 
 
-def test_a_refused_message_rejects_alone(run: Run, unguarded: Server, name: str) -> None:
+def test_a_refused_message_does_not_fail_other_messages(
+    run: Run, unguarded: Server, name: str
+) -> None:
     program = """
       const running = publish({ on: { status }, ...options });
       const show = (what) => what.then(({ last_seq }) => last_seq, ({ code }) => code);
@@ -150,7 +154,7 @@ class Sockets:
 
 @contextmanager
 def answering(*answers: Answer) -> Iterator[Sockets]:
-    """A WebSocket server. Its n-th connection handles each message with the n-th of ``answers``."""
+    """Run a WebSocket server whose n-th connection handles its messages with ``answers[n]``."""
     sockets, rest = Sockets(), iter(answers)
 
     def handle(socket: ServerConnection) -> None:
@@ -185,7 +189,7 @@ def ack(socket: ServerConnection, message: dict[str, Any]) -> None:
     say(socket, message, op="ack", topic="t", last_seq=message["records"][0]["data"], head_seq=9)
 
 
-def test_messages_without_an_answer_are_sent_again_under_their_keys(run: Run) -> None:
+def test_unanswered_messages_are_sent_again_with_the_same_keys(run: Run) -> None:
     def first(socket: ServerConnection, message: dict[str, Any]) -> None:
         if message["records"][0]["data"] == 0:
             ack(socket, message)
@@ -202,7 +206,7 @@ def test_messages_without_an_answer_are_sent_again_under_their_keys(run: Run) ->
     assert [event["state"] for event in of(told, "status")] == ["open", "waiting", "open"]
 
 
-def test_a_message_that_the_server_cannot_take_now_is_sent_again_alone(run: Run) -> None:
+def test_only_a_throttled_message_is_sent_again(run: Run) -> None:
     refusals = itertools.count()
 
     def busy(socket: ServerConnection, message: dict[str, Any]) -> None:
@@ -220,7 +224,7 @@ def test_a_message_that_the_server_cannot_take_now_is_sent_again_alone(run: Run)
     assert (of(told, "acked"), sent) == ([0, 2, 1], [0, 1, 2, 1, 1, 1])
 
 
-def test_a_message_that_is_too_long_for_the_server_does_not_hold_up_the_others(run: Run) -> None:
+def test_a_message_that_is_too_long_does_not_block_the_others(run: Run) -> None:
     program = """
       const running = publish({ on: { status }, ...options });
       for (const data of ["short", "x".repeat(1000), "short"])
@@ -239,7 +243,7 @@ def test_a_message_that_is_too_long_for_the_server_does_not_hold_up_the_others(r
     assert of(told, "refused") == ["payload_too_large"]
 
 
-def test_ready_holds_back_what_the_server_has_not_taken(run: Run) -> None:
+def test_ready_resolves_when_fewer_messages_than_max_pending_are_unacknowledged(run: Run) -> None:
     program = """
       const running = publish({ on: { status }, ...options, max_pending: 2 });
       const sent = [0, 1, 2].map((data) => running.send({ records: [{ data }] }));
@@ -272,8 +276,8 @@ def test_ready_holds_back_what_the_server_has_not_taken(run: Run) -> None:
     assert of(told, "ready")[0] < 2
 
 
-def test_a_socket_that_is_silent_is_opened_again(run: Run) -> None:
-    """Here 30 s are 300 ms."""
+def test_a_socket_without_replies_is_reopened(run: Run) -> None:
+    """The program shortens 30 s to 300 ms."""
     hurry = """
       const { setTimeout: wait } = globalThis;
       globalThis.setTimeout = (act, ms) => wait(act, ms / 100);
@@ -288,7 +292,7 @@ def test_a_socket_that_is_silent_is_opened_again(run: Run) -> None:
         running.close()
 
 
-def test_a_removed_key_ends_it_and_rejects_what_is_pending(run: Run) -> None:
+def test_a_removed_key_ends_the_publisher_and_rejects_pending_messages(run: Run) -> None:
     def removed(socket: ServerConnection, _message: dict[str, Any]) -> None:
         failure = {"op": "error", "request_id": None, "code": "unauthorized", "message": "gone"}
         socket.send(json.dumps(failure))
@@ -302,7 +306,7 @@ def test_a_removed_key_ends_it_and_rejects_what_is_pending(run: Run) -> None:
     assert states == [("open", None), ("closed", 401)]
 
 
-def test_a_refused_handshake_is_explained_by_a_plain_request(run: Run) -> None:
+def test_the_cause_of_a_refused_handshake_is_found_by_a_plain_request(run: Run) -> None:
     def refuse(socket: ServerConnection, _request: Request) -> Response:
         response = socket.respond(HTTPStatus.FORBIDDEN, "not from here")
         response.headers["Access-Control-Allow-Origin"] = "*"

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def subscribe(run: Run) -> Subscribe:
-    """``subscribe(more="{}", **options)``."""
+    """Return the function ``subscribe(more="{}", **options)``."""
 
     def open_one(more: str = "{}", **options: Any) -> InPage | InNode:
         return run(SUBSCRIBE.replace("MORE", more), **options)
@@ -62,7 +62,9 @@ def test_every_record_arrives_once_over_restarts_and_kills(
     producer.start()
     try:
         for end in ("stop", "kill", "stop", "kill"):
-            subscription.records(len(sent) + 2)  # one may have come and be unacknowledged
+            subscription.records(
+                len(sent) + 2
+            )  # one record may have been received without an acknowledgement
             guarded.restart(end)
     finally:
         is_over.set()
@@ -136,8 +138,10 @@ UNKNOWN = b"event: of-a-later-server\ndata: {}\n\n"
 HEARTBEAT = b": hb\n\n"
 
 
-def test_it_continues_after_the_last_event_after_every_failure(subscribe: Subscribe) -> None:
-    """A silent stream is closed after twice the heartbeat, here 2 s."""
+def test_a_subscription_resumes_after_its_last_event_after_every_failure(
+    subscribe: Subscribe,
+) -> None:
+    """A stream without data is closed after twice the heartbeat interval, here after 2 s."""
     first = b"id: a\nretry: 2000\n\n"
     moments = (
         refused(503, LATER),
@@ -194,7 +198,7 @@ PAGE = refused(200, b"<title>sign in</title>", Content_Type="text/html")
     [(PAGE, "bad_answer"), (stream(b"event: record\ndata: {\n\n", then=HEARTBEAT), None)],
     ids=["page", "event"],
 )
-def test_a_response_that_is_not_from_a_server_ends_it(
+def test_a_response_of_another_kind_of_server_ends_the_subscription(
     subscribe: Subscribe, answer: Any, code: str | None
 ) -> None:
     with Answering(answer) as server:
@@ -214,7 +218,7 @@ def test_no_handler_is_called_after_a_close(subscribe: Subscribe) -> None:
         assert subscription.told() == told
 
 
-def test_a_signal_closes_it(subscribe: Subscribe) -> None:
+def test_an_abort_signal_closes_the_subscription(subscribe: Subscribe) -> None:
     more = """(() => {
       const closing = new AbortController();
       return { signal: closing.signal, on: { record: (record) => {
@@ -230,7 +234,7 @@ def test_a_signal_closes_it(subscribe: Subscribe) -> None:
         assert data(subscription.told()) == [1]
 
 
-def test_with_an_aborted_signal_it_sends_no_request(subscribe: Subscribe) -> None:
+def test_a_subscription_with_an_aborted_signal_sends_no_request(subscribe: Subscribe) -> None:
     with Answering() as server:
         subscription = subscribe("{ signal: AbortSignal.abort() }", url=server.url, topics="t")
         if isinstance(subscription, InNode):
@@ -238,7 +242,7 @@ def test_with_an_aborted_signal_it_sends_no_request(subscribe: Subscribe) -> Non
         assert (server.asked, subscription.told()) == ([], [])
 
 
-def test_it_awaits_handlers_and_continues_if_they_fail(
+def test_a_subscription_awaits_handlers_and_continues_if_they_fail(
     browser: chromium.Chromium, page: str
 ) -> None:
     more = """(() => {

@@ -34,7 +34,7 @@ const running = work({ ...options, on: { status, async job(job, lost) {
   say(["lost", lost.reason.code]);
 } } });
 """
-LEASE_MS = 3000  # extended after 1 s, so that the machine may stall for 2 s
+LEASE_MS = 3000  # the lease is extended after 1 s, so that the machine may stall for 2 s
 
 
 def ready(client: Topics, name: str) -> int:
@@ -47,7 +47,7 @@ def left(client: Topics, name: str) -> int:
     return client.topic(name).state().count
 
 
-def test_each_job_is_handled_and_acked_and_no_more_at_once_than_asked(
+def test_each_job_is_acked_and_at_most_concurrency_jobs_run_at_a_time(
     run: Run, guarded: Server, client: Topics, name: str
 ) -> None:
     client.queue(name).put()
@@ -58,12 +58,12 @@ def test_each_job_is_handled_and_acked_and_no_more_at_once_than_asked(
     assert sorted(job["data"] for job in jobs) == [*range(50)]
     assert max(job["now"] for job in jobs) == 7
     assert {job["topic"] for job in jobs} == {name}
-    client.topic(name).append("later")  # a waiting claim gets it
+    client.topic(name).append("later")  # a waiting claim gets this job
     running.wait(lambda told: of(told, "job")[-1]["data"] == "later")
     assert [event["state"] for event in of(running.told(), "status")] == ["open"]
 
 
-def test_a_job_that_fails_comes_again_with_its_error(
+def test_a_failed_job_is_redelivered_with_its_error(
     run: Run, guarded: Server, client: Topics, name: str
 ) -> None:
     client.queue(name).put()
@@ -94,7 +94,7 @@ def test_the_lease_of_a_long_job_is_extended(
     assert of(running.wait(lambda told: len(of(told, "job")) == 2), "job")[1]["data"] == "next"
 
 
-def test_a_close_waits_for_jobs_and_claims_no_more(
+def test_a_close_waits_for_running_jobs_and_claims_no_others(
     run: Run, guarded: Server, client: Topics, name: str
 ) -> None:
     client.queue(name).put()
@@ -143,7 +143,7 @@ def test_jobs_are_handled_over_restarts_and_kills(
         ({"queue": "client-log"}, 409, "not_a_queue"),
     ],
 )
-def test_a_refusal_ends_it(
+def test_a_refusal_ends_the_worker(
     run: Run,
     guarded: Server,
     client: Topics,

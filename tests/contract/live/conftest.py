@@ -1,5 +1,5 @@
-"""Streams and servers for clients that this project did not write. A client that is not on the
-machine is skipped.
+"""Streams and servers for clients of other projects. Tests of clients that are not installed are
+skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.sse import session
 
 @pytest.fixture
 def url(api: Api, topic: str) -> str:
-    """The path of a stream of a topic that holds "old"."""
+    """The path of a stream of a topic that contains the record "old"."""
     ok(api.append(topic, "old"), 201)
     return str(session(api, [topic])["stream_url"])
 

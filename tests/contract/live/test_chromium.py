@@ -49,7 +49,7 @@ TAB = """
 
 
 class Tab:
-    """An EventSource in the page that is open."""
+    """An EventSource in the open page."""
 
     def __init__(self, browser: chromium.Chromium, name: str, url: str) -> None:
         self._browser, self._name = browser, name
@@ -67,7 +67,9 @@ class Tab:
 
 
 @pytest.mark.slow
-def test_chromium_watches(browser: chromium.Chromium, api: Api, topic: str, url: str) -> None:
+def test_chromium_receives_the_events_of_a_watch(
+    browser: chromium.Chromium, api: Api, topic: str, url: str
+) -> None:
     browser.open(at(api.address, "/v0/health"))
     reads_a_backlog_and_what_comes_live(Tab(browser, "watch", url), api, topic)
 
@@ -76,7 +78,7 @@ def test_chromium_watches(browser: chromium.Chromium, api: Api, topic: str, url:
 def listing(
     tmp_path_factory: pytest.TempPathFactory, server: Server, topic: str
 ) -> Iterator[Server]:
-    """A server that lists the origin of pages of ``server``, and has keys."""
+    """A server with keys that allows the origin of the pages of ``server``."""
     origin = at(server.address, "")
     data_dir = tmp_path_factory.mktemp("listing") / "data"
     with Server(data_dir, cors_origins=origin, api_keys=KEY) as listing:
@@ -103,7 +105,7 @@ ACROSS = """
 
 
 @pytest.mark.slow
-def test_a_page_of_a_listed_origin_writes_reads_and_watches(
+def test_a_page_of_a_listed_origin_can_write_read_and_watch(
     browser: chromium.Chromium, server: Server, listing: Server, topic: str
 ) -> None:
     browser.open(at(server.address, "/v0/health"))
@@ -123,7 +125,7 @@ def test_a_page_of_a_listed_origin_writes_reads_and_watches(
 
 
 @pytest.mark.slow
-def test_chromium_works_with_a_key_in_the_query(
+def test_chromium_can_open_a_work_stream_with_a_key_in_the_query(
     browser: chromium.Chromium, guarded_queue: Queue
 ) -> None:
     browser.open(at(guarded_queue.api.address, "/v0/health"))
@@ -151,7 +153,7 @@ HALF_A_REQUEST = (
 def test_an_eventsource_on_one_request_sees_every_record_once_over_restarts_and_kills(
     browser: chromium.Chromium, tmp_path: Path
 ) -> None:
-    """A request that is not sent whole makes the stops last: the page comes back before the end."""
+    """An incomplete request prolongs the stops: the page reconnects before the server ends."""
     is_over = threading.Event()
     with Server(tmp_path / "data", drain_ms=4000) as server:
         server.env["TOPICS_PORT"] = str(server.port)
@@ -220,7 +222,7 @@ new Promise((resolve, reject) => {
 
 
 @pytest.mark.slow
-def test_chromium_speaks_websocket(
+def test_chromium_can_use_a_websocket(
     browser: chromium.Chromium, server: Server, api: Api, topic: str
 ) -> None:
     ok(api.append(topic, "old"), 201)

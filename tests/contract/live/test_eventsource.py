@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 
 
 class NodeSource:
-    """A Node.js process that prints events; a thread collects them."""
+    """A Node.js process that prints events, and a thread that collects them."""
 
     def __init__(self, url: str, *bearer: str) -> None:
         program = shutil.which("node")
@@ -74,7 +74,7 @@ class NodeSource:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("others", [0, 63], ids=["map", "number"])
-def test_eventsource_comes_back_by_itself(
+def test_eventsource_reconnects_automatically(
     api: Api, topic: str, url: str, relay: Relay, others: int
 ) -> None:
     names = [f"{topic}.{number}.".ljust(255, "n") for number in range(others)]
@@ -88,7 +88,7 @@ def test_eventsource_comes_back_by_itself(
 
 
 @pytest.mark.slow
-def test_two_eventsources_on_one_session_do_not_throw_each_other_off(
+def test_two_eventsources_on_one_session_do_not_disconnect_each_other_forever(
     api: Api, topic: str, url: str
 ) -> None:
     with NodeSource(at(api.address, url)) as first:
@@ -98,7 +98,7 @@ def test_two_eventsources_on_one_session_do_not_throw_each_other_off(
 
 
 @pytest.mark.slow
-def test_eventsource_gets_its_jobs_again_when_it_comes_back(queue: Queue, relay: Relay) -> None:
+def test_eventsource_gets_its_jobs_again_after_a_reconnect(queue: Queue, relay: Relay) -> None:
     path = work_path(queue.name, node="w", max=2, lease_ms=3_600_000)
     with NodeSource(at(relay.address, path)) as source:
         works_again_after_a_cut(source, queue, relay)

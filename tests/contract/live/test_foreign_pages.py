@@ -1,4 +1,4 @@
-"""A page of another origin in Chromium sends every request that needs no preflight to a server
+"""In Chromium, a page of another origin sends every request that needs no preflight to a server
 without keys on loopback.
 """
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 
 JOBS = 20
 WAIT_S = 60.0
-FOREIGN = "elsewhere.example"  # Chromium resolves it to this machine
+FOREIGN = "elsewhere.example"  # Chromium resolves this name to the local machine
 
-# Each function requests a URL in another way. Chromium sends an Origin with those of NAMED alone.
+# Each function requests a URL in another way. Chromium sends an Origin only with those of NAMED.
 WAYS = """
 const add = (name, attributes) =>
   document.body.append(Object.assign(document.createElement(name), attributes));
@@ -99,7 +99,7 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +119,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chrom
 
 
 @pytest.mark.parametrize("name", [FOREIGN, "localhost", "127.0.0.1"])
-def test_a_page_of_another_origin_leases_opens_and_moves_nothing(
+def test_a_page_of_another_origin_cannot_write_lease_move_or_open_streams(
     browser: chromium.Chromium, page_port: int, name: str, tmp_path: Path
 ) -> None:
-    """A page with a loopback name passes with its Origin. A request without one is refused, too."""
+    """The requests of a page with a loopback name are accepted only if they have an Origin."""
     with Server(tmp_path / "data", access_log="all") as server, Api(server.address) as api:
         queue = Queue.create(api, "jobs", *range(JOBS), max_deliveries=1, dead_letter="dead")
         api.append("dead", "one")
@@ -134,7 +134,7 @@ def test_a_page_of_another_origin_leases_opens_and_moves_nothing(
         before = len(until(lines, lambda found: found[-1:] and found[-1]["topic"] == "dead"))
 
         def statuses(route: str) -> list[int]:
-            # A request of no route, as a browser may send by itself, has no such member.
+            # Requests without a route, which a browser may send on its own, have no such member.
             return [one["status"] for one in lines()[before:] if one.get("route") == route]
 
         def tried(ways: str, path: str) -> int:
@@ -163,11 +163,11 @@ def test_a_page_of_another_origin_leases_opens_and_moves_nothing(
         tried("{ top: (url) => void (location.href = url) }", paths["queue.work"])
         count = counts["queue.work"] + 1
         found = until(lambda: statuses("queue.work"), lambda found: len(found) >= count, WAIT_S)
-        assert set(found) == {403}, "nor does a link that the user follows"
+        assert set(found) == {403}, "a followed link has leased a job"
         assert queue.counters() == counters(ready=JOBS)
         assert api.state("jobs")["head_seq"] == JOBS
         assert api.state("dead")["head_seq"] == 1
         assert scrape(api).value("topics_sse_connections") == 0
-        with Wire(server.address) as wire:  # a program gets the only slot of backups
+        with Wire(server.address) as wire:  # a program can use the only slot for backups
             wire.send(request("GET", "/v0/backup"))
             assert wire.head()[0] == 200

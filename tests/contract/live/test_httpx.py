@@ -57,7 +57,9 @@ class HttpxSource:
         return self.events
 
 
-def test_httpx_watches(server: Server, api: Api, topic: str, url: str) -> None:
+def test_httpx_receives_the_events_of_a_watch(
+    server: Server, api: Api, topic: str, url: str
+) -> None:
     with HttpxSource(at(server.address, url)) as source:
         reads_a_backlog_and_what_comes_live(source, api, topic)
         assert source.source.response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -83,7 +85,7 @@ def test_httpx_resumes_from_the_last_id_of_64_topics_with_long_names(
         }
 
 
-def test_httpx_that_is_closed_gives_its_jobs_back(queue: Queue) -> None:
+def test_closing_the_httpx_client_releases_its_jobs(queue: Queue) -> None:
     queue.push("a")
     path = work_path(queue.name, node="w", lease_ms=3_600_000)
     with HttpxSource(at(queue.api.address, path)) as source:

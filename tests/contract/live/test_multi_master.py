@@ -1,5 +1,5 @@
-"""Three nodes that write to a mirror of two topics and watch both: each gets the others' records,
-none of its own, and every write terminates.
+"""Three nodes write to a mirror of two topics and watch both. Each node gets the records of the
+other nodes and none of its own, and the forwarding of every write terminates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def mirror(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[Mir
 
 
 def write(address: Address, mirror: Mirror, node: str) -> None:
-    """A node writes to the two topics in turn."""
+    """Write as a node to the two topics alternately."""
     with Api(address) as api:
         for number in range(WRITES):
             ok(api.append(mirror[number % 2], f"{node} {number}", node=node))
@@ -53,7 +53,7 @@ def at_rest(api: Api, *names: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_each_node_gets_the_records_of_the_others_and_every_write_terminates(
+def test_each_node_gets_only_records_of_the_others_and_forwarding_terminates(
     api: Api, mirror: Mirror
 ) -> None:
     found: dict[str, Counter[str]] = {}

@@ -1,5 +1,5 @@
-"""Prometheus with the files of `deploy/prometheus` scrapes a server, and is then asked what it has
-seen, and which alerts it has.
+"""Prometheus scrapes a server with the configuration in `deploy/prometheus`. The tests query its
+samples and alerts.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Prometheus:
         self._port = port
 
     def query(self, expression: str) -> list[Any]:
-        """The series of an instant vector; none while the server starts."""
+        """Return the series of an instant vector, or none while Prometheus starts."""
         return list(self._ask(f"query?query={quote(expression)}", "result"))
 
     def alerts(self) -> dict[str, str]:
-        """The state of each alert that is pending or fires."""
+        """Return the state of each pending or firing alert."""
         found = self._ask("alerts", "alerts")
         return {alert["labels"]["alertname"]: alert["state"] for alert in found}
 
     def rules(self) -> dict[str, str]:
-        """The health of each alert."""
+        """Return the health of each alerting rule."""
         rules = [rule for group in self._ask("rules", "groups") for rule in group["rules"]]
         return {rule["name"]: rule["health"] for rule in rules}
 
@@ -118,7 +118,7 @@ def test_prometheus_scrapes_with_a_key_and_answers_queries(
     assert "fsync" in kinds
 
 
-def test_the_alerts_are_loaded_and_one_fires_when_the_server_goes(
+def test_the_alerts_are_loaded_and_one_fires_when_the_server_stops(
     server: Server, prometheus: Prometheus
 ) -> None:
     def healths() -> set[str]:

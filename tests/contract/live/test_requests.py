@@ -1,5 +1,5 @@
-"""Event streams with requests and sseclient-py. Both read through urllib3. It returns each chunk of
-a chunked body immediately, but blocks of a fixed size from a body that ends with its connection.
+"""Event streams with requests and sseclient-py. Both read with urllib3, which returns each chunk of
+a chunked body immediately. A body that ends with its connection is returned in fixed-size blocks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RequestsSource:
         self._session.close()
 
     def lines(self) -> Iterator[bytes]:
-        """The lines of the stream, as `requests` gives them with its default block size."""
+        """Yield the lines of the stream as `requests` returns them with its default block size."""
         lines: Iterator[bytes] = self.response.iter_lines()
         return lines
 
@@ -66,7 +66,7 @@ def test_sseclient_watches_topics_in_one_request(server: Server, api: Api, topic
         reads_a_backlog_and_what_comes_live(source, api, topic)
 
 
-def test_sseclient_works_on_a_queue(queue: Queue) -> None:
+def test_sseclient_receives_the_jobs_of_a_queue(queue: Queue) -> None:
     """The last job arrives although no other event follows it."""
     path = work_path(queue.name, node="w", max=2)
     with RequestsSource(at(queue.api.address, path)) as source:
@@ -74,7 +74,7 @@ def test_sseclient_works_on_a_queue(queue: Queue) -> None:
     queue.becomes()
 
 
-def test_each_record_is_a_line_of_requests_as_soon_as_it_is_written(
+def test_requests_returns_the_line_of_each_record_as_soon_as_it_is_written(
     server: Server, api: Api, topic: str
 ) -> None:
     ok(api.append(topic, 0), 201)

@@ -44,7 +44,9 @@ def talk(socket: Any, topic: str) -> None:
 
 
 @pytest.mark.parametrize("compression", ["deflate", None])
-def test_websockets_talks(api: Api, topic: str, compression: str | None) -> None:
+def test_websockets_can_publish_and_subscribe(
+    api: Api, topic: str, compression: str | None
+) -> None:
     ok(api.append(topic, "old"), 201)
     url = at(api.address, "/v0/ws", "ws")
     with client.connect(url, proxy=None, compression=compression) as socket:
@@ -55,8 +57,8 @@ def test_websockets_talks(api: Api, topic: str, compression: str | None) -> None
 
 
 @pytest.mark.slow
-def test_websockets_takes_the_longest_record_once_its_bound_is_lifted(api: Api, topic: str) -> None:
-    longest = "x" * (2**20 - 2)  # with its quotes 1 MiB
+def test_websockets_accepts_the_longest_record_with_a_higher_bound(api: Api, topic: str) -> None:
+    longest = "x" * (2**20 - 2)  # 1 MiB including its quotes
     ok(api.append(topic, longest), 201)
     ask = json.dumps({"op": "subscribe", "topic": topic, "from_seq": 0})
     address = at(api.address, "/v0/ws", "ws")
@@ -70,7 +72,7 @@ def test_websockets_takes_the_longest_record_once_its_bound_is_lifted(api: Api, 
             list(socket)
 
 
-def test_websockets_talks_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
+def test_websockets_can_use_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
     ok(guarded_api.append(topic, "old"), 201)
     url = at(guarded.address, "/v0/ws", "ws")
     headers = {"Authorization": f"Bearer {KEY}"}
@@ -81,7 +83,7 @@ def test_websockets_talks_with_a_key(guarded: Server, guarded_api: Api, topic: s
     assert refused.value.response.status_code == 401
 
 
-async def test_trio_websocket_talks(api: Api, topic: str) -> None:
+async def test_trio_websocket_can_publish_and_subscribe(api: Api, topic: str) -> None:
     trio_websocket = pytest.importorskip("trio_websocket", reason="the dev extra has it")
     ok(api.append(topic, "old"), 201)
     async with trio_websocket.open_websocket_url(at(api.address, "/v0/ws", "ws")) as socket:

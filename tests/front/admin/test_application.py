@@ -31,7 +31,7 @@ Handler = Callable[[dict[str, Any], AdminCall], None]
 
 
 async def asked(handle: Handler, call: AdminCall, response: Response | None) -> Answer:
-    """The answer of an application that responds when ``handle`` has returned."""
+    """Return the answer of an application that responds after ``handle`` has returned."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         call = scope["state"][CALL]
@@ -48,7 +48,7 @@ async def asked(handle: Handler, call: AdminCall, response: Response | None) -> 
 
 
 def call_of(target: bytes, body: Body) -> AdminCall:
-    """A PUT with this target, admitted."""
+    """Return an admitted PUT with this target."""
     found = match("PUT", target)
     fields = HeadFields([(b"x-client", b"1")])
     request = Request(
@@ -69,7 +69,7 @@ def call_of(target: bytes, body: Body) -> AdminCall:
     return AdminCall(request, body, 0)
 
 
-async def test_hypercorn_gets_a_head_of_the_servers_own_and_no_byte_of_the_client() -> None:
+async def test_hypercorn_gets_a_generated_head_and_no_bytes_of_the_client() -> None:
     seen: list[dict[str, Any]] = []
     call = call_of(b"/v0/%72outers/a%2eb?x=1", b"secret")
 
@@ -85,19 +85,19 @@ async def test_hypercorn_gets_a_head_of_the_servers_own_and_no_byte_of_the_clien
     assert (scope["query_string"], scope["headers"]) == (b"", [(b"host", b"topics")])
 
 
-async def test_a_body_that_the_application_did_not_take_is_freed() -> None:
+async def test_a_body_that_the_application_does_not_take_is_freed() -> None:
     shards = FakeShards()
     await asked(lambda *_: None, call_of(b"/v0/routers/a", FakeBlock(9, shards)), Response(b""))
     assert shards.blocks_out == 0
 
 
-async def test_an_answer_of_hypercorns_own_is_never_sent() -> None:
+async def test_a_response_that_hypercorn_creates_itself_is_never_sent() -> None:
     with pytest.raises(AssertionError, match="without calling the application"):
         await asked(lambda *_: None, call_of(b"/v0/routers/a", b""), None)
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-def test_a_body_has_one_owner_who_frees_it(is_taken: bool) -> None:
+def test_a_body_has_one_owner_which_frees_it(is_taken: bool) -> None:
     body = FakeBlock(9, FakeShards())
     call = call_of(b"/v0/routers/a", body)
     if is_taken:
@@ -117,7 +117,7 @@ def test_a_body_has_one_owner_who_frees_it(is_taken: bool) -> None:
         "quart_trio.asgi.TrioASGIHTTPConnection.handle_request",
     ],
 )
-async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
+async def test_an_error_in_the_framework_gets_the_error_envelope(
     where: str, monkeypatch: Any
 ) -> None:
     async with running() as run:
@@ -150,7 +150,7 @@ def test_a_route_that_needs_no_key_is_in_the_data_plane() -> None:
 
 
 @pytest.mark.slow
-async def test_an_answer_of_the_admin_plane_says_when_it_is_the_last_of_its_connection() -> None:
+async def test_the_last_response_of_a_connection_has_connection_close() -> None:
     async with running() as run:
         client = await run.connect()
         answer = await client.ask("PUT", "/v0/routers/a", b"{}")
@@ -177,7 +177,9 @@ async def test_the_application_answers_every_row() -> None:
         ("/v0/topics/shard-bug/leases", 500, "internal"),
     ],
 )
-async def test_a_failure_of_a_view_has_the_envelope(path: str, status: int, code: str) -> None:
+async def test_a_failure_of_a_view_gets_the_error_envelope(
+    path: str, status: int, code: str
+) -> None:
     async with running() as run:
         client = await run.connect()
         answer = await client.ask("GET", path, b"")
@@ -185,7 +187,7 @@ async def test_a_failure_of_a_view_has_the_envelope(path: str, status: int, code
         assert "secret" not in answer.body.decode()
 
 
-async def test_a_bug_in_a_view_is_answered_and_logged(
+async def test_an_unexpected_error_in_a_view_gets_500_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     async with running() as run:

@@ -1,4 +1,4 @@
-"""The families of the metrics page: of the whole server, and the rows of topics and routers."""
+"""The families of the metrics page: metrics of the server, and rows of topics and routers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def values(family: Family) -> dict[str, Value]:
         (True, False, True, 0),
     ],
 )
-def test_ready_is_what_the_probe_says(
+def test_ready_equals_the_result_of_the_probe(
     ready: bool, server_drains: bool, front_drains: bool, expected: int
 ) -> None:
     readiness = Readiness(ready, 0.123456789, 0, server_drains)
@@ -64,7 +64,7 @@ def test_ready_is_what_the_probe_says(
     assert values(found["topics_recovery_progress"]) == {"": 0.123457}
 
 
-def test_restarts_are_the_forks_but_the_first() -> None:
+def test_every_fork_except_the_first_counts_as_a_restart() -> None:
     board = Board(2)
     board.front.spawns, board.shard(1).spawns = 1, 4
     family = shown(board)["topics_process_restarts_total"]
@@ -72,7 +72,7 @@ def test_restarts_are_the_forks_but_the_first() -> None:
     assert values(family) == {"front 0": 0, "shard 0": 0, "shard 1": 3}
 
 
-def test_states_are_numbers_that_the_help_explains() -> None:
+def test_states_are_numbers_that_the_help_text_explains() -> None:
     board = Board(2)
     board.front.state, board.shard(1).state = FrontState.SERVING, ShardState.DAMAGED
     board.shard(0).delay_ms, board.shard(1).disk_silent_ms = 40, 50
@@ -84,7 +84,7 @@ def test_states_are_numbers_that_the_help_explains() -> None:
     assert values(found["topics_shard_disk_silent_ms"]) == {"0": 0, "1": 50}
 
 
-def test_every_cap_is_told_by_the_name_of_its_429() -> None:
+def test_every_cap_has_the_name_that_its_429_contains() -> None:
     found = values(shown(Board(1))["topics_limit_max"])
     assert found["max_connections"] == 10
     assert found["max_sse_connections"] == SETTINGS.max_sse_connections
@@ -112,7 +112,7 @@ async def lines(
     prefixes: list[str] | None = None,
     reads: trio.CapacityLimiter | None = None,
 ) -> list[str]:
-    """The lines of both blocks that have a value."""
+    """Return the lines with values of both blocks."""
     context: Any = context_of(shards, most, reads or trio.CapacityLimiter(1))
     params = MetricsParams(prefixes, most, most)
     found = await metrics._ask_all(context, params) if most else []
@@ -121,7 +121,7 @@ async def lines(
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-async def test_rows_of_all_shards_are_shown_by_name() -> None:
+async def test_rows_of_all_shards_are_sorted_by_name() -> None:
     found = await lines(fake_shards(3))
     assert found == [
         *[f'topics_topic_head_seq{{topic="t{n}"}} {n}' for n in range(3)],
@@ -136,7 +136,7 @@ async def test_rows_of_all_shards_are_shown_by_name() -> None:
     ]
 
 
-async def test_rows_are_cut_when_each_shard_has_few_and_all_together_too_many() -> None:
+async def test_rows_are_truncated_if_all_shards_together_exceed_the_limit() -> None:
     shards = fake_shards(64, shards=8)
     counts = [sum(shards.shard_of(name) == shard for name in shards.topics) for shard in range(8)]
     found = await lines(shards, most=max(counts))
@@ -144,7 +144,7 @@ async def test_rows_are_cut_when_each_shard_has_few_and_all_together_too_many() 
     assert "topics_topic_metrics_truncated 1" in found
 
 
-async def test_names_outside_the_prefixes_are_not_asked_for() -> None:
+async def test_names_outside_the_prefixes_are_not_requested() -> None:
     shards = fake_shards()
     found = await lines(shards, prefixes=["t3"])
     assert [line for line in found if "head_seq" in line] == ['topics_topic_head_seq{topic="t3"} 3']
@@ -153,7 +153,7 @@ async def test_names_outside_the_prefixes_are_not_asked_for() -> None:
     assert asked == {("t3",)}
 
 
-async def test_a_shard_that_does_not_answer_in_time_is_left_out(
+async def test_a_shard_that_does_not_reply_in_time_is_omitted(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     shards = fake_shards()
@@ -169,7 +169,7 @@ async def test_a_shard_that_does_not_answer_in_time_is_left_out(
     assert "topics_router_metrics_truncated 1" in found
 
 
-async def test_a_page_that_does_not_get_its_turn_in_time_has_no_rows(
+async def test_a_page_that_waits_too_long_for_other_pages_has_no_rows(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     shards, reads, pages = fake_shards(), trio.CapacityLimiter(2), list[list[str]]()
@@ -183,7 +183,7 @@ async def test_a_page_that_does_not_get_its_turn_in_time_has_no_rows(
         for _ in range(5):
             nursery.start_soon(read)
     assert trio.current_time() - began == READ_MAX_S
-    assert len(shards.calls) == 2 * shards.count, "the crowd costs the shards no more"
+    assert len(shards.calls) == 2 * shards.count, "more than two pages were read from the shards"
     assert sorted(len(page) > 2 for page in pages) == [False] * 3 + [True] * 2
     assert all("topics_topic_metrics_truncated 1" in page for page in pages)
 
@@ -193,7 +193,7 @@ def test_every_field_has_its_column() -> None:
     assert ("router", *metrics.ROUTERS) == RouterMetrics._fields
 
 
-def test_a_queue_has_its_four_numbers() -> None:
+def test_a_queue_has_four_additional_metrics() -> None:
     rows = [
         TopicMetrics("jobs", 9, 1, 8, 70, 5, 2, 1, 3),
         TopicMetrics("log", 9, 1, 8, 70, None, None, None, None),

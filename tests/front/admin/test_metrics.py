@@ -1,4 +1,4 @@
-"""The metrics page: who may read it, when, in which form."""
+"""The metrics page: required rights, availability and formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def text_of(answer: Answered) -> str:
 
 
 @PATHS
-async def test_the_text_is_what_the_parser_of_prometheus_reads(path: str) -> None:
+async def test_the_text_format_can_be_parsed_by_prometheus(path: str) -> None:
     async with running(shards=FakeShards(topics={"a": [1, 2]})) as run:
         client = await run.connect()
         answer = await client.ask("GET", path, accept=PROMETHEUS)
@@ -41,7 +41,7 @@ async def test_the_text_is_what_the_parser_of_prometheus_reads(path: str) -> Non
         assert found["topics_ready"].samples[0].value == 1
 
 
-async def test_it_is_served_while_shards_recover() -> None:
+async def test_the_page_is_served_while_shards_recover() -> None:
     async with running(shards=FakeShards(ready=False)) as run:
         client = await run.connect()
         answer = await client.ask("GET", "/v0/metrics")
@@ -53,7 +53,7 @@ async def test_it_is_served_while_shards_recover() -> None:
 
 
 class Slow(FakeShards):
-    """A shard that answers for metrics when its gate opens."""
+    """A shard that replies to metrics requests when its gate opens."""
 
     async def answer(
         self, shard: int, call: Call[P, R], params: Any, body: Body = b""
@@ -64,7 +64,7 @@ class Slow(FakeShards):
         return await super().answer(shard, call, params, body)
 
 
-async def test_a_key_that_was_removed_meanwhile_sees_no_names() -> None:
+async def test_a_key_that_is_removed_during_the_request_gets_no_names() -> None:
     gate = trio.Event()
     async with running(keys="k,gone", shards=Slow(topics={"a": []}, gate=gate)) as run:
         clients = [await run.connect() for _ in range(2)]
@@ -77,7 +77,7 @@ async def test_a_key_that_was_removed_meanwhile_sees_no_names() -> None:
         assert [(await client.hear()).status for client in clients] == [200, 401]
 
 
-async def test_a_long_page_is_made_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_page_is_rendered_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "STEP_NS", 0)
     steps = 0
 

@@ -1,4 +1,4 @@
-"""Pages of lists: sizes are clamped, cursors are opaque and say what they hold."""
+"""Pages of lists: clamped sizes and opaque cursors of different types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def packed(document: bytes) -> str:
 
 
 @pytest.mark.parametrize("after", ["a", "jobs:x-1._", "a" * 255])
-def test_a_cursor_of_names_holds_a_name(after: str) -> None:
+def test_a_cursor_of_names_encodes_a_name(after: str) -> None:
     cursor = NAMES.encode(after)
     assert "=" not in cursor
     assert NAMES.decode("cursor", cursor) == after
@@ -28,7 +28,7 @@ def test_a_cursor_of_names_holds_a_name(after: str) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2**63 - 1])
-def test_a_cursor_of_seqs_holds_a_seq(after: int) -> None:
+def test_a_cursor_of_seqs_encodes_a_seq(after: int) -> None:
     assert SEQS.decode("cursor", SEQS.encode(after)) == after
 
 
@@ -40,14 +40,14 @@ def test_a_cursor_of_seqs_holds_a_seq(after: int) -> None:
         NAMES.encode("1"),
     ],
 )
-def test_anything_else_is_no_cursor_of_seqs(value: str) -> None:
+def test_any_other_value_is_refused_as_a_cursor_of_seqs(value: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         SEQS.decode("cursor", value)
     assert raised.value.detail == {"parameter": "cursor"}
 
 
 @pytest.mark.parametrize(("count", "more"), [(0, False), (1, False), (2, False), (3, True)])
-def test_a_page_has_a_cursor_when_one_more_item_was_found(count: int, more: bool) -> None:
+def test_a_page_has_a_cursor_if_there_is_another_item(count: int, more: bool) -> None:
     items = [(f"n{number}", b'{"n":%d}' % number) for number in range(count)]
     page = json.loads(bytes(answer("things", items, 2, at=0).body))
     assert page["things"] == [{"n": number} for number in range(min(count, 2))]
@@ -57,7 +57,7 @@ def test_a_page_has_a_cursor_when_one_more_item_was_found(count: int, more: bool
         assert NAMES.decode("cursor", page["next_cursor"]) == "n1"
 
 
-async def test_all_shards_are_asked_and_each_reply_is_given_back() -> None:
+async def test_all_shards_are_requested_and_each_reply_is_released() -> None:
     shards = FakeShards(count=3, topics={name: [] for name in "abcdefgh"})
     async with running(shards=shards) as run:
         client = await run.connect()
@@ -68,7 +68,7 @@ async def test_all_shards_are_asked_and_each_reply_is_given_back() -> None:
         assert (len(shards.calls), shards.replies_out) == (6, 0)
 
 
-async def test_the_first_failure_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_of_one_shard_fails_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = FakeShards(count=3, topics={name: [] for name in "abcdefgh"})
     told = shards._answer
 
@@ -86,8 +86,8 @@ async def test_the_first_failure_fails_all(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-async def test_a_front_that_ends_does_not_wait_for_a_page() -> None:
-    """`running` counts replies."""
+async def test_a_stop_of_the_front_does_not_wait_for_a_page() -> None:
+    """`running` checks that all replies are released."""
     shards = FakeShards(count=3, silent={2})
     async with running(shards=shards) as run:
         client = await run.connect()

@@ -32,7 +32,7 @@ class Console:
             self.open(path)
 
     def go(self, path: str) -> None:
-        """Open another page of the console, as a link does."""
+        """Open another page of the console like a link."""
         self.ask(
             f"""new Promise((over) => {{
               const drawn = () => requestAnimationFrame(() => requestAnimationFrame(over));
@@ -104,7 +104,7 @@ class Console:
 
     @property
     def too_wide(self) -> list[str]:
-        """Elements that extend beyond the right edge of the window."""
+        """Return the elements that extend beyond the right edge of the window."""
         found: list[str] = self.ask(
             """document.documentElement.scrollWidth <= innerWidth ? []
               : [...document.querySelectorAll("body *")]
@@ -131,7 +131,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def console(browser: chromium.Chromium, server: Server) -> Iterator[Console]:
     browser.complaints.clear()
     yield Console(browser, server)
-    browser.open("about:blank")  # its stream ends
+    browser.open("about:blank")  # the stream of the page ends
 
 
 @pytest.fixture

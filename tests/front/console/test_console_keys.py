@@ -70,7 +70,7 @@ def test_a_removed_key_is_requested_again(console: Console) -> None:
     console.shows("the server does not accept this key")
 
 
-def test_with_a_key_that_may_only_read_the_console_names_the_missing_scope(
+def test_with_a_read_only_key_the_console_names_the_missing_scope(
     console: Console,
 ) -> None:
     sign_in(console, READER)

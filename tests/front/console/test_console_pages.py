@@ -286,7 +286,7 @@ TEXTS = [
 ]
 
 
-def test_members_keep_their_text_whatever_it_is(console: Console) -> None:
+def test_members_keep_any_text_unchanged(console: Console) -> None:
     console.open("#/")
     records = ",".join(f'{{"$seq":1,"$tag":"data","data":{one},"meta":{one}}}' for one in TEXTS)
     answer = f'{{"topic":"data","records":[{records}],"lag":2}}'
@@ -377,7 +377,7 @@ def test_a_draft_is_kept_until_it_is_appended(console: Console, api: Api) -> Non
     assert console.ask(f"{value}.join('')") == ""
 
 
-def test_a_draft_that_is_too_long_is_not_kept_and_says_so(console: Console, api: Api) -> None:
+def test_a_draft_that_is_too_long_is_reported_and_not_kept(console: Console, api: Api) -> None:
     create(api, "too-long")
     console.open("#/topics/too-long/publish")
     console.fill("Data", "short")
@@ -436,7 +436,7 @@ def test_a_topic_is_created_configured_and_deleted(console: Console, api: Api) -
     assert api.get("made").status == 404
 
 
-def test_a_config_that_removes_records_asks_first(console: Console, api: Api) -> None:
+def test_a_config_that_removes_records_needs_a_confirmation(console: Console, api: Api) -> None:
     create(api, "shrunk")
     ok(api.append("shrunk", *range(400)))
     console.open("#/topics/shrunk/config")
@@ -493,7 +493,7 @@ def test_fields_of_a_config_take_units_and_show_the_stored_value_in_them(
         until(partial(is_saved, field, value))
 
 
-def test_a_bad_unit_is_reported_at_its_field_and_nothing_is_saved(
+def test_an_invalid_unit_is_reported_at_its_field_and_nothing_is_saved(
     console: Console, api: Api
 ) -> None:
     create(api, "bad-units", ttl_ms=1000)
@@ -632,7 +632,7 @@ def test_the_keyboard_moves_through_rows_and_lists_its_shortcuts(
 
 
 def test_a_page_that_is_not_visible_sends_no_requests(console: Console) -> None:
-    """Here 2 s are 20 ms."""
+    """The test shortens 2 s to 20 ms."""
     console.open("#/")
     console.ask(
         """(() => {

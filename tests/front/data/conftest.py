@@ -10,5 +10,5 @@ from tests.support.fake_shards import FakeShards
 
 @pytest.fixture
 def slow() -> FakeShards:
-    """Calls of topic ``slow`` wait; a claim of it gets jobs 1 and 2."""
+    """Shards in which calls of topic ``slow`` wait. A claim of it gets jobs 1 and 2."""
     return FakeShards(topics={"slow": []}, gate=trio.Event(), leased=[1, 2])

@@ -18,14 +18,14 @@ HOW = ["closed", "half closed", "reset"]
 
 @contextmanager
 def granted(shards: FakeShards) -> Iterator[None]:
-    """The waiting claims are answered when the block ends."""
+    """Answer the waiting claims when the block ends."""
     yield
     assert shards.gate is not None
     shards.gate.set()
 
 
 async def hang_up(client: RawClient, how: str) -> None:
-    """As a client may, and until the server's kernel knows."""
+    """Disconnect in this way, and wait until the kernel of the server has noticed it."""
     if how == "half closed":
         await client.stream.send_eof()
     else:

@@ -29,7 +29,7 @@ ROUTE = APPEND_ROUTE
 
 
 class Desk:
-    """Appends to fake shards; ``heard`` has the responses in order of arrival."""
+    """Appends to fake shards. ``heard`` has the responses in order of arrival."""
 
     def __init__(self) -> None:
         self.shards = FakeShards(topics={"a": []})
@@ -69,7 +69,7 @@ class Desk:
 
     @property
     def sent(self) -> list[int]:
-        """How many requests each message had."""
+        """Return the number of requests in each message."""
         counts = []
         for method, params, _ in self.shards.calls:
             assert method == "append"
@@ -77,7 +77,7 @@ class Desk:
         return counts
 
 
-def test_one_message_and_an_answer_for_each_in_their_order() -> None:
+def test_joined_appends_share_a_message_and_are_answered_in_order() -> None:
     desk = Desk()
     with desk.shards.batch:
         for name in "xyz":
@@ -93,7 +93,7 @@ def test_one_message_and_an_answer_for_each_in_their_order() -> None:
     assert desk.shards.replies_out == 0
 
 
-def test_each_has_its_own_failure() -> None:
+def test_each_joined_append_has_its_own_failure() -> None:
     desk = Desk()
     with desk.shards.batch:
         desk.append("x", "b", b"{")
@@ -102,7 +102,7 @@ def test_each_has_its_own_failure() -> None:
     assert desk.heard == [("x", "invalid_request"), ("y", 201), ("z", "invalid_request")]
 
 
-def test_all_have_the_failure_of_their_shard() -> None:
+def test_a_failure_of_the_shard_fails_all_joined_appends() -> None:
     desk = Desk()
     desk.shards.ready = False
     with desk.shards.batch:
@@ -121,7 +121,7 @@ def test_all_have_the_failure_of_their_shard() -> None:
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_only_equal_requests_join(other: dict[str, Any]) -> None:
+def test_only_requests_with_equal_parameters_are_joined(other: dict[str, Any]) -> None:
     desk = Desk()
     with desk.shards.batch:
         desk.append("x")
@@ -131,14 +131,14 @@ def test_only_equal_requests_join(other: dict[str, Any]) -> None:
     assert len(desk.heard) == 3
 
 
-def test_outside_of_a_turn_each_goes_at_once() -> None:
+def test_outside_of_a_batch_each_append_is_sent_immediately() -> None:
     desk = Desk()
     desk.append("x")
     desk.append("y")
     assert desk.sent == [1, 1]
 
 
-def test_a_full_group_goes_within_the_turn() -> None:
+def test_a_full_group_is_sent_before_the_end_of_the_batch() -> None:
     desk = Desk()
     long = b'{"records":[{"data":"%b"}]}' % (b"x" * JOINED_MAX_BYTES)
     with desk.shards.batch:
@@ -154,7 +154,7 @@ def test_a_full_group_goes_within_the_turn() -> None:
     assert len(desk.heard) == JOINED_FIRST + JOINED_MAX + 2
 
 
-def test_what_follows_an_answer_joins() -> None:
+def test_appends_that_follow_responses_are_joined() -> None:
     desk = Desk()
     with desk.shards.batch:
         for name in "xyz":
@@ -163,7 +163,7 @@ def test_what_follows_an_answer_joins() -> None:
     assert desk.heard[3:] == [("next", 200)] * 3
 
 
-def test_an_unexpected_error_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_fails_all_joined_appends(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
 
     def broken(*_: object, **__: object) -> None:
@@ -176,7 +176,7 @@ def test_an_unexpected_error_fails_its_requests(monkeypatch: pytest.MonkeyPatch)
     assert desk.heard == [("x", "internal"), ("y", "internal")]
 
 
-def test_what_fails_behind_one_answer_takes_no_other(logged: Logged) -> None:
+def test_an_error_after_one_response_does_not_affect_other_responses(logged: Logged) -> None:
     desk = Desk()
 
     def broken() -> None:

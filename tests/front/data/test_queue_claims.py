@@ -22,7 +22,7 @@ UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams("slow", 7, [1, 2]), b"")
 @pytest.mark.parametrize("path", ["claim", "diff"])
 @pytest.mark.parametrize("how", ["closed", "reset"])
 @pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
-async def test_a_call_that_waits_ends_when_its_client_hangs_up(
+async def test_a_waiting_call_ends_when_its_client_disconnects(
     slow: FakeShards, path: str, how: str, behind: bytes
 ) -> None:
     """The call ends immediately, without waiting for the periodic sweep."""
@@ -33,14 +33,14 @@ async def test_a_call_that_waits_ends_when_its_client_hangs_up(
         await hang_up(client, how)
         await run.until(lambda: slow.cancelled == 1)
         await run.until(lambda: len(run.server.connections) == 0)
-        assert UNCLAIMED not in slow.calls, "the shard hears that the call is cancelled"
+        assert UNCLAIMED not in slow.calls, "jobs were released instead of the call cancelled"
 
 
 @pytest.mark.parametrize("how", ["closed", "reset"])
-async def test_jobs_for_a_client_that_has_hung_up_are_given_back(
+async def test_jobs_of_a_disconnected_client_are_released(
     slow: FakeShards, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The front has not seen it when the answer comes."""
+    """The front has not noticed the disconnect when the reply arrives."""
     monkeypatch.setattr(Connection, "begin_waiting", lambda self: None)
     async with running(shards=slow) as run:
         client = await run.connect()
@@ -56,7 +56,7 @@ async def cut_later(connection: Connection) -> None:
     connection.cut()
 
 
-async def test_jobs_that_cannot_be_sent_are_given_back(
+async def test_jobs_that_cannot_be_sent_are_released(
     slow: FakeShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client disconnects between the last check of its socket and the write."""
@@ -72,7 +72,7 @@ async def test_jobs_that_cannot_be_sent_are_given_back(
         await run.until(lambda: UNCLAIMED in slow.calls)
 
 
-async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
+async def test_the_socket_is_checked_only_for_responses_with_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running(shards=FakeShards(topics={"a": []})) as run:

@@ -1,4 +1,4 @@
-"""Streams of work: how they open, what refuses them, and that the shard hears of every end."""
+"""Work streams that end while they are opened: the shard is notified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.formats.wire import calls
 WORK_CLOSE = ("work.close", calls.WorkCloseParams(1, 0), b"")
 
 
-async def test_a_shard_hears_of_a_worker_that_went_while_the_stream_was_opened(
+async def test_the_shard_is_notified_if_a_worker_disconnects_while_its_stream_opens(
     slow: FakeShards,
 ) -> None:
     async with running(shards=slow) as run:
@@ -27,7 +27,7 @@ async def test_a_shard_hears_of_a_worker_that_went_while_the_stream_was_opened(
         assert run.server.slots.streams.used == 0
 
 
-async def test_a_shard_hears_of_a_stream_whose_head_could_not_be_sent(
+async def test_the_shard_is_notified_if_the_head_of_a_stream_cannot_be_sent(
     slow: FakeShards,
 ) -> None:
     async with running(shards=slow) as run:

@@ -1,4 +1,4 @@
-"""Reading ahead: when a request is predicted, and when a prediction is kept, used and dropped."""
+"""Reading ahead: when a request is predicted, and when a prediction is kept, used or dropped."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Reply:
 
 
 class Shard:
-    """One topic of ``head`` numbers. What is read ahead is answered at once, or by `answer`."""
+    """A shard with one topic of ``head`` numbers. Its replies to reads ahead may be delayed."""
 
     def __init__(self, head: int = 100) -> None:
         self.top, self.version = head, 1
         self.asked: list[int] = []  # cursors of ordinary diffs
-        self.runs: list[tuple[int, int]] = []  # cursors and pages of those ahead
+        self.runs: list[tuple[int, int]] = []  # cursors and page counts of reads ahead
         self.waiting: list[Callable[[], None]] = []
         self.holds = False
         self.gone = False
@@ -115,7 +115,7 @@ class Reader:
         return b'{"from_seq":%d,"limit":%d}' % (self.cursor, self.limit)
 
     def page(self) -> dict[str, Any]:
-        """The next page; nothing when it has to be waited for."""
+        """Return the next page, or an empty one if the reader must wait for it."""
         pages: list[dict[str, Any]] = []
         self.ahead.diff(
             self.request,
@@ -139,18 +139,18 @@ def released(shard: Shard) -> bool:
     return all(reply.released for reply in shard.replies)
 
 
-def test_a_reader_that_reads_on_is_answered_without_the_shard() -> None:
+def test_a_sequential_reader_gets_its_pages_without_a_request_to_the_shard() -> None:
     shard = Shard(1000)
     reader = Reader(ReadAhead(cast("Any", shard), Drain()))
     while not (reader.page())["caught_up"]:
         pass
     assert shard.asked[:2] == [0, 10]
-    assert shard.asked[2:] == [990], "the page that ends at the head is the shard's to answer"
+    assert shard.asked[2:] == [990], "only the shard may return the page at the head"
     assert [pages for _, pages in shard.runs[:6]] == [1, 2, 4, 8, RUN_PAGES_MAX, RUN_PAGES_MAX]
     assert released(shard)
 
 
-def test_one_page_is_not_reading_on() -> None:
+def test_single_pages_are_not_sequential_reading() -> None:
     shard = Shard()
     ahead = ReadAhead(cast("Any", shard), Drain())
     for cursor in (0, 50, 20, 70, 0):
@@ -172,11 +172,11 @@ def test_a_page_has_the_current_head_and_a_stale_page_is_dropped() -> None:
     shard.version += 1
     reader.page()
     reader.page()
-    assert len(shard.asked) == asked + 2, "no stale page is used"
+    assert len(shard.asked) == asked + 2, "a stale page was used"
     assert released(shard)
 
 
-def test_a_faster_reader_waits_for_the_page_that_was_asked_for() -> None:
+def test_a_fast_reader_waits_for_the_requested_page() -> None:
     shard = Shard()
     reader = Reader(ReadAhead(cast("Any", shard), Drain()))
     reader.page()
@@ -188,7 +188,7 @@ def test_a_faster_reader_waits_for_the_page_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
+def test_without_a_page_read_ahead_the_shard_is_requested(gone: bool) -> None:
     shard = Shard(35)
     shard.gone = gone
     reader = Reader(ReadAhead(cast("Any", shard), Drain()), limit=15)
@@ -199,20 +199,20 @@ def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
 
 
 @pytest.mark.slow
-def test_guesses_are_bounded_and_the_oldest_goes() -> None:
+def test_predictions_are_bounded_and_the_oldest_is_dropped() -> None:
     shard = Shard(100_000)
     ahead = ReadAhead(cast("Any", shard), Drain())
     readers = [Reader(ahead, limit) for limit in range(1, GUESSES_MAX + 2)]
     for reader in readers:
         reader.page()
     oldest, _, another, *_ = readers
-    oldest.page()  # which is guessed anew, in place of the second
+    oldest.page()  # predicted again, which drops the second
     assert shard.runs == []
     another.page()
     assert len(shard.runs) == 1
 
 
-def test_runs_are_bounded_and_only_a_stale_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_bounded_and_only_a_stale_one_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = Shard(100_000)
     ahead = ReadAhead(cast("Any", shard), Drain())
     readers = [Reader(ahead, limit) for limit in range(1000, 1000 + RUNS_MAX)]
@@ -223,19 +223,19 @@ def test_runs_are_bounded_and_only_a_stale_one_makes_room(monkeypatch: pytest.Mo
     for _ in range(3):
         late.page()
     assert len(shard.runs) == RUNS_MAX
-    readers[0].page()  # its run is the newest now
+    readers[0].page()  # its run is now the newest
     monkeypatch.setattr(read_ahead, "STALE_NS", 0)
     asked = len(shard.asked)
     for _ in range(3):
         late.page()
-    assert len(shard.asked) == asked + 1, "the stale run gave way"
+    assert len(shard.asked) == asked + 1, "the stale run was not replaced"
     readers[0].page()
     assert len(shard.asked) == asked + 1
     readers[1].page()
     assert len(shard.asked) == asked + 2
 
 
-def test_a_run_that_arrives_when_there_are_too_many_answers_one_page_only() -> None:
+def test_a_run_above_the_bound_answers_only_the_waiting_page() -> None:
     shard = Shard(100_000)
     ahead = ReadAhead(cast("Any", shard), Drain())
     late = Reader(ahead, 10)
@@ -243,7 +243,7 @@ def test_a_run_that_arrives_when_there_are_too_many_answers_one_page_only() -> N
     late.page()  # a run of one page has arrived
     shard.holds = True
     late.page()  # a run of two is requested
-    assert late.page() == {}, "it waits"
+    assert late.page() == {}, "the page must not be available yet"
     shard.holds = False
     for limit in range(1000, 1000 + RUNS_MAX):
         other = Reader(ahead, limit)
@@ -256,7 +256,7 @@ def test_a_run_that_arrives_when_there_are_too_many_answers_one_page_only() -> N
     assert len(shard.asked) == asked + 1
 
 
-def test_a_page_is_used_once() -> None:
+def test_a_page_read_ahead_is_used_once() -> None:
     shard = Shard(1000)
     ahead = ReadAhead(cast("Any", shard), Drain())
     first, second = Reader(ahead), Reader(ahead)
@@ -271,7 +271,7 @@ def test_a_page_is_used_once() -> None:
 # Keys
 
 
-def test_requests_without_exactly_one_cursor_are_not_guessed() -> None:
+def test_requests_without_exactly_one_cursor_are_not_predicted() -> None:
     assert not PageKey("t", b'{"limit":5}').has_cursor
     assert not PageKey("t", b'{"from_seq":1,"from_seq":2}').has_cursor
     key = PageKey("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}')

@@ -1,4 +1,4 @@
-"""Records."""
+"""The routes of records."""
 
 from __future__ import annotations
 

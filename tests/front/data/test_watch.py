@@ -60,7 +60,7 @@ async def watch_of(run: Running) -> bytes:
 
 
 @pytest.mark.parametrize("asked_by", [watch_of, shake_of])
-async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
+async def test_a_stream_has_its_slot_before_the_client_receives_its_head(
     asked_by: Callable[[Running], Awaitable[bytes]],
 ) -> None:
     async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
@@ -82,7 +82,7 @@ async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
 
 
 @pytest.mark.parametrize("asked_by", [watch_of, shake_of])
-async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
+async def test_a_stream_whose_head_is_never_received_releases_its_slot(
     asked_by: Callable[[Running], Awaitable[bytes]],
 ) -> None:
     async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
@@ -98,7 +98,7 @@ async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
         assert run.server.live.streams == set()
 
 
-async def test_a_session_is_not_collected_while_its_stream_begins() -> None:
+async def test_a_session_does_not_expire_while_its_stream_opens() -> None:
     async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         asked, client = await watch_of(run), await run.connect()
         (session,) = run.server._context.watches._sessions.values()
@@ -114,10 +114,10 @@ async def test_a_session_is_not_collected_while_its_stream_begins() -> None:
 
 
 @pytest.mark.parametrize("is_draining", [False, True], ids=["not ready", "shutting down"])
-async def test_a_watch_in_one_request_is_told_in_its_stream_to_come_later(
+async def test_a_watch_in_one_request_gets_a_retry_event_instead_of_503(
     is_draining: bool,
 ) -> None:
-    """With a status 503 an EventSource would never come back."""
+    """After a status of 503 an EventSource would never reconnect."""
     async with running(shards=Heads(topics={"a": []})) as run:
         client = await run.connect()
         if is_draining:
@@ -134,7 +134,7 @@ async def test_a_watch_in_one_request_is_told_in_its_stream_to_come_later(
 
 
 class SlowClient:
-    """A client that takes nothing before ``takes``, or goes then with a ``failure``."""
+    """A client that receives no data before ``takes`` is set, and then may raise ``failure``."""
 
     def __init__(self, connection: Connection) -> None:
         self.asked, self.takes = trio.Event(), trio.Event()
@@ -142,7 +142,7 @@ class SlowClient:
         self._send = connection.send
 
     async def send(self, *parts: bytes | memoryview) -> None:
-        """As `Connection.send`."""
+        """Replace `Connection.send`."""
         self.asked.set()
         await self.takes.wait()
         if self.failure is not None:
@@ -151,7 +151,7 @@ class SlowClient:
 
 
 async def slow_client(run: Running, client: RawClient) -> SlowClient:
-    """Let the client be slow from now on."""
+    """Make the client slow from now on."""
     name = client.stream.socket.getsockname()
 
     def its() -> list[Connection]:

@@ -88,21 +88,21 @@ async def turns_of(listener: socket.socket, count: int, others: int) -> list[int
     return [turns.count(turn) for turn in sorted(set(turns))]
 
 
-async def test_waiting_clients_are_taken_together(listener: socket.socket) -> None:
+async def test_few_waiting_clients_are_taken_in_one_iteration(listener: socket.socket) -> None:
     assert await turns_of(listener, TAKEN_PER_TURN_MIN, 0) == [TAKEN_PER_TURN_MIN]
 
 
-async def test_one_turn_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
+async def test_one_iteration_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
     few, many = TAKEN_PER_TURN_MIN, TAKEN_PER_TURN_MAX
     calm = await turns_of(listener, 10 * few, 1)
-    assert max(calm) <= 2 * few, "tasks of a turn run in any order: two turns may touch"
+    assert max(calm) <= 2 * few, "tasks run in any order, so two iterations may count as one"
     busy = await turns_of(listener, 5 * many, 1000)
     assert max(busy) <= 2 * many
     assert len(busy) <= 7
 
 
-async def test_clients_are_accepted_sooner_than_they_are_taken(listener: socket.socket) -> None:
-    """Early accepts keep the kernel's queue from overflowing. The end closes waiting clients."""
+async def test_clients_are_accepted_before_they_are_taken(listener: socket.socket) -> None:
+    """Early accepts keep the kernel's queue from overflowing. A stop closes waiting clients."""
     count, taken = 4 * TAKEN_PER_TURN_MIN, list[socket.socket]()
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(count)]
     acceptor, accepted = acceptor_of(1000, int), list[int]()
@@ -124,10 +124,9 @@ async def test_clients_are_accepted_sooner_than_they_are_taken(listener: socket.
         sock.close()
 
 
-async def test_no_more_are_accepted_than_have_room_while_others_wait(
+async def test_no_client_is_refused_while_taking_a_waiting_one_could_free_a_slot(
     listener: socket.socket,
 ) -> None:
-    """The acceptor refuses no client while taking a waiting one could free a slot."""
     most, taken, ended = TAKEN_PER_TURN_MIN + 2, list[socket.socket](), list[socket.socket]()
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(40)]
     acceptor = acceptor_of(most, int)
@@ -153,7 +152,7 @@ FLOOD = 5 * TAKEN_PER_TURN_MIN
 
 
 async def taken_of(acceptor: Acceptor, listener: socket.socket, count: int) -> list[bytes]:
-    """The first input of the clients that are taken, in their order, until there are ``count``."""
+    """Take ``count`` clients, and return their first inputs in the order of the clients."""
     heard, taken = list[bytes](), list[socket.socket]()
 
     def take(sock: socket.socket, said: bytes) -> None:
@@ -173,7 +172,7 @@ async def taken_of(acceptor: Acceptor, listener: socket.socket, count: int) -> l
 
 
 def connected(listener: socket.socket, count: int, said: bytes) -> list[socket.socket]:
-    """Clients that have sent this."""
+    """Return connected clients that have sent this input."""
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(count)]
     for client in clients:
         client.sendall(said)
@@ -181,7 +180,7 @@ def connected(listener: socket.socket, count: int, said: bytes) -> list[socket.s
 
 
 @pytest.mark.parametrize("said", [b"no", b"", b"key of many"])
-async def test_a_client_with_a_key_waits_behind_none_without_or_of_one_other_key(
+async def test_a_client_with_a_key_does_not_wait_for_many_without_or_with_one_other_key(
     said: bytes, listener: socket.socket
 ) -> None:
     clients = connected(listener, FLOOD, said) + connected(listener, 1, b"key")
@@ -226,7 +225,9 @@ async def test_few_clients_without_a_key_do_not_protect_many_clients_of_one_key(
         client.close()
 
 
-async def test_those_without_a_key_are_taken_beside_many_with_one(listener: socket.socket) -> None:
+async def test_a_client_without_a_key_does_not_wait_for_many_with_one(
+    listener: socket.socket,
+) -> None:
     clients = connected(listener, FLOOD, b"key") + connected(listener, 1, b"no")
     heard = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
     assert b"no" in heard[: 2 * TAKEN_PER_TURN_MIN + 2]
@@ -234,8 +235,8 @@ async def test_those_without_a_key_are_taken_beside_many_with_one(listener: sock
         client.close()
 
 
-async def test_who_hangs_up_while_it_waits_is_taken_last(listener: socket.socket) -> None:
-    """It may be half closed, and read its answer."""
+async def test_a_waiting_client_that_closed_its_side_is_taken_last(listener: socket.socket) -> None:
+    """The client may have closed only its sending side and still read its response."""
     left = connected(listener, FLOOD, b"left")
     for client in left[::2]:
         client.close()
@@ -245,13 +246,13 @@ async def test_who_hangs_up_while_it_waits_is_taken_last(listener: socket.socket
     acceptor = acceptor_of(1000, int)
     heard = await taken_of(acceptor, listener, FLOOD + 3)
     assert heard.index(b"left") <= heard.index(b"here") + 3
-    assert heard[:5].count(b"here") == 3, "and one that has hung up in each turn"
+    assert heard[:5].count(b"here") == 3, "each iteration also takes a closed one"
     assert acceptor.slots.used == len(heard) == FLOOD + 3
     for client in (*left, *here):
         client.close()
 
 
-async def test_who_resets_its_connection_while_it_waits_is_not_taken(
+async def test_a_waiting_client_that_reset_its_connection_is_not_taken(
     listener: socket.socket,
 ) -> None:
     left = connected(listener, FLOOD, b"left")
@@ -265,7 +266,7 @@ async def test_who_resets_its_connection_while_it_waits_is_not_taken(
     here[0].close()
 
 
-async def test_when_full_those_that_hung_up_while_they_waited_leave_for_others(
+async def test_without_free_slots_waiting_clients_that_closed_their_side_are_displaced(
     listener: socket.socket,
 ) -> None:
     left = connected(listener, FLOOD, b"left")
@@ -280,7 +281,7 @@ async def test_when_full_those_that_hung_up_while_they_waited_leave_for_others(
         client.close()
 
 
-async def test_the_first_input_of_a_client_comes_with_its_socket(listener: socket.socket) -> None:
+async def test_a_client_is_taken_with_its_first_input(listener: socket.socket) -> None:
     heard = []
     with socket.create_connection(listener.getsockname()) as client:
         client.send(GET)
@@ -296,9 +297,7 @@ async def test_the_first_input_of_a_client_comes_with_its_socket(listener: socke
     assert heard == [GET]
 
 
-async def test_a_client_above_the_bound_hears_429_and_the_next_is_accepted_when_one_leaves() -> (
-    None
-):
+async def test_a_client_above_the_limit_gets_429_until_another_one_disconnects() -> None:
     async with running() as run:
         slots = run.server.slots.connections
         slots.in_all = Cap("max_connections", 2)
@@ -342,7 +341,7 @@ class Poor:
         self._listener.setblocking(flag)
 
 
-async def test_without_a_descriptor_clients_hear_429_and_the_log_has_one_line(
+async def test_without_a_free_descriptor_clients_get_429_and_one_line_is_logged(
     listener: socket.socket, logged: Logged
 ) -> None:
     acceptor = acceptor_of(100, int)
@@ -371,14 +370,16 @@ async def test_without_a_descriptor_clients_hear_429_and_the_log_has_one_line(
     ]
 
 
-def test_connections_leave_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_connections_reserves_descriptors_for_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for soft, most in ((1024, 1024 - FILES_RESERVED), (1 << 20, 16_384), (-1, 16_384), (10, 1)):
         monkeypatch.setattr(resource, "getrlimit", dict.fromkeys(range(99), (soft, soft)).get)
         assert connections_max(1) == most
 
 
 @pytest.mark.slow
-def test_a_server_without_descriptors_answers_at_once_and_goes_on(tmp_path: Path) -> None:
+def test_a_server_without_free_descriptors_responds_and_recovers(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         front = server.roles()["front 0"]
         used = len(list(Path(f"/proc/{front}/fd").iterdir()))
@@ -388,7 +389,7 @@ def test_a_server_without_descriptors_answers_at_once_and_goes_on(tmp_path: Path
             clients.append(socket.create_connection(server.address, timeout=20))
             clients[-1].send(GET)
         statuses = [client.recv(4096)[9:12] for client in clients]
-        assert {*statuses} <= {b"200", b"429"}, "everybody is answered"
+        assert {*statuses} <= {b"200", b"429"}, "a client got another response"
         assert statuses.count(b"200") >= 20
         for client in clients:
             client.close()
@@ -407,7 +408,7 @@ FULL = Throttled("there are too many connections", retry_after_ms=1000)
 
 
 def refused(refusals: Refusals) -> tuple[socket.socket, socket.socket]:
-    """The server's end of a refused client, and the client, which has sent something before."""
+    """Return the server's end of a refused client, and the client, which has already sent data."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname(), timeout=5)
         ours, _ = listener.accept()
@@ -416,7 +417,7 @@ def refused(refusals: Refusals) -> tuple[socket.socket, socket.socket]:
     return ours, client
 
 
-def test_a_refused_client_reads_a_whole_answer_and_then_the_end() -> None:
+def test_a_refused_client_gets_a_complete_response_before_the_close() -> None:
     refusals = Refusals(ResponseHeads(), lambda: LINE)
     _, client = refused(refusals)
     with client:
@@ -429,7 +430,7 @@ def test_a_refused_client_reads_a_whole_answer_and_then_the_end() -> None:
         refusals.close_all()
 
 
-def test_a_client_that_has_left_is_refused_without_an_error() -> None:
+def test_refusing_a_disconnected_client_raises_no_error() -> None:
     refusals = Refusals(ResponseHeads(), lambda: LINE)
     ours, client = socket.socketpair()
     client.close()
@@ -438,21 +439,21 @@ def test_a_client_that_has_left_is_refused_without_an_error() -> None:
     assert ours.fileno() == -1
 
 
-def test_a_bounded_number_of_refused_clients_lingers_until_all_are_closed() -> None:
+def test_a_bounded_number_of_refused_clients_stays_open_until_a_stop() -> None:
     refusals = Refusals(ResponseHeads(), lambda: LINE)
     pairs = [refused(refusals) for _ in range(LINGERING_MAX + 3)]
     is_open = [ours.fileno() >= 0 for ours, _ in pairs]
-    assert is_open == [False] * 3 + [True] * LINGERING_MAX, "the oldest are closed first"
+    assert is_open == [False] * 3 + [True] * LINGERING_MAX, "the oldest were not closed first"
     refusals.close_all()
     assert all(ours.fileno() < 0 for ours, _ in pairs)
     for _, client in pairs:
         error = client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        assert error == 0, "a reset may take the answer back"
+        assert error == 0, "a reset may discard the response"
         assert client.recv(4096).startswith(b"HTTP/1.1 429 ")
         client.close()
 
 
-def test_the_log_has_one_line_for_all_refusals_since_the_last_one(
+def test_all_refusals_since_the_last_line_are_logged_in_one_line(
     logged: Logged,
 ) -> None:
     refusals = Refusals(ResponseHeads(), lambda: LINE)

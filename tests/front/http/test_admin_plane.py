@@ -21,7 +21,7 @@ LOADED_LATER = ("quart", "quart_trio", "hypercorn", "werkzeug", "flask", "h11", 
 
 
 class Echo:
-    """An application that answers with the router."""
+    """An application that responds with the name of the router."""
 
     def __init__(self) -> None:
         self.serves = trio.Event()
@@ -39,14 +39,14 @@ class Echo:
 
 
 async def ask(plane: AdminPlane, call: AdminCall) -> Answer:
-    """As a connection does it."""
+    """Send a call to the admin plane like a connection."""
     await plane.loaded()
     return await plane.ask(call)
 
 
 @contextmanager
 def gate() -> Iterator[threading.Event]:
-    """An event that a thread waits for; set in any case."""
+    """Yield an event for which a thread waits, and set it at the end in any case."""
     event = threading.Event()
     try:
         yield event
@@ -62,7 +62,7 @@ def test_a_front_is_imported_without_the_admin_plane() -> None:
     assert found.stdout.strip() == "[]"
 
 
-async def test_requests_that_come_early_wait_and_are_answered() -> None:
+async def test_requests_before_the_load_wait_and_are_answered() -> None:
     echo, answers = Echo(), list[bytes]()
     with gate() as opened:
 
@@ -91,7 +91,7 @@ async def test_requests_that_come_early_wait_and_are_answered() -> None:
     assert echo.has_ended
 
 
-async def test_it_is_loaded_in_a_thread_and_only_when_somebody_asks_for_it(
+async def test_the_admin_plane_is_loaded_in_a_thread_with_its_first_request(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     threads, echo = list[int](), Echo()
@@ -112,7 +112,7 @@ async def test_it_is_loaded_in_a_thread_and_only_when_somebody_asks_for_it(
     assert threads != [threading.get_ident()]
 
 
-async def test_a_front_that_ends_waits_for_no_import() -> None:
+async def test_a_stop_of_the_front_does_not_wait_for_the_import() -> None:
     with gate() as opened:
         has_begun = threading.Event()
 
@@ -132,7 +132,7 @@ async def test_a_front_that_ends_waits_for_no_import() -> None:
                 plane.end()
 
 
-async def test_an_admin_plane_that_cannot_be_loaded_ends_the_front() -> None:
+async def test_a_failed_load_of_the_admin_plane_ends_the_front() -> None:
     def load() -> Echo:
         raise ImportError("no quart")
 
@@ -144,7 +144,7 @@ async def test_an_admin_plane_that_cannot_be_loaded_ends_the_front() -> None:
             await ask(plane, call_of(b"/v0/routers/a", b""))
 
 
-async def test_while_it_loads_the_interpreter_is_given_up_often() -> None:
+async def test_the_load_uses_a_short_switch_interval_and_no_garbage_collector() -> None:
     before, during = sys.getswitchinterval(), list[tuple[float, bool]]()
 
     def load() -> Echo:

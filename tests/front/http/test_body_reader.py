@@ -1,4 +1,4 @@
-"""Request bodies: sizes, codings, limits, 100-continue, clients that leave."""
+"""Request bodies: sizes, codings, limits, 100-continue, clients that disconnect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topics.errors import Throttled
 
 
 @pytest.mark.slow
-async def test_the_client_is_told_to_continue() -> None:
+async def test_an_expected_100_continue_is_sent() -> None:
     async with running() as run:
         client = await run.connect()
         head, _, body = request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(
@@ -33,7 +33,7 @@ async def test_the_client_is_told_to_continue() -> None:
 
 
 @pytest.mark.slow
-async def test_expect_continue_of_a_refused_request_never_asks_for_the_body() -> None:
+async def test_a_refused_request_gets_no_100_continue() -> None:
     async with running(keys="k") as run:
         client = await run.connect()
         await client.say(
@@ -46,7 +46,7 @@ async def test_expect_continue_of_a_refused_request_never_asks_for_the_body() ->
 
 
 @pytest.mark.slow
-async def test_a_refusal_is_read_although_the_client_goes_on_sending() -> None:
+async def test_a_client_that_continues_to_send_can_read_the_refusal() -> None:
     settings = Settings(inline_bytes=4096, max_body_bytes=100_000)
     async with running(settings=settings) as run:
         client = await run.connect()
@@ -62,7 +62,7 @@ async def test_a_refusal_is_read_although_the_client_goes_on_sending() -> None:
 
 
 @pytest.mark.slow
-async def test_a_block_is_given_back_when_the_client_leaves_within_a_body() -> None:
+async def test_a_block_is_freed_if_the_client_disconnects_within_a_body() -> None:
     async with running() as run:
         for ending in ("fin", "reset"):
             client = await run.connect()
@@ -78,7 +78,7 @@ async def test_a_block_is_given_back_when_the_client_leaves_within_a_body() -> N
 
 
 @pytest.mark.slow
-async def test_a_body_that_is_told_to_give_up_is_answered() -> None:
+async def test_a_body_whose_block_is_needed_gets_429() -> None:
     async with running() as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
@@ -93,7 +93,7 @@ async def test_a_body_that_is_told_to_give_up_is_answered() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 70_000, 120_000])
-async def test_bytes_behind_a_body_of_any_length_are_the_next_request(
+async def test_bytes_after_a_body_of_any_length_are_the_next_request(
     length: int,
 ) -> None:
     async with running() as run:
@@ -110,7 +110,7 @@ async def test_bytes_behind_a_body_of_any_length_are_the_next_request(
 
 @pytest.mark.parametrize("size", [100, 4096, 4097, 300_000])
 @pytest.mark.parametrize("how", ["plain", "chunked", "gzip", "gzip members", "chunked gzip"])
-async def test_bodies_of_any_size_and_coding_arrive_whole(size: int, how: str) -> None:
+async def test_bodies_of_any_size_and_coding_arrive_completely(size: int, how: str) -> None:
     noise = random.Random(size).randbytes(size).hex()[:size]
     wire = body = json.dumps({"records": [{"data": noise}]}).encode()
     fields = {"content_encoding": "gzip"} if "gzip" in how else {}
@@ -129,7 +129,7 @@ async def test_bodies_of_any_size_and_coding_arrive_whole(size: int, how: str) -
         assert (await client.ask("GET", "/v0/health")).status == 200
 
 
-async def test_the_limit_holds_on_the_wire_and_after_inflation() -> None:
+async def test_the_limit_applies_before_and_after_decompression() -> None:
     settings = Settings(inline_bytes=1024, max_body_bytes=100_000)
     async with running(settings=settings) as run:
         exact = b'{"records":[{"data":"' + b"x" * (100_000 - 25) + b'"}]}'

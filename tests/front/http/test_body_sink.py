@@ -76,7 +76,7 @@ async def test_a_body_holds_memory_in_proportion_to_its_arrived_bytes(
     block.free()
 
 
-async def test_a_body_of_unknown_length_ends_at_its_bound(front: Front) -> None:
+async def test_a_body_of_unknown_length_is_refused_above_its_bound(front: Front) -> None:
     with sink_of(front, 5000) as sink:
         await sink.write(bytes(5000))
         with pytest.raises(PayloadTooLarge):
@@ -84,7 +84,7 @@ async def test_a_body_of_unknown_length_ends_at_its_bound(front: Front) -> None:
     assert used(front) == 0
 
 
-async def test_a_stalled_body_makes_room_and_is_told_why(
+async def test_a_stalled_body_fails_and_frees_memory_for_others(
     front: Front,
     nursery: trio.Nursery,
     autojump_clock: trio.testing.MockClock,
@@ -113,7 +113,7 @@ async def test_a_stalled_body_makes_room_and_is_told_why(
     assert used(front) == 0
 
 
-async def test_a_body_waits_a_moment_for_memory_that_others_release(
+async def test_a_body_waits_briefly_for_memory_that_others_release(
     front: Front, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     other = front.pair.front.link.reserve(ARENA - 16_384)
@@ -137,12 +137,12 @@ async def after(seconds: float, block: ArenaBlock) -> None:
     block.free()
 
 
-async def test_a_body_whose_shard_goes_fails_and_frees_its_block(front: Front) -> None:
+async def test_a_body_fails_and_frees_its_block_if_its_shard_crashes(front: Front) -> None:
     await fail_when_the_shard_goes(front, trio.sleep_forever)
     assert not front.pair.front.link.writer.is_used(1)
 
 
-async def test_a_whole_body_that_was_told_to_give_up_is_not_sent(front: Front) -> None:
+async def test_a_complete_body_is_not_sent_after_its_shard_crashed(front: Front) -> None:
     await fail_when_the_shard_goes(front, None)
 
 
@@ -163,10 +163,10 @@ async def fail_when_the_shard_goes(
         await bring()
 
 
-# Gzip: every bound holds on the wire and after inflation, and a long body leaves turns
+# Gzip: every bound applies before and after decompression, and long bodies yield to other tasks
 
 
-async def test_a_gzip_bomb_and_a_cut_gzip_are_refused() -> None:
+async def test_a_gzip_bomb_and_a_truncated_gzip_are_refused() -> None:
     settings = Settings(inline_bytes=1024, max_body_bytes=4_000_000)
     async with running(settings=settings) as run:
         for body, code in (
@@ -181,7 +181,7 @@ async def test_a_gzip_bomb_and_a_cut_gzip_are_refused() -> None:
         assert run.shards.calls == []
 
 
-async def test_ten_thousand_equal_heartbeats_may_come_under_gzip() -> None:
+async def test_a_highly_compressible_batch_is_accepted() -> None:
     body = json.dumps({"records": [{"data": {"host": "a", "note": "x" * 150}}] * 10_000}).encode()
     packed = gzip.compress(body)
     assert len(body) > 200 * len(packed)
@@ -195,14 +195,16 @@ ROOM = 100_000
 
 
 def gunzipped(inline_bytes: int = ROOM) -> BodySink:
-    """A sink that takes shared memory for longer bodies than these."""
+    """Return a sink that needs no shared memory for the bodies of these tests."""
     return BodySink(
         cast("Any", FakeShards()), 0, inline_bytes=inline_bytes, max_bytes=ROOM, keep=no_ledger
     )
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20])
-async def test_a_body_of_several_members_arrives_whole_in_any_pieces(piece_bytes: int) -> None:
+async def test_a_body_of_several_members_arrives_completely_in_any_fragments(
+    piece_bytes: int,
+) -> None:
     body = random.Random(1).randbytes(500)
     wire = zlib.compress(body, wbits=31) + zlib.compress(b"", wbits=31)
     wire += zlib.compress(bytes(ROOM - len(body)), wbits=31)
@@ -214,7 +216,7 @@ async def test_a_body_of_several_members_arrives_whole_in_any_pieces(piece_bytes
         assert plain.finish() == body + bytes(ROOM - len(body))
 
 
-async def test_the_bound_holds_on_the_wire_also_for_what_inflates_to_nothing() -> None:
+async def test_the_bound_applies_to_compressed_bytes_that_inflate_to_nothing() -> None:
     empty = zlib.compress(b"", wbits=31)
     with gunzipped() as plain:
         gzip_sink = GzipSink(plain, 3 * len(empty))
@@ -224,7 +226,7 @@ async def test_the_bound_holds_on_the_wire_also_for_what_inflates_to_nothing() -
             await gzip_sink.write(empty)
 
 
-async def test_a_piece_that_inflates_to_much_leaves_turns_to_others(
+async def test_a_fragment_that_inflates_to_many_bytes_yields_to_other_tasks(
     nursery: trio.Nursery,
 ) -> None:
     turns = 0
@@ -241,12 +243,12 @@ async def test_a_piece_that_inflates_to_much_leaves_turns_to_others(
     with BodySink(shards, 0, inline_bytes=size, max_bytes=size, keep=no_ledger) as plain:
         await GzipSink(plain, size).write(zlib.compress(bytes(size), wbits=31))
         assert plain.length == size
-    assert turns >= 2, "one between two portions, but for the first and the last"
+    assert turns >= 2, "the sink did not yield between portions"
     nursery.cancel_scope.cancel()
 
 
 async def test_inflated_bytes_do_not_count_as_transfer_rate() -> None:
-    """A body is as fast as its bytes come over the wire, or a few of them would hold much."""
+    """The rate is that of the received bytes. Otherwise few bytes could occupy much memory."""
     packed = zlib.compress(bytes(60_000), wbits=31)
     with gunzipped(inline_bytes=1000) as plain:
         gzip_sink = GzipSink(plain, ROOM)

@@ -1,4 +1,4 @@
-"""Connections: keep-alive, half-close, deadlines, slow and vanished clients."""
+"""Connections: keep-alive, half-close, deadlines, slow and disconnected clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topics.front.http.connection import Connection, Connections, Timings
 
 
 @pytest.mark.slow
-async def test_a_half_closed_client_still_gets_its_answers() -> None:
+async def test_a_half_closed_client_still_gets_its_responses() -> None:
     async with running() as run:
         client = await run.connect()
         await client.say(APPEND + request("GET", "/v0/health") + request("GET", "/"))
@@ -28,7 +28,7 @@ async def test_a_half_closed_client_still_gets_its_answers() -> None:
 
 
 @pytest.mark.slow
-async def test_input_behind_the_last_request_does_not_take_its_answer_back() -> None:
+async def test_input_after_the_last_request_does_not_discard_its_response() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
     async with running(shards=shards) as run:
         client = await run.connect()
@@ -40,7 +40,7 @@ async def test_input_behind_the_last_request_does_not_take_its_answer_back() -> 
 
 
 @pytest.mark.slow
-async def test_a_fast_body_that_stalls_has_the_grace_and_no_more() -> None:
+async def test_a_stalled_body_has_exactly_the_grace_period() -> None:
     settings = Settings(inline_bytes=4096, max_body_bytes=64 * 1024 * 1024)
     async with running(settings=settings) as run:
         client = await run.connect()
@@ -56,7 +56,7 @@ async def test_a_fast_body_that_stalls_has_the_grace_and_no_more() -> None:
 
 
 @pytest.mark.slow
-def test_a_body_at_the_rate_lives_and_one_below_it_dies() -> None:
+def test_a_body_below_the_minimum_rate_reaches_its_deadline() -> None:
     connections = Connections(Timings(), 0.0)
     for share, ends_s in ((1.0, math.inf), (0.9, 30 / 0.1)):
         ours, theirs = socket.socketpair()
@@ -71,7 +71,7 @@ def test_a_body_at_the_rate_lives_and_one_below_it_dies() -> None:
 
 
 @pytest.mark.slow
-async def test_an_append_is_not_taken_back_when_its_client_hangs_up() -> None:
+async def test_an_append_is_not_cancelled_if_its_client_disconnects() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
     async with running(shards=shards) as run:
         client = await run.connect()
@@ -87,7 +87,7 @@ async def test_an_append_is_not_taken_back_when_its_client_hangs_up() -> None:
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_gets_everything() -> None:
+async def test_a_slow_reader_gets_the_complete_response() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=8_000_000)
     async with running(shards=shards) as run:
         client = await run.connect()
@@ -105,7 +105,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.mark.parametrize("end", ["close", "cut", "half", ""])
-async def test_a_client_that_is_gone_gets_no_answer_that_matters(end: str) -> None:
+async def test_a_disconnected_client_is_detected_before_the_response(end: str) -> None:
     ours, theirs = tcp_pair()
     with ours, theirs:
         connection = Connection(ours, Connections(Timings(), 0.0))
@@ -126,10 +126,10 @@ async def test_a_client_that_is_gone_gets_no_answer_that_matters(end: str) -> No
             assert connection.sent_bytes == 21
 
 
-async def test_a_client_that_is_half_closed_and_takes_nothing_is_not_taken_for_gone(
+async def test_a_half_closed_client_with_a_full_socket_counts_as_connected(
     autojump_clock: MockClock,
 ) -> None:
-    """Its socket is full of the answers before: it cannot be probed."""
+    """The socket is full of earlier responses, so it cannot be probed."""
     ours, theirs = tcp_pair()
     with ours, theirs:
         connection = Connection(ours, Connections(Timings(), 0.0))

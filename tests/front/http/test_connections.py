@@ -59,7 +59,7 @@ async def test_a_silent_client_is_closed_at_its_deadline(said: bytes, patience: 
 
 
 @pytest.mark.slow
-async def test_a_long_poll_ends_when_its_client_hangs_up() -> None:
+async def test_a_long_poll_ends_when_its_client_disconnects() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
     async with running(shards=shards) as run:
         client = await run.connect()
@@ -71,7 +71,7 @@ async def test_a_long_poll_ends_when_its_client_hangs_up() -> None:
 
 
 @pytest.mark.slow
-async def test_a_client_that_does_not_read_is_cut_off() -> None:
+async def test_a_client_that_does_not_read_is_disconnected() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
     async with running(shards=shards) as run:
         client = await run.connect()
@@ -104,7 +104,7 @@ async def test_the_drain_does_not_wait_for_a_late_client_that_sends_nothing(
 
 
 class Pair(NamedTuple):
-    """All connections, the one that there is, and its client."""
+    """All connections, the only connection, and its client."""
 
     connections: Connections
     connection: Connection
@@ -123,7 +123,7 @@ def pair() -> Iterator[Pair]:
 
 
 def ended(connection: Connection) -> str:
-    """How the sweep or the drain has ended it; a cut sends a reset."""
+    """Return how the sweep or the drain ended the connection. A cut sends a reset."""
     size = struct.calcsize("ii")
     is_cut = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, size) != bytes(size)
     return ("cut" if is_cut else "closed") if connection.closing else "open"
@@ -142,7 +142,7 @@ def test_past_its_deadline_an_idle_connection_is_closed_and_a_busy_one_cut(
 
 
 @pytest.mark.parametrize(("said", "end"), [(b"", "closed"), (b"GET", "open")])
-async def test_the_drain_ends_idle_connections_without_input_and_waits_for_the_others(
+async def test_the_drain_closes_idle_connections_without_input_and_waits_for_others(
     pair: Pair, said: bytes, end: str
 ) -> None:
     connections, connection, client = pair
@@ -154,7 +154,7 @@ async def test_the_drain_ends_idle_connections_without_input_and_waits_for_the_o
         await connections.wait_empty()
 
 
-async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answered() -> None:
+async def test_a_request_received_before_its_idle_connection_is_closed_is_answered() -> None:
     """This also holds if the process was stalled and has not read the request yet."""
     async with running() as run, scenes(run) as make:
         asks, says_nothing = make(), make()
@@ -168,9 +168,7 @@ async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answ
 
 
 @pytest.mark.parametrize("how", ["said", "gone"])
-def test_who_has_unread_input_keeps_the_place_and_the_look_for_others_ends(
-    pair: Pair, how: str
-) -> None:
+def test_a_connection_with_unread_input_is_not_displaced(pair: Pair, how: str) -> None:
     connections, connection, client = pair
     client.send(b"GET") if how == "said" else client.close()
     assert not connections.make_room(keyless_only=False)
@@ -178,7 +176,7 @@ def test_who_has_unread_input_keeps_the_place_and_the_look_for_others_ends(
 
 
 @pytest.mark.parametrize("has_key", [True, False])
-def test_a_client_that_has_shown_no_key_goes_in_spite_of_its_input_if_there_are_keys(
+def test_with_keys_a_client_without_one_is_displaced_despite_its_input(
     pair: Pair, has_key: bool
 ) -> None:
     connections, connection, client = pair
@@ -194,7 +192,7 @@ def test_a_client_that_has_shown_no_key_goes_in_spite_of_its_input_if_there_are_
     ("keyed_server", "keyed_client", "is_closed"),
     [(True, True, False), (True, False, True), (False, False, False)],
 )
-def test_many_waiting_clients_displace_only_a_client_that_has_shown_no_key(
+def test_many_waiting_clients_displace_only_a_client_without_a_key(
     pair: Pair, keyed_server: bool, keyed_client: bool, is_closed: bool
 ) -> None:
     connections, connection, _ = pair
@@ -207,12 +205,12 @@ def test_many_waiting_clients_displace_only_a_client_that_has_shown_no_key(
 
 
 def ports_of(run: Running) -> set[int]:
-    """Those of the clients whose connections are open."""
+    """Return the ports of the clients whose connections are open."""
     return {one.sock.getpeername()[1] for one in run.server.connections}
 
 
 @pytest.mark.slow
-async def test_when_full_who_has_been_quiet_for_longest_goes_and_nobody_with_a_request() -> None:
+async def test_without_free_slots_the_longest_idle_connection_is_displaced() -> None:
     async with running(keys="key", timings=Timings(tick_s=1000.0)) as run:
 
         async def ask(client: RawClient) -> None:
@@ -243,13 +241,13 @@ async def test_when_full_who_has_been_quiet_for_longest_goes_and_nobody_with_a_r
             assert {port[early], port[late], port[busy]} <= ports
         run.sweep_in(2)
         await ask(await run.connect())
-        assert port[early] not in ports_of(run), "of those with a key, the one quiet for longest"
+        assert port[early] not in ports_of(run), "the longest idle client"
         assert {port[late], port[busy]} <= ports_of(run)
         await busy.say(RECORD[-1:])
         assert (await busy.hear()).status == 201
 
 
-async def test_a_client_that_was_refused_leaves_nothing_to_the_garbage_collector() -> None:
+async def test_a_refused_client_leaves_no_reference_cycle() -> None:
     async with running(keys="key") as run:
         client = await run.connect()
         wrong = request("POST", "/v0/topics/a", RECORD, authorization=bearer("no"))

@@ -37,7 +37,7 @@ async def logged(
         yield run, lines
 
 
-# Fields of all answers
+# Fields of all responses
 
 ASKED = [
     ("POST", "/v0/topics/a", RECORD),
@@ -53,7 +53,7 @@ ASKED = [
 ]
 
 
-async def test_every_answer_has_the_clients_ids_or_one_that_was_made() -> None:
+async def test_every_response_has_the_ids_of_the_client_or_a_generated_one() -> None:
     async with running() as run:
         client = await run.connect()
         made = []
@@ -72,7 +72,7 @@ async def test_every_answer_has_the_clients_ids_or_one_that_was_made() -> None:
         assert len(prefixes) == 1
 
 
-async def test_what_is_not_http_does_not_get_the_ids_of_the_request_before() -> None:
+async def test_invalid_http_does_not_get_the_ids_of_the_previous_request() -> None:
     async with running() as run:
         for bad in (b"BAD\r\n\r\n", b"GET / HT\0"):
             client = await run.connect()
@@ -83,7 +83,7 @@ async def test_what_is_not_http_does_not_get_the_ids_of_the_request_before() -> 
             assert answer.headers["x-request-id"] != "mine"
 
 
-async def test_heads_that_differ_in_trace_fields_alone_are_remembered_as_one() -> None:
+async def test_heads_that_differ_only_in_trace_fields_share_a_cache_entry() -> None:
     async with running() as run:
         client = await run.connect()
         for number in range(5):
@@ -107,7 +107,7 @@ async def test_pipelined_requests_keep_their_own_ids() -> None:
         assert found[4] not in found[:4]
 
 
-def test_ids_of_two_processes_differ_and_those_of_one_count() -> None:
+def test_ids_of_two_processes_and_of_two_requests_differ() -> None:
     one, two = RequestIds(), RequestIds()
     assert one.line() != two.line()
     first, second = one.line(), one.line()
@@ -134,13 +134,13 @@ def test_a_peer_is_an_address_and_a_port() -> None:
 
 
 def counted(run: Running) -> dict[tuple[str, str], int]:
-    """Requests by route and status."""
+    """Return the number of requests by route and status."""
     numbers = iter(run.server.request_counts.values()["topics_http_requests_total"])
     every = [(name, status) for name in ROUTE_NAMES for status in STATUS_NAMES]
     return {names: count for names, count in zip(every, numbers, strict=True) if count}
 
 
-async def test_each_request_is_counted_and_has_a_line_with_what_went_over_the_wire() -> None:
+async def test_each_request_is_counted_and_logged_with_its_bytes_on_the_wire() -> None:
     async with logged() as (run, lines):
         client = await run.connect()
         sent = 0
@@ -178,7 +178,7 @@ async def test_each_request_is_counted_and_has_a_line_with_what_went_over_the_wi
         assert sum(received) == sent + len(b"BAD\r\n\r\n")
 
 
-async def test_a_cut_request_and_an_ended_stream_are_counted() -> None:
+async def test_an_aborted_request_and_a_closed_stream_are_counted() -> None:
     async with running(keys="k") as run:
         client = await run.connect()
         auth = {"authorization": "Bearer k"}
@@ -197,7 +197,7 @@ async def test_a_cut_request_and_an_ended_stream_are_counted() -> None:
 # The log
 
 
-async def test_bytes_of_pipelined_and_chunked_requests_are_told_apart() -> None:
+async def test_bytes_of_pipelined_and_chunked_requests_are_counted_separately() -> None:
     chunked = (
         b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         b"transfer-encoding: chunked\r\n\r\n18\r\n" + RECORD + b"\r\n0\r\n\r\n"
@@ -211,7 +211,7 @@ async def test_bytes_of_pipelined_and_chunked_requests_are_told_apart() -> None:
         assert [line["bytes_in"] for line in lines] == [len(chunked), len(short), len(chunked)]
 
 
-async def test_no_line_holds_a_token_a_query_or_the_id_of_a_session() -> None:
+async def test_no_line_contains_a_token_a_query_or_a_session_id() -> None:
     async with logged(keys="hunter2", shards=FakeShards(topics={"a": []})) as (run, lines):
         client = await run.connect()
         auth = {"authorization": "Bearer hunter2"}
@@ -230,7 +230,7 @@ async def test_no_line_holds_a_token_a_query_or_the_id_of_a_session() -> None:
         assert "key" not in lines[1]
 
 
-async def test_refusals_name_the_key_that_was_known() -> None:
+async def test_the_line_of_a_refusal_contains_a_valid_key() -> None:
     async with logged("audit", keys="k:read:mine") as (run, lines):
         client = await run.connect()
         auth = {"authorization": "Bearer k"}
@@ -247,7 +247,7 @@ async def test_refusals_name_the_key_that_was_known() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_the_audit_log_has_no_line_of_reads_and_of_appends_that_make_no_topic(
+async def test_the_audit_log_omits_reads_and_appends_that_create_no_topic(
     method: str,
 ) -> None:
     async with logged("audit") as (run, lines):
@@ -263,7 +263,7 @@ async def until_told(run: Running, lines: Lines, count: int = 1) -> None:
     await run.until(lambda: len(lines) >= count)
 
 
-async def test_a_client_that_leaves_within_its_body_has_a_line_without_a_status() -> None:
+async def test_a_disconnect_within_a_body_is_logged_without_a_status() -> None:
     async with logged() as (run, lines):
         client = await run.connect()
         wire = request("POST", "/v0/topics/a", b"x" * 1000)[:-500]
@@ -277,7 +277,7 @@ async def test_a_client_that_leaves_within_its_body_has_a_line_without_a_status(
         assert line["request_id"]
 
 
-async def test_a_client_that_says_nothing_has_no_line() -> None:
+async def test_a_client_without_a_complete_head_is_not_logged() -> None:
     async with logged() as (run, lines):
         for said in (b"", b"GET / HT"):
             client = await run.connect()
@@ -289,7 +289,7 @@ async def test_a_client_that_says_nothing_has_no_line() -> None:
         assert [line["route"] for line in lines] == ["health"]
 
 
-async def test_a_websocket_has_its_line_at_its_end() -> None:
+async def test_a_websocket_is_logged_when_it_ends() -> None:
     async with logged() as (run, lines):
         client = await run.connect()
         wire = request("GET", "/v0/ws", b"", **HANDSHAKE)
@@ -305,7 +305,7 @@ async def test_a_websocket_has_its_line_at_its_end() -> None:
         assert line["bytes_out"] > 150
 
 
-async def test_a_preflight_has_a_line() -> None:
+async def test_a_preflight_is_logged() -> None:
     lines: Lines = []
     settings = Settings(access_log="all", cors_origins=("https://a",))
     async with running(settings=settings, write_request=lines.append) as run:
@@ -316,7 +316,7 @@ async def test_a_preflight_has_a_line() -> None:
         assert [(line["method"], line["status"]) for line in lines] == [("OPTIONS", 204)]
 
 
-async def test_behind_a_trusted_proxy_each_line_has_the_client_of_its_request() -> None:
+async def test_for_a_trusted_proxy_each_line_has_the_client_of_its_request() -> None:
     async with logged(trusted_proxies=Networks().parse("127.0.0.1")) as (run, lines):
         client = await run.connect()
         seen = []
@@ -330,12 +330,12 @@ async def test_behind_a_trusted_proxy_each_line_has_the_client_of_its_request() 
         assert own.startswith("127.0.0.1:")
         assert seen[:6] == ["192.0.2.1"] * 2 + ["192.0.2.2"] * 2 + ["192.0.2.1"] * 2
         assert seen[6:] == [own] * 4
-        # One decision for all clients: no address is part of what is remembered.
+        # All clients share one cached decision, because it contains no address.
         assert len(run.server.parts.heads.remembered) == 1
 
 
 @pytest.mark.parametrize("proxies", ["", "10.0.0.0/8"])
-async def test_what_a_client_says_of_itself_is_not_believed(proxies: str) -> None:
+async def test_forwarded_addresses_of_untrusted_clients_are_ignored(proxies: str) -> None:
     networks = Networks().parse(proxies) if proxies else ()
     async with logged(trusted_proxies=networks) as (run, lines):
         client = await run.connect()
@@ -343,7 +343,7 @@ async def test_what_a_client_says_of_itself_is_not_believed(proxies: str) -> Non
         assert lines[0]["peer"].startswith("127.0.0.1:")
 
 
-async def test_the_line_of_a_stream_has_the_client_that_opened_it() -> None:
+async def test_the_line_of_a_stream_has_the_forwarded_client_address() -> None:
     async with logged(trusted_proxies=Networks().parse("127.0.0.0/8")) as (run, lines):
         client = await run.connect()
         fields = HANDSHAKE | {"x_forwarded_for": "192.0.2.1"}
@@ -354,7 +354,7 @@ async def test_the_line_of_a_stream_has_the_client_that_opened_it() -> None:
         assert [line["peer"] for line in lines] == ["192.0.2.1"]
 
 
-async def test_without_the_setting_nothing_is_written() -> None:
+async def test_without_the_setting_no_line_is_written() -> None:
     async with logged("off") as (run, lines):
         client: RawClient = await run.connect()
         await client.ask("PUT", "/v0/topics/a", b"{}")

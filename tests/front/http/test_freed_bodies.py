@@ -27,7 +27,7 @@ FEW = 8
 
 
 class Silent(Shards):
-    """It takes bodies and never answers."""
+    """Shards that take bodies and never reply."""
 
     def call(
         self,
@@ -102,14 +102,14 @@ async def held_by(run: Running, shards: Shards, said: bytes, kind: str) -> int:
 
 
 @pytest.mark.parametrize("said", WAITING.values(), ids=WAITING.keys())
-async def test_a_request_that_waits_holds_no_body(said: bytes) -> None:
+async def test_a_waiting_request_holds_no_body(said: bytes) -> None:
     shards = Silent()
     async with running(shards=shards, settings=Settings(drain_ms=1000)) as run:
         assert await held_by(run, shards, said, "waits") < SLACK_BYTES
 
 
 @pytest.mark.parametrize("said", STREAMING.values(), ids=STREAMING.keys())
-async def test_an_event_stream_holds_nothing_that_was_sent_with_its_request(said: bytes) -> None:
+async def test_an_event_stream_holds_no_data_sent_with_its_request(said: bytes) -> None:
     shards = Shards(topics={"a": []})
     async with running(shards=shards, settings=Settings(drain_ms=1000)) as run:
         assert await held_by(run, shards, said, "streams") < SLACK_BYTES

@@ -20,7 +20,7 @@ from topics.front.route import NAMES, Route
 from topics.front.table import ROUTES
 
 
-async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency_key() -> None:
+async def test_heads_are_cached_by_digest_and_never_with_an_idempotency_key() -> None:
     async with running(keys="sesame") as run:
         client = await run.connect()
         for n in range(3):
@@ -50,7 +50,7 @@ def kept(run: Running, token: bytes) -> list[object]:
     ("path", "token", "status"),
     [("/v0/metrics", "sesame", 200), ("/v0/topics/a", "sesame-street", 401)],
 )
-async def test_nothing_keeps_the_token_of_a_request_that_was_answered(
+async def test_no_object_keeps_the_token_of_an_answered_request(
     path: str, token: str, status: int
 ) -> None:
     async with running(keys="sesame") as run:
@@ -70,10 +70,10 @@ async def test_a_stream_does_not_keep_the_token_that_opened_it() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v0/metrics", "/v0/ws"])
-async def test_a_long_head_is_kept_neither_for_the_next_one_nor_by_a_stream(
+async def test_a_long_head_is_neither_cached_nor_kept_by_a_stream(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There may be thousands of both."""
+    """There may be thousands of cached heads and of streams."""
     async with running() as run:
         guard, admitted = run.server.parts.guard, list[Request]()
         admit = guard.admit
@@ -96,7 +96,7 @@ async def test_a_long_head_is_kept_neither_for_the_next_one_nor_by_a_stream(
             assert len(asked.head) == 0
 
 
-async def test_an_empty_line_in_pieces_before_a_request_means_nothing() -> None:
+async def test_fragmented_empty_lines_before_a_request_are_ignored() -> None:
     async with running() as run:
         client = await run.connect()
         for piece in (
@@ -111,7 +111,7 @@ async def test_an_empty_line_in_pieces_before_a_request_means_nothing() -> None:
         assert (await client.hear()).status == 201
 
 
-ODD = ["%C3%A9", "%ED%A0%80", "%00"]  # a character, half of one, none
+ODD = ["%C3%A9", "%ED%A0%80", "%00"]  # a character, a surrogate, a control character
 QUERIES = (
     "",
     *("x=", "token=", "prefix=", "cursor=", "return_seqs=", "touch=", "page_size=", "lenient="),
@@ -124,13 +124,15 @@ FIELDS = (
 
 
 def path_of(route: Route, name: str) -> str:
-    """With ``name`` wherever the route takes one."""
+    """Return the path of the route with ``name`` for each of its names."""
     return reduce(lambda path, slot: path.replace(slot, name), NAMES, route.path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["", "sesame"], ids=["open", "keys"])
-async def test_what_is_not_ascii_is_answered_on_every_route(key: str, logged: Logged) -> None:
+async def test_bytes_outside_ascii_get_a_valid_response_on_every_route(
+    key: str, logged: Logged
+) -> None:
     routes = [route for route in ROUTES if not route.is_public or route.path == "/console"]
     async with running(keys=key, shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
@@ -153,7 +155,7 @@ async def test_what_is_not_ascii_is_answered_on_every_route(key: str, logged: Lo
     assert logged == []
 
 
-async def test_a_head_that_is_known_without_its_topic_is_about_its_own_topic() -> None:
+async def test_a_head_cached_without_its_topic_applies_to_the_requested_topic() -> None:
     async with running() as run:
         client = await run.connect()
         for n, topic in enumerate(("a", "b", "a", "c")):
@@ -168,7 +170,7 @@ async def test_a_head_that_is_known_without_its_topic_is_about_its_own_topic() -
         assert (len(heads.remembered), len(heads.of_topics)) == (3, 1)
 
 
-async def test_a_head_that_is_known_without_its_topic_keeps_its_trace_fields() -> None:
+async def test_a_head_cached_without_its_topic_keeps_its_trace_fields() -> None:
     async with running() as run:
         client = await run.connect()
         for topic in ("a", "b"):
@@ -178,7 +180,7 @@ async def test_a_head_that_is_known_without_its_topic_keeps_its_trace_fields() -
 
 
 @pytest.mark.slow
-async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() -> None:
+async def test_the_prefixes_of_a_key_are_checked_for_each_topic_despite_cached_heads() -> None:
     async with running(keys="writer:write+admin:t.,boss") as run:
         client = await run.connect()
         for key, topic, status in (
@@ -203,8 +205,8 @@ LISTS = ["/v0/topics", "/v0/routers", "/v0/topics/a/leases"]
 
 
 @pytest.mark.slow
-async def test_a_remembered_head_holds_no_long_text() -> None:
-    """There are thousands of them, and a key that may only read fills them all."""
+async def test_a_cached_head_contains_no_long_text() -> None:
+    """There are thousands of cached heads. A key with only the scope read can fill all of them."""
     async with running() as run:
         client = await run.connect()
         texts = {parameter.name for route in ROUTES for parameter in route.parameters}

@@ -1,4 +1,4 @@
-"""Requests as bytes: any chunking and any mixture of lanes; ambiguous bytes are refused."""
+"""Requests as bytes: any fragmentation and any mix of kinds. Ambiguous bytes are refused."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_all_kinds_of_requests_in_one_segment_are_answered_in_order() -> N
 
 
 class Spawned(trio.abc.Instrument):
-    """Counts the tasks of connections."""
+    """Counts the tasks that connections start."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -101,7 +101,7 @@ ANSWERED_IN_A_TASK = ["long append", "chunked append"]
     ("kind", "tasks"),
     [(kind, 0) for kind in ANSWERED_AT_ONCE] + [(kind, 1) for kind in ANSWERED_IN_A_TASK],
 )
-async def test_only_a_request_that_needs_time_has_a_task(kind: str, tasks: int) -> None:
+async def test_only_a_request_that_must_wait_starts_a_task(kind: str, tasks: int) -> None:
     async with running() as run:
         client = await with_topic(run)
         spawned = Spawned()
@@ -113,7 +113,7 @@ async def test_only_a_request_that_needs_time_has_a_task(kind: str, tasks: int) 
         assert spawned.count == 2 * tasks
 
 
-async def test_requests_may_come_byte_by_byte() -> None:
+async def test_requests_may_arrive_byte_by_byte() -> None:
     kinds = sorted(set(KINDS) - {"long append"})
     async with running() as run:
         client = await with_topic(run)
@@ -128,7 +128,7 @@ async def test_requests_may_come_byte_by_byte() -> None:
     kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=8),
     sizes=st.lists(st.integers(1, 700), min_size=1),
 )
-def test_any_mixture_in_any_chunking_is_answered_in_order(
+def test_any_mix_of_requests_in_any_fragments_is_answered_in_order(
     kinds: list[str], sizes: list[int]
 ) -> None:
     async def scenario() -> None:
@@ -191,7 +191,7 @@ STRICT = {
 
 @pytest.mark.parametrize("what", sorted(STRICT))
 @pytest.mark.parametrize("line", ["POST /v0/topics/a", "PUT /v0/topics/a", "GET /v0/health"])
-async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(
+async def test_an_ambiguous_head_is_refused_and_later_bytes_are_not_executed(
     what: str, line: str
 ) -> None:
     async with running() as run:
@@ -221,7 +221,7 @@ async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(
         b"\rGET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )
-async def test_bytes_that_are_not_http_are_refused_at_once(wire: bytes) -> None:
+async def test_bytes_that_are_not_http_are_refused_immediately(wire: bytes) -> None:
     async with running() as run:
         client = await run.connect()
         await client.say(wire)
@@ -246,7 +246,7 @@ async def test_bytes_that_are_not_http_are_refused_at_once(wire: bytes) -> None:
         b"0\r\n a\r\n",
     ],
 )
-async def test_a_bad_chunk_is_refused_and_nothing_behind_it_runs(chunks: bytes) -> None:
+async def test_an_invalid_chunk_is_refused_and_later_bytes_are_not_executed(chunks: bytes) -> None:
     async with running() as run:
         client = await run.connect()
         head = (
@@ -274,7 +274,7 @@ async def test_an_empty_chunked_body_is_an_empty_body() -> None:
 HEALTH = request("GET", "/v0/health")
 
 
-async def test_a_connection_that_was_closed_in_this_turn_is_left_alone() -> None:
+async def test_a_connection_closed_earlier_in_the_iteration_is_skipped() -> None:
     async with running() as run, scenes(run) as make:
         several = [make() for _ in range(3)]
         heads = run.server.parts.heads
@@ -320,5 +320,5 @@ async def test_run_polls_and_ends_every_connection_when_it_is_cancelled() -> Non
             assert not any(scene.is_over for scene in (reading, calling, in_task))
             nursery.cancel_scope.cancel()
         await run.until(lambda: all(scene.is_over for scene in (reading, calling, in_task)))
-        assert make().is_over, "the server is over"
+        assert make().is_over, "a stopped poller accepted a connection"
         shards.gate.set()  # type: ignore[union-attr]

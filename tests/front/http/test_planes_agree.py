@@ -143,13 +143,13 @@ def is_http(wire: bytes) -> bool:
 
 
 def with_fields(wire: bytes) -> bytes:
-    """The same request with the fields that every answer depends on."""
+    """Return the request with fields that affect every response."""
     return wire.replace(b"\r\n", b"\r\n" + FIELDS, 1)
 
 
 async def seen(run: Running, wire: bytes, cut: int) -> Seen:
-    """Status, error code, whether the connection is closed, and the fields of the exchange; every
-    answer that is not a success has the envelope.
+    """Return the status, the error code, whether the connection is closed, and the fields of the
+    exchange. Check that every response except a success has the error envelope.
     """
     client = await run.connect()
     await client.say(wire[:cut])
@@ -187,7 +187,7 @@ async def agreed(wires: dict[str, bytes]) -> dict[str, set[Seen]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", [DIFF, REDRIVE], ids=["diff", "redrive"])
-async def test_both_planes_answer_the_same_bytes_alike(route: bytes) -> None:
+async def test_both_planes_respond_equally_to_the_same_bytes(route: bytes) -> None:
     found = await agreed({name: route + rest for name, (rest, _, _) in REQUESTS.items()})
     for name, (_, status, closed) in REQUESTS.items():
         [(was, _, ended, fields)] = found[name]
@@ -198,7 +198,7 @@ async def test_both_planes_answer_the_same_bytes_alike(route: bytes) -> None:
 
 
 @pytest.mark.slow
-async def test_a_request_line_is_read_in_one_way() -> None:
+async def test_both_planes_parse_a_request_line_equally() -> None:
     found = await agreed(
         {name: line + b"\r\n" + HOST + b"\r\n" for name, (line, _, _) in LINES.items()}
     )
@@ -231,7 +231,7 @@ async def test_the_http_2_preface_is_refused_with_a_400_and_a_close() -> None:
         ("GET /v0/topics/a/diff", "k", 405, "method_not_allowed"),
     ],
 )
-async def test_a_handshake_on_another_path_is_a_request_like_any_other(
+async def test_a_handshake_on_another_path_is_an_ordinary_request(
     line: str, key: str, status: int, code: str
 ) -> None:
     async with running(keys="k") as run:
@@ -252,7 +252,7 @@ async def test_a_handshake_on_another_path_is_a_request_like_any_other(
 )
 @pytest.mark.parametrize("chunked", [True, False])
 async def test_a_body_on_a_route_without_one_is_ignored(line: str, chunked: bool) -> None:
-    """The answer does not wait for it. A chunked one costs the connection."""
+    """The response does not wait for the body. A chunked body closes the connection."""
     body = b"x" * 30_000
     fields, body = (
         (b"transfer-encoding: chunked", b"7530\r\n" + body + b"\r\n0\r\n\r\n")

@@ -80,7 +80,7 @@ def test_any_cut_gives_the_same_requests(cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("said", [b"G", b"GET / HTTP/1.1\r\n", b"\r", b"\r\nG"])
-def test_a_part_of_a_head_is_not_idle(said: bytes) -> None:
+def test_a_stream_with_part_of_a_head_is_not_idle(said: bytes) -> None:
     stream = RequestStream()
     assert stream.is_idle
     stream.receive(said)
@@ -88,19 +88,19 @@ def test_a_part_of_a_head_is_not_idle(said: bytes) -> None:
     assert not stream.is_idle
 
 
-def test_empty_lines_alone_are_idle() -> None:
+def test_a_stream_with_only_empty_lines_is_idle() -> None:
     stream = RequestStream(b"\r\n\r\n")
     assert stream.next_head() is None
     assert stream.is_idle
 
 
 @pytest.mark.parametrize("bad", [b"\0", b"a\nb", b"x" * (HEAD_MAX_BYTES + 1)])
-def test_what_cannot_become_a_head_is_refused_before_its_end(bad: bytes) -> None:
+def test_an_invalid_head_is_refused_before_its_end(bad: bytes) -> None:
     with pytest.raises(InvalidRequest):
         RequestStream(bad).next_head()
 
 
-def test_unread_bytes_stay_in_their_order() -> None:
+def test_unread_bytes_keep_their_order() -> None:
     stream = RequestStream(b"abc")
     assert stream.take(2) == b"ab"
     assert stream.take(2) is None

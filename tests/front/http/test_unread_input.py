@@ -27,7 +27,7 @@ NO_SWEEP = Timings(tick_s=1000.0)
 
 
 def unread(run: Running) -> int:
-    """Bytes that the ledger counts."""
+    """Return the number of bytes that the ledger counts."""
     return run.server.connections.held.unread.size
 
 
@@ -40,7 +40,7 @@ def kept(run: Running) -> int:
 
 
 def without_body(method: str, path: str, **fields: Any) -> bytes:
-    """A request that declares a long body and sends none of it."""
+    """Return a request that declares a long body and sends none of it."""
     return request(method, path, content_length=str(LONG), **fields)
 
 
@@ -48,7 +48,7 @@ OPEN = ["/v0/health", "/v0/ready", "/", "/v0", "/console", "/v0/openapi.json"]
 
 
 @pytest.mark.parametrize("path", OPEN)
-async def test_an_open_route_waits_for_no_body_and_keeps_none_of_it(path: str) -> None:
+async def test_a_route_without_a_key_neither_waits_for_a_body_nor_keeps_it(path: str) -> None:
     async with running(keys="key", timings=NO_SWEEP) as run:
         client = await run.connect()
         await client.say(without_body("GET", path, x_long="x" * LONG) + b"y" * (LONG - 1))
@@ -71,7 +71,9 @@ WITHOUT_KEY = {
 
 
 @pytest.mark.parametrize("kind", WITHOUT_KEY)
-async def test_who_has_no_key_and_sends_no_body_keeps_nobody_out(kind: str) -> None:
+async def test_a_client_without_a_key_that_sends_no_body_excludes_no_other_client(
+    kind: str,
+) -> None:
     async with running(keys="key", timings=NO_SWEEP) as run:
         run.server.slots.connections.in_all = Cap("max_connections", 2)
         for _ in range(2):
@@ -84,8 +86,8 @@ async def test_who_has_no_key_and_sends_no_body_keeps_nobody_out(kind: str) -> N
         assert len(run.server.connections) == 2
 
 
-async def test_who_has_no_key_and_reads_no_answer_keeps_nobody_out() -> None:
-    """A task sends the rest of the answer; the newcomer waits until it has ended."""
+async def test_a_client_without_a_key_that_reads_no_response_excludes_no_other_client() -> None:
+    """A task sends the rest of the response. The new client waits until the task has ended."""
     async with running(keys="key", timings=NO_SWEEP) as run:
         run.server.slots.connections.in_all = Cap("max_connections", 1)
         greedy = await run.connect()
@@ -102,7 +104,7 @@ async def test_who_has_no_key_and_reads_no_answer_keeps_nobody_out() -> None:
 
 
 async def append_partly(run: Running, **fields: Any) -> RawClient:
-    """A client that has sent 50,000 bytes of an append with a key."""
+    """Return a client that has sent 50,000 bytes of an append with a key."""
     client = await run.connect()
     said = request("POST", "/v0/topics/a", RECORD + b" " * LONG, **KEY, **fields)[:50_000]
     await client.say(said)
@@ -128,7 +130,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("kind", PARTS)
-async def test_what_has_come_of_a_request_is_counted_until_it_ends(kind: str) -> None:
+async def test_received_bytes_of_a_request_are_counted_until_it_ends(kind: str) -> None:
     settings = Settings(inline_bytes=100_000, max_body_bytes=1024 * 1024, drain_ms=2000)
     async with running(keys="key", timings=NO_SWEEP, settings=settings) as run:
         client = await run.connect()
@@ -142,7 +144,7 @@ async def test_what_has_come_of_a_request_is_counted_until_it_ends(kind: str) ->
         assert unread(run) == 0
 
 
-async def test_requests_behind_a_waiting_one_are_counted() -> None:
+async def test_requests_pipelined_after_a_waiting_one_are_counted() -> None:
     gate = trio.Event()
     shards = FakeShards(topics={"slow": []}, gate=gate)
     async with running(keys="key", timings=NO_SWEEP, shards=shards) as run:
@@ -168,7 +170,7 @@ async def test_a_waiting_request_keeps_neither_its_head_nor_its_body() -> None:
         await run.until(lambda: kept(run) < 10_000)
 
 
-async def test_a_stream_keeps_no_input() -> None:
+async def test_a_stream_keeps_no_unread_input() -> None:
     ping = frame_bytes(TEXT, b'{"op":"ping","request_id":"r"}', mask=b"mask")
     async with running(keys="key", timings=NO_SWEEP) as run:
         client = await run.connect()
@@ -178,7 +180,7 @@ async def test_a_stream_keeps_no_input() -> None:
         await run.until(lambda: unread(run) == 0)
 
 
-async def test_above_the_bound_the_oldest_without_a_key_is_cut() -> None:
+async def test_above_the_bound_the_oldest_client_without_a_key_is_disconnected() -> None:
     settings = Settings(inline_bytes=100_000, max_body_bytes=1024 * 1024, drain_ms=2000)
     async with running(keys="key", timings=NO_SWEEP, settings=settings) as run:
         run.server.connections.held.unread.most = 3 * LONG
@@ -215,7 +217,7 @@ async def test_above_the_bound_a_body_is_refused_with_429() -> None:
 @pytest.mark.parametrize(
     "fields", [{"content_length": "9"}, {"transfer_encoding": "chunked"}, {"content_length": "00"}]
 )
-async def test_a_body_behind_a_handshake_is_never_read_as_frames(fields: dict[str, Any]) -> None:
+async def test_a_body_of_a_handshake_is_never_parsed_as_frames(fields: dict[str, Any]) -> None:
     async with running() as run:
         client = await run.connect()
         await client.say(request("GET", "/v0/ws", b"", **HANDSHAKE, **fields))
@@ -223,7 +225,7 @@ async def test_a_body_behind_a_handshake_is_never_read_as_frames(fields: dict[st
         assert (answer.status, answer.code) == (400, "invalid_request")
 
 
-async def test_a_pass_of_the_loop_serves_a_bounded_number_of_clients_without_a_key() -> None:
+async def test_an_iteration_serves_a_bounded_number_of_clients_without_a_key() -> None:
     health, listing = request("GET", "/v0/health"), request("GET", "/v0/health", **KEY)
     async with running(keys="key") as run, scenes(run) as make:
         known = make()
@@ -240,7 +242,7 @@ async def test_a_pass_of_the_loop_serves_a_bounded_number_of_clients_without_a_k
         assert answered == [UNKNOWN_PER_PASS, 2 * UNKNOWN_PER_PASS, len(unknown)]
 
 
-async def test_clients_that_ask_again_at_once_keep_no_new_client_waiting() -> None:
+async def test_clients_that_immediately_send_again_do_not_delay_a_new_client() -> None:
     health = request("GET", "/v0/health")
     async with running(keys="key") as run, scenes(run) as make:
         fast = [make() for _ in range(2 * UNKNOWN_PER_PASS)]
@@ -258,7 +260,7 @@ async def test_clients_that_ask_again_at_once_keep_no_new_client_waiting() -> No
         assert is_readable(new.client.fileno(), 0)
 
 
-async def test_without_keys_a_pass_of_the_loop_serves_everybody() -> None:
+async def test_without_configured_keys_an_iteration_serves_all_clients() -> None:
     async with running() as run, scenes(run) as make:
         everybody = [make() for _ in range(UNKNOWN_PER_PASS + 1)]
         for scene in everybody:

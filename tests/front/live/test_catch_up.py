@@ -1,4 +1,4 @@
-"""Where a reader joins its feed and which events its client then gets, without a server."""
+"""The position at which a reader joins its feed, and the events that follow, without a server."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from topics.formats.api.watch import decode_id
 
 
 def seqs(told: bytes) -> list[int]:
-    """Of the records."""
+    """Return the seqs of the records."""
     return [int(seq) for seq in re.findall(rb'"\$seq":(\d+)', told)]
 
 
 def gaps(told: bytes) -> list[tuple[int, int]]:
-    """Both ends of the tombstones."""
+    """Return both ends of the tombstones."""
     return [
         (int(first), int(last))
         for first, last in re.findall(rb'"gap_from":(\d+),"gap_to":(\d+)', told)
@@ -26,7 +26,7 @@ def gaps(told: bytes) -> list[tuple[int, int]]:
 
 
 def reasons(told: bytes) -> list[str]:
-    """Of the tombstones."""
+    """Return the reasons of the tombstones."""
     return [reason.decode() for reason in re.findall(rb'"reason":"(\w+)"', told)]
 
 
@@ -43,9 +43,7 @@ async def opened(front: Desk, head_seq: int = 10) -> Client:
 
 
 @pytest.mark.parametrize(("seq", "told"), [(7, True), (9, False)])
-async def test_only_a_reader_at_the_head_is_told_that_it_is_caught_up(
-    front: Desk, seq: int, told: bool
-) -> None:
+async def test_only_a_reader_at_the_head_gets_caught_up(front: Desk, seq: int, told: bool) -> None:
     """A reader past its feed's position gets no `caught-up`, because newer records may exist."""
     client = await front.client()
     await front.answer("feed.open", head_seq=7, earliest_seq=1, epoch=1)
@@ -54,18 +52,18 @@ async def test_only_a_reader_at_the_head_is_told_that_it_is_caught_up(
     assert client.stream.readers["t"].is_live
 
 
-async def test_a_tail_above_what_a_strong_view_shows_is_told_as_the_head(front: Desk) -> None:
-    """Records that were there when the stream began are not synced yet."""
+async def test_a_tail_above_the_synced_records_gets_caught_up_at_its_position(front: Desk) -> None:
+    """Records that existed when the stream started are not synced yet."""
     client = await front.client(11)
     await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)
     await front.answer("feed.read", **page(11, 11, head_seq=1), epoch=1)
     assert b'event: caught-up\ndata: {"topic":"t","head_seq":11}' in client.hear()
 
 
-async def test_who_catches_up_by_kept_pages_is_told_at_the_end_of_the_last_one(
+async def test_a_reader_of_kept_pages_gets_caught_up_after_the_last_one(
     front: Desk,
 ) -> None:
-    """Each record was the newest one on arrival."""
+    """Each of these records was the newest one when it arrived."""
     first = await opened(front, head_seq=1)
     await front.answer("feed.read", records(0, 1), **page(0, 1), epoch=1)
     for seq in (1, 2, 3):
@@ -81,7 +79,7 @@ async def test_who_catches_up_by_kept_pages_is_told_at_the_end_of_the_last_one(
     )
 
 
-async def test_a_gap_beyond_the_feed_is_told_once_and_the_records_behind_it_follow(
+async def test_a_gap_above_the_feed_is_reported_once_before_the_records_after_it(
     front: Desk,
 ) -> None:
     client = await opened(front)
@@ -99,7 +97,7 @@ async def test_a_gap_beyond_the_feed_is_told_once_and_the_records_behind_it_foll
     assert (gaps(told), seqs(told)) == ([], [15, 16, 17])
 
 
-async def test_a_gap_is_told_once_when_the_feed_moves_on_during_the_read(front: Desk) -> None:
+async def test_a_gap_is_reported_once_if_the_feed_advances_during_the_read(front: Desk) -> None:
     client = await opened(front)
     await front.page(10, 13, tombstone=gap(11, 12))
     await front.page(13, 16)
@@ -112,7 +110,7 @@ async def test_a_gap_is_told_once_when_the_feed_moves_on_during_the_read(front: 
 
 
 @pytest.mark.parametrize("seq", [2, 3, 7])
-async def test_an_id_given_after_a_topic_is_recreated_resumes_behind_what_was_shown(
+async def test_an_id_after_a_recreation_resumes_after_the_sent_records(
     front: Desk, seq: int
 ) -> None:
     """This also holds if the new topic's head equals the reader's cursor in the old one."""
@@ -134,7 +132,7 @@ async def test_an_id_given_after_a_topic_is_recreated_resumes_behind_what_was_sh
         ("ttl", 13, "from_seq_too_old"),
         ("damaged", 13, "damaged"),
         ("mixed", 13, "from_seq_too_old"),
-        ("mixed", 1, "mixed"),  # a restart tore it among the records
+        ("mixed", 1, "mixed"),  # a restart lost records between others
         ("recreated", 13, "recreated"),
         ("source_trim", 13, "source_trim"),
     ],
@@ -147,10 +145,10 @@ async def test_a_first_cursor_below_the_earliest_record_is_too_old(
     await front.answer("feed.read", records(12, 14), **page(0, 14, lost), epoch=1)
     assert reasons(client.hear()) == [told]
     await front.page(14, 16, tombstone=gap(15, 15, reason) | {"earliest_seq": 16})
-    assert reasons(client.hear()) == [reason], "only at connect"
+    assert reasons(client.hear()) == [reason], "reported differently after the connect"
 
 
-async def test_a_live_reader_of_a_recreated_topic_is_told_when_it_is_caught_up(
+async def test_a_live_reader_of_a_recreated_topic_gets_caught_up_again(
     front: Desk,
 ) -> None:
     client = await front.client()

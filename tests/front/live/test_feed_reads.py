@@ -40,7 +40,7 @@ class Asking:
             self.heard.append(failure)
 
 
-async def test_equal_questions_in_flight_are_asked_once_and_share_their_page(
+async def test_equal_reads_in_flight_share_one_call_and_one_page(
     nursery: trio.Nursery,
 ) -> None:
     asking = Asking()
@@ -51,10 +51,10 @@ async def test_equal_questions_in_flight_are_asked_once_and_share_their_page(
     asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
     assert len(asking.heard) == 3
-    assert len({id(each) for each in asking.heard}) == 1, "one page, whose events are made once"
+    assert len({id(each) for each in asking.heard}) == 1, "the readers did not share one page"
 
 
-async def test_questions_that_differ_in_anything_are_asked_each(nursery: trio.Nursery) -> None:
+async def test_different_reads_have_separate_calls(nursery: trio.Nursery) -> None:
     asking = Asking()
     nursery.start_soon(asking.read, reader())
     nursery.start_soon(asking.read, reader(1))
@@ -65,7 +65,7 @@ async def test_questions_that_differ_in_anything_are_asked_each(nursery: trio.Nu
     nursery.cancel_scope.cancel()
 
 
-async def test_a_shard_reads_a_bounded_part_of_what_streams_ask_for(nursery: trio.Nursery) -> None:
+async def test_the_bytes_that_a_shard_reads_at_a_time_are_bounded(nursery: trio.Nursery) -> None:
     """The next page is requested after one was shown. A page without a reader is not requested."""
     asking, view = Asking(), View(bytes=READING_MAX_BYTES // 2)
     readers = [reader(seq, view) for seq in range(4)]
@@ -82,13 +82,13 @@ async def test_a_shard_reads_a_bounded_part_of_what_streams_ask_for(nursery: tri
     for _ in range(2):
         asking.shards.refuse("feed.read", NotReady("the shard is down"))
         await wait_all_tasks_blocked()
-    assert asking.shards.asked, "one page, however long it may be"
+    assert asking.shards.asked, "a single page of any length is requested"
     asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
     assert len(asking.heard) == 5
 
 
-async def test_a_failure_is_for_all_that_wait_and_the_next_question_is_asked_anew(
+async def test_a_failure_fails_all_waiting_readers_and_later_reads_call_again(
     nursery: trio.Nursery,
 ) -> None:
     asking = Asking()

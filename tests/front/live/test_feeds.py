@@ -20,7 +20,7 @@ def reader_is_live(client: Client) -> bool:
 
 async def test_a_feed_opens_with_its_first_reader_and_closes_with_its_last(front: Desk) -> None:
     first, second = await two(front)
-    assert front.shards.asked == [], "the second reader has the feed of the first"
+    assert front.shards.asked == [], "the second reader opened another feed"
     await front.page(0, 1)
     front.shards.told.clear()
     first.stream.end()
@@ -30,7 +30,7 @@ async def test_a_feed_opens_with_its_first_reader_and_closes_with_its_last(front
     assert (front.live.feeds.by_number, front.live.feeds.kept.size) == ({}, 0)
 
 
-async def test_every_live_reader_is_shown_a_page_and_the_shard_hears_of_it_once(
+async def test_each_live_reader_gets_a_page_and_the_shard_is_notified_once(
     front: Desk,
 ) -> None:
     clients = await two(front)
@@ -45,7 +45,7 @@ async def test_every_live_reader_is_shown_a_page_and_the_shard_hears_of_it_once(
     [(False, 2, True), (True, 2, False), (False, 3, False)],
     ids=["the shard waits for nothing", "the shard waits", "more is there"],
 )
-async def test_a_page_behind_which_no_other_one_waits_is_taken_quietly(
+async def test_a_page_without_a_waiting_successor_is_confirmed_later(
     is_awaited: bool, head_seq: int, is_quiet: bool, front: Desk
 ) -> None:
     await two(front)
@@ -55,7 +55,7 @@ async def test_a_page_behind_which_no_other_one_waits_is_taken_quietly(
     assert front.shards.quiet == [is_quiet]
 
 
-async def test_a_reader_that_does_not_stand_where_a_page_begins_reads_what_is_between(
+async def test_a_reader_below_the_start_of_a_page_reads_the_missing_records(
     front: Desk,
 ) -> None:
     client, _ = await two(front)
@@ -69,23 +69,23 @@ async def test_a_reader_that_does_not_stand_where_a_page_begins_reads_what_is_be
     assert reader_is_live(client)
 
 
-async def test_readers_of_a_shard_that_goes_subscribe_again(front: Desk) -> None:
+async def test_readers_of_a_crashed_shard_subscribe_again(front: Desk) -> None:
     first, second = await two(front)
     front.live.feeds.closed(1)
-    assert reader_is_live(first), "the feed is of shard 0"
+    assert reader_is_live(first), "the feed belongs to shard 0"
     front.live.feeds.closed(0)
     assert not reader_is_live(first)
     await wait_all_tasks_blocked()
     asked = await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
-    assert (asked["topic"], asked["feed"]) == ("t", 2), "the number of a feed is not used again"
+    assert (asked["topic"], asked["feed"]) == ("t", 2), "the number of a feed was used again"
     assert reader_is_live(first)
     assert reader_is_live(second)
     await front.page(0, 1, feed=1)
-    assert first.hear() == b"", "a page of a dropped feed is nobody's"
+    assert first.hear() == b"", "a page of a dropped feed was sent"
 
 
 @pytest.mark.parametrize("error", [None, "internal"])
-async def test_readers_of_a_feed_that_ends_are_told_of_the_deletion_or_subscribe_again(
+async def test_readers_of_an_ended_feed_get_the_deletion_or_subscribe_again(
     front: Desk, error: str | None
 ) -> None:
     client, _ = await two(front)
@@ -96,8 +96,8 @@ async def test_readers_of_a_feed_that_ends_are_told_of_the_deletion_or_subscribe
     assert [asked.method for asked in front.shards.asked] == ["feed.open"] * (error is not None)
 
 
-async def test_a_feed_is_open_as_soon_as_its_answer_is_there(front: Desk) -> None:
-    """Its first page may be the next message of the same batch: no task runs in between."""
+async def test_a_feed_is_open_as_soon_as_its_reply_arrives(front: Desk) -> None:
+    """Its first page may be the next message of the same batch, and no task runs in between."""
     await front.client()
     front.shards.settle("feed.open", head_seq=5, earliest_seq=1, epoch=9)
     feed = front.live.feeds.by_number[1]
@@ -105,7 +105,7 @@ async def test_a_feed_is_open_as_soon_as_its_answer_is_there(front: Desk) -> Non
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["the shard is back", "a moment later"])
-async def test_a_reader_of_a_shard_that_is_not_ready_waits_for_it(
+async def test_a_reader_waits_for_a_shard_that_is_not_ready(
     is_back: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
@@ -117,7 +117,7 @@ async def test_a_reader_of_a_shard_that_is_not_ready_waits_for_it(
         if is_back:
             front.live.feeds.opened(1)
             await wait_all_tasks_blocked()
-            assert front.shards.asked == [], "another shard"
+            assert front.shards.asked == [], "the reader does not wait for shard 1"
             front.live.feeds.opened(0)
             await wait_all_tasks_blocked()
         else:
@@ -145,7 +145,7 @@ async def paced_page(front: Desk, from_seq: int, to_seq: int, band: int = 0) -> 
     await wait_all_tasks_blocked()
 
 
-async def test_a_coalesced_page_is_shown_at_once_and_taken_late(
+async def test_a_coalesced_page_is_sent_immediately_and_confirmed_late(
     pressed: Desk, autojump_clock: MockClock
 ) -> None:
     (client, _) = await two(pressed)
@@ -160,11 +160,11 @@ async def test_a_coalesced_page_is_shown_at_once_and_taken_late(
     relax(pressed.pressure)
     await paced_page(pressed, 1, 2)
     assert pressed.shards.told == [TAKEN, TAKEN]
-    assert pressed.shards.quiet == [False, True], "the shard waits for the late one"
+    assert pressed.shards.quiet == [False, True], "the shard waits for the late confirmation"
 
 
 @pytest.mark.parametrize(("band", "pause_s"), [(0, 1.0), (1, 0.75), (3, 0.25), (4, COALESCE_S)])
-async def test_a_page_of_a_low_band_is_taken_latest(
+async def test_a_page_of_a_low_band_is_confirmed_last(
     pressed: Desk, autojump_clock: MockClock, band: int, pause_s: float
 ) -> None:
     await two(pressed)
@@ -176,7 +176,7 @@ async def test_a_page_of_a_low_band_is_taken_latest(
     assert pressed.shards.told == [TAKEN]
 
 
-async def test_a_paced_stream_is_told_so_once_in_ten_seconds(
+async def test_a_paced_stream_gets_one_notice_in_ten_seconds(
     pressed: Desk, autojump_clock: MockClock
 ) -> None:
     clients = await two(pressed)
@@ -188,16 +188,14 @@ async def test_a_paced_stream_is_told_so_once_in_ten_seconds(
         for client in clients:
             heard = client.hear()
             assert heard.count(TOLD + b'"retry_after_ms":500,"topics":["t"]}\n\n') == 1
-            assert heard.index(b'"$seq":1}') < heard.index(TOLD), "behind a page"
+            assert heard.index(b'"$seq":1}') < heard.index(TOLD), "the notice must follow a page"
         pressed.live.feeds.by_number[1].seq = 0
         for client in clients:
             client.stream.readers["t"].seq = 0
     assert clients[0].stream.ended is False
 
 
-async def test_a_feed_that_has_closed_takes_nothing_late(
-    pressed: Desk, autojump_clock: MockClock
-) -> None:
+async def test_a_closed_feed_confirms_no_page(pressed: Desk, autojump_clock: MockClock) -> None:
     for client in await two(pressed):
         press(pressed.pressure, pace=1.0)
         await paced_page(pressed, 0, 1)

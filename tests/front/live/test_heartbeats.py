@@ -13,7 +13,7 @@ STEP_S = 0.05
 
 
 async def next_heartbeat(client: Client) -> float:
-    """When it has come."""
+    """Wait for a heartbeat and return its time."""
     for _ in range(int(2 / STEP_S)):
         if told := client.hear():
             assert told == b": hb\n\n"
@@ -24,7 +24,7 @@ async def next_heartbeat(client: Client) -> float:
 
 @pytest.mark.parametrize("heartbeat_s", [1.0, 1.2])
 @pytest.mark.parametrize("offset_s", [0.0, 0.1, 0.25, 0.49])
-async def test_a_heartbeat_comes_at_most_an_interval_after_the_last_byte(
+async def test_a_heartbeat_is_sent_at_most_an_interval_after_the_last_byte(
     heartbeat_s: float,
     offset_s: float,
     autojump_clock: MockClock,

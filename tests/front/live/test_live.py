@@ -53,14 +53,14 @@ async def test_an_unexpected_error_ends_one_stream(
     assert [(event["event"], event["log_level"]) for event in logged] == [(BUG, "error")]
 
 
-async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
+async def test_a_stream_that_starts_during_the_drain_gets_503(front: Desk) -> None:
     front.live.drain()
     client = await front.client()
     assert b'"code":503' in client.hear()
     assert (client.stream.ended, front.live.streams) == (True, set())
 
 
-async def test_a_stream_that_fails_while_it_catches_up_ends_alone(
+async def test_a_stream_that_fails_while_it_catches_up_ends_no_other(
     monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     async with desk() as front:

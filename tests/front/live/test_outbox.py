@@ -26,7 +26,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-async def test_a_stalled_stream_that_ends_gives_its_memory_back_at_once(
+async def test_a_stalled_stream_frees_its_memory_immediately_at_its_end(
     front: Desk, without_collector: None
 ) -> None:
     size, tasks = 0, len(front.live.nursery.child_tasks)
@@ -53,15 +53,15 @@ async def test_the_unsent_part_is_sent_when_the_client_reads(front: Desk) -> Non
     await long_page(front)
     await front.page(1, 2)
     assert client.stream.is_stalled
-    assert not client.stream.outbox.backlog, "it is shown no further page"
+    assert not client.stream.outbox.backlog, "a stalled stream got another page"
     assert LONG in await client.hear_all()
     assert not client.stream.is_stalled
 
 
-async def test_a_slow_shard_delays_its_own_topics_only(front: Desk) -> None:
+async def test_a_slow_shard_delays_only_its_own_topics(front: Desk) -> None:
     front.shards.elsewhere.add("u")
     client = await live(front)
-    await client.follow("u")  # of a shard that does not answer
+    await client.follow("u")  # on a shard that does not reply
     client.stream.remove("t")
     await client.follow("t")
     assert [(one.method, one.params["topic"]) for one in front.shards.asked] == [
@@ -93,7 +93,7 @@ async def test_a_backlog_is_sent_in_the_order_in_which_it_was_written(front: Des
 
 
 async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(front: Desk) -> None:
-    """Nothing waits for a client but the rest of one frame."""
+    """Only the rest of one frame is stored for a stalled client."""
     client = await live(front)
     await client.follow("u")
     await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)
@@ -107,7 +107,7 @@ async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(front: 
     assert client.stream.readers["u"].is_live
 
 
-async def test_a_recreated_topic_is_told_although_its_page_arrives_during_a_stall(
+async def test_a_recreation_is_reported_even_if_its_page_arrives_during_a_stall(
     front: Desk,
 ) -> None:
     client = await live(front)
@@ -127,15 +127,15 @@ async def test_a_recreated_topic_is_told_although_its_page_arrives_during_a_stal
 
 
 async def chunked(front: Desk) -> Client:
-    """As `live`, in chunks."""
+    """Return a client like `live`, with a chunked stream."""
     client = await front.client(is_chunked=True)
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     assert b"caught-up" in Unchunk().feed(client.hear())
     return client
 
 
-async def test_a_stalled_chunked_stream_sends_whole_chunks(front: Desk) -> None:
-    """Data that waits, and the end of the body, are framed like data that is sent immediately."""
+async def test_a_stalled_chunked_stream_sends_complete_chunks(front: Desk) -> None:
+    """Waiting data and the end of the body are framed like data that is sent immediately."""
     client = await chunked(front)
     await long_page(front)
     assert client.stream.is_stalled
@@ -144,13 +144,13 @@ async def test_a_stalled_chunked_stream_sends_whole_chunks(front: Desk) -> None:
     body = Unchunk()
     told = body.feed(await client.hear_all())
     assert told.endswith(b"\n\n: first\n\n: " + LONG + b"\n\n")
-    assert not body.ended, "nothing to send is not the end"
+    assert not body.ended, "an empty write ended the body"
     client.stream.fail(503, "over")
     assert body.feed(client.hear()).startswith(b"event: error\n")
     assert body.ended
 
 
-async def test_a_chunked_stream_that_ends_while_it_is_stalled_ends_its_chunks(front: Desk) -> None:
+async def test_a_chunked_stream_that_ends_during_a_stall_sends_the_last_chunk(front: Desk) -> None:
     client = await chunked(front)
     while not client.stream.is_stalled:
         client.stream.outbox.write(b": %b\n\n" % (b"x" * 1000))
@@ -162,7 +162,7 @@ async def test_a_chunked_stream_that_ends_while_it_is_stalled_ends_its_chunks(fr
     assert body.ended
 
 
-async def test_a_short_event_is_made_a_chunk_once_for_all_streams(front: Desk) -> None:
+async def test_a_short_event_is_framed_once_for_all_chunked_streams(front: Desk) -> None:
     first, second = await chunked(front), await front.client(is_chunked=True)
     assert second.hear()
     await front.page(0, 1)

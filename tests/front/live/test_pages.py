@@ -1,4 +1,4 @@
-"""Which pages a front keeps for readers a little below the head."""
+"""The pages that a front keeps for readers slightly below the head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def keep(kept: KeptPages, feed: FeedPages, from_seq: int, size: int = 300) -> No
 
 
 def kept_seqs(kept: KeptPages, *feeds: FeedPages) -> list[list[int]]:
-    """Where the pages of each feed begin."""
+    """Return the start of each kept page, by feed."""
     sizes = [page.size for feed in feeds for page in feed.pages]
     assert sum(sizes) == kept.size <= KEPT_MAX_BYTES
     return [[page.follows_seq for page in feed.pages] for feed in feeds]
@@ -60,7 +60,7 @@ def test_a_page_above_the_bound_is_not_kept(kept: KeptPages) -> None:
     assert kept_seqs(kept, first, second) == [[1], []]
 
 
-def test_a_feed_that_has_ended_keeps_nothing(kept: KeptPages) -> None:
+def test_an_ended_feed_keeps_no_pages(kept: KeptPages) -> None:
     first, second = FeedPages(), FeedPages()
     keep(kept, first, 0)
     keep(kept, second, 0)

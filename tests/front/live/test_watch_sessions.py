@@ -1,4 +1,4 @@
-"""To which cursors an event id rewinds a watch session, without a server."""
+"""The cursors to which an event id rewinds a watch session, without a server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def seqs(session: WatchSession) -> dict[str, int]:
     return {topic: seq for topic, (seq, _) in session.cursors.items()}
 
 
-def test_an_id_of_many_topics_is_a_number_that_leads_back_to_its_map() -> None:
+def test_an_id_of_many_topics_is_a_number_that_rewinds_to_its_cursors() -> None:
     session = many()
     told = walk(session, 200)
     assert all(isinstance(decode_id(id_), int) for id_, _ in told)
@@ -48,7 +48,7 @@ def test_an_id_of_many_topics_is_a_number_that_leads_back_to_its_map() -> None:
         pytest.param((MAPS_KEPT + 5) * MOVES_KEPT, marks=pytest.mark.slow),
     ],
 )
-def test_an_id_of_any_age_leads_back_to_its_cursors_or_below(frames: int) -> None:
+def test_an_id_of_any_age_rewinds_to_its_cursors_or_below(frames: int) -> None:
     session = many()
     told = walk(session, frames)
     for id_, known in (
@@ -62,7 +62,7 @@ def test_an_id_of_any_age_leads_back_to_its_cursors_or_below(frames: int) -> Non
     assert len(session.maps) <= MAPS_KEPT
 
 
-def test_an_id_never_leads_forward() -> None:
+def test_an_id_never_advances_a_cursor() -> None:
     session = many()
     (id_, _) = walk(session, 100)[-1]
     session.rewind(walk(many(), 50)[-1][0])
@@ -72,7 +72,7 @@ def test_an_id_never_leads_forward() -> None:
 
 
 def made_again() -> WatchSession:
-    """It was shown a topic up to 3, and then another one of that name."""
+    """Return a session that has sent a topic up to 3, and then the recreated topic up to 5."""
     session = WatchSession("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
     for seq, epoch in ((3, 1), (0, 2), (2, 2), (5, 2)):
         session.move("t", seq, epoch)
@@ -84,8 +84,8 @@ def id_of(seq: int) -> bytes:
 
 
 @pytest.mark.parametrize("seq", [1, 3])
-def test_an_id_from_before_a_topic_was_recreated_leads_back_to_the_old_one(seq: int) -> None:
-    """The new one's tombstone and its first records may not have reached the client."""
+def test_an_id_from_before_a_recreation_rewinds_to_the_old_topic(seq: int) -> None:
+    """The client may not have received the tombstone and the first records of the new topic."""
     session = made_again()
     session.rewind(id_of(seq))
     assert session.cursors == {"t": (seq, 1)}
@@ -94,7 +94,7 @@ def test_an_id_from_before_a_topic_was_recreated_leads_back_to_the_old_one(seq: 
 @pytest.mark.parametrize(
     ("seq", "cursor"), [(0, (0, 2)), (2, (2, 2)), (4, (4, 2)), (5, (5, 2)), (6, (5, 2))]
 )
-def test_an_id_from_after_a_topic_was_recreated_leads_back_within_the_new_one(
+def test_an_id_from_after_a_recreation_rewinds_within_the_new_topic(
     seq: int, cursor: tuple[int, int]
 ) -> None:
     session = made_again()
@@ -102,7 +102,7 @@ def test_an_id_from_after_a_topic_was_recreated_leads_back_within_the_new_one(
     assert session.cursors == {"t": cursor}
 
 
-def test_an_id_from_two_incarnations_ago_does_not_lead_into_the_current_one() -> None:
+def test_an_id_from_two_incarnations_ago_does_not_rewind_within_the_current_one() -> None:
     session = made_again()
     session.move("t", 0, 3)
     session.move("t", 9, 3)
@@ -115,7 +115,7 @@ def test_an_id_from_two_incarnations_ago_does_not_lead_into_the_current_one() ->
     assert session.cursors["t"][1] != 3
 
 
-def test_unsent_cursors_of_the_old_topic_lead_back_to_the_old_topic() -> None:
+def test_unsent_cursors_of_the_old_topic_rewind_to_the_old_topic() -> None:
     session = made_again()
     session.unsent = {"t": [(3, 1), (0, 2), (2, 2)]}
     session.resume(b"")
@@ -139,9 +139,7 @@ def test_unsent_cursors_of_the_old_topic_lead_back_to_the_old_topic() -> None:
         *[(base64.urlsafe_b64encode(digits).rstrip(b"="), 3) for digits in (b"0", b"1", b"9" * 19)],
     ],
 )
-def test_what_was_not_sent_whole_is_taken_back_unless_an_id_says_that_it_was_seen(
-    id_: bytes, seq: int
-) -> None:
+def test_partly_sent_events_are_sent_again_unless_an_id_confirms_them(id_: bytes, seq: int) -> None:
     session = WatchSession("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
     for at in (3, 5, 7):
         session.move("t", at, 1)
@@ -149,10 +147,10 @@ def test_what_was_not_sent_whole_is_taken_back_unless_an_id_says_that_it_was_see
     session.resume(id_)
     assert session.cursors == {"t": (seq, 1)}
     session.resume(b"")
-    assert session.cursors == {"t": (seq, 1)}, "once"
+    assert session.cursors == {"t": (seq, 1)}, "the second resume rewound again"
 
 
-def test_an_id_of_the_old_topic_hides_nothing_of_what_was_not_sent_whole() -> None:
+def test_an_id_of_the_old_topic_does_not_confirm_partly_sent_events() -> None:
     for last, unsent, id_, cursor in (
         (9, [(3, 1), (0, 2), (2, 2)], id_of(1), (1, 1)),
         (9, [(3, 1), (0, 2), (2, 2)], id_of(2), (2, 2)),
@@ -169,7 +167,7 @@ def test_an_id_of_the_old_topic_hides_nothing_of_what_was_not_sent_whole() -> No
         assert session.cursors["t"] == cursor
 
 
-def test_a_checkpoint_to_come_hides_nothing_of_what_was_not_sent_whole() -> None:
+def test_a_checkpoint_that_was_never_sent_does_not_confirm_partly_sent_events() -> None:
     session = many()
     for id_, seq in ((b"MTAw", 1), (session.id(), 0)):
         for at in (1, 2):
@@ -179,7 +177,7 @@ def test_a_checkpoint_to_come_hides_nothing_of_what_was_not_sent_whole() -> None
         assert session.cursors["t0"] == (seq, 1)
 
 
-def test_an_id_is_a_map_while_it_is_short_and_a_number_when_it_would_be_long() -> None:
+def test_an_id_is_a_map_if_that_is_short_and_otherwise_a_number() -> None:
     names = [f"{number:02}".ljust(35, "n") for number in range(MAP_MAX_TOPICS)]
     session = WatchSession("wid", ANYONE, View(), 15.0, dict.fromkeys(names, (0, 1)))
     told = []
@@ -194,7 +192,7 @@ def test_an_id_is_a_map_while_it_is_short_and_a_number_when_it_would_be_long() -
         assert seqs(session) == known
 
 
-def test_a_checkpoint_from_before_a_topic_was_recreated_leads_back_to_the_old_one() -> None:
+def test_a_checkpoint_from_before_a_recreation_rewinds_to_the_old_topic() -> None:
     session = many()
     session.move("t0", 7, 1)
     id_ = session.id()
@@ -208,7 +206,7 @@ def test_a_checkpoint_from_before_a_topic_was_recreated_leads_back_to_the_old_on
     assert session.cursors["t0"] == (7, 1)
 
 
-def test_a_checkpoint_with_a_whole_map_leads_back_to_the_old_topic_too() -> None:
+def test_a_checkpoint_with_a_complete_map_also_rewinds_to_the_old_topic() -> None:
     session = many()
     walk(session, 3)
     id_ = session.id()

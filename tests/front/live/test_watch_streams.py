@@ -1,4 +1,4 @@
-"""Server-sent events: their bytes, and which cursors a session has when its stream ends."""
+"""Server-sent events: their bytes, and the cursors of a session after its stream has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topics.front.live.watch_streams import WatchStream
 CONNECTIONS = Connections(Timings(), 0.0)
 
 
-async def test_a_session_shows_again_what_was_not_sent_whole(front: Desk) -> None:
+async def test_a_session_sends_partly_sent_records_again(front: Desk) -> None:
     """A client that reconnects without an id gets the record again."""
     client = await live(front)
     await front.page(0, 1)
@@ -30,7 +30,7 @@ async def test_a_session_shows_again_what_was_not_sent_whole(front: Desk) -> Non
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_what_was_sent_late_but_whole_was_shown(front: Desk) -> None:
+async def test_records_that_were_sent_late_but_completely_are_not_sent_again(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     await client.hear_all()
@@ -39,7 +39,7 @@ async def test_what_was_sent_late_but_whole_was_shown(front: Desk) -> None:
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_a_topic_deleted_during_a_stall_is_noted_as_deleted(front: Desk) -> None:
+async def test_a_topic_deleted_during_a_stall_is_recorded_as_deleted(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     front.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
@@ -48,7 +48,7 @@ async def test_a_topic_deleted_during_a_stall_is_noted_as_deleted(front: Desk) -
     assert (client.session.deleted, client.session.cursors) == ({"t": 1}, {"t": (0, 1)})
 
 
-async def test_a_stream_that_was_taken_over_changes_no_cursor(front: Desk) -> None:
+async def test_a_replaced_stream_changes_no_cursor(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     client.session.stream = None
@@ -57,7 +57,7 @@ async def test_a_stream_that_was_taken_over_changes_no_cursor(front: Desk) -> No
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_sessions_of_one_topic_are_sent_the_same_bytes(front: Desk) -> None:
+async def test_sessions_of_one_topic_get_the_same_bytes(front: Desk) -> None:
     first, second = await two(front)
     await front.client(topic="u")
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
@@ -66,7 +66,7 @@ async def test_sessions_of_one_topic_are_sent_the_same_bytes(front: Desk) -> Non
     assert first.hear() == second.hear() == kept.renderings[WatchStream]
 
 
-async def test_sessions_of_several_topics_have_ids_of_their_own(front: Desk) -> None:
+async def test_sessions_of_several_topics_have_their_own_ids(front: Desk) -> None:
     shown = FeedPage("t", FeedReadResult(**page(0, 1), epoch=1), records(0, 1))
     events = []
     for seq in (3, 4):

@@ -18,7 +18,7 @@ from topics.front.live import watches
 from topics.front.live.watches import SESSION_TTL_S, Watches
 
 
-async def test_a_session_that_no_stream_uses_gives_its_slot_back_after_its_time(
+async def test_an_unused_session_expires_and_releases_its_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def no_heads(*_: Any) -> dict[str, Any]:

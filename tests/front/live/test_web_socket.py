@@ -49,11 +49,11 @@ async def open_socket(run: Running, *headers: str) -> RawClient:
     ],
     ids=["one byte", "pings", "binary", "ping commands", "unsubscribe"],
 )
-async def test_a_socket_with_many_messages_leaves_turns_to_others(
+async def test_a_socket_with_many_messages_yields_to_other_tasks(
     piece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, turn, takes = 1000, 0, 0
-    handled: Counter[int] = Counter()  # by turn of the loop
+    handled: Counter[int] = Counter()  # by iteration of the loop
     writes: list[int] = []
     take, write = WebSocket._take, Outbox.write
 
@@ -77,13 +77,13 @@ async def test_a_socket_with_many_messages_leaves_turns_to_others(
                 turn += 1
                 await trio.lowlevel.checkpoint()
         assert max(handled.values()) <= 2 * FRAMES_PER_TURN, (
-            "tasks of a turn run in any order: two turns may touch"
+            "tasks run in any order, so two iterations may count as one"
         )
-        assert len(writes) <= takes, "answers are joined"
+        assert len(writes) <= takes, "the responses of a read were not joined"
 
 
-async def test_sockets_share_one_bound_and_are_told_why_they_end() -> None:
-    async with running() as run:  # bodies of 1 MiB at most
+async def test_sockets_share_one_bound_and_get_the_reason_of_their_close() -> None:
+    async with running() as run:  # bodies have at most 1 MiB
         unread = run.server.live.held.unread
         unread.most = 5 << 19
         sockets = [await open_socket(run) for _ in range(4)]
@@ -126,7 +126,7 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
         await second.say(publish)
         await run.until(lambda: len(held) == 2)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert len(held) == 2, "the first one waits for its answer"
+        assert len(held) == 2, "the second publish must wait for the first"
         for *_, then in held:
             then(FakeReply(APPENDED, b'{"topic":"a"}', run.shards))
         await run.until(lambda: len(held) == 3)
@@ -140,7 +140,7 @@ def long_publish(*, shape: bytes = b'{"data":1}', size: int = 20 << 20) -> bytes
 
 
 @pytest.mark.slow
-async def test_a_long_publish_leaves_turns_to_others_while_it_is_decoded(
+async def test_the_decoding_of_a_long_publish_yields_to_other_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns, asked = 0, list[tuple[bool, int]]()
@@ -166,7 +166,7 @@ async def test_a_long_publish_leaves_turns_to_others_while_it_is_decoded(
         before, message = turns, long_publish()
         await socket._take([Frame(Opcode.TEXT, message)])
         assert asked == [(False, len(message))]
-        assert turns - before > 15, "one for about each MiB"
+        assert turns - before > 15, "fewer than about one iteration for each MiB"
         nursery.cancel_scope.cancel()
 
 
@@ -195,7 +195,7 @@ async def test_a_message_above_its_bound_is_refused_by_its_header(
     settings = Settings(max_body_bytes=bodies_max_bytes, drain_ms=2000)
     async with running(settings=settings) as run:
         client = await open_socket(run)
-        await client.say(b"\x81\xff" + most.to_bytes(8) + KEY + b"x")  # it may continue
+        await client.say(b"\x81\xff" + most.to_bytes(8) + KEY + b"x")  # this message may continue
         await client.say(b"")
         (stream,) = run.server.live.streams
         client = await open_socket(run)
@@ -220,12 +220,12 @@ async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_rea
 SIOCOUTQNSD = 0x894B
 
 
-async def test_the_kernel_holds_little_unsent_for_a_client_that_does_not_read() -> None:
-    """Else a pong is behind megabytes, and a slow client takes its connection for dead."""
+async def test_the_kernel_buffers_little_data_for_a_client_that_does_not_read() -> None:
+    """Otherwise a pong waits for megabytes, and a slow client considers its connection dead."""
     async with running() as run:
         await open_socket(run)
         (stream,) = run.server.live.streams
         while not stream.is_stalled:
             stream.outbox.write(b"x" * 16_384)
         unsent = int.from_bytes(fcntl.ioctl(stream.sock, SIOCOUTQNSD, bytes(4)), sys.byteorder)
-        assert 0 < unsent <= 3 * UNSENT_MAX_BYTES  # and what the last segments hold
+        assert 0 < unsent <= 3 * UNSENT_MAX_BYTES  # plus the rest of the last segments

@@ -1,4 +1,4 @@
-"""Which publishes of a WebSocket form one batch, and their responses, without a server."""
+"""The publishes of a WebSocket that form a batch, and their responses, without a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = Settings(inline_bytes=LONG)
 
 
 class Publisher(SocketClient):
-    """A socket at a desk. Topics ``a1`` are of a second shard."""
+    """A socket of a desk. The topic ``a1`` belongs to a second shard."""
 
     def __init__(self, front: Desk) -> None:
         super().__init__(front.live, SETTINGS)
@@ -39,11 +39,11 @@ class Publisher(SocketClient):
         self.stream.begin()
 
     async def say(self, *messages: bytes) -> None:
-        """They come in one read."""
+        """Deliver these messages in one read."""
         assert await self.stream._take([Frame(Opcode.TEXT, message) for message in messages])
 
     def sent(self) -> list[list[bytes]]:
-        """The bodies of each message to the shards."""
+        """Return the bodies in each message to the shards."""
         found = []
         for asked in self.shards.asked:
             body = io.BytesIO(asked.body)
@@ -60,7 +60,7 @@ class Publisher(SocketClient):
 
 
 def answer(asked: Asked, *answers: bytes | TopicsError) -> None:
-    """Settle each publish of a batch."""
+    """Reply to each publish of a batch."""
     bodies = [b"" if isinstance(one, TopicsError) else one for one in answers]
     failures = [one for one in answers if isinstance(one, TopicsError)]
     result = AppendResult(
@@ -90,7 +90,7 @@ def publish(request_id: str, topic: str = "t", size: int = 1, **fields: Any) -> 
     )
 
 
-async def test_publishes_of_one_read_travel_as_one_batch_for_each_topic(desk: Publisher) -> None:
+async def test_publishes_of_one_read_are_sent_as_one_batch_for_each_topic(desk: Publisher) -> None:
     a, b = (
         [publish(f"a{at}", "a1") for at in range(3)],
         [publish(f"b{at}", "b2") for at in range(2)],
@@ -100,7 +100,7 @@ async def test_publishes_of_one_read_travel_as_one_batch_for_each_topic(desk: Pu
 
 
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
-async def test_a_long_publish_travels_alone_in_its_turn(desk: Publisher, size: int) -> None:
+async def test_a_long_publish_is_sent_alone_and_in_order(desk: Publisher, size: int) -> None:
     said = [
         *(publish("1"), publish("2"), publish("3", size=size), publish("4"), publish("5")),
         *(publish("6", size=size), publish("7")),
@@ -110,7 +110,7 @@ async def test_a_long_publish_travels_alone_in_its_turn(desk: Publisher, size: i
 
 
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
-async def test_a_long_publish_without_shared_memory_is_refused_and_the_others_go_on(
+async def test_without_shared_memory_only_the_long_publish_is_refused(
     desk: Publisher, size: int
 ) -> None:
     desk.shards.is_full = True
@@ -121,9 +121,7 @@ async def test_a_long_publish_without_shared_memory_is_refused_and_the_others_go
 
 
 @pytest.mark.parametrize("end", ["the shard goes", "the client goes"])
-async def test_a_long_publish_that_is_copied_in_steps_may_end_midway(
-    desk: Publisher, end: str
-) -> None:
+async def test_the_copy_of_a_long_publish_can_be_aborted(desk: Publisher, end: str) -> None:
     message = publish("2", size=5 * COPY_BYTES)
     copied = list[int]()
 
@@ -149,7 +147,7 @@ async def test_a_long_publish_that_is_copied_in_steps_may_end_midway(
     assert await desk.heard() == ([("error", "2")] if end == "the shard goes" else [])
 
 
-async def test_a_batch_is_at_most_as_long_as_an_inline_body(desk: Publisher) -> None:
+async def test_a_batch_is_not_longer_than_an_inline_body(desk: Publisher) -> None:
     said = [publish(str(at), size=at * 37 % 700) for at in range(30)]
     await desk.say(*said)
     assert [body for bodies in desk.sent() for body in bodies] == said
@@ -176,7 +174,7 @@ async def test_publishes_with_and_without_seqs_keep_their_order(desk: Publisher)
     assert [call.params["with_seqs"] for call in desk.shards.asked] == [True, False, True]
 
 
-async def test_every_answer_finds_its_publish(desk: Publisher) -> None:
+async def test_every_reply_is_matched_to_its_publish(desk: Publisher) -> None:
     await desk.say(
         publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u")
     )
@@ -187,7 +185,7 @@ async def test_every_answer_finds_its_publish(desk: Publisher) -> None:
     assert await desk.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
 
 
-async def test_every_publish_in_flight_is_refused_when_the_shard_goes(desk: Publisher) -> None:
+async def test_every_publish_in_flight_is_refused_if_the_shard_crashes(desk: Publisher) -> None:
     await desk.say(publish("1"), publish("2"))
     await desk.say(publish("3"))
     for call in desk.shards.asked:
@@ -211,7 +209,7 @@ async def test_a_drained_socket_ends_after_its_publishes_are_answered(
     assert desk.stream.ended
 
 
-async def test_a_publish_under_pressure_is_refused_with_its_time_and_the_next_one_goes_on(
+async def test_a_publish_under_pressure_is_refused_with_a_retry_time(
     desk: Publisher,
 ) -> None:
     refuse_next(desk.pressure)
@@ -225,7 +223,7 @@ async def test_a_publish_under_pressure_is_refused_with_its_time_and_the_next_on
     assert desk.sent() == [[publish("2")]]
 
 
-async def test_a_publish_that_opts_out_goes_on(desk: Publisher) -> None:
+async def test_a_publish_that_disables_backpressure_is_accepted(desk: Publisher) -> None:
     refuse_next(desk.pressure)
     await desk.say(publish("1", disable_backpressure=True))
     assert len(desk.sent()) == 1

@@ -1,4 +1,4 @@
-"""WebSocket streams: their events as frames, and what a subscription tells."""
+"""WebSocket streams: their events as frames, and subscriptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topics.front.live.web_socket_stream import refusal
     ("code", "name", "close_code"),
     [(408, "throttled", 1008), (500, "internal", 1011), (503, "shutting_down", 1001)],
 )
-async def test_a_websocket_is_told_what_went_wrong(
+async def test_a_websocket_gets_the_error_and_a_close_code(
     front: Desk, code: int, name: str, close_code: int
 ) -> None:
     client = front.socket()
@@ -33,7 +33,7 @@ def asked(**starts: Start) -> WatchRequest:
     return WatchRequest(starts, View(), 15_000)
 
 
-async def test_topics_that_are_followed_already_count_once(front: Desk) -> None:
+async def test_topics_of_repeated_subscriptions_count_once(front: Desk) -> None:
     front.shards.heads = dict.fromkeys("tuv", (0, 1, 1))
     client = front.socket()
     stream = client.stream
@@ -46,7 +46,7 @@ async def test_topics_that_are_followed_already_count_once(front: Desk) -> None:
     assert stream.readers.keys() == {"t", "v"}
 
 
-async def test_a_paced_socket_is_told_so_behind_a_page_and_goes_on(front: Desk) -> None:
+async def test_a_paced_socket_gets_a_notice_after_a_page_and_continues(front: Desk) -> None:
     front.shards.heads = {"t": (0, 1, 1)}
     client = front.socket()
     stream = client.stream
@@ -71,7 +71,7 @@ async def test_a_paced_socket_is_told_so_behind_a_page_and_goes_on(front: Desk) 
     assert client.hear().count(b'"op"') == 1
 
 
-def test_an_unexpected_error_is_logged_and_not_told(logged: Logged) -> None:
+def test_an_unexpected_error_is_logged_but_not_sent_to_the_client(logged: Logged) -> None:
     told = refusal(b"1", Internal("a secret of the shard"))
     assert b'"request_id":1,"code":"internal","message":"internal error"}' in told
     assert b"secret" not in told

@@ -1,4 +1,4 @@
-"""Work streams: the events of a worker, and when the next jobs may be sent.
+"""Work streams: the events of a worker, and the confirmations that request the next jobs.
 
 The shard is notified exactly once that a worker has disconnected, in any order of events.
 """
@@ -35,7 +35,7 @@ OPENING = b"retry: 2000\n\n: hb\n\n"
 
 
 def job(seq: int, data: bytes = b"1") -> bytes:
-    """A leased job, as a shard sends it."""
+    """Return a leased job in the form that a shard sends."""
     return b'{"lease_id":"lease_%x","deadline":9,"deliveries":1,"$seq":%d,"$ts":7,"data":%b}' % (
         seq,
         seq,
@@ -44,13 +44,13 @@ def job(seq: int, data: bytes = b"1") -> bytes:
 
 
 def event(seq: int, data: bytes = b"1") -> bytes:
-    """The event of such a job; ``data`` has no line ends."""
+    """Return the event of such a job. ``data`` has no line ends."""
     member = b'{"topic":"jobs",' + job(seq, data)[1:]
     return b"id: %d\nevent: job\ndata: %b\n\n" % (seq, member)
 
 
 async def jobs(front: Desk, *seqs: int, work: int = 1, data: bytes = b"1") -> None:
-    """Jobs from the shard, and all that follows from it."""
+    """Deliver jobs from the shard, and wait until they are handled."""
     made = [job(seq, data) for seq in seqs]
     params = {"work": work, "seqs": seqs, "lengths": [len(one) for one in made]}
     front.event(0, "work.jobs", params, b"".join(made))
@@ -79,7 +79,7 @@ def ask(
 
 
 async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription:
-    """A subscription that the shard has opened."""
+    """Return a subscription that the shard has opened."""
     outcomes = ask(front, principal)
     await wait_all_tasks_blocked()
     await front.answer("work.open")
@@ -89,7 +89,7 @@ async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription
 
 
 class Worker(Listener):
-    """A stream of a subscription, which runs, and the other end of its socket."""
+    """A running stream of a subscription, and the other end of its socket."""
 
     def __init__(self, front: Desk, subscription: WorkSubscription) -> None:
         ours, self.sock = socket_pair()
@@ -108,7 +108,7 @@ class Worker(Listener):
 
 
 async def worker(front: Desk) -> Worker:
-    """A worker that has heard how its stream opens."""
+    """Return a worker that has received the start of its stream."""
     made = Worker(front, await opened(front))
     await wait_all_tasks_blocked()
     assert made.hear() == OPENING
@@ -119,7 +119,7 @@ TAKEN, CLOSED = ("work.taken", {"work": 1}), ("work.close", {"work": 1, "pages":
 LONG = b'"%b"' % (b"x" * 40 * SEND_BYTES)
 
 
-async def test_no_more_jobs_come_before_the_socket_has_taken_all(front: Desk) -> None:
+async def test_jobs_are_confirmed_after_the_socket_has_accepted_all_of_them(front: Desk) -> None:
     client = await worker(front)
     await jobs(front, 1, data=LONG)
     assert front.shards.told == []
@@ -127,7 +127,7 @@ async def test_no_more_jobs_come_before_the_socket_has_taken_all(front: Desk) ->
     assert front.shards.told == [TAKEN]
 
 
-async def test_jobs_behind_a_stalled_heartbeat_are_taken_when_they_are_sent_themselves(
+async def test_jobs_after_a_stalled_heartbeat_are_confirmed_once_they_are_sent(
     front: Desk,
 ) -> None:
     client = await worker(front)
@@ -142,7 +142,7 @@ async def test_jobs_behind_a_stalled_heartbeat_are_taken_when_they_are_sent_them
     assert front.shards.told == [TAKEN]
 
 
-async def test_a_heartbeat_comes_only_when_nothing_else_was_sent(
+async def test_a_heartbeat_is_sent_only_without_other_data(
     front: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     client = await worker(front)
@@ -159,7 +159,7 @@ async def test_a_heartbeat_comes_only_when_nothing_else_was_sent(
 
 
 @pytest.mark.parametrize("way", ["closes", "closes its side", "resets"])
-async def test_the_leases_of_a_client_that_goes_are_released(front: Desk, way: str) -> None:
+async def test_the_leases_of_a_disconnected_client_are_released(front: Desk, way: str) -> None:
     client = await worker(front)
     if way == "resets":
         client.stream.sock.shutdown(2)  # the next write fails
@@ -171,7 +171,7 @@ async def test_the_leases_of_a_client_that_goes_are_released(front: Desk, way: s
     assert (client.stream.ended, front.live.streams, slots_used(front)) == (True, set(), 0)
 
 
-async def test_a_client_that_stalls_is_told_so_and_loses_its_leases(
+async def test_a_stalled_client_is_disconnected_and_loses_its_leases(
     front: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     client = await worker(front)
@@ -184,13 +184,15 @@ async def test_a_client_that_stalls_is_told_so_and_loses_its_leases(
 @pytest.mark.parametrize(
     ("error", "code"), [("not_a_queue", 409), ("topic_not_found", 404), ("internal", 500)]
 )
-async def test_a_stream_that_its_shard_ends_says_why(front: Desk, error: str, code: int) -> None:
+async def test_a_stream_that_its_shard_ends_gets_the_reason(
+    front: Desk, error: str, code: int
+) -> None:
     client = await worker(front)
     front.event(0, "work.ended", {"work": 1, "error": error, "message": "it was"}, b"")
     await wait_all_tasks_blocked()
     assert client.hear() == b'event: error\ndata: {"code":%d,"error":"it was"}\n\n' % code
     assert (client.stream.ended, front.live.slots.streams.used) == (True, 0)
-    assert front.shards.told == [], "the shard has released the leases itself"
+    assert front.shards.told == [], "the shard releases the leases itself"
 
 
 async def test_the_drain_ends_a_stream_and_releases_its_leases(front: Desk) -> None:
@@ -209,10 +211,10 @@ def slots_used(front: Desk) -> int:
 
 
 @pytest.mark.parametrize("failure", [TopicNotFound("jobs"), NotAQueue("jobs"), NotReady("down")])
-async def test_a_refusal_is_the_shards_and_leaves_nothing(
+async def test_a_refusal_of_the_shard_is_returned_and_leaves_no_state(
     front: Desk, failure: TopicsError
 ) -> None:
-    """A shard that has stalled refuses nothing: it may open the stream when it resumes."""
+    """A close is sent, because a stalled shard may still open the stream when it resumes."""
     outcomes = ask(front)
     await wait_all_tasks_blocked()
     front.shards.refuse("work.open", failure)
@@ -222,7 +224,7 @@ async def test_a_refusal_is_the_shards_and_leaves_nothing(
     assert front.shards.told == [CLOSED]
 
 
-async def test_a_client_that_vanishes_while_the_shard_is_asked_is_told_to_the_shard(
+async def test_the_shard_is_notified_if_the_client_disconnects_during_the_call(
     front: Desk,
 ) -> None:
     scope = trio.CancelScope()
@@ -236,7 +238,7 @@ async def test_a_client_that_vanishes_while_the_shard_is_asked_is_told_to_the_sh
     assert front.shards.told == [CLOSED]
 
 
-async def test_jobs_that_come_before_the_client_is_ready_are_kept(front: Desk) -> None:
+async def test_jobs_that_arrive_before_the_client_is_ready_are_kept(front: Desk) -> None:
     subscription = await opened(front)
     await jobs(front, 1, 2)
     assert front.shards.told == []
@@ -246,7 +248,7 @@ async def test_jobs_that_come_before_the_client_is_ready_are_kept(front: Desk) -
     assert front.shards.told == [("work.taken", {"work": 1})]
 
 
-async def test_an_end_that_comes_before_the_client_is_ready_is_told_behind_the_jobs(
+async def test_an_end_before_the_client_is_ready_is_sent_after_the_jobs(
     front: Desk,
 ) -> None:
     subscription = await opened(front)
@@ -267,7 +269,7 @@ async def test_an_end_that_comes_before_the_client_is_ready_is_told_behind_the_j
         (Settings(max_sse_connections_per_key=2), "max_sse_connections_per_key"),
     ],
 )
-async def test_a_slot_is_taken_before_the_shard_leases_anything(
+async def test_a_slot_is_acquired_before_the_shard_leases_jobs(
     front: Desk, settings: Settings, limit: str
 ) -> None:
     front.live.slots = make_slots(settings, 100)
@@ -291,7 +293,7 @@ async def test_a_slot_is_taken_before_the_shard_leases_anything(
     assert len(front.shards.asked) == 2
 
 
-async def test_under_pressure_the_next_jobs_come_late_and_the_client_is_told(
+async def test_under_pressure_jobs_are_confirmed_late_and_the_client_gets_a_notice(
     front: Desk, autojump_clock: MockClock
 ) -> None:
     client = await worker(front)
@@ -307,10 +309,10 @@ async def test_under_pressure_the_next_jobs_come_late_and_the_client_is_told(
     await trio.sleep(0.02)
     assert front.shards.told == [("work.taken", {"work": 1})]
     await jobs(front, 2)
-    assert client.hear() == event(2), "it was told"
+    assert client.hear() == event(2), "the notice was repeated"
 
 
-async def test_a_client_that_has_gone_takes_nothing_late(
+async def test_jobs_of_a_disconnected_client_are_not_confirmed_late(
     front: Desk, autojump_clock: MockClock
 ) -> None:
     client = await worker(front)

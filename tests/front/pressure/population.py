@@ -1,4 +1,4 @@
-"""A population of writers and one front in simulated time, in loop passes like those of trio.
+"""A population of writers and one front in simulated time, with loop iterations like those of trio.
 
 A writer sends its next write after the response to the last one. It repeats a refused write after
 the requested delay. An impatient writer ignores the delay and sends its next write immediately.
@@ -21,7 +21,7 @@ from topics.front.pressure.pressure import (
     Promises,
 )
 
-WRITE_S = 0.0005  # 2,000 a second is what the front can do
+WRITE_S = 0.0005  # the front can process 2,000 a second
 REFUSAL_S = 0.00012
 THINK_S = 0.0005
 
@@ -44,13 +44,13 @@ class Writer:
 
 @dataclass
 class Tally:
-    """Counts of accepted and refused writes, and of tries."""
+    """Counts of accepted and refused writes, and of attempts."""
 
     taken: Counter[int] = field(default_factory=Counter)  # by band
     refused: Counter[int] = field(default_factory=Counter)
-    tries: Counter[int] = field(default_factory=Counter)  # writes by how many tries they took
+    tries: Counter[int] = field(default_factory=Counter)  # writes by the number of attempts
     lags_ms: list[float] = field(default_factory=list)  # of each tick
-    waits_s: list[float] = field(default_factory=list)  # of each refused write that obeys
+    waits_s: list[float] = field(default_factory=list)  # of refused writes that obey
 
     @property
     def writes(self) -> int:

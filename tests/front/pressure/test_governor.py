@@ -1,4 +1,4 @@
-"""The control law, with populations of writers in simulated time, and its single steps."""
+"""The control law, with populations of writers in simulated time and in single steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Ticks:
 
 @pytest.mark.parametrize("whole_seconds", [False, True])
 @pytest.mark.parametrize("size", [CROWD, 2 * CROWD])
-def test_under_overload_the_lag_comes_to_its_target_and_throughput_stays(
+def test_under_overload_the_lag_reaches_its_target_and_throughput_stays_high(
     size: int, whole_seconds: bool
 ) -> None:
     alone = Population(crowd(size), governed=False)
@@ -70,7 +70,7 @@ def test_under_overload_the_lag_comes_to_its_target_and_throughput_stays(
     assert tally.refused
 
 
-def test_a_crowd_that_makes_passes_of_a_second_is_refused_within_some_of_them() -> None:
+def test_iterations_of_a_second_lead_to_refusals_after_few_of_them() -> None:
     population = Population(crowd(2000))
     assert population.measure(8.0).refused
     tally = population.measure(8.0)
@@ -79,24 +79,26 @@ def test_a_crowd_that_makes_passes_of_a_second_is_refused_within_some_of_them() 
 
 
 @pytest.mark.parametrize("whole_seconds", [False, True])
-def test_who_obeys_gets_through_at_the_second_try(whole_seconds: bool) -> None:
+def test_a_writer_that_waits_as_requested_is_accepted_at_the_second_attempt(
+    whole_seconds: bool,
+) -> None:
     population = Population(crowd(2 * CROWD, whole_seconds=whole_seconds))
     tally = population.measure(8.0)
     assert tally.refused.total() > CROWD
     assert set(tally.tries) == {1, 2}
 
 
-def test_the_top_band_is_not_touched_as_long_as_lower_ones_are_enough() -> None:
+def test_the_top_band_is_not_refused_if_refusing_lower_bands_suffices() -> None:
     writers = [Writer(topic=f"t{number}", band=number % BANDS) for number in range(CROWD)]
     tally = Population(writers).measure(8.0)
     assert tally.refused[TOP_BAND] == 0
     assert all(tally.refused[band] for band in range(TOP_BAND))
     taken = [tally.taken[band] for band in range(BANDS)]
-    assert taken == sorted(taken), "the lower the band the less"
+    assert taken == sorted(taken), "a lower band had more accepted writes"
     assert min(taken) > 0
 
 
-def test_when_there_is_nothing_but_the_top_band_it_is_refused_too() -> None:
+def test_the_top_band_is_refused_if_there_is_no_other() -> None:
     population = Population(crowd(2 * CROWD, band=TOP_BAND))
     population.measure(3.0)
     tally = population.measure(6.0)
@@ -104,13 +106,13 @@ def test_when_there_is_nothing_but_the_top_band_it_is_refused_too() -> None:
     assert statistics.mean(tally.lags_ms) < 2.5 * TARGET_MS
 
 
-def test_writers_that_ignore_refusals_cost_no_more_than_a_fifth() -> None:
+def test_writers_that_ignore_refusals_reduce_throughput_by_at_most_a_fifth() -> None:
     population = Population(crowd(obeys=False))
     population.measure(3.0)
     assert population.measure(6.0).writes / 6.0 > 0.8 * PEAK
 
 
-def test_who_obeys_does_not_wait_for_those_who_ignore_refusals() -> None:
+def test_obedient_writers_do_not_wait_for_writers_that_ignore_refusals() -> None:
     obeying = crowd(20)
     population = Population([*obeying, *crowd(CROWD, obeys=False, topic_prefix="i")])
     population.measure(3.0)
@@ -119,7 +121,7 @@ def test_who_obeys_does_not_wait_for_those_who_ignore_refusals() -> None:
     assert max(tally.waits_s) < 5.0
 
 
-def test_everything_is_off_within_two_seconds() -> None:
+def test_all_measures_end_within_two_seconds_after_the_overload() -> None:
     writers = crowd()
     for writer in writers[20:]:
         writer.stops_at = 4.0
@@ -132,7 +134,7 @@ def test_everything_is_off_within_two_seconds() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 16, 36])
-def test_whoever_fits_is_never_refused(size: int) -> None:
+def test_a_load_within_the_capacity_is_never_refused(size: int) -> None:
     tally = Population(crowd(size)).measure(5.0)
     assert not tally.refused
     assert tally.writes / 5.0 > 0.8 * min(PEAK, size / 0.001)
@@ -153,7 +155,7 @@ def test_whoever_fits_is_never_refused(size: int) -> None:
         pytest.param([0.9 * TARGET_MS] * 500, id="all that is allowed"),
     ],
 )
-def test_a_short_delay_refuses_nothing(delays: list[float]) -> None:
+def test_a_short_delay_causes_no_refusals(delays: list[float]) -> None:
     ticks = Ticks()
     for delay_ms in delays:
         ticks.run(TICK_S, delay_ms)
@@ -163,7 +165,7 @@ def test_a_short_delay_refuses_nothing(delays: list[float]) -> None:
     assert ticks.refused == 0
 
 
-def test_a_clock_that_goes_back_breaks_nothing() -> None:
+def test_a_clock_that_moves_back_does_no_harm() -> None:
     ticks = Ticks()
     ticks.run(2.0, 50.0)
     ticks.now -= 10.0
@@ -199,7 +201,7 @@ def test_a_lasting_delay_first_coalesces_then_paces_then_refuses() -> None:
     ]
 
 
-def test_no_band_is_ever_refused_wholly() -> None:
+def test_no_band_is_ever_refused_completely() -> None:
     ticks = Ticks(writes_per_s=800.0, band=TOP_BAND)
     ticks.run(60.0, 1000.0)
     assert ticks.governor.share == SHARE_MAX
@@ -209,20 +211,20 @@ def test_no_band_is_ever_refused_wholly() -> None:
     assert 0.9 * SHARE_MAX < refused / came <= SHARE_MAX + 0.001
 
 
-def test_a_little_delay_refuses_nothing_of_the_top_band() -> None:
+def test_a_small_delay_causes_no_refusals_of_the_top_band() -> None:
     ticks = Ticks(band=TOP_BAND)
     ticks.run(20.0, 1.5 * TARGET_MS)
     assert (ticks.governor.share > 0, ticks.refused) == (True, 0)
 
 
-def test_a_band_of_which_nothing_comes_would_be_refused_first() -> None:
+def test_a_band_without_writes_still_has_the_highest_refused_share() -> None:
     ticks = Ticks()
     ticks.run(5.0, 50.0)
     assert ticks.governor._shares[0] == SHARE_MAX
     assert 0 < ticks.governor._shares[1] < 1
 
 
-def test_low_bands_pause_longest_and_the_top_one_is_only_coalesced() -> None:
+def test_low_bands_pause_longest_and_the_top_band_is_only_coalesced() -> None:
     ticks = Ticks(writes_per_s=0.0)
     assert [ticks.governor.pause_s(band) for band in range(BANDS)] == [0.0] * BANDS
     ticks.run(2 * TICK_S, 3 * TARGET_MS)

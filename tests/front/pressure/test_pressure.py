@@ -32,7 +32,7 @@ RECORD = b'{"records":[{"data":1}]}'
 
 
 class Desk:
-    """A front of two shards in simulated time. Writes to ``busy`` come all the time."""
+    """A front of two shards in simulated time, with constant writes to ``busy``."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -40,7 +40,7 @@ class Desk:
         self.pressure = Pressure(2, self.delays.__getitem__, lambda: self.now)
 
     def run(self, seconds: float, *, lag_ms: float = 0.0) -> int:
-        """How many writes to ``busy`` were refused."""
+        """Let time pass, and return the number of refused writes to ``busy``."""
         return sum(self.tick(lag_ms) for _ in range(round(seconds / TICK_S)))
 
     def tick(self, lag_ms: float) -> int:
@@ -66,7 +66,7 @@ class Desk:
         return True
 
     def refused(self, topic: str, **fields: object) -> Throttled:
-        """The first refusal of such a write."""
+        """Repeat a write until it is refused, and return the refusal."""
         for _ in range(1000):
             if failure := self.write(topic, **fields):  # type: ignore[arg-type]
                 return failure
@@ -80,7 +80,7 @@ def desk() -> Desk:
 
 @pytest.fixture
 def pressed(desk: Desk) -> Desk:
-    """Its loop is late by five times what it ought to be."""
+    """A desk whose loop lag is five times the target."""
     desk.run(4.0, lag_ms=50.0)
     assert desk.pressure.governors[0].share
     return desk
@@ -92,7 +92,7 @@ def test_a_calm_front_refuses_nothing_and_counts_nothing(desk: Desk) -> None:
     assert desk.pressure.governors[0]._came == [0] * 5
 
 
-def test_a_refusal_tells_when_to_come_again_and_that_is_kept(pressed: Desk) -> None:
+def test_a_refusal_contains_a_retry_time_that_is_kept_as_a_promise(pressed: Desk) -> None:
     failure = pressed.refused("t")
     assert (failure.code, set(failure.detail)) == ("throttled", {"retry_after_ms"})
     retry_ms = failure.detail["retry_after_ms"]
@@ -100,7 +100,7 @@ def test_a_refusal_tells_when_to_come_again_and_that_is_kept(pressed: Desk) -> N
     assert pressed.pressure.promises.redeem((KEY, "t"), pressed.now + retry_ms / 1000)
 
 
-def test_who_comes_when_told_is_let_in_whatever_the_pressure(pressed: Desk) -> None:
+def test_a_write_at_its_promised_time_is_accepted_under_any_pressure(pressed: Desk) -> None:
     for number in range(50):
         failure = pressed.refused(f"t{number}")
         pressed.now += failure.detail["retry_after_ms"] / 1000
@@ -108,7 +108,7 @@ def test_who_comes_when_told_is_let_in_whatever_the_pressure(pressed: Desk) -> N
         pressed.now += TICK_S
 
 
-def test_a_write_that_gets_through_anyway_leaves_the_promise(pressed: Desk) -> None:
+def test_a_write_that_is_accepted_without_its_promise_keeps_it(pressed: Desk) -> None:
     failure = pressed.refused("t")
     pressed.now += failure.detail["retry_after_ms"] / 1000
     pressed.pressure.governors[0]._debts = [0.0] * 5
@@ -116,17 +116,17 @@ def test_a_write_that_gets_through_anyway_leaves_the_promise(pressed: Desk) -> N
     assert pressed.pressure.promises.redeem((KEY, "t"), pressed.now)
 
 
-def test_each_holder_is_told_a_time_of_its_own_and_waits_behind_its_last_one() -> None:
+def test_each_holder_gets_its_own_time_after_its_previous_one() -> None:
     promises = Promises()
     dues = [promises.give((KEY, str(number)), 0.0, 0.1) for number in range(100)]
     assert dues == pytest.approx([RETRY_MIN_S + 0.1 * number for number in range(100)])
     due = [promises.give((KEY, "0"), 0.0, 0.1) for _ in range(3)]
     assert due == pytest.approx([11.0, 21.0, RETRY_MAX_S])
-    assert promises.count == 102, "a time at the bound is no promise"
-    assert promises.give((KEY, "new"), 0.0, 0.1) == pytest.approx(11.0), "not behind those"
+    assert promises.count == 102, "a time at the bound was promised"
+    assert promises.give((KEY, "new"), 0.0, 0.1) == pytest.approx(11.0), "a new holder"
 
 
-def test_a_late_loop_is_everybodys_and_a_late_shard_its_topics(desk: Desk) -> None:
+def test_loop_lag_affects_all_writes_and_shard_lag_only_its_topics(desk: Desk) -> None:
     desk.delays[1] = 50.0
     for _ in range(80):
         for _ in range(100):
@@ -140,14 +140,14 @@ def test_a_late_loop_is_everybodys_and_a_late_shard_its_topics(desk: Desk) -> No
 
 def test_writes_to_all_shards_wait_for_the_loop(desk: Desk) -> None:
     for _ in range(80):
-        for number in range(16):  # 320 a second: 16 wait in 50 ms
+        for number in range(16):  # 320 a second, of which 16 wait in 50 ms
             desk.write("t", shard=number % 2)
         desk.now += TICK_S
         desk.pressure.tick(50.0)
     assert all(governor.share for governor in desk.pressure.governors)
 
 
-def test_topics_go_by_the_band_that_was_learned(desk: Desk) -> None:
+def test_writes_have_the_learned_band_of_their_topic(desk: Desk) -> None:
     desk.pressure.bands.learn("top", TOP_BAND)
     refused = 0
     for _ in range(100):
@@ -158,22 +158,22 @@ def test_topics_go_by_the_band_that_was_learned(desk: Desk) -> None:
     assert desk.pressure.refused_count > 0
 
 
-def test_a_stream_is_weighed_like_a_write_to_its_first_topic(pressed: Desk) -> None:
+def test_a_stream_has_the_highest_band_of_its_topics(pressed: Desk) -> None:
     assert not all(pressed.opens("wid_1", "t") for _ in range(100))
     pressed.now += RETRY_MAX_S
-    assert pressed.opens("wid_1", "t"), "as it was promised"
+    assert pressed.opens("wid_1", "t"), "the promise was not kept"
     pressed.pressure.bands.learn("top", TOP_BAND)
     pressed.run(TICK_S, lag_ms=10.0)
     assert all(pressed.opens("wid_2", "t", "top") for _ in range(100))
 
 
-def test_a_stream_and_a_topic_of_one_name_are_two_things(pressed: Desk) -> None:
+def test_the_promise_of_a_topic_does_not_admit_a_stream_with_its_name(pressed: Desk) -> None:
     failure = pressed.refused("work")
     pressed.now += failure.detail["retry_after_ms"] / 1000
     assert not all(pressed.opens("work", "t") for _ in range(1000))
 
 
-def test_the_log_tells_once_of_a_pressure_and_of_its_end(desk: Desk, logged: Logged) -> None:
+def test_the_start_and_the_end_of_pressure_are_logged_once(desk: Desk, logged: Logged) -> None:
     desk.run(5.0, lag_ms=50.0)
     desk.run(3.0)
     begun, ended = logged
@@ -186,9 +186,9 @@ def test_the_log_tells_once_of_a_pressure_and_of_its_end(desk: Desk, logged: Log
     }
 
 
-async def test_it_ticks_seldom_while_the_loop_is_idle_and_calm(autojump_clock: MockClock) -> None:
+async def test_ticks_are_rare_while_the_loop_is_idle_and_calm(autojump_clock: MockClock) -> None:
     lags: list[float] = []
-    pressure = Pressure(1, lambda _: 0.0, lambda: 0.0)  # passes take no time
+    pressure = Pressure(1, lambda _: 0.0, lambda: 0.0)  # iterations take no time
     pressure.tick = lags.append  # type: ignore[assignment, method-assign]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pressure.run)
@@ -197,19 +197,19 @@ async def test_it_ticks_seldom_while_the_loop_is_idle_and_calm(autojump_clock: M
         assert lags == [0.0] * 2
         pressure.is_calm = False
         await trio.sleep(1.01)
-        assert 9 <= len(lags) - 2 <= 12, "the last idle pause ends first"
+        assert 9 <= len(lags) - 2 <= 12, "the current idle pause ends first"
         pressure.is_calm = True
         pressure._lag_ms = 5.0
         lags.clear()
         await trio.sleep(1.01)
         nursery.cancel_scope.cancel()
-    assert 19 <= len(lags) <= 21, "a busy loop is looked at more often"
+    assert 19 <= len(lags) <= 21, "a busy loop must be checked more often"
 
 
 # Promises
 
 
-def test_a_promise_is_redeemed_once_by_its_key_and_topic_and_not_before_its_time() -> None:
+def test_a_promise_is_redeemed_once_by_its_holder_and_not_before_its_time() -> None:
     promises = Promises()
     due = promises.give((KEY, "t"), 4.0, 0.1)
     assert due == 4.0 + RETRY_MIN_S
@@ -222,12 +222,12 @@ def test_a_promise_is_redeemed_once_by_its_key_and_topic_and_not_before_its_time
 
 
 @pytest.mark.parametrize("forget", ["redeem", "expire"])
-def test_a_promise_lapses(forget: str) -> None:
+def test_a_promise_expires(forget: str) -> None:
     promises = Promises()
     promises.give((KEY, "t"), 4.0, 0.0)
     promises.give((KEY, "t"), 9.0, 0.0)
     if forget == "redeem":
-        assert promises.redeem((KEY, "t"), 5.5 + LIFE_S), "the second one"
+        assert promises.redeem((KEY, "t"), 5.5 + LIFE_S), "the second promise was not redeemed"
     else:
         promises.expire(5.5 + LIFE_S)
         assert promises.count == 1
@@ -235,7 +235,7 @@ def test_a_promise_lapses(forget: str) -> None:
     assert (promises.count, promises._due) == (0, {})
 
 
-def test_promises_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_promises_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROMISES_MAX", 3)
     promises = Promises()
     for number in range(4):
@@ -246,7 +246,7 @@ def test_promises_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 # Bands, and the lag of the loop
 
 
-def test_only_topics_whose_band_is_not_that_of_new_ones_are_kept_within_a_bound(
+def test_a_bounded_number_of_bands_other_than_the_default_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "BANDS_MAX", 3)
@@ -259,7 +259,7 @@ def test_only_topics_whose_band_is_not_that_of_new_ones_are_kept_within_a_bound(
     bands.learn("d", TOP_BAND)
     assert [bands.of(topic) for topic in "abcd"] == [3, TOP_BAND, NEW_BAND, TOP_BAND]
     bands.learn("e", 0)
-    assert [bands.of(topic) for topic in "abde"] == [3, NEW_BAND, TOP_BAND, 0], "the oldest goes"
+    assert [bands.of(topic) for topic in "abde"] == [3, NEW_BAND, TOP_BAND, 0], "drop the oldest"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_only_topics_whose_band_is_not_that_of_new_ones_are_kept_within_a_bound(
     [(0.0, 1.0, 0.0), (0.02, 0.0, 10.0), (0.01, 0.09, 0.5)],
     ids=["idle", "half a pass", "one event in ten waits, 5 ms on average"],
 )
-def test_the_lag_is_what_an_event_waits(spent_s: float, idle_s: float, lag_ms: float) -> None:
+def test_the_lag_is_the_mean_wait_of_an_event(spent_s: float, idle_s: float, lag_ms: float) -> None:
     lag, now = LoopLag(0.0), 0.0
     for _ in range(10):
         lag.pass_began = now
@@ -277,11 +277,11 @@ def test_the_lag_is_what_an_event_waits(spent_s: float, idle_s: float, lag_ms: f
     assert lag.take_ms(now) == pytest.approx(lag_ms)
 
 
-def test_a_stopped_process_weighs_in_one_window() -> None:
+def test_a_stop_of_the_process_counts_in_one_window() -> None:
     lag = LoopLag(0.0)
     lag.take_ms(4.99)
     lag.end_pass(5.0)
-    assert lag.take_ms(5.0) == pytest.approx(2500.0), "not more than half of the pass"
+    assert lag.take_ms(5.0) == pytest.approx(2500.0), "more than half of the iteration"
     assert lag.take_ms(5.05) == 0.0
 
 
@@ -298,7 +298,7 @@ class Block:
         self.freed += 1
 
 
-async def test_a_refusal_is_held_back_a_moment_and_gives_its_body_back(
+async def test_a_refusal_is_sent_after_a_delay_and_frees_its_body_immediately(
     pressed: Desk, autojump_clock: MockClock
 ) -> None:
     request: Any = SimpleNamespace(topic="t", shard=0, principal=ANYONE)

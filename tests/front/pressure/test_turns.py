@@ -1,4 +1,4 @@
-"""Turns: long passes let high bands go first, and starve none."""
+"""Turns: during long iterations high bands are served first, and no band starves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.front.pressure.pressure import ACTIVE_S, PASS_S, RELEASE_MIN, Turns
 
 
 class Desk:
-    """Turns with a clock and a pass that tests set."""
+    """Turns with a clock and an iteration length that tests set."""
 
     def __init__(self) -> None:
         self.now, self.lag = 100.0, LoopLag(100.0)
@@ -35,10 +35,10 @@ def desk() -> Desk:
     return Desk()
 
 
-def test_without_a_higher_band_nothing_is_parked(desk: Desk) -> None:
+def test_without_a_higher_active_band_no_write_is_parked(desk: Desk) -> None:
     desk.long_pass()
     assert all(desk.turns.may_go(1) for _ in range(10))
-    assert desk.turns.may_go(0) is False, "now band 1 is active"
+    assert desk.turns.may_go(0) is False, "band 1 is active now"
     assert desk.turns.may_go(1)
 
 
@@ -58,13 +58,13 @@ def test_the_top_band_is_never_parked(desk: Desk) -> None:
     assert desk.turns.may_go(TOP_BAND)
 
 
-async def test_what_comes_while_others_wait_waits_behind_them(
+async def test_writes_that_arrive_while_others_wait_are_served_after_them(
     desk: Desk, autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     desk.turns.may_go(TOP_BAND)
     desk.long_pass()
     desk.append(1, 1)
-    desk.now = desk.lag.pass_began  # a short pass again
+    desk.now = desk.lag.pass_began  # a short iteration again
     desk.append(1, 2)
     assert (desk.went, desk.turns.waiting) == ([], 2)
     nursery.start_soon(desk.turns.run)
@@ -73,7 +73,7 @@ async def test_what_comes_while_others_wait_waits_behind_them(
     assert desk.turns.waiting == 0
 
 
-async def test_one_that_fails_takes_no_turn_from_others(
+async def test_an_error_of_a_parked_write_does_not_affect_others(
     desk: Desk, autojump_clock: MockClock, nursery: trio.Nursery, logged: Logged
 ) -> None:
     desk.turns.may_go(TOP_BAND)
@@ -86,7 +86,7 @@ async def test_one_that_fails_takes_no_turn_from_others(
     assert "ZeroDivisionError" in logged[0]["exception"]
 
 
-async def test_a_pass_gets_few_and_the_next_ones_more_while_they_are_short(
+async def test_short_iterations_release_increasing_numbers_of_writes(
     desk: Desk, autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     desk.turns.may_go(TOP_BAND)
@@ -101,7 +101,7 @@ async def test_a_pass_gets_few_and_the_next_ones_more_while_they_are_short(
     assert len(desk.went) == 100
 
 
-def test_the_longest_wait_is_told(desk: Desk) -> None:
+def test_the_longest_wait_is_reported(desk: Desk) -> None:
     assert desk.turns.oldest_ms() == 0.0
     desk.turns.may_go(TOP_BAND)
     for band in (3, 1):

@@ -49,8 +49,9 @@ class Claim(NamedTuple):
 
 
 class JobsRequest(msgspec.Struct):
-    """What a worker says of jobs that it holds: the body of ``POST /v0/topics/:q/ack`` (§10.4).
-    ``lease_ids``: one for each of ``seqs``, or None.
+    """Leased jobs, and the node that holds them: the body of ``POST /v0/topics/:q/ack`` (§10.4).
+
+    ``lease_ids`` has one id for each of ``seqs``, or is None.
     """
 
     node: str

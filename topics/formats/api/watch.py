@@ -51,7 +51,7 @@ class View(NamedTuple):
 
 
 class Start(msgspec.Struct):
-    """Where a reader begins in a topic: after ``from_seq``, or with ``tail`` at the head of now."""
+    """Start of a reader in a topic: after ``from_seq``, or at the current head with ``tail``."""
 
     from_seq: int = 0
     tail: bool = False
