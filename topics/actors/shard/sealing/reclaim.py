@@ -48,13 +48,15 @@ class Pin:
     """The hold of a backup on the files of its ``checkpoint``, until the pin ``is_broken``.
 
     ``kept``: the files that the checkpoint needs. ``blobs``: blobs that the log has ceased to name
-    since, because segments have their records or their topic is deleted.
+    since, because segments have their records or their topic is deleted. ``takes_newest``: if the
+    process has written a checkpoint, that one is pinned, and no other is written.
     """
 
     checkpoint: Path | None = None
     kept: Kept = NOTHING
     blobs: list[Path] = field(default_factory=list)
     is_broken: bool = False
+    takes_newest: bool = False
 
 
 class Reclaim:
