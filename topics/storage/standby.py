@@ -105,7 +105,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class Held(NamedTuple):
-    """The first ``bytes`` of a file below ``DIR/files``. Their SHA-256 is empty if it is unknown."""
+    """The first ``bytes`` of a file below ``DIR/files``. ``sha256`` is empty if it is unknown."""
 
     file: str
     bytes: int

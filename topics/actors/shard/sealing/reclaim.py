@@ -164,6 +164,11 @@ class Reclaim:
     # Checkpoints
 
     @property
+    def absorbed_blobs(self) -> list[Path]:
+        """Blobs whose records are in segments that the newest checkpoint does not name."""
+        return self._blobs
+
+    @property
     def newest(self) -> Kept:
         """The files that the newest checkpoint needs."""
         return self._standing[-1]

@@ -112,8 +112,11 @@ class Sealing(Service):
         error = None
         self.reclaim.pin = pin
         try:
-            newest = self.checkpoints.newest if pin.takes_newest else None
-            pin.checkpoint = newest or await self.checkpoints.write()
+            if pin.takes_newest and self.checkpoints.newest is not None:
+                pin.checkpoint = self.checkpoints.newest
+                pin.blobs += self.reclaim.absorbed_blobs
+            else:
+                pin.checkpoint = await self.checkpoints.write()
             pin.kept = self.reclaim.newest
         except OSError as failure:
             error = failure
