@@ -136,11 +136,12 @@ def main() -> int:
                 seconds = time.monotonic() - began
                 gib = load.records * len(RECORD) / 2**30
                 found = load.latencies_ms
+                cpu = (cpu_s(*server.pids()) - before) / gib
                 print(
                     f"{'standby' if with_standby else 'alone  '} {load.records / seconds:>9,.0f}/s"
                     f" p50 {statistics.median(found):.2f} p99 {quantile(found, 0.99):.2f}"
                     f" p99.9 {quantile(found, 0.999):.2f} ms, CPU"
-                    f" {(cpu_s(*server.pids()) - before) / gib:.1f} s/GiB, load {os.getloadavg()[0]:.1f}",
+                    f" {cpu:.1f} s/GiB, load {os.getloadavg()[0]:.1f}",
                     flush=True,
                 )
             report(copy)

@@ -200,6 +200,7 @@ HTTP = (
     _PUT_ROUTER,
     # One at a time: the one before may still be sent.
     _row("backup", ADMIN, "GET /v0/backup", fine=(200, 429), is_whole=True),
+    _row("backup.changes", ADMIN, "POST /v0/backup", fine=(200, 429), is_whole=True),
     # no key at all
     _row("health", "", "GET /v0/health", is_open=True),
     _row("health at the root", "", "GET /healthz", is_open=True),
