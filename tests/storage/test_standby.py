@@ -1,4 +1,4 @@
-"""Standby directory: generations share files. Interrupted or altered transfers leave them intact."""
+"""Standby directory: generations share files; interrupted and altered transfers harm none."""
 
 from __future__ import annotations
 
