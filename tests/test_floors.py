@@ -29,7 +29,8 @@ FLOORS = [
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],
     ["topics.storage.recovery"],
     ["topics.storage.verify", "topics.storage.inspect"],
-    ["topics.storage.restore"],
+    ["topics.storage.restore", "topics.storage.standby"],
+    ["topics.storage.promote"],
     ["topics.spark"],
     ["topics.spark.source", "topics.spark.sink"],
     ["topics.spark.jobs", "topics.spark.discovery"],
@@ -43,7 +44,7 @@ FLOORS = [
     ["topics.front.admin"],
     ["topics.front.table", "topics.front.server"],
     ["topics.process"],
-    ["topics.cli.server"],
+    ["topics.cli.server", "topics.cli.standby"],
     ["workers", "supervisor", "topics.__main__"],
 ]
 # Packages on one layer that must not import each other.

@@ -83,6 +83,8 @@ class Settings:
     shards: Annotated[int, Bound(1, 64)] = 1
     """The number of shard processes, by default the usable cores. The directory keeps its number.
     """
+    fence: Path | None = None
+    """A file shared with the machine of the standby, which keeps a former source from starting."""
 
     # Access (§0.2), without the keys themselves
     api_keys_file: Path | None = None

@@ -297,36 +297,36 @@ class Campaign:
     """One server under load, whose backups are restored."""
 
     def __init__(self, data_dir: Path, *, seed: int, seconds: float, kills: int) -> None:
-        self.summary, self._kills = Summary(seed), kills
-        self._data_dir, self._seconds = data_dir, seconds
-        self._server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
-        self._dice, self._ledger = random.Random(seed), Ledger()
-        self._redriver = Redriver(self._server, seed)
+        self.summary, self.kills = Summary(seed), kills
+        self.data_dir, self._seconds = data_dir, seconds
+        self.server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
+        self.dice, self.ledger = random.Random(seed), Ledger()
+        self._redriver = Redriver(self.server, seed)
 
     def run(self) -> Summary:
-        with self._server as server:
+        with self.server as server:
             with Api(server.address) as api:
                 make(api)
             actors = self._actors()
             for actor in actors:
                 actor.start()
             try:
-                self._take_backups()
+                self.take_backups()
             finally:
                 end(actors)
             for actor in actors:
                 self.summary.problems += actor.problems
                 self.summary.counts += actor.counts
             with Api(server.address) as api:
-                self.summary.problems += judge(api, self._ledger.now(), self._ledger)
+                self.summary.problems += judge(api, self.ledger.now(), self.ledger)
                 self.summary.counts["copies"] = len(numbers_in(api, "c0"))
             self._check_pins()
             self.summary.problems += deaths_by_themselves(server)
-        self.summary.problems += damage(self._data_dir, SHARDS)
+        self.summary.problems += damage(self.data_dir, SHARDS)
         return self.summary
 
     def _actors(self) -> list[Actor]:
-        server, seed, ledger = self._server, self.summary.seed, self._ledger
+        server, seed, ledger = self.server, self.summary.seed, self.ledger
         sources = [f"a{at}" for at in range(CHAINS)]
         return [
             *(Appender(at, server, seed, sources, ledger) for at in (1, 2)),
@@ -337,25 +337,25 @@ class Campaign:
             Deleter(server, seed, ledger),
         ]
 
-    def _take_backups(self) -> None:
+    def take_backups(self) -> None:
         until = time.monotonic() + self._seconds
         time.sleep(min(2.0, self._seconds / 3))
         number = 0
-        while number < 1 or time.monotonic() < until or self._kills > 0:
+        while number < 1 or time.monotonic() < until or self.kills > 0:
             number += 1
-            if self._kills > 0:
-                self._kills -= 1
-                self._harm(self._data_dir.with_name(f"broken-{number}.tar"))
-            if number % 10 == 1 or self._kills <= 0:
+            if self.kills > 0:
+                self.kills -= 1
+                self._harm(self.data_dir.with_name(f"broken-{number}.tar"))
+            if number % 10 == 1 or self.kills <= 0:
                 self._take_and_judge(number)
 
     def _take_and_judge(self, number: int) -> None:
-        file = self._data_dir.with_name(f"{number}.tar")
-        moment = self._ledger.now()
+        file = self.data_dir.with_name(f"{number}.tar")
+        moment = self.ledger.now()
         began = time.monotonic()
         while True:
             try:
-                take(self._server.address, file)
+                take(self.server.address, file)
                 break
             except Cut as cut:  # the backup of a disconnected client may still be in progress
                 if "max_backups" not in str(cut) or time.monotonic() > began + SETTLE_S:
@@ -371,12 +371,14 @@ class Campaign:
         with file.open("rb") as stream:
             restore(stream, folder, as_new=as_new, with_damage=False)
         file.unlink()
-        what = f"{folder.name}{' as new' if as_new else ''}"
+        self.judge_server(folder, moment, folder.name, as_new=as_new)
+
+    def judge_server(self, folder: Path, moment: Moment, what: str, *, as_new: bool) -> None:
+        """Judge a restored server, check that its routers continue, and remove it."""
+        what = f"{what}{' as new' if as_new else ''}"
         restored = Server(folder, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
-        with restored, Api(restored.address) as api, Api(self._server.address) as live:
-            self.summary.problems += [
-                f"{what}: {text}" for text in judge(api, moment, self._ledger)
-            ]
+        with restored, Api(restored.address) as api, Api(self.server.address) as live:
+            self.summary.problems += [f"{what}: {text}" for text in judge(api, moment, self.ledger)]
             epochs = [one.state("a0")["epoch"] for one in (api, live)]
             if (epochs[0] > epochs[1]) != as_new:
                 self.summary.problems.append(f"{what}: epochs {epochs}")
@@ -391,44 +393,44 @@ class Campaign:
 
     def _harm(self, file: Path) -> None:
         """Kill a process during a backup."""
-        victim = self._dice.choice(["client", "front 0", "shard 0", "shard 1", "everything"])
-        roles = self._server.wait_roles(SHARDS + 1)
-        stop, delay = threading.Event(), self._dice.uniform(0, 0.6)
+        victim = self.dice.choice(["client", "front 0", "shard 0", "shard 1", "everything"])
+        roles = self.server.wait_roles(SHARDS + 1)
+        stop, delay = threading.Event(), self.dice.uniform(0, 0.6)
 
         def kill() -> None:
             time.sleep(delay)
             if victim == "client":
                 stop.set()
             elif victim == "everything":
-                self._server.kill()
+                self.server.kill()
             else:
                 kill_one(roles[victim])
 
         thread = threading.Thread(target=kill)
         thread.start()
-        moment = self._ledger.now()
+        moment = self.ledger.now()
         try:
-            take(self._server.address, file, stop)
+            take(self.server.address, file, stop)
         except (Cut, *BROKEN):
             self.summary.counts["broken off"] += 1
             file.unlink(missing_ok=True)
         finally:
             thread.join()
         if victim == "everything":
-            self._server.start()
+            self.server.start()
         elif victim != "client":
-            self._wait_replaced(victim, roles[victim])
+            self.wait_replaced(victim, roles[victim])
         complete = self._redriver.complete
         wait_for(lambda: self._redriver.complete > complete, SETTLE_S)
         if file.exists():
             self.summary.counts["whole all the same"] += 1
             self._restore_and_judge(file, moment, as_new=False)
         self.summary.counts[f"killed {victim}"] += 1
-        self.summary.tell(f"killed {victim}, {self._kills} to come")
+        self.summary.tell(f"killed {victim}, {self.kills} to come")
 
-    def _wait_replaced(self, role: str, pid: int) -> None:
-        wait_for(lambda: self._server.roles().get(role, pid) != pid, SETTLE_S)
-        self._server.wait_ready()
+    def wait_replaced(self, role: str, pid: int) -> None:
+        wait_for(lambda: self.server.roles().get(role, pid) != pid, SETTLE_S)
+        self.server.wait_ready()
 
     def _check_pins(self) -> None:
         """Check that no file is kept for a finished backup: a new checkpoint removes the older
@@ -436,7 +438,7 @@ class Campaign:
         """
 
         def is_free() -> bool:
-            for folder in (self._data_dir / "checkpoint").iterdir():
+            for folder in (self.data_dir / "checkpoint").iterdir():
                 if len([*folder.glob("*.ckpt")]) > 2:
                     return False
             return True

@@ -203,6 +203,7 @@ HTTP = (
     _PUT_ROUTER,
     # Only one backup runs at a time, and the server may still be sending the previous one.
     _row("backup", ADMIN, "GET /v0/backup", fine=(200, 429), is_whole=True),
+    _row("backup.changes", ADMIN, "POST /v0/backup", fine=(200, 429), is_whole=True),
     # no key at all
     _row("health", "", "GET /v0/health", is_open=True),
     _row("health at the root", "", "GET /healthz", is_open=True),

@@ -1,8 +1,9 @@
-"""GET /v0/backup: required rights, one backup at a time, and detection of incomplete backups."""
+"""Backups: required rights, one at a time, and detection of incomplete backups."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import io
 import json
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.api import Api, ok, refused
+from tests.support.api import Answer, Api, ok, refused
 from tests.support.server import Server
-from topics.storage.restore import restore
+from topics.formats.disk.backup_archive import identity_ranges
+from topics.storage.restore import NotABackup, restore
 
 pytestmark = pytest.mark.slow
 
@@ -109,14 +111,90 @@ def test_a_backup_requires_the_scope_admin_and_a_key_without_prefixes(own: Serve
     ):
         with Api(own.address, token=token) as api:
             refused(api.call("GET", "/v0/backup"), status, code)
+            refused(api.call("POST", "/v0/backup"), status, code)
     with Api(own.address, token="reader") as api:
         assert api.call("GET", "/v0/backup").json()["error"]["detail"]["scope"] == "admin"
 
 
-@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE"])
-def test_only_get_is_allowed(boss: Api, method: str) -> None:
+@pytest.mark.parametrize("padding", [0, 300_000])  # short, and read in fragments
+def test_an_incremental_backup_lacks_the_files_that_the_client_has(
+    own: Server, boss: Api, padding: int
+) -> None:
+    ok(boss.append("t0", "known"))
+    first = members_of(boss.call("POST", "/v0/backup", {"files": []}))
+    known = []
+    for name, (data, kept) in first.items():
+        assert kept == 0
+        ranges = identity_ranges(name, len(data))
+        bytes_of = b"".join(data[at : at + size] for at, size in ranges)
+        identity = hashlib.sha256(bytes_of).hexdigest()
+        known.append({"path": name, "bytes": len(data), "identity": identity})
+    known.append({"path": "x" * padding, "bytes": 0, "identity": ""})
+    again = members_of(boss.call("POST", "/v0/backup", {"files": known}))
+    assert not any(data for data, _ in again.values())
+    assert {name: kept for name, (_, kept) in again.items()} == {
+        name: len(data) for name, (data, _) in first.items()
+    }
+    ok(boss.append("t0", "new"))
+    changed = {
+        name: (data, kept)
+        for name, (data, kept) in members_of(
+            boss.call("POST", "/v0/backup", {"files": known})
+        ).items()
+        if data
+    }
+    ((name, (data, kept)),) = changed.items()
+    assert name.startswith("wal/")
+    assert kept == len(first[name][0])
+    assert b'"new"' in data
+    assert len(data) < 1000
+    # A log file whose known bytes differ is sent from its beginning.
+    other = [each | {"identity": "0" * 64} for each in known]
+    assert members_of(boss.call("POST", "/v0/backup", {"files": other}))[name][1] == 0
+
+
+def members_of(answer: Answer) -> dict[str, tuple[bytes, int]]:
+    """Return the sent bytes of each file, and the number of bytes before them."""
+    assert answer.status == 200, answer
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(answer.body)) as tar:
+        sent = {
+            member.name: content.read()
+            for member in tar
+            if (content := tar.extractfile(member)) is not None
+        }
+    for each in json.loads(sent["manifest.json"])["manifest"]["members"]:
+        kept = each.get("kept", 0)
+        data = sent.get(f"{each['path']}@{kept}" if kept else each["path"], b"")
+        assert len(data) == each["bytes"] - kept
+        assert hashlib.sha256(data).hexdigest() == each["sha256"]
+        found[each["path"]] = data, kept
+    return found
+
+
+def test_a_restore_refuses_an_incremental_backup(boss: Api, tmp_path: Path) -> None:
+    first = members_of(boss.call("POST", "/v0/backup"))
+    meta = first["meta"][0]
+    identity = hashlib.sha256(meta + meta).hexdigest()
+    files = [{"path": "meta", "bytes": len(meta), "identity": identity}]
+    answer = boss.call("POST", "/v0/backup", {"files": files})
+    with pytest.raises(NotABackup, match="meta is missing"):
+        restore(io.BytesIO(answer.body), tmp_path / "data", as_new=False, with_damage=False)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "body", [{"files": 1}, {"files": [{"path": "meta"}]}, {"files": [{"path": "x", "bytes": -1}]}]
+)
+def test_an_incremental_backup_rejects_an_invalid_body(boss: Api, body: object) -> None:
+    refused(boss.call("POST", "/v0/backup", body), 400, "invalid_request")
+    until(lambda: boss.call("GET", "/v0/backup").status == 200)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE"])
+def test_only_get_and_post_are_allowed(boss: Api, method: str) -> None:
     answer = boss.call(method, "/v0/backup")
-    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, POST")
 
 
 def test_http_1_0_is_refused_because_it_cannot_signal_an_incomplete_body(own: Server) -> None:

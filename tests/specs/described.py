@@ -12,6 +12,7 @@ from tests.specs.shapes import (
     ROUTED,
     Ack,
     Append,
+    BackupRequest,
     Claim,
     Config,
     Count,
@@ -229,6 +230,9 @@ ROUTES: Final = {
     "metrics": Described("Metrics, for Prometheus or as JSON.", f"text/plain {JSON}"),
     "spec": Described("The document itself.", JSON),
     "backup": Described("All data of the server, as a tar.", "application/x-tar"),
+    "backup.changes": Described(
+        "The data that the client lacks, as a tar.", "application/x-tar", body=BackupRequest
+    ),
 }
 
 

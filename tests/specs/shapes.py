@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from topics.client import values
 from topics.formats.api import (
     append_body,
+    backup_body,
     diff_body,
     queue_bodies,
     router_json,
@@ -173,6 +174,7 @@ Ack = sent(queue_bodies.JobsRequest, "Ack", **HELD)
 Nack = sent(queue_bodies.Nack, **HELD)
 Extend = sent(queue_bodies.Extend, **HELD)
 Redrive = sent(queue_bodies.RedriveBody, to=Topic | None, match=TagsOrNull, limit=Positive)
+BackupRequest = sent(backup_body.BackupRequest)
 RouterConfig = sent(
     *(router_json.RouterPatch, "RouterConfig"),
     source=Topic,

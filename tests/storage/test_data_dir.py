@@ -45,7 +45,8 @@ def path(tmp_path: Path) -> Path:
 
 def test_meta_has_the_documented_bytes() -> None:
     assert encode_meta(3).hex() == "746f706963736464010000000300000000000000db9dd230"
-    assert decode_meta(encode_meta(3)) == 3
+    assert decode_meta(encode_meta(3)) == (3, 0)
+    assert decode_meta(encode_meta(3, 7)) == (3, 7)
 
 
 def test_any_flipped_bit_and_any_cut_of_meta_is_detected() -> None:

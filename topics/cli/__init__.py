@@ -6,7 +6,7 @@
     configs.py     fields of topics and routers, and the effect of a change
     loading.py     many records into a topic, as appends that are recognized if repeated
     measure.py     metrics, readiness and a topic for one run, for commands that measure
-    server.py      commands on a data directory; the only module that imports server packages
+    server.py      commands on a data directory; it and standby.py import server packages
     dump.py        export and import; the other modules have the names of their commands
 
 Data goes to stdout, messages to stderr. A user error is one line, never a traceback. Every command
@@ -44,6 +44,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "repair": ("server", "Repair a data directory with a damaged log."),
         "backup": ("backup", "Copy all data of a running server to a file."),
         "restore": ("server", "Create a data directory from a backup."),
+        "standby": ("standby", "Keep a copy of a server on another machine."),
         "keys": ("server", "Work with API keys."),
     },
     "Topics": {

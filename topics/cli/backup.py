@@ -26,9 +26,12 @@ SILENT_S: Final = 120.0  # a shard may have to finish its writes before its chec
 
 
 class Copy:
-    """A reader of the backup for `tarfile` that also writes everything it reads to ``out``."""
+    """A reader of a backup for `tarfile`, which also writes everything it reads to ``out``.
 
-    def __init__(self, blocks: Iterator[bytes], out: IO[bytes], rate: int | None) -> None:
+    It reads at most ``rate`` bytes per second, and counts them in ``size``.
+    """
+
+    def __init__(self, blocks: Iterator[bytes], out: IO[bytes] | None, rate: int | None) -> None:
         self._blocks, self._out, self._rate = blocks, out, rate
         self._rest = b""
         self._began = time.monotonic()
@@ -39,7 +42,8 @@ class Copy:
         parts = [self._rest]
         left = size - len(self._rest)
         while left > 0 and (block := next(self._blocks, b"")):
-            self._out.write(block)
+            if self._out is not None:
+                self._out.write(block)
             self.size += len(block)
             self._pace()
             parts.append(block)

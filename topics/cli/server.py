@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -101,42 +102,32 @@ def inspect(files: tuple[Path, ...]) -> ExitCode:
 
 
 @command("restore")
-@click.argument("file", metavar="FILE", type=click.File("rb"))
+@click.argument("source", metavar="FILE|DIR@GENERATION")
 @click.argument("directory", metavar="DIR", type=_path)
 @click.option("--as-new", is_flag=True, help="Notify readers that they must start again.")
 @click.option("--damaged", is_flag=True, help="Restore files that were damaged before the backup.")
 @pass_shell
-def restore(shell: Shell, file: IO[bytes], directory: Path, as_new: bool, damaged: bool) -> None:
+def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: bool) -> None:
     """Create a data directory from a backup.
 
     \b
     topics backup orders.tar
     topics restore orders.tar topics-data
+    topics restore standby@17 topics-data
 
     DIR must not exist or must be empty. All checksums and the written files are verified before DIR
-    is created, so that it is complete or unchanged. FILE may be - for stdin.
+    is created, so that it is complete or unchanged. FILE may be - for stdin. DIR@GENERATION is a
+    generation of a directory that topics standby run writes; DIR@newest is the last one.
 
     A server on DIR continues at the time of the backup. Readers with a later position do not notice
     that seqs are used again. With --as-new, all topics get another epoch, which notifies them.
     """
-    from topics.storage.disk import Damaged
-    from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup
     from topics.storage.restore import restore as restore_from
 
-    name, unchanged = file.name, f"{directory} is unchanged"
-    try:
-        found, findings = restore_from(file, directory, as_new=as_new, with_damage=damaged)
-    except CannotRestore as error:
-        raise Mistake(str(error)) from None
-    except NotABackup as error:
-        text = f"{name} is not a complete backup: {error}; {unchanged}"
-        raise Failed(text, "bad_backup", ExitCode.DAMAGED) from None
-    except BackupDamaged as error:
-        listed = "\n".join(error.findings)
-        text = f"{error}:\n{listed}\n{unchanged}; --damaged restores it anyway"
-        raise Failed(text, "damaged", ExitCode.DAMAGED) from None
-    except Damaged as error:
-        raise Failed(f"{error}; {unchanged}", "damaged", ExitCode.DAMAGED) from None
+    with restore_errors(source, f"{directory} is unchanged"):
+        found, findings = restore_from(
+            _backup(source), directory, as_new=as_new, with_damage=damaged
+        )
     for finding in findings:
         shell.say(finding)
     summary = {
@@ -147,6 +138,48 @@ def restore(shell: Shell, file: IO[bytes], directory: Path, as_new: bool, damage
     }
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(found.created_ms / 1000))
     shell.done(summary, f"{directory}: as of {when} UTC, {summary['files']} files")
+
+
+def _backup(source: str) -> Any:
+    """Return the tar of a backup, or the function that unpacks a generation. Raise `Mistake`."""
+    from functools import partial
+
+    from topics.storage.standby import Standby
+
+    directory, _, number = source.rpartition("@")
+    copy = Standby(Path(directory))
+    if not directory or not copy.generations.is_dir():
+        return click.File("rb").convert(source, None, None)
+    found = copy.newest() if number == "newest" else None
+    if number.isascii() and number.isdigit():
+        found = copy.generation(int(number))
+    if found is None:
+        raise Mistake(f"{source}: {number!r} is not the number of a generation")
+    return partial(copy.unpack, found, link=False)
+
+
+@contextmanager
+def restore_errors(source: str, unchanged: str) -> Iterator[None]:
+    """Convert the errors of a restore to those of commands."""
+    from topics.storage.disk import Damaged
+    from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup
+    from topics.storage.standby import BadStandby
+
+    try:
+        yield
+    except CannotRestore as error:
+        raise Mistake(str(error)) from None
+    except BadStandby as error:
+        raise Failed(f"{error}; {unchanged}", "bad_backup", ExitCode.DAMAGED) from None
+    except NotABackup as error:
+        text = f"{source} is not a complete backup: {error}; {unchanged}"
+        raise Failed(text, "bad_backup", ExitCode.DAMAGED) from None
+    except BackupDamaged as error:
+        listed = "\n".join(error.findings)
+        text = f"{error}:\n{listed}\n{unchanged}; --damaged restores it anyway"
+        raise Failed(text, "damaged", ExitCode.DAMAGED) from None
+    except Damaged as error:
+        raise Failed(f"{error}; {unchanged}", "damaged", ExitCode.DAMAGED) from None
 
 
 @group("keys")

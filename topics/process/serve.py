@@ -43,6 +43,7 @@ from topics.process.keys import KeyReload
 from topics.process.notify import Notifier
 from topics.process.supervisor import Supervisor
 from topics.storage.data_dir import FOLDERS, DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
+from topics.storage.fence import Fenced, check_fence
 
 MakeWorkers = Callable[[Settings, Shared], Workers]
 # Descriptors of the supervisor besides doorbells and folders: the listening socket, the log, the
@@ -116,6 +117,12 @@ def serve(
         return ExitCode.FAILED
     except OSError as error:
         log.critical("start failed", reason=_why_not(error, settings))
+        return ExitCode.FAILED
+    try:
+        if settings.fence is not None:
+            check_fence(settings.fence, settings.data_dir, directory.promotions)
+    except (Fenced, OSError) as error:
+        log.critical("start failed", reason=str(error))
         return ExitCode.FAILED
     settings = _with_stored_shards(settings, directory.shards)
     log.info("file limit set", soft_limit=file_limit, previous_limit=soft_limit)

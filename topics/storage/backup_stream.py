@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from topics.formats.api.backup_body import KnownFile
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import File, Manifest, Member
 from topics.storage.disk import Damaged
@@ -22,11 +23,13 @@ PIECE_BYTES: Final = 1 << 18  # sent in one iteration of the front's loop
 class BackupStream:
     """Generates the bytes of a backup. ``members`` describes the files that were read completely.
 
-    ``now_s`` is the modification time of all members.
+    ``now_s`` is the modification time of all members. ``known`` lists the files of the receiver;
+    bytes of files that are the same are not sent.
     """
 
-    def __init__(self, now_s: int) -> None:
+    def __init__(self, now_s: int, known: Iterable[KnownFile] = ()) -> None:
         self._now_s = now_s
+        self._known = {each.path: each for each in known}
         self.members: list[Member] = []
 
     def add(self, files: Iterable[File]) -> Iterator[bytes]:
@@ -35,20 +38,44 @@ class BackupStream:
         Raise OSError, and `Damaged` for a file that is shorter than expected.
         """
         for file in files:
-            yield backup_archive.header(file.name, file.length, self._now_s)
+            kept = self._kept(file)
+            sent = file.length - kept
             digest = hashlib.sha256()
-            for piece in read(Path(file.path), file.offset, file.length):
-                digest.update(piece)
-                yield piece
-            yield backup_archive.padding(file.length)
-            member = Member(file.name, file.length, file.size, digest.hexdigest())
+            if sent or not kept:
+                name = f"{file.name}@{kept}" if kept else file.name
+                yield backup_archive.header(name, sent, self._now_s)
+                for piece in read(Path(file.path), file.offset + kept, sent):
+                    digest.update(piece)
+                    yield piece
+                yield backup_archive.padding(sent)
+            member = Member(file.name, file.length, file.size, digest.hexdigest(), kept)
             self.members.append(member)
+
+    def _kept(self, file: File) -> int:
+        """Return how many of the first bytes of a file the receiver has: all, some of a log file,
+        or none.
+        """
+        known = self._known.get(file.name)
+        if known is None or known.bytes > file.length:
+            return 0
+        if known.bytes < file.length and not file.name.startswith("wal/"):
+            return 0
+        return known.bytes if identity(file, known.bytes) == known.identity else 0
 
     def end(self, manifest: Manifest) -> bytes:
         """Return the manifest member and the end of the tar."""
         data = backup_archive.sealed(manifest)
         head = backup_archive.header(backup_archive.MANIFEST, len(data), self._now_s)
         return head + data + backup_archive.padding(len(data)) + backup_archive.END
+
+
+def identity(file: File, length: int) -> str:
+    """Return the identity of the first ``length`` bytes. Raise OSError or `Damaged`."""
+    digest = hashlib.sha256()
+    for offset, size in backup_archive.identity_ranges(file.name, length):
+        for piece in read(Path(file.path), file.offset + offset, size):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read(path: Path, offset: int, length: int) -> Iterator[bytes]:

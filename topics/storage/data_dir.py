@@ -12,12 +12,12 @@ the shards stop writing.
 
 ``meta``, integers little-endian:
 
-    offset  size  field     meaning
-    0       8     magic     "topicsdd"
-    8       4     version   of everything in the directory
-    12      4     shards    how many shards topics are spread over, by a hash; never changes
-    16      4     reserved  zero
-    20      4     crc32c    of bytes 0..20
+    offset  size  field       meaning
+    0       8     magic       "topicsdd"
+    8       4     version     of everything in the directory
+    12      4     shards      how many shards topics are spread over, by a hash; never changes
+    16      4     promotions  how often a standby of this data was promoted (``promote.py``)
+    20      4     crc32c      of bytes 0..20
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from topics.formats.disk import versions
-from topics.storage.disk import make_directory, sync_directory
+from topics.storage.disk import make_directory, replace_file, sync_directory
 from topics.storage.folders import (
     PARTS,
     DirectoryLost,
@@ -104,8 +104,8 @@ class _Expected(NamedTuple):
 class DataDirectory:
     """A locked data directory, which `close` unlocks.
 
-    ``shards`` is the stored shard count. ``folders`` has an entry for each shard. ``is_new`` means
-    that the directory had no ``meta``.
+    ``shards`` and ``promotions`` are those of ``meta``. ``folders`` has an entry for each shard.
+    ``is_new`` means that the directory had no ``meta``.
     """
 
     def __init__(self, path: Path, *, shards: int) -> None:
@@ -121,12 +121,12 @@ class DataDirectory:
             root = self._hold(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             locks_folder = _flock(path, root, fcntl.LOCK_EX)
             lock = self._hold(_lock(path))
-            stored = _read_meta(path)
+            stored = read_meta(path)
             self.is_new = stored is None
-            self.shards = shards if stored is None else stored
+            self.shards, self.promotions = stored or Meta(shards)
             if self.is_new:
                 _sync_above(path)
-                _write_meta(path, shards)
+                write_meta(path, shards)
             # Network file systems cannot lock a directory.
             if not locks_folder:
                 meta = self._hold(os.open(path / "meta", os.O_RDWR | os.O_CLOEXEC))
@@ -236,19 +236,27 @@ def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int
             lock("meta")
         with contextlib.suppress(FileNotFoundError):  # a copied directory may not have LOCK
             lock("LOCK")
-        shards = _read_meta(path)
-        assert shards is not None, "the file meta exists"
-        yield shards
+        meta = read_meta(path)
+        assert meta is not None, "the file meta exists"
+        yield meta.shards
 
 
-def encode_meta(shards: int) -> bytes:
+class Meta(NamedTuple):
+    """The fields of ``meta``."""
+
+    shards: int
+    promotions: int = 0
+
+
+def encode_meta(shards: int, promotions: int = 0) -> bytes:
     """Return the contents of ``meta``."""
-    head = META.pack(versions.META, versions.VERSIONS[versions.META], shards, 0, 0)[:_CRC_AT]
+    version = versions.VERSIONS[versions.META]
+    head = META.pack(versions.META, version, shards, promotions, 0)[:_CRC_AT]
     return head + struct.pack("<I", crc32c(head))
 
 
-def decode_meta(data: bytes) -> int:
-    """Return the shard count.
+def decode_meta(data: bytes) -> Meta:
+    """Decode ``meta``.
 
     Raise ValueError, with the offset and the reason, if the bytes cannot be trusted.
     """
@@ -256,12 +264,12 @@ def decode_meta(data: bytes) -> int:
         raise ValueError(f"offset {versions.VERSION_AT}: {reason}")
     if len(data) != META.size:
         raise ValueError(f"the file has {len(data)} bytes instead of {META.size}")
-    magic, _, shards, _reserved, checksum = META.unpack(data)
+    magic, _, shards, promotions, checksum = META.unpack(data)
     if magic != versions.META:
         raise ValueError("offset 0: not a file of this program")
     if checksum != crc32c(data[:_CRC_AT]):
         raise ValueError(f"offset {_CRC_AT}: wrong checksum")
-    return int(shards)
+    return Meta(shards, promotions)
 
 
 def _make(path: Path) -> None:
@@ -319,8 +327,8 @@ def _in_use(path: Path) -> DataDirectoryInUse:
     )
 
 
-def _read_meta(path: Path) -> int | None:
-    """Return the stored shard count, or None in a new directory."""
+def read_meta(path: Path) -> Meta | None:
+    """Return the fields of ``meta``, or None in a new directory. Raise `DataDirectoryDamaged`."""
     meta = path / "meta"
     if not meta.exists():
         _refuse_strangers(path)
@@ -347,13 +355,6 @@ def _strangers(path: Path) -> list[str]:
     )
 
 
-def _write_meta(path: Path, shards: int) -> None:
+def write_meta(path: Path, shards: int, promotions: int = 0) -> None:
     """Write ``meta`` atomically and durably: a crash leaves the complete file or none."""
-    aside = os.open(path / "meta.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(aside, encode_meta(shards))
-        os.fsync(aside)
-    finally:
-        os.close(aside)
-    (path / "meta.new").replace(path / "meta")
-    sync_directory(path)
+    replace_file(path / "meta", encode_meta(shards, promotions))

@@ -74,6 +74,19 @@ def sync_directory(folder: Path) -> None:
         os.close(fd)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Create or replace a file (0600), durably and in one step. Raise OSError."""
+    aside = path.with_name(f"{path.name}.new")
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, [data], 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    aside.replace(path)
+    sync_directory(path.parent)
+
+
 def keep_aside(path: Path) -> None:
     """Give a damaged file a second name durably, so that its bytes are kept for the operator.
 

@@ -183,7 +183,7 @@ def describe_blob(path: Path) -> Iterator[str]:
 def describe_meta(path: Path) -> Iterator[str]:
     """Yield the shard count."""
     try:
-        yield f"data directory of {data_dir.decode_meta(path.read_bytes())} shards"
+        yield f"data directory of {data_dir.decode_meta(path.read_bytes()).shards} shards"
     except ValueError as error:
         yield str(error)
 

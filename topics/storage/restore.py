@@ -20,22 +20,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
 from typing import IO, Any, Final
 
+from topics.engine.changes.start import skip_seqs
 from topics.engine.now import Now
 from topics.engine.snapshot import items_to_keep
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import BadManifest, Manifest
 from topics.formats.disk.frame_bodies import router_set_frame
+from topics.formats.disk.frames import Frame
 from topics.formats.disk.segment import BadSegment, decode_ends
 from topics.storage import checkpoints
 from topics.storage.data_dir import decode_meta
@@ -48,14 +49,10 @@ from topics.storage.wal.spares import FIRST_FILE_BYTES
 
 PIECE_BYTES: Final = 1 << 20
 SYNC_MS: Final = 200
-_NAME: Final = re.compile(
-    r"meta|checkpoint/[0-9]{2,}/[0-9a-f]{16}\.ckpt|(?:flags|segment)/[0-9]{2,}/[0-9a-f]{10}\.seg"
-    r"|wal/[0-9]{2,}/[0-9a-f]{16}\.wal|blob/[0-9]{2,}/[0-9a-f]+-[0-9a-f]+\.blob"
-)
 MANIFEST_MAX_BYTES: Final = 1 << 28  # about 200 bytes for each file
 FILE_MAX_BYTES: Final = 1 << 33  # settings limit a log file to 1 GiB plus one longer frame
 # The errors that `tarfile` raises for invalid input. An OSError is an error of the disk.
-_BAD_TAR: Final = (
+BAD_TAR: Final = (
     *(tarfile.TarError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
 )
@@ -81,9 +78,15 @@ class BackupDamaged(Exception):
 
 
 def restore(
-    stream: IO[bytes], directory: Path, *, as_new: bool, with_damage: bool
+    unpack: IO[bytes] | Callable[[Path], Manifest],
+    directory: Path,
+    *,
+    as_new: bool,
+    with_damage: bool,
 ) -> tuple[Manifest, list[str]]:
     """Create ``directory``, which must be missing or empty, from a backup.
+
+    ``unpack`` is its tar, or a function that writes the files of a backup to a folder.
 
     Return its manifest and a list of damage and warnings. Raise `NotABackup`, `CannotRestore`,
     `BackupDamaged` unless ``with_damage``, or OSError. Then the directory is unchanged.
@@ -92,19 +95,35 @@ def restore(
     _check_place(directory)
     aside = Path(tempfile.mkdtemp(".restore", f".{directory.name}.", directory.parent))
     try:
-        manifest = _unpack(stream, aside)
-        _complete(aside, manifest)
-        findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
-        if as_new or not findings:  # damage may require a repair before a start
-            now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
-            _settle(aside, manifest.shards, now, as_new=as_new)
-            findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
-        findings += _lacking_space(aside, directory, manifest.shards)
+        manifest = unpack(aside) if callable(unpack) else _unpack(unpack, aside)
+        findings = build(aside, directory, manifest, as_new=as_new, with_damage=with_damage)
         _publish(aside, directory)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return manifest, findings
+
+
+def build(
+    aside: Path,
+    directory: Path,
+    manifest: Manifest,
+    *,
+    as_new: bool,
+    with_damage: bool,
+    skip: int = 0,
+) -> list[str]:
+    """Turn the files of a backup in ``aside`` into a data directory, which will be ``directory``.
+
+    ``skip`` is as in `skip_seqs`. Return and raise as `restore`.
+    """
+    _complete(aside, manifest)
+    findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
+    if as_new or skip or not findings:  # damage may require a repair before a start
+        now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+        _settle(aside, manifest.shards, now, as_new=as_new, skip=skip)
+        findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
+    return findings + _lacking_space(aside, directory, manifest.shards)
 
 
 def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
@@ -143,8 +162,14 @@ def _check_place(directory: Path) -> None:
 def _publish(aside: Path, directory: Path) -> None:
     """Make all files durable, then rename the directory."""
     # An existing directory determines the owner of all files.
-    owner = directory.stat() if directory.exists() else None
-    for folder, _, names in os.walk(aside):
+    sync_files(aside, directory.stat() if directory.exists() else None)
+    aside.rename(directory)
+    sync_directory(directory.parent)
+
+
+def sync_files(directory: Path, owner: os.stat_result | None) -> None:
+    """Make all files below a directory durable, and give them to ``owner``."""
+    for folder, _, names in os.walk(directory):
         for path in (Path(folder, name) for name in names):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -156,8 +181,6 @@ def _publish(aside: Path, directory: Path) -> None:
         if owner is not None:
             os.chown(folder, owner.st_uid, owner.st_gid)
         sync_directory(Path(folder))
-    aside.rename(directory)
-    sync_directory(directory.parent)
 
 
 def _verified(aside: Path, directory: Path, shards: int, *, with_damage: bool) -> list[str]:
@@ -196,7 +219,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
             _check_end(tar)
     except BadManifest as error:
         raise NotABackup(str(error)) from error
-    except _BAD_TAR as error:
+    except BAD_TAR as error:
         raise NotABackup(f"it is truncated or not a tar archive: {error}") from error
     if manifest is None:
         raise NotABackup("it is truncated or not a backup: no manifest at its end")
@@ -218,7 +241,8 @@ def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
     These names never lead out of the directory.
     """
     content = tar.extractfile(info) if info.isreg() and not info.issparse() else None
-    if content is None or not (_NAME.fullmatch(info.name) or info.name == backup_archive.MANIFEST):
+    is_named = info.name == backup_archive.MANIFEST or backup_archive.NAME.fullmatch(info.name)
+    if content is None or not is_named:
         raise NotABackup(f"it contains {info.name!r}, which is not a file of a backup")
     return content
 
@@ -256,7 +280,7 @@ def _complete(folder: Path, manifest: Manifest) -> None:
         except Damaged as error:
             raise NotABackup(f"{member.path}, offset {error.offset}: {error.reason}") from error
     try:
-        shards = decode_meta((folder / "meta").read_bytes())
+        shards = decode_meta((folder / "meta").read_bytes()).shards
     except (FileNotFoundError, ValueError) as error:
         raise NotABackup(f"its file meta is missing or damaged: {error}") from error
     if shards != manifest.shards:
@@ -304,7 +328,7 @@ def _set_flags(folder: Path) -> None:
 # The shards
 
 
-def _settle(folder: Path, shards: int, now: Now, *, as_new: bool) -> None:
+def _settle(folder: Path, shards: int, now: Now, *, as_new: bool, skip: int) -> None:
     """Start and stop each shard. With ``as_new``, all topics get their next epochs.
 
     Raise `Damaged` or OSError.
@@ -323,15 +347,18 @@ def _settle(folder: Path, shards: int, now: Now, *, as_new: bool) -> None:
         first = max(shard.engine.table.last_epoch + 1, now.ts)
         for topic, epoch in zip(shard.engine.by_id.values() if as_new else (), count(first)):
             epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
-        _stop(shard, epochs, now)
+        _stop(shard, epochs, skip_seqs(shard.engine.table, skip, now) if skip else [], now)
     for number in range(shards if as_new else 0):
         _write_renewed(folder / "checkpoint" / f"{number:02d}", by_id, epochs)
 
 
-def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
-    """Update the epochs of the routers' sources, and write the checkpoint of an orderly stop."""
+def _stop(shard: Shard, epochs: Epochs, more: list[Frame], now: Now) -> None:
+    """Update the epochs of the routers' sources, and write the checkpoint of an orderly stop.
+
+    ``more`` are other frames to write.
+    """
     table, wal = shard.engine.table, shard.wal
-    frames = list(shard.unwritten_frames)
+    frames = [*shard.unwritten_frames, *more]
     for router in [*table.routers.by_id.values()]:
         if epoch := epochs.get((router.source, router.source_epoch)):
             table.routers.put(replace(router, source_epoch=epoch))

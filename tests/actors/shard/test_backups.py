@@ -83,6 +83,22 @@ async def test_a_backup_runs_from_its_begin_to_its_end(routed: RoutedShards) -> 
 
 
 @pytest.mark.slow
+async def test_an_incremental_backup_writes_no_checkpoint_if_there_is_one(
+    routed: RoutedShards,
+) -> None:
+    await routed.make("a")
+    checkpoints = routed.loops[0].services.sealing.checkpoints
+    for number in (1, 2):
+        with trio.fail_after(WAIT_S):
+            begun = await routed.call(calls.BACKUP_BEGIN, BackupParams(number, True), shard=0)
+        assert not isinstance(begun, TopicsError)
+        assert checkpoints.written == 1
+        names = [File._make(row).name for row in begun.files]
+        assert sum(name.startswith("checkpoint/") for name in names) == 1
+        await ask(routed, calls.BACKUP_END, 0, number)
+
+
+@pytest.mark.slow
 async def test_a_backup_waits_for_a_forward_in_flight(routed: RoutedShards) -> None:
     for topic in "ac":
         await routed.make(topic)

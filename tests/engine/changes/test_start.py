@@ -53,6 +53,20 @@ def test_a_topic_continues_above_its_reserved_seqs_if_records_that_readers_saw_m
     assert seqs_of(desk.read("a")) == [1, 2, 3]
 
 
+def test_skipped_seqs_are_lost_to_readers_and_never_assigned(desk: Desk) -> None:
+    fill(desk, 3)
+    topic = desk.engine.topic("a")
+    (frame,) = start.skip_seqs(desk.engine.table, 1000, desk.now)
+    assert frame.kind == FrameKind.TOPIC
+    assert (topic.head_seq, topic.next_seq) == (1003, 1004)
+    assert topic.reserved_seq >= 1003
+    assert seqs_of(desk.read("a")) == [1, 2, 3]
+    assert told(desk.read("a", 3)) == (4, 1003, "mixed")
+    assert told(desk.read("a", 700)) == (701, 1003, "mixed")  # read before the copy was promoted
+    fill(desk, 1)
+    assert seqs_of(desk.read("a", 1003)) == [1004]
+
+
 def test_a_topic_in_memory_continues_at_the_reserved_ts(desk: Desk) -> None:
     fill(desk, 1, durability="ephemeral")
     ceiling = desk.engine.table.reserved_ts = desk.now.ts + 77_000

@@ -1,6 +1,7 @@
 """Backups: the part of a shard in a backup that the front makes (``decisions/0067``).
 
-    begin   write a checkpoint; a pin keeps the files that it names
+    begin   write a checkpoint, unless the backup is incremental and there is one; a pin keeps the
+            files that it names
     hold    stop new moves between topics; answered when no move is in flight
     cut     the log up to its current end belongs to the backup; requested when all shards hold
     files   resume moves; answered when the log is synced up to the cut
@@ -121,6 +122,7 @@ class Backups(Service):
         if self._backup is not None:
             raise Throttled("another backup is in progress", limit="max_backups", max=1)
         backup = self._backup = _Backup(request.session, request.params.number)
+        backup.pin.takes_newest = request.params.is_incremental
         request.outlast()
         self._sealing.ask_for(backup.pin, partial(self._begun, request, backup))
 

@@ -21,6 +21,7 @@ from topics.engine.removal import begin_at, settle
 from topics.engine.replay import Replay
 from topics.engine.store import Store
 from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frame_bodies import TS_AHEAD_MS, decode_losses
 from topics.formats.disk.frames import Frame, FrameHeader
@@ -72,6 +73,22 @@ def decide(
             frames.append(put_topic.frame_of(topic, now))
     # The START frame, which follows, reserves the same.
     table.reserved_ts = table.reserving_ts = now.ts + TS_AHEAD_MS
+    return frames
+
+
+def skip_seqs(table: TopicTable, count: int, now: Now) -> list[Frame]:
+    """Let each topic continue ``count`` seqs above its head, and mark these seqs as lost.
+
+    For a copy of a server that may have assigned these seqs after the copy was made. Return frames
+    for the next replay.
+    """
+    frames = []
+    for topic in table.by_name.values():
+        lose(topic, SeqRange(topic.head_seq + 1, topic.head_seq + count))
+        topic.next_seq = topic.head_seq + 1
+        topic.reserved(topic.head_seq)
+        settle(topic, table.store)
+        frames.append(put_topic.frame_of(topic, now))
     return frames
 
 

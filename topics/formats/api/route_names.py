@@ -44,6 +44,7 @@ ROUTE_NAMES: Final = (
     "console",
     "spec",
     "backup",
+    "backup.changes",
 )
 # Append only.
 STATUSES: Final = (

@@ -8,23 +8,36 @@
 The delete flags inside the archived segments may be later than the cut. So a restore replaces them
 with those of the member ``flags/...``, or clears them if there is no such member. A restored log
 file has its original ``size``, with zeros after the archived bytes.
+
+An incremental backup lacks the bytes that the receiver already has. The receiver reports each of
+its files with its length and *identity* (`identity_ranges`). A file with the same identity is not
+sent. A log file is sent from the reported length on, as the member ``NAME@LENGTH``. In the
+manifest, ``kept`` is the number of bytes of a file that were not sent; the hash covers the others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Final, NamedTuple
 
 import msgspec
 
+from topics.formats.disk.segment import TRAILER_BYTES
 from topics.formats.disk.versions import unknown
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 FLAGS: Final = "flags"
 BLOCK_BYTES: Final = 512
+IDENTITY_BYTES: Final = 4096
 END: Final = bytes(2 * BLOCK_BYTES)
 MODE: Final = 0o600
+# The names of all members but the manifest. None of them leads out of a directory.
+NAME: Final = re.compile(
+    r"meta|checkpoint/[0-9]{2,}/[0-9a-f]{16}\.ckpt|(?:flags|segment)/[0-9]{2,}/[0-9a-f]{10}\.seg"
+    r"|wal/[0-9]{2,}/[0-9a-f]{16}\.wal|blob/[0-9]{2,}/[0-9a-f]+-[0-9a-f]+\.blob"
+)
 
 
 class File(NamedTuple):
@@ -41,13 +54,17 @@ class File(NamedTuple):
     size: int
 
 
-class Member(msgspec.Struct, frozen=True):
-    """A member in the manifest. ``bytes`` is its size, ``size`` that of the restored file."""
+class Member(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file in the manifest. ``bytes`` is its size, ``size`` that of the restored file.
+
+    ``kept`` is the number of its first bytes that were not sent, because the receiver has them.
+    """
 
     path: str
     bytes: int
     size: int
     sha256: str
+    kept: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -98,6 +115,22 @@ def unsealed(data: bytes) -> Manifest:
     except msgspec.MsgspecError as error:
         raise BadManifest(f"the manifest is invalid: {error}") from error
     return found
+
+
+def identity_ranges(path: str, length: int) -> list[tuple[int, int]]:
+    """Return the (offset, length) of the bytes whose SHA-256 is the identity of a file.
+
+    Delete flags are hashed completely. Of all other files the start and the end are sufficient:
+    their bytes never change, apart from the delete flags within a segment. The header of a log file
+    contains a random number, and its end contains checksums of frames and their times. A blob and a
+    checkpoint begin with a checksum of the complete file. A segment ends with one of its directory,
+    which contains those of its extents.
+    """
+    if path.startswith(FLAGS):
+        return [(0, length)]
+    start = min(length, IDENTITY_BYTES)
+    end = min(length, TRAILER_BYTES if path.startswith("segment") else IDENTITY_BYTES)
+    return [(0, start), (length - end, end)]
 
 
 def header(path: str, length: int, mtime_s: int) -> bytes:

@@ -589,10 +589,12 @@ class MetricsResult(NamedTuple):
 class BackupParams(NamedTuple):
     """``number``: the number of the backup, chosen by the front.
 
-    The shard pins files for this number and this link session.
+    The shard pins files for this number and this link session. With ``is_incremental`` it writes no
+    checkpoint if it has one.
     """
 
     number: int
+    is_incremental: bool = False
 
 
 class BackupBegun(NamedTuple):

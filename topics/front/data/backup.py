@@ -1,7 +1,9 @@
-"""Backup: sends all data of the server as one tar.
+"""Backup: sends all data of the server as one tar (§8.5).
 
-    GET   /v0/backup    for a key with the scope admin and without prefixes
+    GET   /v0/backup    all data
+    POST  /v0/backup    without the bytes of the files that the body names
 
+Both need a key with the scope admin and without prefixes.
 The response has no length. An aborted response ends without its last chunk, and is not a backup
 (`topics.front.data.backup_stream`).
 """
@@ -11,14 +13,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+import trio
+
 from topics.engine.access import Scope
 from topics.errors import Forbidden
+from topics.formats.api.backup_body import decode_backup
+from topics.formats.buffers import Buffer
 from topics.front.answers import Answer
 from topics.front.data.backup_stream import Backup
 from topics.front.data.context import RouteContext
 from topics.front.dispatch import Begun, Then
 from topics.front.request import Body, Request
-from topics.front.route import Route
+from topics.front.route import BodyRule, Route
 
 HEADERS: Final = (
     (b"content-type", b"application/x-tar"),
@@ -29,14 +35,32 @@ HEADERS: Final = (
 
 def backup(context: RouteContext, request: Request, _body: Body, _at: int, _then: Then) -> Begun:
     """Start a backup. Raise `Forbidden`, `Throttled` or `NotReady`."""
-    return _begin(context, request)
+    return _begin(context, request, None)
 
 
-async def _begin(context: RouteContext, request: Request) -> Answer:
-    """Return the response that starts the backup, after all shards have pinned their files."""
+def changes(context: RouteContext, request: Request, body: Body, _at: int, _then: Then) -> Begun:
+    """Start an incremental backup. Raise `InvalidRequest`, `Forbidden`, `Throttled`, `NotReady`."""
+    # The body is in a block of shared memory: copy it and free the block.
+    if not isinstance(body, Buffer):
+        view = bytes(body.view)
+        body.free()
+        body = view
+    return _begin(context, request, body)
+
+
+async def _begin(context: RouteContext, request: Request, body: Buffer | None) -> Answer:
+    """Return the response that starts the backup, after all shards have pinned their files.
+
+    ``body`` names the files that the client has. It is None for a complete backup.
+    """
     if request.principal.prefixes is not None:
         raise Forbidden("a backup contains all topics, but the key is limited to its prefixes")
-    begun = Backup(context.shards, context.drain, context.live.keys, context.backups)
+    # The body may name thousands of files.
+    known = None if body is None else await trio.to_thread.run_sync(decode_backup, body)
+    begun = Backup(
+        *(context.shards, context.drain, context.live.keys, context.backups),
+        known=None if known is None else known.files,
+    )
     await begun.begin()
     answer = Answer(200, headers=HEADERS, stream=partial(begun.run, request))
     # If the stream never starts, the shards release their files.
@@ -54,5 +78,17 @@ ROUTES: Final = {
         waits=True,
         is_chunked=True,
         is_audited=True,
-    ): backup
+    ): backup,
+    Route(
+        "POST",
+        "/v0/backup",
+        "backup.changes",
+        Scope.ADMIN,
+        body=BodyRule.OPTIONAL,
+        long_body=True,
+        streams=True,
+        waits=True,
+        is_chunked=True,
+        is_audited=True,
+    ): changes,
 }

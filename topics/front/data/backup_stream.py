@@ -28,6 +28,7 @@ from topics import __version__
 from topics.actors.rpc.session import Reply
 from topics.actors.shard_client.shards import Shards
 from topics.errors import NotReady, TopicsError
+from topics.formats.api.backup_body import KnownFile
 from topics.formats.api.response_heads import CHUNK_END, LAST_CHUNK, chunk_start
 from topics.formats.disk.backup_archive import FORMAT, File, Manifest
 from topics.formats.wire.calls import (
@@ -70,11 +71,23 @@ class Backups:
 
 
 class Backup:
-    """One backup. `begin` starts it, and `run` or `abandon` ends it."""
+    """One backup. `begin` starts it, and `run` or `abandon` ends it.
 
-    def __init__(self, shards: Shards, drain: Drain, keys: Keys, backups: Backups) -> None:
+    ``known``: the files of the client, for an incremental backup.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        drain: Drain,
+        keys: Keys,
+        backups: Backups,
+        *,
+        known: Sequence[KnownFile] | None = None,
+    ) -> None:
         self._shards, self._drain, self._keys, self._backups = shards, drain, keys, backups
-        self._params = BackupParams(secrets.randbits(62))
+        self._known = known
+        self._params = BackupParams(secrets.randbits(62), known is not None)
         self._flags: list[File] = []
         self._files: list[File] = []
         self._is_over = False
@@ -119,7 +132,7 @@ class Backup:
 
     async def _send(self, request: Request, connection: Connection) -> None:
         """Send the flags, the files up to the cut, and the manifest."""
-        stream = BackupStream(int(time.time()))
+        stream = BackupStream(int(time.time()), self._known or ())
         await self._send_all(request, connection, stream.add(self._flags))
         created_ms = time.time_ns() // 1_000_000
         cuts, found = await self._cut()

@@ -622,9 +622,15 @@ class Http1Protocol:
             self.connection.begin_waiting()
         running = dispatcher.run(request, body, exchange.at)
         del body  # release it: an operation may wait for a long time after it has sent the body
-        answer = await running
+        await self._complete(head, await running)
+
+    async def _complete(self, head: AdmittedHead, answer: Answer) -> None:
+        """Send the response of an operation that may have waited, or run its stream."""
         self.connection.waits = False
-        await self._deliver(exchange.within_limits(answer), head.close)
+        if answer.stream is not None:
+            await self._begin_stream(head, answer)
+        else:
+            await self._deliver(self.exchange.within_limits(answer), head.close)
 
     async def _ask_admin(self, head: AdmittedHead, body: Any) -> None:
         """Run a view of the admin plane in a task, and send its response."""
@@ -656,12 +662,7 @@ class Http1Protocol:
             call.close()
             await self._deliver(self._parts.dispatcher.failed(failure), head.close)
             return
-        answer = await self._parts.dispatcher.awaited(request, call, exchange.at)
-        self.connection.waits = False
-        if answer.stream is not None:
-            await self._begin_stream(head, answer)
-        else:
-            await self._deliver(exchange.within_limits(answer), head.close)
+        await self._complete(head, await self._parts.dispatcher.awaited(request, call, exchange.at))
 
     async def _begin_stream(self, head: AdmittedHead, answer: Answer) -> None:
         """Run a stream on the connection until it ends, unless its key was removed or has lost its

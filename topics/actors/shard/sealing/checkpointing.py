@@ -52,6 +52,7 @@ class Checkpointing:
         self._table = shard.engine.table
         self._wal, self._segments = shard.wal, shard.segments
         self.written = 0  # number of checkpoints since the start of the process
+        self.newest: Path | None = None  # the last one of these
         self.written_at = time.monotonic()
 
     async def write(self) -> Path:
@@ -81,7 +82,7 @@ class Checkpointing:
         except BaseException:
             self._reclaim.put_back(freed)
             raise
-        self.written += 1
+        self.written, self.newest = self.written + 1, writer.path
         self.written_at = time.monotonic()
         self._reclaim.add_checkpoint(Kept(replay_from, frozenset(numbers)), freed)
         return writer.path

@@ -48,13 +48,15 @@ class Pin:
     """The hold of a backup on the files of its ``checkpoint``, until the pin ``is_broken``.
 
     ``kept``: the files that the checkpoint needs. ``blobs``: blobs that the log has ceased to name
-    since, because segments have their records or their topic is deleted.
+    since, because segments have their records or their topic is deleted. ``takes_newest``: if the
+    process has written a checkpoint, that one is pinned, and no other is written.
     """
 
     checkpoint: Path | None = None
     kept: Kept = NOTHING
     blobs: list[Path] = field(default_factory=list)
     is_broken: bool = False
+    takes_newest: bool = False
 
 
 class Reclaim:
@@ -160,6 +162,11 @@ class Reclaim:
         return bool(waiting or loose or self._wal.oldest_lsn < self.replay_from)
 
     # Checkpoints
+
+    @property
+    def absorbed_blobs(self) -> list[Path]:
+        """Blobs whose records are in segments that the newest checkpoint does not name."""
+        return self._blobs
 
     @property
     def newest(self) -> Kept:

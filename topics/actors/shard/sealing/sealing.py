@@ -92,7 +92,7 @@ class Sealing(Service):
     # For backups
 
     def ask_for(self, pin: Pin, then: Callable[[OSError | None], object]) -> None:
-        """Write a checkpoint soon, and let ``pin`` keep its files.
+        """Write a checkpoint soon if necessary, and let ``pin`` keep its files.
 
         ``then`` gets the error or None.
         """
@@ -112,7 +112,11 @@ class Sealing(Service):
         error = None
         self.reclaim.pin = pin
         try:
-            pin.checkpoint = await self.checkpoints.write()
+            if pin.takes_newest and self.checkpoints.newest is not None:
+                pin.checkpoint = self.checkpoints.newest
+                pin.blobs += self.reclaim.absorbed_blobs
+            else:
+                pin.checkpoint = await self.checkpoints.write()
             pin.kept = self.reclaim.newest
         except OSError as failure:
             error = failure

@@ -1,0 +1,168 @@
+"""Standby directory: generations share files; interrupted and altered transfers harm none."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from topics.formats.disk import backup_archive
+from topics.formats.disk.backup_archive import File, Manifest
+from topics.storage.backup_stream import BackupStream
+from topics.storage.standby import BadStandby, Generation, Origin, Standby, StandbyInUse
+
+LOG = "wal/00/0000000000000000.wal"
+SEGMENT = "segment/00/0000000001.seg"
+BLOB = "blob/00/1-1.blob"
+META = "meta"
+
+
+class Source:
+    """A server's files, and the incremental backup of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.files: dict[str, bytes] = {}
+
+    def backup(self, copy: Standby) -> bytes:
+        """Return what the server sends to this standby."""
+        for name, data in self.files.items():
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        stream = BackupStream(0, copy.report(copy.known()))
+        rows = [
+            File(name, str(self._folder / name), 0, len(data), len(data))
+            for name, data in self.files.items()
+        ]
+        sent = b"".join(stream.add(rows))
+        return sent + stream.end(Manifest(backup_archive.FORMAT, "0", 1, 7, [0], stream.members))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    source = Source(tmp_path / "source")
+    source.files = {META: b"m" * 24, SEGMENT: b"s" * 10_000, LOG: b"l" * 5_000}
+    return source
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Standby:
+    copy = Standby(tmp_path / "copy")
+    copy.create(Origin("http://a"))
+    return copy
+
+
+def receive(copy: Standby, data: bytes) -> Generation:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as tar:
+        return copy.receive(tar, copy.known(), None)
+
+
+def contents(copy: Standby, generation: Generation, folder: Path) -> Mapping[str, bytes]:
+    copy.unpack(generation, folder, link=False)
+    return {part.path: (folder / part.path).read_bytes() for part in generation.parts}
+
+
+def test_each_generation_has_its_files_and_shares_unchanged_ones(
+    source: Source, copy: Standby, tmp_path: Path
+) -> None:
+    states = []
+    for grown in (b"", b"x" * 100, b"y" * 7_000):
+        source.files[LOG] += grown
+        states.append(dict(source.files))
+        data = source.backup(copy)
+        receive(copy, data)
+    assert len(data) < 20_000  # without the segment
+    for number, state in enumerate(states, 1):
+        found = contents(copy, copy.generation(number), tmp_path / str(number))
+        assert found == state
+    assert len([*copy.files.rglob("*.*")]) == 3  # meta, segment, and one log file
+
+
+def test_a_log_of_another_history_is_not_appended_to_the_known_one(
+    source: Source, copy: Standby, tmp_path: Path
+) -> None:
+    receive(copy, source.backup(copy))
+    before = dict(source.files)
+    source.files[LOG] = b"l" * 4_500 + b"other" * 1_000  # a restored server with the same file
+    found = receive(copy, source.backup(copy))
+    assert contents(copy, found, tmp_path / "new") == source.files
+    assert contents(copy, copy.generation(1), tmp_path / "old") == before
+
+
+@pytest.mark.parametrize("cut", [0, 600, 6_000, 11_000, 16_500, -1_100])
+def test_an_interrupted_transfer_is_continued(
+    source: Source, copy: Standby, tmp_path: Path, cut: int
+) -> None:
+    receive(copy, source.backup(copy))
+    before = dict(source.files)
+    source.files |= {BLOB: b"b" * 5_000, LOG: source.files[LOG] + b"z" * 9_000}
+    data = source.backup(copy)
+    with pytest.raises((tarfile.TarError, BadStandby)):
+        receive(copy, data[:cut])
+    assert copy.numbers() == [1]
+    assert contents(copy, copy.generation(1), tmp_path / "old") == before
+    again = Standby(copy.path)  # of another process
+    rest = source.backup(again)
+    assert len(rest) <= len(data)
+    assert contents(again, receive(again, rest), tmp_path / "new") == source.files
+    again.prune(1)
+    assert {path.name for path in again.files.rglob("*") if path.is_file()} == {
+        part.file.rpartition("/")[2] for part in again.generation(2).parts
+    }
+
+
+def test_complete_files_of_an_interrupted_transfer_are_not_sent_again(
+    source: Source, copy: Standby
+) -> None:
+    data = source.backup(copy)
+    with pytest.raises((tarfile.TarError, BadStandby)):
+        receive(copy, data[:12_000])  # with the segment
+    assert len(source.backup(Standby(copy.path))) < len(data) - 10_000
+
+
+def test_altered_bytes_make_no_generation(source: Source, copy: Standby) -> None:
+    data = bytearray(source.backup(copy))
+    data[data.index(b"s" * 100) + 50] ^= 1
+    with pytest.raises(BadStandby, match="altered"):
+        receive(copy, bytes(data))
+    assert copy.newest() is None
+
+
+@pytest.mark.parametrize("name", ["../x", "wal/00/../../x", "other", "wal/00/1.wal@5"])
+def test_a_member_with_another_name_is_refused(copy: Standby, tmp_path: Path, name: str) -> None:
+    data = backup_archive.header(name, 0, 0) + backup_archive.END
+    with pytest.raises(BadStandby, match="unexpected member"):
+        receive(copy, data)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_damaged_generation_is_refused_and_the_others_are_usable(
+    source: Source, copy: Standby, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        receive(copy, source.backup(copy))
+    manifest = copy.generations / "000000000002.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"created_ms":7', b'"created_ms":8'))
+    with pytest.raises(BadStandby, match="was altered"):
+        copy.newest()
+    (segment,) = copy.files.rglob("*.seg.1")
+    segment.write_bytes(b"t" * 10_000)
+    with pytest.raises(BadStandby, match="cut or was altered"):
+        copy.unpack(copy.generation(1), tmp_path / "copied", link=False)
+    segment.unlink()
+    with pytest.raises(BadStandby, match="is missing"):
+        copy.unpack(copy.generation(1), tmp_path / "linked", link=True)
+
+
+def test_one_process_writes_at_a_time(copy: Standby) -> None:
+    copy.lock()
+    other = Standby(copy.path)
+    with pytest.raises(StandbyInUse):
+        other.lock()
+    copy.unlock()
+    other.lock()
+    other.unlock()

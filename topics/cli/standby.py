@@ -1,0 +1,431 @@
+"""standby: keeps a restorable copy of a running server on another machine, and promotes it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, cast
+
+import click
+import msgspec
+
+from topics.cli import units
+from topics.cli.backup import BLOCK_BYTES, SILENT_S, Copy
+from topics.cli.server import restore_errors
+from topics.cli.shell import Failed, Mistake, Shell, group, pass_shell
+from topics.client import Invalid, Refused, Topics, TopicsError, calls
+from topics.client.errors import error_of
+from topics.client.http import lost
+from topics.errors import ExitCode
+from topics.formats.disk.backup_archive import BadManifest
+from topics.storage.disk import Damaged
+from topics.storage.fence import Fenced
+from topics.storage.promote import promote as promote_standby
+from topics.storage.restore import BAD_TAR
+from topics.storage.standby import (
+    KEEP_DEFAULT,
+    BadStandby,
+    Counters,
+    Generation,
+    Origin,
+    Standby,
+    StandbyInUse,
+)
+
+RESPONSE_S: Final = 3.0  # of a source that a promotion checks
+STOP_S: Final = 30.0  # of a loop that a promotion stops
+PAUSE_MAX_S: Final = 30.0  # after failed rounds
+DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+
+
+@group("standby")
+def standby() -> None:
+    """Keep a copy of a server on another machine."""
+
+
+# The loop
+
+
+class Figures:
+    """The figures of the loop, as Prometheus text."""
+
+    def __init__(self) -> None:
+        self.newest: Generation | None = None
+        self.kept = self.finished = self.failed = self.received_bytes = 0
+
+    def text(self) -> str:
+        """Return the metrics in the Prometheus text format."""
+        newest = self.newest
+        rows: list[tuple[str, str, str, str, float]] = [
+            ("rounds_total", "counter", "Rounds.", 'end="finished"', self.finished),
+            ("rounds_total", "counter", "Rounds.", 'end="failed"', self.failed),
+            ("received_bytes_total", "counter", "Bytes received.", "", self.received_bytes),
+            ("generations", "gauge", "Generations kept.", "", self.kept),
+        ]
+        if newest is not None:
+            age_s = max(0.0, time.time() - newest.created_ms / 1000)
+            rows += [
+                ("generation", "gauge", "Number of the newest generation.", "", newest.number),
+                ("age_seconds", "gauge", "Time since the cut of the newest generation.", "", age_s),
+                ("round_seconds", "gauge", "Duration of its transfer.", "", newest.seconds),
+                ("round_bytes", "gauge", "Bytes of its transfer.", "", newest.received_bytes),
+            ]
+        lines: list[str] = []
+        for name, kind, text, labels, value in rows:
+            head = f"# HELP topics_standby_{name} {text}"
+            if head not in lines:
+                lines += [head, f"# TYPE topics_standby_{name} {kind}"]
+            lines.append(f"topics_standby_{name}{{{labels}}} {value}")
+        return "\n".join(lines) + "\n"
+
+
+@standby.command("run")
+@DIRECTORY
+@click.option("--every", type=units.Duration(least=100), default="5s", help="Interval of rounds.")
+@click.option(
+    "--keep", type=click.IntRange(1), default=KEEP_DEFAULT, help="Number of generations to keep."
+)
+@click.option("--once", is_flag=True, help="Do one round and exit; for cron.")
+@click.option(
+    "--rate", type=units.BYTES, metavar="BYTES", help="Receive at most this number of bytes/s."
+)
+@click.option("--metrics-port", metavar="[HOST:]PORT", help="Serve metrics for Prometheus.")
+@pass_shell
+def run(
+    shell: Shell,
+    directory: Path,
+    every: int,
+    keep: int,
+    once: bool,
+    rate: int | None,
+    metrics_port: str | None,
+) -> None:
+    """Keep DIR a restorable copy of the server.
+
+    \b
+    topics --url https://a.example standby run /srv/standby
+    topics standby status /srv/standby
+    topics standby promote /srv/standby
+
+    The first round copies all data, each later one only what is new. The key needs the scope admin
+    and no prefixes. Each round adds a generation, which topics restore DIR@GENERATION restores. A
+    killed or interrupted round is continued. If the server does not respond, the rounds are retried
+    without end.
+    """
+    copy, figures = Standby(directory), Figures()
+    with shell.client() as client, _usage(), _metrics(metrics_port, figures):
+        # User info is a secret.
+        copy.create(Origin(re.sub("//[^/@]*@", "//", client.target.url)))
+        copy.lock()
+        try:
+            _rounds(shell, client, copy, figures, every / 1000, keep, is_once=once, rate=rate)
+        finally:
+            copy.unlock()
+
+
+def _rounds(
+    shell: Shell,
+    client: Topics,
+    copy: Standby,
+    figures: Figures,
+    every_s: float,
+    keep: int,
+    *,
+    is_once: bool,
+    rate: int | None,
+) -> None:
+    """Do rounds until the process is stopped. Raise the failure of a single round, or of the first
+    one if the arguments or the key may be wrong.
+    """
+    reported, pause_s = "", every_s
+    figures.newest, figures.kept = copy.newest(), len(copy.numbers())
+    while True:
+        started = time.monotonic()
+        try:
+            found = _round(client, copy, rate)
+            copy.prune(keep)
+        except (TopicsError, Failed, BadStandby, Damaged, OSError) as error:
+            if is_once or (isinstance(error, Invalid | Refused) and not figures.finished):
+                raise
+            figures.failed += 1
+            if str(error) != reported:
+                shell.say(f"{error}; trying again")
+            reported, pause_s = str(error), min(2 * pause_s, max(PAUSE_MAX_S, every_s))
+        else:
+            figures.newest, figures.kept = found, len(copy.numbers())
+            figures.finished += 1
+            figures.received_bytes += found.received_bytes
+            pause_s = every_s
+            if is_once or reported or figures.finished == 1:
+                size = units.size(found.received_bytes)
+                shell.done(_summary(found), f"{copy.path}: generation {found.number}, {size}")
+            reported = ""
+        if is_once:
+            return
+        time.sleep(max(0.0, started + pause_s - time.monotonic()))
+
+
+def _round(client: Topics, copy: Standby, rate: int | None) -> Generation:
+    """Receive the next generation. Raise `TopicsError`, `Failed`, `BadStandby`, or OSError."""
+    import httpx2
+
+    counters = _counters(client)
+    known = copy.known()
+    body = msgspec.json.encode({"files": copy.report(known)})
+    started, has_begun = time.monotonic(), False
+    headers = {"Content-Type": "application/json"}
+    try:
+        with client.http.stream(
+            "POST", "/v0/backup", content=body, headers=headers, timeout=SILENT_S
+        ) as answer:
+            if answer.status_code != 200:
+                raise error_of(answer.status_code, answer.headers, answer.read())
+            has_begun = True
+            blocks = Copy(answer.iter_raw(BLOCK_BYTES), None, rate)
+            with tarfile.open(fileobj=cast("IO[bytes]", blocks), mode="r|") as tar:
+                found = copy.receive(
+                    *(tar, known, counters),
+                    stats=lambda: (blocks.size, time.monotonic() - started),
+                )
+            while blocks.read(BLOCK_BYTES):
+                pass
+    except (*BAD_TAR, BadManifest) as error:
+        raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
+    except httpx2.RequestError as error:
+        if has_begun:
+            raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
+        raise lost(error, client.target) from error
+    return found
+
+
+def _counters(client: Topics) -> Counters | None:
+    """Return how much the server has written, or None if it does not say."""
+    try:
+        metrics = client.once(calls.metrics())
+    except TopicsError:
+        return None
+    return Counters(metrics["topics_wal_frames_total"], metrics["topics_wal_bytes_written_total"])
+
+
+@contextmanager
+def _metrics(address: str | None, figures: Figures) -> Iterator[None]:
+    """Serve the metrics while the block runs."""
+    if address is None:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or int(port) > 65_535:
+        raise Mistake(f"--metrics-port {address}: not a port or HOST:PORT")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = figures.text().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Log no requests."""
+
+    server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    """Convert the errors of a standby directory to those of commands."""
+    try:
+        yield
+    except (BadStandby, StandbyInUse) as error:
+        raise Mistake(str(error)) from None
+    except Fenced as error:
+        raise Failed(str(error), "fenced") from None
+
+
+# The state
+
+
+class Behind(NamedTuple):
+    """The writes and bytes of the log that the newest generation lacks."""
+
+    writes: int
+    bytes: int
+
+
+def _summary(found: Generation) -> dict[str, Any]:
+    return {
+        "generation": found.number,
+        "created_ms": found.created_ms,
+        "received_bytes": found.received_bytes,
+        "seconds": found.seconds,
+    }
+
+
+@standby.command("status")
+@DIRECTORY
+@click.option("--max-age", type=units.DURATION, help="Fail if the copy is older.")
+@pass_shell
+def status(shell: Shell, directory: Path, max_age: int | None) -> ExitCode:
+    """Show the age of a copy, and what it lacks.
+
+    Exit code: 0 if the copy is usable, 1 if it is older than --max-age, 3 if it is damaged, 4 if it
+    has no generation, 6 if the server does not respond.
+    """
+    with _usage():
+        copy = Standby(directory)
+        origin, numbers, newest = copy.origin(), copy.numbers(), copy.newest()
+        oldest = copy.generation(numbers[0]) if numbers else None
+    shell.url = shell.url or origin.url
+    with shell.client() as client:
+        counters = _counters(client)
+    behind = None
+    if newest is not None and newest.counters is not None and counters is not None:
+        behind = Behind(*(now - then for now, then in zip(counters, newest.counters, strict=True)))
+        if min(behind) < 0:  # the counters of another run of the server
+            behind = None
+    is_old = newest is None or (max_age is not None and _age_ms(newest) > max_age)
+    if shell.is_json:
+        shell.emit(
+            {
+                "source": origin.url,
+                "is_reachable": counters is not None,
+                "generations": numbers,
+                "newest": None if newest is None else _summary(newest),
+                "age_ms": None if newest is None else _age_ms(newest),
+                "behind": None if behind is None else behind._asdict(),
+            }
+        )
+    else:
+        click.echo(f"source       {origin.url}{'' if counters else ' (does not respond)'}")
+        if newest is None or oldest is None:
+            click.echo("generations  none")
+        else:
+            click.echo(f"newest       {newest.number}, {units.duration(_age_ms(newest))} old")
+            click.echo(f"oldest       {oldest.number}, {units.duration(_age_ms(oldest))} old")
+            lacks = "unknown" if behind is None else _lacks(*behind)
+            click.echo(f"lacks        {lacks}")
+    if newest is None:
+        return ExitCode.NOT_FOUND
+    if is_old:
+        return ExitCode.FAILED
+    return ExitCode.DONE if counters is not None else ExitCode.UNREACHABLE
+
+
+def _age_ms(generation: Generation) -> int:
+    return max(0, round(time.time() * 1000) - generation.created_ms)
+
+
+def _lacks(writes: float, size: float) -> str:
+    return f"{writes:,.0f} writes, {units.size(round(size))} of the log"
+
+
+# The promotion
+
+
+@standby.command("promote")
+@DIRECTORY
+@click.option("--force", is_flag=True, help="Promote although the source responds.")
+@click.option("--as-new", is_flag=True, help="Give all topics a new epoch: readers start again.")
+@click.option("--damaged", is_flag=True, help="Promote files that were damaged at the source.")
+@click.option(
+    "--fence",
+    envvar="TOPICS_FENCE",
+    type=click.Path(path_type=Path),
+    help="File shared with the source, which keeps it from starting (TOPICS_FENCE).",
+)
+@pass_shell
+def promote(
+    shell: Shell, directory: Path, force: bool, as_new: bool, damaged: bool, fence: Path | None
+) -> None:
+    """Turn a copy into the data directory of a server.
+
+    \b
+    topics standby promote /srv/standby
+    topics serve --data-dir /srv/standby
+
+    The command stops topics standby run, and refuses while the source responds, because one history
+    must not have two writers. Cursors, epochs, seqs, event ids and idempotency keys continue. Each
+    topic skips the seqs that the source may have assigned since the copy was made, and reports them
+    to readers as lost. Older generations are removed: restore or copy them before.
+    """
+    copy = Standby(directory)
+    with _usage():
+        if not (directory / "meta").exists():
+            origin = copy.origin()
+            if not force and (state := _responds(shell, origin)):
+                what = f"{origin.url} responds ({state}): stop it, or promote with --force"
+                raise Failed(what, "source_responds")
+            loss = _expected_loss(copy)
+        else:
+            loss = None
+        _stop_loop(copy)
+        with restore_errors(str(directory), f"{directory} remains a standby"):
+            generation, findings = promote_standby(
+                copy, as_new=as_new, with_damage=damaged, fence=fence
+            )
+        copy.unlock()
+    for finding in findings:
+        shell.say(finding)
+    if generation is None:
+        shell.say(f"{directory} was promoted before")
+        return
+    age = units.duration(_age_ms(generation))
+    text = f"{directory}: generation {generation.number}, as of {age} ago; later writes are lost"
+    if loss is not None:
+        text += f", at the last rate {_lacks(*loss)}"
+    shell.done(_summary(generation) | {"expected_loss": loss and loss._asdict()}, text)
+
+
+def _responds(shell: Shell, origin: Origin) -> str:
+    """Return how the source responds, or an empty text if it does not."""
+    shell.url, shell.timeout = shell.url or origin.url, RESPONSE_S
+    with shell.client() as client:
+        try:
+            client.once(calls.ready())
+        except TopicsError as error:
+            return f"{error.status}" if error.status else ""
+    return "ready"
+
+
+def _stop_loop(copy: Standby) -> None:
+    """Lock the directory. Stop the process that has locked it."""
+    deadline = time.monotonic() + STOP_S
+    while True:
+        try:
+            return copy.lock()
+        except StandbyInUse as error:
+            if time.monotonic() > deadline or not error.pid:
+                raise
+            with suppress(ProcessLookupError):
+                os.kill(error.pid, signal.SIGTERM)
+            time.sleep(0.2)
+
+
+def _expected_loss(copy: Standby) -> Behind | None:
+    """Return what the source has written since the newest generation, if its rate was constant."""
+    numbers = copy.numbers()[-KEEP_DEFAULT:]
+    if len(numbers) < 2:
+        return None
+    first, last = copy.generation(numbers[0]), copy.generation(numbers[-1])
+    span_ms = last.created_ms - first.created_ms
+    if first.counters is None or last.counters is None or span_ms <= 0:
+        return None
+    share = _age_ms(last) / span_ms
+    found = [(b - a) * share for a, b in zip(first.counters, last.counters, strict=True)]
+    return Behind(*map(round, found)) if min(found) >= 0 else None

@@ -1,0 +1,53 @@
+"""Fence: keeps a former source from starting after its standby was promoted.
+
+The fence is a file that the machines of a server and of its standby share (TOPICS_FENCE). The file
+``meta`` of a data directory counts its promotions (``data_dir.py``). The fence contains the highest
+count that a server with this fence has started with, or that a promotion has announced. A server
+does not start in a directory with a lower count, because that is a former source. The check needs
+the shared file: a former source that does not see it starts.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import msgspec
+
+from topics.storage.disk import replace_file
+
+
+class Fenced(Exception):
+    """Another copy of this data has been promoted."""
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """The content of the fence: the count of promotions, and the directory that has it."""
+
+    promotions: int
+    directory: str
+    host: str
+
+
+def check_fence(fence: Path, directory: Path, promotions: int) -> None:
+    """Register a server in ``directory`` at the fence. Raise `Fenced` or OSError."""
+    try:
+        found = msgspec.json.decode(fence.read_bytes(), type=Fence)
+    except FileNotFoundError:
+        found = None
+    except msgspec.MsgspecError as error:
+        raise Fenced(f"{fence} is not a fence: {error}") from error
+    if found is not None and found.promotions > promotions:
+        raise Fenced(
+            f"{directory} is a former source: {found.directory} on {found.host} was promoted"
+            f" ({fence} has promotion {found.promotions}, this directory {promotions}); make it a"
+            " standby of the new server, or remove the file to start two diverging servers"
+        )
+    if found is None or found.promotions < promotions:
+        write_fence(fence, promotions, directory)
+
+
+def write_fence(fence: Path, promotions: int, directory: Path) -> None:
+    """Announce that ``directory`` has this count. Raise OSError."""
+    record = Fence(promotions, str(directory.absolute()), socket.gethostname())
+    replace_file(fence, msgspec.json.encode(record))

@@ -1,0 +1,81 @@
+"""Promotion: turns a standby (`standby.py`) into the data directory of a server.
+
+    hard links to the newest generation -> data directory in DIR/.promoting, as by a restore
+        -> folders renamed into DIR -> meta renamed -> the standby's files removed
+
+Until ``meta`` has its name, DIR is a standby, and a killed promotion can be repeated. After that,
+DIR is a data directory, and `promote` only removes the rest of the standby.
+
+The server may have acknowledged writes after the cut of the generation. Readers may know their
+seqs. So each topic continues above all seqs that it can have assigned until now (`seqs_since`), and
+reports the seqs in between as lost. With ``as_new`` the topics get new epochs instead.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Final
+
+from topics.storage.data_dir import read_meta, write_meta
+from topics.storage.disk import sync_directory
+from topics.storage.fence import write_fence
+from topics.storage.folders import PARTS
+from topics.storage.restore import build, sync_files
+from topics.storage.standby import BadStandby, Generation, Standby
+
+SEQS_PER_S: Final = 1_000_000  # more than one topic of one machine can append
+SLACK_S: Final = 60  # difference of the clocks of both machines
+_BUILD: Final = ".promoting"
+
+
+def seqs_since(created_ms: int, now_ms: int) -> int:
+    """Return more seqs than a topic can have assigned since a cut at ``created_ms``."""
+    return SEQS_PER_S * (max(0, now_ms - created_ms) // 1000 + SLACK_S)
+
+
+def promote(
+    standby: Standby, *, as_new: bool, with_damage: bool, fence: Path | None
+) -> tuple[Generation | None, list[str]]:
+    """Turn a locked standby into a data directory. Return its generation, and a list of warnings.
+
+    The generation is None if an earlier call was killed after its last step but one. Raise
+    `BadStandby`, `BackupDamaged`, `Damaged` or OSError. Then the standby is unchanged.
+    """
+    path = standby.path
+    if (path / "meta").exists():
+        _remove_standby(standby)
+        return None, []
+    generation = standby.newest()
+    if generation is None:
+        raise BadStandby(f"{path} has no complete generation")
+    aside = path / _BUILD
+    shutil.rmtree(aside, ignore_errors=True)
+    manifest = standby.unpack(generation, aside, link=True)
+    now_ms = time.time_ns() // 1_000_000
+    skip = 0 if as_new else seqs_since(generation.created_ms, now_ms)
+    findings = build(aside, path, manifest, as_new=as_new, with_damage=with_damage, skip=skip)
+    meta = read_meta(aside)
+    assert meta is not None, "a backup has one"
+    promotions = meta.promotions + 1
+    write_meta(aside, meta.shards, promotions)
+    sync_files(aside, None)
+    if fence is not None:
+        write_fence(fence, promotions, path)
+    for part in PARTS:
+        shutil.rmtree(path / part, ignore_errors=True)
+        if (aside / part).exists():
+            (aside / part).rename(path / part)
+    sync_directory(path)
+    (aside / "meta").rename(path / "meta")
+    sync_directory(path)
+    _remove_standby(standby)
+    return generation, findings
+
+
+def _remove_standby(standby: Standby) -> None:
+    for folder in (standby.path / _BUILD, standby.generations, standby.files):
+        shutil.rmtree(folder, ignore_errors=True)
+    (standby.path / "standby.json").unlink(missing_ok=True)
+    sync_directory(standby.path)

@@ -1,0 +1,392 @@
+"""Standby: a directory with generations, each a complete backup, whose files are shared.
+
+    DIR/LOCK                          locked by the process that writes; contains its pid
+    DIR/standby.json                  `Origin`: the server that is copied
+    DIR/generations/000000000017.json manifest of generation 17: `Generation`, with its SHA-256
+    DIR/files/NAME.GENERATION         a file of a backup, as received for this generation first
+
+A new generation needs only the bytes that no file contains (``formats/disk/backup_archive.py``).
+Files never change, except that log files get longer: a generation contains the first bytes of a
+log file, up to its cut, and a later one more of the same file.
+
+The manifest is written last, after all files are synced. A killed process therefore leaves the
+earlier generations complete, and files that no manifest names. The next attempt reports these
+files to the server, too, so an interrupted transfer is continued. Files that neither a manifest
+nor the attempt needs are removed after the next manifest is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import msgspec
+
+from topics.formats.api.backup_body import KnownFile
+from topics.formats.disk import backup_archive
+from topics.formats.disk.backup_archive import File, Manifest, Member
+from topics.storage.backup_stream import identity
+from topics.storage.disk import Damaged, replace_file, sync_directory
+
+BLOCK_BYTES: Final = 1 << 20
+KEEP_DEFAULT: Final = 24
+LOG: Final = "wal/"
+
+
+class StandbyInUse(Exception):
+    """Another process writes to the directory. ``pid`` is its number, or 0."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        super().__init__(f"{path} is used by another process" + (f" ({pid})" if pid else ""))
+        self.pid = pid
+
+
+class BadStandby(Exception):
+    """The directory is not a standby, or a part of it is damaged or incomplete."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The server that a standby copies: its address without user info."""
+
+    url: str
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A file of a generation: the first ``bytes`` of ``file``, which is below ``DIR/files``.
+
+    ``path``, ``size`` and ``sha256`` are those of `backup_archive.Member`.
+    """
+
+    path: str
+    file: str
+    bytes: int
+    size: int
+    sha256: str
+
+
+class Counters(NamedTuple):
+    """How much a server has written to its log since it started."""
+
+    writes: int
+    bytes: int
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A complete backup.
+
+    ``created_ms`` is the time of its cut at the server. ``received_bytes`` and ``seconds`` describe
+    its transfer. ``counters`` are those of the server shortly before the cut, if known.
+    """
+
+    number: int
+    created_ms: int
+    version: str
+    shards: int
+    cuts: list[int]
+    received_bytes: int
+    seconds: float
+    counters: Counters | None
+    parts: list[Part]
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the complete backup."""
+        members = [Member(each.path, each.bytes, each.size, each.sha256) for each in self.parts]
+        return Manifest(
+            *(backup_archive.FORMAT, self.version, self.shards, self.created_ms, self.cuts),
+            members,
+        )
+
+
+class Held(NamedTuple):
+    """The first ``bytes`` of a file below ``DIR/files``. ``sha256`` is empty if it is unknown."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+class _Sealed(msgspec.Struct):
+    generation: msgspec.Raw
+    sha256: str
+
+
+class Standby:
+    """A standby directory. To write to it, call `lock` first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files, self.generations = path / "files", path / "generations"
+        self._lock: IO[str] | None = None
+        # Hashes of log files up to a length, so that a longer one is not read again.
+        self._hashes: dict[str, tuple[int, Any]] = {}
+        self._named: dict[int, frozenset[str]] = {}  # the files of each generation
+
+    # The directory
+
+    def create(self, origin: Origin) -> None:
+        """Create the directory for a server, or check that it belongs to this one.
+
+        Raise `BadStandby` or OSError.
+        """
+        found = self.origin() if (self.path / "standby.json").exists() else None
+        if found is not None and found != origin:
+            raise BadStandby(f"{self.path} is a standby of {found.url}, not of {origin.url}")
+        if found is None and self.path.is_dir() and any(self.path.iterdir()):
+            raise BadStandby(f"{self.path} is neither empty nor a standby")
+        for folder in (self.files, self.generations):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if found is None:
+            replace_file(self.path / "standby.json", msgspec.json.encode(origin))
+
+    def origin(self) -> Origin:
+        """Return the server that is copied. Raise `BadStandby`."""
+        try:
+            return msgspec.json.decode((self.path / "standby.json").read_bytes(), type=Origin)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise BadStandby(f"{self.path} is not a standby: {error}") from error
+
+    def lock(self) -> None:
+        """Become the only process that writes, until `unlock`. Raise `StandbyInUse` or OSError."""
+        file = (self.path / "LOCK").open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            text = file.read().strip()
+            file.close()
+            raise StandbyInUse(self.path, int(text) if text.isdigit() else 0) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._lock = file
+
+    def unlock(self) -> None:
+        """Permit other processes to write."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all generations, the oldest first."""
+        names = (path.stem for path in self.generations.glob("*.json"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def generation(self, number: int) -> Generation:
+        """Read a generation. Raise `BadStandby`."""
+        path = self._manifest(number)
+        try:
+            sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+            if hashlib.sha256(sealed.generation).hexdigest() != sealed.sha256:
+                raise BadStandby(f"{path} was altered")
+            return msgspec.json.decode(sealed.generation, type=Generation)
+        except FileNotFoundError:
+            held = ", ".join(map(str, self.numbers())) or "none"
+            raise BadStandby(f"{self.path} has no generation {number}; it has: {held}") from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise BadStandby(f"{path}: {error}") from error
+
+    def newest(self) -> Generation | None:
+        """Return the newest generation, or None. Raise `BadStandby`."""
+        numbers = self.numbers()
+        return self.generation(numbers[-1]) if numbers else None
+
+    def _manifest(self, number: int) -> Path:
+        return self.generations / f"{number:012d}.json"
+
+    # The next generation
+
+    def known(self) -> dict[str, Held]:
+        """Return the files to report to the server, by path. Raise `BadStandby`."""
+        newest = self.newest()
+        parts = newest.parts if newest else ()
+        found = {part.path: Held(part.file, part.bytes, part.sha256) for part in parts}
+        # Complete files of an interrupted transfer. They are newer than those of the generation.
+        suffix = f".{_next(newest)}"
+        for file in self.files.rglob(f"*{suffix}"):
+            name = str(file.relative_to(self.files))
+            # A log file may have been extended incompletely.
+            if not name.startswith(LOG):
+                found[name.removesuffix(suffix)] = Held(name, file.stat().st_size, "")
+        return found
+
+    def report(self, known: Mapping[str, Held]) -> list[KnownFile]:
+        """Return the list that the server gets. A file that is missing or cut is left out."""
+        found = []
+        for path, held in known.items():
+            source = File(path, str(self.files / held.file), 0, held.bytes, held.bytes)
+            with contextlib.suppress(FileNotFoundError, Damaged):
+                found.append(KnownFile(path, held.bytes, identity(source, held.bytes)))
+        return found
+
+    def receive(
+        self,
+        tar: tarfile.TarFile,
+        known: Mapping[str, Held],
+        counters: Counters | None,
+        *,
+        stats: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
+    ) -> Generation:
+        """Store the files of an incremental backup, and then its generation.
+
+        ``known`` is the result that was reported. ``stats`` returns the received bytes and the
+        seconds. Raise `BadStandby`, `BadManifest`, OSError, or the errors of `tarfile`.
+        """
+        number = _next(self.newest())
+        received: dict[str, tuple[str, str]] = {}  # by path: the file, the hash of the sent bytes
+        manifest = None
+        for info in tar:
+            content = tar.extractfile(info)
+            if content is None or manifest is not None:
+                raise BadStandby(f"the backup has an unexpected member {info.name!r}")
+            if info.name == backup_archive.MANIFEST:
+                manifest = backup_archive.unsealed(content.read())
+                continue
+            path, _, kept = info.name.partition("@")
+            if not backup_archive.NAME.fullmatch(path) or (kept and path not in known):
+                raise BadStandby(f"the backup has an unexpected member {info.name!r}")
+            file = known[path].file if kept else f"{path}.{number}"
+            received[path] = file, self._store(content, file, int(kept or 0))
+        if manifest is None:
+            raise BadStandby("the backup has no manifest at its end")
+        parts = [self._part(member, known, received) for member in manifest.members]
+        for folder, _, _ in os.walk(self.files):
+            sync_directory(Path(folder))
+        size, seconds = stats()
+        generation = Generation(
+            *(number, manifest.created_ms, manifest.version, manifest.shards, manifest.cuts),
+            *(size, seconds, counters, parts),
+        )
+        data = msgspec.json.encode(generation)
+        sealed = _Sealed(msgspec.Raw(data), hashlib.sha256(data).hexdigest())
+        replace_file(self._manifest(number), msgspec.json.encode(sealed))
+        return generation
+
+    def _store(self, content: IO[bytes], name: str, offset: int) -> str:
+        """Write the received bytes to a file from ``offset`` on, durably. Return their SHA-256.
+
+        A new file gets its name when it is complete.
+        """
+        path = self.files / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = path if offset else path.with_name(path.name + ".part")
+        digest = hashlib.sha256()
+        with target.open("r+b" if offset else "wb") as file:
+            target.chmod(0o600)
+            file.seek(offset)
+            while block := content.read(BLOCK_BYTES):
+                digest.update(block)
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        if not offset:
+            target.replace(path)
+        return digest.hexdigest()
+
+    def _part(
+        self,
+        member: Member,
+        known: Mapping[str, Held],
+        received: Mapping[str, tuple[str, str]],
+    ) -> Part:
+        """Return the part of a member, after checking that all of its bytes are there."""
+        path, size = member.path, member.bytes
+        held = known.get(path, Held("", 0, ""))
+        file, sent = received.get(path, (held.file, ""))
+        if sent and sent != member.sha256:
+            raise BadStandby(f"{path} was altered on the way")
+        if not sent and held.bytes < size:
+            raise BadStandby(f"{path} is missing in the backup")
+        # A file that is complete and was not sent keeps its hash.
+        digest = held.sha256 if not sent and held.bytes == size else ""
+        return Part(path, file, size, member.size, digest or self._hash(file, size))
+
+    def _hash(self, file: str, size: int) -> str:
+        """Return the SHA-256 of the first bytes of a file."""
+        at, digest = self._hashes.get(file, (0, hashlib.sha256()))
+        if at > size:
+            at, digest = 0, hashlib.sha256()
+        with (self.files / file).open("rb") as source:
+            source.seek(at)
+            for block in _blocks(source, size - at):
+                digest.update(block)
+        if file.startswith(LOG):
+            self._hashes[file] = size, digest
+        return str(digest.hexdigest())
+
+    # Retention
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest ``keep`` generations, and files that none of these names."""
+        numbers = self.numbers()
+        for number in numbers[:-keep]:
+            self._manifest(number).unlink()
+        sync_directory(self.generations)
+        self._named = {number: self._files_of(number) for number in numbers[-keep:]}
+        named = frozenset[str]().union(*self._named.values())
+        for folder, _, names in os.walk(self.files):
+            for path in (Path(folder, name) for name in names):
+                if str(path.relative_to(self.files)) not in named:
+                    path.unlink()
+        self._hashes = {file: held for file, held in self._hashes.items() if file in named}
+
+    def _files_of(self, number: int) -> frozenset[str]:
+        found = self._named.get(number)
+        return found or frozenset(part.file for part in self.generation(number).parts)
+
+    # Restore
+
+    def unpack(self, generation: Generation, folder: Path, *, link: bool) -> Manifest:
+        """Write the files of a generation below ``folder``, or make hard links to them.
+
+        A file system without hard links gets copies. The hashes of copies are checked. Raise
+        `BadStandby` or OSError.
+        """
+        for part in generation.parts:
+            source, target = self.files / part.file, folder / part.path
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not (link and _linked(source, target)):
+                self._copy(part, source, target)
+            os.truncate(target, part.bytes)
+        return generation.manifest
+
+    def _copy(self, part: Part, source: Path, target: Path) -> None:
+        digest, size = hashlib.sha256(), 0
+        try:
+            with source.open("rb") as reader, target.open("xb") as writer:
+                target.chmod(0o600)
+                for block in _blocks(reader, part.bytes):
+                    digest.update(block)
+                    size += writer.write(block)
+        except FileNotFoundError as error:
+            raise BadStandby(f"{error.filename} is missing") from error
+        if (size, digest.hexdigest()) != (part.bytes, part.sha256):
+            raise BadStandby(f"{source} is cut or was altered")
+
+
+def _next(newest: Generation | None) -> int:
+    return newest.number + 1 if newest else 1
+
+
+def _linked(source: Path, target: Path) -> bool:
+    """Make a hard link. Return False if the file system has none."""
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError as error:
+        raise BadStandby(f"{source} is missing") from error
+    except OSError:
+        return False
+    return True
+
+
+def _blocks(source: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yield the next ``size`` bytes of a file, or those up to its end."""
+    while size > 0 and (block := source.read(min(BLOCK_BYTES, size))):
+        size -= len(block)
+        yield block
