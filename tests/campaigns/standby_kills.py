@@ -103,7 +103,13 @@ class StandbyKills(Campaign):
         self._judge_newest(number)
         newest = self.standby.numbers()[-1]
         self._start_standby()
-        wait_for(lambda: self.standby.numbers()[-1] > newest, SETTLE_S)
+        try:
+            wait_for(lambda: self.standby.numbers()[-1] > newest, SETTLE_S)
+        except AssertionError:
+            assert self.server.log is not None, "it was started"
+            for event in self.server.log.events()[-20:]:
+                self.summary.tell(str(event))
+            raise
 
     def _judge_newest(self, number: int) -> None:
         newest = self.standby.newest()
