@@ -162,7 +162,7 @@ def test_an_address_of_another_machine_gives_exit_code_1_and_one_clear_line(tmp_
     )
     assert done.returncode == 1
     unknown, refused = done.stderr.splitlines()
-    assert '"TOPICS_ELEPHANT is not a setting"' in unknown
+    assert '"event": "setting unknown", "name": "TOPICS_ELEPHANT"' in unknown
     assert "Cannot assign requested address" in refused
     assert "203.0.113.7" in refused
 

@@ -182,7 +182,9 @@ def start(server: Server, port: int) -> Start:
             if len(moments) < 4 and cold.is_answered(PATIENCE_S):
                 passed()
         _, p99, _, most = quantiles_ms(delays)
-        recovered = max(line["seconds"] for line in log.events() if line["event"] == "recovered")
+        recovered = max(
+            line["duration_s"] for line in log.events() if line["event"] == "shard recovered"
+        )
         shards = [pid for role, pid in server.roles().items() if role.startswith("shard")]
         shards_mb, all_mb = anon_mb(shards), pss_mb(server.pids())
         rest = p99, most, recovered, cpu, shards_mb, all_mb, log_bytes / 1e6

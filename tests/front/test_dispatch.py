@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.front.conftest import Logged
 from tests.support.front import APPEND, RECORD, running
 from topics.front.answers import Answer
 from topics.front.dispatch import Then
@@ -14,7 +15,7 @@ from topics.front.table import ROUTES
 
 @pytest.mark.slow
 async def test_an_unexpected_error_ends_its_connection_and_no_other(
-    caplog: pytest.LogCaptureFixture, monkeypatch: Any
+    logged: Logged, monkeypatch: Any
 ) -> None:
     async with running() as run:
         broken = await run.connect()
@@ -29,15 +30,17 @@ async def test_an_unexpected_error_ends_its_connection_and_no_other(
             assert await broken.is_closed()
         healthy = await run.connect()
         assert (await healthy.ask("POST", "/v0/topics/a", RECORD)).status == 201
-    assert "in the machinery" in caplog.text
+    assert "in the machinery" in logged[0]["exception"]
 
 
-async def test_a_bug_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_logged_with_its_traceback(logged: Logged) -> None:
     async with running() as run:
         client = await run.connect()
         assert (await client.ask("POST", "/v0/topics/bug", RECORD)).code == "internal"
-    assert "a secret of the inside" in caplog.text
-    assert "Traceback" in caplog.text
+    (event,) = logged
+    assert (event["event"], event["log_level"]) == ("request failed", "error")
+    assert "a secret of the inside" in event["exception"]
+    assert "Traceback" in event["exception"]
 
 
 async def test_an_answer_keeps_its_media_type_also_under_gzip() -> None:

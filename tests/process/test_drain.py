@@ -32,13 +32,13 @@ def test_a_stop_drains_the_front_first_and_then_the_shards(home: Path, number: i
 def test_a_hang_up_signal_does_not_stop_a_server(home: Path, through: list[str]) -> None:
     with Family(home, through=through, TOPICS_DRAIN_MS="1000") as family:
         family.started().signal(signal.SIGHUP)
-        assert family.wait_for("hang-up ignored")["reason"] == "there is no key file"
+        assert family.wait_for("signal ignored")["reason"] == "there is no key file"
         assert family.ask()["shards"]
         family.order("front-0", "stubborn")
         family.signal(signal.SIGTERM)
         family.wait_for("signal received", signal="SIGTERM")
         family.signal(signal.SIGHUP)
-        assert family.wait_for("hang-up ignored")["reason"] == "the server is stopping"
+        assert family.wait_for("signal ignored")["reason"] == "the server is stopping"
         assert family.end() == 0
 
 
@@ -51,9 +51,9 @@ def test_children_that_do_not_stop_are_killed_after_the_drain_time(home: Path) -
         assert family.end() == 0
         assert time.monotonic() - began >= 1
         ends = {line["child"]: line.get("signal", "") for line in family.events("process ended")}
-        (killing,) = family.events("drain time over, killing")
-        assert "front 0" in killing["children"]
-        killed = {*killing["children"]}  # It may include a shard that had no time to stop
+        (killing,) = family.events("drain timed out")
+        assert "front 0" in killing["killed"]
+        killed = {*killing["killed"]}  # It may include a shard that had no time to stop
         assert {child for child, by in ends.items() if by == "SIGKILL"} == killed
         assert {*ends} == {"front 0", "shard 0", "shard 1"}
 
@@ -72,7 +72,7 @@ def test_a_second_interrupt_kills_all_children_immediately(home: Path) -> None:
 def test_a_stop_does_not_wait_for_the_delayed_restart_of_a_shard(home: Path) -> None:
     with Family(home) as family:
         family.order("shard-0", "exit 1")
-        while family.wait_for("process died", child="shard 0")["again_in_s"] < 0.4:
+        while family.wait_for("process died", child="shard 0")["retry_in_s"] < 0.4:
             pass
         family.signal(signal.SIGTERM)
         assert family.end() == 0

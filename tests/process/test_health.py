@@ -122,7 +122,7 @@ def test_a_child_that_is_stopped_for_a_short_time_continues(home: Path) -> None:
         os.kill(stopped, signal.SIGSTOP)
         family.wait_for("process stalled")
         os.kill(stopped, signal.SIGCONT)
-        family.wait_for("process answers again")
+        family.wait_for("process resumed")
         family.signal(signal.SIGTERM)
         assert family.end() == 0
         assert not family.events("process died")

@@ -123,7 +123,7 @@ def test_a_sigterm_stops_a_shard_in_order_with_a_last_checkpoint(
     board = Board(1)
     with capture_logs() as logged:
         shard_writer.main(Settings(shards=1), Folders.under(tmp_path, 0), board, [], 0)
-    assert [line["event"] for line in logged] == ["recovered"]
+    assert [line["event"] for line in logged] == ["shard recovered"]
     assert board.shard(0).state is ShardState.STOPPED
     progress = StartProgress(lambda _share: None)
     newest, *_ = checkpoints.whole(open_folders(tmp_path, 0, progress).checkpoint)

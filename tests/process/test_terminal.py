@@ -45,13 +45,17 @@ def plain() -> Sentences:
     ("event", "line"),
     [
         (
-            {"event": "disk full", "process": "shard 1", "folder": "/d"},
-            "shard 1 disk full: folder /d",
+            {"event": "disk full", "process": "shard 1", "path": "/d"},
+            "shard 1 disk full: path /d",
         ),
         ({"event": "start failed", "reason": "no room"}, "start failed: no room"),
         (
-            {"event": "killing", "children": ["a", "b"], "lived_s": 2},
-            "killing: children a b, lived s 2",
+            {"event": "killing", "killed": ["a", "b"], "uptime_s": 2, "some_bytes": 3, "s": 4},
+            "killing: killed a b, uptime 2 s, some 3 bytes, s 4",
+        ),
+        (
+            {"event": "failed", "effect": "no data", "retry_in_s": 1, "error": "E", "reason": None},
+            "failed: E, no data, retry in 1 s",
         ),
         ({"event": "two\nlines", "x": "\x1b[1m"}, r'"two\nlines": x "\u001b[1m"'),
         ({"event": "failed", "exception": "Traceback\n  x"}, "failed\nTraceback\n  x"),
@@ -94,8 +98,8 @@ def test_the_last_line_of_a_start_shows_the_url_and_the_data_directory(plain: Se
 def test_ctrl_c_shows_the_effect_of_the_next_one(plain: Sentences) -> None:
     said = [told(plain, event="signal received", signal="SIGINT") for _ in range(2)]
     assert said == [
-        "info     Ctrl-C: the server stops; another one ends it at once",
-        "info     Ctrl-C again: ended at once",
+        "info     Ctrl-C: the server stops; press it again to kill the server",
+        "info     Ctrl-C again: the server is killed",
     ]
 
 

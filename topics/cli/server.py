@@ -295,7 +295,8 @@ def _run(start: Boot, environ: MutableMapping[str, str]) -> ExitCode:
         from topics.process.serve import serve
 
     logs.configure("supervisor", start.settings.log_level)
-    for line in _unknown_lines(start):
-        structlog.get_logger().warning(line)
+    for name, nearest in start.unknown:
+        suggestion = {"suggestion": nearest} if nearest else {}
+        structlog.get_logger().warning("setting unknown", name=name, **suggestion)
     notifier = Notifier.from_environment(environ, os.getpid())
     return serve(start, notifier)

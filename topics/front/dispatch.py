@@ -14,12 +14,12 @@ completes their responses, too.
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+import structlog
 import trio
 
 from topics.actors.shard_client.readiness import Readiness
@@ -71,7 +71,7 @@ async def _gzip(view: memoryview) -> bytes:
     return b"".join(parts)
 
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 # A callback that is called once, with the response or the failure.
 Then: TypeAlias = Callable[[Answer | TopicsError], None]
@@ -126,8 +126,8 @@ class Dispatcher:
     def refused(self, request: Request, failure: TopicsError, at: int) -> Answer:
         """Convert the failure of an operation to a response. Log an unexpected error of a shard."""
         if isinstance(failure, Internal) and failure.message != UNEXPECTED:
-            # LOG.exception is not used, because the traceback is in the log of the shard.
-            LOG.error("unexpected shard error: route %s: %s", request.route.name, failure.message)
+            # The log of the shard contains the traceback.
+            log.error("shard call failed", route=request.route.name, error=failure.message)
             failure = Internal(UNEXPECTED)
         return self.failed(failure, at)
 
@@ -154,7 +154,7 @@ class Dispatcher:
 
         Call this while the exception is handled.
         """
-        LOG.exception("unexpected server error: route %s", request.route.name)
+        log.exception("request failed", route=request.route.name)
         return Internal(UNEXPECTED)
 
 

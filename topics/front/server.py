@@ -14,11 +14,11 @@ The drain has these steps:
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
 
+import structlog
 import trio
 
 from topics.actors.link.beat import wait_beat
@@ -50,7 +50,7 @@ from topics.front.pressure.pressure import Pressure
 from topics.front.proxies import TrustedProxies
 from topics.front.table import match, operations_for
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
 # The date format of RFC 9110. It needs the C locale; nothing sets another one.
@@ -254,7 +254,7 @@ class Server:
             await self.connections.wait_empty()
         if self.connections.leaving:
             count = self.connections.leaving
-            LOG.warning("connections cut: %d did not end within the drain time", count)
+            log.warning("connections cut", count=count, reason="the drain timed out")
             self.connections.cut_all()
 
     async def _end_late(self) -> None:

@@ -234,7 +234,7 @@ class Family:
             child.pid = fork(child.name, lambda: self._run(child), log_level=self._log_level)
         except OSError as error:
             delay_s = child.schedule(now)
-            log.warning("fork failed", child=child.name, reason=error.strerror, again_in_s=delay_s)
+            log.warning("fork failed", child=child.name, error=error.strerror, retry_in_s=delay_s)
             return
         child.words.pid = child.pid
         log.info(

@@ -82,8 +82,7 @@ async def _serve(
 def _tell_unreachable_cap(settings: Settings, most: int) -> None:
     cap = settings.max_sse_connections
     if cap > most:
-        reason = "the cap of streams is above that of connections"
-        log.warning(reason, max_sse_connections=cap, connections_max=most)
+        log.warning("stream limit unreachable", max_sse_connections=cap, max_connections=most)
 
 
 async def _beat(board: Board) -> None:

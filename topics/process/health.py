@@ -90,7 +90,7 @@ class Health:
             if child.is_stalled:
                 log.error("process stalled", **fields, killed_after_s=KILL_AFTER_S)
             else:
-                log.info("process answers again", **fields)
+                log.info("process resumed", **fields)
 
     def _announce_when_ready(self, waiting: Sequence[Child]) -> None:
         if waiting or not self._family.front.is_up:

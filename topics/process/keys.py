@@ -231,7 +231,7 @@ class KeyReload:
     def hang_up(self, now: float) -> None:
         """Start a reload after a SIGHUP, unless one is in progress."""
         if not self._sources.files:
-            log.info("hang-up ignored", reason="there is no key file")
+            log.info("signal ignored", signal="SIGHUP", reason="there is no key file")
         elif self.next_at == math.inf:
             self._give_up_at = now + GIVE_UP_S
             self._look_again(now)
@@ -255,7 +255,8 @@ class KeyReload:
             self._publish(access)
         except ValueError as error:
             self._board.keys_reload_failed += 1
-            log.error("keys not reloaded, the earlier ones stay", reason=str(error))  # noqa: TRY400
+            keys = len(self._access.principals)  # these remain valid
+            log.error("keys not reloaded", keys=keys, reason=str(error))  # noqa: TRY400
         self.next_at = self._give_up_at = math.inf
 
     def _look_again(self, now: float) -> None:
@@ -273,7 +274,7 @@ class KeyReload:
 
     def _publish(self, access: Access | None) -> None:
         if access is None:
-            raise ValueError("the key files do not come to rest")
+            raise ValueError("the key files keep changing")
         changes = _changes(self._access, access)
         if any(changes.values()):
             self.table.publish(access)

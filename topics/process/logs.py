@@ -2,8 +2,20 @@
 (`topics.process.terminal`). ``NO_COLOR`` is respected.
 
 Each process calls ``configure`` once, after the fork, and logs with ``structlog.get_logger()``.
-Records of the modules ``logging`` and ``warnings``, which libraries use, are written in the same
-way. An event is a lower-case phrase; details are fields.
+Records of the modules ``logging`` and ``warnings``, which libraries such as Hypercorn use, are
+written in the same way.
+
+An event is a constant lower-case phrase of a subject and a past participle or a state: ``segment
+sealed``, ``disk full``. All variables are fields. Their names end with the unit (``_s``, ``_ms``,
+``_bytes``) and have the same meaning in every event:
+
+    topic, shard, child     the name or number of the affected part
+    path, offset            a file or folder, and a position in it
+    error                   the text of an exception
+    reason, effect          why it happened, what it causes; phrases
+    refused                 the operations that fail with an error from now on
+    count                   the number of subjects of the event
+    duration_s, retry_in_s  how long it took, when the next attempt starts
 
 A line never contains a token or a query string, not even in a record of a library. Logging never
 raises or blocks. A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted,

@@ -85,6 +85,6 @@ class Notifier:
             # The server continues without systemd. The failure is logged once.
             if not self._is_loss_logged:
                 self._is_loss_logged = True
-                log.warning("systemd notification failed", reason=error.strerror, lost=line)
+                log.warning("systemd notification failed", error=error.strerror, notification=line)
             return False
         return True

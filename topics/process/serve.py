@@ -118,7 +118,7 @@ def serve(
         log.critical("start failed", reason=_why_not(error, settings))
         return ExitCode.FAILED
     settings = _with_stored_shards(settings, directory.shards)
-    log.info("file limit set", soft_limit=file_limit, was=soft_limit)
+    log.info("file limit set", soft_limit=file_limit, previous_limit=soft_limit)
     if (refusal := _too_few_files(settings.shards, file_limit)) is not None:
         log.critical("start failed", reason=refusal)
         return ExitCode.FAILED
@@ -174,7 +174,7 @@ def url_of(listener: socket.socket) -> str:
 def _with_stored_shards(settings: Settings, stored: int) -> Settings:
     if stored == settings.shards:
         return settings
-    log.warning("stored shard count kept", shards=stored, asked_for=settings.shards)
+    log.warning("stored shard count kept", shards=stored, configured=settings.shards)
     return replace(settings, shards=stored)
 
 
@@ -185,18 +185,22 @@ def _announce(settings: Settings, access: Access, listener: socket.socket) -> No
     """
     if not access.enabled:
         log.warning(
-            "NO API KEYS ARE CONFIGURED: everyone who reaches this port may read, write and"
-            " delete everything"
+            "authentication disabled",
+            reason="no API keys are configured",
+            effect="every client that reaches this port may read, write and delete all data",
         )
         if not settings.loopback:
             log.warning(
-                "THE PORT IS OPEN TO THE NETWORK WITHOUT KEYS, because"
-                " TOPICS_ALLOW_INSECURE_NO_AUTH is set"
+                "port exposed without authentication",
+                host=settings.host,
+                reason="TOPICS_ALLOW_INSECURE_NO_AUTH is set",
             )
         if "*" in settings.cors_origins:
             log.warning(
-                "EVERY WEB PAGE MAY READ, WRITE AND DELETE EVERYTHING through the browsers of"
-                " people who reach this port, because TOPICS_CORS_ORIGINS is * without keys"
+                "cross-origin access unrestricted",
+                reason="TOPICS_CORS_ORIGINS is * and no API keys are configured",
+                effect="every web page may read, write and delete all data through the browser of"
+                " a person who reaches this port",
             )
     log.info(
         "listening",

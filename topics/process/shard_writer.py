@@ -105,14 +105,16 @@ def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int
         words.start_failure = StartFailure.START_FAILED
         raise
     log.info(
-        "recovered",
+        "shard recovered",
         topics=len(shard.engine.topics),
-        seconds=round(time.monotonic() - began, 3),
-        cut_bytes=shard.cut_bytes,
+        duration_s=round(time.monotonic() - began, 3),
+        truncated_bytes=shard.cut_bytes,
     )
     if not shard.boot:
         log.warning(
-            "boot id unreadable: after each kill, unsynced records count as lost", path=str(BOOT_ID)
+            "boot id unreadable",
+            path=str(BOOT_ID),
+            effect="unsynced records count as lost after each kill",
         )
     return shard
 

@@ -109,13 +109,13 @@ class Supervisor:
         is_damaged = os.waitstatus_to_exitcode(wait_status) == ExitCode.DAMAGED
         if is_damaged and isinstance(child.words, ShardWords):
             # The shard itself has logged the file and the offset of the damage.
-            log.critical("damaged shard stays down", **details)
+            log.critical("damaged shard not restarted", **details)
             self._give_up(child, child.words)
         elif self._drain.phase is not Phase.RUNNING:
             log.info("process ended", **details)
         else:
-            lived_s = round(now - child.spawned_at, 3)
-            log.error("process died", **details, lived_s=lived_s, again_in_s=child.schedule(now))
+            uptime_s, retry_in_s = round(now - child.spawned_at, 3), child.schedule(now)
+            log.error("process died", **details, uptime_s=uptime_s, retry_in_s=retry_in_s)
 
     def _give_up(self, shard: Child, words: ShardWords) -> None:
         """Mark a shard as damaged, so that it is not restarted. Stop the server if all are."""
@@ -144,7 +144,7 @@ class Supervisor:
         if self._drain.phase is Phase.RUNNING:
             self._keys.hang_up(time.monotonic())
         else:
-            log.info("hang-up ignored", reason="the server is stopping")
+            log.info("signal ignored", signal="SIGHUP", reason="the server is stopping")
 
     def _patience_s(self) -> float:
         """Return the number of seconds until the next timed action, at most TICK_S."""
@@ -218,7 +218,7 @@ class Drain:
         if self.phase is Phase.SHARDS and self._is_due():
             self.phase = Phase.KILL
             if left := [child.name for child in self._family.alive()]:
-                log.error("drain time over, killing", children=left, drain_ms=self._drain_ms)
+                log.error("drain timed out", killed=left, drain_ms=self._drain_ms)
             self._family.send(signal.SIGKILL, self._family)
 
     def _is_due(self) -> bool:

@@ -1,7 +1,7 @@
 """Readable log lines for a terminal: the time, the level and one sentence.
 
     22:58:46 info     ready  http://127.0.0.1:4000  data topics-data (0 topics)
-    22:59:02 error    process died: child shard 1, signal SIGKILL, lived s 16.2, again in s 0.0
+    22:59:02 error    process died: child shard 1, signal SIGKILL, uptime 16.2 s, retry in 0.0 s
 
 Process ids are omitted, and so are events that occur at every successful start and stop.
 """
@@ -18,7 +18,12 @@ import structlog
 
 COLORS: Final = {"warning": 33, "error": 31, "critical": 31}
 DIM: Final = 2
-NOT_SHOWN: Final = {"event", "level", "time", "process", "pid", "child_pid", "exception", "reason"}
+UNLABELED: Final = ("reason", "error", "effect")  # sentences, shown before the other fields
+UNITS: Final = {"s": "s", "ms": "ms", "bytes": "bytes", "percent": "%"}
+NOT_SHOWN: Final = {
+    *("event", "level", "time", "process", "pid", "child_pid", "exception"),
+    *UNLABELED,
+}
 
 Event = Mapping[str, Any]
 
@@ -81,20 +86,24 @@ class Sentences:
             return _sentence(event)
         self._interrupts += 1
         if self._interrupts > 1:
-            return "Ctrl-C again: ended at once"
-        return "Ctrl-C: the server stops; another one ends it at once"
+            return "Ctrl-C again: the server is killed"
+        return "Ctrl-C: the server stops; press it again to kill the server"
 
 
 def _sentence(event: Event) -> str:
-    """Render an event with its reason and its fields, each field as ``name value``."""
-    fields = [
-        f"{name.replace('_', ' ')} {_shown(value)}"
-        for name, value in event.items()
-        if name not in NOT_SHOWN
-    ]
-    parts = [_shown(event["reason"])] if "reason" in event else []
+    """Render an event, its `UNLABELED` fields, and its other fields."""
+    fields = [_field(name, value) for name, value in event.items() if name not in NOT_SHOWN]
+    parts = [_shown(event[name]) for name in UNLABELED if event.get(name) is not None]
     rest = ", ".join(parts + fields)
     return _shown(event.get("event")) + (f": {rest}" if rest else "")
+
+
+def _field(name: str, value: Any) -> str:
+    """Render a field as ``name value``, followed by the unit if the name ends with one."""
+    label, _, unit = name.rpartition("_")
+    if label and unit in UNITS:
+        return f"{label.replace('_', ' ')} {_shown(value)} {UNITS[unit]}"
+    return f"{name.replace('_', ' ')} {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

@@ -433,7 +433,7 @@ async def test_s5_a_late_reply_is_dropped_and_logged_once(
     block = FakeBlock()
     with capture_logs() as logs:
         silent.kept[0].reply("late", block)
-    assert [(entry["event"], entry["cid"]) for entry in logs] == [("late answer dropped", 7)]
+    assert [(entry["event"], entry["cid"]) for entry in logs] == [("late reply dropped", 7)]
     assert (silent.bench.wire.sent, silent.bench.wire.released, block.freed) == ([], [7], 1)
     with pytest.raises(AlreadyAnsweredError):
         silent.kept[0].reply("later still")

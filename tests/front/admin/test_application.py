@@ -10,6 +10,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.trio.worker_context import WorkerContext
 from quart import Response
 
+from tests.front.conftest import Logged
 from tests.support.fake_shards import FakeBlock, FakeShards
 from tests.support.front import RECORD, running
 from topics.engine.access import ANYONE
@@ -185,7 +186,7 @@ async def test_a_failure_of_a_view_has_the_envelope(path: str, status: int, code
 
 
 async def test_a_bug_in_a_view_is_answered_and_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     async with running() as run:
         client = await run.connect()
@@ -193,4 +194,6 @@ async def test_a_bug_in_a_view_is_answered_and_logged(
         monkeypatch.setattr(paging, "answer", lambda *_: 1 // 0)
         answer = await client.ask("GET", "/v0/routers", b"")
         assert (answer.status, answer.code) == (500, "internal")
-    assert "unexpected server error: route router.list" in caplog.text
+    assert [(event["event"], event["route"]) for event in logged] == [
+        ("request failed", "router.list")
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.front.conftest import Logged
 from tests.support.fake_shards import FakeShards
 from topics.engine.access import ANYONE, Principal, Scope
 from topics.errors import TopicsError
@@ -175,7 +176,7 @@ def test_an_unexpected_error_fails_its_requests(monkeypatch: pytest.MonkeyPatch)
     assert desk.heard == [("x", "internal"), ("y", "internal")]
 
 
-def test_what_fails_behind_one_answer_takes_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_behind_one_answer_takes_no_other(logged: Logged) -> None:
     desk = Desk()
 
     def broken() -> None:
@@ -185,4 +186,4 @@ def test_what_fails_behind_one_answer_takes_no_other(caplog: pytest.LogCaptureFi
         desk.append("x", then=broken)
         desk.append("y")
     assert desk.heard == [("x", 200), ("y", 200)]
-    assert "unexpected server error: append" in caplog.text
+    assert [(event["event"], event["route"]) for event in logged] == [("request failed", "append")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import resource
 import socket
 import struct
@@ -16,6 +15,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.front.conftest import Logged
 from tests.support.front import APPEND, running
 from tests.support.raw_client import request
 from tests.support.server import Server
@@ -296,9 +296,9 @@ async def test_the_first_input_of_a_client_comes_with_its_socket(listener: socke
     assert heard == [GET]
 
 
-async def test_a_client_above_the_bound_hears_429_and_the_next_is_accepted_when_one_leaves(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_client_above_the_bound_hears_429_and_the_next_is_accepted_when_one_leaves() -> (
+    None
+):
     async with running() as run:
         slots = run.server.slots.connections
         slots.in_all = Cap("max_connections", 2)
@@ -343,7 +343,7 @@ class Poor:
 
 
 async def test_without_a_descriptor_clients_hear_429_and_the_log_has_one_line(
-    listener: socket.socket, caplog: pytest.LogCaptureFixture
+    listener: socket.socket, logged: Logged
 ) -> None:
     acceptor = acceptor_of(100, int)
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(20)]
@@ -353,16 +353,21 @@ async def test_without_a_descriptor_clients_hear_429_and_the_log_has_one_line(
             acceptor.run, cast("Any", Poor(listener, acceptor)), lambda sock, _: taken.append(sock)
         )
         await wait_all_tasks_blocked(0.001)
-        with caplog.at_level(logging.WARNING):
-            acceptor.tick()
-            acceptor.tick()
+        acceptor.tick()
+        acceptor.tick()
         nursery.cancel_scope.cancel()
     for client in clients:
         with client:
             assert client.recv(4096).startswith(b"HTTP/1.1 429 ")
     assert not taken
-    assert [record.getMessage() for record in caplog.records] == [
-        "clients refused: no file descriptor left (20 since the last line, 0 open)"
+    assert logged == [
+        {
+            "event": "clients refused",
+            "log_level": "warning",
+            "reason": "no file descriptor left",
+            "count": 20,
+            "open_count": 0,
+        }
     ]
 
 
@@ -448,19 +453,18 @@ def test_a_bounded_number_of_refused_clients_lingers_until_all_are_closed() -> N
 
 
 def test_the_log_has_one_line_for_all_refusals_since_the_last_one(
-    caplog: pytest.LogCaptureFixture,
+    logged: Logged,
 ) -> None:
     refusals = Refusals(ResponseHeads(), lambda: LINE)
-    with caplog.at_level(logging.WARNING):
-        refusals.log(7)
-        for reason in ("a", "a", "b"):
-            refusals.note(reason)
-        refusals.log(8)
-        refusals.log(8)
-        refusals.note("c")
-        refusals.log(9)
-    assert [record.getMessage() for record in caplog.records] == [
-        "clients refused: b (3 since the last line, 8 open)",
-        "clients refused: c (1 since the last line, 9 open)",
+    refusals.log(7)
+    for reason in ("a", "a", "b"):
+        refusals.note(reason)
+    refusals.log(8)
+    refusals.log(8)
+    refusals.note("c")
+    refusals.log(9)
+    assert [(event["reason"], event["count"], event["open_count"]) for event in logged] == [
+        ("b", 3, 8),
+        ("c", 1, 9),
     ]
     assert refusals.count == 4

@@ -8,7 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.live_desk import SEND_BYTES, Client, Desk, page
 
-BUG = "unexpected stream error"
+BUG = "stream failed"
 
 
 def broken(*_: Any) -> NoReturn:

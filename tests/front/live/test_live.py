@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.front.conftest import Logged
 from tests.front.live.streams_support import BUG, broken, two
 from tests.support.live_desk import Desk, desk, make_heartbeat_due, page, records
 from topics.actors.link.beat import BEAT_S
@@ -29,7 +28,7 @@ async def test_an_unexpected_error_ends_one_stream(
     fails: str,
     autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    logged: Logged,
 ) -> None:
     async with desk() as front:
         first, second = await two(front)
@@ -51,7 +50,7 @@ async def test_an_unexpected_error_ends_one_stream(
         assert b'"$seq":1' in second.hear()
         assert (first.stream.ended, second.stream.ended) == (True, False)
         assert b'event: error\ndata: {"code":500,"error":"internal error"}' in first.hear()
-    assert [(record.message, record.levelno) for record in caplog.records] == [(BUG, logging.ERROR)]
+    assert [(event["event"], event["log_level"]) for event in logged] == [(BUG, "error")]
 
 
 async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
@@ -62,7 +61,7 @@ async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> 
 
 
 async def test_a_stream_that_fails_while_it_catches_up_ends_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     async with desk() as front:
         _, second = await two(front)
@@ -74,4 +73,4 @@ async def test_a_stream_that_fails_while_it_catches_up_ends_alone(
         assert third.stream.ended
         await front.page(0, 1)
         assert b'"$seq":1' in second.hear()
-    assert {record.message for record in caplog.records} == {BUG}
+    assert {event["event"] for event in logged} == {BUG}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.front.conftest import Logged
 from topics.actors.link.event_loop import LoopLag
 from topics.engine.access import ANYONE
 from topics.engine.priority import NEW_BAND, TOP_BAND
@@ -173,17 +173,17 @@ def test_a_stream_and_a_topic_of_one_name_are_two_things(pressed: Desk) -> None:
     assert not all(pressed.opens("work", "t") for _ in range(1000))
 
 
-def test_the_log_tells_once_of_a_pressure_and_of_its_end(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "topics.front")
+def test_the_log_tells_once_of_a_pressure_and_of_its_end(desk: Desk, logged: Logged) -> None:
     desk.run(5.0, lag_ms=50.0)
     desk.run(3.0)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert told[0].startswith("under pressure: writes are refused, about ")
-    assert told[0].endswith("loop lag 50 ms")
-    assert told[1] == f"pressure is over: {desk.pressure.refused_count} refused since the start"
+    begun, ended = logged
+    assert 0 < begun.pop("refused_percent") <= 100
+    assert begun == {"event": "writes throttled", "log_level": "warning", "loop_lag_ms": 50}
+    assert ended == {
+        "event": "write throttling ended",
+        "log_level": "info",
+        "refused_count": desk.pressure.refused_count,
+    }
 
 
 async def test_it_ticks_seldom_while_the_loop_is_idle_and_calm(autojump_clock: MockClock) -> None:

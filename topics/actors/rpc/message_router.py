@@ -50,7 +50,7 @@ from topics.formats.wire.envelope import (
 )
 from topics.formats.wire.message import ERROR, Message, PeerGone
 
-log: Final = structlog.get_logger(__name__)
+log = structlog.get_logger()
 
 REFUSALS: Final[dict[SubjectKind | None, str]] = {
     None: "subject is under no allowed prefix",
@@ -348,7 +348,7 @@ class MessageRouter(RouteTable):
         try:
             message.error(*self._config.error_mapper(error, message))
         except Exception:
-            log.exception("error mapper failed", subject=message.subject, handler_error=repr(error))
+            log.exception("error mapper failed", subject=message.subject, error=repr(error))
             if message.is_open:
                 message.error(ErrorCode.APPLICATION, "handler failed")
 

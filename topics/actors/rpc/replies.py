@@ -24,7 +24,7 @@ from topics.storage.disk import Damaged
 
 APPLICATION_ERROR: Final = 2000
 CONTRACT_ERROR: Final = 2001
-log: Final = structlog.get_logger()
+log = structlog.get_logger()
 
 _CLASSES: Final[dict[str, type[TopicsError]]] = {
     error.code: error

@@ -35,7 +35,7 @@ from topics.formats.wire.envelope import (
 )
 from topics.formats.wire.message import ARENA, Message, PeerGone
 
-log: Final = structlog.get_logger(__name__)
+log = structlog.get_logger()
 
 # A function that takes an ArenaBlock owns it from then on, even if it raises.
 Attachment: TypeAlias = Buffer | ArenaBlock
@@ -148,7 +148,7 @@ class PendingCall(msgspec.Struct, eq=False):
         try:
             session.notify(CALL_CANCELLED, CallCancelledParams(self.cid))
         except PeerGone:
-            log.debug("cancel not sent", peer_id=session.peer_id, cid=self.cid)
+            log.debug("cancellation not sent", peer_id=session.peer_id, cid=self.cid)
 
 
 class LinkSession:
@@ -268,7 +268,7 @@ class LinkSession:
                 peer_id=self.peer_id,
                 code=error.code,
                 reason=error.message,
-                about=error.about,
+                message_id=error.about,
             )
         else:
             self._fail(pending, RemoteError(error.code, error.message))
@@ -316,7 +316,7 @@ class LinkSession:
             try:
                 listener(self)
             except Exception as error:
-                log.warning("closed listener failed", peer_id=self.peer_id, exc_info=error)
+                log.warning("close listener failed", peer_id=self.peer_id, exc_info=error)
         self._listeners.clear()
         self.router.clear()
         self._forget(self)
@@ -433,7 +433,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             try:
                 session.transport.send(self.frame.subject, payload, attachment)
             except PeerGone:
-                log.debug("answer not sent", subject=self.subject, peer_id=session.peer_id)
+                log.debug("reply not sent", subject=self.subject, peer_id=session.peer_id)
             session.unanswered.pop(self, None)
         force_setattr(self, "is_open", False)
         force_setattr(self, "_is_answered", True)
@@ -473,7 +473,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             raise AlreadyAnsweredError(f"{self.subject} (cid {self.cid}) has been answered already")
         if not self.is_open:
             log.warning(
-                "late answer dropped",
+                "late reply dropped",
                 subject=self.subject,
                 peer_id=self.session.peer_id,
                 cid=self.cid,

@@ -31,7 +31,7 @@ from topics.storage.recovery.steps import Shard
 DISK_S: Final = 10.0  # seconds between two measurements of all files
 FIRST_LOOK_MAX_S: Final = 1.0  # a hanging disk must not delay the other values
 
-log: Final = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class Gauges(Service):

@@ -28,7 +28,7 @@ from topics.process import logs
 LOOK_MS: Final = 20
 NAMES_MAX: Final = 64  # topic names in one log line
 
-log: Final = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class Heartbeat(Service):

@@ -76,16 +76,16 @@ class Room(Service):
     def _show(self, state: ShardState) -> None:
         if self._words.state == state:
             return
-        folder = str(self.wal.folder)
+        path = str(self.wal.folder)
         if state is ShardState.NO_ROOM:
-            log.error("disk full", folder=folder, refused="appends and new topics")
+            log.error("disk full", path=path, refused="appends and new topics")
         elif state is ShardState.DIRECTORY_LOST:
             reason = self.broken.strerror if self.broken else None
-            log.error("data directory lost", folder=folder, refused="all writes", reason=reason)
+            log.error("data directory lost", path=path, refused="all writes", reason=reason)
         elif state is ShardState.READ_ONLY:
-            log.error("log broken", folder=folder, refused="all writes", error=str(self.broken))
+            log.error("log broken", path=path, refused="all writes", error=str(self.broken))
         elif self._words.state == ShardState.NO_ROOM:
-            log.info("disk has room again", folder=folder)
+            log.info("disk space available", path=path)
         self._words.state = state
 
     async def run(self) -> None:
@@ -159,7 +159,7 @@ class DiskWatch:
             if self.is_stalled:
                 log.error("disk stalled", silent_s=round(silent_s, 1))
             else:
-                log.info("disk answers again")
+                log.info("disk resumed")
 
     def _log_silent_s(self, now: float) -> float:
         commits = self._commits

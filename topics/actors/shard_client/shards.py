@@ -81,7 +81,7 @@ LINKED_LOOK_S: Final = 0.001
 RING_BYTES_PER_MS: Final = 100_000  # approximate rate at which a shard reads its ring
 TURNOVER_MAX_S: Final = 10.0  # a slower body may be aborted to free memory
 
-log: Final = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class Listener(Protocol):
@@ -209,7 +209,7 @@ class ShardLink:
             self.answering = None
             session.fail_calls(lambda pending: not pending.is_patient)
         elif not stalled and self.is_stalled:
-            log.info("shard answers again", shard=self.number)
+            log.info("shard resumed", shard=self.number)
             self.answering = session
 
     @property

@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -45,7 +46,7 @@ from topics.front.http.admin_plane import AdminCall
 from topics.front.request import Request
 from topics.front.route import ROUTER, TOPIC, Route
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 VIEWS: Mapping[Route, View] = {**topic_list.VIEWS, **leases.VIEWS, **routers.VIEWS, **metrics.VIEWS}
 
@@ -62,7 +63,7 @@ def hypercorn_config() -> Config:
     """
     config = Config()
     config.accesslog = None
-    config.errorlog = LOG
+    config.errorlog = logging.getLogger("hypercorn.error")  # `topics.process.logs` forwards it
     return config
 
 
@@ -90,7 +91,7 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
         return response(dispatcher.refused(admitted().request, failure, admitted().at))
 
     async def apologize(bug: Exception) -> Response:
-        LOG.error("unexpected server error: route %s", admitted().request.route.name, exc_info=bug)
+        log.error("request failed", route=admitted().request.route.name, exc_info=bug)
         return response(error_answer(Internal("internal error"), admitted().at))
 
     async def keep(made: Response) -> Response:

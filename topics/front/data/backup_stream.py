@@ -14,7 +14,6 @@ response, and a tar without its manifest is not a backup.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import threading
@@ -22,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 
+import structlog
 import trio
 
 from topics import __version__
@@ -48,7 +48,7 @@ from topics.front.request import Request
 from topics.storage.backup_stream import BackupStream
 from topics.storage.disk import Damaged
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 # Attempts to cut the logs, because a move between topics may take longer than a hold.
 CUTS_MAX: Final = 10
@@ -110,7 +110,7 @@ class Backup:
             await self._send(request, connection)
             is_whole = True
         except (TopicsError, OSError, Damaged) as error:
-            LOG.warning("backup broken off: %s", error)
+            log.warning("backup aborted", error=str(error))
             raise ConnectionAbortedError("the backup is broken off") from error
         finally:
             self.abandon()
@@ -168,7 +168,7 @@ class Backup:
                 cuts = [cut.lsn for cut in await self._ask_all(BACKUP_CUT)]
                 answers = await self._ask_all(BACKUP_FILES)
             except NotReady as failure:
-                LOG.debug("logs not cut: %s", failure.message)
+                log.debug("backup cut failed", reason=failure.message)
                 self._release()
                 if attempt == CUTS_MAX:
                     raise

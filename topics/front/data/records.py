@@ -17,11 +17,11 @@ An iteration of the loop corresponds to an open batch (`topics.actors.shard_clie
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TypeAlias
 
 import msgspec
+import structlog
 
 from topics.actors.rpc.replies import failures_of
 from topics.actors.rpc.session import Reply
@@ -47,7 +47,7 @@ from topics.front.queries import EMPTY, Parameter, boolean
 from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Route
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 # Requests of the first message, so that the shard starts while the front reads more.
 JOINED_FIRST = 8
@@ -164,7 +164,7 @@ class Appends:
         try:
             self._shards.call(shard, APPEND, params, body, answered, early=early)
         except Exception:
-            LOG.exception("unexpected server error: append")
+            log.exception("request failed", route="append")
             answered(Internal("internal error"))
 
     def _answered_one(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
@@ -194,7 +194,7 @@ class Appends:
             try:
                 then(answer)
             except Exception:  # an error of one connection; the others still get their responses
-                LOG.exception("unexpected server error: append")
+                log.exception("request failed", route="append")
 
     def _answers(self, topic: str, reply: Reply[AppendResult]) -> list[Answer | TopicsError]:
         """Return the responses to the requests of a group, in order."""

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import resource
 import select
@@ -43,6 +42,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+import structlog
 import trio
 
 from topics.errors import Throttled
@@ -51,7 +51,7 @@ from topics.front.error_answers import error_answer
 from topics.front.http.connection import GONE, HALF_CLOSED, poll_now
 from topics.front.limits import Slots
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 LINGERING_MAX = 32  # refused clients whose sockets stay open so that they can read the refusal
 DISCARD_BYTES = 64 * 1024  # of unread input, before a socket is closed
@@ -93,8 +93,8 @@ class Refusals:
     def log(self, open_count: int) -> None:
         """Log one line about all refusals since the last line."""
         if self.count > self._logged:
-            message = "clients refused: %s (%d since the last line, %d open)"
-            LOG.warning(message, self._reason, self.count - self._logged, open_count)
+            count = self.count - self._logged
+            log.warning("clients refused", reason=self._reason, count=count, open_count=open_count)
             self._logged = self.count
 
     def close_all(self) -> None:

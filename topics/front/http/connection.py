@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import math
 import select
 import socket
@@ -40,6 +39,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Protocol
 
+import structlog
 import trio
 
 from topics.actors.link.beat import wait_beat
@@ -48,7 +48,7 @@ from topics.formats.api.request_heads import TraceFields
 from topics.front.held_memory import UNREAD_MIN_BYTES, HeldMemory
 from topics.front.http.request_stream import RequestStream
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
@@ -491,7 +491,7 @@ class Connections:
         """Close or reset connections past their deadline, and log the displaced connections."""
         self.now, self._quiet, self._search_from = now, [], 0
         if self._displaced:
-            LOG.warning("quiet connections closed for others: %d", self._displaced)
+            log.warning("idle connections evicted", count=self._displaced)
             self._displaced = 0
         idle = []
         # A copy, because `remove` may be called during the iteration.

@@ -26,7 +26,6 @@ cancellation, no exception leaves this module.
 
 from __future__ import annotations
 
-import logging
 import select
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -34,6 +33,7 @@ from enum import Enum, auto
 from types import CoroutineType
 from typing import Any
 
+import structlog
 import trio
 
 from topics.actors.rpc.session import discard
@@ -49,7 +49,7 @@ from topics.front.http.head_reader import AdmittedHead, PreflightHead, RefusedHe
 from topics.front.http.poller import Poller
 from topics.front.request import Request
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 REQUESTS_PER_TURN = 8  # of one connection, if they arrived together; one takes 0.1 ms
 SHORT_MAX_BYTES = RECV_BYTES  # longest body that is awaited without a task
@@ -482,7 +482,7 @@ class Http1Protocol:
 
         Call this while the exception is handled.
         """
-        LOG.exception("unexpected server error: connection")
+        log.exception("connection failed")
         if self.exchange.has_answered:
             self._over()
             return
@@ -582,7 +582,7 @@ class Http1Protocol:
         except* CLIENT_GONE:
             self._over()
         except* Exception:
-            LOG.exception("unexpected server error: connection")
+            log.exception("connection failed")
             if self.exchange.has_answered:
                 self._over()
             else:

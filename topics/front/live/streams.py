@@ -14,7 +14,6 @@ An unexpected error in one stream must not affect other streams, so all calls of
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import socket
 import time
@@ -26,6 +25,7 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Any, TypeVarTuple
 
+import structlog
 import trio
 
 from topics.actors.link.beat import BEAT_S, wait_beat
@@ -36,7 +36,7 @@ from topics.front.held_memory import HeldMemory, Holding
 from topics.front.keys import Keys
 from topics.front.limits import FrontSlots
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 LOOKS_MAX = 256  # streams that one loop iteration checks; this takes some milliseconds
 # Long writes and ends of streams in one loop iteration; this takes some milliseconds.
@@ -331,7 +331,7 @@ class Stream(ABC):
         """Send an event with the reason, if the socket accepts it, and close the stream."""
         if not self.ended:
             if not self.outbox.write_last(self.failure_event(code, error)):
-                LOG.debug("stream ended without its client hearing why")
+                log.debug("failure event not sent", code=code, reason=error)
             self.end()
 
     def end(self) -> None:
@@ -357,11 +357,11 @@ class Stream(ABC):
 
         Call this while the exception is handled.
         """
-        LOG.exception("unexpected stream error")
+        log.exception("stream failed")
         try:
             self.fail(500, "internal error")
         except Exception:
-            LOG.exception("unexpected stream error")
+            log.exception("stream failed")
             self.end()
 
     def tell_paces(self, now: float, pauses_s: dict[str, float]) -> None:

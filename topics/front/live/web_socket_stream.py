@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
 from websockets.frames import CloseCode, Opcode
 
 from topics.errors import (
@@ -32,7 +33,7 @@ from topics.formats.api.websocket_frames import close_frame, control_frame, text
 from topics.formats.json_text import json_bytes
 from topics.front.live.pages import FeedPage
 from topics.front.live.sse import PACED
-from topics.front.live.streams import LOG, StreamKind
+from topics.front.live.streams import StreamKind
 from topics.front.live.subscriptions import Reader, begin_at, heads_of
 from topics.front.live.topic_streams import TopicStream
 
@@ -44,6 +45,8 @@ FAILURES = {
     503: (ShuttingDown.code, CloseCode.GOING_AWAY),
 }
 PING = control_frame(Opcode.PING)
+
+log = structlog.get_logger()
 
 
 def json_frame(document: dict[str, Any]) -> bytes:
@@ -63,7 +66,7 @@ def reply(op: bytes, request_id: bytes, **members: Any) -> bytes:
 def refusal(request_id: bytes, failure: TopicsError) -> bytes:
     """Return the reply that reports why a command was refused."""
     if isinstance(failure, Internal):
-        LOG.error("unexpected shard error: WebSocket command: %s", failure.message)
+        log.error("shard call failed", route="ws", error=failure.message)
         failure = Internal("internal error")
     detail = {"detail": failure.detail} if failure.detail else {}
     return reply(b"error", request_id, code=failure.code, message=failure.message, **detail)

@@ -21,7 +21,6 @@ much as its writes.
 from __future__ import annotations
 
 import heapq
-import logging
 import math
 import time
 from collections import deque
@@ -30,6 +29,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeAlias
 
 import msgspec
+import structlog
 import trio
 
 from topics.actors.link.beat import wait_beat
@@ -41,7 +41,7 @@ from topics.front.answers import Answer
 from topics.front.pressure.governor import TICK_S, Governor
 from topics.front.request import Body, Request
 
-LOG = logging.getLogger("topics.front")
+log = structlog.get_logger()
 
 IDLE_LAG_MS: Final = 1.0
 # The part of the time that appends are parked that counts as lag of the loop.
@@ -222,7 +222,7 @@ class Turns:
             try:
                 go((self._clock() - since) * 1000)
             except Exception:  # the error concerns one append only
-                LOG.exception("unexpected server error: append")
+                log.exception("request failed", route="append")
 
 
 class Pressure:
@@ -285,14 +285,14 @@ class Pressure:
         share = max(governor.share for governor in self.governors)
         if share and not self._is_told and now - self._told_at >= TOLD_EVERY_S:
             self._is_told, self._told_at = True, now
-            LOG.warning(
-                "under pressure: writes are refused, about %d in 100, loop lag %.0f ms",
-                math.ceil(100 * share),
-                self._lag_ms,
+            log.warning(
+                "writes throttled",
+                refused_percent=math.ceil(100 * share),
+                loop_lag_ms=round(self._lag_ms),
             )
         elif self.is_calm and self._is_told:
             self._is_told = False
-            LOG.info("pressure is over: %d refused since the start", self.refused_count)
+            log.info("write throttling ended", refused_count=self.refused_count)
 
     # The following functions act only under pressure.
 

@@ -187,7 +187,7 @@ class WriteState:
                 file.blank(self._reported, end)
             except OSError as failure:
                 log.critical(
-                    "refused frames not cut off",
+                    "failed frames not erased",
                     path=str(file.path),
                     offset=file.offset(self._reported),
                     error=str(failure),

@@ -240,7 +240,7 @@ async def test_a_rejected_job_stays_and_is_retried_after_a_pause(
             assert not peers.asked, "not before its time"
             await trio.sleep(0.02)
             await run_log(desk)
-    assert [line["event"] for line in logged] == ["dead letters wait"], "it is said once"
+    assert [line["event"] for line in logged] == ["dead letters not moved"], "it is said once"
     (asked,) = peers.take()
     asked.answer()
     await run_log(desk)

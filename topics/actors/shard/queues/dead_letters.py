@@ -162,7 +162,7 @@ class DeadLetters(Service):
         if queue.failure != failure.code:
             queue.failure = failure.code
             log.warning(
-                "dead letters wait",
+                "dead letters not moved",
                 topic=queue.topic.name,
                 dead_letter=queue.rule[0],
                 reason=failure.message,

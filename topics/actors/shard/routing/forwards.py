@@ -71,7 +71,7 @@ Settle: TypeAlias = Callable[..., None]
 LOGGED_MAX: Final = 16  # batches whose payload may be named again
 _EXTERNAL: Final = int(RecordFlags.EXTERNAL)
 
-log: Final = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class Forwards(Service):
@@ -159,7 +159,7 @@ class Forwards(Service):
         try:
             payload = self._payload(request, records)
         except Unreadable as error:
-            log.warning("records of a forward cannot be read", error=str(error))
+            log.warning("forward records unreadable", error=str(error))
             payload = None
         if payload is None:  # the log has begun another file since the runs were made
             _settle_behind(takers, params, answers)

@@ -126,7 +126,9 @@ class Pushes:
         if failure.detail.get("reason") == PEER_AWAY or shard in self._retries:
             return  # the next session begins with a complete list
         self._told.discard(shard)
-        log.warning("routers not taken", shard=shard, error=failure.message, again_s=RETRY_S)
+        log.warning(
+            "routers not transferred", shard=shard, reason=failure.message, retry_in_s=RETRY_S
+        )
         self._retries.add(shard)
         self._context.deadlines.call_at(
             trio.current_time() + RETRY_S, partial(self._push_again, shard)

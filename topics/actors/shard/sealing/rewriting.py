@@ -113,8 +113,8 @@ class Rewriting:
             segment=segment.number,
             extents=segment.trailer.entry_count,
             records=segment.trailer.record_count,
-            bytes=segment.size,
-            seconds=round(time.monotonic() - began, 3),
+            size_bytes=segment.size,
+            duration_s=round(time.monotonic() - began, 3),
         )
 
     async def _build(self, sources: LogFile | Segments, written: Flags) -> Segment:

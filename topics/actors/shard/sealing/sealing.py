@@ -148,7 +148,7 @@ class Sealing(Service):
         """Break the pin, so that the next round deletes its files. Return whether there was one."""
         if not self.reclaim.break_pin():
             return False
-        log.warning("backup broken off: the disk is full", folder=str(self.wal.folder))
+        log.warning("backup aborted", path=str(self.wal.folder), reason="the disk is full")
         self._freed = self._freed or trio.Event()
         return True
 
@@ -191,7 +191,7 @@ class Sealing(Service):
                 await self._round()
             except (OSError, Damaged) as error:
                 interval_s = RETRY_INTERVAL_S
-                log.warning("sealing failed", error=str(error), again_s=interval_s)
+                log.warning("sealing failed", error=str(error), retry_in_s=interval_s)
             with trio.CancelScope() as self._pause_between:
                 if self._freed is not None:
                     pass  # a writer waits for the space
