@@ -70,7 +70,7 @@ def test_a_failure_is_reported_for_its_own_batch_only(
     assert [future.exception() is None for future in futures] == [True, True, False, False]
     assert isinstance(futures[2].exception(), Conflict)
     assert all(isinstance(each, Conflict) for each in failed.value.exceptions)
-    assert caplog.text.count("1 records failed: topic_full") == 2
+    assert caplog.text.count("1 of its records failed: topic_full") == 2
     with pytest.raises(ValueError, match="closed"):
         producer.send(1)
 
@@ -149,7 +149,7 @@ def test_unflushed_records_are_sent_at_exit(client: Topics, url: str, name: str)
         [sys.executable, "-c", FORGETS, url, name], capture_output=True, text=True, timeout=60
     )
     assert run.returncode == 0
-    assert f"producer of {name} was not closed; sending its records" in run.stderr
+    assert f"producer of {name} not closed before exit, its records are sent now" in run.stderr
     assert client.topic(name).state().count == 100
 
 

@@ -224,11 +224,11 @@ os.register_at_fork(after_in_child=_SENDING.clear)
 def _close_all() -> None:
     until = monotonic() + AT_EXIT_S
     for each in [*_SENDING]:
-        LOG.warning("%s was not closed; sending its records", each._name)  # noqa: SLF001
+        LOG.warning("%s not closed before exit, its records are sent now", each._name)  # noqa: SLF001
         try:
             each.close(max(until - monotonic(), 0.1))
         except ExceptionGroup as failures:
-            LOG.error("%s", failures)
+            LOG.error("records not sent before exit: %s", failures)
 
 
 class Working(Background):

@@ -75,7 +75,7 @@ def test_s8_a_listener_that_raises_stops_neither_the_next_one_nor_the_cleanup() 
     with capture_logs() as logs:
         bench.session.close()
     assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [
-        ("closed listener failed", "listener failed")
+        ("close listener failed", "listener failed")
     ]
     assert (seen, bench.session.router.matching("app/x")) == (["next"], [])
 

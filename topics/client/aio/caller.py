@@ -82,7 +82,7 @@ class AsyncCaller:
         if self._on_pause is not None:
             self._on_pause(failure, pause_s)
         else:
-            LOG.warning("%s; next attempt in %.1f s", failure, pause_s)
+            LOG.warning("request failed, retry in %.1f s: %s", pause_s, failure)
 
     async def pages(self, page: Callable[[str | None], Call[Page[T]]]) -> AsyncIterator[T]:
         """Yield the items of all pages of a list."""

@@ -130,7 +130,7 @@ class AsyncSender(AsyncSending):
         failed = [self._pending.pop(number) for number in numbers if number in self._pending]
         if not failed:
             return
-        LOG.error("%s: %d records failed: %s", self._name, len(failed), error)
+        LOG.error("%s: %d of its records failed: %s", self._name, len(failed), error)
         self._failed += len(failed)
         if len(self._failures) < FAILURES_MAX:
             self._failures.append(error)

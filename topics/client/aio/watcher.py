@@ -261,7 +261,7 @@ class AsyncCursor(AsyncBackground, Progress):
         try:
             await self._save(monotonic() + timeout_s)
         except TopicsError as failure:
-            LOG.warning("%s not saved: %s", self._topic, failure)
+            LOG.warning("positions not saved in %s: %s", self._topic, failure)
 
     async def _save(self, until: float) -> None:
         async with self._saving:

@@ -81,7 +81,7 @@ class Caller:
         if self._on_pause is not None:
             self._on_pause(failure, pause_s)
         else:
-            LOG.warning("%s; next attempt in %.1f s", failure, pause_s)
+            LOG.warning("request failed, retry in %.1f s: %s", pause_s, failure)
 
     def pages(self, page: Callable[[str | None], Call[Page[T]]]) -> Iterator[T]:
         """Yield the items of all pages of a list."""

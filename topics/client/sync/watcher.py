@@ -260,7 +260,7 @@ class Cursor(Background, Progress):
         try:
             self._save(monotonic() + timeout_s)
         except TopicsError as failure:
-            LOG.warning("%s not saved: %s", self._topic, failure)
+            LOG.warning("positions not saved in %s: %s", self._topic, failure)
 
     def _save(self, until: float) -> None:
         with self._saving:

@@ -201,7 +201,7 @@ class Worker(Working):
             is_temporary = isinstance(failure, ConnectionLost) or failure.is_temporary
             if retry.deadline < inf or not is_temporary:
                 raise  # otherwise the lease ends before the next attempt
-            LOG.warning("%s of %s#%d failed: %s", what, job.topic, job.seq, failure)
+            LOG.warning("%s of job %s#%d failed: %s", what, job.topic, job.seq, failure)
             return False
         return not settled.skipped
 
