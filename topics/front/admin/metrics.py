@@ -60,22 +60,26 @@ CAPS: Final = (
 )
 # The fields of a row after its name, in order.
 TOPICS: Final = {
-    "head_seq": ("topic_head_seq", GAUGE, "Highest assigned seq per topic."),
-    "earliest_seq": ("topic_earliest_seq", GAUGE, "Lowest seq that readers can get."),
-    "records": ("topic_records_live", GAUGE, "Records that readers can get."),
-    "bytes": ("topic_bytes_live", GAUGE, "Bytes of these records, as caps count them."),
+    "head_seq": ("topic_head_seq", GAUGE, "Highest assigned seq."),
+    "earliest_seq": ("topic_earliest_seq", GAUGE, "Lowest readable seq."),
+    "records": ("topic_records_live", GAUGE, "Readable records."),
+    "bytes": ("topic_bytes_live", GAUGE, "Bytes of the readable records, as counted by caps."),
     "queue_ready": ("topic_queue_ready", GAUGE, "Jobs that can be claimed now."),
-    "queue_in_flight": ("topic_queue_in_flight", GAUGE, "Jobs that are leased."),
-    "queue_delayed": ("topic_queue_delayed", GAUGE, "Jobs whose time has not come."),
+    "queue_in_flight": ("topic_queue_in_flight", GAUGE, "Leased jobs."),
+    "queue_delayed": ("topic_queue_delayed", GAUGE, "Delayed jobs."),
     "queue_dead_lettered": (
         *("queue_dead_lettered_total", COUNTER),
-        "Jobs of a queue that its dead-letter topic has got.",
+        "Jobs moved to the dead-letter topic.",
     ),
 }
 ROUTERS: Final = {
-    "lag_records": ("router_lag_records", GAUGE, "Records that it has yet to forward."),
-    "lag_ms": ("router_lag_ms", GAUGE, "Age of the oldest of these records."),
-    "forwarded_total": ("router_forwarded_total", COUNTER, "Records that it has forwarded."),
+    "lag_records": (
+        "router_lag_records",
+        GAUGE,
+        "Records of the source that are not forwarded yet.",
+    ),
+    "lag_ms": ("router_lag_ms", GAUGE, "Age of the oldest record that is not forwarded yet."),
+    "forwarded_total": ("router_forwarded_total", COUNTER, "Forwarded records."),
 }
 
 
@@ -124,31 +128,31 @@ def server_families(context: RouteContext) -> Iterator[Family]:
     one, label = _one, _labelled
     # fmt: off
     families = (
-        ("topics_ready", "1 while /v0/ready answers 200.", one(int(is_ready))),
-        ("topics_recovery_progress", "Share of the logs that is replayed, 0 to 1.",
+        ("topics_ready", "1 while /v0/ready returns 200.", one(int(is_ready))),
+        ("topics_recovery_progress", "Replayed fraction of the logs, 0 to 1.",
          one(round(readiness.progress, 6))),
-        ("topics_uptime_ms", "Since the start of the server.",
+        ("topics_uptime_ms", "Time since the start of the server.",
          one(time.monotonic_ns() // 1_000_000 - board.started_monotonic_ms)),
-        ("topics_sse_connections", "Event streams and WebSockets that are open.",
+        ("topics_sse_connections", "Open event streams and WebSockets.",
          one(slots.streams.used)),
         ("topics_watch_sessions", "Watch sessions.", one(slots.watch_sessions.used)),
         ("topics_keys_reload_failed_total",
-         "How often a file of keys was refused, and the keys before it were kept.",
+         "Reloads of the key files that failed. The previous keys remain valid.",
          one(board.keys_reload_failed)),
-        ("topics_build_info", "1, with the versions of the program and of Python.",
+        ("topics_build_info", "Always 1. The labels are the versions of the program and of Python.",
          [(versions, 1)]),
-        ("topics_limit_max", "The caps, by the name that a 429 tells; 0: no cap.",
+        ("topics_limit_max", "Limits by their name in 429 responses; 0: no limit.",
          label("limit", [*((name, getattr(context.settings, name)) for name in CAPS),
                          *filter(None, [slots.connections.in_all])])),
-        ("topics_process_restarts_total", "How often a process was started again.",
+        ("topics_process_restarts_total", "Restarts of a process.",
          label("process", ((name, max(0, count - 1)) for name, count in spawns))),
         ("topics_front_state", _states_text(FrontState), label("front", [(0, board.front.state)])),
         ("topics_shard_state", _states_text(ShardState),
          label("shard", enumerate(shard.state for shard in shards))),
-        ("topics_shard_delay_ms", "How long a message that comes now will wait.",
+        ("topics_shard_delay_ms", "Expected wait of a new message.",
          label("shard", enumerate(shard.delay_ms for shard in shards))),
         ("topics_shard_disk_silent_ms",
-         "How long writes have waited for the disk without any progress.",
+         "Time since the last progress of writes that wait for the disk.",
          label("shard", enumerate(shard.disk_silent_ms for shard in shards))),
     )
     # fmt: on
@@ -223,8 +227,8 @@ def _families(
     for (name, kind, text), column in zip(columns.values(), values, strict=True):
         yield Family(f"topics_{name}", kind, text, first.beside(column))
     text = (
-        f"1: some {label}s have no row, because of TOPICS_METRICS_TOPICS or of a shard that does"
-        " not answer."
+        f"1 if some {label}s are missing, because of TOPICS_METRICS_TOPICS or because a shard does"
+        " not respond."
     )
     yield Family(f"topics_{label}_metrics_truncated", GAUGE, text, _one(int(is_cut)))
 
