@@ -30,7 +30,7 @@ from topics.storage.data_dir import held_for_reading
 
 ROOT = Path(__file__).parent.parent
 MODULE = [sys.executable, "-m", "topics"]
-FOREIGN = "is no file of a data directory, or its first 8 bytes are damaged"
+FOREIGN = "is not a file of a data directory, or its first 8 bytes are damaged"
 SCRIPT = [str(ROOT / "supervisor.py")]
 
 
@@ -193,7 +193,10 @@ def test_an_invalid_data_directory_gives_exit_code_2_and_is_not_changed(tmp_path
     for place, reason in [
         ("file", f"{tmp_path}/file is not a directory"),
         ("file/sub", f"{tmp_path}/file is not a directory"),
-        ("foreign", f"{tmp_path}/foreign is no data directory and not empty: it holds thesis.tex"),
+        (
+            "foreign",
+            f"{tmp_path}/foreign is not a data directory and not empty: it contains thesis.tex",
+        ),
     ]:
         done = run(MODULE, "serve", "--port", "0", "--data-dir", str(tmp_path / place))
         assert (done.returncode, done.stdout) == (2, "")
@@ -206,9 +209,9 @@ def test_an_invalid_data_directory_gives_exit_code_2_and_is_not_changed(tmp_path
     [
         (["verify", "nowhere"], "topics: nowhere: no such directory\n"),
         (["verify", "pyproject.toml"], "topics: pyproject.toml: not a directory\n"),
-        (["verify", "deploy"], "topics: deploy is no data directory: it has no file meta\n"),
+        (["verify", "deploy"], "topics: deploy is not a data directory: it has no file meta\n"),
         (["repair", "nowhere"], "topics: nowhere: no such directory\n"),
-        (["repair", "deploy"], "topics: deploy is no data directory: it has no file meta\n"),
+        (["repair", "deploy"], "topics: deploy is not a data directory: it has no file meta\n"),
         (["inspect", "nowhere"], "topics: nowhere: No such file or directory\n"),
         (["inspect", "deploy"], "topics: deploy: Is a directory\n"),
         (["inspect", "deploy/run/x"], "topics: deploy/run/x: Not a directory\n"),

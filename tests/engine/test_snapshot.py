@@ -184,7 +184,7 @@ def test_a_write_is_replayed_once_and_caps_apply_only_after_the_checkpoint(desk:
         append.replay(replay, frame._replace(lsn=seq * 100, first_seq=seq), checkpointed=True)
         assert (topic.start_seq, topic.count) == (1, seq)
     assert append.replay(replay, frame._replace(first_seq=3), checkpointed=True) is None
-    with pytest.raises(Misfit, match="seq 3 is there already"):
+    with pytest.raises(Misfit, match="seq 3 already exists"):
         append.replay(replay, frame._replace(first_seq=3))
     append.replay(replay, frame._replace(lsn=4096, first_seq=4))
     assert (topic.start_seq, topic.count) == (3, 2)

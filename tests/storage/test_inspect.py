@@ -38,9 +38,9 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
         if path.is_file() and path.name != "LOCK"
     }
     assert lines["meta"] == ["data directory of 1 shards"]
-    assert lines[".reserve"][0].endswith(" bytes of room, not in use")
+    assert lines[".reserve"][0].endswith(" unused bytes")
     (data / "next.reserve").touch()  # As a full disk leaves it
-    assert [*describe(data / "next.reserve")] == ["0 bytes of room, not in use"]
+    assert [*describe(data / "next.reserve")] == ["0 unused bytes"]
     with pytest.raises(ForeignFile, match="LOCK is no file of a data directory"):
         [*describe(data / "LOCK")]
     assert lines[".seg"][:2] == [
@@ -112,7 +112,7 @@ def test_damage_is_shown_in_the_line_of_its_extent(data: Path) -> None:
     whole[entry.tables_at] ^= 1
     path.write_bytes(whole)
     shown = [*describe(path)]
-    assert shown[2].endswith("; its room was given back")
+    assert shown[2].endswith("; its space was freed")
     assert shown[3].endswith(f"; offset {entry.tables_at}: the tables of the extent are damaged")
 
 
@@ -138,4 +138,4 @@ def test_frames_of_routers_are_shown_with_their_contents(tmp_path: Path) -> None
     assert "burnt=4" in lines[3]
     assert lines[5].startswith("RouterBody(name='r', id=9, config={'source': 'a', 'dest': 'b'}, ")
     assert lines[7] == "[9, 11]"
-    assert lines[9].startswith("the map of a FORWARD frame: ")
+    assert lines[9].startswith("the map of a FORWARD frame is invalid: ")

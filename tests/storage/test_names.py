@@ -127,5 +127,5 @@ def test_verify_lists_foreign_files_and_reports_no_damage(
         assert main([command, str(tmp_path / "data")]) == 0
         said = capsys.readouterr().out
         if command == "verify":
-            assert "x-copy.wal: a foreign name, which is left alone" in said
+            assert "x-copy.wal: foreign name, ignored" in said
             assert "no damage, 1 foreign names" in said

@@ -81,13 +81,15 @@ def test_a_torn_tail_is_not_damage_but_a_damaged_synced_frame_is(data: Path) -> 
     hurt[5000] ^= 1
     last.write_bytes(hurt)
     (found,) = findings(data)
-    assert found.startswith(f"{last.name}: damaged frame; the frame at offset ")
+    assert found.startswith(
+        f"{last.name}: damaged frame that was synced, according to the frame at offset "
+    )
     last.write_bytes(whole)
     hurt = bytearray(first.read_bytes())
     hurt[9000] ^= 1
     first.write_bytes(hurt)
     (found,) = findings(data)
-    assert found.startswith(f"{first.name}: damaged frame; ")
+    assert found.startswith(f"{first.name}: damaged frame that was synced, ")
 
 
 def test_a_missing_log_file_is_damage(data: Path) -> None:
@@ -105,8 +107,9 @@ def test_a_log_file_kept_as_a_damaged_copy_is_not_a_finding(data: Path) -> None:
 def test_a_log_file_that_is_cut_or_of_another_shard_is_a_finding(data: Path) -> None:
     path = log_files(data)[-1]
     os.truncate(path, path.stat().st_size - 1)
-    assert f"{path.name}: the file is cut: it was made with {path.stat().st_size + 1} bytes" in (
-        findings(data)
+    assert (
+        f"{path.name}: the file is truncated: it was created with {path.stat().st_size + 1} bytes"
+        in (findings(data))
     )
     (data / "wal" / "00").rename(data / "wal" / "01")
     told = [each for each in verify_directory(data, 2) if isinstance(each, Finding)]
@@ -129,7 +132,7 @@ def test_a_missing_segment_that_a_checkpoint_names_is_a_finding(data: Path) -> N
     assert checkpoint is not None
     shard = {**checkpoint.shard, "segments": [1, 0xAB]}
     checkpoints.write(path.parent, checkpoint.lsn, checkpoint.replay_from, [shard])
-    assert findings(data) == ["00000000ab.seg: segment named by the checkpoint is missing"]
+    assert findings(data) == ["00000000ab.seg: segment of the checkpoint is missing"]
 
 
 def test_a_cut_checkpoint_is_a_finding(data: Path) -> None:
@@ -137,7 +140,9 @@ def test_a_cut_checkpoint_is_a_finding(data: Path) -> None:
     whole = path.read_bytes()
     assert [*verify_checkpoint(path)] == []
     path.write_bytes(whole[:-1])
-    assert [finding.reason for finding in verify_checkpoint(path)] == ["is not a whole checkpoint"]
+    assert [finding.reason for finding in verify_checkpoint(path)] == [
+        "is not a complete checkpoint"
+    ]
 
 
 def test_only_the_two_newest_checkpoints_are_compared_with_other_files(data: Path) -> None:
@@ -149,7 +154,7 @@ def test_only_the_two_newest_checkpoints_are_compared_with_other_files(data: Pat
     path.replace(older)
     checkpoints.write(folder, found.lsn, found.replay_from, [{**found.shard, "segments": [7]}])
     newest, _ = sorted(folder.glob("*.ckpt"), reverse=True)
-    assert findings(data) == ["0000000007.seg: segment named by the checkpoint is missing"]
+    assert findings(data) == ["0000000007.seg: segment of the checkpoint is missing"]
     for number in (0xE, 0xF):
         (folder / f"{number:016x}{checkpoints.SUFFIX}").write_bytes(older.read_bytes())
     assert newest.exists()
@@ -321,4 +326,4 @@ def test_a_blob_under_another_name_is_a_finding(blob: Path, name: str) -> None:
 def test_a_missing_blob_that_the_log_names_is_a_finding(blob: Path, tmp_path: Path) -> None:
     assert findings(tmp_path / "data") == []
     blob.unlink()
-    assert findings(tmp_path / "data") == [f"{blob.name}: blob named by the log is missing"]
+    assert findings(tmp_path / "data") == [f"{blob.name}: blob of the log is missing"]

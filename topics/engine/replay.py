@@ -122,7 +122,7 @@ class Replay:
         """
         topic = self.table.by_id.get(header.topic_id)
         if topic is None and not checkpointed:
-            raise Misfit("the topic is not known")
+            raise Misfit("unknown topic")
         return topic
 
     def raise_floors(self, topic: Topic, floors: Floors, start_seq: int) -> None:

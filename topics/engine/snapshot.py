@@ -257,7 +257,7 @@ def restore_extent(
     if topic is None:
         return False
     if first_seq <= topic.head_seq:
-        raise Misfit(f"seq {first_seq} of topic {topic_id} is there already")
+        raise Misfit(f"seq {first_seq} of topic {topic_id} already exists")
     topic.sealed_seq = extent.last_seq
     topic.logged_seq = max(topic.logged_seq, extent.last_seq)
     if extent.last_seq < topic.start_seq or dead_count >= count:

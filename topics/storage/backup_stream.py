@@ -63,5 +63,5 @@ def read(path: Path, offset: int, length: int) -> Iterator[bytes]:
             piece = os.pread(file.fileno(), wanted, at)
             os.posix_fadvise(file.fileno(), at, wanted, os.POSIX_FADV_DONTNEED)
         if len(piece) < wanted:
-            raise Damaged(path, at + len(piece), "the file is cut")
+            raise Damaged(path, at + len(piece), "the file is truncated")
         yield piece

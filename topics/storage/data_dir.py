@@ -83,7 +83,7 @@ def check_place(path: Path) -> None:
     # A directory with our folders is a data directory that has lost its meta, which is damage.
     if strangers and not FOLDERS & {*strangers}:
         held = ", ".join(strangers[:5])
-        raise NotADataDirectory(f"{path} is no data directory and not empty: it holds {held}")
+        raise NotADataDirectory(f"{path} is not a data directory and not empty: it contains {held}")
 
 
 class _Expected(NamedTuple):
@@ -222,9 +222,9 @@ def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int
         ours = sorted(entry.name for entry in path.iterdir() if entry.name in FOLDERS)
         if ours:
             raise DataDirectoryDamaged(
-                f"{path} has {', '.join(ours)}, but its file meta is missing"
+                f"{path} contains {', '.join(ours)}, but the file meta is missing"
             )
-        raise NotADataDirectory(f"{path} is no data directory: it has no file meta")
+        raise NotADataDirectory(f"{path} is not a data directory: it has no file meta")
     with contextlib.ExitStack() as held:
 
         def lock(name: str) -> bool:
@@ -237,7 +237,7 @@ def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int
         with contextlib.suppress(FileNotFoundError):  # a copied directory may not have LOCK
             lock("LOCK")
         shards = _read_meta(path)
-        assert shards is not None, "there is a meta"
+        assert shards is not None, "the file meta exists"
         yield shards
 
 
@@ -255,12 +255,12 @@ def decode_meta(data: bytes) -> int:
     if reason := versions.other_version(data):
         raise ValueError(f"offset {versions.VERSION_AT}: {reason}")
     if len(data) != META.size:
-        raise ValueError(f"it has {len(data)} bytes instead of {META.size}")
+        raise ValueError(f"the file has {len(data)} bytes instead of {META.size}")
     magic, _, shards, _reserved, checksum = META.unpack(data)
     if magic != versions.META:
-        raise ValueError("offset 0: it is not a file of this program")
+        raise ValueError("offset 0: not a file of this program")
     if checksum != crc32c(data[:_CRC_AT]):
-        raise ValueError(f"offset {_CRC_AT}: its checksum is wrong")
+        raise ValueError(f"offset {_CRC_AT}: wrong checksum")
     return int(shards)
 
 
@@ -334,7 +334,7 @@ def _read_meta(path: Path) -> int | None:
 def _refuse_strangers(path: Path) -> None:
     if not (path / "meta").exists() and (strangers := _strangers(path)):
         raise DataDirectoryDamaged(
-            f"{path} has no file meta, but is not empty: it holds {', '.join(strangers[:5])}"
+            f"{path} has no file meta, but is not empty: it contains {', '.join(strangers[:5])}"
         )
 
 

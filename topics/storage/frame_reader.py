@@ -73,7 +73,7 @@ class FrameReader:
         )
         # For example in a file that was cut and appended to.
         if lsn != locator or magic != FRAME_MAGIC:
-            raise Damaged(file.path, offset, "the frame is not there any more")
+            raise Damaged(file.path, offset, "the frame no longer exists")
         if flags & _EXTERNAL:
             held = self._blobs.file(topic_id, first_seq)
             return BlobView(flags, count, ext_len, held, self._blobs.on_damage)
@@ -145,7 +145,7 @@ class FrameReader:
         index = row_index(header, lsn)
         # The row contains its distance from the frame. This detects a locator that is not a row.
         if index >= len(held.rows) or held.rows[index].back != lsn - begin:
-            raise BadCopies("no row of a FORWARD frame stands here")
+            raise BadCopies("there is no row of a FORWARD frame")
         first_seq = held.rows[index].first_seq
         # Dests with equal stamps share one copier, which renders from any first seq.
         if self._last is not None and self._last[0] == begin:
@@ -172,7 +172,7 @@ class FrameReader:
         if header.kind == FrameKind.FORWARD:
             return own_payload(decode_forward(header, body))
         if header.kind != FrameKind.APPEND:
-            raise BadCopies("a FORWARD frame names no frame with records")
+            raise BadCopies("a FORWARD frame refers to a frame without records")
         if header.flags & _EXTERNAL and not self._blobs.is_added(header.topic_id, header.first_seq):
             # In a directory that no server uses.
             self._blobs.add(header.topic_id, header.first_seq, lsn)
@@ -213,14 +213,14 @@ def forward_at(file: WalFile, lsn: int) -> tuple[FrameHeader, ForwardBody]:
         raise BadCopies("the FORWARD frame of a row is not in its file")
     header, body = frame_in(file, lsn)
     if header.lsn != lsn or header.kind != FrameKind.FORWARD:
-        raise BadCopies("the row of no FORWARD frame")
+        raise BadCopies("the row belongs to no FORWARD frame")
     return header, decode_forward(header, body)
 
 
 def own_payload(held: ForwardBody) -> RecordsView:
     """Return the records that a FORWARD frame contains. Raise `BadCopies` if it has none."""
     if held.payload is None:
-        raise BadCopies("a FORWARD frame without the payload that runs name")
+        raise BadCopies("a FORWARD frame lacks the payload of its runs")
     return held.payload
 
 
@@ -229,4 +229,4 @@ def _check(encoded: EncodedRecords, header: FrameHeader, size: int) -> None:
     if (encoded.record_count, encoded.flags, encoded.blob_bytes) != (
         *(header.record_count, header.flags, size),
     ):
-        raise BadCopies("the copies are not those that the frame was written for")
+        raise BadCopies("the copies do not match the header of the frame")

@@ -67,11 +67,11 @@ def describe(path: Path) -> Iterator[str]:
     known = _KINDS.get(magic)
     # A spare file that no log has used has no header.
     if not any(magic) and path.suffix in (SPARE, RESERVE):
-        yield f"{path.stat().st_size} bytes of room, not in use"
+        yield f"{path.stat().st_size} unused bytes"
         return
     if known is None:
         raise ForeignFile(
-            f"{path} is no file of a data directory, or its first {VERSION_AT} bytes are damaged"
+            f"{path} is not a file of a data directory, or its first {VERSION_AT} bytes are damaged"
         )
     if reason := other_version(head):
         yield f"offset {VERSION_AT}: {reason}"
@@ -106,7 +106,7 @@ def _extent(entry: ExtentEntry, data: memoryview) -> str:
         f"{_flags(entry.flags)}"
     )
     if is_punched(entry, data):
-        return f"{text}; its room was given back"
+        return f"{text}; its space was freed"
     try:
         view = ExtentView(entry, data)
     except BadSegment as error:
@@ -149,7 +149,7 @@ def describe_log(path: Path) -> Iterator[str]:
     # file.
     left = len(bytes(data[offset:]).rstrip(b"\0"))
     yield f"offset {offset}: the end of the frames; " + (
-        f"{left} bytes of something else follow" if left else "zeros follow"
+        f"{left} unrelated bytes follow" if left else "zeros follow"
     )
 
 
@@ -166,7 +166,7 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
         yield f"offset {damage.offset}: {damage.reason}"
         return
     if found is None:
-        yield "offset 0: is not a whole checkpoint"
+        yield "offset 0: is not a complete checkpoint"
         return
     end = ", of an orderly stop" if found.clean else ""
     yield f"checkpoint at {found.lsn:#x}, replay from {found.replay_from:#x}{end}"

@@ -27,7 +27,7 @@ from topics.storage.disk import IOV_MAX, Damaged
 
 PAGE_BYTES = mmap.PAGESIZE
 STEP_BYTES = 8 << 20  # checked in one call; even a slow disk reads this in less than 0.1 s
-CANNOT_READ = "the disk cannot read it, or the file is cut"
+CANNOT_READ = "the disk cannot read it, or the file is truncated"
 # Errors of the file itself, which is damaged or missing. Other errors are caused by the process.
 FILE_ERRORS = frozenset({errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 _POPULATE_READ = 22  # MADV_POPULATE_READ

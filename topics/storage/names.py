@@ -54,7 +54,7 @@ class Foreign(NamedTuple):
     path: Path
 
     def __str__(self) -> str:
-        return f"{self.path}: a foreign name, which is left alone"
+        return f"{self.path}: foreign name, ignored"
 
 
 def own_files(folder: Path, *patterns: re.Pattern[str]) -> list[Path]:

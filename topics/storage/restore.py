@@ -76,7 +76,7 @@ class BackupDamaged(Exception):
     """The files were already damaged when the backup was made. ``findings`` lists the damage."""
 
     def __init__(self, findings: list[str]) -> None:
-        super().__init__(f"the server had damaged files when it was backed up: {findings[:1]}")
+        super().__init__(f"the server had damaged files at the time of the backup: {findings[:1]}")
         self.findings = findings
 
 
@@ -126,8 +126,8 @@ def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
     free, needed = found.f_bavail * found.f_frsize, needed + MARGIN_BYTES
     if not found.f_blocks or free >= needed:
         return []
-    wanted = f"a server needs {-(-needed >> 20)} MiB there, or it refuses appends (disk_full)"
-    return [f"{directory}: {free >> 20} MiB of the disk are free; {wanted}"]
+    wanted = f"with less than {-(-needed >> 20)} MiB a server refuses appends (disk_full)"
+    return [f"{directory}: only {free >> 20} MiB of the disk are free; {wanted}"]
 
 
 def _check_place(directory: Path) -> None:
@@ -135,7 +135,7 @@ def _check_place(directory: Path) -> None:
     if not directory.parent.is_dir():
         raise CannotRestore(f"{directory.parent} is not a directory")
     if directory.is_mount():
-        raise CannotRestore(f"{directory} is a mount point: name a directory within it")
+        raise CannotRestore(f"{directory} is a mount point; specify a directory in it")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CannotRestore(f"{directory} is not an empty directory")
 
@@ -186,7 +186,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
             for info in tar:
                 # The manifest must be the last member.
                 if manifest is not None:
-                    raise NotABackup(f"{info.name!r} stands behind its manifest")
+                    raise NotABackup(f"it contains {info.name!r} after its manifest")
                 content = _content(tar, info)
                 if info.name == backup_archive.MANIFEST:
                     manifest = backup_archive.unsealed(content.read(MANIFEST_MAX_BYTES))
@@ -197,9 +197,9 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
     except BadManifest as error:
         raise NotABackup(str(error)) from error
     except _BAD_TAR as error:
-        raise NotABackup(f"it is cut, or no tar: {error}") from error
+        raise NotABackup(f"it is truncated or not a tar archive: {error}") from error
     if manifest is None:
-        raise NotABackup("it has no manifest at its end: it is cut, or no backup")
+        raise NotABackup("it is truncated or not a backup: no manifest at its end")
     _compare(found, manifest)
     return manifest
 
@@ -209,7 +209,7 @@ def _check_end(tar: tarfile.TarFile) -> None:
     rest: Any = tar.fileobj
     while piece := rest.read(PIECE_BYTES):
         if piece.strip(b"\0"):
-            raise NotABackup("other data follow its end")
+            raise NotABackup("it is followed by other data")
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
@@ -219,7 +219,7 @@ def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
     """
     content = tar.extractfile(info) if info.isreg() and not info.issparse() else None
     if content is None or not (_NAME.fullmatch(info.name) or info.name == backup_archive.MANIFEST):
-        raise NotABackup(f"it has {info.name!r}, which no backup has")
+        raise NotABackup(f"it contains {info.name!r}, which is not a file of a backup")
     return content
 
 
@@ -228,14 +228,14 @@ def _write(content: IO[bytes], path: Path, size: int) -> str:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, written = hashlib.sha256(), 0
     if path.exists():
-        raise NotABackup(f"it has {path.name} twice")
+        raise NotABackup(f"it contains {path.name} twice")
     with path.open("wb") as file:
         path.chmod(0o600)
         while piece := content.read(PIECE_BYTES):
             digest.update(piece)
             written += file.write(piece)
     if written != size:
-        raise NotABackup(f"it is cut within {path.name}")
+        raise NotABackup(f"it is truncated within {path.name}")
     return digest.hexdigest()
 
 
@@ -245,7 +245,7 @@ def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
     for own, named in zip_longest(found, wanted):
         if own != named:
             path = (named or own or ("",))[0]
-            raise NotABackup(f"{path} is missing, or not as it was written")
+            raise NotABackup(f"{path} is missing or was changed")
 
 
 def _complete(folder: Path, manifest: Manifest) -> None:
@@ -260,13 +260,13 @@ def _complete(folder: Path, manifest: Manifest) -> None:
     except (FileNotFoundError, ValueError) as error:
         raise NotABackup(f"its file meta is missing or damaged: {error}") from error
     if shards != manifest.shards:
-        raise NotABackup("its manifest is that of another server")
+        raise NotABackup("its manifest belongs to another server")
     for shard in range(shards):
         if not own_files(folder / "checkpoint" / f"{shard:02d}", CHECKPOINT):
             raise NotABackup(f"it has no checkpoint of shard {shard}")
     for member in manifest.members:
         if member.size > FILE_MAX_BYTES:
-            raise NotABackup(f"{member.path} has {member.size} bytes, which no file has")
+            raise NotABackup(f"{member.path} has an invalid size of {member.size} bytes")
         # A log file; its space is allocated before its frames are written.
         if member.size > member.bytes:
             with (folder / member.path).open("r+b") as file:
@@ -295,7 +295,7 @@ def _set_flags(folder: Path) -> None:
             # A segment without a member in the backup had no deleted records.
             data = held.read_bytes() if held.exists() else bytes(trailer.record_count)
             if len(data) != trailer.record_count:
-                raise NotABackup(f"the delete flags of {path.name} are those of another file")
+                raise NotABackup(f"the delete flags of {path.name} belong to another file")
             write_all(fd, [data], trailer.flags_at)
     if flags.exists():
         shutil.rmtree(flags)

@@ -143,7 +143,7 @@ def verify_log(path: Path, needed: int = 0) -> Iterator[Finding]:
         end = frame.end
     later = synced_beyond(data, header.base, header.seed, end)
     if later is not None and end >= needed:
-        reason = f"damaged frame; the frame at offset {later} says that it had been synced"
+        reason = f"damaged frame that was synced, according to the frame at offset {later}"
         yield Finding(path, FILE_HEADER_BYTES + end - header.base, reason)
 
 
@@ -156,7 +156,7 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
     """Yield the findings in one checkpoint file."""
     try:
         if not checkpoints.is_whole(path):
-            yield Finding(path, 0, "is not a whole checkpoint")
+            yield Finding(path, 0, "is not a complete checkpoint")
     except Damaged as damage:
         yield Finding(path, damage.offset, damage.reason)
     except OSError as error:
@@ -197,16 +197,16 @@ def _misplaced(
     at, flags_at = HEADER_USED_BYTES, trailer.flags_at
     for begin, end, alignment in _parts(trailer, entries):
         if begin != at + padding(at, alignment):
-            yield begin, "a part does not begin where the one before it ends"
+            yield begin, "this part does not start at the end of the previous part"
         elif not is_zero(data[at:begin]):
             yield at, "bytes between two parts are not zero"
         at = end
     for entry in entries:
         if entry.flags_at != flags_at or not entry.record_count:
-            yield entry.offset, "the delete flags of the extent are not where they should be"
+            yield entry.offset, "the delete flags of the extent are at the wrong offset"
         flags_at += entry.record_count
     if flags_at != trailer.flags_at + trailer.record_count:
-        yield trailer.flags_at, "there are not as many delete flags as records"
+        yield trailer.flags_at, "the numbers of delete flags and records differ"
 
 
 def _parts(trailer: Trailer, entries: list[ExtentEntry]) -> Iterator[tuple[int, int, int]]:
@@ -226,7 +226,7 @@ def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int
     flags = data[entry.flags_at : entry.flags_at + entry.record_count]
     strange = ((at, flag) for at, flag in enumerate(flags, entry.flags_at) if flag > 1)
     for at, flag in islice(strange, STRANGE_FLAGS_MAX):
-        yield at, f"delete flag {flag}, taken for 0"
+        yield at, f"invalid delete flag {flag}, treated as 0"
     # The bytes of a punched extent are zeros, so its checksums do not match.
     if is_punched(entry, data):
         return
@@ -236,7 +236,7 @@ def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int
         yield error.offset, error.reason
         return
     if entry.keys_len != view.keys_len:
-        yield entry.offset, "the directory has another length of the keys than the tables"
+        yield entry.offset, "the directory and the tables differ in the length of the keys"
     yield from check_extent(view)
 
 

@@ -69,7 +69,7 @@ def test_the_header_alone_shows_that_a_file_is_cut_or_longer() -> None:
     header = WHOLE[:HEADER_BYTES]
     assert check_header(header, len(WHOLE), 7, 9)[0] == body_crc(7, 9, len(BODY))
     for length in (len(WHOLE) - 1, len(WHOLE) + 1):
-        with pytest.raises(BadBlob, match="is cut"):
+        with pytest.raises(BadBlob, match="is truncated"):
             check_header(header, length, 7, 9)
 
 

@@ -155,5 +155,5 @@ def test_wrong_times_in_the_directory_are_a_finding() -> None:
     _, (entry,) = opened(DATA)
     view = ExtentView(entry._replace(last_ts=entry.last_ts + 1), memoryview(DATA))
     assert [reason for _, reason in check_extent(view)] == [
-        "the directory has other times than the records"
+        "the times in the directory do not match the records"
     ]

@@ -147,7 +147,7 @@ def test_a_streamed_append_with_a_destroyed_frame_is_recovered_from_its_blob(
     with pytest.raises(Damaged):
         opened(tmp_path)
     lines = repaired(tmp_path)
-    assert 'topic "long": seqs 1 to 20000 are in a blob, and stay' in lines
+    assert 'topic "long": seqs 1 to 20000 are kept, from a blob' in lines
     assert not findings(tmp_path)
     client = opened(tmp_path)
     assert shown(client) == before
@@ -191,7 +191,7 @@ def test_a_repair_keeps_a_blob_that_no_frame_names_as_a_damaged_file(tmp_path: P
     log_files(tmp_path)[0].write_bytes(data)
     content = blob.read_bytes()
     lines = repaired(tmp_path)
-    assert f"{blob}: no frame names it any more; it is kept as .damaged" in lines
+    assert f"{blob}: no frame refers to it; it is kept as .damaged" in lines
     client = opened(tmp_path)
     assert [*seen(client).shown] == ["other"]
     client.kill()

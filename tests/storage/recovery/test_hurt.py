@@ -189,7 +189,9 @@ def test_a_segment_proves_that_a_log_without_checkpoints_has_lost_its_end(tmp_pa
     data, (_, frame) = first.read_bytes(), frames_of(first)[0]
     first.write_bytes(data[: FILE_HEADER_BYTES + frame.end].ljust(len(data), b"\0"))
     hurt = tree(path)
-    with pytest.raises(Damaged, match=r"has records of the log up to 0x\w+, and it ends at 0x"):
+    with pytest.raises(
+        Damaged, match=r"has records of the log up to 0x\w+, but the log ends at 0x"
+    ):
         opened(path)
     assert tree(path) == hurt
 

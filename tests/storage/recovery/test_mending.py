@@ -78,7 +78,8 @@ def test_no_seq_is_reused_if_the_topic_of_the_lost_frame_is_unknown(
     if end == "kill":
         goes_on = 4 + seqs_at_most(FRAME_HEADER_BYTES)
         assert (
-            f'topic "q": may have lost records behind seq 4; it goes on behind {goes_on}' in lines
+            f'topic "q": may have lost records after seq 4; new records continue after {goes_on}'
+            in lines
         )
     else:
         assert 'topic "q": seqs 5 to 5 are lost' in lines, "the checkpoint knows the head"
@@ -113,7 +114,7 @@ def test_a_topic_whose_creation_is_lost_is_dropped_and_its_id_is_not_reused(tmp_
     offset, header = frames(tmp_path, FrameKind.TOPIC)[2]
     flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
     lines = repaired(tmp_path)
-    told = [line for line in lines if f"topic {header.topic_id}, of unknown name" in line]
+    told = [line for line in lines if f"topic {header.topic_id} (name unknown)" in line]
     assert len(told) == 5, "each of its writes"
     client = opened(tmp_path)
     assert seen(client).shown == {name: before.shown[name] for name in ("a", "q")}

@@ -67,7 +67,7 @@ def test_a_log_file_without_a_header_may_have_held_any_later_seqs(
     data[:4200] = b"?" * 4200  # Destroy the salt and the first frame
     newest.write_bytes(b"" if is_emptied else data)
     lines = repaired(tmp_path)
-    assert f'topic "a": may have lost records behind seq {first - 1};' in lines[-1]
+    assert f'topic "a": may have lost records after seq {first - 1};' in lines[-1]
     assert not findings(tmp_path)
     client = opened(tmp_path)
     assert seen(client).shown == without(before, "a", *range(first, 61))

@@ -222,7 +222,9 @@ def test_damage_below_a_checkpoint_is_refused_and_left_unchanged(tmp_path: Path)
     content[offset + FRAME_HEADER_BYTES] ^= 1
     path.write_bytes(content)
     for _ in range(2):
-        with pytest.raises(Damaged, match="the checkpoint says that it had been synced") as raised:
+        with pytest.raises(
+            Damaged, match="damaged frame that was synced, according to the checkpoint"
+        ) as raised:
             Client(tmp_path / "data")
         assert raised.value.offset == offset
         assert path.read_bytes() == bytes(content)

@@ -142,7 +142,7 @@ class Append(Change):
         """
         self.note_settled()
         topic = self.topic
-        assert topic.next_seq == self.last_seq + 1, "the last write is undone first"
+        assert topic.next_seq == self.last_seq + 1, "the latest write is undone first"
         topic.give_back(self.first_seq)
         topic.pending_bytes -= self.size
         if self.key is not None:
@@ -439,9 +439,7 @@ def replay(
     if topic is None or first_seq <= topic.head_seq:
         if checkpointed:
             return None
-        raise Misfit(
-            "the topic is not known" if topic is None else f"seq {first_seq} is there already"
-        )
+        raise Misfit("unknown topic" if topic is None else f"seq {first_seq} already exists")
     # This inlines `Topic.commit_records` and more, because a start replays millions of frames.
     size = external_size or (
         blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count

@@ -110,7 +110,7 @@ class Advance(Change):
         self.note_settled()
         if self.burnt is not None:
             self.topic.pending_burnt -= self.trimmed
-            assert self.topic.next_seq == self.burnt.last + 1, "the last write is undone first"
+            assert self.topic.next_seq == self.burnt.last + 1, "the latest write is undone first"
             self.topic.give_back(self.burnt.first)
 
 
@@ -264,7 +264,7 @@ def replay_trim(
     """
     if header.first_seq <= topic.head_seq:
         if not checkpointed:
-            raise Misfit(f"seq {header.first_seq} is there already")
+            raise Misfit(f"seq {header.first_seq} already exists")
         return
     known_to = max(topic.head_seq, replay.restored_head(topic))
     if header.first_seq > known_to + 1:  # the seqs between belonged to records in memory

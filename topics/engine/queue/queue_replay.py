@@ -57,7 +57,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool
         return
     ledger = ledger_of(topic)
     if ledger is None:
-        raise Misfit("the topic is no queue")
+        raise Misfit("the topic is not a queue")
     if header.flags not in _OPS:
         raise Misfit(f"this program does not know the operation {header.flags}")
     ledger.apply(decode_lease(header, body))

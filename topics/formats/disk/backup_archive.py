@@ -90,13 +90,13 @@ def unsealed(data: bytes) -> Manifest:
     try:
         held = msgspec.json.decode(data, type=_Sealed)
         if hashlib.sha256(held.manifest).hexdigest() != held.sha256:
-            raise BadManifest("the manifest was altered")
+            raise BadManifest("the manifest was changed")
         version = msgspec.json.decode(held.manifest, type=_Version).format
         if version != FORMAT:
             raise BadManifest(f"the manifest {unknown(version, FORMAT)}")
         found = msgspec.json.decode(held.manifest, type=Manifest)
     except msgspec.MsgspecError as error:
-        raise BadManifest(f"the manifest is none of this program: {error}") from error
+        raise BadManifest(f"the manifest is invalid: {error}") from error
     return found
 
 

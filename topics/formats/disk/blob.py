@@ -67,7 +67,7 @@ def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int)
         raise BadBlob(reason, VERSION_AT)
     held_topic, held_seq, body_len = _REST.unpack_from(header, _HEAD.size)
     if (held_topic, held_seq) != (topic_id, first_seq) or file_length != HEADER_BYTES + body_len:
-        raise BadBlob("belongs to another write, or is cut", _HEAD.size)
+        raise BadBlob("belongs to another write or is truncated", _HEAD.size)
     return crc32c.crc32c(header[_HEAD.size : HEADER_BYTES]), crc
 
 

@@ -213,7 +213,7 @@ def encode_runs(runs: Iterable[Run]) -> bytes:
 def decode_runs(data: Buffer) -> list[Run]:
     """Decode runs. Raises `BadCopies` if the length is not a multiple of the size of a run."""
     if len(data) % RUN.size:
-        raise BadCopies(f"{len(data)} bytes are no runs of {RUN.size}")
+        raise BadCopies(f"{len(data)} bytes are not a multiple of the {RUN.size} bytes of a run")
     return [*map(Run._make, RUN.iter_unpack(data))]
 
 
@@ -223,8 +223,8 @@ def forward_frame(ts_ms: int, record_count: int, flags: int, body: ForwardBody) 
     ``flags`` are those of the rendered copies, and ``record_count`` is the number of copies of each
     dest. The field ``back`` of the rows is computed; its value in ``body`` is ignored.
     """
-    assert record_count == copy_count(body.runs), "the runs name each copy once"
-    assert not (body.burnt and body.runs), "a frame burns seqs or has copies"
+    assert record_count == copy_count(body.runs), "the runs contain each copy once"
+    assert not (body.burnt and body.runs), "a frame either skips seqs or has copies"
     held: dict[str, Any] = {"d": len(body.rows), "n": len(body.runs), "c": body.cursor}
     payload = body.payload
     optional = {
@@ -283,12 +283,12 @@ def decode_forward(header: FrameHeader, body: memoryview) -> ForwardBody:
     try:
         ext = msgspec.convert(cbor2.loads(bytes(body[: header.ext_len])), _Ext)
     except (cbor2.CBORError, msgspec.ValidationError) as error:
-        raise BadCopies(f"the map of a FORWARD frame: {error}") from error
+        raise BadCopies(f"the map of a FORWARD frame is invalid: {error}") from error
     begin = _rows_begin(header.ext_len)
     runs_at = begin + ROW.size * ext.d
     end = runs_at + RUN.size * ext.n
     if end > len(body) or (ext.p is None and end < len(body)):
-        raise BadCopies("a FORWARD frame has not the rows and runs that it says")
+        raise BadCopies("a FORWARD frame does not contain its rows and runs")
     rows = [*map(Row._make, ROW.iter_unpack(body[begin:runs_at]))]
     runs = decode_runs(body[runs_at:end])
     stamps = len(ext.m)
@@ -296,12 +296,12 @@ def decode_forward(header: FrameHeader, body: memoryview) -> ForwardBody:
         runs = [run._replace(stamp=stamps + 1) if run.stamp == OWN_STAMP else run for run in runs]
         stamps += 1
         if len(ext.o.routers) != ext.d:
-            raise BadCopies("a FORWARD frame has not a stamp for each dest")
+            raise BadCopies("a FORWARD frame does not have a stamp for each dest")
     for run in runs:
         if run.start >= run.stop or run.stamp > stamps or run.drops > _DROPS:
-            raise BadCopies(f"a FORWARD frame has a run that contradicts itself: {run}")
+            raise BadCopies(f"a FORWARD frame has an inconsistent run: {run}")
     if copy_count(runs) != header.record_count or (runs and ext.l):
-        raise BadCopies("the runs of a FORWARD frame contradict its header")
+        raise BadCopies("the runs of a FORWARD frame do not match its header")
     payload = None
     if ext.p is not None:
         flags, count, ext_len = ext.p
@@ -363,11 +363,11 @@ class Copier:
     def __init__(self, pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp]) -> None:
         for view, run in pieces:
             if not 0 <= run.start < run.stop <= view.count or run.stamp > len(stamps):
-                raise BadCopies(f"there are no such records as {run}")
+                raise BadCopies(f"the run refers to missing records: {run}")
         try:
             tails, self.flags, self._ext, self._tables = _gathered(pieces, stamps)
         except (cbor2.CBORError, ValueError, LookupError, TypeError) as error:
-            raise BadCopies(f"a payload frame holds no records: {error}") from error
+            raise BadCopies(f"a payload frame contains no records: {error}") from error
         self.count = len(tails)
         self._tails, self._tail_lens = tails, [*map(len, tails)]
         self.tail_bytes = sum(self._tail_lens)

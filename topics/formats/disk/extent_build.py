@@ -107,7 +107,7 @@ class ExtentBuilder:
         self.full = not blobs or self.count >= self._records_max
         taken = b"".join(blobs)
         begin = b'{"$seq":%d,' % seq
-        assert not blobs or taken.startswith(begin), "the pieces of a source are contiguous"
+        assert not blobs or taken.startswith(begin), "the chunks of a source are contiguous"
         self._checksum(taken)
         return taken
 
@@ -262,7 +262,7 @@ def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
     try:
         yield from found or _contradictions(view)
     except (cbor2.CBORError, AssertionError, LookupError, TypeError, ValueError):
-        yield entry.tables_at, "the tables of the extent contradict its records"
+        yield entry.tables_at, "the tables of the extent do not match its records"
 
 
 def _contradictions(view: ExtentView) -> Iterator[tuple[int, str]]:
@@ -275,9 +275,9 @@ def _contradictions(view: ExtentView) -> Iterator[tuple[int, str]]:
         built.take(pieces)
     tables = b"".join(built.tables())
     if tables != view.tables or built.flags != entry.flags:
-        yield entry.tables_at, "the tables are not those of the records"
+        yield entry.tables_at, "the tables do not match the records"
     if (built.first_ts, built.last_ts) != (entry.first_ts, entry.last_ts):
-        yield entry.offset, "the directory has other times than the records"
+        yield entry.offset, "the times in the directory do not match the records"
     nothing = bytes(count)
     columns = [
         view.column(flag, 0, count) if entry.flags & flag else nothing
@@ -293,7 +293,7 @@ def _contradictions(view: ExtentView) -> Iterator[tuple[int, str]]:
         head += b',"$node":' + view.nodes.text(node) if node else b""
         head += b',"$tag":' + view.tags.text(tag) if tag else b""
         if not record.startswith(head + b',"data":') or not record.endswith(b"},"):
-            yield entry.offset + begin, f"the record of seq {seq} is not that of the tables"
+            yield entry.offset + begin, f"the record of seq {seq} does not match the tables"
         elif meta and record[-meta - 2 :][: len(b',"meta":')] != b',"meta":':
-            yield entry.offset + begin, f"the record of seq {seq} lacks the meta of the tables"
+            yield entry.offset + begin, f"the record of seq {seq} lacks its meta"
         begin = end

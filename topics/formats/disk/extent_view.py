@@ -102,7 +102,7 @@ class ExtentView(View):
         self.entry, self._fail, self._can_read = entry, fail, can_read
         start, room = entry.tables_at, len(data) - entry.offset
         if not TABLES_HEAD_BYTES <= entry.tables_len <= entry.length <= room:
-            raise fail(entry.offset, "the extent is cut")
+            raise fail(entry.offset, "the extent is truncated")
         if not can_read(start, start + entry.tables_len):
             raise fail(start, "the tables of the extent cannot be read")
         self.tables = data[start : start + entry.tables_len]
@@ -140,7 +140,7 @@ class ExtentView(View):
         keys_at = tags_at + head.tag_bytes
         chunk_count = -(-entry.blob_bytes // CHUNK_BYTES)
         if keys_at + head.keys_len != len(tables) or head.chunk_count != chunk_count:
-            raise self._fail(entry.tables_at, "the tables of the extent contradict their head")
+            raise self._fail(entry.tables_at, "the tables of the extent do not match their head")
         ends, node_refs, tag_refs, meta_lens, chunk_crcs, node_ends, tag_ends, *postings = [
             tables[begin:end].cast("I") for begin, end in pairwise(bounds)
         ]

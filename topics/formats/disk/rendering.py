@@ -135,7 +135,7 @@ class Rendering:
             self.tables.append(meta_lens.tobytes())
         self._meta_lens = meta_lens
         if due is not None and any(due):
-            assert len(due) == len(self._records), "each record is due at some time, or at once"
+            assert len(due) == len(self._records), "each record has a due time, or 0"
             self.flags |= RecordFlags.DELAYS
             ext["d"] = struct.pack(f"<{len(due)}Q", *due)
         self.ext = cbor2.dumps(ext) if ext else b""

@@ -239,14 +239,14 @@ def decode_trailer(data: Buffer, file_length: int) -> Trailer:
     magic, *fields = _TRAILER.unpack_from(data)
     crc = crc32c.crc32c(bytes(data[: _TRAILER.size]))
     if magic != END_MAGIC or _CRC.unpack_from(data, _TRAILER.size)[0] != crc:
-        raise BadSegment(at, "has a damaged trailer, or is cut")
+        raise BadSegment(at, "has a damaged trailer or is truncated")
     trailer = Trailer._make(fields)
     directory_end = trailer.directory_at + ENTRY_BYTES * trailer.entry_count
     if trailer.file_length != file_length or directory_end != at:
-        raise BadSegment(at, f"has {file_length} bytes, and was written with {trailer.file_length}")
+        raise BadSegment(at, f"has {file_length} bytes instead of {trailer.file_length}")
     flags_end = trailer.flags_at + trailer.record_count
     if not HEADER_BYTES <= trailer.flags_at <= flags_end <= trailer.directory_at:
-        raise BadSegment(at, "has a trailer that contradicts itself")
+        raise BadSegment(at, "has an inconsistent trailer")
     return trailer
 
 

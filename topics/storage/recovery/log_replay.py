@@ -79,7 +79,7 @@ class LogReplay:
         self._total_bytes = max(sum(file.size for file in files[first:]), 1)
         for index, file in enumerate(files[first:], first):
             if file.base != lsn:
-                reason = f"the log before it ends at {lsn:#x}: a file between is missing or cut"
+                reason = f"the previous log file ends at {lsn:#x}: a file is missing or truncated"
                 raise HurtLog(file.path, 0, reason, lsn, file.base)
             self._ask_for(files[index + 1 : index + 2])
             lsn = self._replay_file(file)
@@ -127,9 +127,9 @@ class LogReplay:
                     report_at = lsn + REPORT_BYTES
                     self._progress.tell((self._done_bytes + lsn + shift) / self._total_bytes)
         except Misfit as error:
-            assert header is not None, "a frame was looked at"
+            assert header is not None, "a frame was replayed"
             what = f"frame of kind {header.kind} about topic {header.topic_id}"
-            reason = f"{what} does not follow on the log before it: {error}"
+            reason = f"{what} is inconsistent with the frames before it: {error}"
             offset = file.offset(header.lsn)
             raise HurtLog(file.path, offset, reason, header.lsn, header.end) from error
         # `durable_lsn` never decreases from frame to frame.
@@ -186,7 +186,7 @@ class LogReplay:
             header_at(view, FILE_HEADER_BYTES + lsn - base) if base <= lsn < header.lsn else None
         )
         if named is None or named.lsn != lsn or named.kind not in (_APPEND, FrameKind.FORWARD):
-            raise BadCopies(f"the records of its copies are not at {lsn:#x}")
+            raise BadCopies(f"the source records of the copies are not at {lsn:#x}")
         if self._blobs:
             self._blobs.keep_at(lsn)
 
@@ -206,7 +206,7 @@ class LogReplay:
             length - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags
         )
         if size < header.record_count:
-            raise Damaged(path, 0, "blob is shorter than the log says")
+            raise Damaged(path, 0, "blob is shorter than specified in the log")
         return size
 
     def _note_key(self, header: FrameHeader, view: memoryview, offset: int) -> None:

@@ -119,14 +119,14 @@ class RepairPlan:
 
 
 EFFECTS = {
-    FrameKind.DELETE: "what it deleted is back",
-    FrameKind.TOPIC: "its settings are as they were before; if it made the topic, that is gone",
-    FrameKind.TOPIC_DELETED: "the topic is back, unless one of its name was made later",
-    FrameKind.LEASE: "jobs that it leased are free",
-    FrameKind.FORWARD: "its routers may copy again",
-    FrameKind.ROUTER_SET: "a router is as it was before",
-    FrameKind.ROUTERS_GONE: "routers that it removed are back",
-    FrameKind.FLOOR: "caps and age are applied anew",
+    FrameKind.DELETE: "the records that it deleted are restored",
+    FrameKind.TOPIC: "the topic has its previous config, or is missing if the frame created it",
+    FrameKind.TOPIC_DELETED: "the topic is restored, unless one of the same name was created later",
+    FrameKind.LEASE: "the jobs that it leased are ready again",
+    FrameKind.FORWARD: "its routers may copy the records again",
+    FrameKind.ROUTER_SET: "the router has its previous config, or is missing if it was new",
+    FrameKind.ROUTERS_GONE: "the routers that it removed are restored",
+    FrameKind.FLOOR: "caps and age limits are applied again",
 }
 
 
@@ -252,7 +252,7 @@ class Mending:
             return given, self._key(file, header)
         about = self._by_id.get(header.topic_id)
         name = f' about topic "{about.name}"' if about is not None else ""
-        effect = EFFECTS.get(FrameKind(header.kind), "nothing else is lost")
+        effect = EFFECTS.get(FrameKind(header.kind), "no other data is lost")
         return losses, f", a {FrameKind(header.kind).name} frame{name}: {effect}"
 
     def _known_losses(
@@ -449,13 +449,15 @@ class Mending:
             last = frame.first_seq + frame.record_count - 1
             topic = self._by_id[frame.topic_id]
             self._plan.lines.append(
-                f'topic "{topic.name}": seqs {frame.first_seq} to {last} are in a blob, and stay'
+                f'topic "{topic.name}": seqs {frame.first_seq} to {last} are kept, from a blob'
             )
 
     def _write(self, file: WalFile, first: int, end: int, losses: Sequence[Lost]) -> None:
         """Write a LOST frame that fills the range from ``first`` to ``end``."""
         if lost_frame_bytes(len(losses)) > end - first:
-            raise CannotRepair(file.path, file.offset(first), "more is lost than a frame has room")
+            raise CannotRepair(
+                file.path, file.offset(first), "the LOST frame for all lost seqs does not fit"
+            )
         frame = lost_frame(losses or [Lost(0, 0, 0)], end - first)
         self._put(file, first, b"".join(map(bytes, encode_frame(frame, first, 0, file.seed))))
         for lost in losses:
@@ -465,7 +467,7 @@ class Mending:
         """Add a line about lost seqs of a topic."""
         if lost.topic_id and lost.seqs:
             topic = self._by_id.get(lost.topic_id)
-            name = f'topic "{topic.name}"' if topic else f"topic {lost.topic_id}, of unknown name"
+            name = f'topic "{topic.name}"' if topic else f"topic {lost.topic_id} (name unknown)"
             last = lost.first_seq + lost.seqs - 1
             self._plan.lines.append(f"{name}: seqs {lost.first_seq} to {last} are lost")
 

@@ -88,7 +88,8 @@ class ShardRepair(RepairPlan):
         if whole:
             self.aside += hurt
             self.lines += [
-                f"{path}: not a whole checkpoint; another is, and nothing is lost" for path in hurt
+                f"{path}: incomplete checkpoint; another one is intact, no data is lost"
+                for path in hurt
             ]
         # Each pass replaces the damage that stops a start, until a start succeeds.
         while self._find_damage(0):
@@ -230,7 +231,7 @@ class ShardRepair(RepairPlan):
             is_sealed = topic is not None and first_seq <= topic.sealed_seq
             is_needed = reader.blobs.is_added(topic_id, first_seq) or is_sealed
             if not is_needed and path not in self.aside:
-                self.lines.append(f"{path}: no frame names it any more; it is kept as {DAMAGED}")
+                self.lines.append(f"{path}: no frame refers to it; it is kept as {DAMAGED}")
                 self.aside.append(path)
 
     def _tell_doubts(self, reader: ShardReader) -> None:
@@ -239,8 +240,8 @@ class ShardRepair(RepairPlan):
             head_seq, doubt = topic.head_seq, reader.topics.doubts.get(topic.id)
             if doubt is not None and self.changed and settle_doubt(reader.topics, topic):
                 self.lines.append(
-                    f'topic "{topic.name}": may have lost records behind seq {head_seq};'
-                    f" it goes on behind {topic.head_seq}"
+                    f'topic "{topic.name}": may have lost records after seq {head_seq};'
+                    f" new records continue after {topic.head_seq}"
                 )
 
     # Applying the plan

@@ -258,7 +258,9 @@ def check_founded(folders: Folders, files: list[WalFile]) -> None:
         for path in reversed(own_files(folder, name))
     ]
     if held and not (files and files[0].base == 0):
-        reason = "no checkpoint is whole, and the log no longer has everything; restore a backup"
+        reason = (
+            "no checkpoint is intact, and the log is not complete without one; restore a backup"
+        )
         raise Damaged(held[0], 0, reason)
 
 
@@ -272,7 +274,9 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
         with contextlib.suppress(BadSegment), path.open("rb") as file:
             sealed_to = decode_header(file.read(HEADER_BYTES)).end
             if sealed_to > end:
-                reason = f"has records of the log up to {sealed_to:#x}, and it ends at {end:#x}"
+                reason = (
+                    f"has records of the log up to {sealed_to:#x}, but the log ends at {end:#x}"
+                )
                 raise Damaged(path, 0, reason)
 
 

@@ -78,7 +78,7 @@ def check_nothing_promised(file: WalFile, lsn: int, promised_lsn: int, *, is_las
         witness = f"the frame at offset {offset}"
     else:
         return
-    reason = f"damaged frame; {witness} says that it had been synced"
+    reason = f"damaged frame that was synced, according to {witness}"
     raise HurtLog(file.path, file.offset(lsn), reason, lsn)
 
 

@@ -53,7 +53,7 @@ class Segment:
                 )
                 flags = read_at(path, fd, self.trailer.record_count, self.trailer.flags_at)
         except FileNotFoundError as error:
-            raise Damaged(path, 0, "segment named by the checkpoint is missing") from error
+            raise Damaged(path, 0, "segment of the checkpoint is missing") from error
         except BadSegment as error:
             raise Damaged(path, error.offset, f"segment {error.reason}") from error
         if (self.header.shard, self.header.number) != (shard, number):
@@ -118,7 +118,7 @@ class Segment:
         at = self.entry_offset(extent)
         data = read_at(self.path, fd, ENTRY_BYTES, at)
         if len(data) < ENTRY_BYTES:
-            raise self.damaged(at, "the segment is cut")
+            raise self.damaged(at, "the segment is truncated")
         return decode_entry(data)
 
     @contextlib.contextmanager

@@ -36,7 +36,7 @@ class MappedSegment:
         self.data, self.can_read = mapped.data, mapped.can_read
         # Accesses beyond the end of a shorter file would cause SIGBUS.
         if len(self.data) != segment.size:
-            raise segment.damaged(len(self.data), "the segment is cut")
+            raise segment.damaged(len(self.data), "the segment is truncated")
         self.views: dict[int, ExtentView] = {}
         self.old: set[int] = set()  # extents whose pages must be checked again
 

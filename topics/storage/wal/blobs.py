@@ -54,7 +54,7 @@ def check_blob(path: Path) -> None:
     """Raise `BadBlob` unless the file is an intact blob of the write in its name."""
     named = blob_of(path.name)
     if named is None:
-        raise BadBlob("has the name of none")
+        raise BadBlob("does not have the name of a blob")
     file = MappedFile.of(path)
     blob.check(file.data, *named, file.can_read)
 
@@ -90,7 +90,9 @@ class BlobWriter:
 
     def finish(self) -> None:
         """Write the header, and make the blob durable under its name."""
-        assert self._offset == blob.HEADER_BYTES + self._body_len, "the body is as long as was said"
+        assert self._offset == blob.HEADER_BYTES + self._body_len, (
+            "the body has the announced length"
+        )
         # The header is written last, so an unfinished file is never valid.
         header = blob.encode_header(*self._id, self._body_len, self._crc)
         os.pwrite(self._file.fd, header, 0)
@@ -230,7 +232,7 @@ class BlobStore:
                         raise BadBlob("is damaged", blob.HEADER_BYTES)
                     held.is_checked = True
         except FileNotFoundError as error:
-            raise Damaged(path, 0, "blob named by the log is missing") from error
+            raise Damaged(path, 0, "blob of the log is missing") from error
         except BadBlob as error:
             raise Damaged(path, error.offset, f"blob {error}") from error
         except OSError as error:

@@ -111,7 +111,7 @@ class WalFile:
             self.close()
             aside.unlink(missing_ok=True)
             raise NoRoom(
-                error.errno, f"no new log file: {error.strerror}", str(self.path)
+                error.errno, f"cannot create a log file: {error.strerror}", str(self.path)
             ) from error
         aside.replace(self.path)
         if spare is None or self._is_first():
@@ -142,7 +142,9 @@ class WalFile:
         size = os.fstat(fd).st_size
         if size < header.size:
             os.close(fd)
-            raise Damaged(path, size, f"the file is cut: it was made with {header.size} bytes")
+            raise Damaged(
+                path, size, f"the file is truncated: it was created with {header.size} bytes"
+            )
         file = cls(path.parent, header, size)
         file.path, file._fd = path, fd
         return file

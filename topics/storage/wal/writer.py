@@ -51,7 +51,7 @@ SYNC_BYTES = 4 << 20  # unsynced bytes that cause a sync before `sync_ms` has pa
 JOIN_MAX_BYTES = 1 << 20  # below, copying the buffers is cheaper than a call with many of them
 AT_ONCE_MAX_BYTES = 32 << 10  # the longest group that the loop writes itself
 UNSYNCED_MAX_BYTES = 256 << 10  # above, even a fast disk would block the loop in a sync
-GONE = "the files of the log are gone or replaced"
+GONE = "the files of the log were deleted or replaced"
 
 
 class WalWriter:
@@ -285,13 +285,13 @@ class WalWriter:
 
         Creating a file takes 50 ms while the journal of the file system is busy.
         """
-        assert self._file is not None, "a group was handed over"
+        assert self._file is not None, "a group was submitted"
         if self.spares.is_next_due(self._file, self.state.written):
             self.spares.ordered_behind = self._file.base
             self.syncer.run_later(partial(self.spares.prepare_next, self._file))
 
     def _sync(self, lsn: int) -> bool:
-        assert self._file is not None, "a group was handed over"
+        assert self._file is not None, "a group was submitted"
         self._handed_on, self._sync_at = lsn, math.inf
         return self.syncer.sync(self._file, lsn)
 

@@ -54,7 +54,7 @@ class SealingCheck:
         # A frame is damaged. Later frames cannot be found by scanning, but by the index.
         if self._reached < self._sealed.end:
             offset = self._file.offset(self._reached)
-            reason = "damaged frame in a log file that is sealed"
+            reason = "damaged frame in a log file that is being sealed"
             self.damage.append(Damaged(self._file.path, offset, reason))
             for span in self._sealed.spans.values():
                 yield from self._check_writes(span.topic)
@@ -141,7 +141,7 @@ class SealingCheck:
             mapped, names = MappedFile.of(path), (header.topic_id, header.first_seq)
             yield from checking(mapped.data, *names, STEP_BYTES, mapped.can_read)
         except FileNotFoundError:
-            damage = Damaged(path, 0, "blob named by the log is missing")
+            damage = Damaged(path, 0, "blob of the log is missing")
         except BadBlob as error:
             damage = Damaged(path, error.offset, f"blob {error}")
         else:
