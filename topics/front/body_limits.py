@@ -44,4 +44,6 @@ def too_large(limit: int) -> PayloadTooLarge:
 
 def no_room() -> Throttled:
     """Return the error for a body that finds no space in the shared memory for long bodies."""
-    return Throttled("no room for another large body at the moment", retry_after_ms=RETRY_AFTER_MS)
+    return Throttled(
+        "no memory for another large body at the moment", retry_after_ms=RETRY_AFTER_MS
+    )

@@ -52,7 +52,7 @@ async def compressed(answer: Answer) -> Answer:
             packed = Answer(answer.status, body, headers=headers, media_type=answer.media_type)
             packed.on_unsent = answer.on_unsent
             return packed
-        raise NotReady("the shard of this topic went down")
+        raise NotReady("the shard of this topic has stopped")
     except BaseException:
         answer.unsent()
         raise

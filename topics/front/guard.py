@@ -98,7 +98,7 @@ class Guard:
         self._check_length(route, head.length)
         _check_name(matched)
         if route.is_chunked and not head.is_1_1:
-            raise InvalidRequest("the answer comes in chunks: ask by HTTP/1.1")
+            raise InvalidRequest("the response is chunked and requires HTTP/1.1")
         if head.length == 0:
             route.check_length(0)
         query = parse_query(parameters_of(route, matched.query), matched.query)
@@ -206,7 +206,7 @@ class Guard:
     def _check_page(self, fields: HeadFields) -> None:
         """Raise `Forbidden` if a browser sent the request for a page of another site."""
         if is_from_foreign_page(fields) and not self.cors.allows(fields):
-            rule = "pages of other sites may not request this; TOPICS_CORS_ORIGINS adds origins"
+            rule = "pages of other origins may not send this; TOPICS_CORS_ORIGINS adds origins"
             raise Forbidden(rule)
 
     def _check_length(self, route: Route, length: int | None) -> None:

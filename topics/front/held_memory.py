@@ -226,7 +226,7 @@ class HeldMemory:
             return None
         for name, one in (("max_held_bytes_per_key", of_key), ("max_held_bytes", self._all)):
             if 0 < one.most < one.size + length:
-                message = "clients have not taken what they were sent"
+                message = "too many bytes wait for clients that read slowly"
                 return Throttled(message, limit=name, max=one.most)
         return None
 

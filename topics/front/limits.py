@@ -87,7 +87,7 @@ class Slots:
 
     def release(self, principal: Principal = ANYONE) -> None:
         """Release a slot."""
-        assert self.used, "only what was taken is given back"
+        assert self.used, "only used slots are released"
         self.used -= 1
         if principal is not ANYONE:
             left = self._by_key.pop(principal.digest) - 1

@@ -88,7 +88,7 @@ def match(method: str, target: bytes) -> RouteMatch:
     methods = ROUTES_AT[pattern]
     route = methods.get(method)
     if route is None:
-        raise MethodNotAllowed(f"{method[:32]} is not a method of this path", allow=sorted(methods))
+        raise MethodNotAllowed(f"the path does not support {method[:32]}", allow=sorted(methods))
     topic, wid, router = (name if part in pattern else None for part in NAMES)
     return RouteMatch(route, topic, wid, router, query)
 

@@ -112,7 +112,7 @@ def test_s5_a_second_reply_raises_and_the_first_is_kept(bench: Bench) -> None:
     assert bench.wire.answers() == [
         {"subject": "rpc/append", "t": "R", "cid": 7, "result": "first"}
     ]
-    assert caught == ["rpc/append (cid 7) has been answered already"] * 2
+    assert caught == ["rpc/append (cid 7) has already been answered"] * 2
 
 
 def test_s5_an_exception_after_the_reply_is_logged(bench: Bench) -> None:

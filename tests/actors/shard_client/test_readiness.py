@@ -97,12 +97,12 @@ REPLAYING = (0, "recovering")
     ("unwell", "message", "reason"),
     [
         ((REPLAYING,), "the log is being replayed", None),
-        ((REPLAYING, (1, "stalled")), "shard 1 does not answer", "stalled"),
+        ((REPLAYING, (1, "stalled")), "shard 1 does not respond", "stalled"),
         ((REPLAYING, (2, "damaged"), (3, "stalled")), "shard 2 has damaged data", "damaged"),
         (((4, "disk_stalled"),), "shard 4 waits for its disk", "disk_stalled"),
         (
             (REPLAYING, (1, "permission_denied")),
-            "shard 1 cannot start: it may not open its files",
+            "shard 1 cannot start: permission to open its files denied",
             "permission_denied",
         ),
     ],

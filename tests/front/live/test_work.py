@@ -256,7 +256,7 @@ async def test_an_end_that_comes_before_the_client_is_ready_is_told_behind_the_j
     await wait_all_tasks_blocked()
     heard = worker.hear()
     assert heard.startswith(OPENING + event(1))
-    assert heard.endswith(b'{"code":503,"error":"the shard of this topic went down"}\n\n')
+    assert heard.endswith(b'{"code":503,"error":"the shard of this topic has stopped"}\n\n')
     assert (front.shards.told, slots_used(front)) == ([], 0)
 
 

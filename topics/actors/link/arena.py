@@ -108,8 +108,8 @@ class ArenaBlock:
     def shrink(self, length: int) -> None:
         """Keep only the first ``length`` bytes, if the body is shorter than the reservation."""
         assert 0 <= length <= self.length, "a block only shrinks"
-        assert self.moving_from is None, "a block that moves is not whole yet"
-        assert self.writer is not None, "a block that was sent or freed is no longer ours"
+        assert self.moving_from is None, "a moving block is not complete yet"
+        assert self.writer is not None, "the block was not sent or freed"
         self.writer.shrink(self, length)
         self.length = length
         self.view = self.view[:length]
@@ -122,9 +122,9 @@ class ArenaBlock:
         The block has grown when the iterator is exhausted. Each step copies a slice, and other
         tasks may run between steps. Until then the block may only be freed.
         """
-        assert length > self.length >= keep, "a block grows and keeps what it has"
-        assert self.moving_from is None, "a block that moves does not move again"
-        assert self.writer is not None, "a block that was sent or freed is no longer ours"
+        assert length > self.length >= keep, "a block grows and keeps its bytes"
+        assert self.moving_from is None, "a moving block is not moved again"
+        assert self.writer is not None, "the block was not sent or freed"
         return self.writer.grow(self, length, keep)
 
     def free(self) -> None:
@@ -159,7 +159,7 @@ class ArenaWriter:
 
         Must not be called while ``is_used(session)``.
         """
-        assert not self.is_used(session), "nobody fills a block in a half that is given out anew"
+        assert not self.is_used(session), "no block is being filled in a half that is reused"
         self.session = session
         self._allocator = PageAllocator(self._pages)
         self._sent.clear()
@@ -242,9 +242,9 @@ class ArenaWriter:
 
         Raises ValueError for a block that was sent or freed before, or belongs to another arena.
         """
-        assert block.session == self.session, "a block is sent in the session it was reserved in"
+        assert block.session == self.session, "a block is sent in the session of its reservation"
         if block.writer is not self:
-            raise ValueError("this block was sent or freed before, or is another link's")
+            raise ValueError("the block was already sent or freed, or belongs to another link")
         block.writer = None
         self._filling[block.session & 1].remove(block)
         self._sent.add(block.offset)
@@ -338,7 +338,7 @@ class ArenaReader:
         The pages of the ended session's half are returned to the system if none of its blocks is in
         use.
         """
-        assert not self.is_used(session), "nobody reads in a half that is written anew"
+        assert not self.is_used(session), "no reader uses a half that is reused"
         self.session = session
         if not self.is_used(session + 1):
             self._give_back(session + 1)
@@ -412,7 +412,7 @@ class PageAllocator:
 
     def allocate(self, pages: int) -> int | None:
         """Allocate ``pages`` contiguous pages. Return the first one, or None if there are none."""
-        assert pages > 0, "an allocation has pages"
+        assert pages > 0, "an allocation has at least one page"
         start = self._first_fit(pages)
         if start is not None:
             self._take(start, pages)
@@ -429,7 +429,7 @@ class PageAllocator:
     def shrink(self, start: int, pages: int) -> None:
         """Keep only the first ``pages`` pages (at least one) of the row at ``start``."""
         before = self._taken[start]
-        assert 0 < pages <= before, "a shrunk row is not empty and not longer"
+        assert 0 < pages <= before, "a shrunk row is neither empty nor longer"
         if pages < before:
             self._taken[start] = pages
             self._add_hole(start + pages, before - pages)

@@ -75,7 +75,7 @@ class Allowance:
     def give_back(self, amount: int = 1) -> None:
         """Decrement the count by ``amount``, which was taken before."""
         own, index = self._own, self._index
-        assert own[index] >= amount, "only what was taken is given back"
+        assert own[index] >= amount, "only used amounts are released"
         own[index] -= amount
 
     def total(self) -> int:

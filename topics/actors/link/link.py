@@ -232,7 +232,7 @@ class Link:
         It does not wait if too many messages are quiet. There may never be another message, but a
         flush by the guard would wake the peer unnecessarily.
         """
-        assert self.is_due, "a message that waits is in the queue"
+        assert self.is_due, "a waiting message is in the queue"
         if self._quiet < QUIET_MAX:
             self._quiet += 1
             self.is_due = len(self.queue) > self._quiet
@@ -369,7 +369,7 @@ class Link:
         if self._unsent_bytes <= self._backlog_max and (data := self._consumer.read()):
             messages = self._assembler.feed(data)
             if self._assembler.damaged:
-                raise RingDamaged(f"bytes in the ring are no message ({self})")
+                raise RingDamaged(f"the ring contains bytes that are not a message ({self})")
             # Most batches have no arena messages, and need no copy of the list.
             for message in messages:
                 if message.flags & (ARENA | RELEASE):
@@ -398,7 +398,7 @@ class Link:
                 return Message(
                     message.message_id, message.flags, message.subject, message.payload, view
                 )
-        raise RingDamaged(f"message {message.message_id} names no arena block ({self})")
+        raise RingDamaged(f"message {message.message_id} refers to no arena block ({self})")
 
     def _enter(self, on_open: Callable[[], None], on_close: Callable[[], None]) -> bool:
         """Leave an ended session, and enter the next one. Return whether both ends are in it."""

@@ -87,6 +87,6 @@ def failure_of(error: RemoteError) -> TopicsError:
         return restored(error.data["code"], error.message, error.data["detail"])
     if error.code == ErrorCode.TIMEOUT:  # a shard sends this code only if it has not begun a change
         return NotReady(
-            "the shard was too busy to begin in time; nothing was done", reason="timeout"
+            "the shard was too busy to start in time; the request had no effect", reason="timeout"
         )
     return Internal(error.message)

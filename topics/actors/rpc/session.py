@@ -279,7 +279,7 @@ class LinkSession:
             # Calls with ``on_late`` stay, because the peer may still reply.
             if pending.on_late is None:
                 self.calls.pop(pending.cid, None)
-            self._fail(pending, PeerGone(f"{self.peer_id} does not answer call {pending.cid}"))
+            self._fail(pending, PeerGone(f"{self.peer_id} does not reply to call {pending.cid}"))
 
     def _fail(self, pending: PendingCall, error: RemoteError | PeerGone) -> None:
         if not pending.is_over:  # the ``then`` of a previous call may have abandoned it
@@ -446,7 +446,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
 
     def outlast(self) -> None:
         """Disable the timeout of the request. It must not have timed out already."""
-        assert self.is_open or self._is_answered, "the caller has been told of a time-out"
+        assert self.is_open or self._is_answered, "the caller has not received a timeout"
         force_setattr(self, "is_timed", False)
         self.session.unanswered.pop(self, None)
 
@@ -470,7 +470,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
     def _note_late(self) -> None:
         """Handle a reply that is not sent. Do not log it if the session has closed."""
         if self._is_answered:
-            raise AlreadyAnsweredError(f"{self.subject} (cid {self.cid}) has been answered already")
+            raise AlreadyAnsweredError(f"{self.subject} (cid {self.cid}) has already been answered")
         if not self.is_open:
             log.warning(
                 "late reply dropped",

@@ -71,7 +71,7 @@ class AppendBatch:
     def bodies(self) -> Sequence[Buffer]:
         """Return the body of each request of a message with several requests."""
         content, lengths = self.request.attachment, self.params.lengths
-        assert lengths is not None, "a single request is the whole attachment"
+        assert lengths is not None, "a message with several requests has their lengths"
         ends = accumulate(lengths, initial=0)
         return [content[start:end] for start, end in pairwise(ends)]
 
@@ -217,7 +217,7 @@ class AppendBatch:
         self._note(index, outcome)
 
     def _note(self, index: int, outcome: int) -> None:
-        assert self._outcomes[index] == UNANSWERED, "a request is answered once"
+        assert self._outcomes[index] == UNANSWERED, "a request gets one reply"
         self._outcomes[index] = outcome_byte(outcome, self.band)
         self._unanswered -= 1
         if not self._unanswered:

@@ -157,7 +157,7 @@ class Appends(Service):
             except Exception:  # decided alone, each request gets its own error
                 change = None
             if change is not None:
-                assert isinstance(change, Append), "no request of the group has a key"
+                assert isinstance(change, Append), "a request without a key is not a duplicate"
                 parts = [(index, len(body.records)) for index, body in group]
                 self._submit(change, partial(batch.settle_joined, parts, change))
                 return

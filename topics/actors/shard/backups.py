@@ -104,9 +104,9 @@ class Backups(Service):
         """Return the backup of the request. Raises `NotReady` unless its pin holds."""
         backup = self._backup
         if backup is None or not self._is_about(request):
-            raise NotReady("the shard has no such backup under way")
+            raise NotReady("this backup is not in progress on the shard")
         if backup.pin.is_broken:
-            raise NotReady("the disk has no room for what a backup keeps")
+            raise NotReady("the disk has no space for the files that the backup keeps")
         return backup
 
     def _is_about(self, request: InboundMessage[BackupParams, Any]) -> bool:
@@ -119,7 +119,7 @@ class Backups(Service):
     def _begin(self, request: BeginCall) -> None:
         self._context.check_writable(grows=True)
         if self._backup is not None:
-            raise Throttled("a backup is under way", limit="max_backups", max=1)
+            raise Throttled("another backup is in progress", limit="max_backups", max=1)
         backup = self._backup = _Backup(request.session, request.params.number)
         request.outlast()
         self._sealing.ask_for(backup.pin, partial(self._begun, request, backup))
@@ -141,7 +141,7 @@ class Backups(Service):
     def _pinned(self, pin: Pin) -> BackupBegun:
         """Return the files that the pinned checkpoint names."""
         kept, segments = pin.kept, self._shard.segments
-        assert pin.checkpoint is not None, "it was written"
+        assert pin.checkpoint is not None, "the checkpoint was written"
         found = [segments.segments[number] for number in sorted(kept.segments)]
         # The front reads the delete flags before the cut and stores them separately, because a
         # segment may get more flags before it is copied.
@@ -242,4 +242,4 @@ class Backups(Service):
 
 
 def _over() -> NotReady:
-    return NotReady("moves between topics were not held until all shards had cut their logs")
+    return NotReady("moves between topics resumed before all shards had cut their logs")

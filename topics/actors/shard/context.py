@@ -132,7 +132,7 @@ class ShardContext:
             raise unwritable(refusal)
         if self.disk.is_stalled:
             self.refused_writes += 1
-            raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
+            raise NotReady("the disk of this shard does not respond", reason=DISK_STALLED)
 
     def fresh_topic(self, name: str) -> Topic:
         """Return the topic of that name without expired records. Raises `TopicNotFound`."""

@@ -160,7 +160,7 @@ class Quotas(Service):
         if limits.topics:
             topic_cap = SharedCap(
                 "max_topics",
-                f"there are {limits.topics} topics",
+                f"the server has the maximum of {limits.topics} topics",
                 limits.topics,
                 ledger.topics,
                 ledger.replayed,
@@ -168,7 +168,7 @@ class Quotas(Service):
         if limits.total_bytes:
             byte_cap = SharedCap(
                 "max_total_bytes",
-                f"the records of all topics may have {limits.total_bytes} bytes",
+                f"the records of all topics may have at most {limits.total_bytes} bytes",
                 limits.total_bytes,
                 ledger.total_bytes,
                 ledger.replayed,

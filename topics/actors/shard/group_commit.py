@@ -221,7 +221,7 @@ class GroupCommit:
             body = memoryview(b"".join(encoded.parts))
             view = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
             change.resident = None
-        assert view is not None, "an ephemeral append comes with its records"
+        assert view is not None, "an ephemeral append contains its records"
         return self.store.keep(view)
 
     def flush(self, *, at_once: bool = True) -> None:

@@ -184,7 +184,7 @@ class LongPolls(Service):
 
     def _drop(self, poll: LongPoll) -> None:
         self._forget(poll)
-        poll.request.error(ErrorCode.TIMEOUT, "nobody waits any more")
+        poll.request.error(ErrorCode.TIMEOUT, "the front no longer waits for the page")
 
     def _forget(self, poll: LongPoll) -> None:
         self._cancel_deadline(poll)

@@ -120,7 +120,9 @@ class Asked(Generic[R]):
     """One call to a shard, and its outcome."""
 
     def __init__(self, shard: int) -> None:
-        self._answer: R | TopicsError = NotReady(f"shard {shard} does not answer", reason=PEER_AWAY)
+        self._answer: R | TopicsError = NotReady(
+            f"shard {shard} does not respond", reason=PEER_AWAY
+        )
         self._came = trio.Event()
 
     def then(self, answer: Reply[R] | TopicsError) -> None:

@@ -39,7 +39,7 @@ from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import NoRoom
 
 RETRY_MIN_S, RETRY_MAX_S = 0.5, 5.0  # pause between two attempts to find space
-FULL = NoRoom(errno.ENOSPC, "no room on the disk")
+FULL = NoRoom(errno.ENOSPC, "no space on the disk")
 log = structlog.get_logger()
 
 

@@ -110,7 +110,7 @@ class StreamedAppends(Service):
         if request.idempotency_key is not None:
             known = append.find_duplicate(topic, request.idempotency_key, self._context.clock())
             if known is not None:
-                assert isinstance(known, DedupeEntry), "nothing else is under way on this topic"
+                assert isinstance(known, DedupeEntry), "no other write to this topic is in progress"
                 return known
         try:
             outcome = await self._store(topic, request, created)
@@ -136,7 +136,7 @@ class StreamedAppends(Service):
                 await trio.lowlevel.checkpoint()
                 if request is not None:
                     return request
-        raise AssertionError("slices end with the request")
+        raise AssertionError("the last slice returns the request")
 
     async def _topic(
         self, name: str, request: AppendBody, prefixes: list[str] | None

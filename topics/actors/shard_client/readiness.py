@@ -15,9 +15,11 @@ START_FAILURES: Final = {failure: failure.name.lower() for failure in StartFailu
 TROUBLES: Final = {
     DAMAGED: "has damaged data",
     DIRECTORY_LOST: "waits for its data directory, which was moved, replaced or removed",
-    STALLED: "does not answer",
+    STALLED: "does not respond",
     DISK_STALLED: "waits for its disk",
-    START_FAILURES[StartFailure.PERMISSION_DENIED]: "cannot start: it may not open its files",
+    START_FAILURES[
+        StartFailure.PERMISSION_DENIED
+    ]: "cannot start: permission to open its files denied",
     START_FAILURES[StartFailure.DISK_FULL]: "cannot start: its disk is full",
     START_FAILURES[StartFailure.DISK_FAILED]: "cannot start: its disk has failed",
     START_FAILURES[StartFailure.START_FAILED]: "cannot start: the server's log has the cause",

@@ -123,7 +123,7 @@ class Batch:
         self.is_open = self.runs_tasks = False
 
     def __enter__(self) -> None:
-        assert not self.is_open, "a turn is not inside another one"
+        assert not self.is_open, "batches are not nested"
         self.is_open = True
 
     def end(self, *_: object) -> None:
@@ -465,7 +465,7 @@ class Shards:
         bound = max(TURNOVER_MAX_S, holder.turnover_s(now))
         if slowest is holder or slowest.turnover_s(now) < bound:
             return False
-        reason = "no memory for a large body that arrives this slowly"
+        reason = "no memory for a large body that is sent so slowly"
         slowest.give_up(Throttled(reason, retry_after_ms=1000))
         return True
 

@@ -159,7 +159,7 @@ class Application:
             await protocol.handle(RawData(_head_of(call.request)))
         # Only the body is used, because the front renders its own head.
         wire = b"".join(sent)
-        assert call.response is not None, "Hypercorn answered without asking the application"
+        assert call.response is not None, "Hypercorn responded without calling the application"
         return answer_of(call.response, memoryview(wire)[wire.index(b"\r\n\r\n") + 4 :])
 
     @asynccontextmanager

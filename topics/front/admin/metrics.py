@@ -91,7 +91,7 @@ async def metrics() -> Response:
     """
     call, parts = admitted(), context()
     request = call.request
-    assert request.head is not None, "the route negotiates"
+    assert request.head is not None, "the route keeps the request head"
     prefixes, most = listed(request.principal.prefixes), parts.settings.metrics_topics
     found = await _ask_all(parts, MetricsParams(prefixes, most, most)) if most else []
     parts.live.keys.check(request.principal)  # the keys may have changed during the wait

@@ -35,7 +35,7 @@ def backup(context: RouteContext, request: Request, _body: Body, _at: int, _then
 async def _begin(context: RouteContext, request: Request) -> Answer:
     """Return the response that starts the backup, after all shards have pinned their files."""
     if request.principal.prefixes is not None:
-        raise Forbidden("a backup has all names, and the key has only those with its prefixes")
+        raise Forbidden("a backup contains all topics, but the key is limited to its prefixes")
     begun = Backup(context.shards, context.drain, context.live.keys, context.backups)
     await begun.begin()
     answer = Answer(200, headers=HEADERS, stream=partial(begun.run, request))

@@ -64,7 +64,7 @@ class Backups:
     """The backups of a front: at most one at a time, and the number of each outcome."""
 
     def __init__(self) -> None:
-        self.slots = Slots("a backup is under way", in_all=Cap("max_backups", 1))
+        self.slots = Slots("another backup is in progress", in_all=Cap("max_backups", 1))
         self.counts = [0, 0]  # [finished, failed]
         self.finished_ms = 0
 
@@ -111,7 +111,7 @@ class Backup:
             is_whole = True
         except (TopicsError, OSError, Damaged) as error:
             log.warning("backup aborted", error=str(error))
-            raise ConnectionAbortedError("the backup is broken off") from error
+            raise ConnectionAbortedError("the backup was aborted") from error
         finally:
             self.abandon()
             self._backups.counts[not is_whole] += 1

@@ -43,7 +43,7 @@ def serve(
     file: File, _context: RouteContext, request: Request, _body: Body, _at: int, then: Then
 ) -> None:
     """Return the file, or 304 for a client that has it."""
-    assert request.head is not None, "the route negotiates"
+    assert request.head is not None, "the route keeps the request head"
     is_packed = request.gzip_out and len(file.content) >= COMPRESS_MIN_BYTES
     etag = b'"%b%b"' % (file.digest, b"-gzip" if is_packed else b"")
     # If-None-Match uses the weak comparison, so a prefix ``W/`` is ignored (RFC 9110 §13.1.2).

@@ -93,7 +93,7 @@ async def _open(context: RouteContext, request: Request) -> Answer:
     max_jobs = clamped_max_jobs(query[MAX_JOBS], context.limits)
     lease_ms = None if lease_ms is None else clamped_lease_ms(lease_ms)
     if not accepts_events(request.head.joined(b"accept")):
-        raise NotAcceptable("the answer is text/event-stream")
+        raise NotAcceptable("the response is text/event-stream")
     context.pressure.check_stream(
         request.principal.digest, f"work/{request.topic}", [request.topic], request.shard
     )

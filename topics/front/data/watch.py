@@ -109,7 +109,7 @@ async def _open_stream(context: RouteContext, request: Request) -> Answer:
     asked = watch_of(names, start, options, context.limits, context.settings.max_watch_topics)
     known = _known(fields.joined(b"last-event-id").strip(), query, names)
     if not accepts_events(fields.joined(b"accept")):
-        raise NotAcceptable("the answer is text/event-stream")
+        raise NotAcceptable("the response is text/event-stream")
     try:
         if context.drain.is_draining:
             raise shutting_down()

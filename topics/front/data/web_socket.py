@@ -27,15 +27,15 @@ def upgrade(fields: HeadFields) -> Headers:
     protocols = list_members(fields.joined(b"upgrade"))
     options = list_members(fields.joined(b"connection"))
     if b"websocket" not in protocols or b"upgrade" not in options:
-        raise UpgradeRequired("this path speaks WebSocket")
+        raise UpgradeRequired("this path requires WebSocket")
     if fields.values(b"sec-websocket-version") != [VERSION]:
-        raise UpgradeRequired("WebSocket version 13 is spoken here")
+        raise UpgradeRequired("only WebSocket version 13 is supported")
     keys = fields.values(b"sec-websocket-key")
     if len(keys) != 1 or not is_key(keys[0]):
         raise InvalidRequest("Sec-WebSocket-Key must be 16 bytes in base64")
     if fields.values(b"transfer-encoding") or {*fields.values(b"content-length")} - {b"0"}:
         # A body would be read as frames.
-        raise InvalidRequest("the handshake of a WebSocket has no body")
+        raise InvalidRequest("a WebSocket handshake must not have a body")
     return (
         (b"upgrade", b"websocket"),
         (b"connection", b"Upgrade"),

@@ -89,7 +89,7 @@ class AdminPlane:
 
     async def ask(self, call: AdminCall) -> Answer:
         """Return the response to a call after `loaded` has returned. Never wait for the client."""
-        assert self._application is not None, "it is loaded"
+        assert self._application is not None, "the application is loaded"
         try:
             return await self._application.ask(call)
         finally:

@@ -69,7 +69,7 @@ class BodyReader:
             while sink.length < length:
                 count = await connection.receive_into(await sink.room(READ_BYTES_MAX))
                 if not count:
-                    raise ConnectionResetError("the client left within a body")
+                    raise ConnectionResetError("the client closed the connection within a body")
                 connection.earned(count)
                 sink.took(count)
             return sink.finish()
@@ -100,7 +100,7 @@ async def _write_next(
     if connection.pos == len(connection.buffer):
         connection.count_unread()
         if not await connection.receive_more():
-            raise ConnectionResetError("the client left within a body")
+            raise ConnectionResetError("the client closed the connection within a body")
         connection.earned(len(connection.buffer))
     else:
         # Many buffered chunks must not block other connections.

@@ -252,4 +252,4 @@ class GzipSink:
     def check_end(self) -> None:
         """Raise `InvalidRequest` if the stream ends within a member."""
         if self._wire_bytes and not self._inflater.eof:
-            raise InvalidRequest("the gzip body is cut short")
+            raise InvalidRequest("the gzip body is truncated")

@@ -279,7 +279,7 @@ class Connection(RequestStream):
         """Return the response without the bytes that were sent as probes."""
         sent, self._probe_bytes = self._probe_bytes, 0
         self.sent_bytes += sent
-        assert bytes(answer[:sent]) == PROBE[:sent], "every answer begins alike"
+        assert bytes(answer[:sent]) == PROBE[:sent], "all responses start with the same bytes"
         return bytes(answer[sent:])
 
     async def send_rest(self, unsent: Sequence[memoryview], length: int) -> None:

@@ -130,7 +130,7 @@ class Exchange:
         Call this right before the operation. Raise `TopicsError` if the key was removed, or no
         longer covers the request.
         """
-        assert self.request is not None, "a request is under way"
+        assert self.request is not None, "a request is in progress"
         if self.request.principal is not ANYONE:
             self.request = self._parts.guard.renewed(self.request)
         return self.request
@@ -165,7 +165,7 @@ class Exchange:
     def let_out(self) -> None:
         """Stop counting the request as in flight for its key."""
         if self._is_entered:
-            assert isinstance(self.head, AdmittedHead), "a request was let in"
+            assert isinstance(self.head, AdmittedHead), "a request was admitted"
             self._is_entered = False
             self._parts.guard.leave(self.head.request)
 
@@ -219,8 +219,8 @@ class Exchange:
         HTTP/1.0, the body ends when the connection is closed.
         """
         connection, stream, head = self._connection, answer.stream, self.head
-        assert stream is not None, "only a stream comes here"
-        assert isinstance(head, AdmittedHead), "a request is under way"
+        assert stream is not None, "the response is a stream"
+        assert isinstance(head, AdmittedHead), "a request is in progress"
         self.let_out()
         self.has_answered = connection.closing = True
         connection.idle = False
@@ -258,7 +258,7 @@ class Exchange:
         changed nothing.
         """
         request = self.request
-        assert request is not None, "a request is under way"
+        assert request is not None, "a request is in progress"
         if len(answer.body) <= COPY_MAX_BYTES or request.route.scope is not Scope.READ:
             return answer
         held = self._parts.connections.held

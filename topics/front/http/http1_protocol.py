@@ -679,7 +679,7 @@ class Http1Protocol:
     async def _compress_and_send(self, head: AdmittedHead, answer: Answer) -> None:
         """Compress a response and send it."""
         exchange, request = self.exchange, self.exchange.request
-        assert request is not None, "a request is under way"
+        assert request is not None, "a request is in progress"
         packed = await self._parts.dispatcher.compressed(request, answer, exchange.at)
         await self._deliver(exchange.within_limits(packed), head.close)
 

@@ -55,7 +55,7 @@ class Poller:
         kernel has no memory for the entry.
         """
         if self._is_over:
-            raise OSError(errno.ECANCELED, "the server is over")
+            raise OSError(errno.ECANCELED, "the server has stopped")
         if client.watched is None:
             self._loop.watch(client.fd, events, client.ready)
         else:

@@ -154,7 +154,7 @@ class FeedReads:
 
         # The readers may have left while the read waited for space.
         if not any(reader.stream.is_following(reader) for reader in read.readers):
-            then(NotReady("nobody waits for this page"))
+            then(NotReady("no stream waits for this page"))
             return False
         read.leave = partial(self._rooms[first.shard].leave, first.view.bytes)
         self._shards.call(first.shard, FEED_READ, params, b"", then)

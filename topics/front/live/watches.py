@@ -101,11 +101,11 @@ class Watches:
         self._collect()
         session = self._sessions.get(wid)
         if session is None:
-            raise NotFound("no such watch session: it was collected, or never was")
+            raise NotFound("no such watch session: it expired or never existed")
         if session.principal is not ANYONE and session.principal.digest != principal.digest:
             raise Unauthorized("the session belongs to another key")
         if not accepts_events(accept):
-            raise NotAcceptable("the answer is text/event-stream")
+            raise NotAcceptable("the response is text/event-stream")
         self.live.check_room(principal, leaving=session.stream)
         if session.stream is None:
             # Restart its time, because a slow client may receive the head of its stream late.
@@ -117,7 +117,7 @@ class Watches:
     ) -> None:
         """Send the topics of the session until either side closes the stream."""
         if session.stream is not None:
-            session.stream.fail(TAKEN_OVER, "another stream has taken the session over")
+            session.stream.fail(TAKEN_OVER, "another stream has taken over the session")
         session.resume(last_event_id)
         stream = session.stream = WatchStream(self.live, session, connection)
         self._idle.pop(session.wid, None)

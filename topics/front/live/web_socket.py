@@ -79,7 +79,7 @@ class MessageClock:
 FRAMES_PER_TURN = 64  # takes 1 ms for publishes or refusals; then other connections run
 # Number of frames: the shard processes the first ones while the front decodes the rest.
 FLUSH_EVERY = 32
-NO_ROOM = "there is no room for the rest of this message; try again later"
+NO_ROOM = "no memory for the rest of this message; try again later"
 
 
 class WebSocket(WebSocketStream):
@@ -205,7 +205,7 @@ class WebSocket(WebSocketStream):
     def look(self) -> None:
         """Also close the socket if a message is not completed in time."""
         if self._clock.due <= time.monotonic():
-            self.fail(408, "the message took too long to come")
+            self.fail(408, "the message was not received in time")
         else:
             super().look()
 
@@ -258,7 +258,7 @@ class WebSocket(WebSocketStream):
         if frame.opcode is Opcode.PING:
             self._replies.append(control_frame(Opcode.PONG, bytes(frame.data)))
         elif frame.opcode is Opcode.BINARY:
-            self._replies.append(refusal(b"null", InvalidRequest("messages are JSON text")))
+            self._replies.append(refusal(b"null", InvalidRequest("messages must be JSON text")))
         elif frame.opcode is Opcode.CLOSE:
             self._replies.append(control_frame(Opcode.CLOSE, bytes(frame.data)))
             return False

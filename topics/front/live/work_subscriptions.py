@@ -176,7 +176,7 @@ class WorkSubscriptions:
         """End all work streams of a shard that went down. The shard has released their leases."""
         for subscription in [one for one in self.by_number.values() if one.shard == shard]:
             del self.by_number[subscription.number]
-            _fail(subscription, NotReady("the shard of this topic went down"))
+            _fail(subscription, NotReady("the shard of this topic has stopped"))
 
 
 def _fail(subscription: WorkSubscription, failure: TopicsError) -> None:

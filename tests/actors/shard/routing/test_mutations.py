@@ -133,7 +133,7 @@ async def test_a_shard_that_does_not_answer_is_not_waited_for(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     bench, began = Bench(desk), trio.current_time()
-    with pytest.raises(NotReady, match="does not answer"):
+    with pytest.raises(NotReady, match="does not respond"):
         await ask(desk.loop.context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
     assert trio.current_time() - began == ASK_MAX_S
     bench.gate.set()

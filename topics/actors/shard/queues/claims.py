@@ -213,4 +213,4 @@ class Claims(Service):
 
 
 def _refuse(request: ClaimCall) -> None:
-    request.error(ErrorCode.TIMEOUT, "nobody waits any more")
+    request.error(ErrorCode.TIMEOUT, "the front no longer waits for jobs")

@@ -247,7 +247,7 @@ class JobDispatch(Service):
         self._make_due(wait_list)
 
     def _deal(self, wait_list: WaitList) -> None:
-        assert wait_list.slices is not None, "a cohort is formed before it is dealt to"
+        assert wait_list.slices is not None, "a cohort is formed before jobs are distributed"
         has_more = False
         while wait_list.slices and self._spent < JOBS_PER_TURN:
             shares = [

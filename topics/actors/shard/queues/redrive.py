@@ -251,7 +251,7 @@ class Redrives(Service):
         context.check_writable()
         asked = decode_redrive(request.attachment)
         if asked.to == params.topic:
-            raise InvalidRequest("to must be another topic than that of the path", field="to")
+            raise InvalidRequest("to must differ from the topic in the path", field="to")
         if asked.to is not None and not covered(asked.to, params.prefixes):
             raise Forbidden("to is outside the key's prefixes", field="to")
         topic = context.fresh_topic(params.topic)

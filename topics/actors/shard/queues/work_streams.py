@@ -146,9 +146,9 @@ class WorkStreams(Service):
     def end(self, stream: WorkStream, error: Exception) -> None:
         """End a stream, because its queue is deleted or its records are unreadable."""
         if isinstance(error, TopicNotFound):
-            code, message = NotAQueue.code, f'topic "{stream.topic.name}" ceased to be a queue'
+            code, message = NotAQueue.code, f'topic "{stream.topic.name}" is no longer a queue'
         else:
-            code, message = Internal.code, "the jobs cannot be read"
+            code, message = Internal.code, "the jobs are unreadable"
         self._release(stream)
         self._send(stream, WORK_ENDED, WorkEndedParams(stream.number, code, message), b"")
 

@@ -410,7 +410,7 @@ class _Payload(NamedTuple):
             if index < run.stop - run.start:
                 return seq + index
             index -= run.stop - run.start
-        raise AssertionError("the runs hold all copies")
+        raise AssertionError("the runs contain all copies")
 
 
 def _settle_behind(takers: Mapping[int, Taker], params: ForwardParams, answers: _Answers) -> None:

@@ -208,7 +208,7 @@ class Routers(Service):
             # An end was deleted, or deleted and created again, after it was looked up.
             total = router.base_total
             await self._remove([router])
-        raise NotReady("the ends of the router are being deleted", router=name)
+        raise NotReady("the source or the dest of the router is being deleted", router=name)
 
     async def _put_router(self, router: Router) -> tuple[Router, list[Router]]:
         """Log the router. Return it with its id, and the routers that a change of cycles affects.
@@ -237,7 +237,9 @@ class Routers(Service):
         self._graph.check(name, config)
         most = self._context.limits.routers
         if most and name not in self._graph.by_name and len(self._graph) >= most:
-            raise Throttled(f"there are {most} routers", limit="max_routers", max=most)
+            raise Throttled(
+                f"the server has the maximum of {most} routers", limit="max_routers", max=most
+            )
 
     async def _ends(
         self, name: str, config: RouterConfig, *, create_dest: bool

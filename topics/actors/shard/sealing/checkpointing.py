@@ -124,4 +124,4 @@ class Checkpointing:
         if wal.failed:
             raise wal.failed
         if commits.losses != losses:
-            raise OSError(errno.ENOSPC, "changes were undone meanwhile")
+            raise OSError(errno.ENOSPC, "changes were undone while the checkpoint was written")

@@ -179,7 +179,7 @@ class Rewriting:
         if isinstance(sources, LogFile):
             self._reclaim.seal_up_to(sources.end)
         else:
-            assert self._reclaim.are_unused(sources.numbers), "the index names no old extent"
+            assert self._reclaim.are_unused(sources.numbers), "the index refers to no old extent"
             self.merged += len(sources.numbers)
             self.merged_bytes += segment.size
         self._segments.maps.pin({})

@@ -138,7 +138,7 @@ class Sealing(Service):
         """
         if self.wal.failed is not None or not (self._break_pin() or self._freed is not None):
             return False
-        assert self._freed is not None, "a pin was broken"
+        assert self._freed is not None, "the pin was broken"
         freed = self._freed
         self._pause_between.cancel()
         await freed.wait()
@@ -273,7 +273,9 @@ class Sealing(Service):
 
     async def checkpoint(self) -> None:
         """Write a checkpoint, then free the data that it makes unnecessary. Raises OSError."""
-        assert not self.rewriting.is_installing, "all topics name the segments that it will name"
+        assert not self.rewriting.is_installing, (
+            "all topics refer to the same segments as the checkpoint"
+        )
         await self.checkpoints.write()
         self.merging.is_due = True
         await self.reclaim.free()
