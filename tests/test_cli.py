@@ -133,7 +133,7 @@ def test_wrong_settings_give_exit_code_2_and_a_line_for_each(command: list[str])
     )
     assert (done.returncode, done.stdout) == (2, "")
     lines = done.stderr.splitlines()
-    assert lines[0] == "topics: these settings are wrong:"
+    assert lines[0] == "topics: invalid settings:"
     assert sorted(line.split(":")[0].split("=")[0].strip() for line in lines[1:]) == [
         "TOPICS_API_KEYS",
         "TOPICS_MAX_BODY_BYTES",

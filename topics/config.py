@@ -280,8 +280,6 @@ def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
         rule = f"must be at most a quarter of TOPICS_RING_BYTES, which is {settings.ring_bytes}"
         found.append(Problem("TOPICS_INLINE_BYTES", str(settings.inline_bytes), rule))
     if settings.arena_bytes < _largest_message(settings):
-        rule = (
-            f"must hold the longest body and the longest answer, {_largest_message(settings)} bytes"
-        )
+        rule = f"must be at least the longest body or response, {_largest_message(settings)} bytes"
         found.append(Problem("TOPICS_ARENA_BYTES", str(settings.arena_bytes), rule))
     return [problem for problem in found if problem.variable not in already]

@@ -277,7 +277,8 @@ class Throttled(TopicsError):
 class Internal(TopicsError):
     """An unexpected error of the server. Its log contains the traceback.
 
-    Cure: report it with the traceback. The log line has the response's ``X-Request-Id``.
+    Cure: report it with the traceback. With ``TOPICS_ACCESS_LOG=all``, the line of the request has
+    the response's ``X-Request-Id``.
     """
 
     code = "internal"

@@ -44,10 +44,10 @@ def test_each_key_is_listed_with_its_rights_and_without_its_secret(topics: Run, 
     [
         (
             "hunter2:fly\nok\nhunter2:r:_x\n\nok:r\nhunter 2\na,a\n",
-            ["line 1", "line 3", "line 5: the key of line 2 again", "line 6", "line 7"],
+            ["line 1", "line 3", "line 5: the same key as in line 2", "line 6", "line 7"],
         ),
-        ("# hunter2\n,\n", ["the file holds no key"]),
-        ("", ["the file holds no key"]),
+        ("# hunter2\n,\n", ["the file contains no key"]),
+        ("", ["the file contains no key"]),
         ("#" * (KEY_FILE_MAX_BYTES + 1), ["the file is longer"]),
     ],
     ids=["lines", "comments", "empty", "long"],

@@ -104,7 +104,7 @@ def test_a_malformed_digest_is_rejected(text: str) -> None:
     ],
 )
 def test_a_malformed_scope_token_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="entry 1: a scope is none of read, r, write"):
+    with pytest.raises(ValueError, match="entry 1: a scope is not one of read, r, write"):
         Access.parse(text)
 
 

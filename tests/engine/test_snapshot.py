@@ -116,7 +116,7 @@ def test_a_restored_extent_counts_its_live_records_and_is_dropped_without_any(de
     assert restore_extent(replay, topic.id, extent(6, 4), 1, 100)
     assert (topic.count, topic.bytes, topic.head_seq, topic.sealed_seq) == (3, 300, 9, 9)
     assert not restore_extent(replay, 99, extent(1, 1), 0, 0), "its topic is gone"
-    with pytest.raises(Misfit, match="there already"):
+    with pytest.raises(Misfit, match="already exists"):
         restore_extent(replay, topic.id, extent(9, 1), 0, 0)
 
 

@@ -259,9 +259,9 @@ def test_the_keys_of_the_environment_are_kept_across_reloads(file: KeyFile) -> N
     ("content", "reason"),
     [
         (None, "No such file or directory"),
-        ("", "the file holds no key"),
-        ("\n# hunter2\n ,\n", "the file holds no key"),
-        ("one\nhunter2:fly", "entry 2: a scope is none of"),
+        ("", "the file contains no key"),
+        ("\n# hunter2\n ,\n", "the file contains no key"),
+        ("one\nhunter2:fly", "entry 2: a scope is not one of"),
         ("one\nhunter2:r:.x", "entry 2: a name prefix"),
         ("sha256:hunter2", "entry 1: 'sha256:' is not followed by"),
         ("hunter2\nhunter2:r", "the same key is configured twice"),

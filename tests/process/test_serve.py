@@ -161,7 +161,7 @@ def test_more_shards_than_the_open_file_limit_allows_are_refused(home: Path) -> 
     with Family(home, through=["prlimit", "--nofile=256:256"], TOPICS_SHARDS="16") as family:
         assert family.end() == 1
         assert family.events("start failed")[0]["reason"].startswith(
-            "16 shards need a limit of 401 open files, and it is 256:"
+            "16 shards need a limit of 401 open files, but it is 256:"
         )
         assert not family.pids()
 

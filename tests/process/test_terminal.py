@@ -160,4 +160,4 @@ def test_a_port_in_use_is_reported_in_one_line_with_the_setting_to_change(tmp_pa
         server.until("takes another one\n")
         assert server.end() == 1
     *_, line = server.shown.splitlines()
-    assert f"port {port} of 127.0.0.1; TOPICS_PORT or --port takes another one" in line
+    assert f"port {port} of 127.0.0.1; TOPICS_PORT or --port selects another port" in line

@@ -126,9 +126,9 @@ def test_damaged_meta_is_refused_with_path_and_offset_and_releases_the_lock(path
 def test_a_directory_with_foreign_files_is_not_taken_over(path: Path) -> None:
     path.mkdir(parents=True)
     (path / "thesis.tex").touch()
-    with pytest.raises(DataDirectoryDamaged, match=r"not empty: it holds thesis\.tex"):
+    with pytest.raises(DataDirectoryDamaged, match=r"not empty: it contains thesis\.tex"):
         DataDirectory(path, shards=1)
-    with pytest.raises(NotADataDirectory, match=r"not empty: it holds thesis\.tex"):
+    with pytest.raises(NotADataDirectory, match=r"not empty: it contains thesis\.tex"):
         check_place(path)
     assert [entry.name for entry in path.iterdir()] == ["thesis.tex"], (
         "nothing of ours is left there"
@@ -138,7 +138,7 @@ def test_a_directory_with_foreign_files_is_not_taken_over(path: Path) -> None:
 def test_a_directory_without_its_meta_is_damaged_and_not_a_wrong_path(path: Path) -> None:
     (path / "wal").mkdir(parents=True)
     check_place(path)
-    with pytest.raises(DataDirectoryDamaged, match="it holds wal"):
+    with pytest.raises(DataDirectoryDamaged, match="it contains wal"):
         DataDirectory(path, shards=1)
     with (
         pytest.raises(DataDirectoryDamaged, match="contains wal, but the file meta is missing"),

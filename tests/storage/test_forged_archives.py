@@ -124,5 +124,5 @@ def test_a_restore_that_leaves_too_little_space_for_appends_warns(
     monkeypatch.setattr(restoring, "MARGIN_BYTES", 1 << 60)
     _, (line,) = restore(io.BytesIO(data), tmp_path / "data", as_new=False, with_damage=False)
     assert line.startswith(f"{tmp_path / 'data'}: ")
-    assert "or it refuses appends (disk_full)" in line
+    assert "a server refuses appends (disk_full)" in line
     assert (tmp_path / "data" / "meta").exists()

@@ -41,7 +41,7 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
     assert lines[".reserve"][0].endswith(" unused bytes")
     (data / "next.reserve").touch()  # As a full disk leaves it
     assert [*describe(data / "next.reserve")] == ["0 unused bytes"]
-    with pytest.raises(ForeignFile, match="LOCK is no file of a data directory"):
+    with pytest.raises(ForeignFile, match="LOCK is not a file of a data directory"):
         [*describe(data / "LOCK")]
     assert lines[".seg"][:2] == [
         f"segment 1 of shard 0, log 0x64 to 0xc8, {next(data.rglob('*.seg')).stat().st_size} bytes",

@@ -95,7 +95,7 @@ def test_a_torn_tail_is_not_damage_but_a_damaged_synced_frame_is(data: Path) -> 
 def test_a_missing_log_file_is_damage(data: Path) -> None:
     log_files(data)[1].unlink()
     (found,) = findings(data)
-    assert "a file between is missing or cut" in found
+    assert "a file is missing or truncated" in found
 
 
 def test_a_log_file_kept_as_a_damaged_copy_is_not_a_finding(data: Path) -> None:
@@ -255,14 +255,14 @@ def test_a_segment_under_the_name_of_another_is_a_finding(store: SegmentStore) -
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"offset": 8192}, "does not begin where the one before it ends"),
-        ({"flags_at": 1}, "the delete flags of the extent are not where"),
-        ({"record_count": 0}, "not as many delete flags as records"),
-        ({"tables_len": 8}, "does not begin where the one before it ends"),
+        ({"offset": 8192}, "does not start at the end of the previous part"),
+        ({"flags_at": 1}, "the delete flags of the extent are at the wrong"),
+        ({"record_count": 0}, "numbers of delete flags and records differ"),
+        ({"tables_len": 8}, "does not start at the end of the previous part"),
         ({"first_seq": 6}, "tables"),
-        ({"first_ts": 1}, "other times"),
-        ({"last_ts": 1}, "other times"),
-        ({"keys_len": 1}, "another length of the keys"),
+        ({"first_ts": 1}, "the times in the directory do not match"),
+        ({"last_ts": 1}, "the times in the directory do not match"),
+        ({"keys_len": 1}, "differ in the length of the keys"),
     ],
 )
 def test_a_directory_that_contradicts_its_extents_is_a_finding(

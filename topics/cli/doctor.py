@@ -59,8 +59,8 @@ STATES: Final = {
     "directory_lost": "move its data directory back, or restart it on the current directory",
     "no_room": "the disk is full: delete files or records, then it continues automatically",
     "disk_stalled": "the disk does not respond: check dmesg, and the other users of the disk",
-    "stalled": "its process hangs or gets no processor time: check the load of the machine",
-    "permission_denied": "it may not open the data file that the server's log names (start failed):"
+    "stalled": "its process hangs or gets no CPU time: check the load of the machine",
+    "permission_denied": "it may not open the data file in the server's log (start failed):"
     " chown -R the data directory to the user of the server",
     "disk_full": "it cannot start on a full disk: delete files, then it starts automatically",
     "disk_failed": "it cannot start: check dmesg and the mount, then it starts automatically",
@@ -98,7 +98,7 @@ def keys(server: Server) -> Iterator[Finding]:
             return
     with suppress(Refused), Topics(url, key="none", retry=server.client.retry) as stranger:
         stranger.call(calls.list_topics("", None))
-        what = f"everyone who can reach {host} may read, write and delete everything"
+        what = f"every client that can reach {host} may read, write and delete all data"
         yield Finding(what, "set TOPICS_API_KEYS_FILE (topics keys hash), or TOPICS_HOST=127.0.0.1")
 
 

@@ -59,7 +59,7 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
         start = boot.read(environ)
     except ConfigError as error:
         problems = "".join(f"\n  {problem}" for problem in error.problems)
-        raise Mistake(f"these settings are wrong:{problems}") from None
+        raise Mistake(f"invalid settings:{problems}") from None
     if print_config:
         _print_config(start)
         return ExitCode.DONE
@@ -83,7 +83,7 @@ def verify(directory: Path) -> ExitCode:
 
 @command("repair")
 @click.argument("directory", metavar="DIR", type=_path)
-@click.option("--dry-run", is_flag=True, help="Print what would be lost, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be lost, but change nothing.")
 def repair(directory: Path, dry_run: bool) -> ExitCode:
     """Repair a data directory with a damaged log.
 
@@ -274,7 +274,7 @@ def _inspect(file: Path) -> ExitCode:
 def _print_config(start: Boot) -> None:
     keys = len(start.access.principals)
     lines = start.settings.lines()
-    lines += [f"# keys: {keys}" if keys else "# keys: none, everyone may do everything"]
+    lines += [f"# keys: {keys}" if keys else "# keys: none, every client may do everything"]
     lines += [f"# {line}" for line in _unknown_lines(start)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 

@@ -326,7 +326,7 @@ def append(
     sent several times. Raise `ValueError` for an empty key.
     """
     if key == "":
-        raise ValueError("a key has at least one character; None stands for no key")
+        raise ValueError("a key has at least one character; None means no key")
     fields = {"idempotency_key": uuid.uuid4().hex if key == AUTO else key, "node": node}
     sent = {**body, **{field: value for field, value in fields.items() if value}}
     return Call("POST", _at(name, return_seqs="false"), _receipt, sent, is_repeatable=bool(key))

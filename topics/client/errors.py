@@ -118,7 +118,9 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsErro
         error = msgspec.json.decode(body, type=_Envelope).error
     except msgspec.MsgspecError:
         text = " ".join(body[:200].decode("utf-8", "replace").split())
-        error = _Error(f"http_{status}", text or "a response that is not the server's")
+        error = _Error(
+            f"http_{status}", text or "a response that does not come from a topics server"
+        )
     kind = Unavailable if status >= 500 else _CLASSES.get(status, Invalid)
     failure = kind(
         error.message,

@@ -50,9 +50,7 @@ def contexts_file() -> Path:
     try:
         base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     except RuntimeError:  # a user without a home
-        raise Invalid(
-            "no home directory: XDG_CONFIG_HOME may name one", code="bad_context"
-        ) from None
+        raise Invalid("no home directory; set XDG_CONFIG_HOME", code="bad_context") from None
     return Path(base) / "topics" / "contexts.toml"
 
 
@@ -69,7 +67,7 @@ def read_contexts(path: Path | None = None) -> Contexts:
         tables = {name: Context(**table) for name, table in content.get("contexts", {}).items()}
         for each in (content.get("current", ""), *chain(*tables.values())):
             if not isinstance(each, str | None):
-                raise TypeError(f"{each!r} is no text")
+                raise TypeError(f"{each!r} is not a string")
     except FileNotFoundError:
         return Contexts(None, {})
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -107,7 +105,9 @@ def checked_url(url: str) -> str:
 def checked_key(key: str) -> str:
     """The key. Raises `Refused`."""
     if not (key and key.isascii() and key.isprintable()):
-        raise Refused("the key holds characters that no header field may have", code="bad_key")
+        raise Refused(
+            "the key contains characters that are not allowed in a header field", code="bad_key"
+        )
     return key
 
 
@@ -128,5 +128,5 @@ def read_key(path: str) -> str:
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise Invalid(f"the key cannot be read: {error}", code="bad_key_file") from None
     if not key:
-        raise Invalid(f"{path} holds no key", code="bad_key_file")
+        raise Invalid(f"{path} contains no key", code="bad_key_file")
     return key

@@ -132,7 +132,7 @@ class Access:
         try:
             entries = [found.span() for found in _ENTRY.finditer(buffer)]
             if not entries and b"," in buffer:
-                raise ValueError("commas without a key")
+                raise ValueError("only commas, no key")
             return cls(
                 _principal(position, buffer, *span)
                 for position, span in enumerate(entries, start=1)
@@ -219,7 +219,8 @@ def _scopes(position: int, buffer: bytearray, start: int, end: int) -> Scope:
     if not _SCOPES.fullmatch(buffer, start, end):
         known = ", ".join(_TOKENS)
         raise ValueError(
-            f"entry {position}: a scope is none of {known} (joined by '+'), or the key contains ':'"
+            f"entry {position}: a scope is not one of {known} (joined by '+'),"
+            " or the key contains ':'"
         )
     tokens = buffer[start:end].decode().split("+")
     return reduce(or_, (_TOKENS[token] for token in tokens))
@@ -231,6 +232,7 @@ def _prefixes(position: int, buffer: bytearray, start: int, end: int) -> tuple[s
         return None
     if not _PREFIXES.fullmatch(buffer, start, end):
         raise ValueError(
-            f"entry {position}: a name prefix (joined by '|') is empty or starts no possible name"
+            f"entry {position}: a name prefix (joined by '|') is empty,"
+            " or no valid name starts with it"
         )
     return tuple(dict.fromkeys(buffer[start:end].decode().split("|")))

@@ -62,7 +62,7 @@ class SharedCap:
         known. Otherwise a shard is still recovering, and ``replayed`` returns the share of its log
         that the slowest one has replayed.
         """
-        assert most > 0, "0 is no cap"
+        assert most > 0, "a cap is at least 1"
         self._name, self._message, self._most = name, message, most
         self._count, self._replayed = count, replayed
 

@@ -248,7 +248,7 @@ class RecordIndex:
         """
         first_seq, whole, _, left = self.entry(index)
         gone = self.gone.get(first_seq, 0) + count
-        assert gone <= whole, "a record goes once"
+        assert gone <= whole, "a record is removed only once"
         # If no record of the entry is left, mark the entry as dead. Otherwise store the new number.
         if gone == whole:
             self._sizes[index + self._front] = 0
@@ -291,7 +291,7 @@ class RecordIndex:
         ``gone`` has the number of removed records of each new entry, which is less than all of its
         records.
         """
-        assert first < stop, "entries replace others"
+        assert first < stop, "at least one entry is replaced"
         self._forget_gone(first, stop)
         start, end = first + self._front, stop + self._front
         self.dead_entries -= self._sizes[start:end].count(0)

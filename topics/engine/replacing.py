@@ -109,7 +109,7 @@ def _replace(
             unused.append(extent.locator)
     live = sum(extent.record_count for extent in used) - sum(gone)
     # The live records of the old entries must all be in the new extents.
-    assert live == live_count, "as many records live in the new extents"
+    assert live == live_count, "the new extents have the same number of live records"
     index.replace(start, stop, used, gone)
     # The old sizes may have been estimated, if records could not be read temporarily.
     topic.bytes += sum(extent.size for extent in used) - live_bytes

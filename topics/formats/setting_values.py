@@ -112,7 +112,7 @@ class Origins:
 
     def _normal(self, text: str) -> str:
         if text == "null":
-            raise ValueError("must not name null: any page can have that origin")
+            raise ValueError("must not contain null: any page can have that origin")
         if text == "*":
             raise ValueError("must be * alone, or a list of origins")
         found = self.origin.fullmatch(text)

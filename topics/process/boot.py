@@ -61,7 +61,7 @@ def _refuse_open_server(settings: Settings, problems: list[Problem]) -> None:
     if not settings.loopback and not settings.allow_insecure_no_auth:
         rule = (
             f"is not loopback and no keys are configured; set {API_KEYS}, or"
-            " TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve anyone"
+            " TOPICS_ALLOW_INSECURE_NO_AUTH=1 to allow all clients"
         )
         problems.append(Problem("TOPICS_HOST", settings.host, rule))
 

@@ -68,7 +68,7 @@ class KeyFile:
         """
         access = Access.parse(_read_keys(self.path, again=again))
         if not access.enabled:
-            raise ValueError("the file holds no key")
+            raise ValueError("the file contains no key")
         return access
 
     def state(self) -> FileState:
@@ -141,12 +141,12 @@ def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         for each in principals:
             first = lines.setdefault(each.digest, number)
             if first != number:
-                mistakes.append(f"line {number}: the key of line {first} again")
+                mistakes.append(f"line {number}: the same key as in line {first}")
             scopes = [str(scope.name).lower() for scope in Scope if each.allows(scope)]
             rights = {"scopes": scopes, "prefixes": each.prefixes}
             found.append({"line": number, "alias": each.alias, **rights})
     if not (found or mistakes):
-        mistakes.append("the file holds no key")
+        mistakes.append("the file contains no key")
     return found, mistakes
 
 
@@ -202,7 +202,7 @@ def _read_into(path: Path, text: bytearray, *, again: bool) -> int:
 
     with open(path, "rb", buffering=0, opener=opened) as file, memoryview(text) as view:
         if again and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("the file is not a regular file, which could be read again")
+            raise ValueError("the file is not a regular file, so it cannot be reloaded")
         length = 0
         while count := file.readinto(view[length:]):
             length += count

@@ -135,8 +135,8 @@ def _why_not(error: OSError, settings: Settings) -> str:
     """Describe an error of the system together with the settings that may have caused it."""
     if error.errno == errno.EADDRINUSE:
         return (
-            f"Address already in use: something listens on port {settings.port} of {settings.host};"
-            " TOPICS_PORT or --port takes another one"
+            f"Address already in use: another process listens on port {settings.port} of"
+            f" {settings.host}; TOPICS_PORT or --port selects another port"
         )
     return (
         f"{error} (TOPICS_HOST={settings.host}, TOPICS_PORT={settings.port},"
@@ -221,6 +221,6 @@ def _too_few_files(shards: int, limit: int) -> str | None:
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return None
     return (
-        f"{shards} shards need a limit of {needed} open files, and it is {limit}:"
-        " raise the hard limit (ulimit -Hn), or take fewer shards for a new data directory"
+        f"{shards} shards need a limit of {needed} open files, but it is {limit}:"
+        " raise the hard limit (ulimit -Hn), or use fewer shards for a new data directory"
     )

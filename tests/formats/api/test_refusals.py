@@ -55,20 +55,20 @@ PUT {"ttl_ms":"5"} ttl_ms must be an integer, not a string
 PUT {"ttl_ms":1.5} ttl_ms must be an integer, not a number with a fraction or exponent
 PUT {"priority":[]} priority must be an integer or null, not an array
 PUT [] the body must be an object, not an array
-PUT { the body ends in the middle of its JSON
+PUT { the body ends within its JSON
 PUT {"a":} the body is not JSON: invalid character (byte 5)
-PUT {"dead_letter":"\ud800"} half of a surrogate pair at byte 16 of the body
+PUT {"dead_letter":"\ud800"} an unpaired surrogate at byte 16 of the body
 append {} records is required
 append {"records":[{}]} records[0].data is required
 append {"records":[{"data":1,"tag":5}]} records[0].tag must be a string or null, not an integer
 append {"records":[{"data":1}],"config":{"type":"x"}} config.type must be one of log, queue, not 'x'
-append {"records":[{"data":"\ud800"}]} half of a surrogate pair at byte 21 of the body
+append {"records":[{"data":"\ud800"}]} an unpaired surrogate at byte 21 of the body
 diff {"node":5} node must be a string or an array or null, not an integer
 diff {"from_seq":1e400} from_seq: number out of range
 diff {"include_tags":"y"} include_tags must be true or false, not a string
 delete {"before_seq":true} before_seq must be an integer or null, not true or false
 watch {"topics":{"t":5}} topics[...] must be an object, not an integer
-watch {"topics":{"\udfff":{}}} half of a surrogate pair at byte 12 of the body
+watch {"topics":{"\udfff":{}}} an unpaired surrogate at byte 12 of the body
 claim {} node is required
 claim {"node":null} node must be a string, not null
 ack {"node":"w"} seqs is required
@@ -95,7 +95,7 @@ def test_a_rejected_body_names_the_field_and_the_allowed_values(row: str) -> Non
 def test_invalid_utf8_and_surrogates_in_long_bodies_are_reported_as_precisely_as_possible() -> None:
     with pytest.raises(InvalidRequest, match="not valid UTF-8: byte 6"):
         decode_config(b'{"a":"\xff"}')
-    with pytest.raises(InvalidRequest, match="or holds half of a surrogate pair"):
+    with pytest.raises(InvalidRequest, match="or contains an unpaired surrogate"):
         decode_append(
             b'{"records":[{"data":"' + b"x" * SEARCH_MAX_BYTES + b'\\ud800"}]}', None, LIMITS
         )

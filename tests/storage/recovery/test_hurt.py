@@ -135,7 +135,9 @@ def test_segments_without_an_intact_checkpoint_are_refused_with_a_message(
         else:
             checkpoint.unlink()
     hurt = tree(path)
-    with pytest.raises(Damaged, match="no checkpoint is whole, and the log no longer has every"):
+    with pytest.raises(
+        Damaged, match="no checkpoint is intact, and the log no longer contains all"
+    ):
         opened(path)
     assert tree(path) == hurt
 

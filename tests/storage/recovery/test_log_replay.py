@@ -40,7 +40,7 @@ def test_a_log_that_ends_before_its_checkpoint_is_damage(tmp_path: Path) -> None
 def test_a_missing_file_is_damage(number: int, many: Path) -> None:
     files = log_files(many)
     files[number].unlink()
-    with pytest.raises(Damaged, match="missing or cut") as raised:
+    with pytest.raises(Damaged, match="missing or truncated") as raised:
         Client(many)
     assert raised.value.path == files[number + 1]
 

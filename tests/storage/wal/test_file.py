@@ -89,7 +89,7 @@ def test_a_log_file_that_cannot_be_created_leaves_nothing(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing(errno.ENOSPC))
-        with pytest.raises(NoRoom, match="no new log file") as raised:
+        with pytest.raises(NoRoom, match="cannot create a log file") as raised:
             file.create()
     assert raised.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []

@@ -132,7 +132,7 @@ def test_frames_that_cannot_be_cut_off_are_logged(
         patch.setattr(WalFile, "blank", failing(errno.EIO))
         lost = hand_over(wal, frame(seq=2), sync=True)
     assert lost.error is not None
-    assert "refused frames not cut off" in capsys.readouterr().out
+    assert "failed frames not erased" in capsys.readouterr().out
     wal.stop()
 
 

@@ -225,7 +225,7 @@ def decide_streamed(
     contains no records. The caller must make the records durable in a blob before it writes the
     frame.
     """
-    assert not topic.pending, "a streamed append has its topic to itself"
+    assert not topic.pending, "the topic has no other pending change"
     check_topic_room(topic, len(body.records), size)
     take_bytes(table, topic, size)
     key, ts = body.idempotency_key, max(now.ts, topic.last_ts)
@@ -334,7 +334,7 @@ def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
     if isinstance(body, PlainAppend) or not has_delays(body.records):
         return ()
     if topic.jobs is None:
-        raise InvalidRequest("only a record for a queue may have a delay", field="delay_ms")
+        raise InvalidRequest("only a record of a queue may have a delay", field="delay_ms")
     due = []
     for index, record in enumerate(body.records):
         at = record.deliver_at if record.deliver_at is not None else now.ts + (record.delay_ms or 0)

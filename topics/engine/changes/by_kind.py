@@ -41,5 +41,5 @@ def replay_frame(replay: Replay, header: FrameHeader, body: Buffer, checkpointed
     """
     play = REPLAYS.get(header.kind)
     if play is None:
-        raise Misfit("this program does not know the kind")
+        raise Misfit("the kind is unknown to this program")
     play(replay, header, body, checkpointed)

@@ -37,7 +37,7 @@ def check(table: TopicTable, name: str, if_empty: bool) -> None:
     """Raise `TopicNotEmpty` if ``if_empty`` is set and the topic has records or pending writes."""
     topic = table.by_name.get(name)
     if if_empty and topic and (topic.count or topic.next_seq > topic.head_seq + 1):
-        raise TopicNotEmpty(f'topic "{name}" holds records', topic=name, count=topic.count)
+        raise TopicNotEmpty(f'topic "{name}" contains records', topic=name, count=topic.count)
 
 
 def decide(table: TopicTable, name: str, if_empty: bool, now: Now) -> DeleteTopic | None:

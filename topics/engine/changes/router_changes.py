@@ -29,7 +29,7 @@ class RouterChange(Change):
     __slots__ = ()
 
     def __init__(self, table: TopicTable, frames: list[Frame]) -> None:
-        assert not table.shard_topic.pending, "routers are changed one after another"
+        assert not table.shard_topic.pending, "only one change of routers is in progress"
         super().__init__(table.shard_topic, frames, True)
         self.note_pending()
 
@@ -68,7 +68,7 @@ class RemoveRouters(RouterChange):
 def put(table: TopicTable, router: Router, now: Now) -> PutRouter:
     """Create or configure a router (§6.1). No other change of routers may be pending."""
     graph = table.routers
-    assert router.id > graph.last_id or router.id in graph.by_id, "an id is not used again"
+    assert router.id > graph.last_id or router.id in graph.by_id, "an id is never reused"
     return PutRouter(table, router, now)
 
 

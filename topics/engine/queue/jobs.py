@@ -391,7 +391,7 @@ class Jobs:
         The job is claimable immediately, or from ``until_ms`` on (monotonic ms).
         """
         lease = self.leases.drop(seq)
-        assert lease is not None, "only held jobs are released"
+        assert lease is not None, "only leased jobs are released"
         self._deliveries.setdefault(seq, 1)
         if until_ms is None:
             self.free(seq)
@@ -423,7 +423,7 @@ class Jobs:
         ended = list[Lease]()
         for seq in seqs:
             lease = self.leases.drop(seq)
-            assert lease is not None, "only held jobs are acked"
+            assert lease is not None, "only leased jobs are acked"
             self.acking[seq] = lease
             ended.append(lease)
         return ended
@@ -516,7 +516,7 @@ class Jobs:
         queue. ``watched`` passes jobs through and counts them, to report the progress.
         """
         ledger, self.ledger = self.ledger, None
-        assert ledger is not None, "a replay ends once"
+        assert ledger is not None, "the replay ends only once"
         self.dead_lettered, self._start_seq = ledger.dead_lettered, start_seq
         self.errors = ledger.errors
         for seq, due_ts in watched(ledger.delays.items()):

@@ -59,7 +59,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool
     if ledger is None:
         raise Misfit("the topic is not a queue")
     if header.flags not in _OPS:
-        raise Misfit(f"this program does not know the operation {header.flags}")
+        raise Misfit(f"the operation {header.flags} is unknown to this program")
     ledger.apply(decode_lease(header, body))
 
 

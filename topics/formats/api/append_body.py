@@ -111,7 +111,7 @@ def check_append(request: AppendBody, body_len: int, header_key: str | None, lim
         check_key(request.idempotency_key, limits)
     records = request.records
     if not records:
-        raise InvalidRequest("records must hold at least one record", field="records")
+        raise InvalidRequest("records must contain at least one record", field="records")
     if len(records) > limits.batch_records:
         raise BatchTooLarge(
             f"{len(records)} records in one write; at most {limits.batch_records}",
@@ -140,7 +140,7 @@ def joined(bodies: Sequence[AppendBody]) -> AppendBody:
 def check_may_configure(may_configure: bool) -> None:
     """Raise `Forbidden` for a request with ``config`` if its key lacks the scope admin (§0.2)."""
     if not may_configure:
-        raise Forbidden("the key lacks the scope admin, which config needs", scope="admin")
+        raise Forbidden("the key lacks the scope admin, which config requires", scope="admin")
 
 
 def has_delays(records: Sequence[RecordIn]) -> bool:

@@ -89,7 +89,7 @@ class Dechunker:
         end = newline + 1 if newline >= 0 else min(len(data), pos + LINE_MAX_BYTES)
         self._line += data[pos:end]
         if len(self._line) > LINE_MAX_BYTES:
-            raise InvalidRequest("a chunk head is too long")
+            raise InvalidRequest("the header line of a chunk is too long")
         if newline >= 0:
             line = bytes(self._line)
             self._line.clear()

@@ -146,13 +146,13 @@ def _wrong_json(what: str, path: str | None, body: Buffer) -> InvalidRequest:
     """Return the error for a body that is not JSON, or for any other error of the decoder."""
     if (offset := lone_surrogate(body)) is not None:
         return InvalidRequest(
-            f"half of a surrogate pair at byte {offset} of the body: it stands for no character",
+            f"an unpaired surrogate at byte {offset} of the body, which is not a character",
             offset=offset,
         )
     if what == "Input data was truncated":
         searched = 0 < len(body) <= SEARCH_MAX_BYTES
-        or_half = "" if searched else ", or holds half of a surrogate pair: that is no character"
-        return InvalidRequest(f"the body ends in the middle of its JSON{or_half}")
+        or_half = "" if searched else " or contains an unpaired surrogate, which is not a character"
+        return InvalidRequest(f"the body ends within its JSON{or_half}")
     if what.startswith("JSON is malformed: "):
         return InvalidRequest(f"the body is not JSON: {what.removeprefix('JSON is malformed: ')}")
     detail = {"field": path} if path else {}

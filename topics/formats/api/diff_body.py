@@ -142,7 +142,7 @@ def _tag_match(given: Any, field: str) -> TagMatch:
     if op == "Eq":
         return TagMatch("Eq", text)
     if op != "Glob":
-        raise InvalidRequest(f"{field} knows Eq and Glob", field=field)
+        raise InvalidRequest(f"{field} supports only Eq and Glob", field=field)
     if not text.endswith("*") or "*" in text[:-1]:
-        raise InvalidRequest("a Glob has one *, at its end", field=field)
+        raise InvalidRequest("a Glob must end with its only *", field=field)
     return TagMatch("Glob", text[:-1])

@@ -158,7 +158,7 @@ def _check_jobs(asked: JobsRequest, limits: Limits) -> None:
     check_worker(asked.node, limits)
     seqs, lease_ids = asked.seqs, asked.lease_ids
     if not seqs:
-        raise InvalidRequest("seqs must hold at least one seq", field="seqs")
+        raise InvalidRequest("seqs must contain at least one seq", field="seqs")
     if len(seqs) > limits.claim:
         raise BatchTooLarge(
             f"{len(seqs)} seqs in one call; at most {limits.claim}",
@@ -169,6 +169,6 @@ def _check_jobs(asked: JobsRequest, limits: Limits) -> None:
         raise InvalidRequest("seqs must be integers from 0 to 2^64 - 1", field="seqs")
     if lease_ids is not None and len(lease_ids) != len(seqs):
         raise InvalidRequest(
-            f"lease_ids must hold one for each of the {len(seqs)} seqs, not {len(lease_ids)}",
+            f"lease_ids must contain one for each of the {len(seqs)} seqs, not {len(lease_ids)}",
             field="lease_ids",
         )

@@ -133,7 +133,7 @@ def parse_head(raw: bytes) -> Head:
 def end_of_empty_lines(data: bytes, pos: int) -> int:
     """Return the position after the empty lines that start at ``pos``."""
     found = EMPTY_LINES.match(data, pos)
-    assert found is not None, "the pattern also matches no line"
+    assert found is not None, "the pattern matches an empty string, too"
     return found.end()
 
 

@@ -122,7 +122,7 @@ def _checked(asked: WatchBody, limits: Limits, max_topics: int) -> WatchRequest:
 def check_starts(starts: dict[str, Start], max_topics: int) -> None:
     """Check the names, the cursors and the number of topics. Raises `InvalidRequest`."""
     if not starts:
-        raise InvalidRequest("topics must name at least one topic", field="topics")
+        raise InvalidRequest("topics must contain at least one topic", field="topics")
     check_count("topics", starts, max_topics)
     for name, start in starts.items():
         if not valid_topic_name(name):
@@ -140,7 +140,7 @@ def view_of(asked: ViewOptions, limits: Limits) -> View:
     for field in ("limit", "max_batch_bytes"):
         check_u64(field, getattr(asked, field))
     if asked.consistency not in ("eventual", "strong"):
-        raise InvalidRequest("consistency is eventual or strong", field="consistency")
+        raise InvalidRequest("consistency must be eventual or strong", field="consistency")
     return View(
         nodes=tuple(checked_nodes(asked.node, limits)),
         tags=asked.include_tags,
@@ -230,7 +230,7 @@ def decode_cursors(
     """
     known = _cursors_by_digest(text)
     if known is None:
-        raise InvalidRequest(f"{name} is none of this stream's ids", field=name)
+        raise InvalidRequest(f"{name} is not an id of this stream", field=name)
     return {topic: known[digest] for topic in topics if (digest := _digest(topic)) in known}
 
 
@@ -259,7 +259,7 @@ def _starts_at(cursor: str, topics: Iterable[str]) -> dict[str, Start]:
         return {topic: Start(seq, epoch=epoch or None) for topic, (seq, epoch) in at.items()}
     seqs = decode_id(text)
     if isinstance(seqs, int):
-        message = "cursor is the id of a session of many topics, which no other session knows"
+        message = "cursor is an id of a session of many topics, which is valid only in that session"
         raise InvalidRequest(message, field="cursor")
     if not seqs:
         raise InvalidRequest("cursor is not the id of an event", field="cursor")

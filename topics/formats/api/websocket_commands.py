@@ -88,6 +88,6 @@ def decode_subscribe(message: bytes, limits: Limits, max_topics: int) -> WatchRe
     elif asked.topic is not None and asked.topics is None:
         starts = {asked.topic: Start(asked.from_seq, asked.tail, asked.epoch)}
     else:
-        raise InvalidRequest("subscribe names either a topic or topics")
+        raise InvalidRequest("subscribe requires either topic or topics")
     check_starts(starts, max_topics)
     return WatchRequest(starts, view_of(asked, limits), HEARTBEAT_MS)

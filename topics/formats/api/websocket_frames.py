@@ -144,7 +144,7 @@ class FrameReader:
                 Close.parse(frame.data)
             return frame
         if (frame.opcode is Opcode.CONT) == (self._opcode is None):
-            raise ProtocolError("fragments and messages must not mix")
+            raise ProtocolError("fragments of messages must not be interleaved")
         length = self._message.tell() + len(frame.data)
         if length > self._max:
             raise PayloadTooBig(length, self._max)

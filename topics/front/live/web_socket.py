@@ -328,7 +328,7 @@ class WebSocket(WebSocketStream):
             elif head.op == "ping":
                 self._replies.append(reply(b"pong", request_id))
             else:
-                raise InvalidRequest("op is subscribe, unsubscribe, publish or ping")
+                raise InvalidRequest("op must be subscribe, unsubscribe, publish or ping")
         except TopicsError as failure:
             self._replies.append(refusal(request_id, failure))
         return None

@@ -259,7 +259,7 @@ def check_founded(folders: Folders, files: list[WalFile]) -> None:
     ]
     if held and not (files and files[0].base == 0):
         reason = (
-            "no checkpoint is intact, and the log is not complete without one; restore a backup"
+            "no checkpoint is intact, and the log no longer contains all records; restore a backup"
         )
         raise Damaged(held[0], 0, reason)
 
