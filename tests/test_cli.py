@@ -339,7 +339,7 @@ def test_a_repair_refuses_damage_that_only_a_backup_can_fix(tmp_path: Path) -> N
     hurt = tree(path)
     done = run(MODULE, "repair", str(path))
     assert (done.returncode, done.stdout, tree(path)) == (ExitCode.DAMAGED, "", hurt)
-    assert f"topics: {checkpoint}, offset 0: no checkpoint is whole" in done.stderr
+    assert f"topics: {checkpoint}, offset 0: no checkpoint is intact" in done.stderr
     assert "restore a backup. Nothing was changed" in done.stderr
 
 

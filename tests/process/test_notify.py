@@ -52,7 +52,7 @@ def test_a_status_that_was_not_delivered_is_sent_again(tmp_path: Path) -> None:
     with capture_logs() as logged:
         notifier.status("one")
         notifier.watchdog()
-    assert [line["lost"] for line in logged] == ["STATUS=one"], "the loss is logged once"
+    assert [line["notification"] for line in logged] == ["STATUS=one"], "the loss is logged once"
     systemd = Systemd(str(tmp_path / "later"))
     with systemd.socket:
         notifier.status("one")

@@ -171,7 +171,8 @@ def _line_of(logger: WrappedLogger, method: str, event: EventDict) -> str:
 
 def _framed(event: EventDict, level: str) -> EventDict:
     now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
-    return {"process": _process, "pid": os.getpid(), **event, "level": level, "time": now}
+    head = {"process": _process, "pid": os.getpid(), "event": event.get("event")}
+    return {**head, **event, "level": level, "time": now}
 
 
 def _shower(sink: DescriptorSink) -> Callable[[EventDict], str]:
