@@ -162,7 +162,7 @@ def _line_of(logger: WrappedLogger, method: str, event: EventDict) -> str:
     name = event.get("event")
     try:
         # Use plain tracebacks. Pretty ones show local variables, which may contain tokens.
-        told = structlog.processors.format_exc_info(logger, method, event)
+        told = structlog.processors.format_exc_info(logger, method, {"event": name, **event})
         return _show(_clean(_framed(told, method)))
     except Exception as error:
         told = {"event": name if isinstance(name, str) else "?", "not_shown": type(error).__name__}
@@ -171,8 +171,7 @@ def _line_of(logger: WrappedLogger, method: str, event: EventDict) -> str:
 
 def _framed(event: EventDict, level: str) -> EventDict:
     now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
-    head = {"process": _process, "pid": os.getpid(), "event": event.get("event")}
-    return {**head, **event, "level": level, "time": now}
+    return {"process": _process, "pid": os.getpid(), **event, "level": level, "time": now}
 
 
 def _shower(sink: DescriptorSink) -> Callable[[EventDict], str]:

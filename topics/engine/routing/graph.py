@@ -173,7 +173,7 @@ class RouterGraph:
         for other in self._into.get(config.dest, {}).values():
             if other.name != name and other.source != config.source:
                 raise TopicExistsIncompatible(
-                    f'topic "{other.dest}" is already the dest of another source, and may have only one',
+                    f'topic "{other.dest}" already has another source, and may have only one',
                     reason=FAN_IN,
                     topic=other.dest,
                 )
