@@ -157,7 +157,7 @@ def test_a_port_in_use_is_reported_in_one_line_with_the_setting_to_change(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as blocker:
         port = blocker.getsockname()[1]
         server = AtTerminal(tmp_path, port)
-        server.until("takes another one\n")
+        server.until("selects another port\n")
         assert server.end() == 1
     *_, line = server.shown.splitlines()
     assert f"port {port} of 127.0.0.1; TOPICS_PORT or --port selects another port" in line

@@ -90,7 +90,8 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
 @click.option("--rejects", type=click.Path(dir_okay=False, writable=True), metavar="FILE",
               help="Write the lines that --errors skip skips to FILE.")  # fmt: skip
 @click.option("--key", help="Append the records only once with this idempotency key.")
-@click.option("--key-prefix", metavar="TEXT", help="Append equal content again under this name.")
+@click.option("--key-prefix", metavar="TEXT",
+              help="Append equal content once for each value of this prefix.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Append a file even if it was appended before.")
 @pass_shell
 def append(

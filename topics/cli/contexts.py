@@ -60,7 +60,8 @@ def ls(shell: Shell) -> None:
 @click.argument("name")
 @click.argument("url")
 @click.option("--key-file", "key_file", metavar="FILE", help="A file with the API key.")
-@click.option("--key", "asks_key", is_flag=True, help="Ask for the API key, or read it from stdin.")
+@click.option("--key", "asks_key", is_flag=True,
+              help="Prompt for the API key, or read it from stdin.")  # fmt: skip
 @click.option("--use", "uses", is_flag=True, help="Also make it the current context.")
 @pass_shell
 def add(

@@ -291,7 +291,7 @@ def test_a_lease_frame_of_a_log_topic_or_with_an_unknown_operation_is_a_misfit(d
     with pytest.raises(Misfit, match="operation 9"):
         queue.play(lease_frame(queue.topic.id, 5, rows)._replace(flags=9))
     desk.put("log")
-    with pytest.raises(Misfit, match="no queue"):
+    with pytest.raises(Misfit, match="not a queue"):
         queue.play(lease_frame(desk.engine.topic("log").id, 5, rows))
 
 

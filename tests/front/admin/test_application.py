@@ -92,7 +92,7 @@ async def test_a_body_that_the_application_did_not_take_is_freed() -> None:
 
 
 async def test_an_answer_of_hypercorns_own_is_never_sent() -> None:
-    with pytest.raises(AssertionError, match="without asking the application"):
+    with pytest.raises(AssertionError, match="without calling the application"):
         await asked(lambda *_: None, call_of(b"/v0/routers/a", b""), None)
 
 
