@@ -156,7 +156,7 @@ MESSAGES: Final = {
 
 # Channel: address, what it is, what is sent, what is received. The name of a message in a channel
 # is the event's, or the `op`.
-RESUMED: Final = "`Last-Event-ID` goes on behind the event with that id."
+RESUMED: Final = "With `Last-Event-ID`, the stream resumes after that event."
 CHANNELS: Final[dict[str, tuple[str, str, Json, Json]]] = {
     "watch": (
         "/v0/watch",

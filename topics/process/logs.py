@@ -188,9 +188,11 @@ def _log_uncaught(
 
 
 def _log_unraisable(args: sys.UnraisableHookArgs) -> None:
-    event = args.err_msg or "exception ignored"
     structlog.get_logger().error(
-        event, where=args.object, exc_info=(args.exc_type, args.exc_value, args.exc_traceback)
+        "exception ignored",
+        message=args.err_msg,
+        where=args.object,
+        exc_info=(args.exc_type, args.exc_value, args.exc_traceback),
     )
 
 

@@ -85,7 +85,7 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
         for _ in range(3):
             beat()
     (line,) = logged
-    assert (line["log_level"], line["topics"], line["count"]) == ("warning", ["a"], 1)
+    assert (line["log_level"], line["names"], line["count"]) == ("warning", ["a"], 1)
     assert line["ahead_ms"] == YEAR_MS - 5000
     assert append("a") == future_ts, "later records have the same time"
     set_clock(3_600_000)

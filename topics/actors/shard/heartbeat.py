@@ -68,7 +68,7 @@ class Heartbeat(Service):
         if found := engine.ahead.sweep(engine.by_id, now):
             log.warning(
                 "records ahead of the clock",
-                topics=[topic.name for topic in found[:NAMES_MAX]],
+                names=[topic.name for topic in found[:NAMES_MAX]],
                 count=len(found),
                 ahead_ms=max(topic.last_ts for topic in found) - now.ts,
                 see="ClockAhead in runbook.md",
