@@ -185,7 +185,7 @@ def test_a_wrong_file_changes_nothing(rotation: Rotation, content: str | None) -
         rotation.file.unlink()
     else:
         rotation.file.write_text(content)
-    told = rotation.hang_up("keys not reloaded, the earlier ones stay")
+    told = rotation.hang_up("keys not reloaded")
     assert told["level"] == "error"
     rotation.becomes("first", 200)
     rotation.becomes(FIXED, 200)
