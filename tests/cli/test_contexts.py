@@ -75,7 +75,7 @@ def test_a_symbolic_link_to_the_contexts_file_is_kept(topics: Run, tmp_path: Pat
         (["add", "a", "http://x", "--key-file", "/nope"], 2, "the key cannot be read"),
         (["add", "a", "http://x", "--key-file", "/a\x7fb"], 2, "cannot be stored"),
         (["add", "a", "http://x", "--key-file", "k", "--key"], 2, "exclude each other"),
-        (["add", "a", "http://x", "--key"], 5, "characters that no header"),
+        (["add", "a", "http://x", "--key"], 5, "characters that are not allowed"),
         (["use", "a"], 2, "there is no context 'a' (known: none)"),
         (["rm", "a"], 2, "there is no context 'a'"),
         (["fly"], 2, "No such command"),
