@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures, hooks and Hypothesis profiles for all tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import topics.process  # noqa: F401 - structlog without rich: a traceback takes 
 from tests.support.server import Server
 from tests.support.zygote import Zygote
 
-# How fast an example is made or run says something about the machine (and, in a fresh checkout,
-# about a table of Unicode that Hypothesis makes at the first text), nothing about what the test
-# proves. pytest-timeout ends what hangs. A build server judges a change by the same examples each
-# time; every other run looks for new ones.
+# Hypothesis does not limit the duration of examples, because it depends on the machine. In a new
+# checkout it also includes the time to build a Unicode table. pytest-timeout stops tests that hang.
+# On a build server each run uses the same examples, so that its result depends only on the change;
+# all other runs generate new examples.
 settings.register_profile(
     "topics",
     deadline=None,
@@ -30,8 +30,8 @@ settings.register_profile("quick", settings.get_profile("topics"), max_examples=
 settings.load_profile("topics")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell script has started this run in the background. Programs that tests start would ignore
-    # Ctrl-C, too.
+    # A shell script has started this run in the background, with SIGINT ignored. Without this, the
+    # programs that tests start would also ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 AGAIN_PART = 8  # of a timeout, between its alarms
@@ -39,8 +39,8 @@ AGAIN_PART = 8  # of a timeout, between its alarms
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(settings: Any) -> Generator[None, object, object]:
-    """The alarm of a timeout comes again and again. One alarm ends the first wait of a test; the
-    second wait, for the end of a thread or of a process on the way out, would last for ever.
+    """Repeat the alarm of a timeout. The first alarm only interrupts the current wait of a test.
+    Its cleanup may then wait for a thread or a process, forever without a second alarm.
     """
     is_set = yield
     signal.setitimer(signal.ITIMER_REAL, settings.timeout, settings.timeout / AGAIN_PART)
@@ -49,7 +49,7 @@ def pytest_timeout_set_timer(settings: Any) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_setup() -> Generator[None]:
-    """While pytest tells of a failure, no alarm may come."""
+    """Cancel the alarm after a failure, so that it does not interrupt the report of pytest."""
     try:
         yield
     except BaseException:
@@ -62,8 +62,9 @@ pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 @pytest.fixture(scope="session", autouse=True)
 def first_example() -> None:
-    """Hypothesis makes its generator of random numbers before any test freezes objects, as a
-    process of a server does: of a frozen one it cannot see who refers to it, and warns.
+    """Run one example, so that Hypothesis creates its random number generator before a test calls
+    `gc.freeze`, as server processes do. Hypothesis cannot find the referrers of a frozen generator
+    and would warn.
     """
 
     @given(st.none())
@@ -75,7 +76,7 @@ def first_example() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_servers(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Servers are forked from one that has imported everything; not where lines are traced."""
+    """Fork servers from a process that has imported everything, except in coverage runs."""
     if pytestconfig.getoption("cov_source", None):
         yield
         return
@@ -87,7 +88,7 @@ def forked_servers(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def started_servers(forked_servers: None) -> Iterator[None]:
-    """Servers are started as programs: for tests that look into a process."""
+    """Start servers as programs, for tests that inspect a process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Server, "zygote", None)
         yield

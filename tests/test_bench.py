@@ -124,7 +124,7 @@ def test_rates_are_medians_with_the_spread_of_our_runs() -> None:
 
 def test_the_page_reports_counts_that_did_not_match() -> None:
     assert "- append fsync 1 x 1, redis: holds 1, 2 expected\n" in page(measured())
-    assert "No figures" in page(nothing())
+    assert "has not been measured" in page(nothing())
 
 
 def test_a_table_aligns_its_figures_to_the_right() -> None:

@@ -1,6 +1,6 @@
 """A persistent event engine for one machine.
 
-The floors, from the ground up; imports go down only (tests/test_floors.py):
+The layers, from the lowest up. Modules import only from lower layers (tests/test_layers.py):
 
     formats, errors, config   bytes and values
     engine                    the rules: seqs, cursors, idempotency; no clock, no file, no task

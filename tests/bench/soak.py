@@ -2,14 +2,14 @@
 
     python -m tests.bench.soak --minutes 60 --restart-every 10 [--load 0.5] [--out soak.svg]
 
-Clients append in all durability classes, with keys and without, one by one and in batches, by HTTP
-and by WebSocket; they follow topics by event streams, WebSocket and long polls, also after a chain
-and a fan of routers; they read old pages, work on jobs of which some become dead letters, delete
-records, and make and delete topics. Caps and ages bound the data. Log files have reached
-their final size before. For some seconds all clients run at full speed; from then on each runs at
-``--load`` of its rate. Every other restart is a kill -9 of everything.
+Clients append in all durability classes, with and without keys, one by one and in batches, over
+HTTP and WebSocket. They follow topics with event streams, WebSockets and long polls, also behind a
+chain and a fan of routers. They read old pages, work on jobs, some of which become dead letters,
+delete records, and create and delete topics. Caps and ages bound the data. The log files reach
+their final size before the measurement. First all clients run at full speed for some seconds; then
+each runs at ``--load`` of its rate. Every other restart kills all processes with SIGKILL.
 
-What must hold (exit code 1):
+The exit code is 1 unless these conditions hold:
 
 - no request fails outside restarts; a refusal (429) is retried
 - every reader receives each acknowledged record once, and each job is done once; records that are
@@ -79,7 +79,7 @@ class Samples:
         self._soak.restart()
 
     def take(self) -> None:
-        """End the window, and store its measurements."""
+        """Close the window and store its measurements."""
         server = self._soak.server
         pids = {"supervisor": server.pid} | server.roles()
         memory = {role: rss_bytes(pid) / MB for role, pid in sorted(pids.items())}

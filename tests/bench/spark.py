@@ -1,12 +1,12 @@
-"""Spark: how many records a second topics takes and gives, how late a micro-batch is, and what a
-record costs the server.
+"""Spark benchmark: the rates of writes and reads, the delay of a micro-batch, and the server's
+processor time per record.
 
     python -m tests.bench.spark [--rows ROWS] [--rounds ROUNDS] [--probes PROBES]
 
-One server and one session of two cores share the machine, as a small installation does. Beside each
-path through Spark stands the same path with nothing on it: one client that only appends, or only
-reads. Paths take turns, and each number is the median of the rounds; a first round that is not
-counted warms the JVM. "server" is processor time of all processes of the server, per record.
+One server and one session with two cores share the machine, as in a small installation. Each path
+through Spark is compared with the same path without Spark: one client that only appends, or only
+reads. The paths run in turn, and each number is the median of the rounds. A first round warms up
+the JVM and is not counted. "server" is the processor time of all server processes per record.
 """
 
 from __future__ import annotations

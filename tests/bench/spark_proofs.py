@@ -103,7 +103,7 @@ class Kills:
         self.cluster.submit(self.way, name, *cores, *self.programs[name])
 
     def victims(self) -> Iterator[str]:
-        """Kill one victim after the other, and restart those that do not restart on their own."""
+        """Kill the victims in turn, and restart each victim that does not restart on its own."""
         names = itertools.cycle(self.programs)
         for server in itertools.cycle(self.fleet):
             while not (found := self.executors()):

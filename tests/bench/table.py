@@ -1,14 +1,15 @@
-"""One table of ours beside all peers: ``python -m tests.bench.table [--quick] [--write]``.
+"""Compares topics with all peers in one table: ``python -m tests.bench.table [--quick] [--write]``.
 
-Cells are described in `tests.bench.cells`; the peers are Redis, webdis, NATS, beanstalkd and
-Durable Streams. Those that `tests.bench.peers.programs` finds take part, the others are named and
-left out. The servers take turns, each run on a fresh one. ``--write`` writes
-``topics/BENCHMARKS.md``. ``--before CHECKOUT`` takes another version of ours as one more peer.
+`tests.bench.cells` describes the cells. The peers are Redis, webdis, NATS, beanstalkd and Durable
+Streams. The installed peers are measured (`tests.bench.peers.system.find`); the others are listed
+as missing. The servers run in turn, each run with a new server. ``--write`` writes
+``topics/BENCHMARKS.md``. ``--before CHECKOUT`` adds another version of topics as a peer.
 
-All cells with all peers take half an hour. ``--json FILE`` keeps what was measured; with ``--only``
-a part is measured anew and the rest taken from there, ``--only none`` renders it.
+All cells with all peers take half an hour. ``--json FILE`` stores the results. With ``--only``,
+some cells are measured again and the others are read from this file; ``--only none`` only renders
+it.
 
-Exit status 1: a server of ours failed, or its counts did not agree.
+The exit status is 1 if a server of topics failed or its counts were wrong.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def run_table(chosen: argparse.Namespace, results: Results, folder: Path) -> Non
             keep(chosen.json, results)
     results["conditions"] |= {
         "runs": f"{turns} of {scale.seconds:g} s, {scale.read_records:,} records to read",
-        "stolen meanwhile": f"{stolen_s() - stolen:.1f} s",
+        "CPU time stolen": f"{stolen_s() - stolen:.1f} s",
         "load after": f"{os.getloadavg()[0]:.1f}",
     }
 

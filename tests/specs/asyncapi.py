@@ -1,4 +1,4 @@
-"""AsyncAPI 3.1 of what has no end: the event streams and the WebSocket."""
+"""Generates the AsyncAPI 3.1 document of the event streams and the WebSocket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from topics.front.error_answers import STATUS
 
 Json = dict[str, Any]
 
-# Of both
+# Shared by event streams and the WebSocket
 
 Code: Any = Literal[tuple(sorted({kind.code for kind in STATUS}))]
 Status: Any = Literal[tuple(sorted({*STATUS.values(), 408}))]
@@ -60,11 +60,14 @@ StreamError = told(
 )
 StreamedJob = told("StreamedJob", Job, topic=Topic, absent="$node $tag meta last_error")
 EVENTS: Final = {
-    "record": (Records, "Records behind the last ones."),
+    "record": (Records, "The next records of a topic."),
     "tombstone": (TopicTombstone, "Records were lost before they were read."),
-    "caught-up": (CaughtUp, "There are no more records now."),
-    "topic-deleted": (TopicDeleted, "The topic is gone."),
-    "error": (StreamError, "Why the stream ends; 429 with `topics`: these are paced."),
+    "caught-up": (CaughtUp, "All current records have been sent."),
+    "topic-deleted": (TopicDeleted, "The topic was deleted."),
+    "error": (
+        StreamError,
+        "Why the server closes the stream. A 429 with `topics` reports that these are paced.",
+    ),
 }
 JOBS: Final = {
     "job": (StreamedJob, "A job, leased to this stream's node."),
@@ -75,17 +78,17 @@ JOBS: Final = {
 
 
 def command(base: Shape, op: str, name: str, /, **types: Any) -> Shape:
-    """What a client says. ``request_id`` is any JSON, and comes back with the answer."""
+    """Return a message of a client. The reply repeats ``request_id``, which is any JSON value."""
     return sent(base, name, op=Literal[op], request_id=Any | UnsetType, **types)
 
 
 def reply(op: str, name: str, base: Shape | None = None, /, **more: Any) -> Shape:
-    """What the server says."""
+    """Return a message of the server."""
     return told(name, base, op=Literal[op], **more)
 
 
 class Bare(msgspec.Struct):
-    """A command without members of its own."""
+    """A command without further members."""
 
 
 ID: Final[Members] = {"request_id": Any}
@@ -97,7 +100,7 @@ COMMANDS: Final = {
             return_seqs=bool | UnsetType,
             **APPENDED,
         ),
-        "Append.",
+        "Append records.",
     ),
     "subscribe": (
         command(
@@ -113,7 +116,7 @@ COMMANDS: Final = {
         command(Bare, "unsubscribe", "Unsubscribe", topic=Topic),
         "Stop following a topic.",
     ),
-    "ping": (command(Bare, "ping", "Ping"), "Is anybody there?"),
+    "ping": (command(Bare, "ping", "Ping"), "Check the connection."),
 }
 MESSAGES: Final = {
     "record": (reply("record", "RecordsMessage", **RECORDS), EVENTS["record"][1]),
@@ -140,57 +143,57 @@ MESSAGES: Final = {
             topic=Topic,
             **PACED,
         ),
-        "A command was refused; without a `request_id`: as in streams.",
+        "A command was refused. Without a `request_id`: as in event streams.",
     ),
-    "ack": (reply("ack", "Ack", Receipt, absent="seqs", **ID), "A publish is done."),
+    "ack": (reply("ack", "Ack", Receipt, absent="seqs", **ID), "The result of a publish."),
     "subscribed": (
         reply("subscribed", "Subscribed", **ID, topics=by_name(StartedAt)),
-        "A subscribe is done.",
+        "The result of a subscribe.",
     ),
     "unsubscribed": (
         reply("unsubscribed", "Unsubscribed", **ID, topic=Topic),
-        "An unsubscribe is done.",
+        "The result of an unsubscribe.",
     ),
-    "pong": (reply("pong", "Pong", **ID), "The answer to a ping."),
+    "pong": (reply("pong", "Pong", **ID), "The reply to a ping."),
 }
 
-# Channel: address, what it is, what is sent, what is received. The name of a message in a channel
-# is the event's, or the `op`.
-RESUMED: Final = "With `Last-Event-ID`, the stream resumes after that event."
+# Channel: address, description, sent messages, received messages. The name of a message in a
+# channel is the name of the event, or the `op`.
+RESUMED: Final = "`Last-Event-ID` resumes after the event with that id."
 CHANNELS: Final[dict[str, tuple[str, str, Json, Json]]] = {
     "watch": (
         "/v0/watch",
-        f"Topics of the query, as server-sent events. {RESUMED}",
+        f"The topics in the query, as server-sent events. {RESUMED}",
         *(EVENTS, {}),
     ),
     "session": (
         "/v0/watch/{wid}",
-        f"Topics of a watch session, as server-sent events. {RESUMED}",
+        f"The topics of a watch session, as server-sent events. {RESUMED}",
         *(EVENTS, {}),
     ),
     "work": (
         "/v0/topics/{topic}/work",
-        "Jobs of a queue, as server-sent events; the id is the job's seq. They are acked by POST.",
+        "Jobs of a queue, as server-sent events; the id is the job's seq. Ack them with a POST.",
         *(JOBS, {}),
     ),
     "socket": (
         "/v0/ws",
         (
-            "JSON text messages; the member `op` says which. A message of a client has at most 16"
-            " MiB, and 128 KiB unless it is a publish. Longer ones close the socket with the code"
-            " 1009."
+            "JSON text messages. The member `op` is the type of a message. A publish has at most 16"
+            " MiB, any other message of a client at most 128 KiB. The server closes the WebSocket"
+            " with the code 1009 after a longer message."
         ),
         *(MESSAGES, COMMANDS),
     ),
 }
 PLACES: Final = {
-    "wid": {"description": "From the answer of `POST /v0/watch`."},
+    "wid": {"description": "From the response to `POST /v0/watch`."},
     "topic": {"description": "A queue."},
 }
 
 
 def asyncapi() -> Json:
-    """The document."""
+    """Return the document."""
     shapes = {
         shape for *_, out, into in CHANNELS.values() for shape, _ in (*out.values(), *into.values())
     }
@@ -205,8 +208,8 @@ def asyncapi() -> Json:
         "info": {
             "title": "topics",
             "version": __version__,
-            "description": "The streams of topics; /v0/openapi.json has the requests. Members may"
-            " be added: clients ignore what they do not know.",
+            "description": "The streams of topics. /v0/openapi.json describes the requests. Later"
+            " versions may add members: clients must ignore unknown members.",
         },
         "defaultContentType": "application/json",
         "servers": {

@@ -1,7 +1,7 @@
-"""What no struct and no row of the route table says: a line for each route, and for each parameter.
+"""Descriptions of routes and parameters that are neither in a struct nor in the route table.
 
-A new route needs a row in `ROUTES`, by its name: `openapi` names those that have none. Paths below
-`LEFT_OUT` are no part of the API.
+A new route needs a row in `ROUTES` under its name; `openapi` reports routes without a row. Paths
+below `LEFT_OUT` are not part of the API.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ LEFT_OUT: Final = ("/console",)  # files for a browser
 
 
 class Described(NamedTuple):
-    """``answer``: of a success, a body, or media types of others. ``codes``: of those refusals that
-    are not any route's.
+    """The description of a route. ``answer`` is the body of a success, or its media types if it is
+    not a described JSON body. ``codes`` are the error codes that are specific to the route.
     """
 
     summary: str
     answer: Shape | str
     codes: str = ""
     body: Shape | None = None
-    creates: bool = False  # 201, too
+    creates: bool = False  # also returns 201
 
 
 JSON: Final = "application/json"
@@ -69,14 +69,14 @@ DEADLINES: Final[Members] = {"deadlines": dict[str, Count]}
 
 ROUTES: Final = {
     "append": Described(
-        "Append records to a topic, which is made if it is not there.",
+        "Append records to a topic, which is created if it does not exist.",
         Receipt,
         "batch_too_large record_too_large topic_not_found topic_full",
         Append,
         creates=True,
     ),
     "diff": Described(
-        "Read the records behind a seq; wait for some, if asked to.",
+        "Read the records after a seq. Optionally wait for records.",
         answer(*("DiffPage", values.DiffPage), records=array(Record), tombstone=Tombstone | None),
         "topic_not_found",
         Diff,
@@ -88,7 +88,7 @@ ROUTES: Final = {
         Delete,
     ),
     "topic.put": Described(
-        "Make a topic, or change its config.",
+        "Create a topic, or change its config.",
         answer(
             *("TopicConfigured",),
             topic=Topic,
@@ -105,7 +105,7 @@ ROUTES: Final = {
         creates=True,
     ),
     "topic.get": Described(
-        "State and config of a topic.",
+        "Return the state and the config of a topic.",
         answer(
             *("TopicState", values.TopicState),
             absent="queue",
@@ -117,43 +117,45 @@ ROUTES: Final = {
         "topic_not_found",
     ),
     "topic.delete": Described(
-        "Delete a topic, and its routers.",
+        "Delete a topic and its routers.",
         answer("TopicRemoved", topic=Topic, deleted=bool, routers_removed=list[str]),
         "topic_not_empty",
     ),
     "topic.list": Described(
-        "The topics by name, page by page.",
+        "List the topics by name, page by page.",
         answer("TopicPage", topics=array(TopicInfo), **CURSOR),
     ),
     "queue.claim": Described(
-        "Lease jobs; wait for some, if asked to.",
+        "Lease jobs. Optionally wait for jobs.",
         answer("Claimed", topic=Topic, claimed=array(Job), count=Count, ready=Count),
         JOBS,
         Claim,
     ),
     "queue.ack": Described(
-        "Jobs are done.",
+        "Acknowledge completed jobs.",
         answer("Acked", topic=Topic, acked=Count, **SETTLED),
         f"{JOBS} batch_too_large",
         Ack,
     ),
     "queue.nack": Described(
-        "Jobs have failed; they come again.",
+        "Release failed jobs for another delivery.",
         answer("Nacked", topic=Topic, nacked=Count, **SETTLED),
         f"{JOBS} batch_too_large",
         Nack,
     ),
     "queue.extend": Described(
-        "Jobs take longer.",
+        "Extend the leases of jobs.",
         answer(*("Extended",), topic=Topic, extended=Count, skipped=list[Count], **DEADLINES),
         f"{JOBS} batch_too_large",
         Extend,
     ),
     "queue.work": Described(
-        "Jobs as an event stream; asyncapi.json has its events.", EVENTS, f"{JOBS} not_acceptable"
+        "Stream jobs as events; asyncapi.json describes the events.",
+        EVENTS,
+        f"{JOBS} not_acceptable",
     ),
     "queue.leases": Described(
-        "Who holds which job. Only a key that may write is shown the ids of leases.",
+        "List the leases of jobs. Lease ids are only returned to keys that may write.",
         answer("LeasePage", leases=array(Lease), **CURSOR),
         JOBS,
     ),
@@ -164,7 +166,7 @@ ROUTES: Final = {
         Redrive,
     ),
     "router.put": Described(
-        "Make a router, or change it.",
+        "Create or change a router.",
         answer(
             "RouterConfigured", router=str, created=bool, source=str, dest=str, **ROUTED, **IGNORED
         ),
@@ -173,7 +175,7 @@ ROUTES: Final = {
         creates=True,
     ),
     "router.get": Described(
-        "Config of a router, and how far it is behind.",
+        "Return the config and the lag of a router.",
         answer(*("RouterState", values.RouterInfo), **ROUTED, lag_records=Count, lag_ms=Count),
         "router_not_found",
     ),
@@ -181,11 +183,11 @@ ROUTES: Final = {
         "Delete a router.", answer("RouterRemoved", router=str, deleted=bool)
     ),
     "router.list": Described(
-        "The routers by name, page by page.",
+        "List the routers by name, page by page.",
         answer("RouterPage", routers=array(RouterEnds), **CURSOR),
     ),
     "watch": Described(
-        "Make a watch session; its stream is another request.",
+        "Create a watch session. A second request opens its stream.",
         answer(
             "WatchSession",
             wid=str,
@@ -197,22 +199,24 @@ ROUTES: Final = {
         Watch,
     ),
     "watch.topics": Described(
-        "Topics as an event stream, without a session; asyncapi.json has its events.",
+        "Stream topics as events, without a session; asyncapi.json describes the events.",
         EVENTS,
         "topic_not_found not_acceptable",
     ),
     "watch.open": Described(
-        "The event stream of a session; asyncapi.json has its events.",
+        "Open the event stream of a session; asyncapi.json describes the events.",
         EVENTS,
         "not_found not_acceptable",
     ),
-    "ws": Described("Open a WebSocket; asyncapi.json has its messages.", "", "upgrade_required"),
+    "ws": Described(
+        "Open a WebSocket; asyncapi.json describes the messages.", "", "upgrade_required"
+    ),
     "health": Described(
-        "200 as long as the process can answer.",
+        "Return 200 while the process can respond.",
         answer("Health", status=Literal["ok"], version=str, uptime_ms=Count),
     ),
     "ready": Described(
-        "200 when all shards serve.",
+        "Return 200 when all shards are ready.",
         answer(
             "Ready",
             absent="shards",
@@ -224,50 +228,52 @@ ROUTES: Final = {
         "not_ready shutting_down",
     ),
     "root": Described(
-        "Name, version, links.",
+        "Return the name, the version and links.",
         answer("Root", name=Literal["topics"], version=str, links=dict[str, str], docs=str),
     ),
-    "metrics": Described("Metrics, for Prometheus or as JSON.", f"text/plain {JSON}"),
-    "spec": Described("The document itself.", JSON),
-    "backup": Described("All data of the server, as a tar.", "application/x-tar"),
+    "metrics": Described("Return metrics for Prometheus or as JSON.", f"text/plain {JSON}"),
+    "spec": Described("Return this document.", JSON),
+    "backup": Described("Return all data of the server as a tar archive.", "application/x-tar"),
     "backup.changes": Described(
-        "The data that the client lacks, as a tar.", "application/x-tar", body=BackupRequest
+        "Return the data that the client lacks as a tar archive.",
+        "application/x-tar",
+        body=BackupRequest,
     ),
 }
 
 
-# Of the query: what a parameter is about, and what its parser does not say.
+# Query parameters: their meaning, and properties that their parsers do not express.
 PARAMETERS: Final = {
-    "cursor": "`next_cursor` of the page before.",
+    "cursor": "`next_cursor` of the previous page.",
     "page_size": f"Clamped to 1 to {PAGE_SIZE_MAX}.",
-    "prefix": "Names that begin so.",
-    "source": "Routers from this topic.",
-    "dest": "Routers to this topic.",
+    "prefix": "Only names with this prefix.",
+    "source": "Only routers from this topic.",
+    "dest": "Only routers to this topic.",
     "touch": "Whether this counts as a read (`last_read_ts`).",
-    "dry_run": "Check the request and answer what it would do; nothing is changed.",
-    "if_empty": "Refuse to delete a topic that holds records.",
-    "return_seqs": "Whether the answer lists `seqs`.",
-    "lenient": "Leave out topics that are not there.",
-    "max": "How many jobs are in hand at most.",
-    "lease_ms": "How long a lease lasts; without it as the topic says.",
-    "topic": "A topic to follow; repeat it for more.",
-    "from_seq": "Begin behind this seq.",
-    "tail": "Start at the current head.",
-    "limit": "Records of an event; 0: the default.",
-    "max_batch_bytes": "Bytes of an event; 0: the default.",
+    "dry_run": "Check the request and return its effect without changing anything.",
+    "if_empty": "Refuse to delete a topic that contains records.",
+    "return_seqs": "Whether the response lists `seqs`.",
+    "lenient": "Omit topics that do not exist.",
+    "max": "Maximum number of leased jobs.",
+    "lease_ms": "Duration of a lease. The default is in the config of the topic.",
+    "topic": "A topic to follow. Repeat the parameter for more topics.",
+    "from_seq": "Begin after this seq.",
+    "tail": "Begin at the current head.",
+    "limit": "Maximum number of records per event; 0: the default.",
+    "max_batch_bytes": "Maximum number of bytes per event; 0: the default.",
     "heartbeat_ms": "Clamped to 1000 to 60000.",
     "include_data": "Whether records have `data` and `meta`.",
     "include_meta": "Whether records have `meta`.",
     "include_tags": "Whether records have `$tag`.",
-    "node": "Leave out what this node has written; repeat it for more.",
-    "server_timing": "Add `Server-Timing` to the answer.",
+    "node": "Omit records of this node. Repeat the parameter for more nodes.",
+    "server_timing": "Add `Server-Timing` to the response.",
 }
 NARROWED: Final[dict[tuple[str, str], dict[str, Any]]] = {
-    ("queue.work", "node"): {"description": "Who works.", "required": True, "minLength": 1},
+    ("queue.work", "node"): {"description": "This worker.", "required": True, "minLength": 1},
     ("queue.leases", "node"): {"description": "Only leases of this worker.", "minLength": 1},
     ("queue.work", "max"): {"minimum": 1},
     ("watch.topics", "cursor"): {
-        "description": "Go on behind the event with this id; `Last-Event-ID` counts before it."
+        "description": "Resume after the event with this id. `Last-Event-ID` takes precedence."
     },
     ("watch.topics", "topic"): {"required": True, "minItems": 1},
 }

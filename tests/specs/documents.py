@@ -1,4 +1,4 @@
-"""The documents as the server gives them out, made anew from what they describe.
+"""Generates the specification documents that the server publishes.
 
 python -m tests.specs.documents --write
 """
@@ -23,7 +23,7 @@ LINE_MAX: Final = 100
 
 
 def text_of(document: Any) -> str:
-    """JSON in which a value that fits into a line has one."""
+    """Format JSON. A value that fits into a line is on one line."""
     return _shown(document, 0, 0) + "\n"
 
 

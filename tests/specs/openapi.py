@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 of the whole of HTTP: the route table, with the shapes of bodies."""
+"""Generates the OpenAPI 3.1 document of the HTTP API from the route table and the body structs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMAS: Final = "#/components/schemas/{name}"
 NAMES: Final = {"topic": Topic, "router": Router, "wid": str}
 BY_CODE: Final = {kind.code: kind for kind in STATUS}
 ALWAYS: Final = "invalid_request unauthorized forbidden payload_too_large throttled internal"
-HEADERS: Final = {  # of refusals, by status
+HEADERS: Final = {  # of error responses, by status
     401: "WWW-Authenticate",
     426: "Upgrade",
     429: "Retry-After",
@@ -35,7 +35,7 @@ WATCH_DEFAULTS: Final = {f.encode_name: f.default for f in msgspec.structs.field
 
 
 def openapi() -> Json:
-    """The document."""
+    """Return the document."""
     routes = [route for route in table.ROUTES if not route.path.startswith(LEFT_OUT)]
     strangers = {route.name for route in routes} ^ {*ROUTES}
     assert not strangers, f"tests/specs/described.py: ROUTES: {sorted(strangers)}"
@@ -55,12 +55,12 @@ def openapi() -> Json:
             "title": "topics",
             "version": __version__,
             "summary": "A persistent event engine for one machine",
-            "description": "Members of answers may be added: clients ignore what they do not"
-            " know. Bounds that are settings (TOPICS_MAX_...) are not told here.",
+            "description": "Later versions may add members to responses: clients must ignore"
+            " unknown members. Limits that are settings (TOPICS_MAX_...) are not included.",
         },
         "externalDocs": {
-            "description": "Beside this file in the package: all routes, fields and errors, with"
-            " examples and guarantees.",
+            "description": "All routes, fields and errors, with examples and guarantees. The page"
+            " is next to this file in the package.",
             "url": "api.md",
         },
         "servers": [{"url": "/"}],
@@ -75,13 +75,13 @@ def openapi() -> Json:
                     "type": "http",
                     "scheme": "bearer",
                     "description": "A key of TOPICS_API_KEYS or TOPICS_API_KEYS_FILE, and the"
-                    " scopes that it needs. A server without keys asks for none.",
+                    " scopes that it needs. A server without keys accepts all requests.",
                 },
                 "token": {
                     "type": "apiKey",
                     "in": "query",
                     "name": "token",
-                    "description": "The key, for an EventSource, which sends no header.",
+                    "description": "The key, for an EventSource, which cannot send the header.",
                 },
             },
         },
@@ -89,7 +89,7 @@ def openapi() -> Json:
 
 
 def plain(schemas: Json) -> Json:
-    """Schemas without their titles, which are their names; the keyword of a Literal is enum."""
+    """Return the schemas without titles, which would repeat their names."""
     return {
         name: {key: value for key, value in schema.items() if key != "title"}
         for name, schema in sorted(schemas.items())
@@ -145,7 +145,9 @@ def _operation(route: Route, method: str, refusals: Json) -> Json:
 
 
 def _operation_id(route: Route, method: str) -> str:
-    """The name of the route; of its second path, and of a document, that of the path."""
+    """Return the name of the route. For aliases and specifications, use the last part of the path,
+    because several paths share the route's name.
+    """
     stem = route.path.rpartition("/")[2].partition(".")[0]
     name = route.name
     if not route.path.startswith("/v0"):
@@ -228,24 +230,24 @@ def _shared_parameters() -> Json:
         ASKED.name: {**asked, "schema": {"type": "boolean", "default": ASKED.default}},
         "Idempotency-Key": {
             "name": "Idempotency-Key",
-            "description": "As `idempotency_key` of the body, which wins.",
+            "description": "The same as `idempotency_key` in the body, which takes precedence.",
             **header,
             "schema": {"type": "string", "minLength": 1, "maxLength": 256},
         },
         "Last-Event-ID": {
             "name": "Last-Event-ID",
-            "description": "Go on behind the event with this id.",
+            "description": "Resume after the event with this id.",
             **header,
         },
         "X-Request-Id": {
             "name": "X-Request-Id",
-            "description": "An id for the answer and the log; others are replaced.",
+            "description": "An id for the response and the log. Invalid ids are replaced.",
             **header,
         },
     }
 
 
-# Of answers
+# Of responses
 
 CACHED: Final = ["no-store", "no-store, no-transform", "no-cache"]
 EVERYWHERE: Final = ("X-Request-Id", "Date", "Cache-Control")
@@ -254,16 +256,20 @@ EVERYWHERE: Final = ("X-Request-Id", "Date", "Cache-Control")
 def _shared_headers() -> Json:
     text = {"type": "string"}
     return {
-        "X-Request-Id": {"description": "Of the request, for the log.", "schema": text},
+        "X-Request-Id": {"description": "The id of the request in the log.", "schema": text},
         "Retry-After": {
-            "description": "Seconds.",
+            "description": "Seconds until a retry.",
             "required": True,
             "schema": {"type": "integer", "minimum": 1},
         },
         "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
         "Upgrade": {"required": True, "schema": {"const": "websocket"}},
         "ETag": {"required": True, "schema": text},
-        "Location": {"description": "Of what was made.", "required": True, "schema": text},
+        "Location": {
+            "description": "The path of the created object.",
+            "required": True,
+            "schema": text,
+        },
         "Date": {"required": True, "schema": text},
         "Cache-Control": {"required": True, "schema": {"enum": CACHED}},
         "Link": {"required": True, "schema": text},
@@ -277,19 +283,22 @@ def _headers(*names: str) -> Json:
 def _successes(route: Route, described: Described) -> dict[int, Json]:
     if route.name == "ws":
         headers = {"Upgrade": _ref("headers", "Upgrade"), **_headers()}
-        return {101: {"description": "The socket is open.", "headers": headers}}
+        return {101: {"description": "The WebSocket is open.", "headers": headers}}
     more = {"root": ("Link",), "spec": ("ETag",)}.get(route.name, ())
     done: Json = {
-        "description": "Done.",
+        "description": "Success.",
         "headers": _headers(*more),
         "content": _content(described),
     }
     found = {200: done}
     if described.creates:
-        made = {"description": "Done, and made.", "headers": _headers("Location")}
+        made = {"description": "Created.", "headers": _headers("Location")}
         found[201] = {**done, **made}
     if route.name == "spec":
-        found[304] = {"description": "The client has it.", "headers": _headers("ETag")}
+        found[304] = {
+            "description": "The client has the current document.",
+            "headers": _headers("ETag"),
+        }
     return found
 
 
@@ -304,7 +313,7 @@ def _content(described: Described) -> Json:
 
 def _refusals(route: Route, described: Described, refusals: Json) -> dict[int, Json]:
     codes = {*ALWAYS.split(), *described.codes.split()}
-    if ":" in route.path:  # an encoded slash in a name makes another path
+    if ":" in route.path:  # an encoded slash in a name results in an unknown path
         codes.add("not_found")
     if route.body is not BodyRule.NONE:
         codes.add("unsupported_media_type")

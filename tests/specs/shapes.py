@@ -1,9 +1,9 @@
-"""Shapes: the bodies of requests and answers as msgspec structs, from which the schemas are made.
+"""The bodies of requests and responses as msgspec structs, from which the schemas are generated.
 
-Requests are the structs that the server decodes with (`topics.formats.api`), answers those that the
-client decodes with (`topics.client.values`), each narrowed to what its decoder leaves open: the
-server checks bounds after it has decoded, and the client takes answers of which members are absent.
-What no struct describes stands here alone.
+Requests use the structs with which the server decodes them (`topics.formats.api`), responses the
+structs with which the client decodes them (`topics.client.values`). Both are narrowed here, because
+the server checks bounds after decoding and the client accepts responses with absent members. Bodies
+without a struct are described only in this module.
 """
 
 from __future__ import annotations
@@ -67,19 +67,20 @@ TagsOrNull = Annotated[Any, Meta(extra_json_schema={"oneOf": [*TAGS["oneOf"], {"
 
 
 def array(item: Any, *, least: int = 0) -> Any:
-    """A list of these shapes."""
+    """Return the type of a list of ``item`` with at least ``least`` elements."""
     return Annotated[list[item], Meta(min_length=least)] if least else list[item]
 
 
 def by_name(item: Any, *, least: int = 0) -> Any:
-    """An object with these shapes, by the names of topics."""
+    """Return the type of an object whose keys are names of topics and whose values are ``item``."""
     found = dict[Topic, item]
     return Annotated[found, Meta(min_length=least)] if least else found
 
 
 def sent(base: Shape, name: str = "", /, **types: Any) -> Shape:
-    """The body of a request: ``base`` with other types of these fields, and with all integers as
-    what the server takes. Fields of ``types`` that it lacks are added.
+    """Return the body of a request: the fields of ``base``, with the given types. Integers are
+    narrowed to the range that the server accepts. Fields of ``types`` that ``base`` lacks are
+    added.
     """
     fields = [
         (field.encode_name, types.pop(field.encode_name, _narrowed(field.type, U64)), field.default)
@@ -95,8 +96,8 @@ def sent(base: Shape, name: str = "", /, **types: Any) -> Shape:
 def told(
     name: str, base: Shape | None = None, /, *, absent: str = "", drop: str = "", **types: Any
 ) -> Shape:
-    """An answer: the members of ``base`` and ``types``, without those to ``drop``. All are there
-    but those that may be ``absent``.
+    """Return the body of a response: the members of ``base`` and ``types``, except those in
+    ``drop``. All members are required except those in ``absent``.
     """
     found = {
         field.encode_name: _narrowed(field.type, Count)
@@ -119,7 +120,7 @@ def _defaulted(fields: list[tuple[str, Any, Any]]) -> Iterator[tuple[Any, ...]]:
         field = msgspec.field(name=name) if default is msgspec.NODEFAULT else None
         if default is not msgspec.NODEFAULT:
             field = msgspec.field(name=name, default=UNSET if isinstance(default, Raw) else default)
-        yield f"m{number}", type_, field  # "$seq" is no name of Python's
+        yield f"m{number}", type_, field  # "$seq" is no valid name in Python
 
 
 def _struct(name: str, base: Shape | None, fields: Iterator[tuple[Any, ...]]) -> Shape:
@@ -129,7 +130,7 @@ def _struct(name: str, base: Shape | None, fields: Iterator[tuple[Any, ...]]) ->
 
 
 def sentence(documented: type) -> str:
-    """The first sentence of a docstring, as Markdown, without the section of the contract."""
+    """Return the first sentence of a docstring as Markdown, without its section number."""
     doc = re.split(r"\.\s|\.$", inspect.getdoc(documented) or "")[0]
     return re.sub(r" \(§[^)]*\)", "", " ".join(doc.split())).replace("``", "`") + "."
 
@@ -148,7 +149,7 @@ def _narrowed(type_: Any, integer: Any) -> Any:
     return type_
 
 
-# Of requests
+# Requests
 
 RecordIn = sent(append_body.RecordIn, meta=dict[str, Any] | None, delay_ms=U64 | None)
 Records = array(RecordIn, least=1)
@@ -183,7 +184,7 @@ RouterConfig = sent(
     guarantee=router_json.Guarantee | UnsetType,
 )
 
-# Of answers
+# Responses
 
 Performance = told(
     "Performance",
@@ -197,7 +198,7 @@ Performance = told(
 
 
 def answer(name: str, base: Shape | None = None, /, **more: Any) -> Shape:
-    """A whole answer."""
+    """Return the body of a complete response, with the `performance` member."""
     return told(name, base, **more, performance=Performance)
 
 
@@ -211,7 +212,7 @@ RECORD: Final[Members] = {
     "meta": dict[str, Any],
 }
 Record = told("Record", values.Record, drop="topic", absent="$node $tag meta", **RECORD)
-# A watch may leave `data` out.
+# A watch may omit `data`.
 WatchedRecord = told(
     "WatchedRecord", values.Record, drop="topic", absent="$node $tag data meta", **RECORD
 )

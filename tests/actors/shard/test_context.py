@@ -1,4 +1,4 @@
-"""Shard context: what every request is checked for, and what goes before it is answered."""
+"""Tests of the shard context: the checks of every request, and the expiry before each reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.formats.disk.frames import FrameKind
 from topics.storage.disk import Damaged
 
 
-async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_later(
+async def test_records_that_expired_before_the_start_was_logged_are_reported_later(
     desk: Desk,
 ) -> None:
     desk.make("a", ttl_ms=1000)
@@ -35,7 +35,7 @@ async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_
     ]
 
 
-async def test_damage_does_not_keep_the_rest_of_a_topic_from_its_users(
+async def test_a_damaged_topic_can_still_be_used(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.make("a", ttl_ms=1000)
@@ -53,7 +53,7 @@ async def test_damage_does_not_keep_the_rest_of_a_topic_from_its_users(
         context.fresh_topic("b")
 
 
-async def test_a_stalled_disk_refuses_every_write_and_says_why(desk: Desk) -> None:
+async def test_writes_to_a_stalled_disk_are_refused_with_the_reason(desk: Desk) -> None:
     desk.loop.context.check_writable(grows=True)
     desk.loop.context.disk.is_stalled = True
     with pytest.raises(NotReady) as refused:
@@ -61,7 +61,7 @@ async def test_a_stalled_disk_refuses_every_write_and_says_why(desk: Desk) -> No
     assert refused.value.detail == {"reason": DISK_STALLED}
 
 
-async def test_without_room_only_what_grows_is_refused(desk: Desk) -> None:
+async def test_without_space_only_growing_requests_are_refused(desk: Desk) -> None:
     desk.log.short_of_room = True
     desk.loop.context.check_writable(grows=False)
     with pytest.raises(NotReady):

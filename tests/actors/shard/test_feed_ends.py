@@ -1,4 +1,4 @@
-"""Feeds: what a feed tells of losses, and what ends it."""
+"""Tests of feeds: reports of losses, and the causes that close a feed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topics.storage.disk import Damaged
 # Loss
 
 
-async def test_what_a_cap_took_from_a_lagging_feed_is_a_tombstone_of_its_next_page(
+async def test_evictions_from_a_lagging_feed_are_reported_in_its_next_page(
     front: Front,
 ) -> None:
     front.make("a", cap_records=2)
@@ -36,7 +36,7 @@ async def test_what_a_cap_took_from_a_lagging_feed_is_a_tombstone_of_its_next_pa
     assert (page["from_seq"], page["to_seq"], seqs(page)) == (2, 8, [7, 8])
 
 
-async def test_age_is_looked_at_before_a_page_is_made(
+async def test_age_is_applied_before_a_page_is_read(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = Now(10**12, 10**6)
@@ -61,7 +61,7 @@ async def test_age_is_looked_at_before_a_page_is_made(
 # Ends
 
 
-async def test_a_deleted_topic_ends_its_feeds_at_once(front: Front) -> None:
+async def test_a_deleted_topic_closes_its_feeds_immediately(front: Front) -> None:
     front.make("a")
     front.open("a", 1)
     front.open("a", 2)
@@ -84,22 +84,22 @@ async def test_a_deleted_topic_ends_its_feeds_at_once(front: Front) -> None:
 
 
 @pytest.mark.parametrize("error", [BROKEN, FULL])
-async def test_a_topic_that_was_never_made_ends_its_feeds_too(front: Front, error: OSError) -> None:
+async def test_an_undone_topic_closes_its_feeds(front: Front, error: OSError) -> None:
     front.make("b")
     front.put("a")
     front.open("a", 1)
     front.open("b", 2)
-    front.delete("b")  # undone as well: its feed goes on
+    front.delete("b")  # undone as well, so its feed remains open
     front.wire.take()
     front.failed(error)
     if error is FULL:
-        front.failed(error)  # the delete was done once more, by itself
+        front.failed(error)  # the delete is retried alone
     front.turn()
     assert front.events() == [{"event": "feed.ended", "feed": 1, "head_seq": 0}]
     assert len(front.loop.services.feeds) == 1
 
 
-async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Front) -> None:
+async def test_a_closed_feed_sends_no_pages_and_its_number_is_free(front: Front) -> None:
     front.make("a")
     front.open("a", 1, strong=True)
     front.append("a", 1)
@@ -112,7 +112,7 @@ async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Fr
     front.written()
     assert front.pages() == [[2]]
     front.make("b")
-    front.open("b", 1)  # another one of the same number takes its place
+    front.open("b", 1)  # another feed with the same number replaces it
     front.append("a", 3)
     front.append("b", 4)
     front.written()
@@ -132,7 +132,7 @@ async def test_events_about_an_unknown_feed_are_ignored(front: Front, event: Eve
     assert (front.events(), logs, len(front.loop.services.feeds)) == ([], [], 1)
 
 
-async def test_feeds_go_with_their_session(front: Front) -> None:
+async def test_feeds_are_closed_with_their_session(front: Front) -> None:
     front.make("a")
     front.open("a", 1)
     front.open("a", 2, strong=True)
@@ -150,7 +150,7 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
     assert front.pages() == [[2]]
 
 
-async def test_a_front_that_cannot_be_reached_costs_nobody_else_their_page(front: Front) -> None:
+async def test_an_unreachable_front_does_not_affect_other_feeds(front: Front) -> None:
     front.make("a")
     front.open("a", 1)
     first, front.wire.broken = front.wire, True
@@ -163,7 +163,7 @@ async def test_a_front_that_cannot_be_reached_costs_nobody_else_their_page(front
     assert len(front.loop.services.feeds) == 1
 
 
-async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
+async def test_a_feed_reports_damage_and_continues_after_it(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front.make("a")

@@ -1,4 +1,4 @@
-"""Feed reads: streams that catch up, and readers of only what is synced."""
+"""Tests of feed reads: streams that catch up, and readers of synced records only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.envelope import Success, decode
 
 
-async def test_a_reader_with_a_cursor_of_an_earlier_topic_is_told_so(front: Front) -> None:
+async def test_a_cursor_of_a_deleted_incarnation_is_reported_to_the_reader(front: Front) -> None:
     front.make("a")
     front.append("a", 1, 2)
     front.written()
@@ -36,7 +36,7 @@ async def test_a_reader_with_a_cursor_of_an_earlier_topic_is_told_so(front: Fron
     assert (answer["tombstone"], seqs(answer)) == (None, [2])
 
 
-# Readers behind a feed
+# Readers that lag a feed
 
 
 async def test_a_reader_behind_a_feed_gets_nothing_past_the_seq_that_it_names(front: Front) -> None:
@@ -68,7 +68,7 @@ async def test_a_gap_that_goes_past_the_seq_that_the_reader_names_is_told_whole(
     assert (seqs(answer), answer["to_seq"], gap_of(answer)) == ([9, 10], 10, ("cap", 2, 8))
 
 
-async def test_heads_of_the_topics_that_are_there(front: Front) -> None:
+async def test_heads_of_existing_topics_are_returned(front: Front) -> None:
     front.make("a", cap_records=1)
     front.make("b")
     front.append("a", 1, 2)
@@ -95,7 +95,7 @@ async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it
         front.synced()
 
 
-# Only what is synced
+# Synced records only
 
 
 async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(front: Front) -> None:
@@ -130,7 +130,7 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
 
 
 @pytest.mark.parametrize("durability", ["memory", "ephemeral"])
-async def test_nothing_waits_for_a_sync_where_none_is_promised(
+async def test_reads_do_not_wait_for_a_sync_in_classes_without_one(
     front: Front, durability: str
 ) -> None:
     front.make("a", durability=durability)
@@ -142,7 +142,9 @@ async def test_nothing_waits_for_a_sync_where_none_is_promised(
     assert seqs(front.answer()) == [1]
 
 
-async def test_a_strong_feed_goes_on_when_its_topic_no_longer_promises_a_sync(front: Front) -> None:
+async def test_a_strong_feed_continues_when_its_topic_no_longer_requires_syncs(
+    front: Front,
+) -> None:
     front.make("a")
     front.open("a", strong=True)
     front.append("a", 1)

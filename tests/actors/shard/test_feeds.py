@@ -1,4 +1,4 @@
-"""Feeds: every page follows on the one before, and waits in the topic while the front is busy."""
+"""Tests of feeds: pages are contiguous, and records stay in the topic while the front is busy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_o
 
 
 def _pages_and_waits(front: Front) -> list[tuple[list[int], bool]]:
-    """Seqs of each page, and whether the shard waits for the front behind it."""
+    """Return the seqs of each page, and whether the shard waits for the front after it."""
     return [(seqs(event), event["is_awaited"]) for event in front.events()]
 
 
@@ -216,7 +216,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
     trio.run(run)
 
 
-# Giving way
+# Fairness
 
 
 async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(

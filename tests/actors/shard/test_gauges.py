@@ -1,4 +1,4 @@
-"""Gauges: a shard reports with each beat what a count of all topics gives."""
+"""Tests of gauges: with each tick a shard reports the same values as a count over all topics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GaugeDesk(QueueDesk):
             await self.loop.follow_log()
 
     async def settled(self) -> None:
-        """All that is due is done, and committed."""
+        """Complete and commit all due work."""
         await wait_all_tasks_blocked()
         self.turn()
         while len(self.commits):
@@ -65,7 +65,7 @@ class GaugeDesk(QueueDesk):
         self.wire.take()
 
     async def beat(self) -> dict[str, Any]:
-        """What a beat of now tells."""
+        """Return the values that a tick reports now."""
         self.last.clear()
         self.loop.context.begin_turn()
         self.services.gauges.beat()
@@ -82,12 +82,12 @@ class GaugeDesk(QueueDesk):
         self.services.sealing.write_last()
 
     async def again(self) -> GaugeDesk:
-        """After a restart."""
+        """Restart the shard."""
         await self.end()
         return GaugeDesk(self.path, self.nursery, self.mock)
 
     def counted(self) -> dict[str, Any]:
-        """The same by counting."""
+        """Return the expected values by counting."""
         found: Counter[str] = Counter()
         by_class: Counter[str] = Counter()
         for topic in self.engine.topics.values():
@@ -116,11 +116,11 @@ async def desk(  # the clock counts only when the test itself asks for it, too
         await found.end()
 
 
-# What topics hold
+# Contents of topics
 
 
 class Walk:
-    """Whatever clients do, at random; the gauges agree with counting all the time."""
+    """Random actions of clients. The gauges always agree with the count."""
 
     NAMES = ("a", "b", "c", "q", "r", "s")
 
@@ -361,7 +361,7 @@ async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
 # Files
 
 
-async def test_the_files_are_looked_at_now_and_then(
+async def test_the_files_are_checked_periodically(
     desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     desk.put("a")
@@ -400,7 +400,7 @@ async def test_a_disk_that_does_not_answer_keeps_nothing_else_from_being_told(
     go_on.set()
 
 
-async def test_a_look_at_the_files_that_fails_is_logged_and_tried_again(
+async def test_a_failed_check_of_the_files_is_logged_and_retried(
     desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     away = desk.log.folder.with_name("away")
@@ -429,7 +429,7 @@ async def test_full_log_files_wait_for_their_segments(
     assert told["topics_wal_rotations_total"] >= 2
 
 
-# When, and what
+# Schedule and declared fields
 
 
 async def test_a_shard_beats_in_turns_from_its_start_on(

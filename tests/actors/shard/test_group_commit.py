@@ -1,4 +1,4 @@
-"""Group commit: who is answered when, and in what order."""
+"""Tests of group commit: the time and the order of replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kinds(desk: Desk) -> list[FrameKind]:
     return [frame.kind for frame in desk.log.frames.values()]
 
 
-# What each class promises
+# Durability classes
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk"])
@@ -40,7 +40,7 @@ async def test_a_record_is_answered_and_read_once_it_is_written(
     desk.written()
     assert desk.answers() == [(first, 200)]
     assert desk.seqs("a") == [1]
-    assert desk.log.groups[-1][1] is False, "nobody asked for a sync"
+    assert desk.log.groups[-1][1] is False, "no change requested a sync"
 
 
 async def test_a_record_of_class_fsync_is_answered_and_read_once_it_is_synced(desk: Desk) -> None:
@@ -48,7 +48,7 @@ async def test_a_record_of_class_fsync_is_answered_and_read_once_it_is_synced(de
     first = desk.append("a", 1)
     desk.written()
     assert (desk.answers(), desk.seqs("a")) == ([], [])
-    assert desk.log.groups[-1][1] is True, "it asked for the sync"
+    assert desk.log.groups[-1][1] is True, "the append requested the sync"
     desk.synced()
     ((number, answer),) = desk.bodies()
     assert (number, answer["performance"]["wal_append_ms"], answer["performance"]["fsync_ms"]) == (
@@ -134,7 +134,7 @@ async def test_only_as_much_is_answered_as_the_log_has_reached(desk: Desk) -> No
     desk.make("a")
     first = desk.append("a", 1)
     desk.flush()
-    second = desk.append("a", 2)  # in the group under way
+    second = desk.append("a", 2)  # in the group in flight
     desk.log.write()
     desk.commits.advance()
     assert desk.answers() == [(first, 200)]
@@ -226,7 +226,7 @@ async def test_what_is_committed_behind_the_services_of_a_turn_has_another_turn(
             seen.append(topic.head_seq)
             if len(seen) == 1:
                 desk.append("a", 1)
-                del woken[:]  # the append has asked for a turn, too
+                del woken[:]  # the append has also requested an iteration
 
     follower = Follower()
     follower.is_due = True
@@ -255,7 +255,7 @@ async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(desk: Desk
     assert len(desk.answers()) == 1
     assert desk.seqs("a") == [2, 3, 4, 5]
     assert kinds(desk)[-2:] == [FrameKind.APPEND, FrameKind.FLOOR]
-    assert desk.log.written == desk.log.next_lsn, "nothing is left in the group under way"
+    assert desk.log.written == desk.log.next_lsn, "the group in flight is empty"
     assert not len(desk.commits)
 
 

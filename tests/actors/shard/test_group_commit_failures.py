@@ -1,4 +1,4 @@
-"""Group commit: reservations, and what becomes of all that waits when the log fails."""
+"""Tests of group commit: reservations, and the pending changes when the log fails."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_an_error_that_leaves_the_file_in_doubt_ends_all_writing_and_no_re
 
 
 async def test_a_change_that_meets_a_broken_log_ends_at_once(desk: Desk) -> None:
-    """Nothing would ever tell of it: the writer reports no more."""
+    """The writer reports nothing after a failure, so the change would never complete."""
     desk.make("a")
     desk.failed(BROKEN)
     body = decode_append(b'{"records":[{"data":1}]}', None, desk.loop.context.limits)

@@ -1,4 +1,4 @@
-"""Heartbeat: what the board is told, and how often; the delay of what comes now."""
+"""Tests of the heartbeat: the values on the board, and the delay of new requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_beat_tells_the_time_the_topics_and_how_the_disk_is(desk: Desk) 
     assert desk.words.disk_silent_ms == 0
 
 
-async def test_the_shard_beats_from_its_start_on_twice_a_second(
+async def test_the_shard_ticks_twice_a_second_from_its_start(
     desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats: list[float] = []
@@ -55,7 +55,7 @@ async def test_a_beat_sweeps_keys_that_are_over(desk: Desk) -> None:
 
 
 async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -> None:
-    """They outlive their age, until the topic is made anew."""
+    """They do not expire until the topic is created again."""
     context, beat = desk.loop.context, desk.loop.services.heartbeat.beat
     right = context.clock()
     now = right
@@ -93,7 +93,7 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
         context.freshen(desk.engine.topic(name))
     assert [desk.engine.topic(name).count for name in ("a", "b")] == [2, 0]
     assert len(desk.engine.ahead.found) == 1
-    # The cure: the topic is made anew.
+    # The solution is to create the topic again.
     desk.delete("a")
     desk.synced()
     desk.make("a", ttl_ms=1000)
@@ -105,7 +105,9 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
     assert desk.engine.topic("a").count == 0
 
 
-async def test_a_disk_that_hangs_is_seen_by_the_beat(desk: Desk, autojump_clock: MockClock) -> None:
+async def test_a_hanging_disk_is_reported_by_the_heartbeat(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
     desk.log.is_syncing = True
     await desk.loop.services.heartbeat.run()
     await trio.sleep(3)
@@ -117,7 +119,7 @@ async def test_a_disk_that_hangs_is_seen_by_the_beat(desk: Desk, autojump_clock:
 
 @pytest.fixture
 def slow(desk: Desk) -> Desk:
-    """A shard whose clock the test sets; of its turns, none comes by itself."""
+    """Return a shard whose clock and iterations the test controls."""
     desk.make("strong", durability="fsync")
     context = desk.loop.context
     start = context.clock()
@@ -127,7 +129,7 @@ def slow(desk: Desk) -> Desk:
 
 
 def turn(desk: Desk, after_ms: int) -> int:
-    """A turn; the delay that the fronts see then."""
+    """Run an iteration. Return the delay that the fronts then see."""
     desk.elapsed[0] += after_ms  # type: ignore[attr-defined]
     desk.loop.turn()
     return int(desk.words.delay_ms)

@@ -18,7 +18,7 @@ from topics.storage.wal.file import NoRoom
 
 
 class Request:
-    """What a deferred request is asked, and what became of it."""
+    """A deferred request that records its outcome."""
 
     subject = "about"
 

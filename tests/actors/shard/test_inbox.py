@@ -35,11 +35,11 @@ MESSAGE_S = TURN_S / 40
 
 
 class Session:
-    """Stands for a link session: an inbox only carries it."""
+    """A stub of a link session, which an inbox only passes on."""
 
 
 class Desk:
-    """An inbox whose messages take a while each. Topics end with their band."""
+    """An inbox whose messages take some time each. The last character of a topic is its band."""
 
     def __init__(self) -> None:
         self.now, self.looked_up = 100.0, 0
@@ -59,7 +59,7 @@ class Desk:
         body: bytes = b"",
         call: Call[Any, Any] = APPEND,
     ) -> list[int]:
-        """Requests that come together, the same; the ids of their messages."""
+        """Add equal requests that arrive together. Return the ids of their messages."""
         numbers = range(self._number + 1, self._number + 1 + count)
         self._number += count
         messages = [
@@ -70,7 +70,7 @@ class Desk:
         return [*numbers]
 
     def tell(self, event: Any = FEED_CLOSE, about: int = 1, session: Any = None) -> list[int]:
-        """An event; the id of its message."""
+        """Add an event. Return the id of its message."""
         self._number += 1
         message = Message(
             self._number, 0, event.subject, encode_notification(event.method, (about,)), b""
@@ -82,7 +82,7 @@ class Desk:
         return [message.message_id for message in self.messages()]
 
     def drain(self) -> list[int]:
-        """All that waits, turn by turn."""
+        """Take all waiting messages, iteration by iteration."""
         taken = []
         while self.box.count:
             taken += self.turn()
@@ -235,7 +235,7 @@ def test_messages_tell_how_long_they_were_parked(desk: Desk) -> None:
     assert [message.parked_ms for message in desk.messages()] == [0.0] * 3
 
 
-# How long those that wait will take
+# Estimated time of the waiting messages
 
 
 def test_few_messages_wait_for_nothing(desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""Long polls: who is woken by what, and what ends a wait."""
+"""Tests of long polls: the events that wake a reader or cancel its wait."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_diff_looks_through_all_that_was_there_when_it_came_whatever_it_
     desk.answers()
     diff = desk.diff("a", node="me", wait_ms=wait_ms)
     for _ in range(3):
-        assert desk.answers() == [], "it gives way to others"
+        assert desk.answers() == [], "it yields to other requests"
         await trio.lowlevel.checkpoint()
     await trio.sleep(0.01)
     ((number, page),) = desk.bodies()
@@ -144,7 +144,7 @@ async def test_all_readers_of_a_topic_are_woken(desk: Desk) -> None:
     assert sorted(desk.answers()) == sorted([(append, 200), *((poll, 200) for poll in polls)])
 
 
-async def test_a_write_that_failed_wakes_nobody(
+async def test_a_failed_write_wakes_no_reader(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     desk.make("a")
@@ -191,7 +191,7 @@ async def test_records_that_go_with_their_topic_are_not_passed_over(desk: Desk) 
 
 
 @pytest.mark.parametrize("is_in_one_batch", [True, False])
-async def test_a_reader_that_has_gone_waits_no_more(desk: Desk, is_in_one_batch: bool) -> None:
+async def test_a_disconnected_reader_stops_waiting(desk: Desk, is_in_one_batch: bool) -> None:
     desk.make("a")
     poll = desk.diff("a", wait_ms=30_000)
     if not is_in_one_batch:

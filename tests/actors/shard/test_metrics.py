@@ -1,4 +1,4 @@
-"""Metrics of topics and routers: which rows a page gets, in which order, and what they say."""
+"""Tests of the metrics of topics and routers: the rows of a page, their order and their values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_QUEUE = [None] * 4  # the fields of a log that only a queue has
 async def read(
     desk: Desk, prefixes: list[str] | None = None, topics_max: int = 100
 ) -> MetricsResult:
-    """The rows of a shard, each made again."""
+    """Return the rows of a shard as structs."""
     desk.wire.take()
     cid = desk.ask(METRICS_READ, MetricsParams(prefixes, topics_max, 100))
     await wait_all_tasks_blocked()
@@ -73,7 +73,7 @@ async def test_of_many_topics_exactly_the_first_are_shown(
     assert await names(desk, None, count) == (sorted(made)[:count], count < 200)
 
 
-async def test_a_row_tells_what_is_committed(desk: Desk) -> None:
+async def test_a_row_contains_committed_values(desk: Desk) -> None:
     desk.make("a", cap_records=2)
     desk.append("a", 1, 2, 3)
     assert (await read(desk)).topics == [TopicMetrics("a", 0, 1, 0, 0, *NO_QUEUE)]
@@ -94,7 +94,7 @@ async def test_what_is_too_old_is_not_shown_and_the_log_hears_of_it(desk: Desk) 
     assert len(desk.log.groups) == groups + 1
 
 
-async def test_a_held_topic_is_shown_at_once(desk: Desk) -> None:
+async def test_a_held_topic_is_shown_immediately(desk: Desk) -> None:
     desk.make("a")
     desk.loop.context.held.take("a")
     assert await names(desk) == (["a"], False)
@@ -106,7 +106,7 @@ async def test_a_row_is_no_read_of_its_topic(desk: Desk) -> None:
     assert desk.engine.topic("a").last_read_ts is None
 
 
-async def test_a_topic_that_goes_between_two_steps_has_no_row(
+async def test_a_topic_deleted_between_two_steps_has_no_row(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "TOPICS_PER_STEP", 1)

@@ -1,4 +1,4 @@
-"""Peers: a shard asks others and itself, and is answered in a turn of its own."""
+"""Tests of peers: a shard calls other shards and itself, and handles replies in a new iteration."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def outcome_of(answer: Reply[Any] | TopicsError) -> str:
 
 
 class PeersBench:
-    """Peers of a shard whose turns the test takes; each session with a peer is a wire."""
+    """The peers of a shard whose iterations the test runs. Each session with a peer is a wire."""
 
     def __init__(self) -> None:
         self.wakes = 0
@@ -67,7 +67,7 @@ class PeersBench:
         self.wakes += 1
 
     def connect(self, shard: int) -> tuple[Wire, Callable[[bytes], None], Callable[[], None]]:
-        """A session with a peer: what was sent to it, its answers, its end."""
+        """Open a session with a peer."""
         wire = Wire()
         session = self.router.open_session(f"shard-{shard}", wire)
         self.peers.add(shard, session)
@@ -82,7 +82,7 @@ class PeersBench:
         self.peers.ask(shard, TOPIC_GET, STATE, b"", lambda got: self.told.append(outcome_of(got)))
 
     def turn(self) -> list[str]:
-        """What the callers are told at the end of a turn, and what they were told before."""
+        """Run an iteration. Return all outcomes that the callers have received."""
         if self.peers.is_due:
             self.peers.is_due = False
             self.peers.on_due()
@@ -143,7 +143,7 @@ def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
     assert bench.turn() == ["not_ready"]
 
 
-def test_a_peer_that_has_come_back_is_asked_on_its_new_session() -> None:
+def test_a_reconnected_peer_is_called_on_its_new_session() -> None:
     bench = PeersBench()
     _, _, close_old = bench.connect(1)
     wire, answer, _ = bench.connect(1)
@@ -207,7 +207,7 @@ async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(desk: Desk
 
 
 async def test_a_message_to_oneself_is_handled_in_a_later_turn(desk: Desk) -> None:
-    """Also one that is sent by the handler of an answer: no turn lasts for ever."""
+    """This includes messages that a reply handler sends, so that no iteration runs forever."""
     told: list[int] = []
 
     def then(answer: Reply[Any] | TopicsError) -> None:
@@ -291,10 +291,10 @@ class Shards:
         self.memory.close()
 
 
-async def test_two_shards_ask_one_another_over_their_link(
+async def test_two_shards_call_each_other_over_their_link(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    """With bodies and answers past the ring, in both directions at once."""
+    """Bodies and replies are too long for the ring and are sent in both directions concurrently."""
     both = Shards(tmp_path, nursery)
     for index in range(2):
         both.start(index)

@@ -1,4 +1,4 @@
-"""Record store: what is kept in memory and in files of its own, and for how long."""
+"""Tests of the record store: the lifetime of records in memory and in separate files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topics.storage.wal.file import NoRoom
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-# What is held, and for how long
+# Lifetime of stored records
 
 
 async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_that_failed(

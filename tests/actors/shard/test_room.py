@@ -1,4 +1,4 @@
-"""What a shard does while its disk is full, and how it comes out of that."""
+"""Tests of a shard whose disk is full or does not respond, and of its recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streamed appends that fail, and callers who were told that it took too long."""
+"""Tests of failed streamed appends, and of callers whose requests have timed out."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from topics.formats.wire.envelope import ErrorCode, decode
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
-# Callers who were told that it took too long
+# Requests that have timed out
 
 
 async def test_a_long_write_whose_file_hangs_is_a_disk_that_does_not_answer(
     desk: Desk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing else ends it: it has no time limit of its own."""
+    """A long write has no other time limit."""
     held = Held(monkeypatch)
     desk.make("a")
     number = desk.append_raw("a", body(PADDING))
@@ -57,7 +57,7 @@ async def test_a_long_write_whose_file_hangs_is_a_disk_that_does_not_answer(
 
 
 async def later(desk: Desk, clock: MockClock) -> list[tuple[int, int | str]]:
-    """More than a request may wait; what was answered by then."""
+    """Wait longer than the timeout of a request. Return the replies sent until then."""
     clock.jump(RPC_TIMEOUT_MS / 1000 + 1)
     desk.loop.router._expire_until(trio.current_time())
     return desk.answers()
@@ -121,7 +121,7 @@ async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(
 async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes(
     desk: Desk, mock_clock: MockClock
 ) -> None:
-    """A disk that stands still for a minute: none of these can be taken back."""
+    """The disk hangs for a minute. Decided changes cannot be undone."""
     desk.make("a", durability="fsync")
     numbers = [
         desk.append("a", 1),
@@ -180,7 +180,7 @@ async def test_a_disk_that_fills_up_midway_takes_nothing_of_it(
     assert (await until(desk, again))[again]["first_seq"] == 2
 
 
-async def test_one_that_is_cancelled_midway_leaves_no_file(
+async def test_a_streamed_append_that_is_cancelled_leaves_no_file(
     desk: Desk, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
@@ -199,7 +199,7 @@ async def test_one_that_is_cancelled_midway_leaves_no_file(
 
 
 async def test_without_room_for_its_frame_its_blob_goes_too(desk: Desk) -> None:
-    """The disk is full: 64 MiB that nobody can read must not stay until the next start."""
+    """Otherwise 64 MiB that no record uses would remain on the full disk until the next start."""
     desk.make("a")
     number = desk.append_raw("a", body(PADDING))
     with trio.fail_after(20):
@@ -258,7 +258,7 @@ async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
 async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records in memory only: after a restart their seqs must not be given to others."""
+    """After a restart, the seqs of records in memory must not be assigned again."""
     desk.make("a", durability="ephemeral")
     with monkeypatch.context() as patch:
         patch.setattr(appends, "STREAMED_MIN_BYTES", 1 << 20)
@@ -337,7 +337,7 @@ async def test_what_waited_behind_a_long_write_goes_with_its_front(
     desk: Desk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The memory of those bodies is the next front's; nobody was told that they are stored."""
+    """The next front uses the memory of these bodies. No client received an acknowledgement."""
     held = Held(monkeypatch)
     desk.append_raw("a", body(PADDING))
     await held_up(desk, held)

@@ -1,4 +1,4 @@
-"""Streamed appends: what stands at the edges of the pieces, and who goes on meanwhile."""
+"""Tests of streamed appends: the boundaries of chunks, and requests that run concurrently."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from topics.storage.verify import verify_blob
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
-# The edges
+# Boundaries of chunks
 
 
 @pytest.mark.parametrize("shift", range(4))
 @pytest.mark.parametrize("length", [100, 999, 1000, 1001, 2500])
-async def test_what_stands_on_the_edge_of_a_piece_comes_back_as_it_was(
+async def test_characters_at_the_boundary_of_a_chunk_are_preserved(
     desk: Desk, shift: int, length: int
 ) -> None:
-    """Characters of four bytes everywhere, so that every edge cuts one for three of four shifts."""
+    """All characters have four bytes. With three of four shifts every boundary splits one."""
     sent = ["y" * shift, *(["😀" * (length // 4)] * (2 * LONG // length + 1)), "last"]
     number = desk.append_raw("a", body(sent))
     assert (await until(desk, number))[number]["count"] == len(sent)
@@ -94,7 +94,9 @@ async def test_records_of_a_class_in_memory_make_no_file(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
-async def test_it_is_answered_when_its_class_says(desk: Desk, durability: str) -> None:
+async def test_a_streamed_append_is_answered_according_to_its_durability_class(
+    desk: Desk, durability: str
+) -> None:
     desk.make("a", durability=durability)
     number = desk.append_raw("a", body(PADDING))
     with trio.fail_after(20):
@@ -126,7 +128,7 @@ async def test_small_records_share_a_write(desk: Desk, monkeypatch: pytest.Monke
     assert held.reached == 1 + 9, "the tables, then seven records of 140 bytes each time"
 
 
-# Others beside it
+# Concurrent requests
 
 
 async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nursery) -> None:
@@ -167,7 +169,7 @@ async def test_what_waited_goes_to_the_log_without_another_message(
 
 
 @pytest.mark.slow
-async def test_others_are_served_between_its_pieces(desk: Desk) -> None:
+async def test_other_requests_are_served_between_chunks(desk: Desk) -> None:
     desk.make("other", durability="ephemeral")
     number = desk.append_raw("a", body(PADDING * 5))
     served = 0
@@ -221,7 +223,7 @@ async def test_what_comes_to_its_topic_meanwhile_waits_and_keeps_its_order(
     assert datas(desk, "a") == [*PADDING, "small", 1, "two"]
 
 
-async def test_two_of_one_topic_come_one_after_the_other(
+async def test_two_streamed_appends_to_one_topic_run_in_sequence(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
@@ -242,7 +244,7 @@ async def test_two_of_one_topic_come_one_after_the_other(
     assert datas(desk, "a") == [*PADDING, *["b" * 100] * 50, "small"]
 
 
-async def test_two_of_different_topics_are_written_at_once(
+async def test_two_streamed_appends_to_different_topics_run_concurrently(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)

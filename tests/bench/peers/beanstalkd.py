@@ -16,7 +16,7 @@ _JOB = re.compile(rb"RESERVED (\d+) \d+\r\n")
 
 
 class Reserved:
-    """The replies to so many reserves: two lines for a job, one when there is none."""
+    """The replies to ``count`` reserves: two lines for a job, one line if the tube is empty."""
 
     def __init__(self, count: int) -> None:
         self.body, self._data, self._count = b"", b"", count
@@ -32,7 +32,7 @@ class Reserved:
 
 
 class Beanstalkd(Peer):
-    """Its log, synced at each write, or every 50 ms as it comes."""
+    """A beanstalkd with a log that is synced at each write, or every 50 ms."""
 
     name = "beanstalkd"
     groups = frozenset({"append", "queue"})
@@ -64,7 +64,7 @@ class Beanstalkd(Peer):
 
 
 def work(batch: int) -> Script:
-    """Reserve and delete."""
+    """Reserve and delete jobs until the tube is empty."""
     claimed, done = Reserved(batch), 0
     while jobs := _JOB.findall((yield Step(RESERVE * batch, claimed, done))):
         request = b"".join(b"delete %b\r\n" % job for job in jobs)

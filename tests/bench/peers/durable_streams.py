@@ -1,4 +1,4 @@
-"""Durable Streams, its server for Node on files. It always syncs, and a read has no limit."""
+"""Durable Streams: the Node server that stores files. It always syncs, and reads have no limit."""
 
 from __future__ import annotations
 

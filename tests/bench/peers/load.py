@@ -1,5 +1,5 @@
-"""One load for all servers: connections in one epoll loop, each with the next request as soon as it
-has the reply to the last one, and subscribers beside them.
+"""The load for all servers: connections in one epoll loop, and subscribers. Each connection sends
+its next request as soon as it has received the reply to the previous one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from tests.bench.peers.replies import Http, Reply, http
 RECV_BYTES = 1 << 20
 IDLE_S = 30.0
 PUBLISH_HZ = 100
-AHEAD_MAX = 100  # records that the slowest of the subscribers has not got yet
+AHEAD_MAX = 100  # records that the slowest subscriber has not received yet
 Address = tuple[str, int]
-# A record of 200 bytes. The mark stands in each once, as it is, however the server quotes it.
+# A record of 200 bytes. It contains the mark once, in a form that no server escapes.
 MARK = b"end-of-record"
 RECORD = b'{"pad":"%b","end":"%b"}' % (b"x" * (200 - 19 - len(MARK)), MARK)
 assert len(RECORD) == 200
 
 
 def append(topic: str, records: int, fields: bytes = b"") -> bytes:
-    """An append of so many records to a topic of ours; ``fields`` of its body end with a comma."""
+    """Return an append request of ``records`` records to a topic of `topics`. ``fields`` are
+    further fields of the body, each followed by a comma.
+    """
     rows = b",".join([b'{"data":%b}' % RECORD] * records)
     path = f"/v0/topics/{topic}?return_seqs=false"
     return http("POST", path, b'{%b"records":[%b]}' % (fields, rows))
@@ -45,13 +47,13 @@ class Connection:
         self.sock.sendall(request)
 
     def take(self) -> bool:
-        """Read the input that is there; whether the reply is complete."""
+        """Read the available input. Return whether the reply is complete."""
         data = self.sock.recv(RECV_BYTES)
         assert data, "the server hung up"
         return self.reply.feed(data)
 
     def ask(self, request: bytes, reply: Reply | None = None) -> bytes:
-        """The reply to one request."""
+        """Send a request and return its reply."""
         self.reply = reply or self.reply
         self.send(request)
         while not self.take():
@@ -63,19 +65,21 @@ class Connection:
 
 
 class Step(NamedTuple):
-    """The next request of a script, and how much is done by the replies before it."""
+    """The next request of a script. ``done`` counts the records or jobs that the replies since the
+    previous step completed.
+    """
 
     request: bytes
     reply: Reply
     done: int = 0
 
 
-Script = Generator[Step, bytes, None]  # a client: it is sent the replies to its requests
+Script = Generator[Step, bytes, None]  # a client: it receives the replies to its requests
 Client = tuple[Connection, Script]
 
 
 def repeated(request: bytes, reply: Reply, done: int) -> Script:
-    """The same request, again and again."""
+    """Repeat a request forever."""
     yield Step(request, reply)
     step = Step(request, reply, done)
     while True:
@@ -90,8 +94,8 @@ class Loaded(NamedTuple):
 
 
 def drive(clients: Sequence[Client], seconds: float) -> Loaded:
-    """Run scripts side by side, until the time is over or their work done. Every reply that was
-    asked for has come then.
+    """Run scripts concurrently until the time is over or they are complete. All requests that were
+    sent have been answered when this returns.
     """
     poll, by_fd = select.epoll(), {each[0].sock.fileno(): each for each in clients}
     clock, done, busy = time.perf_counter, 0, len(by_fd)
@@ -132,17 +136,17 @@ def _next_step(script: Script, body: bytes) -> Step | None:
 
 
 class Subscriber(Protocol):
-    """One subscriber. ``sock`` is readable when something has come."""
+    """One subscriber. ``sock`` is readable when data has arrived."""
 
     sock: socket.socket
 
     def take(self) -> int:
-        """Read it; how many records it holds."""
+        """Read the data and return the number of records in it."""
         ...
 
 
 class Stream:
-    """A subscriber to whom everything comes unasked."""
+    """A subscriber to which the server pushes all records."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self._cut = sock, b""
@@ -172,7 +176,7 @@ class Room:
 
     @property
     def is_behind(self) -> bool:
-        """Something that was published has not come to all."""
+        """Whether a subscriber has not received all published records."""
         return self.delivered < self.published * len(self._by_fd)
 
     def publish(self, request: bytes) -> None:
@@ -181,9 +185,9 @@ class Room:
         self._publisher.send(request)
 
     def turn(self) -> None:
-        """Wait for input and take it."""
+        """Wait for input and read it."""
         ready = self._poll.poll(IDLE_S)
-        assert ready, f"nothing comes for {IDLE_S} s"
+        assert ready, f"no input for {IDLE_S} s"
         for fd, _ in ready:
             if fd not in self._by_fd:
                 self._is_asking = not self._publisher.take()
@@ -193,12 +197,14 @@ class Room:
             self.delays.extend([time.perf_counter() - self._sent_at] * count)
 
     def settle(self) -> None:
-        """Until everything has come to everybody."""
+        """Wait until all subscribers have received all published records."""
         while self.is_behind or self._is_asking:
             self.turn()
 
     def latency_ms(self, request: bytes, seconds: float) -> float:
-        """From before a publish to a delivery, p50, at `PUBLISH_HZ`."""
+        """Publish at `PUBLISH_HZ`. Return the median delay from before the publish request to a
+        delivery.
+        """
         due = time.perf_counter()
         until = due + seconds
         while due < until:
@@ -209,7 +215,9 @@ class Room:
         return statistics.median(self.delays) * 1000
 
     def flood(self, request: bytes, seconds: float) -> float:
-        """Deliveries a second; the publisher goes on when it is answered and not far ahead."""
+        """Return the deliveries per second. The publisher sends its next request after the reply to
+        the previous one, unless it is more than `AHEAD_MAX` records ahead of the subscribers.
+        """
         began, readers = time.perf_counter(), len(self._by_fd)
         until = began + seconds
         while time.perf_counter() < until:

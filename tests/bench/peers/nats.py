@@ -1,6 +1,6 @@
-"""NATS JetStream: one stream on files, answered publishes, direct gets, push consumers.
+"""NATS JetStream: one file stream, acknowledged publishes, direct gets and push consumers.
 
-A batch is that many publishes in one write, each answered by itself.
+A batch is several publishes in one write. The server acknowledges each of them separately.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ END_OF_BATCH = b"NATS/1.0 204"
 
 
 def publish(subject: str, answer_to: str, payload: bytes) -> bytes:
-    """A message as it goes over the wire."""
+    """Return the bytes of a PUB message."""
     return f"PUB {subject} {answer_to} {len(payload)}\r\n".encode() + payload + b"\r\n"
 
 
 class Answers:
-    """So many whole messages."""
+    """A reply of ``count`` complete messages."""
 
     def __init__(self, count: int) -> None:
         self.body, self._data, self._count, self._seen, self._at = b"", b"", count, 0, 0
@@ -66,7 +66,7 @@ class Batch:
 
 
 class Nats(Peer):
-    """A stream that is synced at each write, or every two minutes as it comes."""
+    """A stream that is synced at each write, or every two minutes."""
 
     name = "nats"
     groups = frozenset({"append", "read", "live"})
@@ -93,7 +93,7 @@ class Nats(Peer):
         return connection
 
     def api(self, subject: str, question: object) -> Any:
-        """Ask the server about its streams."""
+        """Call the JetStream API and return its reply."""
         payload = json.dumps(question).encode()
         asked = b"SUB api 1\r\n" + publish(f"$JS.API.{subject}", "api", payload)
         answer = json.loads(self.ask(asked, Answers(1)))

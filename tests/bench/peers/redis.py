@@ -1,6 +1,6 @@
-"""Redis and its HTTP face, webdis: streams (XADD), read by XRANGE and XREAD.
+"""Redis and its HTTP interface, webdis: streams (XADD) that are read with XRANGE and XREAD.
 
-A batch is a pipeline to Redis, and one EVAL to webdis, which has no other.
+A batch is a pipeline to Redis. It is one EVAL to webdis, which has no pipelines.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ READ = b"return cjson.encode(redis.call('XRANGE',KEYS[1],ARGV[1],'+','COUNT',ARG
 
 
 def command(*words: bytes) -> bytes:
-    """A command in RESP."""
+    """Return the bytes of a command in the RESP protocol."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words)
 
 
 class Page:
-    """The reply to XRANGE or XREAD: ``*N`` entries, each of which ends with its record."""
+    """The reply to XRANGE or XREAD: ``*N`` entries. The last bytes of an entry are its record."""
 
     def __init__(self) -> None:
         self.body, self._data = b"", b""
@@ -49,7 +49,7 @@ class Page:
 
 
 class Redis(Peer):
-    """Its append-only file, synced at each write or once a second."""
+    """A Redis with an append-only file that is synced at each write or once a second."""
 
     name = "redis"
     groups = frozenset({"append", "read", "live"})
@@ -62,7 +62,7 @@ class Redis(Peer):
         self.launch_redis(self.address[1], durability)
 
     def launch_redis(self, port: int, durability: str) -> None:
-        """No snapshots and no rewrites while something is measured."""
+        """Start Redis without snapshots and rewrites of its file, which would disturb the runs."""
         sync = "always" if durability == "fsync" else "everysec"
         options = (
             *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.data)),
@@ -99,7 +99,7 @@ class Redis(Peer):
 
 
 class Follower:
-    """A subscriber that asks for what follows the last entry, and waits (XREAD BLOCK)."""
+    """A subscriber that requests the entries after the last one and waits (XREAD BLOCK)."""
 
     def __init__(self, connection: Connection) -> None:
         self.sock, self._connection = connection.sock, connection
@@ -119,7 +119,7 @@ class Follower:
 
 
 class Webdis(Redis):
-    """webdis in front of a Redis. Its subscribers get what PUBLISH says, which is not stored."""
+    """webdis with a Redis. Subscribers receive the messages of PUBLISH, which are not stored."""
 
     name = "webdis"
     batch_max = 1000
@@ -185,6 +185,6 @@ class Webdis(Redis):
 
 
 def ask_webdis(*words: bytes) -> bytes:
-    """A command as the body of a POST, its words between slashes."""
+    """Return a POST whose body is the command, with slashes between its words."""
     safe = (w.replace(b"%", b"%25").replace(b"/", b"%2F").replace(b"+", b"%2B") for w in words)
     return http("POST", "/", b"/".join(safe), "application/x-www-form-urlencoded")

@@ -1,6 +1,6 @@
-"""Where the reply to a request ends, in the bytes that come: nothing is parsed that is not needed.
+"""Find the last byte of a reply in the received data. Only the necessary parts are parsed.
 
-    feed(data) -> False ... -> True, and ``body`` is the reply; the next `feed` begins the next one
+    feed(data) -> False ... -> True, then ``body`` is the reply; the next `feed` begins the next one
 
 An error in a reply raises `BadReply`.
 """
@@ -13,7 +13,7 @@ HEAD_END = b"\r\n\r\n"
 
 
 def http(method: str, path: str, body: bytes = b"", media_type: str = "application/json") -> bytes:
-    """A request as it goes over the wire."""
+    """Return the bytes of an HTTP request."""
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
@@ -23,17 +23,17 @@ class BadReply(Exception):
 
 
 class Reply(Protocol):
-    """The replies of one connection, one after the other."""
+    """The replies of one connection, in sequence."""
 
     body: bytes
 
     def feed(self, data: bytes) -> bool:
-        """Take what has come; whether the reply is whole now."""
+        """Add received data. Return whether the reply is complete."""
         ...
 
 
 class Http:
-    """One answer of HTTP/1.1 with status 2xx."""
+    """An HTTP/1.1 response with status 2xx."""
 
     def __init__(self, bad: bytes = b"") -> None:
         self.body, self.head = b"", b""
@@ -63,7 +63,7 @@ class Http:
         self._left = int(self.field(b"content-length") or 0)
 
     def field(self, name: bytes) -> bytes:
-        """A field of the last head, empty when it is not there."""
+        """Return a field of the last head, or an empty value if the head lacks it."""
         at = self.head.lower().find(b"\r\n" + name + b":")
         return self.head[at + 3 + len(name) :].split(b"\r\n", 1)[0].strip() if at >= 0 else b""
 
@@ -100,8 +100,8 @@ class Chunks:
 
 
 class Marks:
-    """A reply that is whole when it holds so many of a mark. ``bad`` at its start, or behind a line
-    end, is an error.
+    """A reply that is complete when it contains ``count`` marks. It is an error if the reply or one
+    of its lines starts with ``bad``.
     """
 
     def __init__(self, mark: bytes, count: int = 1, bad: bytes = b"") -> None:
@@ -114,7 +114,7 @@ class Marks:
         self._data += data
         self._seen += self._data.count(self._mark, self._looked)
         at = self._data.rfind(self._mark, self._looked)
-        # What was counted is not counted again; a mark may be cut.
+        # Count no mark twice. The data may end in the middle of a mark.
         cut = max(self._looked, len(self._data) - len(self._mark) + 1)
         self._looked = max(cut, at + len(self._mark)) if at >= 0 else cut
         bad = self._bad
@@ -122,7 +122,7 @@ class Marks:
             raise BadReply(bytes(self._data[:300]).decode(errors="replace"))
         if self._seen < self._count:
             return False
-        assert self._seen == self._count, "more than one reply has come"
+        assert self._seen == self._count, "received more than one reply"
         self.body, self._data = bytes(self._data), bytearray()
         self._seen = self._looked = 0
         return True

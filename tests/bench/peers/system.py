@@ -1,7 +1,7 @@
-"""What each server under comparison offers to the measurements, and the programs that it runs.
+"""The interface of the compared servers to the measurements, and the programs of a server.
 
-Programs of others are looked for on PATH. Durable Streams is a package for Node:
-``DURABLE_STREAMS`` names the folder in which ``npm install @durable-streams/server`` ran.
+The programs of the peers must be on PATH. Durable Streams is a package for Node:
+``DURABLE_STREAMS`` is the folder in which ``npm install @durable-streams/server`` was run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.bench.peers.replies import HEAD_END, Http, Marks, Reply
 
 NPM = Path(os.environ.get("DURABLE_STREAMS", ".")).absolute()
 START_S = 30.0
-NAME = "bench"  # of the one topic, stream or queue
+NAME = "bench"  # the name of the topic, stream or queue
 
 
 class NotFound(Exception):
@@ -34,7 +34,7 @@ class NotStarted(Exception):
 
 
 def find(program: str) -> str:
-    """Its path. Raises `NotFound`."""
+    """Return the path of a program. Raises `NotFound`."""
     path = shutil.which(program)
     if path is None:
         raise NotFound(f"{program} is not on PATH")
@@ -42,28 +42,28 @@ def find(program: str) -> str:
 
 
 def version_of(program: str, option: str) -> str:
-    """The first number with dots that it prints."""
+    """Return the first number with dots in the output of the program."""
     ran = subprocess.run([find(program), option], capture_output=True, text=True, timeout=20)
     found = re.search(r"\d+(\.\d+)+", ran.stdout + ran.stderr)
     return found.group() if found else "?"
 
 
 def free_port() -> int:
-    """A free port."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
 
 
 class Programs:
-    """The programs of one server, by name. Each leads a session of its own."""
+    """The programs of one server, by name. Each runs in its own process session."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "log"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *command: str, port: int, cwd: Path) -> None:
-        """Start one and wait until it listens. Raises `NotStarted`."""
+        """Start a program and wait until it listens. Raises `NotStarted`."""
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -87,7 +87,7 @@ class Programs:
         return {name: process.pid for name, process in self._running.items()}
 
     def kill(self) -> None:
-        """End all of them."""
+        """Kill all programs."""
         for process in self._running.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -96,9 +96,9 @@ class Programs:
 
 
 class System:
-    """A server with one topic. The order is: `start`, `make`, a load, `count`, `stop`.
+    """A server with one topic. The order of calls is `start`, `make`, a load, `count`, `stop`.
 
-    ``groups`` are the measurements that it takes part in: append, read, live, queue.
+    ``groups`` are the measurements that the server supports: append, read, live, queue.
     """
 
     name: ClassVar[str]
@@ -112,7 +112,7 @@ class System:
 
     @classmethod
     def version(cls) -> str:
-        """Raises `NotFound` when it is not installed."""
+        """Return the installed version. Raises `NotFound` if there is none."""
         raise NotImplementedError
 
     def start(self, durability: str) -> None:
@@ -122,51 +122,55 @@ class System:
         raise NotImplementedError
 
     def pids(self) -> dict[str, int]:
-        """Its processes by what they are."""
+        """Return the pids of the server's processes by their roles."""
         raise NotImplementedError
 
     def make(self, kind: str, durability: str) -> None:
-        """Make the topic; ``kind`` is log or queue."""
+        """Create the topic; ``kind`` is log or queue."""
 
     def connect(self) -> Connection:
         return Connection(self.address, Http())
 
     def request(self, records: int) -> bytes:
-        """An append of so many records."""
+        """Return an append request of ``records`` records."""
         raise NotImplementedError
 
     def reply(self, records: int) -> Reply:
-        """The reply to an append of so many records."""
+        """Return the reader of the reply to an append of ``records`` records."""
         return Http()
 
     def appender(self, records: int) -> Client:
-        """A client that appends for ever."""
+        """Return a client that appends forever."""
         return self.connect(), repeated(self.request(records), self.reply(records), records)
 
     def publisher(self) -> tuple[Connection, bytes]:
-        """A client, and what it publishes: one record, appended as any other."""
+        """Return a connection and the request that publishes one record. By default the request is
+        an append.
+        """
         connection = self.connect()
         connection.reply = self.reply(1)
         return connection, self.request(1)
 
     def count(self) -> int:
-        """How many records it says it holds; of a queue: jobs that are not finished."""
+        """Return the number of stored records, or of unfinished jobs, that the server reports."""
         raise NotImplementedError
 
     def read(self, limit: int) -> Iterator[int]:
-        """Read everything from the start; yields how many records came."""
+        """Read all records from the start. Yields the number of records of each page."""
         raise NotImplementedError
 
     def subscriber(self) -> Subscriber:
-        """A subscriber to what is published from now on."""
+        """Return a subscriber to the records published from now on."""
         raise NotImplementedError
 
     def worker(self, number: int, batch: int) -> Client:
-        """A client that claims so many jobs and finishes them, until there are none."""
+        """Return a client that claims ``batch`` jobs at a time and completes them, until the queue
+        is empty.
+        """
         raise NotImplementedError
 
     def ask(self, request: bytes, reply: Reply) -> bytes:
-        """The reply to a request on a connection of its own."""
+        """Send a request on a new connection and return its reply."""
         connection = self.connect()
         try:
             return connection.ask(request, reply)
@@ -175,7 +179,7 @@ class System:
 
 
 class Peer(System):
-    """A server under comparison that is not topics, on a fresh folder each time."""
+    """A compared server other than topics. Each start uses a new data folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -188,7 +192,7 @@ class Peer(System):
         self.launch(durability)
 
     def launch(self, durability: str) -> None:
-        """Start its programs."""
+        """Start the programs of the server."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -200,7 +204,7 @@ class Peer(System):
 
 
 def event_stream(connection: Connection, path: str, until: bytes = HEAD_END) -> Connection:
-    """Open a stream of events and read it up to a mark."""
+    """Open an event stream and read it up to a mark."""
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
     began = connection.ask(head.encode(), Marks(until))
     assert began[9:12] == b"200", began

@@ -18,7 +18,7 @@ PATH = f"/v0/topics/{NAME}"
 
 
 class Topics(System):
-    """Ours; ``root`` is another checkout of it."""
+    """The server of this checkout, or of the checkout ``root``."""
 
     name = "topics"
     root: Path | None = None
@@ -55,7 +55,7 @@ class Topics(System):
         while not is_caught_up:
             asked = b'{"from_seq":%d,"limit":%d}' % (from_seq, limit)
             page = connection.ask(http("POST", f"{PATH}/diff", asked))
-            # The records are not decoded: no other server's are.
+            # The records are not decoded, as with all other servers.
             end = page[page.rindex(b"]") :]
             found = re.search(rb'"next_from_seq":(\d+)', page[-1000:])
             assert found is not None, end
@@ -75,13 +75,13 @@ class Topics(System):
 
 
 class Before(Topics):
-    """The checkout that ours is compared with."""
+    """Another checkout, with which this one is compared."""
 
     name = "before"
 
 
 def work(node: str, batch: int) -> Script:
-    """Claim and ack."""
+    """Claim and acknowledge jobs until the queue is empty."""
     reply, name = Http(), node.encode()
     claim = http("POST", f"{PATH}/claim", b'{"node":"%b","max":%d}' % (name, batch))
     done = 0

@@ -14,7 +14,7 @@ from tests.support.shards import Shards
 
 @pytest.fixture
 async def shards(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Shards]:
-    """Three shards: a, d, e live in the first one, c, g, l in the second, b, f, k in the third."""
+    """Three shards: a, d, e are on the first one, c, g, l on the second, b, f, k on the third."""
     found = Shards(tmp_path, nursery)
     yield found
     await found.close()
@@ -22,7 +22,7 @@ async def shards(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Shards]
 
 @pytest.fixture
 async def routed(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[RoutedShards]:
-    """The same shards; their routers forward."""
+    """The same shards, with routers that forward records."""
     found = RoutedShards(tmp_path, nursery)
     yield found
     await found.close()

@@ -1,4 +1,4 @@
-"""Batches: what a router forwards next, by the frames that hold it or with its records."""
+"""Tests of batches: the next records of a router, named by their frames or sent as bodies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_runs_are_packed_as_a_router_copies_them() -> None:
     ]
 
 
-async def test_records_of_the_log_file_are_named(routed: RoutedShards) -> None:
+async def test_records_in_the_current_log_file_are_named_by_their_frames(
+    routed: RoutedShards,
+) -> None:
     await routed.append("a", 1, 2)
     await routed.append("a", 3)
     first, second = lsns(routed, "a")
@@ -70,7 +72,7 @@ async def test_records_of_the_log_file_are_named(routed: RoutedShards) -> None:
     assert (found.runs, found.seqs) == ([runs[0]._replace(start=1), runs[1]], [2, 3])
 
 
-async def test_copies_of_the_log_file_are_named_by_their_rows(routed: RoutedShards) -> None:
+async def test_copies_in_the_current_log_file_are_named_by_their_rows(routed: RoutedShards) -> None:
     await routed.route("a>d")
     await routed.append("a", 1)
     await routed.settle()
@@ -80,7 +82,7 @@ async def test_copies_of_the_log_file_are_named_by_their_rows(routed: RoutedShar
 
 
 @pytest.mark.slow
-async def test_what_another_file_a_segment_or_memory_holds_is_not_named(
+async def test_records_in_another_file_a_segment_or_memory_are_not_named(
     routed: RoutedShards,
 ) -> None:
     await routed.append("a", 1)
@@ -88,7 +90,7 @@ async def test_what_another_file_a_segment_or_memory_holds_is_not_named(
     assert named(routed, "a") is None
     await routed.seal("a")
     await routed.append("a", 2)
-    assert named(routed, "a") is None, "the first is sealed"
+    assert named(routed, "a") is None, "the first record is sealed"
     assert named(routed, "a", 1) is not None
     await routed.make("d", durability="ephemeral")
     await routed.append("d", 1)
@@ -96,7 +98,9 @@ async def test_what_another_file_a_segment_or_memory_holds_is_not_named(
 
 
 @pytest.mark.slow
-async def test_a_batch_with_its_records_holds_what_was_picked(routed: RoutedShards) -> None:
+async def test_a_batch_with_bodies_contains_exactly_the_picked_records(
+    routed: RoutedShards,
+) -> None:
     await routed.write("a", [{"data": 1, "tag": "t"}, {"data": "x" * 100, "meta": {"m": 1}}])
     await routed.write("a", [{"data": 3, "tag": "gone"}])
     await routed.write("a", [{"data": 4, "node": "n"}])
@@ -112,7 +116,7 @@ async def test_a_batch_with_its_records_holds_what_was_picked(routed: RoutedShar
     assert (records[0]["meta"], records[1]["$node"]) == ({"m": 1}, "n")
 
 
-async def test_no_frame_is_longer_than_its_bound(routed: RoutedShards) -> None:
+async def test_the_frames_of_a_forward_do_not_exceed_their_bound(routed: RoutedShards) -> None:
     loop = routed.loops[0]
     submit, lengths = loop.commits.submit_forward, list[tuple[int, int]]()
 

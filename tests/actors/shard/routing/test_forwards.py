@@ -1,4 +1,4 @@
-"""Forwards: copies and cursor are appended together, once, or not at all."""
+"""Tests of forwards: copies and cursor are appended together, once, or not at all."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ BUSY, BEHIND, DONE, FULL = (
     ForwardStatus.DONE,
     ForwardStatus.FULL,
 )
-ROUTER = 77  # an id that no graph knows
+ROUTER = 77  # an id that is in no graph
 
 
 class Bench:
-    """Records of "a" are forwarded by hand, into topics of the third shard, which is asked by
-    another one, or of the first one, which is asked by itself.
+    """Sends forwards of the records of "a" directly, without a router. The dests are on the third
+    shard, which receives the calls from another shard, or on the first shard, which calls itself.
     """
 
     def __init__(self, shards: RoutedShards) -> None:
@@ -47,7 +47,7 @@ class Bench:
         await self.shards.make(dest, **config)
 
     def run(self, first: int, start: int = 0, stop: int | None = None) -> tuple[int, Run]:
-        """Records of the append whose first seq is ``first``."""
+        """Return a run of records of the append whose first seq is ``first``."""
         index = self.shards.topic("a").index
         _, count, locator, _ = index.entry(index.find(first))
         return first + start, Run(locator, 0, start, count if stop is None else stop)
@@ -64,7 +64,7 @@ class Bench:
         is_stamped: bool = False,
         **fields: Any,
     ) -> ForwardParams:
-        """``runs``: each with the seq of its first record."""
+        """Return the params of a forward. Each run has the seq of its first record."""
         source = self.shards.topic("a")
         stamped = [
             run._replace(stamp=OWN_STAMP, stamp_seq=seq) if is_stamped else run for seq, run in runs
@@ -85,7 +85,7 @@ class Bench:
         )._replace(**fields)
 
     def with_records(self, params: ForwardParams) -> tuple[ForwardParams, bytes]:
-        """The same forward with its records, as another shard sends it."""
+        """Return the forward with the records in its body, as another shard sends it."""
         store, runs = self.shards.loops[0].context.store, decode_runs(params.runs)
         pieces = [(store.records(run.lsn), run.start, run.stop) for run in runs]
         flags, count, ext, parts, _ = payload_of(pieces, 1, 1)
@@ -106,24 +106,24 @@ class Bench:
         return [(status, cursor, total) for status, cursor, total, _ in found]
 
     async def send_as_it_is(self, params: ForwardParams, body: bytes) -> list[tuple[int, ...]]:
-        self.loop.services.registry.is_told = False  # it would know none of the routers
+        self.loop.services.registry.is_told = False  # otherwise it refuses unknown routers
         found = await self.shards.call(FORWARD, params, body, shard=2)
         assert isinstance(found, ForwardResult), found
         return [(*each,) for each in found.outcomes]
 
     def forwards(self) -> list[Frame]:
-        """FORWARD frames that were logged."""
+        """Return the FORWARD frames in the log."""
         return self.shards.frames(FrameKind.FORWARD)
 
 
 @pytest.fixture
 async def bench(routed: RoutedShards) -> Bench:
-    """Seqs 1 to 3 are of one append, 4 and 5 of another."""
+    """Seqs 1 to 3 are from one append, 4 and 5 from another."""
     found = Bench(routed)
     await found.make("b")
     await routed.append("a", 1, 2, 3)
     await routed.append("a", 4, 5)
-    found.loop.services.registry.is_told = False  # it would know none of the routers
+    found.loop.services.registry.is_told = False  # otherwise it refuses unknown routers
     return found
 
 
@@ -138,7 +138,7 @@ async def test_copies_and_cursor_are_one_frame(bench: Bench) -> None:
     assert bench.shards.datas("b") == [1, 2, 3, 4, 5]
 
 
-async def test_a_forward_that_begins_elsewhere_is_refused(bench: Bench) -> None:
+async def test_a_forward_that_does_not_start_at_the_cursor_is_refused(bench: Bench) -> None:
     first = bench.params([bench.run(1)], to_seq=3)
     assert await bench.send(first) == [(DONE, 3, 3)]
     assert await bench.send(first) == [(BEHIND, 3, 3)], "it came twice"
@@ -149,7 +149,7 @@ async def test_a_forward_that_begins_elsewhere_is_refused(bench: Bench) -> None:
     assert await bench.send(bench.params([bench.run(1)], new)) == [(BEHIND, 4, 0)]
 
 
-async def test_a_router_has_one_forward_under_way(bench: Bench, nursery: trio.Nursery) -> None:
+async def test_a_router_has_one_forward_in_flight(bench: Bench, nursery: trio.Nursery) -> None:
     params = bench.params([bench.run(1)], to_seq=3)
     found: list[list[tuple[int, int, int]]] = []
 
@@ -168,7 +168,7 @@ async def test_a_router_has_one_forward_under_way(bench: Bench, nursery: trio.Nu
     assert bench.shards.datas("b") == [1, 2, 3]
 
 
-async def test_a_held_dest_takes_nothing(bench: Bench) -> None:
+async def test_a_held_dest_accepts_no_forwards(bench: Bench) -> None:
     params = bench.params([bench.run(1)], to_seq=3)
     bench.loop.context.held.take("b")
     assert await bench.send(params) == [(BUSY, 0, 0)]
@@ -178,15 +178,17 @@ async def test_a_held_dest_takes_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-async def test_a_dest_that_is_gone_or_another_one(bench: Bench) -> None:
+async def test_a_forward_to_a_missing_or_replaced_dest_is_refused(bench: Bench) -> None:
     other, none = bench.target(dest_id=12345, start_seq=0), bench.target("k")
     params = bench.params([bench.run(1)], other, none)
     assert await bench.send(params) == [(ForwardStatus.NO_DEST, 0, 0)] * 2
     assert bench.shards.datas("b") == []
 
 
-async def test_a_batch_that_comes_again_is_not_written_again(bench: Bench) -> None:
-    """For other dests of a large fan-out: one payload, until the log begins another file."""
+async def test_a_repeated_batch_is_written_once(bench: Bench) -> None:
+    """The other dests of a large fan-out refer to the same payload, unless the log has started a
+    new file.
+    """
     await bench.make("f")
     await bench.make("k", durability="ephemeral")
     params, body = bench.with_records(bench.params([bench.run(1)], to_seq=3))
@@ -204,8 +206,8 @@ async def test_a_batch_that_comes_again_is_not_written_again(bench: Bench) -> No
     assert [bench.shards.datas(dest) for dest in "bf"] == [[1, 2, 3]] * 2
 
 
-async def test_runs_that_the_file_has_no_more_are_to_be_sent_again(bench: Bench) -> None:
-    """The log has begun another file since the batch was prepared."""
+async def test_runs_in_an_older_log_file_must_be_sent_again(bench: Bench) -> None:
+    """The log has started a new file since the batch was prepared."""
     await bench.make("d")
     target = ForwardTarget(ROUTER, "d", bench.shards.topic("d").id, 0, "r")
     params = bench.params([bench.run(1)], target, to_seq=3)
@@ -217,7 +219,7 @@ async def test_runs_that_the_file_has_no_more_are_to_be_sent_again(bench: Bench)
     assert bench.shards.datas("d") == []
 
 
-async def test_a_probe_for_room_is_answered_without_records(bench: Bench) -> None:
+async def test_a_capacity_probe_is_answered_without_records(bench: Bench) -> None:
     await bench.make("f", cap_records=1, discard="reject")
     target = bench.target("f")
     outcome = await bench.send_as_it_is(*bench.with_records(bench.params([bench.run(1)], target)))
@@ -235,10 +237,10 @@ async def test_a_probe_for_room_is_answered_without_records(bench: Bench) -> Non
     ("cap", "cursor", "taken"), [(2, 2, [1, 2]), (3, 3, [1, 2, 3]), (4, 5, [1, 2, 3, 5])]
 )
 @pytest.mark.parametrize("is_stamped", [False, True])
-async def test_a_full_dest_takes_what_it_has_room_for(
+async def test_a_dest_accepts_records_up_to_its_cap(
     bench: Bench, cap: int, cursor: int, taken: list[int], is_stamped: bool
 ) -> None:
-    """Seq 4 is not wanted."""
+    """The batch skips seq 4."""
     await bench.make("f", cap_records=cap, discard="reject")
     rows = [bench.run(1), bench.run(4, 1)]
     target = bench.target("f")
@@ -253,7 +255,7 @@ async def test_a_full_dest_takes_what_it_has_room_for(
         assert bench.shards.datas("f") == taken
 
 
-async def test_a_probe_tells_where_the_router_stands(bench: Bench) -> None:
+async def test_a_probe_returns_the_cursor_of_the_router(bench: Bench) -> None:
     await bench.send(bench.params([bench.run(1)], to_seq=3))
     assert await bench.send(bench.params(from_seq=3, to_seq=3)) == [(DONE, 3, 3)]
     assert await bench.send(bench.params(from_seq=0, to_seq=0)) == [(BEHIND, 3, 3)]
@@ -261,7 +263,7 @@ async def test_a_probe_tells_where_the_router_stands(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_trim", [False, True])
-async def test_a_log_that_fails_leaves_cursor_and_seqs_as_they_were(
+async def test_a_failed_log_write_changes_neither_cursor_nor_seqs(
     bench: Bench, nursery: trio.Nursery, is_trim: bool
 ) -> None:
     rows = [] if is_trim else [bench.run(1)]
@@ -318,7 +320,7 @@ async def test_outcomes_are_in_the_order_of_the_routers(bench: Bench) -> None:
 async def test_an_unexpected_error_is_answered_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group of one dest is under way when that of the other fails."""
+    """The changes of one dest are in flight when those of the other fail."""
     await bench.make("f", cap_records=1, discard="reject")
     decide = forward.forward
 
@@ -338,7 +340,9 @@ async def test_an_unexpected_error_is_answered_once(
     assert await bench.send(params) == [(BEHIND, 3, 3), (FULL, 1, 1)]
 
 
-async def test_stamps_are_carried_on_and_replaced(routed: RoutedShards) -> None:
+async def test_stamps_are_copied_by_plain_routers_and_replaced_by_exactly_once_routers(
+    routed: RoutedShards,
+) -> None:
     await routed.route("a>b", "c>f", "c>d", guarantee="exactly_once")
     await routed.route("b>c")
     await routed.write("a", [{"data": 0}, {"data": 1, "meta": {"own": [1.50]}}])
@@ -366,9 +370,9 @@ async def test_stamps_are_carried_on_and_replaced(routed: RoutedShards) -> None:
     assert first["_topics_router"]["source_seq"] == 1
 
 
-async def test_frames_of_one_forward_never_name_another_file(bench: Bench) -> None:
-    """Dests that differ get frames of their own. The first has room in the file, others have not:
-    a log that says so is not taken for whole.
+async def test_frames_of_one_forward_never_refer_to_another_log_file(bench: Bench) -> None:
+    """Dests with different changes get separate frames. Only the frames of the first dests fit into
+    the current file. A start would refuse a log in which a frame refers to another file.
     """
     shards, loop = bench.shards, bench.shards.loops[0]
     dests = [name for name in map("d{:02}".format, range(40)) if not shards.shard_of(name)][:9]

@@ -1,4 +1,6 @@
-"""Mutations: one after another where they share a name, and none for a caller who has gone."""
+"""Tests of mutations: those that share a name run in sequence, and none starts for a disconnected
+caller.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from topics.formats.wire.calls import (
 
 
 class Bench:
-    """Requests that are mutations. ``gate`` lets them go on."""
+    """Sends requests that are mutations. They wait until ``gate`` is set."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk, self.done, self.gate = desk, list[int](), trio.Event()
@@ -50,7 +52,7 @@ class Bench:
         return self.desk.ask(TOPIC_GET, TopicGetParams("a", False, time.monotonic_ns()))
 
 
-async def test_mutations_are_done_in_the_order_of_their_requests(desk: Desk) -> None:
+async def test_mutations_run_in_the_order_of_their_requests(desk: Desk) -> None:
     bench = Bench(desk)
     asked = [bench.ask() for _ in range(3)]
     await wait_all_tasks_blocked()
@@ -63,7 +65,7 @@ async def test_mutations_are_done_in_the_order_of_their_requests(desk: Desk) -> 
     assert bench.done == [*asked, later]
 
 
-async def test_one_that_hangs_holds_up_those_that_share_a_name_and_no_others(desk: Desk) -> None:
+async def test_a_hanging_mutation_delays_only_mutations_that_share_a_name(desk: Desk) -> None:
     bench, done = Bench(desk), list[str]()
 
     async def note(name: str) -> None:
@@ -74,14 +76,14 @@ async def test_one_that_hangs_holds_up_those_that_share_a_name_and_no_others(des
     for names in (["b", "x"], ["y"], ["x"], ["z", "y"]):
         bench.mutations.add(names, partial(note, "".join(names)))
     await wait_all_tasks_blocked()
-    assert done == ["y", "zy"], "the third waits for the first, which hangs"
+    assert done == ["y", "zy"], "x waits for b and x, which wait for the hanging mutation"
     bench.gate.set()
     await wait_all_tasks_blocked()
     assert done == ["y", "zy", "bx", "x"]
 
 
 @pytest.mark.parametrize("failure", [TopicFull("full"), ValueError("a bug")])
-async def test_one_that_fails_is_told_and_the_next_one_is_done(
+async def test_a_failure_is_reported_and_the_next_mutation_runs(
     desk: Desk, failure: Exception
 ) -> None:
     bench = Bench(desk)
@@ -94,11 +96,11 @@ async def test_one_that_fails_is_told_and_the_next_one_is_done(
     assert desk.answers() == [(first, code), (second, code)]
 
 
-async def test_one_without_a_request_may_fail(desk: Desk) -> None:
+async def test_a_failed_mutation_without_a_request_does_not_stop_later_ones(desk: Desk) -> None:
     bench = Bench(desk)
 
     async def fail() -> None:
-        raise NotReady("no room")
+        raise NotReady("no space")
 
     broken: Callable[[], Awaitable[None]] = fail
     bench.mutations.add(["r"], broken)
@@ -108,7 +110,7 @@ async def test_one_without_a_request_may_fail(desk: Desk) -> None:
     assert bench.done == [asked]
 
 
-async def test_nothing_is_done_for_a_caller_who_has_gone(desk: Desk) -> None:
+async def test_mutations_of_a_disconnected_caller_do_not_start(desk: Desk) -> None:
     bench = Bench(desk)
     first = bench.ask()
     bench.ask()
@@ -116,10 +118,10 @@ async def test_nothing_is_done_for_a_caller_who_has_gone(desk: Desk) -> None:
     desk.session.close()
     bench.gate.set()
     await wait_all_tasks_blocked()
-    assert bench.done == [first], "which was under way"
+    assert bench.done == [first], "which was in progress"
 
 
-async def test_what_a_shard_answers(desk: Desk) -> None:
+async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(desk: Desk) -> None:
     context = desk.loop.context
     found = await ask(context, 0, TOPIC_LIST, TopicListParams("", None, 9, False, None))
     assert found.items == []
@@ -129,7 +131,7 @@ async def test_what_a_shard_answers(desk: Desk) -> None:
         await ask(context, 1, TOPIC_GET, TopicGetParams("a", False, 1))
 
 
-async def test_a_shard_that_does_not_answer_is_not_waited_for(
+async def test_ask_times_out_if_the_shard_does_not_reply(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     bench, began = Bench(desk), trio.current_time()
@@ -138,4 +140,4 @@ async def test_a_shard_that_does_not_answer_is_not_waited_for(
     assert trio.current_time() - began == ASK_MAX_S
     bench.gate.set()
     await wait_all_tasks_blocked()
-    assert len(bench.done) == 1, "its late answer is dropped"
+    assert len(bench.done) == 1, "the late reply is dropped"

@@ -1,5 +1,5 @@
-"""The owner of the routers: one mutation after another, every shard hears of it, and each is shown
-with its counters.
+"""Tests of the owner of the routers: mutations run in sequence, every shard receives their changes,
+and reads return the current routers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SYNC = ROUTER_SYNC.subject
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that does not answer is given up soon, and asked again soon."""
+    """Shorten the timeout and the retry pause for a shard that does not reply."""
     monkeypatch.setattr(mutations, "ASK_MAX_S", 0.1)
     monkeypatch.setattr(pushes, "RETRY_S", 0.02)
     monkeypatch.setattr(pushes, "ANSWER_MAX_S", 0.1)
 
 
 def frames_of(shards: Shards, shard: int = ROUTER_OWNER) -> int:
-    """Where the log of a shard ends."""
+    """Return the next LSN of the log of a shard."""
     return shards.loops[shard].context.wal.next_lsn
 
 
@@ -46,7 +46,7 @@ def topics_of(shards: Shards) -> set[str]:
 
 
 def life(shards: Shards, name: str) -> int:
-    """The id of the router."""
+    """Return the id of the router."""
     return shards.loops[ROUTER_OWNER].context.engine.routers.router(name).id
 
 
@@ -60,7 +60,7 @@ def graph_of(shards: Shards) -> Any:
 # Changed routers
 
 
-async def test_an_identical_put_writes_and_tells_nothing(shards: Shards) -> None:
+async def test_an_identical_put_writes_and_sends_nothing(shards: Shards) -> None:
     await shards.put("r", "c", "b", preserve_tag=False)
     before = frames_of(shards)
     messages = [len(registry.messages) for registry in shards.registries.values()]
@@ -70,7 +70,7 @@ async def test_an_identical_put_writes_and_tells_nothing(shards: Shards) -> None
     assert [len(registry.messages) for registry in shards.registries.values()] == messages
 
 
-async def test_a_router_with_another_source_begins_at_its_head_and_keeps_its_total(
+async def test_a_router_with_a_new_source_begins_at_its_head_and_keeps_its_total(
     shards: Shards,
 ) -> None:
     await shards.put("r", "c", "b")
@@ -87,13 +87,15 @@ async def test_a_router_with_another_source_begins_at_its_head_and_keeps_its_tot
     assert shards.ends_agree()
 
 
-async def test_a_life_begins_where_the_one_before_has_ended(shards: Shards) -> None:
+async def test_a_changed_router_begins_where_its_previous_incarnation_stopped(
+    shards: Shards,
+) -> None:
     await shards.put("r", "c", "b")
     engine, registry = shards.loops[1].context.engine, shards.registries[1]
     is_told = False
 
     def forward_more(_: int, to: int, subject: str) -> bool:
-        """The old life copies something before its shard hears of the change."""
+        """Let the old incarnation copy records before its shard receives the change."""
         nonlocal is_told
         if (to, subject) == (1, SYNC) and not is_told:
             is_told = True
@@ -108,7 +110,7 @@ async def test_a_life_begins_where_the_one_before_has_ended(shards: Shards) -> N
     assert [row.start_seq for row in registry.rows.values()] == [4]
 
 
-async def test_an_id_is_not_used_again(shards: Shards) -> None:
+async def test_router_ids_are_not_reused(shards: Shards) -> None:
     await shards.put("r", "c", "b")
     earlier = life(shards, "r")
     await shards.delete("r")
@@ -120,7 +122,7 @@ async def test_an_id_is_not_used_again(shards: Shards) -> None:
     assert life(shards, "r") > earlier
 
 
-async def test_a_router_whose_change_cannot_be_logged_goes_on(
+async def test_a_router_continues_unchanged_if_its_change_cannot_be_logged(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await shards.put("r", "c", "b")
@@ -142,11 +144,13 @@ async def test_a_router_whose_change_cannot_be_logged_goes_on(
     assert shards.ends_agree()
 
 
-# Shards that are away
+# Unreachable shards
 
 
 @pytest.mark.parametrize("away", [1, 2])
-async def test_while_a_shard_of_an_end_is_away_nothing_is_made(shards: Shards, away: int) -> None:
+async def test_no_router_is_created_while_the_shard_of_one_end_is_unreachable(
+    shards: Shards, away: int
+) -> None:
     shards.disconnect(ROUTER_OWNER, away)
     answer = await shards.put("r", "c", "b")
     assert isinstance(answer, NotReady)
@@ -156,7 +160,9 @@ async def test_while_a_shard_of_an_end_is_away_nothing_is_made(shards: Shards, a
     assert (await shards.put("r", "c", "b"))["created"]
 
 
-async def test_a_router_is_not_taken_from_a_source_whose_shard_is_away(shards: Shards) -> None:
+async def test_a_router_is_not_changed_while_the_shard_of_its_source_is_unreachable(
+    shards: Shards,
+) -> None:
     await shards.put("r", "c", "b")
     before = life(shards, "r")
     shards.disconnect(ROUTER_OWNER, 1)
@@ -168,7 +174,7 @@ async def test_a_router_is_not_taken_from_a_source_whose_shard_is_away(shards: S
     assert shards.registries[1].names == ["r"]
 
 
-async def test_a_removal_does_not_wait_for_a_shard_that_is_away(shards: Shards) -> None:
+async def test_a_removal_does_not_wait_for_an_unreachable_shard(shards: Shards) -> None:
     await shards.put("r", "c", "b")
     await shards.put("s", "c", "f")
     shards.disconnect(ROUTER_OWNER, 1)
@@ -181,7 +187,7 @@ async def test_a_removal_does_not_wait_for_a_shard_that_is_away(shards: Shards) 
 
 
 @pytest.mark.slow
-async def test_a_shard_that_does_not_answer_holds_up_nobody_for_long(
+async def test_an_unresponsive_shard_delays_other_mutations_only_briefly(
     shards: Shards, impatient: None
 ) -> None:
     await shards.put("r", "c", "b")
@@ -196,7 +202,9 @@ async def test_a_shard_that_does_not_answer_holds_up_nobody_for_long(
     assert (await shards.put("s", "c", "k"))["created"] is False
 
 
-async def test_a_shard_that_refuses_is_told_all_again(shards: Shards, impatient: None) -> None:
+async def test_a_shard_that_refused_a_change_receives_the_complete_list_again(
+    shards: Shards, impatient: None
+) -> None:
     await shards.put("r", "c", "b")
     shards.registries[1].failure = Internal("a bug")
     assert isinstance(await shards.put("s", "c", "b"), Internal)
@@ -207,7 +215,7 @@ async def test_a_shard_that_refuses_is_told_all_again(shards: Shards, impatient:
     assert (await shards.put("s", "c", "b"))["created"] is False
 
 
-async def test_a_put_that_was_not_taken_is_told_again_when_it_is_repeated(
+async def test_a_repeated_put_is_sent_again_to_a_shard_that_refused_it(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pushes, "RETRY_S", 3600)
@@ -219,14 +227,16 @@ async def test_a_put_that_was_not_taken_is_told_again_when_it_is_repeated(
     assert shards.ends_agree()
 
 
-# Topics that go
+# Topics that are deleted
 
 
-async def test_an_end_that_goes_while_a_router_is_made_is_made_again(shards: Shards) -> None:
+async def test_an_end_that_is_deleted_while_a_router_is_created_is_created_again(
+    shards: Shards,
+) -> None:
     topic_ids: list[int] = []
 
     def let_it_go(_: int, to: int, subject: str) -> bool:
-        """The dest is deleted when it was seen, and before its shard hears of the router."""
+        """Delete the dest after it was found and before its shard receives the router."""
         engine = shards.loops[2].context.engine
         is_sync = (to, subject) == (2, SYNC) and "b" in engine.topics
         if is_sync and len(topic_ids) < 2:
@@ -243,7 +253,7 @@ async def test_an_end_that_goes_while_a_router_is_made_is_made_again(shards: Sha
     assert shards.ends_agree()
 
 
-async def test_a_router_whose_end_goes_again_and_again_is_given_up(shards: Shards) -> None:
+async def test_creating_a_router_fails_if_its_end_is_deleted_repeatedly(shards: Shards) -> None:
     def let_it_go(_: int, to: int, subject: str) -> bool:
         context = shards.loops[2].context
         if (to, subject) == (2, SYNC) and "b" in context.engine.topics:
@@ -258,7 +268,7 @@ async def test_a_router_whose_end_goes_again_and_again_is_given_up(shards: Shard
     assert shards.ends_agree()
 
 
-async def test_other_shards_do_not_answer_for_the_owner(shards: Shards) -> None:
+async def test_other_shards_refuse_calls_for_the_owner(shards: Shards) -> None:
     for call, params in (
         (calls.ROUTER_GET, calls.RouterParams("r", None, 1)),
         (calls.ROUTER_DELETE, calls.RouterParams("r", None, 1)),
@@ -294,10 +304,10 @@ async def delete_dest(shards: Shards) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("act", [make, configure, point_elsewhere, remove, delete_dest])
 @pytest.mark.parametrize("victim", [0, 1, 2])
-async def test_whoever_is_killed_between_two_steps_all_agree_afterwards(
+async def test_all_shards_agree_after_one_is_killed_between_any_two_messages(
     tmp_path: Path, nursery: trio.Nursery, act: Callable[[Shards], Any], victim: int
 ) -> None:
-    """And what is asked again is done."""
+    """A repeated request then succeeds."""
     for step in range(1, 50):
         shards = Shards(tmp_path / str(step), nursery)
         if act is not make:
@@ -313,17 +323,19 @@ async def test_whoever_is_killed_between_two_steps_all_agree_afterwards(
         else:
             assert isinstance(answer, dict)
         await shards.agree()
-        if act is point_elsewhere and victim != 1:  # whose counts are in memory
+        if act is point_elsewhere and victim != 1:  # shard 1 has the counts in memory only
             assert graph_of(shards).router("r").base_total == 5
         await shards.close()
         if is_over:
             assert step > 4
             return
-    raise AssertionError("it never ends")
+    raise AssertionError("the mutation did not complete")
 
 
 async def _kill_at(shards: Shards, act: Callable[[Shards], Any], victim: int, step: int) -> bool:
-    """Kill ``victim`` when the message of that number is sent; whether there are fewer."""
+    """Kill ``victim`` when message number ``step`` is sent. Return True if the mutation completed
+    with fewer messages.
+    """
     count = 0
     reached = trio.Event()
 
@@ -357,7 +369,9 @@ async def _kill_at(shards: Shards, act: Callable[[Shards], Any], victim: int, st
     return False
 
 
-async def test_routers_without_an_end_are_removed_when_their_shard_tells(shards: Shards) -> None:
+async def test_routers_without_an_end_are_removed_when_their_shard_reports_them(
+    shards: Shards,
+) -> None:
     await shards.put("r", "c", "b")
     await shards.put("s", "c", "f")
     context = shards.loops[2].context
@@ -372,7 +386,7 @@ async def test_routers_without_an_end_are_removed_when_their_shard_tells(shards:
     await shards.agree()
 
 
-# Routers are shown: config from the graph, counters from the shards of the sources
+# Reads of routers: config from the graph, counters from the shards of the sources
 
 
 async def three(shards: Shards) -> None:
@@ -384,7 +398,7 @@ def names(listed: Any) -> list[str]:
     return [name for name, _ in listed.items]
 
 
-async def test_a_page_asks_each_shard_once(shards: Shards) -> None:
+async def test_a_page_of_routers_queries_each_shard_once(shards: Shards) -> None:
     await three(shards)
     asked = []
 
@@ -395,10 +409,10 @@ async def test_a_page_asks_each_shard_once(shards: Shards) -> None:
 
     shards.on_message = on_message
     await shards.list_routers()
-    assert asked == [1], "and the own shard through the loopback"
+    assert asked == [1], "the owner's own shard is called through the loopback"
 
 
-async def test_a_shard_that_is_away_fails_what_needs_it(shards: Shards) -> None:
+async def test_an_unreachable_shard_fails_only_requests_that_need_it(shards: Shards) -> None:
     await three(shards)
     shards.caller = 2
     shards.disconnect(ROUTER_OWNER, 1)
@@ -408,7 +422,7 @@ async def test_a_shard_that_is_away_fails_what_needs_it(shards: Shards) -> None:
 
 
 @pytest.mark.parametrize("is_list", [False, True])
-async def test_a_router_that_is_being_changed_is_shown_when_that_is_done(
+async def test_a_router_is_shown_only_after_its_pending_change(
     shards: Shards, nursery: trio.Nursery, is_list: bool
 ) -> None:
     await three(shards)
@@ -421,7 +435,7 @@ async def test_a_router_that_is_being_changed_is_shown_when_that_is_done(
     async def change() -> None:
         await shards.put("c->b", "d", "b")
 
-    # The shard of the old source has given the router up, and its answer is on its way.
+    # The shard of the old source has removed the router, and its reply is in flight.
     shards.caller = 2
     shards.on_message = lambda own, _, subject: (own, subject) != (1, ROUTER_SYNC.subject)
     nursery.start_soon(change)
@@ -441,7 +455,7 @@ async def test_a_router_that_is_being_changed_is_shown_when_that_is_done(
         assert (shown[0]["source"], shown[0]["forwarded_total"]) == ("d", 5)
 
 
-async def test_a_router_that_its_shard_does_not_know_is_not_shown_with_wrong_counters(
+async def test_a_router_that_its_shard_does_not_know_is_not_shown(
     shards: Shards,
 ) -> None:
     await three(shards)

@@ -1,4 +1,4 @@
-"""Pushes: what each shard is told of routers, and in which order."""
+"""Tests of pushes: the routers that are sent to each shard, and the order of the messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AWAY = NotReady("away", reason=PEER_AWAY)
 
 
 class FakePeers:
-    """Peers whose answers the test gives. "a" and "b" live in shard 0, other topics in shard 1."""
+    """Peers whose replies the test chooses. "a" and "b" are on shard 0, other topics on shard 1."""
 
     def __init__(self) -> None:
         self.there = {0, 1}
@@ -42,12 +42,12 @@ class FakePeers:
         self.asked.append((shard, params, then))
 
     def answer(self, answer: TopicsError | None = None, *, orphans: tuple[int, ...] = ()) -> None:
-        """To the oldest message."""
+        """Reply to the oldest message."""
         _, _, then = self.asked.pop(0)
         then(answer or FakeReply(RouterSyncResult(orphans, [])))
 
     def told(self) -> list[tuple[int, list[int], list[int], bool]]:
-        """Shard, ids, removed ids and whether it is all, of each message that is not answered."""
+        """Return shard, ids, removed ids and `is_all` of each message without a reply."""
         return [
             (shard, [row[0] for row in params.routers], [*params.removed], params.is_all)
             for shard, params, _ in self.asked
@@ -59,7 +59,7 @@ class FakeReply:
         self.result = result
 
     def release(self) -> None:
-        """Nothing is in shared memory."""
+        """Do nothing, because the reply uses no shared memory."""
 
 
 class Bench:
@@ -78,13 +78,13 @@ def bench(desk: Desk) -> Bench:
     return Bench(desk)
 
 
-async def test_a_shard_is_told_all_that_have_an_end_there(bench: Bench) -> None:
+async def test_a_shard_receives_all_routers_with_an_end_on_it(bench: Bench) -> None:
     bench.pushes.push_all(0)
     bench.pushes.push_all(1)
     assert bench.peers.told() == [(0, [1, 2], [], True), (1, [2, 3], [], True)]
 
 
-async def test_a_change_goes_to_both_ends_in_one_message_each(
+async def test_a_change_is_sent_to_both_ends_in_one_message_each(
     bench: Bench, nursery: trio.Nursery
 ) -> None:
     by_id = bench.graph.by_id
@@ -104,7 +104,9 @@ async def test_a_change_goes_to_both_ends_in_one_message_each(
         _ = results[0][1].result
 
 
-async def test_a_shard_knows_all_once_it_has_taken_a_list_and_all_since(bench: Bench) -> None:
+async def test_a_shard_is_up_to_date_after_it_accepts_the_list_and_all_later_changes(
+    bench: Bench,
+) -> None:
     knows = []
     bench.pushes.push_all(0)
     knows.append(bench.pushes.knows_all(0))
@@ -119,7 +121,7 @@ async def test_a_shard_knows_all_once_it_has_taken_a_list_and_all_since(bench: B
     assert knows == [False, True, False, True, False]
 
 
-async def test_a_shard_that_has_not_taken_a_change_is_told_all_again(
+async def test_a_shard_that_refused_a_change_is_sent_the_complete_list(
     bench: Bench, autojump_clock: MockClock
 ) -> None:
     bench.pushes.push_all(0)
@@ -131,12 +133,12 @@ async def test_a_shard_that_has_not_taken_a_change_is_told_all_again(
     assert not bench.pushes.knows_all(0)
     bench.graph.remove(2)
     await trio.sleep(pushes.RETRY_S + 0.1)
-    assert bench.peers.told() == [(0, [1], [], True)], "once, as the graph is by then"
+    assert bench.peers.told() == [(0, [1], [], True)], "one message with the current graph"
     bench.peers.answer()
     assert bench.pushes.knows_all(0)
 
 
-async def test_a_shard_that_is_away_is_not_told_before_it_is_back(
+async def test_an_unreachable_shard_is_sent_nothing(
     bench: Bench, autojump_clock: MockClock
 ) -> None:
     bench.pushes.push_all(0)
@@ -148,7 +150,7 @@ async def test_a_shard_that_is_away_is_not_told_before_it_is_back(
     assert bench.peers.told() == []
 
 
-async def test_nobody_waits_for_a_shard_that_does_not_answer(
+async def test_a_push_times_out_if_the_shard_does_not_reply(
     bench: Bench, autojump_clock: MockClock
 ) -> None:
     began = trio.current_time()
@@ -158,7 +160,7 @@ async def test_nobody_waits_for_a_shard_that_does_not_answer(
         _ = found[0].result
 
 
-def test_a_row_says_what_the_shards_need() -> None:
+def test_a_row_contains_all_fields_that_the_shards_need() -> None:
     one = router(3, "ab", filter=TagMatch("Glob", "x"), guarantee="exactly_once")
     one = replace(one, base_total=5)
     assert row_of(one, is_cyclic=False) == RouterRow(
@@ -179,7 +181,7 @@ def test_a_row_says_what_the_shards_need() -> None:
     )
 
 
-async def test_orphans_are_told(bench: Bench) -> None:
+async def test_reported_orphans_are_passed_on(bench: Bench) -> None:
     bench.pushes.push_all(0)
     bench.peers.answer(orphans=(2, 1))
     assert bench.orphans == [2, 1]

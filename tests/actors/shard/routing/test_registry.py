@@ -1,4 +1,6 @@
-"""Registry: the routers and ends of a shard, as the owner of the graph tells it and asks of it."""
+"""Tests of the registry: the routers and ends of a shard, and its calls from the owner of the
+graph.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ from topics.formats.wire.envelope import Failure, Success, decode
 
 
 class Bench:
-    """The second shard: "c", "g" and "l" live there. The owner's own messages come before."""
+    """The registry of the second shard, which owns "c", "g" and "l". The messages of the real owner
+    have been received before.
+    """
 
     def __init__(self, shards: RoutedShards) -> None:
         self.shards = shards
@@ -72,7 +76,9 @@ class Bench:
     async def sync(
         self, *rows: RouterRow, removed: tuple[int, ...] = (), is_all: bool = False
     ) -> tuple[list[int], dict[int, int]]:
-        """Orphans and totals. The shards of dests elsewhere are told of new routers, too."""
+        """Send rows to the registry, and new routers also to the shards of their dests. Return
+        orphans and totals.
+        """
         for row in rows:
             shard = self.shards.shard_of(row.dest)
             if shard != 1:
@@ -109,15 +115,15 @@ async def bench(routed: RoutedShards) -> Bench:
     return found
 
 
-async def test_routers_are_known_by_their_ends_here(bench: Bench) -> None:
+async def test_routers_are_registered_by_their_local_ends(bench: Bench) -> None:
     assert await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g")) == ([], {})
     assert {dest: sorted(rows) for dest, rows in bench.registry.by_dest.items()} == {"g": [1, 2]}
-    assert [*bench.workers.known()] == [1], "the other one has its source elsewhere"
+    assert [*bench.workers.known()] == [1], "the source of the other router is on another shard"
     assert [bench.registry.has_routers(name) for name in "cgl"] == [True, True, False]
     assert bench.shards.loops[1].context.routers_of("c")
 
 
-async def test_removed_routers_stop_and_their_totals_are_told(bench: Bench) -> None:
+async def test_removed_routers_stop_and_their_totals_are_returned(bench: Bench) -> None:
     await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"), bench.row(3, "a", "g"))
     await bench.shards.write("c", [{"data": 1}, {"data": 2}])
     await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1, 2])
@@ -129,7 +135,7 @@ async def test_removed_routers_stop_and_their_totals_are_told(bench: Bench) -> N
     assert bench.shards.datas("g") == [1, 2]
 
 
-async def test_a_total_is_told_when_nothing_is_under_way(
+async def test_a_total_is_returned_after_forwards_in_flight_complete(
     bench: Bench, nursery: trio.Nursery
 ) -> None:
     shards = bench.shards
@@ -152,7 +158,7 @@ async def test_a_total_is_told_when_nothing_is_under_way(
     assert results == [([], {1: 2, 2: 2})]
 
 
-async def test_a_list_of_all_drops_the_others_and_what_is_known_of_them(bench: Bench) -> None:
+async def test_a_complete_list_removes_all_other_routers_and_their_state(bench: Bench) -> None:
     await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"))
     await bench.shards.write("c", [{"data": 1}])
     await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1])
@@ -164,8 +170,10 @@ async def test_a_list_of_all_drops_the_others_and_what_is_known_of_them(bench: B
     assert bench.shards.topic("l").derivations == {2: (1, 1)}
 
 
-async def test_a_router_that_comes_back_goes_on_where_it_was(bench: Bench) -> None:
-    """A PUT of other ends withdraws it; when that cannot be logged, it has its old ends again."""
+async def test_a_restored_router_continues_at_its_previous_cursor(bench: Bench) -> None:
+    """A PUT with other ends removes the router from the shard. If the change cannot be logged, the
+    router is restored with its old ends.
+    """
     await bench.sync(bench.row(1, "c", "g"))
     await bench.shards.write("c", [{"data": 1}])
     await bench.shards.until(lambda: bench.shards.datas("g") == [1])
@@ -177,14 +185,14 @@ async def test_a_router_that_comes_back_goes_on_where_it_was(bench: Bench) -> No
     assert bench.shards.datas("g") == [1, 2]
 
 
-async def test_routers_without_an_end_here_are_orphans(bench: Bench) -> None:
+async def test_routers_whose_local_end_is_missing_are_orphans(bench: Bench) -> None:
     rows = [
         bench.row(1, "c", "g"),
         bench.row(2, "r", "a"),  # no such source
         bench.row(3, "a", "z"),  # no such dest
-        bench.row(4, "c", "l", source_id=99),  # another one by that name
+        bench.row(4, "c", "l", source_id=99),  # another topic with that name
         bench.row(5, "c", "l", dest_id=99),
-        bench.row(6, "c", "nowhere"),  # another shard knows whether it is there
+        bench.row(6, "c", "nowhere"),  # the owning shard checks whether it exists
         bench.row(7, "c", "b"),
     ]
     elsewhere = [
@@ -196,7 +204,7 @@ async def test_routers_without_an_end_here_are_orphans(bench: Bench) -> None:
     assert "l" not in bench.registry.by_dest
 
 
-async def test_before_it_was_told_the_owner_is_to_be_asked(routed: RoutedShards) -> None:
+async def test_before_the_first_list_every_topic_may_have_routers(routed: RoutedShards) -> None:
     await routed.make("c")
     registry = routed.loops[1].services.registry
     await routed.until(lambda: registry.is_told)
@@ -205,16 +213,16 @@ async def test_before_it_was_told_the_owner_is_to_be_asked(routed: RoutedShards)
     routed.on_message = lambda *found: found[2] != ROUTER_SYNC.subject
     routed.start(1)
     registry = routed.loops[1].services.registry
-    assert registry.has_routers("c"), "nobody knows"
+    assert registry.has_routers("c"), "the list is not known yet"
     routed.disconnect(0, 1)
-    assert not registry.has_routers("c"), "nobody can be asked"
+    assert not registry.has_routers("c"), "the owner is unreachable"
     routed.on_message = lambda *_: True
     routed.connect(0, 1)
     await routed.until(lambda: registry.is_told)
     assert not registry.has_routers("c")
 
 
-async def test_stats_wait_for_what_is_under_way(bench: Bench, nursery: trio.Nursery) -> None:
+async def test_stats_wait_for_forwards_in_flight(bench: Bench, nursery: trio.Nursery) -> None:
     shards = bench.shards
     await bench.sync(bench.row(1, "c", "a"), bench.row(2, "c", "g"))
     await shards.until(lambda: bench.is_known(1) and bench.is_known(2))
@@ -254,7 +262,7 @@ async def test_stats_do_not_wait_longer_than_half_a_second(
     await shards.until(lambda: bench.workers.stats(1) == (1, 2, 0, 0))
 
 
-# Ends of routers: topics that are there, or are made
+# Ends of routers: topics that exist or are created
 
 
 def ask(desk: Desk, topic: str, *, create: bool = False, place_until_ms: int = 0) -> None:
@@ -278,7 +286,9 @@ def expected(desk: Desk, name: str, head_seq: int) -> EndpointResult:
     return EndpointResult(topic.id, topic.epoch, head_seq)
 
 
-async def test_a_topic_that_is_there_is_told_at_once_with_what_is_committed(desk: Desk) -> None:
+async def test_an_existing_topic_is_returned_immediately_with_its_committed_head(
+    desk: Desk,
+) -> None:
     desk.make("a")
     desk.append("a", 1, 2)
     desk.written()
@@ -289,14 +299,14 @@ async def test_a_topic_that_is_there_is_told_at_once_with_what_is_committed(desk
     assert results(desk) == [expected(desk, "a", 2)] * 2
 
 
-async def test_a_topic_that_is_held_is_told_at_once(desk: Desk) -> None:
+async def test_a_held_topic_is_returned_immediately(desk: Desk) -> None:
     desk.make("a")
     desk.loop.context.held.take("a")
     ask(desk, "a", create=True)
     assert results(desk) == [expected(desk, "a", 0)]
 
 
-async def test_a_topic_that_is_made_is_told_when_it_is_synced(desk: Desk) -> None:
+async def test_a_created_topic_is_returned_after_its_sync(desk: Desk) -> None:
     ask(desk, "a", create=True)
     ask(desk, "a")
     assert [frame.kind for frame in desk.log.frames.values()] == [FrameKind.TOPIC]
@@ -306,7 +316,7 @@ async def test_a_topic_that_is_made_is_told_when_it_is_synced(desk: Desk) -> Non
     assert results(desk) == [expected(desk, "a", 0)] * 2
 
 
-async def test_a_topic_that_could_not_be_made_is_none(desk: Desk) -> None:
+async def test_a_topic_that_could_not_be_created_does_not_exist(desk: Desk) -> None:
     ask(desk, "a", create=True)
     ask(desk, "a")
     desk.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
@@ -316,9 +326,9 @@ async def test_a_topic_that_could_not_be_made_is_none(desk: Desk) -> None:
     assert results(desk) == ["not_ready", EndpointResult(0, 0, 0)]
 
 
-async def test_a_place_is_taken_as_long_as_it_is_kept(desk: Desk) -> None:
+async def test_a_reserved_slot_can_be_used_until_it_expires(desk: Desk) -> None:
     caps = Caps(desk.engine, max_topics=1)
-    caps.topics.others = 1  # kept for this end
+    caps.topics.others = 1  # the slot that is reserved for this end
     now_ms = desk.loop.context.now.ms
     ask(desk, "late", create=True, place_until_ms=now_ms - 1)
     ask(desk, "a", create=True, place_until_ms=now_ms + 60_000)
@@ -333,14 +343,16 @@ async def test_a_place_is_taken_as_long_as_it_is_kept(desk: Desk) -> None:
 async def routers(
     routed: RoutedShards, prefixes: list[str] | None = None, routers_max: int = 100
 ) -> tuple[list[RouterMetrics], bool]:
-    """Those that have their source in the first shard."""
+    """Return the routers whose source is on the first shard."""
     params = MetricsParams(prefixes, 0, routers_max)
     found = made_again(await routed.call(METRICS_READ, params))
     assert found.topics == []
     return [*found.routers], found.routers_truncated
 
 
-async def test_a_router_whose_dest_has_not_told_of_it_is_left_out(routed: RoutedShards) -> None:
+async def test_a_router_is_omitted_until_its_dest_has_reported_its_cursor(
+    routed: RoutedShards,
+) -> None:
     routed.on_message = lambda *found: found[2] != FORWARD.subject
     await routed.route("a>b")
     assert await routers(routed) == ([], True)

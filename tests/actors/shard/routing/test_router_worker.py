@@ -1,4 +1,4 @@
-"""Worker: one router at its source, and its place among others."""
+"""Tests of `Worker`: the state of one router at its source, and how workers are grouped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def source() -> Source:
     return Source(Topic(1, "a", 5, TopicConfig()))
 
 
-def test_what_its_row_says_becomes_match_drops_and_stamp() -> None:
+def test_a_worker_takes_its_filter_drops_and_stamp_from_the_row() -> None:
     plain = worker()
     assert (plain.match, plain.drops, plain.likeness.is_stamped) == (None, 0, False)
     other = worker(filter=["Glob", "x"], preserve_node=False, preserve_tag=False, exactly_once=True)
@@ -48,7 +48,7 @@ def test_what_its_row_says_becomes_match_drops_and_stamp() -> None:
     assert other.target == (1, "b", 2, 10, "r")
 
 
-def test_what_was_passed_over_is_logged_before_another_filter_counts() -> None:
+def test_skipped_records_are_logged_before_a_new_filter_applies() -> None:
     router = worker(filter=["Eq", "x"])
     router.stands_at(10, 0)
     router.passed(15)
@@ -58,7 +58,7 @@ def test_what_was_passed_over_is_logged_before_another_filter_counts() -> None:
     assert not router.must_log
 
 
-def test_workers_that_stand_at_one_place_and_copy_alike_go_together(source: Source) -> None:
+def test_workers_with_the_same_cursor_and_options_form_one_batch(source: Source) -> None:
     alike = [worker(id=number) for number in range(1, 4)]
     others = [worker(id=4, preserve_tag=False), worker(shard=1, id=5)]
     for each in (*alike, *others):
@@ -85,7 +85,7 @@ def test_the_total_of_a_removed_router_is_reported_once() -> None:
     assert (reported, router.state) == ([2], WorkerState.IDLE)
 
 
-def test_hops_are_kept_until_every_router_has_passed_them(source: Source) -> None:
+def test_hops_are_kept_until_every_router_has_handled_them(source: Source) -> None:
     first, second = worker(), worker(id=2)
     for each in (first, second):
         source.add(each)
@@ -101,7 +101,7 @@ def test_hops_are_kept_until_every_router_has_passed_them(source: Source) -> Non
     assert source.hops.at(11)[0] == 0
 
 
-def test_idle_workers_become_ready_by_news(source: Source) -> None:
+def test_idle_workers_become_ready_when_records_arrive(source: Source) -> None:
     router = worker()
     source.add(router)
     source.take_news()
@@ -114,7 +114,7 @@ def test_idle_workers_become_ready_by_news(source: Source) -> None:
     assert source.take_alike(1, lambda _: True) == [router]
 
 
-def test_a_router_that_is_gone_is_nowhere(source: Source) -> None:
+def test_a_removed_worker_is_in_no_collection(source: Source) -> None:
     first, second = worker(), worker(id=2)
     for each in (first, second):
         source.add(each)

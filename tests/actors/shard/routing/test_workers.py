@@ -1,4 +1,4 @@
-"""Workers: what is appended to a source comes to the dests of its routers, whatever happens."""
+"""Tests of workers: they copy records of a source to the dests of its routers, despite failures."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def datas(*values: Any, **fields: Any) -> list[dict[str, Any]]:
 
 
 def payloads(shards: RoutedShards) -> int:
-    """How many FORWARD frames hold records."""
+    """Return the number of FORWARD frames that contain records."""
     return sum(len(frame.parts) == 2 for frame in shards.frames(FrameKind.FORWARD))
 
 
 def dests_in(shards: RoutedShards, shard: int, count: int) -> list[str]:
-    """Names of topics of one shard."""
+    """Return names of topics that belong to one shard."""
     names = (f"dest{number}" for number in range(100))
     return [name for name in names if shards.shard_of(name) == shard][:count]
 
 
 def seen_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses before new tries of all workers, in s, as they begin."""
+    """Return the list to which the pause before each retry is added, in seconds."""
     pauses: list[float] = []
     retry = Workers._retry
 
@@ -55,7 +55,7 @@ def seen_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return pauses
 
 
-async def test_records_come_to_dests_of_all_shards_in_order(routed: RoutedShards) -> None:
+async def test_records_are_forwarded_to_dests_on_all_shards_in_order(routed: RoutedShards) -> None:
     await routed.route("a>b", "a>c", "a>d")
     await routed.write("a", datas(1, 2))
     await routed.write("a", datas(3))
@@ -64,7 +64,7 @@ async def test_records_come_to_dests_of_all_shards_in_order(routed: RoutedShards
     assert routed.reached("a>b") == (3, 3)
 
 
-async def test_nothing_is_sent_in_the_turn_of_a_commit(routed: RoutedShards) -> None:
+async def test_forwards_are_not_sent_in_the_iteration_of_the_commit(routed: RoutedShards) -> None:
     await routed.route("a>d")
     await routed.settle()
     context = routed.loops[0].context
@@ -92,7 +92,7 @@ async def test_nothing_is_sent_in_the_turn_of_a_commit(routed: RoutedShards) -> 
     assert asked_in[0] > committed_in[0]
 
 
-async def test_what_a_turn_has_no_time_for_is_sent_in_the_next(
+async def test_work_beyond_the_time_of_an_iteration_is_sent_in_the_next(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await routed.route("a>b", "a>c", "d>f", "d>g")
@@ -112,7 +112,7 @@ async def test_what_a_turn_has_no_time_for_is_sent_in_the_next(
 
 
 async def routed_with_long_pauses(routed: RoutedShards, patch: pytest.MonkeyPatch) -> None:
-    """a>b, with half a second behind each round."""
+    """Create the router a>b with a pause of half a second after each round."""
     await routed.route("a>b")
     await routed.settle()
     for name in ("PAUSE_MIN_S", "PAUSE_MAX_S"):
@@ -120,7 +120,7 @@ async def routed_with_long_pauses(routed: RoutedShards, patch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-async def test_rounds_have_pauses_when_they_take_more_than_their_share(
+async def test_rounds_are_delayed_after_they_exceed_their_share_of_time(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await routed_with_long_pauses(routed, monkeypatch)
@@ -132,14 +132,14 @@ async def test_rounds_have_pauses_when_they_take_more_than_their_share(
         await routed.write("a", datas(number))
         await routed.until(lambda: routed.topic("b").head_seq == len(took) + 1)
         took.append(trio.current_time() - began)
-    assert max(took[:3]) < 0.2 < took[3], "three use the credit up"
+    assert max(took[:3]) < 0.2 < took[3], "three rounds use up the credit"
 
 
-async def test_rounds_without_a_pause_before_them_make_no_pause_longer(
+async def test_rounds_that_run_without_a_pause_do_not_lengthen_the_next_pause(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await routed_with_long_pauses(routed, monkeypatch)
-    monkeypatch.setattr(workers_module, "BATCH_RECORDS", 1)  # a round for each record
+    monkeypatch.setattr(workers_module, "BATCH_RECORDS", 1)  # one round per record
     await routed.write("a", datas(*range(10)))
     await routed.settle()
     assert len(routed.sent()) == 10
@@ -147,7 +147,7 @@ async def test_rounds_without_a_pause_before_them_make_no_pause_longer(
     assert workers._free_at <= trio.current_time() + workers_module.PAUSE_MAX_S
 
 
-async def test_reads_and_deletes_of_a_dest_act_on_what_it_holds(
+async def test_reads_and_deletes_of_a_dest_do_not_include_forwards_in_flight(
     routed: RoutedShards, nursery: trio.Nursery
 ) -> None:
     await routed.route("a>b")
@@ -175,7 +175,7 @@ async def test_reads_and_deletes_of_a_dest_act_on_what_it_holds(
     assert routed.datas("a") == [1]
 
 
-async def test_no_round_follows_an_answer_that_leaves_nothing_to_do(
+async def test_no_round_follows_a_reply_that_leaves_no_work(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await routed.route("a>b", "a>c", "a>d")
@@ -188,7 +188,7 @@ async def test_no_round_follows_an_answer_that_leaves_nothing_to_do(
         work(self)
 
     monkeypatch.setattr(Workers, "_work", counted)
-    monkeypatch.setattr(workers_module, "WORK_S", 60.0)  # all of it in one turn
+    monkeypatch.setattr(workers_module, "WORK_S", 60.0)  # all work in one iteration
     await routed.write("a", datas(1))
     await routed.settle()
     await trio.sleep(0.02)
@@ -196,7 +196,7 @@ async def test_no_round_follows_an_answer_that_leaves_nothing_to_do(
     assert [routed.datas(name) for name in "bcd"] == [[1]] * 3
 
 
-async def test_what_comes_while_a_forward_is_under_way_goes_with_the_next(
+async def test_records_appended_during_a_forward_are_sent_in_the_next_one(
     routed: RoutedShards,
 ) -> None:
     await routed.route("a>b")
@@ -214,7 +214,7 @@ async def test_what_comes_while_a_forward_is_under_way_goes_with_the_next(
     assert routed.datas("b") == [1, 2, 3]
 
 
-async def test_routers_that_copy_alike_share_messages_and_frames(
+async def test_routers_with_the_same_options_share_messages_and_frames(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers_module, "TARGETS_MAX", 8)
@@ -226,14 +226,14 @@ async def test_routers_that_copy_alike_share_messages_and_frames(
     await routed.settle()
     assert sorted(len(each.targets) for each in routed.sent()) == [1, 2, 8, 8]
     assert len(routed.frames(FrameKind.FORWARD)) == 4
-    assert payloads(routed) == 1, "the log of their shard has the records once"
+    assert payloads(routed) == 1, "the log of their shard contains the records once"
     for dest in dests:
         assert [record["$tag"] for record in routed.pages(dest)[0]] == ["x"]
     assert "$tag" not in routed.pages("b")[0][0]
 
 
 @pytest.mark.slow
-async def test_a_full_dest_holds_its_router_and_no_other(
+async def test_a_full_dest_blocks_only_its_own_router(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = seen_pauses(monkeypatch)
@@ -258,7 +258,7 @@ async def test_a_full_dest_holds_its_router_and_no_other(
 
 
 @pytest.mark.slow
-async def test_a_full_dest_is_asked_for_room_and_gets_no_records(routed: RoutedShards) -> None:
+async def test_a_full_dest_is_probed_for_capacity_without_records(routed: RoutedShards) -> None:
     await routed.make("b", cap_bytes=150, discard="reject")
     await routed.route("a>b")
     await routed.write("a", datas("x" * 80, "y" * 80))
@@ -276,7 +276,7 @@ async def test_a_full_dest_is_asked_for_room_and_gets_no_records(routed: RoutedS
 
 
 @pytest.mark.slow
-async def test_pauses_do_not_grow_for_ever(
+async def test_retry_pauses_are_bounded(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers_module, "RETRY_MAX_S", 0.05)
@@ -291,7 +291,7 @@ async def test_pauses_do_not_grow_for_ever(
     assert worker.retry_s == 0.05
 
 
-async def test_a_shard_that_comes_back_gets_what_it_missed_once(routed: RoutedShards) -> None:
+async def test_a_restarted_shard_receives_the_missed_records_once(routed: RoutedShards) -> None:
     await routed.route("a>b", "b>c")
     await routed.write("a", datas(1))
     await routed.settle()
@@ -307,7 +307,7 @@ async def test_a_shard_that_comes_back_gets_what_it_missed_once(routed: RoutedSh
     assert (await routed.get("a>b"))["forwarded_total"] == 4
 
 
-async def test_a_forward_whose_answer_is_lost_is_not_done_twice(routed: RoutedShards) -> None:
+async def test_a_forward_whose_reply_is_lost_is_applied_once(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.settle()
     routed.hold_forwards(2, 0)
@@ -348,10 +348,10 @@ async def test_ephemeral_records_are_written_once_in_each_shard_with_a_log(
     assert payloads(routed) == 3
 
 
-async def test_a_payload_is_written_again_for_a_frame_in_another_file(
+async def test_a_payload_is_written_again_if_the_frame_is_in_another_log_file(
     routed: RoutedShards,
 ) -> None:
-    """A log file stands alone."""
+    """Frames of a log file refer only to payloads in the same file."""
     await routed.make("d", cap_records=1, discard="reject")
     await routed.route("a>d")
     await routed.write("a", datas(1, 2))
@@ -365,7 +365,7 @@ async def test_a_payload_is_written_again_for_a_frame_in_another_file(
 
 
 @pytest.mark.slow
-async def test_a_filter_passes_over_and_the_dest_hears_of_it_within_a_while(
+async def test_skipped_records_are_reported_to_the_dest_after_a_delay(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert workers_module.LOG_SEEN_S == 1.0
@@ -380,10 +380,10 @@ async def test_a_filter_passes_over_and_the_dest_hears_of_it_within_a_while(
     assert routed.worker("a>b")[1].seen == 4
     assert len(routed.sent()) == 1
     await routed.until(lambda: routed.reached("a>b") == (4, 1))
-    assert len(routed.sent()) == 2, "for both that were passed over"
+    assert len(routed.sent()) == 2, "one message for both skipped records"
 
 
-async def test_what_was_passed_over_stays_so_when_the_filter_changes(
+async def test_skipped_records_stay_skipped_when_the_filter_changes(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers_module, "LOG_SEEN_S", 60)
@@ -432,7 +432,7 @@ async def test_a_retry_copies_no_record_that_was_deleted_or_evicted_in_the_meant
     assert (routed.datas("b"), routed.datas("d")) == ([2, 3, 4], [1, 3])
 
 
-async def test_a_cycle_ends_after_eight_hops_also_after_a_restart(routed: RoutedShards) -> None:
+async def test_a_cycle_stops_after_eight_hops_across_a_restart(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.route("b>a", allow_cycle=True)
     await routed.settle()
@@ -453,7 +453,7 @@ async def test_a_cycle_ends_after_eight_hops_also_after_a_restart(routed: Routed
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dest", ["b", "d"])
-async def test_what_is_under_way_to_a_dest_that_is_replaced_is_refused_and_not_counted(
+async def test_a_forward_in_flight_to_a_former_dest_is_refused_and_not_counted(
     routed: RoutedShards, nursery: trio.Nursery, dest: str
 ) -> None:
     await routed.route(f"a>{dest}")
@@ -479,7 +479,7 @@ async def test_what_is_under_way_to_a_dest_that_is_replaced_is_refused_and_not_c
     assert (await routed.get(f"a>{dest}"))["forwarded_total"] == 3
 
 
-async def test_the_total_of_a_router_at_rest_is_told_at_once(routed: RoutedShards) -> None:
+async def test_the_total_of_an_idle_router_is_returned_immediately(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.write("a", datas(1, 2))
     await routed.settle()
@@ -494,7 +494,7 @@ async def test_the_total_of_a_router_at_rest_is_told_at_once(routed: RoutedShard
     assert routed.datas("b") == [1, 2]
 
 
-async def test_stats_are_the_total_and_what_is_still_to_be_looked_at(routed: RoutedShards) -> None:
+async def test_stats_contain_the_total_and_the_lag(routed: RoutedShards) -> None:
     await routed.make("b", cap_records=2, discard="reject")
     await routed.route("a>b", "a>f")
     await routed.write("a", datas(1, 2, 3, 4, 5))
@@ -512,7 +512,7 @@ async def test_stats_are_the_total_and_what_is_still_to_be_looked_at(routed: Rou
 
 
 @pytest.mark.slow
-async def test_a_source_that_has_not_heard_of_the_end_of_a_router_doubles_nothing(
+async def test_a_source_that_missed_the_removal_of_a_router_forwards_nothing(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pushes, "ANSWER_MAX_S", 0.1)
@@ -531,7 +531,7 @@ async def test_a_source_that_has_not_heard_of_the_end_of_a_router_doubles_nothin
 
 
 @pytest.mark.slow
-async def test_what_is_lost_in_a_circle_is_not_told_round_and_round(routed: RoutedShards) -> None:
+async def test_a_loss_in_a_router_cycle_is_not_reported_endlessly(routed: RoutedShards) -> None:
     await routed.put("r", "c", "b")
     await routed.put("s", "b", "c", allow_cycle=True)
     await routed.append("c", 1)
@@ -549,7 +549,7 @@ async def test_what_is_lost_in_a_circle_is_not_told_round_and_round(routed: Rout
         assert max(heads) < 100
 
 
-async def test_a_payload_of_the_own_log_is_named_and_not_written(routed: RoutedShards) -> None:
+async def test_a_payload_in_the_same_log_is_referenced_and_not_copied(routed: RoutedShards) -> None:
     await routed.route("a>d", "a>e", "d>dest0")
     assert routed.shard_of("dest0") == 0
     await routed.write("a", datas(1, 2))
@@ -559,7 +559,7 @@ async def test_a_payload_of_the_own_log_is_named_and_not_written(routed: RoutedS
     assert {each.body for each in routed.asked if each.subject == FORWARD.subject} == {b""}
 
 
-async def test_a_cycle_ends_after_eight_hops(routed: RoutedShards) -> None:
+async def test_a_cycle_stops_after_eight_hops(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.route("b>a", allow_cycle=True)
     await routed.write("a", datas(1))

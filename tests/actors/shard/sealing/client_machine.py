@@ -1,4 +1,6 @@
-"""What clients and the log do to a shard, against the obvious model of its topics."""
+"""A state machine of the actions of clients and of the log, checked against a simple model of the
+topics of a shard.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ class Model:
     cap_records: int = 0
     ttl_ms: int = 0
     resident: set[int] = field(default_factory=set)
-    floor: int = 1  # below it, a cap or the age has taken something
-    ttl_floor: int = 1  # as the topic had it when its age was last looked at
+    floor: int = 1  # the first seq above all records that a cap or the age has removed
+    ttl_floor: int = 1  # the `ttl_floor` of the topic when its age was last applied
 
     def expire(self, ts: int, ttl_floor: int) -> None:
         self.ttl_floor = ttl_floor
@@ -74,7 +76,7 @@ class Model:
 
 
 class ClientMachine(RuleBasedStateMachine):
-    """``models`` by topic id; ``names`` as decided."""
+    """``models`` has the committed topics by id, ``names`` the decided topics by name."""
 
     @initialize()
     def begin(self) -> None:
@@ -89,19 +91,19 @@ class ClientMachine(RuleBasedStateMachine):
         self.keys: dict[int, dict[str, tuple[int, int]]] = {}
         self.waiting: list[
             tuple[list[Any], Callable[[], None]]
-        ] = []  # answers to come, and what they mean to the model
+        ] = []  # pending replies, and their changes of the model
         self.number = 0
         self.spoiled: set[Path] = set()
         self.client = Sealer(self.folder / "data")
 
     def teardown(self) -> None:
         if hasattr(self, "client"):
-            with contextlib.suppress(OSError):  # it may be dead
+            with contextlib.suppress(OSError):  # it may have been killed already
                 self.client.kill()
             shutil.rmtree(self.folder)
             self.patch.undo()
 
-    # What clients do
+    # Actions of clients
 
     @rule(
         name=NAMES,
@@ -162,7 +164,7 @@ class ClientMachine(RuleBasedStateMachine):
         self._settle()
 
     def _settle(self) -> None:
-        """Take into the model what was answered, in the order of the decisions."""
+        """Apply the answered changes to the model, in the order of the decisions."""
         rest = []
         for answer, commit in self.waiting:
             if not answer:
@@ -260,7 +262,7 @@ class ClientMachine(RuleBasedStateMachine):
                 self.client.commits.submit(change, None)
         model.expire(self.client.now.ts, topic.ttl_floor)
 
-    # What the log does
+    # Actions of the log
 
     @rule()
     def flush(self) -> None:
@@ -274,7 +276,7 @@ class ClientMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule()
     def no_room(self) -> None:
-        """The next log file cannot be made: what waits is undone."""
+        """Fail to create the next log file. The pending changes are undone."""
         client = self.client
         client.advance()
         self._settle()

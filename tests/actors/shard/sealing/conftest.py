@@ -1,4 +1,4 @@
-"""A shard that seals step by step, without a loop and without syncs."""
+"""Fixtures: a shard that seals step by step, without a loop and without syncs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, ended, n
 
 @pytest.fixture(autouse=True)
 def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The events that are logged."""
+    """Return the logged events."""
     by_hand(monkeypatch)
     no_syncs(monkeypatch)
     with structlog.testing.capture_logs() as events:

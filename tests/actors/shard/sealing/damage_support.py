@@ -1,4 +1,4 @@
-"""What a reader of a damaged topic gets."""
+"""Helpers that damage files and read damaged topics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.formats.api.diff_body import Diff
 
 
 def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tuple[int, int]]]:
-    """Seqs and damaged gaps that a reader gets on its way to the head."""
+    """Read a topic up to its head. Return the received seqs and the reported damaged gaps."""
     seqs, gaps, cursor = [], [], 0
     while True:
         page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits.store)
@@ -28,11 +28,11 @@ def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tu
             told = page.tombstone
             assert told.reason == "damaged"
             assert cursor < told.gap_from <= told.gap_to <= page.next_from_seq
-            assert all(seq > told.gap_to for seq in shown), "a gap comes before what is behind it"
+            assert all(seq > told.gap_to for seq in shown), "a gap is reported before later records"
             gaps.append((told.gap_from, told.gap_to))
         seqs += shown
         assert page.unfinished or page.next_from_seq > cursor or page.caught_up, (
-            "no reader stands still"
+            "each page advances the cursor"
         )
         cursor = page.next_from_seq
         if page.caught_up:
@@ -45,7 +45,7 @@ def lost(gaps: list[tuple[int, int]]) -> set[int]:
 
 def flip(path: Path, offset: int, bit: int = 1) -> None:
     """Damage one bit of a file; a negative offset counts from its end."""
-    with path.open("r+b") as file:  # in place: it may be mapped
+    with path.open("r+b") as file:  # in place, because the file may be mapped
         at = file.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
         (byte,) = file.read(1)
         file.seek(at)

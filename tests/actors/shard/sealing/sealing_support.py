@@ -1,4 +1,4 @@
-"""A shard that seals step by step: a test may do anything between two steps."""
+"""A shard that seals step by step, so that tests can act between any two steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _checkpoint(*_: object) -> None:
 
 
 async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
-    """Run at once what a thread would run, as a step of its own."""
+    """Run a call of a thread immediately, as a separate step."""
     await _step()
     result = call(*arguments)
     await _step()
@@ -63,7 +63,7 @@ async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
 
 
 def by_hand(patch: pytest.MonkeyPatch) -> None:
-    """Let `Sealing` run without a loop, a step at a time."""
+    """Let `Sealing` run without a loop, one step at a time."""
     stand_in = SimpleNamespace(
         to_thread=SimpleNamespace(run_sync=_run_sync),
         lowlevel=SimpleNamespace(checkpoint=_checkpoint),
@@ -92,14 +92,14 @@ def small_extents(patch: pytest.MonkeyPatch, records: int) -> None:
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:
-    """All steps of a task, one after the other."""
+    """Run all steps of a task in sequence."""
     with contextlib.suppress(StopIteration):
         while True:
             task.send(None)
 
 
 class Sealer(Client):
-    """A shard that seals when it is told to."""
+    """A shard that seals only when a test calls `step` or `seal`."""
 
     def __init__(
         self,
@@ -121,8 +121,7 @@ class Sealer(Client):
         self._wal_tell, self._wal_flush = self.wal.writer.state.tell, self.wal.flush
         self.wal.writer.state.tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
 
-    # The writer's thread is waited for as soon as it was given something: what a step finds is the
-    # same in every run.
+    # Each flush waits for the writer's thread, so that each step sees the same state in every run.
 
     def _tell(self, progress: Progress) -> None:
         with self._news:
@@ -153,7 +152,9 @@ class Sealer(Client):
             self._sync_to = self.wal.synced_lsn
 
     def step(self) -> bool:
-        """One step of a round; whether it goes on. A round that waits for the log gets it."""
+        """Run one step of a round, and commit the written changes for a round that waits for them.
+        Return whether the round continues.
+        """
         if self.under_way is None:
             self.under_way = self.sealing._round()
         try:
@@ -168,19 +169,19 @@ class Sealer(Client):
         return True
 
     def seal(self) -> None:
-        """Run the rest of a round, or a whole one."""
+        """Run the rest of the current round, or a complete round."""
         while self.step():
             pass
 
     def checkpoint(self) -> None:
-        """Write a checkpoint, and free what two of them can spare."""
+        """Write a checkpoint, and free the files that the two newest checkpoints do not need."""
         self.seal()
         self.under_way = self.sealing.checkpoint()
         while self.step():
             pass
 
     def give_up(self) -> None:
-        """Leave the round that is under way, as a stop does."""
+        """Cancel the current round, as a stop does."""
         if self.under_way is not None:
             self.under_way.close()
             self.under_way = None
@@ -196,7 +197,7 @@ class Sealer(Client):
         self.shard.segments.maps.close()
 
     def again(self, **options: Any) -> Sealer:
-        """After a kill."""
+        """Start the shard again after a kill."""
         return Sealer(self.path, **{"now": self.now, "file_bytes": self.wal.file_bytes, **options})
 
     def page(self, name: str, from_seq: int = 0) -> Page:
@@ -209,13 +210,11 @@ class Sealer(Client):
         )
         topic = self.engine.topic(name)
         for seq in range(from_seq, topic.next_seq + 2, 1 + topic.next_seq // 16):
-            self.commits.store.prefetch(
-                topic, seq
-            )  # whatever is there by now, and whatever has gone
+            self.commits.store.prefetch(topic, seq)  # of existing and of removed records
         return read(topic, asked, self.commits.store)
 
     def shown(self, name: str) -> list[dict[str, Any]]:
-        """All records with all members."""
+        """Return all records with all members."""
         found: list[dict[str, Any]] = []
         seq = 0
         while True:
@@ -228,21 +227,22 @@ class Sealer(Client):
 
 @contextlib.contextmanager
 def ended(client: Sealer) -> Iterator[Sealer]:
-    """The client, killed at the end unless the test has ended it."""
+    """Yield the client. Kill it afterwards, unless the test has stopped or killed it."""
     yield client
     client.give_up()
     if client.wal.writer._thread.is_alive():
         client.kill()
-    client.shard.segments.maps.close()  # the test may have read since; a `Sealer` is in a circle
+    # The test may have read since, and a `Sealer` is in a reference cycle.
+    client.shard.segments.maps.close()
 
 
 def files(path: Path, kind: str) -> list[Path]:
-    """All files but those that only reserve room."""
+    """Return all files except those that only reserve space."""
     return sorted(found for found in (path / kind / "00").iterdir() if found.suffix != ".reserve")
 
 
 def finished(path: Path) -> list[Path]:
-    """The checkpoints that were not given up by a kill, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     return [found for found in files(path, "checkpoint") if found.suffix == ".ckpt"]
 
 
@@ -265,7 +265,7 @@ def spoil(path: Path) -> None:
 
 
 def no_syncs(patch: pytest.MonkeyPatch) -> None:
-    """For tests that lose no power."""
+    """Disable syncs, for tests without power loss."""
     patch.setattr("os.fsync", lambda _: None)
     patch.setattr("os.fdatasync", lambda _: None)
 
@@ -274,7 +274,7 @@ Seen = dict[str, Any]
 
 
 def seen(client: Sealer) -> Seen:
-    """Everything about the topics that readers and writers can notice."""
+    """Return the state of all topics that readers and writers can observe."""
     return {name: _seen(client, name) for name in sorted(client.engine.topics)}
 
 
@@ -304,7 +304,7 @@ def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
 
 
 def matching_seqs(topic: Topic, match: TagMatch, store: Store) -> list[int]:
-    """Seqs of the live records that match, rising."""
+    """Return the seqs of the matching live records in ascending order."""
     found, seqs = selection.select(topic, store, None, match), list[int]()
     while not found.is_exhausted:
         found.search()
@@ -330,13 +330,13 @@ def sealed(client: Sealer, name: str) -> bool:
 
 
 def survives_a_kill(client: Sealer, before: Seen) -> None:
-    """After a kill, everything is as it was before."""
+    """Check that a kill and a start do not change the observable state."""
     client.kill()
     comes_back(client, before)
 
 
 def comes_back(client: Sealer, before: Seen) -> None:
-    """Everything is as before when an ended shard starts again."""
+    """Check that a start of the stopped or killed shard restores the observable state."""
     again = client.again()
     assert seen(again) == before
     again.kill()
@@ -356,7 +356,7 @@ def delete(
 
 
 def extents(client: Sealer) -> list[int]:
-    """Locators of all extents that the index names."""
+    """Return the locators of all extents in the indexes."""
     locators = [
         locator for topic in client.engine.by_id.values() for locator in topic.index.locators()
     ]
@@ -364,11 +364,11 @@ def extents(client: Sealer) -> list[int]:
 
 
 def free_all(client: Sealer) -> int:
-    """Run rounds until nothing is left to free; how many it took."""
+    """Run rounds until there is nothing more to free. Return their number."""
     rounds = 0
     while rounds == 0 or client.sealing.reclaim.has_garbage:
         client.sealing.checkpoints.written_at = float("-inf")
         client.seal()
         rounds += 1
-        assert rounds < 8, "it comes to an end"
+        assert rounds < 8, "it terminates"
     return rounds

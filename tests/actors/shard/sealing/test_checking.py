@@ -28,13 +28,13 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Sealer]:
-    """Its log files hold some twenty small writes."""
+    """Return a shard whose log files contain about twenty small writes."""
     with ended(Sealer(tmp_path / "data", file_bytes=FILE_HEADER_BYTES + 4096)) as client:
         yield client
 
 
 def first_log(path: Path) -> Path:
-    """The oldest file of the log; a spare of the same name may stand beside it at any moment."""
+    """Return the oldest log file. A spare file with the same stem may exist at any time."""
     return min(found for found in files(path, "wal") if found.suffix == ".wal")
 
 
@@ -52,7 +52,7 @@ def two_topics(client: Sealer, writes: int = 40) -> None:
 
 
 def damaged_by(header: Any) -> dict[int, list[tuple[int, int]]]:
-    """The gaps that readers must get when this frame is damaged, by topic id."""
+    """Return the gaps that readers must receive if this frame is damaged, by topic id."""
     if header.kind != FrameKind.APPEND:
         return {}
     return {header.topic_id: [(header.first_seq, header.first_seq + header.record_count - 1)]}
@@ -60,7 +60,7 @@ def damaged_by(header: Any) -> dict[int, list[tuple[int, int]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
+def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_permanently(
     small: Sealer, seed: int, stepping: list[Any]
 ) -> None:
     dice = random.Random(seed)
@@ -92,15 +92,15 @@ def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
             two_topics(small)
             small.checkpoint()
             small.checkpoint()
-            assert not first.exists(), "nothing needs it any more"
+            assert not first.exists(), "no checkpoint needs it any longer"
         if life == 1:
             small.stop()
             small = small.again()
-    assert Path(f"{first}.damaged").read_bytes() == hurt_bytes, "and no log file has its room"
+    assert Path(f"{first}.damaged").read_bytes() == hurt_bytes, "its space is not reused"
     small.kill()
 
 
-def test_what_is_lost_to_damage_makes_room(small: Sealer) -> None:
+def test_bytes_lost_to_damage_are_freed_from_the_caps(small: Sealer) -> None:
     two_topics(small)
     caps = Caps(small.engine)
     first = first_log(small.path)

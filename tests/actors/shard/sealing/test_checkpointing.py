@@ -1,4 +1,4 @@
-"""Checkpointing: what a checkpoint holds while the shard, and its routers, go on."""
+"""Tests of checkpoints that are written while the shard and its routers continue to work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from topics.formats.api.diff_body import TagMatch
 from topics.storage.wal.file import NoRoom
 
 
-def test_a_checkpoint_is_given_up_when_a_full_disk_undoes_changes(
+def test_a_checkpoint_is_abandoned_when_a_full_disk_undoes_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(tmp_path / "data")
@@ -51,7 +51,7 @@ def test_a_checkpoint_is_given_up_when_a_full_disk_undoes_changes(
     client.kill()
 
 
-def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took(
+def test_a_delete_after_a_checkpoint_restores_no_record_that_a_cap_removed(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path / "data", file_bytes=8192)
@@ -60,7 +60,7 @@ def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took(
         client.append("a", records=[{"data": number, "tag": f"t{number}"}])
     client.append("other", "x" * 3000)
     client.append("other", "x" * 3000)
-    client.put("last", durability="fsync")  # everything is synced: nobody would tell the checkpoint
+    client.put("last", durability="fsync")  # syncs the log, so the checkpoint gets no later notice
     sealing = Sealing(client.shard, client.commits)
     run(sealing._round())
     assert sealing.checkpoints.written == 1
@@ -82,7 +82,7 @@ def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took(
     client.kill()
 
 
-def test_a_long_round_writes_checkpoints_and_releases_log_files_on_its_way(client: Sealer) -> None:
+def test_a_long_round_writes_checkpoints_and_frees_log_files_before_its_end(client: Sealer) -> None:
     fill(client, "a", rounds=60)
     before, waiting = seen(client), client.wal.count_full_files(client.sealing.reclaim.replay_from)
     assert waiting > 8
@@ -95,7 +95,7 @@ def test_a_long_round_writes_checkpoints_and_releases_log_files_on_its_way(clien
     assert seen(client) == before
 
 
-def test_no_checkpoint_holds_a_topic_whose_creation_was_undone(client: Sealer) -> None:
+def test_no_checkpoint_contains_a_topic_whose_creation_was_undone(client: Sealer) -> None:
     fill(client, "a", rounds=2)
     client.under_way = client.sealing.checkpoint()
     client.submit(put_topic.decide(client.engine.table, "ghost", decode_config(b"{}"), client.now))
@@ -117,7 +117,7 @@ def test_no_checkpoint_holds_a_topic_whose_creation_was_undone(client: Sealer) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_change_at_any_step_of_a_checkpoint_is_there_after_a_restart(
+def test_a_change_at_any_step_of_a_checkpoint_survives_a_restart(
     tmp_path: Path, is_late: bool
 ) -> None:
     step = 0

@@ -1,4 +1,6 @@
-"""Copies while their log is sealed: a log file stands alone, and no damaged payload is sealed."""
+"""Tests of copies while their log is sealed: frames refer only to payloads in their own log file,
+and no damaged payload is sealed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ FILE_BYTES = 4096 + 8192
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Sealer]:
-    """With three topics for copies, and log files that hold some of these."""
+    """Return a shard with three topics for copies and small log files."""
     with ended(Sealer(tmp_path / "data", file_bytes=FILE_BYTES)) as client:
         for name in DESTS:
             client.put(name)
@@ -39,13 +41,13 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
 
 
 def last_write(client: Sealer, name: str) -> int:
-    """LSN of the newest frame of a topic."""
+    """Return the LSN of the newest frame of a topic."""
     index = client.engine.topic(name).index
     return index.entry(len(index) - 1)[2]
 
 
 def named_append(client: Sealer, size: int = 100) -> Run:
-    """A record of a source, as a run that names it."""
+    """Append a record to the source and return a run that refers to it."""
     client.append("src", "x" * size)
     return Run(last_write(client, "src"), 0, 0, 1)
 
@@ -67,7 +69,7 @@ def test_copies_are_read_sealed_and_read_again(client: Sealer) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_copies_come_back_though_the_source_is_deleted(client: Sealer, end: str) -> None:
+def test_copies_are_recovered_after_their_source_is_deleted(client: Sealer, end: str) -> None:
     forward(client, DESTS)
     forward_named(client, DESTS, named_append(client))
     client.delete("src")
@@ -76,7 +78,7 @@ def test_copies_come_back_though_the_source_is_deleted(client: Sealer, end: str)
     comes_back(client, before)
 
 
-def test_the_older_checkpoint_finds_what_it_needs(client: Sealer) -> None:
+def test_a_start_from_the_older_checkpoint_finds_all_copies(client: Sealer) -> None:
     forward_named(client, DESTS, named_append(client))
     forward(client, DESTS)
     fill(client, "other", rounds=80)
@@ -89,8 +91,8 @@ def test_the_older_checkpoint_finds_what_it_needs(client: Sealer) -> None:
     comes_back(client, before)
 
 
-def test_a_log_file_with_payloads_goes_as_any_other(client: Sealer) -> None:
-    """Copies whose file is not sealed need none before it."""
+def test_a_log_file_with_payloads_is_freed_like_any_other(client: Sealer) -> None:
+    """Copies in a file that is not sealed need no earlier file."""
     run = named_append(client)
     forward_named(client, DESTS, run)
     fill(client, "other", rounds=80)
@@ -103,8 +105,8 @@ def test_a_log_file_with_payloads_goes_as_any_other(client: Sealer) -> None:
     comes_back(client, before)
 
 
-def test_a_blob_stays_for_the_copies_of_its_records(client: Sealer) -> None:
-    """Its topic is deleted, and a start sweeps what belongs to none."""
+def test_a_blob_is_kept_while_copies_of_its_records_need_it(client: Sealer) -> None:
+    """The topic of the blob is deleted, and a start removes blobs that no record uses."""
     client.append("src", 0)
     blob = append_streamed(client, "src", *["x" * 300] * 5)
     forward_named(client, DESTS, Run(last_write(client, "src"), 0, 0, 5))
@@ -129,7 +131,9 @@ def test_a_blob_stays_for_the_copies_of_its_records(client: Sealer) -> None:
 def test_copies_of_a_damaged_payload_are_lost_and_never_sealed(
     client: Sealer, stepping: list[Any]
 ) -> None:
-    """The frame with the payload, and one that names it, for all dests; others stand."""
+    """The lost copies are those in the frame with the payload and in the frame that refers to it.
+    Copies in other frames remain.
+    """
     forward(client, DESTS)
     hurt = forward(client, DESTS)
     forward_named(client, DESTS, Run(hurt, 0, 0, 3))

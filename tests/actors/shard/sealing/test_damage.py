@@ -1,5 +1,5 @@
-"""Damage of sealed records under a running shard: it costs the smallest checked block, and readers
-get exactly the rest.
+"""Tests of damage to sealed records of a running shard: it loses the smallest checked block, and
+readers receive exactly the remaining records.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def hurt(client: Sealer, segment: Segment, offset: int) -> None:
     flip(segment.path, offset)
     segment.checked[:] = bytes(
         len(segment.checked)
-    )  # as after a start: these were found whole when they were written
+    )  # as after a start, because written extents count as checked
     client.shard.segments.maps.close()
 
 
 def hurt_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> set[int]:
-    """Damage a chunk of an extent; the seqs of the records that touch it."""
+    """Damage a chunk of an extent. Return the seqs of the records that overlap it."""
     entry = [*segment.entries()][extent]
     view = client.shard.segments.records(
         next(
@@ -78,7 +78,7 @@ def hurt_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> set[
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_reader_gets_every_whole_record_and_a_report_of_the_others(
+def test_a_reader_receives_every_intact_record_and_a_report_of_the_others(
     client: Sealer, seed: int
 ) -> None:
     dice = random.Random(seed)
@@ -107,7 +107,7 @@ def test_a_reader_gets_every_whole_record_and_a_report_of_the_others(
         assert seqs == sorted(wanted - damaged), asked
         assert lost(gaps) & wanted == wanted & damaged
         assert all({first, last} <= wanted & damaged for first, last in gaps), (
-            "gaps begin and end with what is lost"
+            "the first and last seq of a gap are lost"
         )
 
 
@@ -139,7 +139,7 @@ def test_damaged_tables_cost_the_live_records_of_their_extent_as_one_gap(
     told = [log for log in stepping if log["event"] == "data damaged"]
     assert [(log["path"], log["offset"]) for log in told] == [
         (str(segment.path), entry.tables_at)
-    ], "once, whoever reads"
+    ], "logged once, regardless of the number of readers"
 
 
 @pytest.mark.parametrize("how", ["missing", "cut"])
@@ -172,7 +172,9 @@ def test_a_segment_that_cannot_be_opened_for_lack_of_descriptors_is_not_damaged(
 
 
 @pytest.mark.parametrize("part", ["tables", "records"])
-def test_caps_age_and_deletes_work_beside_damage_and_across_it(client: Sealer, part: str) -> None:
+def test_caps_age_and_deletes_work_next_to_damaged_records_and_across_them(
+    client: Sealer, part: str
+) -> None:
     fill(client)
     topic = client.engine.topic("a")
     (segment, entry), *_ = extents(client)
@@ -201,7 +203,7 @@ def test_caps_age_and_deletes_work_beside_damage_and_across_it(client: Sealer, p
 
 
 @pytest.mark.parametrize("part", ["tables", "records"])
-def test_age_removes_damaged_records_in_the_end(client: Sealer, part: str) -> None:
+def test_damaged_records_finally_expire_by_age(client: Sealer, part: str) -> None:
     fill(client)
     topic = client.engine.topic("a")
     (segment, entry), *_ = extents(client)
@@ -211,7 +213,8 @@ def test_age_removes_damaged_records_in_the_end(client: Sealer, part: str) -> No
         hurt_seqs(client, segment, 0, 1)
     client.put("a", ttl_ms=3_000)
     client.engine.expire(topic, client.now)
-    # One came every 10 ms. Where no time can be read, nothing goes before what follows is too old.
+    # One record was appended every 10 ms. Records without a readable time are removed only when
+    # the records after them are too old.
     assert topic.start_seq == (1 if part == "tables" else 400 - 299)
     for _ in range(10):
         client.later(500)

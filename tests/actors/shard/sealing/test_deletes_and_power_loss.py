@@ -1,5 +1,5 @@
-"""Delete flags reach their segments after the log has the deletes: no power loss leaves one without
-the other.
+"""Tests of the order of writes: delete flags are written to segments after the log contains the
+deletes, so that a power loss keeps both or neither.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> ForgetfulDisk:
 
 @pytest.fixture
 def client(disk: ForgetfulDisk, tmp_path: Path) -> Iterator[Sealer]:
-    """A capped topic of class `disk` with sealed records, all of it synced. Nothing is synced any
-    more unless a test wants it.
+    """Return a shard with a capped topic of class `disk` with sealed records. All its data is
+    synced. Later data is synced only if a test requests it.
     """
     with ended(Sealer(tmp_path / "data")) as client:
         client.put("a", durability="disk", cap_records=12)
@@ -72,7 +72,7 @@ def append(client: Sealer, count: int) -> None:
 
 
 def delete(client: Sealer, match: TagMatch = ODD, before_seq: int | None = None) -> Rest | None:
-    """What is left for other slices."""
+    """Delete one slice of records. Return the rest for further slices."""
     return delete_more(client, delete_records.asked(client.engine.table, "a", before_seq, match))
 
 
@@ -89,7 +89,7 @@ def sync(client: Sealer) -> None:
 
 
 def flagged(client: Sealer) -> int:
-    """Flags that are set in the files."""
+    """Return the number of delete flags that are set in the files."""
     return sum(path.read_bytes()[at : at + count].count(1) for path, at, count in flags(client))
 
 
@@ -114,8 +114,8 @@ def seen(client: Sealer) -> Seen:
 
 
 def lose_power(client: Sealer, disk: ForgetfulDisk, target: Path) -> Path:
-    """What is left when the disk took of the log only what was synced, and of the segments all that
-    the kernel had been given.
+    """Copy the files after a power loss in which the disk kept only synced data of the log, but all
+    written data of the segments.
     """
     if target.exists():
         shutil.rmtree(target)
@@ -130,8 +130,8 @@ def seen_after_power_loss(client: Sealer, disk: ForgetfulDisk, target: Path, hea
 
 
 def seen_after_start(path: Path, head: int) -> Seen:
-    """The topic after a start, with the head as it was. The head itself jumps to the reserved seqs,
-    which are reported as lost.
+    """Return the topic after a start, with its previous head. The real head is after the reserved
+    seqs, which are reported as lost.
     """
     again = Sealer(path, boot="second")
     found = seen(again)
@@ -140,7 +140,7 @@ def seen_after_start(path: Path, head: int) -> Seen:
     return found | {"head": head}
 
 
-def test_a_delete_that_the_log_lost_has_deleted_nothing(
+def test_a_delete_that_the_log_lost_deletes_nothing(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
     before = seen(client)
@@ -149,7 +149,7 @@ def test_a_delete_that_the_log_lost_has_deleted_nothing(
     assert seen_after_power_loss(client, disk, tmp_path / "after", before["head"]) == before
 
 
-def test_evictions_before_a_lost_delete_stay_as_they_were(
+def test_evictions_before_a_lost_delete_remain(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
     delete(client, ODD, before_seq=16)
@@ -165,7 +165,7 @@ def test_evictions_before_a_lost_delete_stay_as_they_were(
     assert seen_after_power_loss(client, disk, tmp_path / "after", before["head"]) == before
 
 
-def test_a_delete_counts_at_once_and_its_flags_are_written_when_the_log_is_synced(
+def test_a_delete_takes_effect_immediately_and_its_flags_are_written_after_the_log_is_synced(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
     delete(client)
@@ -186,7 +186,7 @@ def test_a_delete_counts_at_once_and_its_flags_are_written_when_the_log_is_synce
 
 @pytest.mark.parametrize("slice_records", [1000, 2])
 @pytest.mark.parametrize("kept", ["newest", "older"])
-def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_whole_or_not_at_all(
+def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_completely_or_not_at_all(
     kept: str,
     slice_records: int,
     client: Sealer,
@@ -194,7 +194,9 @@ def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_whole_or_not_at
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A checkpoint syncs the log, then delete flags: a delete between the two is not durable."""
+    """A checkpoint syncs first the log and then the delete flags. A delete between the two syncs is
+    not durable.
+    """
     monkeypatch.setattr(delete_records, "SLICE_RECORDS", slice_records)
     going_on, steps, slices = True, 0, 0
     while going_on:
@@ -227,8 +229,8 @@ def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_whole_or_not_at
 def test_a_start_writes_no_flags_before_it_has_synced_the_log(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process was killed: the log that is replayed may be nowhere but in the page cache, and
-    power may be lost then.
+    """After a kill, the replayed log may exist only in the page cache, which a power loss
+    discards.
     """
     before = seen(client)
     delete(client)

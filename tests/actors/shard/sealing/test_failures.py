@@ -1,4 +1,4 @@
-"""A step of sealing fails: everything is as it was, and a later round succeeds."""
+"""Tests of failed sealing steps: the state is unchanged, and a later round succeeds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FAILING: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("where", "what"), FAILING, ids=[what for _, what in FAILING])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
+def test_an_error_changes_nothing_and_a_later_round_succeeds(
     where: Any, what: str, code: int, client: Sealer
 ) -> None:
     fill(client, "a", "b", "gone", rounds=10)
@@ -87,7 +87,7 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
     survives_a_kill(client, before)
 
 
-def test_a_segment_that_reads_back_differently_is_written_anew(
+def test_a_segment_that_reads_back_differently_is_written_again(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, "a", "b", rounds=6)
@@ -106,7 +106,7 @@ def test_a_segment_that_reads_back_differently_is_written_anew(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_flag_that_the_disk_refuses_counts_at_once_and_is_written_later(
+def test_a_flag_that_the_disk_refuses_takes_effect_immediately_and_is_written_later(
     code: int, client: Sealer
 ) -> None:
     fill(client, "a", "b", rounds=10)
@@ -143,7 +143,7 @@ def test_after_a_failed_sync_all_flags_are_written_again(
         with pytest.raises(OSError):
             store.flags.sync(client.wal.next_lsn)
     before = seen(client)
-    for number, segment in store.segments.items():  # what the page cache held is gone
+    for number, segment in store.segments.items():  # lose the data in the page cache
         data = bytearray(segment.path.read_bytes())
         start = segment.trailer.flags_at
         if any(split_locator(queued.locator)[0] == number for queued in store.flags._queue):

@@ -1,4 +1,6 @@
-"""Merging: segments with few live records become one, and readers get the same records."""
+"""Tests of merging: segments with few live records are merged into one, and readers receive the
+same records.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ SLOW = [f"slow{number}" for number in range(60)]
 
 
 def age(client: Sealer, seals: int, seed: int = 1) -> None:
-    """A fast topic with a cap fills the log; slow ones have a few live records in each segment."""
+    """Fill the log with a fast topic that has a cap. Slow topics leave a few live records in each
+    segment.
+    """
     dice = random.Random(seed)
     if "fast" not in client.engine.topics:
         client.put("fast", cap_records=4)
@@ -90,7 +94,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def aged(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> Sealer:
-    """A shard whose next round merges some segments."""
+    """Return a shard whose next round merges segments."""
     with monkeypatch.context() as patch:
         patch.setattr(Merging, "merge", _no_merge)
         age(client, 12)
@@ -104,13 +108,13 @@ def aged(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> Sealer:
 
 
 async def _no_merge(*_: object) -> None:
-    """As if there was nothing to merge."""
+    """Merge nothing."""
 
 
-# What it is for
+# Purpose of merging
 
 
-def test_files_and_extents_are_bounded_by_what_lives_however_long_the_history_is(
+def test_files_and_extents_are_bounded_by_the_live_records_for_any_length_of_history(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topics.actors.shard.sealing.merging.EXTENT_COST_BYTES", 64)
@@ -140,7 +144,7 @@ def test_a_merge_changes_nothing_that_readers_or_writers_notice(aged: Sealer) ->
     survives_a_kill(aged, before)
 
 
-def test_a_quiet_shard_whose_records_are_deleted_shrinks(
+def test_an_idle_shard_whose_records_are_deleted_shrinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Sealer(tmp_path / "data", file_bytes=64 << 10)
@@ -153,11 +157,11 @@ def test_a_quiet_shard_whose_records_are_deleted_shrinks(
     assert not client.sealing.merging.is_due
     before = sum(path.stat().st_size for path in files(client.path, "segment"))
     with monkeypatch.context() as patch:
-        patch.setattr(sealing, "RETRY_INTERVAL_S", math.inf)  # no checkpoint of itself
+        patch.setattr(sealing, "RETRY_INTERVAL_S", math.inf)  # no automatic checkpoint
         patch.setattr(merging, "EXTENT_COST_BYTES", 64)
         delete(client, "a", match=TagMatch("Eq", "even"))
         client.seal()
-        assert not client.sealing.rewriting.merged, "more may be deleted at once"
+        assert not client.sealing.rewriting.merged, "more deletes may follow soon"
         client.seal()
         assert client.sealing.rewriting.merged > 8
     free_all(client)
@@ -167,7 +171,7 @@ def test_a_quiet_shard_whose_records_are_deleted_shrinks(
 
 
 @pytest.mark.usefixtures("eager")
-def test_an_install_takes_some_extents_of_a_topic_at_a_time_and_a_stop_finishes_it(
+def test_an_install_runs_in_steps_of_some_extents_and_a_stop_completes_it(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts: list[int] = []
@@ -204,7 +208,7 @@ def test_an_install_takes_some_extents_of_a_topic_at_a_time_and_a_stop_finishes_
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_kill_between_any_two_steps_leaves_everything(aged: Sealer, tmp_path: Path) -> None:
+def test_a_kill_between_any_two_steps_loses_nothing(aged: Sealer, tmp_path: Path) -> None:
     before, number = seen(aged), 0
     going_on = True
     while going_on:
@@ -226,7 +230,7 @@ def _starts_alike(
     expected: Any,
     harm: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """A copy of the files, as a kill leaves them, starts as expected."""
+    """Start a shard on a copy of the files, as after a kill, and compare its state."""
     copy(client.path, target)
     harm(target)
     again = Sealer(target, now=client.now, file_bytes=client.wal.file_bytes)
@@ -237,7 +241,7 @@ def _starts_alike(
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_what_changes_while_segments_are_merged_is_carried_over(
+def test_changes_during_a_merge_are_applied_to_the_merged_segment(
     aged: Sealer, steps: int, how: str
 ) -> None:
     for number in range(1, 400):
@@ -275,7 +279,7 @@ def _change(client: Sealer, number: int) -> None:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("step", ["_build", "_install"])
-def test_nothing_is_left_when_all_records_go_while_they_are_merged(
+def test_no_segment_remains_if_all_records_are_deleted_during_a_merge(
     aged: Sealer, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(Rewriting, step)
@@ -302,7 +306,7 @@ def test_nothing_is_left_when_all_records_go_while_they_are_merged(
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "no files"), Damaged(Path(), 0, "bad")])
 @pytest.mark.parametrize(("where", "what"), BUILDING, ids=[what for _, what in BUILDING])
-def test_a_merge_that_fails_leaves_nothing_and_a_later_round_merges(
+def test_a_failed_merge_leaves_no_files_and_a_later_round_merges(
     aged: Sealer, where: Any, what: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, standing = seen(aged), files(aged.path, "segment")
@@ -325,7 +329,9 @@ def test_a_merge_that_fails_leaves_nothing_and_a_later_round_merges(
 
 
 def _fail(patch: pytest.MonkeyPatch, where: Any, what: str, error: Exception) -> list[None]:
-    """Let this call of a merge fail, and no other task's; grows when it does."""
+    """Let a call fail when a merge makes it, but not when other tasks do. Return the list to which
+    each failure is added.
+    """
     failures: list[None] = []
     merge = Merging._merge
 
@@ -359,7 +365,7 @@ def _merge_again(client: Sealer) -> None:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
+def test_a_complete_merged_segment_is_installed_despite_disk_errors(
     aged: Sealer, is_stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install = Rewriting._install
@@ -371,7 +377,7 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
             yield from install(rewriting, sources, *rest)
             return
         delete(aged, "mixed", match=TagMatch("Eq", "odd"))
-        aged.shard.segments.maps.close()  # the next read opens a segment anew
+        aged.shard.segments.maps.close()  # the next read opens a segment again
         steps, is_done = install(rewriting, sources, *rest), False
         while not is_done:
             with pytest.MonkeyPatch.context() as inner:
@@ -399,7 +405,7 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
 
 
 @pytest.mark.usefixtures("eager")
-def test_without_room_for_the_next_log_file_nothing_is_merged(
+def test_no_segments_are_merged_without_space_for_the_next_log_file(
     aged: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = files(aged.path, "segment")
@@ -418,7 +424,7 @@ def test_without_room_for_the_next_log_file_nothing_is_merged(
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("where", ["blob", "tables", "directory"])
-def test_a_segment_with_damage_is_left_out_and_its_readers_are_told(
+def test_a_damaged_segment_is_not_merged_and_its_readers_receive_a_report(
     aged: Sealer, where: str
 ) -> None:
     index = aged.engine.topic("mixed").index

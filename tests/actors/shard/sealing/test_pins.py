@@ -1,4 +1,4 @@
-"""Pins: what a backup copies stays, whatever the shard does meanwhile, unless it needs the room."""
+"""Tests of pins: the shard keeps the files that a backup copies, unless it needs their space."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT_S = 60.0
 
 
 def pinned(client: Sealer) -> Pin:
-    """A pin that the next round has taken up."""
+    """Return a pin that a round has applied to a new checkpoint."""
     pin, told = Pin(), list[OSError | None]()
     client.sealing.ask_for(pin, told.append)
     client.seal()
@@ -48,7 +48,7 @@ def pinned(client: Sealer) -> Pin:
 
 
 def needed(client: Sealer, pin: Pin) -> dict[Path, bytes]:
-    """The files that a start from the pinned checkpoint needs, as they are now."""
+    """Return the files that a start from the pinned checkpoint needs, with their current bytes."""
     assert pin.checkpoint is not None
     found = checkpoints.read(pin.checkpoint)
     assert found is not None
@@ -59,7 +59,7 @@ def needed(client: Sealer, pin: Pin) -> dict[Path, bytes]:
 
 
 @pytest.mark.slow
-def test_what_a_pinned_checkpoint_names_stays(
+def test_files_of_a_pinned_checkpoint_are_kept(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager_merges(monkeypatch)
@@ -94,7 +94,7 @@ def test_what_a_pinned_checkpoint_names_stays(
 
 
 @pytest.mark.slow
-def test_a_start_with_a_pinned_checkpoint_is_one_like_any(client: Sealer, tmp_path: Path) -> None:
+def test_a_start_treats_a_pinned_checkpoint_like_any_other(client: Sealer, tmp_path: Path) -> None:
     fill(client, "a", "b", rounds=30)
     client.seal()
     pinned(client)
@@ -112,7 +112,7 @@ def test_a_start_with_a_pinned_checkpoint_is_one_like_any(client: Sealer, tmp_pa
     again.kill()
 
 
-def test_a_blob_that_the_log_has_named_since_is_known(client: Sealer) -> None:
+def test_a_blob_that_the_log_named_after_the_pin_is_included(client: Sealer) -> None:
     client.put("blob")
     fill(client, "a")
     pin = pinned(client)
@@ -125,7 +125,7 @@ def test_a_blob_that_the_log_has_named_since_is_known(client: Sealer) -> None:
     assert blob.exists()
 
 
-def test_a_shard_without_room_breaks_the_pin(
+def test_a_shard_without_space_breaks_the_pin(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, "big", rounds=30)
@@ -144,7 +144,7 @@ def test_a_shard_without_room_breaks_the_pin(
 
 
 class FullOnce:
-    """A call that finds no space the first time."""
+    """A call that fails for lack of space the first time."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call, self.calls = call, 0
@@ -179,11 +179,11 @@ def test_a_segment_or_checkpoint_without_space_breaks_the_pin_and_is_written_aga
     assert sealed(client, "a")
 
 
-def test_a_backup_that_holds_with_space_for_all_files_is_left_alone(client: Sealer) -> None:
+def test_a_pin_is_kept_while_there_is_space_for_all_files(client: Sealer) -> None:
     fill(client, "a", rounds=30)
     client.seal()
     pin = pinned(client)
-    client.wal.writer.spares.is_short = True  # of an earlier attempt
+    client.wal.writer.spares.is_short = True  # set by an earlier attempt
     client.seal()
     assert not pin.is_broken
     assert not client.wal.lacks_files
@@ -201,7 +201,7 @@ def test_a_spare_log_file_without_space_breaks_the_pin(
             pass
         fill(client, "a", rounds=8)
         tried = threading.Event()
-        client.wal.writer.syncer.run_later(tried.set)  # after the spare
+        client.wal.writer.syncer.run_later(tried.set)  # runs after the spare was tried
         assert tried.wait(WAIT_S)
         assert client.wal.lacks_files
         assert not client.wal.short_of_room, "nothing is refused yet"
@@ -219,13 +219,13 @@ def test_blobs_of_deleted_topics_are_freed_when_the_pin_breaks(client: Sealer) -
     client.sealing._break_pin()
     client.step()
     while blob.exists():
-        assert client.step(), "they are freed by the next round"
-    assert client.sealing.checkpoints.written == checkpoint, "they wait for no checkpoint"
+        assert client.step(), "the next round frees them"
+    assert client.sealing.checkpoints.written == checkpoint, "they are freed without a checkpoint"
     assert pin.is_broken
     client.seal()
 
 
-def test_a_log_short_of_room_is_given_what_is_pinned(
+def test_a_log_without_space_breaks_the_pin(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, "a", rounds=30)
@@ -241,14 +241,12 @@ def test_a_log_short_of_room_is_given_what_is_pinned(
     assert client.sealing.reclaim.pin is None
 
 
-def test_a_checkpoint_that_fails_pins_nothing(
-    client: Sealer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_checkpoint_pins_nothing(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client, "a")
     told = list[OSError | None]()
     monkeypatch.setattr(checkpoints.CheckpointWriter, "finish", failing(errno.EIO))
     client.sealing.ask_for(Pin(), told.append)
-    with pytest.raises(OSError):  # nor does the round's own come to be
+    with pytest.raises(OSError):  # the checkpoint of the round itself fails, too
         client.seal()
     assert [error.errno for error in told if error is not None] == [errno.EIO]
     assert client.sealing.reclaim.pin is None

@@ -1,5 +1,5 @@
-"""Checkpoints and sealing of queues: while jobs are claimed, moved and undone, whatever is written
-comes to the same jobs after a restart.
+"""Tests of checkpoints and sealing of queues: a restart restores the same jobs, even if jobs are
+claimed, moved or undone during a checkpoint.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def of(client: Sealer, name: str = "q") -> Known:
 
 
 def lose(client: Sealer) -> None:
-    """A full disk: what waits is undone."""
+    """Undo the pending changes, as on a full disk."""
     client.commits._lose(NoRoom(errno.ENOSPC, "no room"))
     client.wal.resume(client.wal._start)
 
 
 def checkpoint_at(client: Sealer, step: int, do: Callable[[], object]) -> int:
-    """Write a checkpoint, and do something before this step of it; how many steps it took."""
+    """Write a checkpoint and call ``do`` before this step. Return the number of steps."""
     client.under_way = client.sealing.checkpoint()
     count = 0
     while True:
@@ -62,10 +62,10 @@ def checkpoint_at(client: Sealer, step: int, do: Callable[[], object]) -> int:
         count += 1
 
 
-# What a checkpoint holds
+# Contents of a checkpoint
 
 
-def test_delays_outlive_the_log_that_held_them(client: Sealer) -> None:
+def test_delays_survive_the_removal_of_their_log_file(client: Sealer) -> None:
     put(client, leases_durable=False)
     for number in range(30):
         records = [{"data": "x" * 60, "delay_ms": HOUR_MS + number}, {"data": number}]
@@ -83,7 +83,7 @@ def test_delays_outlive_the_log_that_held_them(client: Sealer) -> None:
     client.kill()
 
 
-def test_leases_outlive_the_log_that_held_them(client: Sealer) -> None:
+def test_leases_survive_the_removal_of_their_log_file(client: Sealer) -> None:
     put(client, max_deliveries=1, dead_letter="d")
     for number in range(40):
         client.append("q", number)
@@ -105,7 +105,7 @@ def test_leases_outlive_the_log_that_held_them(client: Sealer) -> None:
     client.kill()
 
 
-# Changes while a checkpoint is made
+# Changes while a checkpoint is written
 
 
 def expire(client: Sealer) -> None:
@@ -126,7 +126,7 @@ CHANGES: dict[str, Callable[[Sealer], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_happens_during_a_checkpoint_is_known_once(
+def test_changes_during_a_checkpoint_are_recovered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     monkeypatch.setattr(jobs_module, "LEDGER_STEP", 2)
@@ -150,7 +150,7 @@ def test_what_happens_during_a_checkpoint_is_known_once(
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
-def test_claims_and_acks_that_are_not_written_yet_are_known_once(
+def test_claims_and_acks_pending_during_a_checkpoint_are_recovered_once(
     tmp_path: Path, durability: str
 ) -> None:
     for at in range(6):
@@ -176,7 +176,7 @@ def test_claims_and_acks_that_are_not_written_yet_are_known_once(
             again.kill()
 
 
-def test_a_checkpoint_never_holds_a_lease_that_was_undone(client: Sealer) -> None:
+def test_a_checkpoint_never_contains_an_undone_lease(client: Sealer) -> None:
     put(client)
     client.append("q", *range(4))
     claim(client, "q", 2)
@@ -198,7 +198,7 @@ def test_a_checkpoint_never_holds_a_lease_that_was_undone(client: Sealer) -> Non
     client.kill()
 
 
-def test_a_second_begin_of_a_move_that_is_undone_takes_nothing_from_the_first(
+def test_an_undone_second_move_does_not_affect_the_first(
     client: Sealer,
 ) -> None:
     put(client, leases_durable=False, max_deliveries=1, dead_letter="d")
@@ -217,12 +217,12 @@ def test_a_second_begin_of_a_move_that_is_undone_takes_nothing_from_the_first(
     client.kill()
 
 
-# A walk
+# Normal form of jobs
 
 
 def normal(client: Sealer) -> dict[str, Known]:
-    """What is known of all jobs. A claim that was undone leaves a free job that was never
-    delivered; a restart finds it fresh, or due.
+    """Return the state of all jobs. An undone claim leaves a free job without deliveries, which a
+    restart restores as fresh or due; both are treated as equal.
     """
     found: dict[str, Known] = {}
     for name, each in all_known(client).items():

@@ -1,4 +1,4 @@
-"""Reclaim: room that nothing needs is given back after two checkpoints."""
+"""Tests of reclaiming: unneeded space is freed after two checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.spares import SPARES_MAX, SpareFiles
 
 
-def test_a_full_disk_still_gives_back_the_room_of_deletes(
+def test_the_space_of_deletes_is_freed_on_a_full_disk(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, "big", rounds=30)
@@ -45,7 +45,7 @@ def test_a_full_disk_still_gives_back_the_room_of_deletes(
 
 
 @pytest.mark.slow
-def test_room_is_given_back_after_two_checkpoints_and_an_idle_shard_writes_none(
+def test_space_is_freed_after_two_checkpoints_and_an_idle_shard_writes_none(
     client: Sealer,
 ) -> None:
     used, before = mostly_gone(client)
@@ -72,7 +72,9 @@ def room(client: Sealer) -> int:
 
 
 def mostly_gone(client: Sealer) -> tuple[int, Seen]:
-    """Seal three topics and delete more than half: the room before, and what is seen after."""
+    """Seal three topics and delete more than half of the records. Return the space used before and
+    the observable state after.
+    """
     fill(client, "stays", "goes", "shrinks", rounds=40, size=300)
     client.seal()
     used = room(client)
@@ -82,7 +84,7 @@ def mostly_gone(client: Sealer) -> tuple[int, Seen]:
 
 
 @pytest.mark.slow
-def test_room_that_was_due_at_a_kill_is_given_back_after_the_start(client: Sealer) -> None:
+def test_space_that_was_not_freed_before_a_kill_is_freed_after_the_start(client: Sealer) -> None:
     used, before = mostly_gone(client)
     client.kill()
     again = client.again()
@@ -120,7 +122,7 @@ def test_old_bytes_in_a_recycled_log_file_are_not_a_torn_tail(client: Sealer) ->
 
 
 @pytest.mark.slow
-def test_recycled_log_files_are_found_though_a_power_loss_took_their_names(
+def test_recycled_log_files_are_found_after_a_power_loss_lost_their_names(
     client: Sealer, tmp_path: Path
 ) -> None:
     fill(client, "a", rounds=60)
@@ -145,7 +147,7 @@ def test_recycled_log_files_are_found_though_a_power_loss_took_their_names(
 
 
 def spare_inodes(client: Sealer) -> set[int]:
-    """The spare log files."""
+    """Return the spare log files."""
     spares = [path for path in files(client.path, "wal") if path.suffix == ".spare"]
     return {path.stat().st_ino for path in spares}
 
@@ -168,12 +170,12 @@ def test_a_spare_log_file_is_used_after_a_restart_and_is_not_read(client: Sealer
     assert spares
     again.kill()
     other = again.again(file_bytes=2 * client.wal.file_bytes)
-    other.kill()  # and its threads: one may be making a spare, which has no size at first
+    other.kill()  # also stops its threads: one may be creating a spare, which is empty at first
     fresh = {path for path in files(other.path, "wal") if path.suffix == ".spare"}
     assert {path.stat().st_size for path in fresh} <= {other.wal.file_bytes}
 
 
-def test_a_log_file_that_outlives_its_blobs_is_not_damaged(
+def test_a_log_file_whose_blobs_are_freed_first_is_not_damaged(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.append("a", 0)

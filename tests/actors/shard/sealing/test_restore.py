@@ -1,4 +1,4 @@
-"""Restore: what a backup holds comes back as it was at the cut, or nothing is left."""
+"""Tests of restore: it creates the state at the cut of the backup, or leaves no files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from topics.storage.segments.file import segment_path
 
 
 class Taken:
-    """A backup under way, step by step."""
+    """A backup that is taken step by step."""
 
     def __init__(self, client: Sealer) -> None:
         (client.path / "meta").write_bytes(encode_meta(1))
@@ -52,11 +52,11 @@ class Taken:
         self._parts += self._stream.add(map(File._make, files))
 
     def flags(self) -> None:
-        """Before the cut."""
+        """Add the delete flags, before the cut."""
         self.add(self._begun.flags)
 
     def cut(self) -> list[File]:
-        """What of the log belongs to it."""
+        """Cut the log. Return the log files of the backup."""
         client = self._client
         client.wal.flush(sync=True)
         client.advance()
@@ -65,14 +65,14 @@ class Taken:
         return [*self._service._log(found, self.lsn)]
 
     def end(self, log: list[File]) -> bytes:
-        """All of it."""
+        """Add the remaining files. Return the complete archive."""
         self.add([*self._begun.files, *log])
         manifest = Manifest(backup_archive.FORMAT, "test", 1, 1, [self.lsn], self._stream.members)
         return b"".join([*self._parts, self._stream.end(manifest)])
 
 
 def take(client: Sealer) -> bytes:
-    """A backup, while nothing happens."""
+    """Take a backup of an idle shard."""
     taken = Taken(client)
     taken.flags()
     return taken.end(taken.cut())
@@ -84,7 +84,7 @@ def restored(data: bytes, folder: Path, **options: bool) -> list[str]:
 
 
 def busy(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard with a little of everything."""
+    """Create records of all kinds: sealed, deleted, streamed and in the log."""
     eager_merges(monkeypatch)
     client.put("blob")
     fill(client, "a", "b", "gone", rounds=25)
@@ -97,7 +97,7 @@ def busy(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(client: Sealer, folder: Path) -> Seen:
-    """What a shard that starts there shows."""
+    """Start a shard in the folder and return its observable state."""
     with ended(Sealer(folder, now=client.now)) as again:
         return seen(again)
 
@@ -114,7 +114,7 @@ def parent(target: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def clocks(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restore by the clock of the client."""
+    """Restore with the clock of the client."""
     now = client.now
     shown = SimpleNamespace(
         time_ns=lambda: now.ts * 1_000_000, monotonic_ns=lambda: now.ms * 1_000_000
@@ -123,7 +123,7 @@ def clocks(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_shard_comes_back_as_it_was(
+def test_a_restored_shard_equals_the_original(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(client, monkeypatch)
@@ -133,7 +133,7 @@ def test_a_shard_comes_back_as_it_was(
     assert start(client, target) == before
 
 
-def test_a_start_on_another_machine_tells_no_loss(client: Sealer, target: Path) -> None:
+def test_a_start_on_another_machine_reports_no_loss(client: Sealer, target: Path) -> None:
     client.put("later")
     fill(client, "a")
     before = seen(client)
@@ -144,7 +144,7 @@ def test_a_start_on_another_machine_tells_no_loss(client: Sealer, target: Path) 
 
 
 @pytest.mark.slow
-def test_what_comes_after_the_cut_is_not_in_it(
+def test_changes_after_the_cut_are_not_in_the_backup(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(client, monkeypatch)
@@ -165,7 +165,7 @@ def test_what_comes_after_the_cut_is_not_in_it(
 
 
 @pytest.mark.slow
-def test_each_topic_gets_another_epoch_as_new(
+def test_a_restore_as_new_gives_each_topic_a_new_epoch(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(client, monkeypatch)
@@ -187,7 +187,7 @@ def test_each_topic_gets_another_epoch_as_new(
         assert moved.find(copy_key("dead_letter", "q", new["q"], 7)) == 1
         again.put("later")
         assert again.engine.topics["later"].epoch > max(new.values())
-        # Nor does a second start, or one from the log alone, bring the old ones back.
+        # A second start, or a start from the log alone, does not restore the old epochs either.
         fill(again, "a", rounds=30)
         again.checkpoint()
         again.kill()
@@ -258,7 +258,7 @@ def is_as_it_was(target: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_tar_that_is_no_backup_leaves_nothing(whole: bytes, target: Path) -> None:
+def test_a_tar_that_is_no_backup_leaves_no_files(whole: bytes, target: Path) -> None:
     taken = []
     for how, hurt in HURT.items():
         try:
@@ -271,7 +271,7 @@ def test_a_tar_that_is_no_backup_leaves_nothing(whole: bytes, target: Path) -> N
 
 
 @pytest.mark.slow
-def test_wherever_a_backup_is_cut_or_altered_nothing_is_left(whole: bytes, target: Path) -> None:
+def test_a_truncated_or_altered_backup_leaves_no_files(whole: bytes, target: Path) -> None:
     dice = random.Random(1)
     manifest_end = len(whole) - 2 * backup_archive.BLOCK_BYTES - 600
     for _ in range(12):
@@ -290,7 +290,7 @@ def test_wherever_a_backup_is_cut_or_altered_nothing_is_left(whole: bytes, targe
         assert is_as_it_was(target)
 
 
-def test_a_full_disk_leaves_nothing(
+def test_a_restore_on_a_full_disk_leaves_no_files(
     whole: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
@@ -300,7 +300,7 @@ def test_a_full_disk_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_directory_that_holds_something_is_left_alone(
+def test_a_restore_does_not_change_a_directory_that_is_not_empty(
     whole: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target.mkdir()
@@ -321,7 +321,7 @@ def test_a_directory_that_holds_something_is_left_alone(
 
 
 @pytest.mark.slow
-def test_damage_of_before_is_told_and_restored_when_asked(
+def test_damage_in_a_backup_is_reported_and_restored_only_on_request(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(client, monkeypatch)
@@ -345,7 +345,7 @@ def test_damage_of_before_is_told_and_restored_when_asked(
         assert set(start(client, folder)) == set(seen(client))
 
 
-def test_names_of_copies_of_every_version_are_renamed_or_left() -> None:
+def test_idempotency_keys_of_copies_are_renamed_if_their_epoch_has_changed() -> None:
     epochs = {("a:b", 7): 9}
     renamed = restoring._renamed
     assert renamed("$dead_letter:a:b:7", epochs) == "$dead_letter:a:b:9"

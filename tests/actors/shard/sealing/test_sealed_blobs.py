@@ -1,4 +1,6 @@
-"""Blobs of streamed appends fill log files as frames do, and are sealed and reclaimed with them."""
+"""Tests of blobs: they count towards the size of their log file, and are sealed and reclaimed with
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from topics.storage.wal.file import NoRoom, WalFile
 FILE_BYTES = 64 << 10
 
 
-LONG = ["x" * 1000] * 30  # some 31,000 bytes: a third of them fills a file
+LONG = ["x" * 1000] * 30  # about 31,000 bytes: three of these fill a file
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
         yield client
 
 
-def test_blobs_are_unlinked_when_a_segment_holds_their_records(client: Sealer) -> None:
+def test_blobs_are_unlinked_after_a_segment_contains_their_records(client: Sealer) -> None:
     for _ in range(20):
         append_streamed(client, "a", *LONG)
         assert len(client.shown("a")) % len(LONG) == 0
@@ -63,7 +65,7 @@ def test_blobs_without_live_records_are_unlinked_without_a_segment(client: Seale
     assert files(client.path, "segment") == []
 
 
-def test_a_body_longer_than_a_log_file_fills_one_alone(client: Sealer) -> None:
+def test_a_body_longer_than_a_log_file_fills_one_file(client: Sealer) -> None:
     for _ in range(4):
         append_streamed(client, "a", *LONG * 3)
     assert len(client.wal.full_files()) == 3
@@ -76,7 +78,7 @@ def test_a_body_longer_than_a_log_file_fills_one_alone(client: Sealer) -> None:
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_a_restart_knows_how_much_of_a_log_file_blobs_have_filled(
+def test_a_restart_restores_the_bytes_of_blobs_that_count_towards_a_log_file(
     client: Sealer, orderly: bool
 ) -> None:
     append_streamed(client, "a", *LONG)
@@ -87,16 +89,16 @@ def test_a_restart_knows_how_much_of_a_log_file_blobs_have_filled(
     assert again.wal.full_files() == []
     again.kill()
     third = again.again()
-    assert third.wal.full_files() == [], "a start needs no room for another file"
+    assert third.wal.full_files() == [], "a start needs no space for another file"
     third.append("a", "next")
     assert len(third.wal.full_files()) == 1
     third.kill()
 
 
-def test_without_room_for_another_log_file_small_writes_continue_in_the_full_one(
+def test_without_space_for_another_log_file_small_writes_continue_in_the_full_one(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deletes must be written, as they make room."""
+    """Deletes must still be written, because they free space."""
     for _ in range(3):
         append_streamed(client, "a", *LONG)
     with monkeypatch.context() as patch:
@@ -120,7 +122,7 @@ def test_without_room_for_another_log_file_small_writes_continue_in_the_full_one
 
 @pytest.fixture
 def damaged(client: Sealer) -> Iterator[Sealer]:
-    """A blob was damaged after an orderly stop, and nobody has read it since."""
+    """Return a shard with a blob that was damaged after an orderly stop and not read since."""
     client.put("a", ttl_ms=1000)
     client.append("a", "before")
     path = append_streamed(client, "a", *LONG)
@@ -150,7 +152,7 @@ def test_a_read_reports_a_damaged_blob_as_a_gap_and_continues(damaged: Sealer) -
         damaged.wal.blobs.file(damaged.engine.topic("a").id, 2)
 
 
-def test_sealing_reports_a_damaged_blob_for_good_and_keeps_its_file(damaged: Sealer) -> None:
+def test_sealing_reports_a_damaged_blob_permanently_and_keeps_its_file(damaged: Sealer) -> None:
     for _ in range(3):
         append_streamed(damaged, "b", *LONG)
     damaged.append("b", "next")

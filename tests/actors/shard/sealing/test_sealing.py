@@ -1,4 +1,6 @@
-"""Sealing step by step: readers and writers notice nothing, whatever happens between two steps."""
+"""Tests of sealing step by step: it changes nothing that readers and writers can observe, for any
+events between two steps.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from topics.storage.segments.file import SegmentWriter
 
 
 @pytest.mark.slow
-def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:
+def test_topics_are_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:
     client.put("capped", cap_records=5)
     client.put("old", ttl_ms=50)
     client.put("memory", durability="ephemeral")
@@ -59,7 +61,7 @@ def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sea
     again.kill()
 
 
-def test_the_next_expiry_is_that_of_the_first_live_record_within_an_extent_too(
+def test_the_next_expiry_is_that_of_the_first_live_record_also_within_an_extent(
     client: Sealer,
 ) -> None:
     client.put("old", ttl_ms=100_000)
@@ -81,7 +83,7 @@ def test_the_next_expiry_is_that_of_the_first_live_record_within_an_extent_too(
     assert retention.next_expiry(topic, client.engine.store) is None
 
 
-def test_a_round_frees_what_went_in_large_numbers(
+def test_a_round_frees_large_numbers_of_removed_records(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_store, "RELEASE_STEP", 2)
@@ -121,7 +123,7 @@ EVENTS: dict[str, Callable[[Sealer], None]] = {
 def test_changes_between_any_two_steps_have_the_same_result(
     event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_extents(monkeypatch, 3)  # some of them cut a write
+    small_extents(monkeypatch, 3)  # some of them split a write
 
     def run(steps: int) -> tuple[Seen, Seen, bool]:
         client = Sealer(copy(origin, tmp_path / "data"))
@@ -141,7 +143,7 @@ def test_changes_between_any_two_steps_have_the_same_result(
     first.kill()
     origin = first.path
     expected, _, _ = run(0)
-    # Every fourth step: the events take turns with the steps in between.
+    # Every fourth step, starting at a different step for each event.
     steps, going_on = -([*EVENTS].index(event) % 4), True
     while going_on:
         steps += 4
@@ -156,7 +158,7 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
     before = seen(client)
     change = delete_topic.decide(client.engine.table, "a", False, client.now)
     assert change is not None
-    client.submit(change)  # not handed over, so the log does not hold it
+    client.submit(change)  # not passed to the writer, so the log does not contain it
     while client.sealing.reclaim.sealed < 1:
         assert client.step()
     client.commits._lose(OSError(errno.ENOSPC, "full"))
@@ -164,7 +166,7 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
     try:
         client.seal()
     except OSError as error:
-        assert error.errno == errno.ENOSPC  # noqa: PT017 - it may come, and need not
+        assert error.errno == errno.ENOSPC  # noqa: PT017 - the error is optional
     assert seen(client) == before
     client.checkpoint()
     survives_a_kill(client, before)
@@ -173,7 +175,7 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
 # Pace
 
 
-def test_a_burst_is_sealed_when_it_is_over_or_when_the_backlog_is_normal(
+def test_full_log_files_are_sealed_after_a_burst_or_when_the_backlog_is_too_large(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealing, "BURST_MIN_BYTES", 1)
@@ -184,17 +186,17 @@ def test_a_burst_is_sealed_when_it_is_over_or_when_the_backlog_is_normal(
 
     until_whole(1)
     client.seal()
-    assert client.sealing.reclaim.sealed == 0, "the log has grown since the last look"
+    assert client.sealing.reclaim.sealed == 0, "the log has grown since the last check"
     client.seal()
-    assert client.sealing.reclaim.sealed == 1, "it has not"
+    assert client.sealing.reclaim.sealed == 1, "the log has not grown"
     until_whole(1)
     client.seal()
     until_whole(2)
     client.seal()
-    assert client.sealing.reclaim.sealed == 3, "too much waits"
+    assert client.sealing.reclaim.sealed == 3, "the backlog is too large"
 
 
-def test_pauses_get_shorter_with_the_backlog() -> None:
+def test_pauses_become_shorter_as_the_backlog_grows() -> None:
     pauses = [
         sealing.pause_after(0.001, waiting) for waiting in range(sealing.BACKLOG_MAX_FILES + 2)
     ]
@@ -209,7 +211,7 @@ def test_pauses_get_shorter_with_the_backlog() -> None:
     assert sealing.pause_after(1.0, 0) == sealing.PAUSE_MAX_S
 
 
-# Rewriting: a segment is written in parts, and an install that is cut short is none or whole
+# Rewriting: a segment is written in parts, and an interrupted install is complete or has no effect
 
 
 def test_a_segment_is_written_in_parts_with_pauses_between_steps(
@@ -238,7 +240,7 @@ def test_a_segment_is_written_in_parts_with_pauses_between_steps(
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_an_end_in_the_middle_of_an_install_seals_nothing_twice(
+def test_a_kill_or_stop_during_an_install_seals_no_record_twice(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topics.engine.replacing.STEP_EXTENTS", 1)
@@ -255,7 +257,7 @@ def test_an_end_in_the_middle_of_an_install_seals_nothing_twice(
         comes_back(client, before)
 
 
-def test_a_log_file_is_mapped_no_more_when_it_is_sealed(client: Sealer) -> None:
+def test_a_log_file_is_unmapped_when_it_is_sealed(client: Sealer) -> None:
     fill(client, "a", rounds=60)
     assert client.shown("a")
     assert mapped_files(client.path / "wal") != set()
@@ -263,7 +265,7 @@ def test_a_log_file_is_mapped_no_more_when_it_is_sealed(client: Sealer) -> None:
     client.sealing.ask_for(pin, lambda _: None)
     client.seal()
     sealed_files = {path for path in files(client.path, "wal") if path.suffix == ".wal"}
-    assert len(sealed_files) > 3, "a backup keeps them"
+    assert len(sealed_files) > 3, "the pin keeps them"
     assert mapped_files(client.path / "wal") <= {max(sealed_files)}
     assert client.shown("a")
     assert mapped_files(client.path / "wal") <= {max(sealed_files)}
@@ -280,7 +282,7 @@ def test_a_reader_keeps_the_map_of_a_sealed_file(client: Sealer) -> None:
 
 
 def mapped_files(folder: Path) -> set[Path]:
-    """The files of the folder's tree that this process maps."""
+    """Return the log files below the folder that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {Path(line.split(maxsplit=5)[5]) for line in lines if str(folder) in line}
     return {path for path in paths if path.suffix == ".wal"}

@@ -1,5 +1,5 @@
-"""A shard that seals while everything changes, against the obvious model: between any two steps,
-and over every kind of restart.
+"""A state machine test of a shard that seals while its topics change, between any two steps and
+across all kinds of restarts. It is compared with a simple model.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def quiet() -> Iterator[None]:
 
 @settings(max_examples=60, stateful_step_count=60, deadline=None)
 class Machine(ClientMachine):
-    """Clients and the log, sealing, checkpoints and every kind of restart."""
+    """Actions of clients and the log, sealing, checkpoints and all kinds of restarts."""
 
-    # What sealing does
+    # Sealing
 
     @rule(steps=st.integers(1, 12))
     def seal(self, steps: int) -> None:
@@ -44,7 +44,7 @@ class Machine(ClientMachine):
     def _step(self) -> bool:
         try:
             return self.client.step()
-        except OSError as error:  # the round is given up: no room, or changes were undone by it
+        except OSError as error:  # the round fails: no space, or changes were undone
             if error.errno != errno.ENOSPC:
                 raise
             return False
@@ -55,7 +55,7 @@ class Machine(ClientMachine):
             self._settle()
         self._settle()
 
-    # What restarts do
+    # Restarts
 
     @rule(
         how=st.sampled_from(["kill", "kill", "stop"]),
@@ -64,7 +64,7 @@ class Machine(ClientMachine):
     )
     def restart(self, how: str, older: bool, ms: int) -> None:
         for name, topic in self.client.engine.topics.items():
-            if topic.floor_due:  # the log was full when it should have been told
+            if topic.floor_due:  # the log was full when the floor should have been logged
                 self._expire(name)
         self._wait()
         before = {
@@ -127,7 +127,7 @@ class Machine(ClientMachine):
         model.head_seq = topic.head_seq
         model.floor = max(model.floor, topic.loss_floor)
 
-    # What is always true
+    # Invariant
 
     @invariant()
     def the_shard_is_the_model(self) -> None:
@@ -138,7 +138,7 @@ class Machine(ClientMachine):
         assert {name: topic.id for name, topic in engine.topics.items()} == self.names
         for name, topic_id in self.names.items():
             topic, model = engine.topics[name], self.models[topic_id]
-            if topic.ttl_floor > model.ttl_floor:  # a cap looked at the age as well
+            if topic.ttl_floor > model.ttl_floor:  # a cap has also applied the age
                 model.expire(self.client.now.ts, topic.ttl_floor)
             page = self.client.page(name)
             assert topic.head_seq == model.head_seq
@@ -173,7 +173,7 @@ class Machine(ClientMachine):
                 assert write is None or (write.first_seq, write.record_count) == (first_seq, count)
 
 
-def test_after_a_kill_a_cap_has_taken_nothing_that_age_had_taken() -> None:
+def test_after_a_kill_a_cap_removes_no_record_that_had_expired() -> None:
     machine = Machine()
     machine.begin()
     machine.append(count=3, key=False, name="c", size=1, tag=None, wait=False)

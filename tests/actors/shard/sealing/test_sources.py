@@ -1,4 +1,4 @@
-"""Sources of a segment, and which segments are merged."""
+"""Tests of the sources of a segment, and of the choice of segments to merge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from topics.formats.disk.segment_build import build
 from topics.formats.ranges import IndexRun
 
 
-def test_records_in_memory_stay_between_sealed_ones(client: Sealer) -> None:
+def test_records_in_memory_keep_their_order_between_sealed_ones(client: Sealer) -> None:
     for durability in ("disk", "ephemeral", "memory", "ephemeral", "fsync"):
         client.put("a", durability=durability)
         fill(client, "a", rounds=8)
@@ -70,14 +70,14 @@ def test_a_write_may_be_split_over_extents_and_keeps_its_key(
 def test_a_delete_up_to_the_middle_of_a_write_between_two_steps_can_be_sealed(
     steps: int, client: Sealer
 ) -> None:
-    """The topic begins now in the middle of a write that is in no extent: none of its flags may
-    become an extent's.
+    """The topic then begins in the middle of a write that is in no extent. The flags of this write
+    must not be used for an extent.
     """
     for _ in range(4):
         client.append(
             "a", records=[{"data": 1, "tag": "last" if index == 7 else None} for index in range(8)]
         )
-        client.append("a", "x" * 600)  # each write has its log file
+        client.append("a", "x" * 600)  # each write fills a log file
     delete(client, "a", match=TagMatch("Eq", "last"))
     for _ in range(steps):
         client.step()
@@ -111,7 +111,7 @@ def test_all_records_from_the_start_of_the_topic_on_are_copied() -> None:
     assert runs(view(10, 50), {*range(10)}) == []
 
 
-def test_short_gaps_are_carried_along_and_long_ones_left_out() -> None:
+def test_short_gaps_are_copied_and_long_gaps_are_omitted() -> None:
     found = view(100, 400)
     length = -(-GAP_BYTES // found.size(0, 1))
     assert runs(found, {*range(10, 10 + length - 1)}) == [(0, 100)]
@@ -119,11 +119,11 @@ def test_short_gaps_are_carried_along_and_long_ones_left_out() -> None:
     assert runs(found, {0, 1, 98, 99}) == [(2, 98)]
 
 
-def test_a_large_dead_record_is_left_out() -> None:
+def test_a_large_dead_record_is_omitted() -> None:
     assert runs(view(5, 2 * GAP_BYTES), {1, 3}) == [(0, 1), (2, 3), (4, 5)]
 
 
-def test_runs_reach_over_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_extend_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "STEP_RECORDS", 7)
     found = view(60, 400)
     length = -(-GAP_BYTES // found.size(0, 1)) + 1
@@ -133,17 +133,18 @@ def test_runs_reach_over_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps.count(None) == 9
 
 
-# Which segments are merged: many neighbours of which little lives, and only if it pays
+# Choice of segments to merge: many adjacent segments with few live records, and only if the merge
+# frees enough space
 
 
-FILE = 1 << 20  # of a segment, and the most that a merged one holds
+FILE = 1 << 20  # the size of a segment, and the maximum size of a merged one
 
 
 def candidates(*live: int | None, file_bytes: int = FILE, dead_bytes: int = 0) -> list[Candidate]:
     return [Candidate(number, each, file_bytes, dead_bytes) for number, each in enumerate(live, 1)]
 
 
-def test_a_few_segments_stay_as_they_are() -> None:
+def test_a_few_segments_are_not_merged() -> None:
     assert choose_run(candidates(*[1] * (RUN_MIN_SEGMENTS - 1)), FILE) == []
     assert choose_run(candidates(*[1] * RUN_MIN_SEGMENTS), FILE) == [*range(1, 9)]
 
@@ -152,39 +153,39 @@ def test_a_few_segments_are_merged_when_their_dead_records_would_fill_one() -> N
     assert choose_run(candidates(FILE // 9, FILE // 9, dead_bytes=FILE // 2 - 1), FILE) == []
     assert choose_run(candidates(FILE // 9, FILE // 9, dead_bytes=FILE // 2), FILE) == [1, 2]
     assert choose_run(candidates(FILE // 9, dead_bytes=FILE), FILE) == [1]
-    assert choose_run(candidates(FILE // 2 + 1, dead_bytes=FILE), FILE) == [], "it does not pay"
+    assert choose_run(candidates(FILE // 2 + 1, dead_bytes=FILE), FILE) == [], "it frees too little"
 
 
-def test_live_records_that_do_not_fit_one_segment_stay() -> None:
+def test_live_records_that_do_not_fit_into_one_segment_are_not_merged() -> None:
     assert choose_run(candidates(*[FILE // 7] * 12), FILE) == []
     assert len(choose_run(candidates(*[FILE // 9] * 12), FILE)) == 9
 
 
-def test_the_longest_run_is_chosen_and_a_segment_that_stays_divides_runs() -> None:
+def test_the_longest_run_is_chosen_and_an_excluded_segment_divides_runs() -> None:
     live: list[int | None] = [*[1] * 9, None, *[1] * 10, FILE, *[1] * 8]
     assert choose_run(candidates(*live), FILE) == [*range(11, 21)]
 
 
-def test_a_run_has_a_bound() -> None:
+def test_the_length_of_a_run_is_bounded() -> None:
     assert len(choose_run(candidates(*[0] * 500), FILE)) == RUN_MAX_SEGMENTS
 
 
-def test_a_large_segment_without_dead_records_is_not_written_again_for_a_few_small_ones() -> None:
+def test_a_large_segment_without_dead_records_is_not_rewritten_for_a_few_small_ones() -> None:
     large = Candidate(1, FILE // 2, FILE // 2, 0)
     small = [Candidate(number, 100, 100, 0) for number in range(2, 9)]
     assert choose_run([large, *small], FILE) == []
-    # Together they become larger first.
+    # The small segments are merged with each other first.
     assert choose_run([large, *small, Candidate(9, 100, 100, 0)], FILE) == [*range(2, 10)]
-    # Where as much has died as is written, it is.
+    # The large segment is merged if its dead records are as large as the written data.
     aged = [each._replace(file_bytes=FILE // 4) for each in small]
     assert len(choose_run([large, *aged], FILE)) == 8
 
 
 @given(st.lists(st.integers(0, FILE), max_size=60))
-def test_what_is_left_follows_what_lives_and_what_is_written_what_was_sealed(
+def test_remaining_segments_are_bounded_by_live_bytes_and_writes_by_sealed_bytes(
     live: list[int],
 ) -> None:
-    """Seal after seal with merges between them: the written bytes are less than the sealed ones."""
+    """Simulate many seals with merges between them. The merges write fewer bytes than the seals."""
     standing: list[Candidate] = []
     written = 0
     for number, each in enumerate(live):
@@ -200,11 +201,11 @@ def test_what_is_left_follows_what_lives_and_what_is_written_what_was_sealed(
     assert len(standing) <= RUN_MIN_SEGMENTS * (1 + total / FILE) * 4
 
 
-def test_room_is_counted_by_what_is_live_in_segments() -> None:
+def test_space_is_counted_by_the_live_bytes_in_segments() -> None:
     index = RecordIndex()
-    index.add(1, 10, in_extent(5, 0), 1000, 0)  # of which 4 went from the front
+    index.add(1, 10, in_extent(5, 0), 1000, 0)  # 4 of these are removed at the front
     index.take(0, 4, 400)
-    index.add(11, 10, in_extent(6, 0), 1000, 0)  # of which 3 went from the middle
+    index.add(11, 10, in_extent(6, 0), 1000, 0)  # 3 of these are removed in the middle
     index.take(1, 3, 300)
     index.add(21, 5, in_extent(6, 1), 500, 0)
     index.add(26, 5, in_log(4096), 500, 0)

@@ -1,4 +1,4 @@
-"""Starts on what sealing and checkpointing leave on the disk."""
+"""Tests of starts from the files that sealing and checkpointing leave on the disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topics.storage import checkpoints
 
 
 @pytest.mark.slow
-def test_the_older_checkpoint_has_all_that_it_needs_when_the_newest_is_damaged(
+def test_a_start_succeeds_from_the_older_checkpoint_if_the_newest_is_damaged(
     client: Sealer,
 ) -> None:
     for _ in range(6):
@@ -37,7 +37,7 @@ def test_the_older_checkpoint_has_all_that_it_needs_when_the_newest_is_damaged(
             assert seen(other) == before
             other.kill()
         other = Sealer(target)
-        other.checkpoint()  # the damaged one goes, and not the one that is whole
+        other.checkpoint()  # removes the damaged checkpoint, not the intact one
         other.kill()
         assert len(checkpoints.whole(target / "checkpoint" / "00")) == 2
         assert findings(target) == []
@@ -60,7 +60,7 @@ def test_a_kill_without_a_reboot_skips_no_seq_when_the_start_frame_is_sealed(
     again.kill()
 
 
-def test_keys_outlive_their_records_their_extents_and_their_segments(client: Sealer) -> None:
+def test_keys_survive_the_removal_of_their_records_extents_and_segments(client: Sealer) -> None:
     fill(client, "a", "b", "c", rounds=12)
     delete(client, "a", before_seq=9)
     client.seal()
@@ -82,7 +82,7 @@ def test_keys_outlive_their_records_their_extents_and_their_segments(client: Sea
     client.kill()
 
 
-def test_a_start_reads_no_extent_without_keys_that_live(client: Sealer) -> None:
+def test_a_start_reads_no_extent_without_live_keys(client: Sealer) -> None:
     for number in range(40):
         client.append("a", number)
     client.append("b", 1, key="old")
@@ -97,10 +97,10 @@ def test_a_start_reads_no_extent_without_keys_that_live(client: Sealer) -> None:
     again.kill()
 
 
-def test_a_reused_key_stands_for_the_later_write(client: Sealer) -> None:
+def test_a_reused_key_identifies_the_later_write(client: Sealer) -> None:
     client.append("a", 1, key="k")
     client.later(130_000)
-    client.now = client.now._replace(ts=client.now.ts - 130_000)  # the wall clock steps back
+    client.now = client.now._replace(ts=client.now.ts - 130_000)  # the wall clock is set back
     assert client.append("a", 2, key="k") == (2, False)
     client.kill()
     again = client.again()

@@ -1,8 +1,8 @@
-"""Pages that the disk cannot give, under a shard that has mapped them: no read ends the process,
-and readers are told of exactly what is lost.
+"""Tests of unreadable pages in files that the shard has mapped: no read stops the process, and
+readers receive a report of exactly the lost records.
 
-A file that is cut under its map answers as an unreadable sector does (SIGBUS), without a mount.
-What may run into that runs in a process of its own.
+Truncating a mapped file has the same effect as an unreadable sector (SIGBUS), but needs no mount.
+Code that may receive this signal runs in a child process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_a_process(task: Callable[[], None]) -> None:
-    """Run it in a process of its own, which must come to its end."""
+    """Run a task in a child process and check that it exits normally."""
     child = os.fork()
     if not child:
         code = 1
@@ -50,11 +50,11 @@ def in_a_process(task: Callable[[], None]) -> None:
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, "minus a number: ended by this signal"
+    assert os.waitstatus_to_exitcode(status) == 0, "a negative number is the signal that killed it"
 
 
 def use(client: Sealer) -> Seen:
-    """Everything that touches what is mapped; what readers got before anything changed."""
+    """Run all operations that read mapped files. Return the state that readers saw first."""
     found = seen(client)
     client.commits.store.forget_asked()
     for name in ("a", "b", "dest", "long"):
@@ -89,7 +89,7 @@ def lost_silently(before: Seen, after: Seen) -> dict[str, set[int]]:
 
 @pytest.mark.parametrize("kind", ["wal .wal", "segment .seg", "blob .blob"])
 @pytest.mark.parametrize("is_read_before", [False, True])
-def test_a_file_that_is_cut_under_its_map_costs_what_was_in_it_and_is_told(
+def test_truncating_a_mapped_file_loses_only_its_records_and_reports_them(
     scene: Path, tmp_path: Path, kind: str, is_read_before: bool
 ) -> None:
     def cut_and_use() -> None:
@@ -112,7 +112,9 @@ def test_a_file_that_is_cut_under_its_map_costs_what_was_in_it_and_is_told(
 
 @contextlib.contextmanager
 def device(path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """An ext4 file system on a loop device at ``path``; a call breaks off its second half."""
+    """Mount an ext4 file system on a loop device at ``path``. Yields the path and a function that
+    truncates the device.
+    """
     image = path.with_name("image")
     image.write_bytes(b"")
     os.truncate(image, 64 << 20)
@@ -136,11 +138,11 @@ def device(path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
 
 
 @needs_root
-def test_a_sector_that_cannot_be_read_costs_what_was_in_it_and_is_told(
+def test_an_unreadable_sector_loses_only_its_records_and_reports_them(
     scene: Path, tmp_path: Path
 ) -> None:
     with device(tmp_path / "disk") as (disk, break_off):
-        (disk / "room").write_bytes(os.urandom(20 << 20))  # so that what follows lies behind it
+        (disk / "room").write_bytes(os.urandom(20 << 20))  # later files get cut off
         path = Path(shutil.copytree(scene, disk / "data"))
 
         def break_and_read() -> None:

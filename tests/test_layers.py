@@ -15,9 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# From the lowest layer up. A module may import modules on its own line and on the lines above it
-# here.
-FLOORS = [
+# From the lowest layer up. A module may import modules of its own layer and of the lower layers,
+# which are the lines above it.
+LAYERS = [
     ["topics", "topics.errors", "topics.config", "topics.imports", "topics.formats"],
     ["topics.formats.api", "topics.formats.wire"],
     ["topics.formats.disk"],
@@ -48,7 +48,7 @@ FLOORS = [
     ["workers", "supervisor", "topics.__main__"],
 ]
 # Packages on one layer that must not import each other.
-STRANGERS = [
+INDEPENDENT = [
     {"topics.formats.disk", "topics.formats.wire"},
     {"topics.formats.api", "topics.formats.wire"},
     {"topics.storage.segments", "topics.storage.wal"},
@@ -81,17 +81,17 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def floor_of(module: str) -> int:
+def layer_of(module: str) -> int:
     """Return the layer of the longest name that covers the module. The bare package ``topics``
     covers only itself.
     """
     found = [
-        (len(name), height)
-        for height, names in enumerate(FLOORS)
+        (len(name), layer)
+        for layer, names in enumerate(LAYERS)
         for name in names
         if module == name or (name != "topics" and module.startswith(f"{name}."))
     ]
-    assert found, f"{module} has no floor; give it one in FLOORS"
+    assert found, f"{module} has no layer; add it to LAYERS"
     return max(found)[1]
 
 
@@ -138,9 +138,9 @@ def is_module(name: str) -> bool:
 
 def upward_imports(module: str, path: Path) -> list[str]:
     return [
-        f"{path.name}:{line} {module} imports {name}, {floor_of(name) - floor_of(module)} floors up"
+        f"{path.name}:{line} {module} imports {name}, {layer_of(name) - layer_of(module)} layers up"
         for line, name in imports_of(module, path)
-        if is_ours(name) and floor_of(name) > floor_of(module)
+        if is_ours(name) and layer_of(name) > layer_of(module)
     ]
 
 
@@ -149,10 +149,10 @@ def package_of(module: str, packages: set[str]) -> str | None:
     return next((name for name in packages if module.startswith(f"{name}.")), None)
 
 
-def imports_of_strangers(module: str, path: Path) -> list[str]:
+def imports_between_independent(module: str, path: Path) -> list[str]:
     return [
         f"{path.name}:{line} {module} imports {name}"
-        for packages in STRANGERS
+        for packages in INDEPENDENT
         for line, name in imports_of(module, path)
         if None not in (own := package_of(module, packages), other := package_of(name, packages))
         and own != other
@@ -206,7 +206,9 @@ def test_imports_point_downwards_only() -> None:
 
 
 def test_independent_packages_do_not_import_each_other() -> None:
-    assert [one for module, path in modules() for one in imports_of_strangers(module, path)] == []
+    assert [
+        found for module, path in modules() for found in imports_between_independent(module, path)
+    ] == []
 
 
 def test_no_modules_form_an_import_cycle_even_for_types() -> None:
