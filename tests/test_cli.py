@@ -19,14 +19,14 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.support.hurt import flip, frames, small, tree
+from tests.support.damage import flip, frames, small, tree
 from tests.support.log import log_files
 from tests.support.program import Program
 from topics import __version__, cli
 from topics.errors import ExitCode
 from topics.formats.disk.frames import FrameKind
 from topics.process.keys import KeyFile
-from topics.storage.data_dir import held_for_reading
+from topics.storage.data_dir import locked_for_reading
 
 ROOT = Path(__file__).parent.parent
 MODULE = [sys.executable, "-m", "topics"]
@@ -292,8 +292,8 @@ def test_supervisor_uses_the_python_of_its_own_venv_if_there_is_one(
 def test_the_help_lists_every_exit_code_and_describes_every_command_as_its_own_help() -> None:
     shown = run(MODULE, "--help", COLUMNS="500").stdout
     for code in ExitCode:
-        assert f"{int(code)} " in ExitCode.sentence()
-    assert ExitCode.sentence() in " ".join(shown.split())
+        assert f"{int(code)} " in ExitCode.summary()
+    assert ExitCode.summary() in " ".join(shown.split())
     context = click.Context(cli.root)
     for section in cli.COMMANDS.values():
         for name, (_, text) in section.items():
@@ -317,7 +317,7 @@ def test_a_repair_reports_the_loss_before_it_runs_and_then_finds_no_damage(tmp_p
     lost = f"{log_files(path)[0]}, offset {offset}: 152 bytes of frames cannot be read"
     told = f"{lost}, idempotency key 'k2'\ntopic \"a\": seqs 5 to 6 are lost\n"
     assert dry.stdout == f"{told}nothing was changed because of --dry-run\n"
-    with held_for_reading(path):
+    with locked_for_reading(path):
         done = run(MODULE, "repair", str(path))
     assert (done.returncode, tree(path)) == (ExitCode.FAILED, hurt)
     done = run(MODULE, "repair", str(path))

@@ -64,4 +64,4 @@ def test_exit_codes_never_change_and_the_help_lists_them_all() -> None:
         "INTERRUPTED": 130,
         "TERMINATED": 143,
     }
-    assert re.findall(r"\d+", ExitCode.sentence()) == [str(code.value) for code in ExitCode]
+    assert re.findall(r"\d+", ExitCode.summary()) == [str(code.value) for code in ExitCode]

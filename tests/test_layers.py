@@ -29,7 +29,7 @@ LAYERS = [
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],
     ["topics.storage.recovery"],
     ["topics.storage.verify", "topics.storage.inspect"],
-    ["topics.storage.restore", "topics.storage.standby"],
+    ["topics.storage.backup_restore", "topics.storage.standby"],
     ["topics.storage.promote"],
     ["topics.spark"],
     ["topics.spark.source", "topics.spark.sink"],

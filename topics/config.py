@@ -184,7 +184,7 @@ class Settings:
             except ValueError as error:
                 problems.append(Problem(variable_of(name), text, str(error)))
         settings = cls(**_derived(cls(**given)) | given)
-        problems += _disagreements(settings, {problem.variable for problem in problems})
+        problems += _conflicts(settings, {problem.variable for problem in problems})
         if problems:
             raise ConfigError(problems, settings)
         return settings
@@ -275,7 +275,7 @@ def _derived(settings: Settings) -> dict[str, int]:
     }
 
 
-def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
+def _conflicts(settings: Settings, already: set[str]) -> list[Problem]:
     """Return the problems of valid values that contradict each other."""
     found = []
     if settings.inline_bytes > settings.ring_bytes // 4:

@@ -54,7 +54,7 @@ class ExitCode(IntEnum):
     TERMINATED = 143  # SIGTERM; not for a server or `work`, which finish their work
 
     @classmethod
-    def sentence(cls) -> str:
+    def summary(cls) -> str:
         """Return the exit codes as a sentence for the help of commands."""
         return (
             "Exit code: 0 done, 1 failed, 2 wrong arguments, path or settings, 3 damaged data,"

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @contextmanager
-def frozen() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Import without the collector, and exempt all that is there from later collections: one in a
     forked child would touch, and thereby copy, pages that it shares.
     """
@@ -29,20 +29,20 @@ def frozen() -> Iterator[None]:
 
 
 @contextmanager
-def without(*names: str) -> Iterator[None]:
+def without_packages(*names: str) -> Iterator[None]:
     """Import as if these packages were missing. They may be imported afterwards."""
-    with _standing_in(dict.fromkeys(names)):
+    with _substituted(dict.fromkeys(names)):
         yield
 
 
 @contextmanager
-def later(*names: str) -> Iterator[None]:
+def lazily(*names: str) -> Iterator[None]:
     """Import, but of these modules only what uses something in them while it is imported."""
-    with _standing_in({name: _Later(name) for name in names}):
+    with _substituted({name: _LazyModule(name) for name in names}):
         yield
 
 
-class _Later(ModuleType):
+class _LazyModule(ModuleType):
     """Stands for a module that is imported when something in it is used."""
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +52,7 @@ class _Later(ModuleType):
 
 
 @contextmanager
-def _standing_in(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
+def _substituted(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
     missing = {name: module for name, module in modules.items() if name not in sys.modules}
     sys.modules.update(missing)  # type: ignore[arg-type]  # None is how Python marks a missing one
     try:
@@ -63,7 +63,7 @@ def _standing_in(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def compiled(package: str, name: str) -> None:
+def load_compiled(package: str, name: str) -> None:
     """Let the compiled module ``name`` of a package stand for the package, of which nothing else is
     imported.
     """

@@ -28,7 +28,7 @@ from tests.campaigns.clients import BROKEN, Actor, end
 from tests.campaigns.killer import Summary, damage, deaths_by_themselves, program
 from tests.support.api import Api, ok
 from tests.support.server import Server, kill_one
-from topics.storage.restore import restore
+from topics.storage.backup_restore import restore
 
 SHARDS = 3
 WAL_FILE_BYTES = 64 << 10  # the smallest

@@ -164,7 +164,7 @@ def _shown(client: Client, topic: str) -> dict[int, str]:
     shown: dict[int, str] = {}
     seq, page = 0, client.read(topic)
     while True:
-        for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces))):
+        for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.chunks))):
             shown[record["$seq"]] = record["data"].split()[0]
         if page.caught_up:
             return shown

@@ -16,7 +16,7 @@ from topics.actors.shard.context import clock
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import ROUTER_PUT, RouterParams
 from topics.storage.data_dir import DataDirectory
-from topics.storage.recovery.steps import recover
+from topics.storage.recovery.shard_recovery import recover
 
 FILE_BYTES = 16 << 10
 ANSWER_S = 20.0

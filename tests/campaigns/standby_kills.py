@@ -24,12 +24,12 @@ from pathlib import Path
 from tests.campaigns.backups import SETTLE_S, SHARDS, Campaign, Moment, wait_for
 from tests.campaigns.killer import Summary, program
 from tests.support.server import ROOT, kill_one
+from topics.storage.backup_restore import restore
 from topics.storage.promote import promote
-from topics.storage.restore import restore
 from topics.storage.standby import Standby
 
 EVERY = "200ms"
-KEEP = 5
+CHECKPOINTS_KEPT = 5
 ROUND_S = 300.0  # the server reads files with a low priority, and this machine may be busy
 VICTIMS = ("standby", "front 0", "shard 0", "shard 1", "server", "both")
 WANTED = (
@@ -61,14 +61,17 @@ class StandbyKills(Campaign):
 
     def _note_moment(self) -> None:
         """Note what is acknowledged now. Only moments before the next cut are needed."""
-        self._moments = [*self._moments[-KEEP:], (time.time_ns() // 1_000_000, self.ledger.now())]
+        self._moments = [
+            *self._moments[-CHECKPOINTS_KEPT:],
+            (time.time_ns() // 1_000_000, self.ledger.now()),
+        ]
 
     def _start_standby(self) -> None:
         host, port = self.server.address
         rate = self.dice.choice(["1G", "50M", "10M"])  # slow transfers are killed midway
         command = [sys.executable, "-m", "topics", "--url", f"http://{host}:{port}", "standby"]
         command += ["run", str(self.standby.path), "--every", EVERY, "--rate", rate]
-        self._process = subprocess.Popen([*command, "--keep", str(KEEP)], cwd=ROOT)
+        self._process = subprocess.Popen([*command, "--keep", str(CHECKPOINTS_KEPT)], cwd=ROOT)
 
     def _stop_standby(self, how: signal.Signals) -> None:
         assert self._process is not None, "it was started"

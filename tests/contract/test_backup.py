@@ -18,7 +18,7 @@ import pytest
 from tests.support.api import Answer, Api, ok, refused
 from tests.support.server import Server
 from topics.formats.disk.backup_archive import identity_ranges
-from topics.storage.restore import NotABackup, restore
+from topics.storage.backup_restore import NotABackup, restore
 
 pytestmark = pytest.mark.slow
 

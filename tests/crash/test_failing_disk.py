@@ -20,7 +20,7 @@ from tests.campaigns.mounts import (
 from tests.crash.reading import data_of
 from tests.support.api import Api, ok, refused
 from tests.support.server import HastyServer, Server
-from topics.storage.wal.writer import AT_ONCE_MAX_BYTES
+from topics.storage.wal.writer import LOOP_WRITE_MAX_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_a_failed_write_is_never_visible_and_ends_the_writes_of_the_shard(
 
 @needs_root
 @pytest.mark.parametrize(
-    ("durability", "length"), [("fsync", 1), ("disk", 1), ("fsync", AT_ONCE_MAX_BYTES)]
+    ("durability", "length"), [("fsync", 1), ("disk", 1), ("fsync", LOOP_WRITE_MAX_BYTES)]
 )
 def test_a_hanging_disk_ends_the_writes_and_is_reported(
     tmp_path: Path, durability: str, length: int

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from tests.campaigns.fault_walk import Case, in_folder, quiet
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,7 +42,7 @@ def test_no_failed_write_or_sync_loses_acknowledged_data_or_shows_refused_data(
 
 
 @pytest.mark.timeout(600)  # It ends at the first sync that shows the defect, mostly within seconds
-@pytest.mark.parametrize("forgotten", ["blank", "write_again"])
+@pytest.mark.parametrize("forgotten", ["blank", "rewrite"])
 def test_the_walk_detects_a_log_that_does_not_cut_or_rewrite_its_frames(
     forgotten: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from tests.storage.test_forged_archives import archive as archived
 from tests.support.api import Api, ok
+from tests.support.damage import flip
 from tests.support.data_directory import topics
-from tests.support.hurt import flip
 from tests.support.server import Server
 from topics.formats.disk.versions import BLOB, CHECKPOINT, LOG, META, SEGMENT, VERSIONS
 from topics.storage import checkpoints
-from topics.storage.segments.file import segment_path
+from topics.storage.segments.segment_file import segment_path
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20
@@ -81,7 +81,7 @@ def test_every_command_refuses_a_file_of_another_version_with_a_one_line_message
     path = Path(shutil.copytree(killed, tmp_path / "copy"))
     newest = kinds_of(path)[kind][-1]
     if kind == ".seg":  # A start reads only the segments that its checkpoint names
-        found, *_ = checkpoints.whole(path / "checkpoint" / "00")
+        found, *_ = checkpoints.intact_checkpoints(path / "checkpoint" / "00")
         newest = segment_path(newest.parent, found.segments[-1])
     data = bytearray(newest.read_bytes())
     struct.pack_into("<I", data, 8, 99)

@@ -160,7 +160,7 @@ def reference() -> str:
             table(("code", "status", "cause", "cure"), errors()),
             "\n## Metrics\n\nOf `GET /v0/metrics`.\n\n",
             table(("name", "type", "meaning"), metrics(shown_metrics())),
-            f"\n## Commands\n\n{ExitCode.sentence()}\n\nEvery command takes these options:\n\n",
+            f"\n## Commands\n\n{ExitCode.summary()}\n\nEvery command takes these options:\n\n",
             table(("option", "meaning"), options(cli.root.params, context)),
             *commands(cli.root, context),
         ]

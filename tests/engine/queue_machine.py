@@ -16,7 +16,7 @@ from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.lease_jobs import ClaimJobs, ExtendLeases, LeaseChange
 from topics.engine.now import Now
 from topics.engine.queue.jobs import Jobs
-from topics.engine.queue.leases import Holder
+from topics.engine.queue.leases import LeaseHolder
 from topics.engine.topic import Topic
 from topics.formats.disk.frames import FrameKind
 
@@ -33,7 +33,7 @@ class Stream(NamedTuple):
 
     topic_id: int
     number: int
-    holder: Holder
+    holder: LeaseHolder
 
 
 class Granted(NamedTuple):

@@ -16,8 +16,8 @@ from tests.engine.queue_model import Lease, QueueModel, keeps_leases
 from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.changes.lease_jobs import LeaseChange
-from topics.engine.queue.claims import Ask, jobs_of
-from topics.engine.queue.leases import Holder, lease_id
+from topics.engine.queue.claims import ClaimRequest, jobs_of
+from topics.engine.queue.leases import LeaseHolder, lease_id
 from topics.engine.topic import Topic
 from topics.formats.disk.frames import FrameKind
 
@@ -39,7 +39,9 @@ class QueueLeases(QueueRecords):
     def open_stream(self, topic: str, node: str) -> None:
         if topic in self.names and len(self.streams) < 3:
             self.stream_count = number = self.stream_count + 1
-            self.streams[number] = Stream(self.names[topic], number, Holder(node, is_stream=True))
+            self.streams[number] = Stream(
+                self.names[topic], number, LeaseHolder(node, is_stream=True)
+            )
 
     @rule(name=NAMES, asks=ASKS, evenly=st.booleans())
     def claim(self, name: str, asks: list[tuple[str | int, int, int]], evenly: bool) -> None:
@@ -49,7 +51,7 @@ class QueueLeases(QueueRecords):
             return
         claimers = [self._claimer(topic, who) for who, _, _ in asks]
         passed = [
-            Ask(holder, room, lease_ms)
+            ClaimRequest(holder, room, lease_ms)
             for (holder, _), (_, room, lease_ms) in zip(claimers, asks, strict=True)
         ]
         model, jobs = self.models[topic.id], self.jobs(topic)
@@ -67,7 +69,7 @@ class QueueLeases(QueueRecords):
             self._note_granted(topic, ask.holder.node, leases)
             self._claimed(topic, change, leases, ask, stream)
 
-    def _claimer(self, topic: Topic, who: str | int) -> tuple[Holder, int]:
+    def _claimer(self, topic: Topic, who: str | int) -> tuple[LeaseHolder, int]:
         stream = None if isinstance(who, str) else self.streams.get(who)
         if stream is not None and stream.topic_id == topic.id:
             return stream.holder, stream.number
@@ -87,7 +89,7 @@ class QueueLeases(QueueRecords):
         del self.granted[:-40]
 
     def _claimed(
-        self, topic: Topic, change: LeaseChange, leases: list[Lease], ask: Ask, stream: int
+        self, topic: Topic, change: LeaseChange, leases: list[Lease], ask: ClaimRequest, stream: int
     ) -> None:
         node, now = ask.holder.node, self.now
 

@@ -29,9 +29,9 @@ class QueueMoves(QueueLeases):
         if topic is None or topic.id in self.busy:
             return
         model, jobs = self.models[topic.id], self.jobs(topic)
-        is_known = bool(jobs.dying)  # A batch is already in flight
-        expected = list(jobs.dying or jobs.dead)[:count]
-        change = lease_jobs.dying(topic, count, self.now)
+        is_known = bool(jobs.dead_lettering)  # A batch is already in flight
+        expected = list(jobs.dead_lettering or jobs.dead)[:count]
+        change = lease_jobs.begin_dead_lettering(topic, count, self.now)
         seqs = list(change.seqs)
         assert seqs == expected
         if not seqs:
@@ -87,10 +87,10 @@ class QueueMoves(QueueLeases):
         there = sorted(seq for seq in seqs if seq in model.jobs)
         if is_refused:
             self.busy.discard(topic_id)
-            lease_jobs.keep_dead(topic, seqs)
+            lease_jobs.return_to_dead(topic, seqs)
             model.keep_dead(seqs)
             return
-        change = finish_jobs.bury(topic, seqs, self.now)
+        change = finish_jobs.remove_dead_lettered(topic, seqs, self.now)
         assert list(change.seqs) == there
         is_logged = bool(change.frames)
 
@@ -116,7 +116,7 @@ class QueueMoves(QueueLeases):
         seqs = sorted({live[pick % len(live)] for pick in picks}) if live else []
         expected = model.set_aside(seqs, self.now.ms)
         self.jobs(topic).advance(self.now.ms)
-        assert claims.set_aside(topic, seqs, self.now) == list(expected)
+        assert claims.reserve(topic, seqs, self.now) == list(expected)
         if expected:
             self.aside.append((topic.id, expected))
 
@@ -138,7 +138,7 @@ class QueueMoves(QueueLeases):
         self.finish(topic, change, seqs, take_back=lambda: self.aside.append((topic_id, jobs)))
 
     def _put_back(self, topic: Topic, jobs: dict[int, Job]) -> None:
-        claims.put_back(topic, list(jobs), self.now)
+        claims.unreserve(topic, list(jobs), self.now)
         model = self.models[topic.id]
         model.put_back(jobs.values(), self.now)
         passed = [seq for seq in jobs if seq < self.jobs(topic).cursor and seq in model.jobs]

@@ -23,7 +23,7 @@ from topics.engine.changes import (
     reservation,
 )
 from topics.engine.changes.append import Append
-from topics.engine.changes.delete_records import Rest
+from topics.engine.changes.delete_records import RemainingDelete
 from topics.engine.queue.claims import jobs_of
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
@@ -208,7 +208,7 @@ class QueueRecords(QueueMachine):
         """Make dead jobs claimable again, as the mover does after a change of the configuration."""
         topic = self.topic(name)
         if topic is not None:
-            jobs_of(topic).revive_dead()
+            jobs_of(topic).recheck_dead()
             self.models[topic.id].revive_dead()
 
     @rule(name=NAMES, if_empty=st.sampled_from([True, True, False]))
@@ -239,7 +239,7 @@ class QueueRecords(QueueMachine):
         asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
         if asked.match is not None and delete_records.must_wait(self.world.engine.table, name):
             self.commit_all()
-        rest: Rest | None = delete_records.asked(
+        rest: RemainingDelete | None = delete_records.remaining_delete(
             self.world.engine.table, name, asked.before_seq, asked.match
         )
         while rest is not None:
@@ -247,7 +247,7 @@ class QueueRecords(QueueMachine):
             if rest is not None:
                 self.commit_all()
 
-    def _delete(self, rest: Rest) -> Rest | None:
+    def _delete(self, rest: RemainingDelete) -> RemainingDelete | None:
         """Delete one slice and return the rest."""
         topic_id = rest.topic.id
         with patch.multiple(delete_records, **SMALL_SLICES):

@@ -13,7 +13,7 @@ from tests.engine.queue_machine_moves import QueueMoves
 from tests.engine.queue_states import check_lists, check_nothing_is_left
 from topics.engine.now import Now
 from topics.engine.queue import claims
-from topics.engine.snapshot import jobs_to_keep, snapshot_topic, topics_to_keep
+from topics.engine.snapshot import job_items, snapshot_topic, topic_items
 from topics.engine.topic import Topic
 from topics.formats.disk.frames import Frame
 
@@ -57,7 +57,7 @@ class Queues(QueueMoves):
 
     def keep_topics(self, made: dict[str, Any]) -> Iterator[Topic]:
         made["rows"] = {}
-        for topic in topics_to_keep(self.world.engine.table):
+        for topic in topic_items(self.world.engine.table):
             if topic.floor_due:
                 self.untold.add(topic.id)
             kept = snapshot_topic(topic, self.world.settled_position(topic))
@@ -79,7 +79,7 @@ class Queues(QueueMoves):
         model.advance(self.now.ms)
         aside = [jobs for at, jobs in self.aside if at == topic.id]
         rows |= model.kept_rows(self.now, aside, is_last=self.is_last)
-        return list(jobs_to_keep(topic, self.now, is_last=self.is_last))
+        return list(job_items(topic, self.now, is_last=self.is_last))
 
     def begin_again(self, power: bool) -> list[Frame]:
         self.now = Now(self.now.ts, 77 + self.now.ms // 3)  # Another monotonic clock

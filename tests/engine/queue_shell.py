@@ -33,8 +33,8 @@ from topics.engine.changes.finish_jobs import FinishJobs, ack, begin_ack
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.now import Now
 from topics.engine.queue import claims
-from topics.engine.queue.claims import Ask, jobs_of
-from topics.engine.queue.leases import Holder, lease_id
+from topics.engine.queue.claims import ClaimRequest, jobs_of
+from topics.engine.queue.leases import LeaseHolder, lease_id
 from topics.engine.topic import Topic
 
 LEASES_OF_A_PROCESS = 100
@@ -45,7 +45,7 @@ class QueueShell(Shell):
 
     def __init__(self) -> None:
         super().__init__()
-        self._streams: dict[str, tuple[str, Holder]] = {}
+        self._streams: dict[str, tuple[str, LeaseHolder]] = {}
         self._processes = 0
         self._begin_process()
 
@@ -94,12 +94,12 @@ class QueueShell(Shell):
         yield from self._lease(topic, holder, fields.get("max", 1), fields.get("lease"))
 
     def _lease(
-        self, topic: Topic, holder: Holder, max_jobs: int, lease_ms: int | None
+        self, topic: Topic, holder: LeaseHolder, max_jobs: int, lease_ms: int | None
     ) -> Iterator[str]:
-        ask = Ask(holder, max_jobs, lease_ms or topic.config.lease_ms)
+        ask = ClaimRequest(holder, max_jobs, lease_ms or topic.config.lease_ms)
         yield from self._pass(topic, [ask], evenly=False) or ["nothing"]
 
-    def _pass(self, topic: Topic, asks: list[Ask], *, evenly: bool) -> list[str]:
+    def _pass(self, topic: Topic, asks: list[ClaimRequest], *, evenly: bool) -> list[str]:
         changes = lease_jobs.claim(
             self.world.engine.table, topic, asks, self.now, evenly=evenly, max_bytes=1 << 20
         )
@@ -115,7 +115,7 @@ class QueueShell(Shell):
     def _cohort(self, name: str, *words: str) -> Iterator[str]:
         topic = self._topic(name)
         asks = [
-            Ask(jobs_of(topic).leases.poller(node), max_jobs, topic.config.lease_ms)
+            ClaimRequest(jobs_of(topic).leases.poller(node), max_jobs, topic.config.lease_ms)
             for node, max_jobs in fields_of(words).items()
         ]
         yield from self._pass(topic, asks, evenly=True) or ["nothing"]
@@ -124,7 +124,7 @@ class QueueShell(Shell):
 
     def _open(self, stream: str, name: str, node: str) -> Iterator[str]:
         self._topic(name)
-        self._streams[stream] = name, Holder(node, is_stream=True)
+        self._streams[stream] = name, LeaseHolder(node, is_stream=True)
         return iter(())
 
     def _push(self, stream: str, *words: str) -> Iterator[str]:
@@ -183,7 +183,7 @@ class QueueShell(Shell):
     # Moves
 
     def _move(self, name: str) -> Iterator[str]:
-        change = lease_jobs.dying(self._topic(name), 100, self.now)
+        change = lease_jobs.begin_dead_lettering(self._topic(name), 100, self.now)
         self._lease_change(change)
         yield _told("moving", change.seqs)
 
@@ -192,22 +192,22 @@ class QueueShell(Shell):
         yield _told(done, change.seqs)
 
     def _bury(self, name: str, *seqs: str) -> Iterator[str]:
-        change = finish_jobs.bury(self._topic(name), [*map(int, seqs)], self.now)
+        change = finish_jobs.remove_dead_lettered(self._topic(name), [*map(int, seqs)], self.now)
         yield from self._finish(change, "buried")
 
     def _refuse(self, name: str, *seqs: str) -> Iterator[str]:
-        lease_jobs.keep_dead(self._topic(name), [*map(int, seqs)])
+        lease_jobs.return_to_dead(self._topic(name), [*map(int, seqs)])
         return iter(())
 
     def _revive(self, name: str) -> Iterator[str]:
-        jobs_of(self._topic(name)).revive_dead()
+        jobs_of(self._topic(name)).recheck_dead()
         return iter(())
 
     def _aside(self, name: str, *seqs: str) -> Iterator[str]:
-        yield _told("aside", claims.set_aside(self._topic(name), [*map(int, seqs)], self.now))
+        yield _told("aside", claims.reserve(self._topic(name), [*map(int, seqs)], self.now))
 
     def _back(self, name: str, *seqs: str) -> Iterator[str]:
-        claims.put_back(self._topic(name), [*map(int, seqs)], self.now)
+        claims.unreserve(self._topic(name), [*map(int, seqs)], self.now)
         return iter(())
 
     def _remove(self, name: str, *seqs: str) -> Iterator[str]:

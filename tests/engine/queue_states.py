@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.engine.queue_model import QueueModel
 from topics.engine.queue.jobs import Jobs
-from topics.engine.queue.timetable import SLOT_MS
+from topics.engine.queue.timer_queue import SLOT_MS
 from topics.engine.topic import Topic
 
 # Pairs of (model state, engine state) that are allowed while the engine has not yet advanced the
@@ -31,7 +31,7 @@ def check_lists(topic: Topic, model: QueueModel, now_ms: int, *, is_lazy: bool) 
         expected = "delayed" if model.is_delayed(job, now_ms) else job.state
         assert found == expected or (is_lazy and (expected, found) in LATE), f"state of {seq}"
         assert jobs.deliveries(seq) == job.deliveries
-        assert (jobs._apart.next_out(seq) > seq) == (seq in states) or seq < jobs.cursor
+        assert (jobs._not_fresh.next_out(seq) > seq) == (seq in states) or seq < jobs.cursor
     assert all(count >= 0 for count in jobs._deliveries.values())
     for seq in jobs.leases:
         lease, job = jobs.leases.held[seq], model.jobs[seq]
@@ -51,8 +51,8 @@ def _listed_states(jobs: Jobs) -> dict[int, str]:
         "delayed": [seq for _, seq in jobs._delays.times()],
         "waiting": jobs._delays.keys() - {seq for _, seq in jobs._delays.times()},
         "dead": jobs.dead,
-        "dying": jobs.dying,
-        "moving": jobs.aside,
+        "dying": jobs.dead_lettering,
+        "moving": jobs.reserved,
     }
     states: dict[int, str] = {}
     for state, seqs in lists.items():
@@ -104,5 +104,5 @@ def check_nothing_is_left(topic: Topic, *, is_lazy: bool = True) -> None:
     if not is_lazy:
         times = (jobs._hidden_times, jobs._delay_times, jobs.leases.expiry)
         assert [each.count for each in times] == [0, 0, 0]
-        assert not jobs._in_line
+        assert not jobs._free_queue
         assert not jobs.due

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from tests.engine.world import World
 from topics.engine.changes.floor import FloorMoved
 from topics.engine.now import Now
-from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_keep
+from topics.engine.snapshot import snapshot_shard, snapshot_topic, topic_items
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frames import Frame
@@ -114,7 +114,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def keep_topics(self, made: dict[str, Any]) -> Iterator[Topic]:
         """Yield between the steps of a checkpoint. Other rules may run between two steps."""
-        for topic in topics_to_keep(self.world.engine.table):
+        for topic in topic_items(self.world.engine.table):
             made["topics"].append(snapshot_topic(topic, self.world.settled_position(topic)))
             yield topic
 

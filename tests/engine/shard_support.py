@@ -76,7 +76,7 @@ def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -
 
 def advance(topic: Topic, trimmed: int, now: Now) -> Advance:
     """Skip seqs of a router's dest and return the change with its frame."""
-    found = forward.advance([forward.Taker(topic, 1, 0, "r")], 0, trimmed, 1, now)
+    found = forward.advance([forward.ForwardDest(topic, 1, 0, "r")], 0, trimmed, 1, now)
     (change,) = found.changes
     assert isinstance(change, Advance)
     change.frames.append(found.frame)
@@ -108,7 +108,7 @@ class Desk:
         self.engine.delete_flags.flag(locator, count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
-        self.engine.delete_flags.forget(locators)
+        self.engine.delete_flags.drop(locators)
 
     release_later = release
 
@@ -152,7 +152,7 @@ class Desk:
         asked = decode_delete(json_bytes(body))
         change = delete_records.decide(
             self.engine.table,
-            delete_records.asked(self.engine.table, name, asked.before_seq, asked.match),
+            delete_records.remaining_delete(self.engine.table, name, asked.before_seq, asked.match),
             self.now,
         )
         self.pending.append(change)
@@ -213,7 +213,7 @@ def expire(desk: Desk) -> object:
 
 def records_of(page: Page) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = msgspec.json.decode(
-        b"[%b]" % b",".join(map(bytes, page.pieces))
+        b"[%b]" % b",".join(map(bytes, page.chunks))
     )
     assert len(records) == page.count
     return records

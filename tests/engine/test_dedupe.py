@@ -62,7 +62,7 @@ def test_a_key_refers_to_its_last_write_until_the_window_ends(
             rows = [row.first_seq for row in window.rows(now_ms, window_ms)]
             assert [at for at in rows if at >= from_seq] == sorted(at for at, _ in model.values())
             if key not in model:
-                window.remember(key, seq, 1, now_ms, window_ms)
+                window.add(key, seq, 1, now_ms, window_ms)
                 model |= {key: (seq, now_ms)} if window_ms else {}
         while window.expire(now_ms + WINDOW_MS, WINDOW_MS):
             pass
@@ -87,9 +87,9 @@ def test_a_key_may_be_older_than_the_boot_of_the_machine() -> None:
 def test_the_key_of_a_copy_is_found_after_the_window_and_without_a_window() -> None:
     window = DedupeWindow()
     keys = [copy_key("dead_letter", "q", 7, seq) for seq in (1, 2)]
-    window.remember(keys[0], 3, 1, 0, 0)
-    window.remember(keys[1], 4, 1, 0, WINDOW_MS)
-    window.remember("client", 5, 1, 0, WINDOW_MS)
+    window.add(keys[0], 3, 1, 0, 0)
+    window.add(keys[1], 4, 1, 0, WINDOW_MS)
+    window.add("client", 5, 1, 0, WINDOW_MS)
     later = 1 << 40
     assert [window.find(key, later, WINDOW_MS) for key in (*keys, "client")] == [
         DedupeEntry(3, 1),
@@ -139,7 +139,7 @@ def test_every_record_has_its_own_copy_key_and_no_client_may_send_it() -> None:
         check_key(key, MOVE_LIMITS)
         assert is_copy_key(key)
         assert moved.find(key) == 0
-        moved.note(key, at)
+        moved.add(key, at)
     assert [moved.find(key) for key in sorted(keys)] == [*range(1, 41)]
 
 
@@ -149,8 +149,8 @@ def test_every_record_has_its_own_copy_key_and_no_client_may_send_it() -> None:
 def test_a_source_keeps_as_many_copy_keys_as_it_can_have_in_flight(what: str, kept: int) -> None:
     moved = MovedKeys()
     for seq in range(1, kept + 11):
-        moved.note(copy_key(what, "q", 7, seq), 100 + seq)
-        moved.note(copy_key(what, "other", 7, 1), 5)  # As a replay may repeat it
+        moved.add(copy_key(what, "q", 7, seq), 100 + seq)
+        moved.add(copy_key(what, "other", 7, 1), 5)  # As a replay may repeat it
     assert [moved.find(copy_key(what, "q", 7, seq)) for seq in (10, 11, kept + 10)] == [
         0,
         111,
@@ -162,9 +162,9 @@ def test_a_source_keeps_as_many_copy_keys_as_it_can_have_in_flight(what: str, ke
 def test_the_keys_of_the_source_that_was_idle_longest_are_dropped_first() -> None:
     moved = MovedKeys()
     for number in range(SOURCES_MAX):
-        moved.note(copy_key("redrive", f"q{number}", 7, 1), number + 1)
-    moved.note(copy_key("redrive", "q0", 7, 2), SOURCES_MAX + 1)
-    moved.note(copy_key("redrive", "another", 7, 1), SOURCES_MAX + 2)
+        moved.add(copy_key("redrive", f"q{number}", 7, 1), number + 1)
+    moved.add(copy_key("redrive", "q0", 7, 2), SOURCES_MAX + 1)
+    moved.add(copy_key("redrive", "another", 7, 1), SOURCES_MAX + 2)
     found = [moved.find(copy_key("redrive", name, 7, 1)) for name in ("q0", "q1", "q2", "another")]
     assert found == [1, 0, 3, SOURCES_MAX + 2]
     assert len(parts(moved)) == SOURCES_MAX
@@ -175,14 +175,14 @@ def test_a_checkpoint_and_the_frames_after_it_restore_the_same_copy_keys() -> No
     notes = [(copy_key("dead_letter", "abc"[at % 3], 7, at), at) for at in range(1, 300)]
     whole, cut = MovedKeys(), 200
     for key, at in notes[:cut]:
-        whole.note(key, at)
+        whole.add(key, at)
     again = MovedKeys()
     for part in parts(whole):
         again.restore(part)
     for key, at in notes[cut:]:
-        whole.note(key, at)
+        whole.add(key, at)
     for key, at in notes[cut - 50 :]:
-        again.note(key, at)
+        again.add(key, at)
     assert sorted(parts(again)) == sorted(parts(whole))
 
 
@@ -215,6 +215,6 @@ def test_expired_keys_of_idle_topics_are_swept_a_few_topics_at_a_time(
 def test_keys_of_one_generation_expire_individually() -> None:
     window = DedupeWindow()
     for seq, (key, now_ms) in enumerate([("a", 0), ("b", 10), ("c", 40)], 1):
-        window.remember(key, seq, 1, now_ms, 40)
+        window.add(key, seq, 1, now_ms, 40)
     assert [window.find(key, 40, 40) for key in "abc"] == [None, (2, 1), (3, 1)]
     assert (window.expire(49, 40), window.expire(50, 40), len(window)) == (0, 2, 1)

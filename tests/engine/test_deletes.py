@@ -14,7 +14,7 @@ from topics.engine.locators import Locator
 from topics.engine.removal import delete_runs
 from topics.engine.selection import Selection
 from topics.engine.store import Unreadable
-from topics.engine.tags import PORTION_TAGS, TagIndex
+from topics.engine.tags import BLOCK_TAGS, TagIndex
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.buffers import Buffer
@@ -47,7 +47,7 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit a slice to three entries, five seqs or two matching records."""
     for module in (selection, delete_records):
         monkeypatch.setattr(module, "SLICE_ENTRIES", 3)
-        monkeypatch.setattr(module, "SLICE_LOOKS", 5)
+        monkeypatch.setattr(module, "SLICE_SEARCH_MAX", 5)
     monkeypatch.setattr(delete_records, "SLICE_RECORDS", 2)
     monkeypatch.setattr(delete_records, "WINDOW_MIN_SEQS", 4)
 
@@ -186,7 +186,7 @@ def test_only_the_fsync_class_syncs_deletes_and_only_logged_records_write_a_dele
 
 def test_tags_are_found_in_every_portion_of_the_index_until_they_are_dropped() -> None:
     tags = TagIndex()
-    texts = [f"tag-{number * 7919 % 20_011:05d}" for number in range(3 * PORTION_TAGS)]
+    texts = [f"tag-{number * 7919 % 20_011:05d}" for number in range(3 * BLOCK_TAGS)]
     tags.add([(index, json_string(text)) for index, text in enumerate(texts)], 100)
     for prefix in ("tag-00", "tag-1", "", "tag-20010", "tag-x", "u"):
         for first, stop in ((0, 1 << 40), (100, 101), (4000, 4500), (4195, 4197), (9000, 1 << 40)):
@@ -201,9 +201,9 @@ def test_tags_are_found_in_every_portion_of_the_index_until_they_are_dropped() -
     one = TagMatch("Eq", texts[17])
     assert tags.find(one, 0, 99_000)[0] == [117]
     tags.add([(0, json_string(texts[17])), (1, json_string(texts[17]))], 99_000)
-    tags.forget(one, 0, 200)
+    tags.remove(one, 0, 200)
     assert tags.find(TagMatch("Glob", texts[17]), 0, 100_000)[0] == [99_000, 99_001]
-    tags.forget(one, 200, 99_001)
+    tags.remove(one, 200, 99_001)
     assert tags.find(one, 0, 100_000)[0] == [99_001]
-    tags.forget(one, 200, 100_000)
+    tags.remove(one, 200, 100_000)
     assert tags.find(one, 0, 100_000)[0] == []

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.shard_support import Desk, fill, told
 from topics.engine import replacing
 from topics.engine.locators import Locator, in_extent
-from topics.engine.losses import lose, lose_damaged, next_loss, trim_to
+from topics.engine.losses import mark_damaged, mark_lost, next_loss, skip_trimmed
 from topics.engine.reading import read
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import cut_to, delete_runs, live_of, settle
@@ -29,7 +29,7 @@ def test_deleted_records_in_a_damaged_write_are_not_lost(desk: Desk) -> None:
     desk.delete_records("a", before_seq=2)
     desk.commit()
     topic = desk.engine.topic("a")
-    lose_damaged(topic, 0, desk)
+    mark_damaged(topic, 0, desk)
     assert topic.damage_floor == 4, "seqs 2 and 3 were damaged"
     assert (topic.count, topic.earliest_seq) == (1, 5)
     assert told(desk.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
@@ -45,7 +45,7 @@ def test_each_loss_is_reported_once_across_deleted_and_filtered_records(
     desk.commit()
     topic = desk.engine.topic("a")
     for first in (3, 6):
-        lose(topic, SeqRange(first, first + 1))
+        mark_lost(topic, SeqRange(first, first + 1))
         topic.next_seq = first + 2
         desk.append("a", 5, node="me")
         desk.commit()
@@ -70,12 +70,12 @@ def test_a_replay_onto_a_newer_state_skips_no_seqs_twice(desk: Desk) -> None:
     fill(desk, 1)
     topic = desk.engine.topic("a")
     for first in (2, 6):
-        trim_to(topic, SeqRange(first, first + 1))
+        skip_trimmed(topic, SeqRange(first, first + 1))
         topic.next_seq += 2
         fill(desk, 2)
     before = (topic.trimmed, topic.head_seq, topic.next_seq, topic.start_seq, topic.floors)
     assert before[0] == ((2, 3), (6, 7))
-    trim_to(topic, SeqRange(2, 3))
+    skip_trimmed(topic, SeqRange(2, 3))
     assert before == (
         *(topic.trimmed, topic.head_seq, topic.next_seq),
         *(topic.start_seq, topic.floors),

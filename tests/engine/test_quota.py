@@ -104,7 +104,7 @@ def test_only_changes_that_need_no_capacity_succeed_while_another_shard_is_unkno
     for name in "ca":
         with pytest.raises(NotReady):
             shard.desk.append(name, 2)
-    assert shard.quota.room_for(shard.desk.engine.topic("a")) == 0
+    assert shard.quota.bytes_left_for(shard.desk.engine.topic("a")) == 0
     shard.desk.append("a", "x" * 100, key="k")
     shard.desk.put("a", cap_records=9)
     shard.desk.delete_records("b", before_seq=9)
@@ -128,7 +128,7 @@ def test_a_streamed_append_reserves_bytes_when_it_creates_its_topic() -> None:
     write = shard.desk.decide_long("a", "x" * 200)
     assert shard.bytes.own == write.size
     shard.desk.engine.undo(write)
-    shard.desk.engine.table.let_go(write.topic)
+    shard.desk.engine.table.release_reserved_bytes(write.topic)
     assert shard.held == (1, 0)
 
 
@@ -140,7 +140,7 @@ def test_reserved_bytes_stay_reserved_when_a_longer_write_is_rejected() -> None:
     shard.bytes.others = 480
     refusal(shard.desk.decide_long, "a", "x" * 600)
     assert shard.bytes.own == 500
-    shard.desk.engine.table.let_go(change.topic)
+    shard.desk.engine.table.release_reserved_bytes(change.topic)
     assert shard.bytes.own == 0
 
 
@@ -149,7 +149,7 @@ def test_a_slot_reserved_by_another_shard_is_available_above_the_cap() -> None:
     shard.topics.others = 3
     refusal(shard.desk.put, "a")
     engine, now = shard.desk.engine, shard.desk.now
-    change = put_topic.decide(engine.table, "a", TopicConfigPatch(), now, has_place=True)
+    change = put_topic.decide(engine.table, "a", TopicConfigPatch(), now, has_slot=True)
     assert shard.topics.own == 1
     engine.undo(change)
     assert shard.topics.own == 0
@@ -174,12 +174,12 @@ def test_a_topic_may_take_the_free_bytes_unless_its_own_cap_evicts() -> None:
     shard.desk.put("large", cap_bytes=5000)
     shard.bytes.others = 800
     topic = shard.desk.engine.topic
-    assert shard.quota.room_for(topic("free")) == 200
-    assert shard.quota.room_for(topic("small")) is None
-    assert shard.quota.room_for(topic("large")) == 200
+    assert shard.quota.bytes_left_for(topic("free")) == 200
+    assert shard.quota.bytes_left_for(topic("small")) is None
+    assert shard.quota.bytes_left_for(topic("large")) == 200
     assert not shard.quota.cap.is_scarce
     shard.bytes.others = 1100
-    assert shard.quota.room_for(topic("free")) == 0
+    assert shard.quota.bytes_left_for(topic("free")) == 0
     assert shard.quota.cap.is_scarce
 
 

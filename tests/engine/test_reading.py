@@ -22,14 +22,14 @@ def filled(*writes: int, **body: Any) -> Desk:
 
 def test_the_byte_budget_counts_the_bytes_that_are_sent() -> None:
     desk = filled(100)
-    whole = sum(len(piece) for piece in desk.read("a").pieces)
+    whole = sum(len(chunk) for chunk in desk.read("a").chunks)
     for budget in (1, 50, 333, 1000, whole - 1, whole, whole + 1):
         page = desk.read("a", max_batch_bytes=budget)
-        sent = sum(len(piece) for piece in page.pieces)
+        sent = sum(len(chunk) for chunk in page.chunks)
         assert page.count == 1 or sent <= budget
         if page.count < 100:
             assert (
-                sent + len(bytes(desk.read("a", page.next_from_seq, limit=1).pieces[0])) + 1
+                sent + len(bytes(desk.read("a", page.next_from_seq, limit=1).chunks[0])) + 1
                 > budget
             )
     assert desk.read("a", max_batch_bytes=whole + 1).caught_up
@@ -45,7 +45,7 @@ def test_a_read_without_results_ends_after_a_bounded_scan_and_can_be_continued(b
     page = desk.read("a", nodes=frozenset({"me"}))
     rounds = 1
     while page.unfinished:
-        assert not page.worth_answering
+        assert not page.completes_poll
         assert page.scanned <= SCAN_RECORDS_MAX + 1000
         page = read(desk.engine.topic("a"), Diff(nodes=frozenset({"me"})), desk, page.next_from_seq)
         rounds += 1
@@ -97,4 +97,4 @@ def test_a_cursor_of_an_earlier_incarnation_receives_a_recreated_tombstone(
         2,
     )
     assert seqs_of(page) == [1, 2]
-    assert page.worth_answering
+    assert page.completes_poll

@@ -16,7 +16,7 @@ from topics.engine.locators import (
     is_in_memory,
 )
 from topics.engine.record_index import RecordIndex
-from topics.engine.store import FLAGS_STEP, DeleteFlags, first_live, last_live
+from topics.engine.store import FLAGS_STEP, DeleteFlagTable, first_live, last_live
 
 
 def test_dropping_the_front_is_cheap_and_the_remaining_entries_are_found() -> None:
@@ -86,7 +86,7 @@ def test_a_single_live_record_among_many_deleted_ones_is_found(live: int) -> Non
 
 
 def test_delete_flags_of_one_locator_accumulate() -> None:
-    flags = DeleteFlags()
+    flags = DeleteFlagTable()
     assert flags.get(7) is None
     flags.flag(7, 5, [(0, 1)])
     flags.flag(7, 5, [(3, 5)])
@@ -96,7 +96,7 @@ def test_delete_flags_of_one_locator_accumulate() -> None:
 
 
 def test_all_deleted_writes_of_one_record_share_one_object() -> None:
-    flags = DeleteFlags()
+    flags = DeleteFlagTable()
     for locator in (1, 2):
         flags.flag(locator, 1, [(0, 1)])
     flags.flag(1, 1, [(0, 1)])
@@ -105,8 +105,8 @@ def test_all_deleted_writes_of_one_record_share_one_object() -> None:
 
 
 def test_delete_flags_of_released_locators_are_dropped() -> None:
-    flags = DeleteFlags()
+    flags = DeleteFlagTable()
     flags.flag(1, 2, [(0, 1)])
     flags.flag(2, 2, [(0, 1)])
-    flags.forget([1, 99])
+    flags.drop([1, 99])
     assert (len(flags), flags.get(1), flags.get(2)) == (1, None, b"\1\0")

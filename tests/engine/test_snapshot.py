@@ -11,21 +11,21 @@ from tests.engine.shard_support import Desk, fill
 from topics.engine.changes import append
 from topics.engine.dedupe import DIGEST_BYTES, digest_of
 from topics.engine.locators import in_extent
-from topics.engine.losses import trim_to
+from topics.engine.losses import skip_trimmed
 from topics.engine.moved_keys import copy_key
 from topics.engine.now import Now
 from topics.engine.record_index import IndexEntry
-from topics.engine.replay import Misfit, Replay
+from topics.engine.replay import Replay, StateMismatch
 from topics.engine.snapshot import (
-    keys_to_keep,
-    moved_to_keep,
+    key_items,
+    moved_key_items,
     restore_extent,
     restore_moved,
     restore_shard,
     restore_topic,
     snapshot_shard,
     snapshot_topic,
-    topics_to_keep,
+    topic_items,
 )
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
@@ -57,7 +57,7 @@ def test_a_topic_is_restored_with_its_config_floors_and_reservations(desk: Desk)
         assert getattr(again, name) == getattr(topic, name), name
     for name in ("last_write_ts", "reserved_seq", "logged_seq", "keys_from_seq", "damaged"):
         assert getattr(again, name) == getattr(topic, name), name
-    assert (replay.restored_head(again), replay.news_from(again)) == (5, 100)
+    assert (replay.restored_head(again), replay.covered_lsn(again)) == (5, 100)
     assert replay.table.by_name == {"a": again}
 
 
@@ -78,9 +78,9 @@ def test_records_in_memory_are_stored_as_losses(desk: Desk) -> None:
 def test_skipped_seqs_and_their_floor_are_restored(desk: Desk) -> None:
     fill(desk)
     topic = desk.engine.topic("a")
-    trim_to(topic, SeqRange(1, 2))
+    skip_trimmed(topic, SeqRange(1, 2))
     fill(desk, 1)
-    trim_to(topic, SeqRange(4, 6))
+    skip_trimmed(topic, SeqRange(4, 6))
     again = restored(desk)[1]
     assert (again.trimmed, again.trim_floor) == (topic.trimmed, topic.trim_floor) == (((4, 6),), 3)
 
@@ -98,7 +98,7 @@ def test_topics_may_be_created_and_deleted_during_a_checkpoint(desk: Desk) -> No
     for name in "abc":
         desk.put(name)
     desk.commit()
-    found = topics_to_keep(desk.engine.table)
+    found = topic_items(desk.engine.table)
     assert next(found).name == "a"
     desk.delete("b")
     desk.put("d")
@@ -116,7 +116,7 @@ def test_a_restored_extent_counts_its_live_records_and_is_dropped_without_any(de
     assert restore_extent(replay, topic.id, extent(6, 4), 1, 100)
     assert (topic.count, topic.bytes, topic.head_seq, topic.sealed_seq) == (3, 300, 9, 9)
     assert not restore_extent(replay, 99, extent(1, 1), 0, 0), "its topic is gone"
-    with pytest.raises(Misfit, match="already exists"):
+    with pytest.raises(StateMismatch, match="already exists"):
         restore_extent(replay, topic.id, extent(9, 1), 0, 0)
 
 
@@ -133,7 +133,7 @@ def test_only_unexpired_keys_of_writes_without_records_are_stored_in_the_checkpo
     desk.commit()
     topic, now = desk.engine.topic("a"), Now(desk.now.ts + 500, desk.now.ms + 500)
     digest = digest_of("gone").to_bytes(DIGEST_BYTES, "little")
-    assert [*keys_to_keep(topic, now)] == [KEY_ROW.pack(digest, 2, 1, desk.now.ts), None]
+    assert [*key_items(topic, now)] == [KEY_ROW.pack(digest, 2, 1, desk.now.ts), None]
 
 
 @pytest.mark.parametrize("durability", ["disk", "ephemeral"])
@@ -143,9 +143,9 @@ def test_keys_of_copies_are_stored_unless_the_copies_are_in_memory(
     fill(desk, 1, durability=durability, idempotency_window_ms=0)
     topic = desk.engine.topic("a")
     key = copy_key("dead_letter", "q", 7, 3)
-    topic.dedupe.remember(key, 1, 1, desk.now.ms, 0)
+    topic.dedupe.add(key, 1, 1, desk.now.ms, 0)
     replay, again = restored(desk)
-    restore_moved(replay, again.id, cbor2.loads(cbor2.dumps([*moved_to_keep(topic)])))
+    restore_moved(replay, again.id, cbor2.loads(cbor2.dumps([*moved_key_items(topic)])))
     found = again.dedupe.find(key, desk.now.ms + (1 << 40), 0)
     assert found == (None if durability == "ephemeral" else (1, 1))
 
@@ -163,12 +163,12 @@ def test_each_restored_topic_has_its_own_lsn_in_the_checkpoint(desk: Desk) -> No
     replay = Replay(desk.engine.table)
     topics = [desk.engine.topic(name) for name in "abc"]
     for topic, lsn in zip(topics, (7, 9, 7), strict=True):
-        assert replay.news_from(topic) == 0
+        assert replay.covered_lsn(topic) == 0
         replay.note_restored(topic, 5, lsn)
-    assert [*map(replay.news_from, topics)] == [7, 9, 7]
+    assert [*map(replay.covered_lsn, topics)] == [7, 9, 7]
     heads = [header(topic.id)._replace(lsn=8) for topic in topics]
-    assert [*map(replay.is_ahead, heads)] == [True, False, True]
-    assert not replay.is_ahead(header(99)._replace(lsn=8))
+    assert [*map(replay.is_newer, heads)] == [True, False, True]
+    assert not replay.is_newer(header(99)._replace(lsn=8))
 
 
 def test_a_write_is_replayed_once_and_caps_apply_only_after_the_checkpoint(desk: Desk) -> None:
@@ -184,7 +184,7 @@ def test_a_write_is_replayed_once_and_caps_apply_only_after_the_checkpoint(desk:
         append.replay(replay, frame._replace(lsn=seq * 100, first_seq=seq), checkpointed=True)
         assert (topic.start_seq, topic.count) == (1, seq)
     assert append.replay(replay, frame._replace(first_seq=3), checkpointed=True) is None
-    with pytest.raises(Misfit, match="seq 3 already exists"):
+    with pytest.raises(StateMismatch, match="seq 3 already exists"):
         append.replay(replay, frame._replace(first_seq=3))
     append.replay(replay, frame._replace(lsn=4096, first_seq=4))
     assert (topic.start_seq, topic.count) == (3, 2)

@@ -11,7 +11,7 @@ from tests.engine.shard_support import Desk, advance, expire, fill
 from topics.engine.changes import put_topic
 from topics.engine.changes.append import Append
 from topics.engine.now import Now
-from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, WEIGHTS, Queues
+from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, WEIGHTS, WeightedQueues
 from topics.engine.topic import Topic
 from topics.engine.topic_table import SORTED_RATIO
 from topics.formats.api.decoding import decode_config
@@ -101,31 +101,31 @@ def test_names_are_sorted_and_limited_to_prefix_cursor_and_allowlist(desk: Desk)
 
 
 def test_bands_are_served_by_weight_and_each_band_in_order() -> None:
-    queues = Queues[int]()
+    queues = WeightedQueues[int]()
     for band in range(BANDS):
         queues.queues[band].extend(range(100))
     taken: dict[int, list[int]] = {band: [] for band in range(BANDS)}
     for _ in range(sum(WEIGHTS)):
         number = queues.next()
         assert number is not None
-        queues.spend(number)
+        queues.charge(number)
         taken[number].append(queues.queues[number].popleft())
     assert taken == {band: [*range(weight)] for band, weight in enumerate(WEIGHTS)}
 
 
 def test_a_lone_band_is_always_served_and_repays_its_share_when_others_arrive() -> None:
-    queues = Queues[int]()
+    queues = WeightedQueues[int]()
     assert queues.next() is None
     queues.queues[0].extend(range(50))
     for _ in range(10):
         assert queues.next() == 0
-        queues.spend(0, 3)
+        queues.charge(0, 3)
     queues.queues[3].extend(range(50))
     order = []
     for _ in range(30):
         number = queues.next()
         assert number is not None
-        queues.spend(number)
+        queues.charge(number)
         order.append(number)
     assert order[0] == 3
     assert 0 in order

@@ -106,7 +106,7 @@ class Retention(TopicPicks):
         )
         assert page.head_seq == head
         assert page.earliest_seq == min(model.start, head + 1)
-        assert msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces))) == expected.records
+        assert msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.chunks))) == expected.records
         assert (page.count, page.scanned) == (len(expected.records), expected.scanned)
         assert page.next_from_seq == expected.next_from_seq
         found = page.tombstone and (
@@ -209,7 +209,7 @@ class Retention(TopicPicks):
             assert not topic.committed.cap_records or topic.count <= topic.committed.cap_records
             assert topic.index.totals(0, len(topic.index)) == (topic.count, topic.bytes)
             if self.world.pending == []:
-                assert topic.pending_burnt == 0
+                assert topic.pending_skipped == 0
                 held = [self.held[0]] if self.held and self.held[0].topic is topic else []
                 count, size = (
                     sum(change.count for change in held),

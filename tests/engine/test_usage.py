@@ -10,9 +10,9 @@ import pytest
 from tests.engine.shard_support import Desk
 from topics.engine import usage
 from topics.engine.changes import finish_jobs, lease_jobs
-from topics.engine.queue.claims import Ask, jobs_of
+from topics.engine.queue.claims import ClaimRequest, jobs_of
 from topics.engine.topic import Topic
-from topics.engine.usage import Sums, Usage
+from topics.engine.usage import Usage, UsageSums
 
 
 def topic_of(desk: Desk, name: str, *datas: Any, **config: Any) -> Topic:
@@ -24,7 +24,7 @@ def topic_of(desk: Desk, name: str, *datas: Any, **config: Any) -> Topic:
     return desk.engine.topic(name)
 
 
-def sums(counted: Usage, desk: Desk) -> Sums:
+def sums(counted: Usage, desk: Desk) -> UsageSums:
     """Return the sums after one tick."""
     counted.begin(desk.now.ms)
     while counted.step(desk.now.ms):
@@ -36,7 +36,7 @@ def test_the_initial_sums_count_all_topics() -> None:
     desk = Desk()
     log, queue = topic_of(desk, "a", 1, 2), topic_of(desk, "q", 1, type="queue")
     counted = Usage([log, queue], desk.now.ms)
-    assert counted.sums == Sums((0, 2, 0, 0), 1, 3, log.bytes + queue.bytes, 0, 0, 0)
+    assert counted.sums == UsageSums((0, 2, 0, 0), 1, 3, log.bytes + queue.bytes, 0, 0, 0)
 
 
 def test_a_topic_touched_after_the_tick_began_is_counted_by_the_next_tick() -> None:
@@ -63,7 +63,7 @@ def test_a_step_counts_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatc
 
 
 def claim(desk: Desk, topic: Topic, lease_ms: int) -> None:
-    ask = Ask(jobs_of(topic).leases.poller("w"), 1, lease_ms)
+    ask = ClaimRequest(jobs_of(topic).leases.poller("w"), 1, lease_ms)
     desk.pending += lease_jobs.claim(desk.engine.table, topic, [ask], desk.now, evenly=False)
     desk.commit()
 
@@ -144,4 +144,4 @@ def test_incremental_sums_always_equal_a_complete_count(seed: int) -> None:
         anew = Usage(desk.engine.topics.values(), desk.now.ms)
         assert sums(counted, desk) == anew.sums
         if rng.random() < 0.1:
-            counted.begin_anew(desk.engine.topics.values())
+            counted.reset(desk.engine.topics.values())

@@ -12,7 +12,7 @@ from tests.engine.shard_machine import ShardMachine
 from tests.engine.topic_model import TopicModel
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
-from topics.engine.changes.delete_records import Rest
+from topics.engine.changes.delete_records import RemainingDelete
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.disk.frames import FrameKind
@@ -66,7 +66,7 @@ class TopicMachine(ShardMachine):
         self.held: tuple[Append, Callable[[], None]] | None = (
             None  # A decided streamed append, and the function that submits it
         )
-        self.rests: list[Rest] = []  # The rests of deletes in progress
+        self.rests: list[RemainingDelete] = []  # The rests of deletes in progress
         self.number = 0
 
     # Access to topics

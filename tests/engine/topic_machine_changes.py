@@ -25,7 +25,7 @@ from tests.engine.topic_model import Record, TopicModel, joined
 from tests.support.limits import LIMITS
 from topics.engine.changes import append, delete_records, delete_topic, put_topic, reservation
 from topics.engine.changes.append import Append
-from topics.engine.changes.delete_records import Rest
+from topics.engine.changes.delete_records import RemainingDelete
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
 from topics.formats.api.append_body import AppendBody, decode_append
@@ -38,7 +38,7 @@ from topics.formats.json_text import json_bytes
 SMALL_SLICES: dict[str, Any] = {
     "SLICE_RECORDS": 3,
     "SLICE_ENTRIES": 2,
-    "SLICE_LOOKS": 70,
+    "SLICE_SEARCH_MAX": 70,
     "SLICE_JOBS": 3,
     "RUN_SHARE": 2,
     "WINDOW_MIN_SEQS": 4,
@@ -240,12 +240,12 @@ class TopicChanges(TopicMachine):
         if topic is None:
             return
         change = advance(topic, count, self.now)
-        topic_id, burnt = topic.id, change.burnt
-        assert burnt is not None, "some seqs burn"
+        topic_id, skipped = topic.id, change.skipped
+        assert skipped is not None, "some seqs burn"
         self._submit(
             change,
-            {FrameKind.FORWARD: lambda models: models[topic_id].trim_again(*burnt)},
-            lambda: self.models[topic_id].trim(*burnt),
+            {FrameKind.FORWARD: lambda models: models[topic_id].trim_again(*skipped)},
+            lambda: self.models[topic_id].trim(*skipped),
         )
 
     @rule(name=NAMES, if_empty=st.booleans())
@@ -283,7 +283,9 @@ class TopicChanges(TopicMachine):
         if asked.match is not None and delete_records.must_wait(self.world.engine.table, name):
             self.commit_all()
         self._delete(
-            delete_records.asked(self.world.engine.table, name, asked.before_seq, asked.match)
+            delete_records.remaining_delete(
+                self.world.engine.table, name, asked.before_seq, asked.match
+            )
         )
 
     @precondition(lambda self: self.rests)
@@ -297,7 +299,7 @@ class TopicChanges(TopicMachine):
             self.commit_all()
         self._delete(rest)
 
-    def _delete(self, rest: Rest) -> None:
+    def _delete(self, rest: RemainingDelete) -> None:
         """Delete one slice. In the log and in segments it may remove fewer records than remain."""
         topic_id, model = rest.topic.id, self.models[rest.topic.id]
         with patch.multiple(delete_records, **SMALL_SLICES):

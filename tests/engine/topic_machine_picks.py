@@ -15,8 +15,8 @@ from tests.engine.topic_machine import MATCHES, NAMES
 from tests.engine.topic_machine_changes import TopicChanges
 from tests.engine.topic_model import TopicModel
 from topics.engine.routing.hops import HOPS_MAX, Hops
-from topics.engine.routing.lag import lag
 from topics.engine.routing.picking import Picked, pick
+from topics.engine.routing.router_lag import lag
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch, tag_match
 

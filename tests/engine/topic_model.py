@@ -80,7 +80,7 @@ class TopicModel:
         for first, last in self.trimmed:
             if first < start:
                 self.floors["trim"] = max(self.floors["trim"], last + 1)
-        self.trimmed = [burnt for burnt in self.trimmed if burnt[0] >= start]
+        self.trimmed = [skipped for skipped in self.trimmed if skipped[0] >= start]
 
     # Changes
 

@@ -123,7 +123,9 @@ class Shell:
         self.expire(name)
         change = delete_records.decide(
             self.world.engine.table,
-            delete_records.asked(self.world.engine.table, name, asked.before_seq, asked.match),
+            delete_records.remaining_delete(
+                self.world.engine.table, name, asked.before_seq, asked.match
+            ),
             self.now,
         )
         self.submit(change)
@@ -144,8 +146,8 @@ class Shell:
         topic = self.world.engine.topic(name)
         change = advance(topic, int(count), self.now)
         self.submit(change)
-        assert change.burnt is not None, "some seqs burn"
-        yield _seqs(change.burnt.first, change.trimmed)
+        assert change.skipped is not None, "some seqs burn"
+        yield _seqs(change.skipped.first, change.trimmed)
 
     def submit(self, change: Change) -> None:
         self.world.submit(change, {}, lambda: None)
@@ -263,7 +265,7 @@ def _shown(page: Page) -> Iterator[str]:
     if page.tombstone is not None:
         told = page.tombstone
         yield f"tombstone {told.gap_from} to {told.gap_to}, {told.reason}"
-    records = json.loads(b"[" + b",".join(page.pieces) + b"]")
+    records = json.loads(b"[" + b",".join(page.chunks) + b"]")
     for record in records:
         extra = "".join(f" {name}={record[name]}" for name in ("$node", "$tag") if name in record)
         yield f"{record['$seq']}: {json.dumps(record['data'])}{extra}"

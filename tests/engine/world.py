@@ -12,9 +12,9 @@ from tests.engine.shard_support import body_of, header_of, view_of
 from topics.engine.changes import append, forward
 from topics.engine.changes import start as process_start
 from topics.engine.changes.append import Append
-from topics.engine.changes.by_kind import replay_frame
 from topics.engine.changes.change import Change
 from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.replay_dispatch import replay_frame
 from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import Locator, in_extent, in_log, in_memory, is_extent, is_in_memory
 from topics.engine.now import Now
@@ -29,14 +29,14 @@ from topics.formats.disk.copies import decode_forward
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.frame_bodies import decode_runs
 from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
-from topics.formats.disk.records import RecordsView, View
+from topics.formats.disk.records import AbstractView, RecordsView
 from topics.formats.disk.segment import (
     TRAILER_BYTES,
     SegmentHeader,
     decode_directory,
     decode_trailer,
 )
-from topics.formats.disk.segment_build import Source, build
+from topics.formats.disk.segment_build import ExtentSource, build
 from topics.formats.ranges import IndexRun, SeqRun
 
 BOOT_FILE = 1 << 20  # Distance between the bases of two log files
@@ -107,7 +107,7 @@ class World:
     bases: list[int] = field(default_factory=lambda: [0])
     sealed: int = 0  # Files below this base are sealed
     extents: dict[int, Extent] = field(default_factory=dict)
-    resident: dict[int, View] = field(default_factory=dict)
+    resident: dict[int, AbstractView] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
     released: set[int] = field(default_factory=set)
     serial: int = 0
@@ -117,7 +117,7 @@ class World:
 
     # The store of the engine
 
-    def records(self, locator: int) -> View:
+    def records(self, locator: int) -> AbstractView:
         assert locator not in self.released, "nobody asks for what was released"
         if is_in_memory(locator):
             return self.resident[locator]
@@ -142,7 +142,7 @@ class World:
 
     def release(self, locators: Sequence[int]) -> None:
         self.released.update(locators)
-        self.engine.delete_flags.forget(locators)
+        self.engine.delete_flags.drop(locators)
 
     release_later = release
 
@@ -235,7 +235,7 @@ class World:
                 else:
                     stretches.append((topic, [entry]))
         sources = [
-            Source(topic.id, entries[0].first_seq, self._pieces(entries))
+            ExtentSource(topic.id, entries[0].first_seq, self._chunks(entries))
             for topic, entries in stretches
         ]
         flags = {
@@ -279,7 +279,7 @@ class World:
                 self.released.update(replace_entries(topic, extents, *bounds, self))
         self.sealed = end
 
-    def _pieces(self, entries: Iterable[IndexEntry]) -> Iterable[tuple[RecordsView, int, int]]:
+    def _chunks(self, entries: Iterable[IndexEntry]) -> Iterable[tuple[RecordsView, int, int]]:
         for entry in entries:
             view = self.records(entry.locator)
             assert isinstance(view, RecordsView)

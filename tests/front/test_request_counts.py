@@ -6,14 +6,14 @@ from topics.actors.link import counters
 from topics.actors.link.board import Board
 from topics.actors.link.counters import LATENCY_BOUNDS_US, CounterWords
 from topics.actors.link.process_id import FRONT
-from topics.formats.api.metrics_text import Family, Histogram, Value
+from topics.formats.api.metrics_text import Histogram, MetricFamily, Value
 from topics.formats.api.route_names import ROUTE_INDEXES
 from topics.front.http.request_counts import RequestCounts
 
 APPEND, DIFF = ROUTE_INDEXES["append"], ROUTE_INDEXES["diff"]
 
 
-def shown(board: Board) -> dict[str, Family]:
+def shown(board: Board) -> dict[str, MetricFamily]:
     return {family.name: family for family in counters.families(board)}
 
 

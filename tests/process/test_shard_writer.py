@@ -22,7 +22,7 @@ from topics.process import shard_writer
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 from topics.storage.folders import Folders
-from topics.storage.recovery.steps import open_folders
+from topics.storage.recovery.shard_recovery import open_folders
 from topics.storage.start_progress import StartProgress
 
 
@@ -126,5 +126,5 @@ def test_a_sigterm_stops_a_shard_in_order_with_a_last_checkpoint(
     assert [line["event"] for line in logged] == ["shard recovered"]
     assert board.shard(0).state is ShardState.STOPPED
     progress = StartProgress(lambda _share: None)
-    newest, *_ = checkpoints.whole(open_folders(tmp_path, 0, progress).checkpoint)
+    newest, *_ = checkpoints.intact_checkpoints(open_folders(tmp_path, 0, progress).checkpoint)
     assert newest.clean

@@ -26,7 +26,7 @@ from topics.errors import NotReady
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import APPEND, DIFF, AppendParams, TopicParams
 from topics.process.family import SHARD_LINK, Links
-from topics.storage.recovery.steps import recover
+from topics.storage.recovery.shard_recovery import recover
 
 pytestmark = pytest.mark.slow
 

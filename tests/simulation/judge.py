@@ -229,8 +229,8 @@ class Judge:
             for said in self.model.said[call.began]
             if is_watch and said.event not in ("end", "error")
         ]
-        is_asked = route_of(call).kind != "GET ready"
-        if removed is not None and is_asked and call.status not in (401, 429, 503):
+        is_requested = route_of(call).kind != "GET ready"
+        if removed is not None and is_requested and call.status not in (401, 429, 503):
             until_s = removed.at + KEY_S
             if call.at > until_s or any(said.at > until_s for said in heard):
                 sentence = f"{what}, though its key was removed"

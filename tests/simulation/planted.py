@@ -47,8 +47,8 @@ from topics.actors.shard.routing import forwards
 from topics.engine import moved_keys, reading, removal, retention
 from topics.engine.changes import delete_records, forward, lease_jobs, put_topic
 from topics.engine.changes.append import Append
-from topics.engine.changes.by_kind import REPLAYS
 from topics.engine.changes.finish_jobs import FinishJobs
+from topics.engine.changes.replay_dispatch import REPLAYS
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.page import Page
 from topics.engine.queue import queue_replay
@@ -67,12 +67,12 @@ from topics.storage import disk
 from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.data_dir import DataDirectory
 from topics.storage.folders import Folders
-from topics.storage.recovery import restore, steps
+from topics.storage.recovery import shard_recovery, topic_restore
 from topics.storage.recovery.log_replay import LogReplay
-from topics.storage.recovery.steps import ShardReader
-from topics.storage.wal import file as wal_file
-from topics.storage.wal.file import NoRoom
-from topics.storage.wal.progress import Progress
+from topics.storage.recovery.shard_recovery import ShardReader
+from topics.storage.wal import log_file as wal_file
+from topics.storage.wal.log_file import NoSpace
+from topics.storage.wal.log_progress import LogProgress
 from topics.storage.wal.syncer import Syncer
 from topics.storage.wal.writer import WalWriter
 
@@ -138,15 +138,15 @@ def moves_that_take_a_refusal_for_a_success() -> None:
 
 @plant
 def moves_that_are_not_logged() -> None:
-    def dying(real: Callable[..., Any], topic: Topic, max_jobs: int, now: Any) -> Any:
+    def dead_lettering(real: Callable[..., Any], topic: Topic, max_jobs: int, now: Any) -> Any:
         change = real(topic, max_jobs, now)
         if change.frames:
-            change.note_settled()
+            change.uncount_pending()
             change.frames, change.sync = [], False
         return change
 
-    real = lease_jobs.dying
-    replace(lease_jobs, "dying", lambda *args: dying(real, *args))
+    real = lease_jobs.begin_dead_lettering
+    replace(lease_jobs, "begin_dead_lettering", lambda *args: dead_lettering(real, *args))
 
 
 @plant
@@ -222,7 +222,7 @@ def forgotten_keys() -> None:
 
 @plant
 def forgotten_keys_of_segments() -> None:
-    replace(restore, "_extent_keys", lambda *_: iter(()))
+    replace(topic_restore, "_extent_keys", lambda *_: iter(()))
 
 
 @plant
@@ -237,14 +237,14 @@ def torn_tails_that_stay() -> None:
             file.sync()
         return 0
 
-    replace(steps, "end_log", end_log)
+    replace(shard_recovery, "end_log", end_log)
 
 
 @plant
 def seqs_given_again() -> None:
-    real = steps.start.decide
+    real = shard_recovery.start.decide
     decide = staticmethod(lambda *args, **more: real(*args, **more | {"clean": True}))
-    steps.start = type("Start", (), {"decide": decide})
+    shard_recovery.start = type("Start", (), {"decide": decide})
 
 
 # Storage
@@ -256,7 +256,7 @@ def syncs_that_are_skipped() -> None:
         self._state.synced = max(self._state.synced, lsn)
         return True
 
-    Syncer.sync_held = sync_held
+    Syncer.sync_acquired = sync_held
 
 
 @plant
@@ -275,7 +275,7 @@ def syncs_that_are_tried_again() -> None:
 @plant
 def answers_before_the_sync() -> None:
     def sync(real: Callable[..., bool], self: WalWriter, lsn: int) -> bool:
-        self.state.report(Progress(lsn, lsn, 0.0, 0.0))
+        self.state.report(LogProgress(lsn, lsn, 0.0, 0.0))
         return real(self, lsn)
 
     wrap(WalWriter, "_sync", sync)
@@ -284,7 +284,7 @@ def answers_before_the_sync() -> None:
 @plant
 def groups_without_room_that_are_acknowledged() -> None:
     def lose(real: Callable[..., None], self: GroupCommit, error: OSError) -> None:
-        if isinstance(error, NoRoom):
+        if isinstance(error, NoSpace):
             for each in [*self._pending()]:
                 if isinstance(each.change, Append) and each.settle is not None:
                     each.settle(NO_IO)
@@ -354,7 +354,7 @@ def tombstones_off_by_one() -> None:
     def tell_gap(real: Callable[..., None], self: Page, gap: SeqRange, reason: str) -> None:
         real(self, SeqRange(gap.first, gap.last - (reason == "ttl")), reason)
 
-    wrap(Page, "tell_gap", tell_gap)
+    wrap(Page, "report_gap", tell_gap)
 
 
 @plant
@@ -380,10 +380,10 @@ def acks_that_are_not_logged() -> None:
     def finish(real: Callable[..., None], self: FinishJobs, *args: Any, **more: Any) -> None:
         real(self, *args, **more)
         if self.leases:
-            self.note_settled()
+            self.uncount_pending()
             self.frames = []
             self.sync = self.topic.pending_sync > 0
-            self.note_pending()
+            self.count_pending()
 
     wrap(FinishJobs, "__init__", finish)
 
@@ -444,11 +444,11 @@ def cursors_that_are_not_replayed() -> None:
     real = forward.replay
 
     def replay(*args: Any) -> None:
-        note, forward.note_derivation = forward.note_derivation, nothing
+        note, forward.set_derivation = forward.set_derivation, nothing
         try:
             real(*args)
         finally:
-            forward.note_derivation = note
+            forward.set_derivation = note
 
     forward.replay = replay
 

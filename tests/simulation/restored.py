@@ -20,8 +20,8 @@ from topics.engine.now import Now
 from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
-from topics.storage.recovery.steps import ShardReader
-from topics.storage.restore import restore
+from topics.storage.backup_restore import restore
+from topics.storage.recovery.shard_recovery import ShardReader
 from topics.storage.start_progress import StartProgress
 
 RESTORED: Final = "restored"  # the client of these calls
@@ -68,7 +68,7 @@ def _pages(topic: Topic, store: Any) -> Iterator[tuple[dict[str, Any], dict[str,
             {
                 "topic": topic.name,
                 "epoch": topic.epoch,
-                "records": msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces))),
+                "records": msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.chunks))),
                 "tombstone": None if page.tombstone is None else page.tombstone.as_json(),
                 "next_from_seq": page.next_from_seq,
                 "head_seq": page.head_seq,

@@ -23,13 +23,13 @@ from tests.support.log import Client
 from topics.storage import disk as disk_module
 from topics.storage import mapped_file
 from topics.storage.disk import (
+    AtomicFile,
     Damaged,
-    FileAside,
     allocate,
-    check_room,
+    check_space,
     punch_hole,
+    rewrite,
     sync_directory,
-    write_again,
     write_back,
     zero,
 )
@@ -308,7 +308,7 @@ def test_a_replaced_file_has_its_new_or_its_old_content(tmp_path: Path) -> None:
     for seed in range(30):
         with disk_at(tmp_path / str(seed), seed, NAMES[seed % 2]) as disk:
             put(disk.root / "file", b"old")
-            aside = FileAside(disk.root / "file", ".new")
+            aside = AtomicFile(disk.root / "file", ".new")
             os.pwrite(aside.fd, b"new", 0)
             if seed % 3:
                 aside.publish()
@@ -440,7 +440,7 @@ def test_no_later_sync_writes_the_data_that_a_failed_sync_has_lost(
                     disk.hook = lambda *_: GO_ON
                     assert os.pread(fd, 3, 0) == b"new"
                     if again:
-                        write_again(fd, 0, 3)
+                        rewrite(fd, 0, 3)
                     os.fdatasync(fd)
                 disk.lose_power()
                 left.add((disk.root / "file").read_bytes())
@@ -459,7 +459,7 @@ def test_free_space_is_counted_in_allocated_blocks(disk: Disk) -> None:
             with pytest.raises(OSError, match="No space left"):
                 (root / "folder").mkdir()
             with pytest.raises(OSError, match="No space left"):
-                check_room(root, 1)
+                check_space(root, 1)
             (root / "b").unlink()
             assert os.statvfs(root).f_bavail == 0  # still open
         assert os.statvfs(root / "a").f_bavail == 2
@@ -502,7 +502,7 @@ def test_spoiled_pages_cannot_be_read(disk: Disk) -> None:
     assert mapped.can_read(0, 3 * PAGE)
     disk.spoil(path, PAGE + 5, 1)
     with pytest.raises(Damaged, match=f"offset {PAGE}: the disk cannot read it"):
-        mapped.ask(0, 3 * PAGE)
+        mapped.check_readable(0, 3 * PAGE)
     assert mapped.can_read(0, PAGE)
     assert mapped.salvage()[1] == [PAGE]
     with opened(path) as fd:

@@ -20,10 +20,10 @@ from topics.storage.data_dir import (
     DataDirectoryDamaged,
     DataDirectoryInUse,
     NotADataDirectory,
-    check_place,
+    check_path,
     decode_meta,
     encode_meta,
-    held_for_reading,
+    locked_for_reading,
 )
 
 ROOT = Path(__file__).parent.parent.parent
@@ -130,7 +130,7 @@ def test_a_directory_with_foreign_files_is_not_taken_over(path: Path) -> None:
     with pytest.raises(DataDirectoryDamaged, match=r"not empty: it contains thesis\.tex"):
         DataDirectory(path, shards=1)
     with pytest.raises(NotADataDirectory, match=r"not empty: it contains thesis\.tex"):
-        check_place(path)
+        check_path(path)
     assert [entry.name for entry in path.iterdir()] == ["thesis.tex"], (
         "nothing of ours is left there"
     )
@@ -138,23 +138,23 @@ def test_a_directory_with_foreign_files_is_not_taken_over(path: Path) -> None:
 
 def test_a_directory_without_its_meta_is_damaged_and_not_a_wrong_path(path: Path) -> None:
     (path / "wal").mkdir(parents=True)
-    check_place(path)
+    check_path(path)
     with pytest.raises(DataDirectoryDamaged, match="it contains wal"):
         DataDirectory(path, shards=1)
     with (
         pytest.raises(DataDirectoryDamaged, match="contains wal, but the file meta is missing"),
-        held_for_reading(path),
+        locked_for_reading(path),
     ):
         pass
 
 
 def test_a_path_that_is_not_a_directory_is_reported_by_its_name(path: Path) -> None:
     path.parent.mkdir()
-    check_place(path)
+    check_path(path)
     path.touch()
     for locator in (path, path / "deeper" / "still"):
         with pytest.raises(NotADataDirectory, match=f"{path} is not a directory"):
-            check_place(locator)
+            check_path(locator)
 
 
 def test_an_empty_mounted_volume_is_accepted(path: Path) -> None:
@@ -233,11 +233,11 @@ def test_readers_and_the_server_exclude_each_other(
     data: Path,
 ) -> None:
     held = DataDirectory(data, shards=1)
-    with pytest.raises(DataDirectoryInUse, match=str(os.getpid())), held_for_reading(data):
+    with pytest.raises(DataDirectoryInUse, match=str(os.getpid())), locked_for_reading(data):
         pass
     held.close()
-    with held_for_reading(data), held_for_reading(data), pytest.raises(DataDirectoryInUse):
+    with locked_for_reading(data), locked_for_reading(data), pytest.raises(DataDirectoryInUse):
         DataDirectory(data, shards=1)
     (data / "LOCK").unlink()
-    with held_for_reading(data) as shards:
+    with locked_for_reading(data) as shards:
         assert shards == 1

@@ -14,9 +14,9 @@ from tests.support.log import failing
 from tests.support.wal import leave_room
 from topics.formats.disk.wal import FileHeader
 from topics.storage import checkpoints, disk
-from topics.storage.disk import MARGIN_BYTES, FileAside, allocate, check_room, write_back
+from topics.storage.disk import MARGIN_BYTES, AtomicFile, allocate, check_space, write_back
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 from topics.storage.wal.spares import prepare
 
 # Functions for durable files: check of free space before allocation, zeros, write-back
@@ -29,7 +29,7 @@ MAKERS: list[Callable[[Path], object]] = [
     lambda folder: WalFile(folder, FileHeader(0, 0, 0, SIZE), SIZE).create(),
     lambda folder: prepare(folder, "a", SIZE),
     lambda folder: BlobStore(folder).begin(1, 1, SIZE),
-    lambda folder: checkpoints.keep_room(folder),
+    lambda folder: checkpoints.reserve_space(folder),
 ]
 
 
@@ -49,9 +49,9 @@ def test_allocation_keeps_a_margin_and_is_tried_if_the_free_space_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_room(monkeypatch, MARGIN_BYTES + SIZE)
-    check_room(tmp_path, SIZE)
+    check_space(tmp_path, SIZE)
     with pytest.raises(OSError, match="No space left"):
-        check_room(tmp_path, SIZE + 512)
+        check_space(tmp_path, SIZE + 512)
     monkeypatch.setattr(
         os, "statvfs", lambda _: SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=4096)
     )
@@ -86,7 +86,7 @@ def test_zeros_are_written_if_the_file_system_cannot_allocate_them(
 def test_a_published_file_replaces_the_previous_one(tmp_path: Path) -> None:
     path = tmp_path / "name.kind"
     path.write_bytes(b"before")
-    file = FileAside(path, ".tmp")
+    file = AtomicFile(path, ".tmp")
     with open(file.fd, "wb", closefd=False) as stream:
         stream.write(b"after")
     assert path.read_bytes() == b"before"
@@ -96,7 +96,7 @@ def test_a_published_file_replaces_the_previous_one(tmp_path: Path) -> None:
 
 
 def test_an_abandoned_file_leaves_nothing_and_can_be_abandoned_again(tmp_path: Path) -> None:
-    file = FileAside(tmp_path / "name.kind", ".tmp")
+    file = AtomicFile(tmp_path / "name.kind", ".tmp")
     file.abandon()
     file.abandon()
     assert [*tmp_path.iterdir()] == []
@@ -105,7 +105,7 @@ def test_an_abandoned_file_leaves_nothing_and_can_be_abandoned_again(tmp_path: P
 def test_a_file_whose_name_cannot_be_synced_is_removed_under_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = FileAside(tmp_path / "name.kind", ".tmp")
+    file = AtomicFile(tmp_path / "name.kind", ".tmp")
     monkeypatch.setattr("topics.storage.disk.sync_directory", failing(errno.EIO))
     with pytest.raises(OSError):
         file.publish()

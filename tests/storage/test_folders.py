@@ -23,11 +23,11 @@ from topics.storage.data_dir import (
     UNLOCKED,
     DataDirectory,
     DataDirectoryInUse,
-    held_for_reading,
+    locked_for_reading,
 )
-from topics.storage.disk import Damaged, keep_aside
+from topics.storage.disk import Damaged, preserve_damaged
 from topics.storage.folders import DirectoryLost, Folders, shown, unchecked
-from topics.storage.recovery.steps import recover
+from topics.storage.recovery.shard_recovery import recover
 from topics.storage.wal.blobs import BlobStore
 
 FILE_BYTES = 1 << 16
@@ -75,7 +75,7 @@ def test_all_files_are_written_and_removed_in_the_held_directory(
     shard.wal.append(frame(50_000))  # Written to the next file
     shard.wal.flush(sync=False)
     shard.wal.stop()
-    keep_aside(next(folders.blob.glob("*.blob")))
+    preserve_damaged(next(folders.blob.glob("*.blob")))
     after = files(elsewhere)
     assert files(path) == at_path
     added = {name.rpartition(".")[2] for name in after.keys() - before.keys()}
@@ -194,7 +194,7 @@ def test_the_lock_of_meta_excludes_others_if_directories_cannot_be_locked(
     (path / "LOCK").unlink()
     with pytest.raises(DataDirectoryInUse):
         DataDirectory(path, shards=1)
-    with pytest.raises(DataDirectoryInUse), held_for_reading(path):
+    with pytest.raises(DataDirectoryInUse), locked_for_reading(path):
         pass
     held.close()
     DataDirectory(path, shards=1).close()

@@ -15,9 +15,9 @@ from tests.support.log import Client
 from topics import __version__
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import FORMAT, Manifest, Member
-from topics.storage import restore as restoring
+from topics.storage import backup_restore as restoring
+from topics.storage.backup_restore import NotABackup, restore
 from topics.storage.data_dir import DataDirectory
-from topics.storage.restore import NotABackup, restore
 
 Members = dict[str, bytes]
 

@@ -126,11 +126,11 @@ def test_a_row_is_rendered_once_while_it_is_cached(bench: Bench) -> None:
     (row, *_) = bench.forward()
     first = bench.read(row)
     assert bench.read(row) is first
-    bench.copies.forget_below(row + 1)
+    bench.copies.drop_below(row + 1)
     assert bench.copies.kept_bytes == 0
     again = bench.read(row)
     assert again is not first
-    bench.copies.forget_from(row)
+    bench.copies.drop_from(row)
     assert bench.copies.kept_bytes == 0
 
 

@@ -20,7 +20,7 @@ from topics.formats.disk.frame_bodies import (
     lease_frame,
     lost_frame,
     router_set_frame,
-    routers_gone_frame,
+    routers_removed_frame,
     seqs_reserved_frame,
 )
 from topics.formats.disk.frames import Frame, FrameKind, encode_frame
@@ -94,12 +94,12 @@ def shown(path: Path) -> list[str]:
 def log_of(folder: Path, frames: list[Frame]) -> Path:
     """Return a log file with these frames."""
     header, lsn = FileHeader(shard=0, base=0, salt=1, size=0), 0
-    pieces: list[Buffer] = [encode_file_header(header)]
+    chunks: list[Buffer] = [encode_file_header(header)]
     for frame in frames:
-        pieces += encode_frame(frame, lsn, 0, header.seed)
+        chunks += encode_frame(frame, lsn, 0, header.seed)
         lsn += frame.length
     path = folder / "0.wal"
-    path.write_bytes(b"".join(pieces))
+    path.write_bytes(b"".join(chunks))
     return path
 
 
@@ -123,9 +123,9 @@ def test_frames_of_routers_are_shown_with_their_contents(tmp_path: Path) -> None
         forward_frame(
             1_000, 3, 0, ForwardBody(40, 2, rows, [Run(0x1000, 0, 3, 5), Run(0, 0, 0, 1)])
         ),
-        forward_frame(1_000, 0, 0, ForwardBody(44, 0, rows[:1], burnt=4)),
+        forward_frame(1_000, 0, 0, ForwardBody(44, 0, rows[:1], skipped=4)),
         router_set_frame(encode_router(RouterBody("r", 9, config, 1, 1, 2, 5, 0)), 1_000),
-        routers_gone_frame([9, 11], 1_000),
+        routers_removed_frame([9, 11], 1_000),
         Frame(FrameKind.FORWARD, 0, 0, 1_000, 2, 0, 0, (b"\xff",)),
     ]
     lines = shown(log_of(tmp_path, said))
@@ -135,7 +135,7 @@ def test_frames_of_routers_are_shown_with_their_contents(tmp_path: Path) -> None
     assert "cursor=40, hop=2, rows=[Row(back=" in lines[1]
     assert "runs=[Run(lsn=4096, stamp_seq=0, start=3, stop=5, " in lines[1]
     assert "cursor=44, hop=0" in lines[3]
-    assert "burnt=4" in lines[3]
+    assert "skipped=4" in lines[3]
     assert lines[5].startswith("RouterBody(name='r', id=9, config={'source': 'a', 'dest': 'b'}, ")
     assert lines[7] == "[9, 11]"
     assert lines[9].startswith("the map of a FORWARD frame is invalid: ")

@@ -42,9 +42,9 @@ def test_a_page_beyond_the_end_of_a_cut_file_is_detected(cut: MappedFile) -> Non
     assert cut.first_unreadable(0, end) is None
     assert cut.first_unreadable(7, SIZE) == end
     assert cut.first_unreadable(end + 5, SIZE) == end + 5
-    cut.ask(0, end)
+    cut.check_readable(0, end)
     with pytest.raises(Damaged) as damage:
-        cut.ask(100, SIZE + PAGE_BYTES)
+        cut.check_readable(100, SIZE + PAGE_BYTES)
     assert (damage.value.path, damage.value.offset) == (cut.path, end)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from topics.formats.disk import backup_archive
-from topics.formats.disk.backup_archive import File, Manifest
-from topics.storage.backup_stream import BackupStream
+from topics.formats.disk.backup_archive import ArchiveFile, Manifest
+from topics.storage.backup_writer import BackupWriter
 from topics.storage.standby import BadStandby, Generation, Origin, Standby, StandbyInUse
 
 LOG = "wal/00/0000000000000000.wal"
@@ -33,9 +33,9 @@ class Source:
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        stream = BackupStream(0, copy.report(copy.known()))
+        stream = BackupWriter(0, copy.report(copy.known()))
         rows = [
-            File(name, str(self._folder / name), 0, len(data), len(data))
+            ArchiveFile(name, str(self._folder / name), 0, len(data), len(data))
             for name, data in self.files.items()
         ]
         sent = b"".join(stream.add(rows))

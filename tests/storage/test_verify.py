@@ -17,7 +17,7 @@ from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, encode_entr
 from topics.storage import checkpoints
 from topics.storage.data_dir import (
     DataDirectory,
-    held_for_reading,
+    locked_for_reading,
 )
 from topics.storage.disk import DAMAGED
 from topics.storage.segments.segment_store import SegmentStore
@@ -34,7 +34,7 @@ from topics.storage.verify import (
 
 
 def test_a_directory_after_an_orderly_stop_has_no_damage(data: Path) -> None:
-    with held_for_reading(data) as shards:
+    with locked_for_reading(data) as shards:
         seen = [found.name for found in verify_directory(data, shards)]  # type: ignore[union-attr]
     assert [Path(name).suffix for name in seen] == [".wal", ".wal", ".wal", ".ckpt", ".seg"]
 
@@ -77,17 +77,17 @@ def test_a_torn_tail_is_not_damage_but_a_damaged_synced_frame_is(data: Path) -> 
     end = len(whole.rstrip(b"\0"))
     last.write_bytes(whole[:end] + b"WF01 torn".ljust(len(whole) - end, b"\0"))
     assert findings(data) == []
-    hurt = bytearray(whole)
-    hurt[5000] ^= 1
-    last.write_bytes(hurt)
+    damaged = bytearray(whole)
+    damaged[5000] ^= 1
+    last.write_bytes(damaged)
     (found,) = findings(data)
     assert found.startswith(
         f"{last.name}: damaged frame that was synced, according to the frame at offset "
     )
     last.write_bytes(whole)
-    hurt = bytearray(first.read_bytes())
-    hurt[9000] ^= 1
-    first.write_bytes(hurt)
+    damaged = bytearray(first.read_bytes())
+    damaged[9000] ^= 1
+    first.write_bytes(damaged)
     (found,) = findings(data)
     assert found.startswith(f"{first.name}: damaged frame that was synced, ")
 

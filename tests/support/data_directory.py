@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.formats.disk.segment_support import Write, plain
-from topics.storage.data_dir import held_for_reading
+from topics.storage.data_dir import locked_for_reading
 from topics.storage.verify import Finding, verify_directory
 
 MIXED = [
@@ -26,7 +26,7 @@ MIXED = [
 
 def findings(data: Path) -> list[str]:
     """Return the findings of a verification of a data directory."""
-    with held_for_reading(data) as shards:
+    with locked_for_reading(data) as shards:
         return [
             f"{found.path.name}: {found.reason}"
             for found in verify_directory(data, shards)

@@ -28,8 +28,8 @@ from topics.formats.wire.calls import (
 )
 from topics.formats.wire.envelope import Notification, Success, decode
 from topics.formats.wire.message import Message
-from topics.storage.recovery.steps import recover
-from topics.storage.wal.file import NoRoom
+from topics.storage.recovery.shard_recovery import recover
+from topics.storage.wal.log_file import NoSpace
 
 VIEW = FeedView([], tags=False, meta=True, data=True, limit=256, bytes=1 << 20, strong=False)
 
@@ -37,7 +37,7 @@ VIEW = FeedView([], tags=False, meta=True, data=True, limit=256, bytes=1 << 20, 
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Front(Desk):

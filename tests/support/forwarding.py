@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.limits import LIMITS
 from tests.support.log import Client
 from topics.engine.changes import reservation
-from topics.engine.changes.forward import Forward, Forwarded, Taker, copy_ts
+from topics.engine.changes.forward import Forward, ForwardDest, Forwarded, copy_ts
 from topics.engine.changes.forward import forward as decide_forward
 from topics.engine.routing.derivations import derivation_of
 from topics.formats.api.append_body import decode_append
@@ -48,7 +48,9 @@ def forward_named(client: Client, names: Sequence[str], *runs: Run) -> int:
 
 def _submit(client: Client, names: Sequence[str], copier: Copier, body: ForwardBody) -> int:
     topics, engine = [client.engine.topic(name) for name in names], client.engine
-    takers = [Taker(each, ROUTER, derivation_of(each, ROUTER, 0).total, "r") for each in topics]
+    takers = [
+        ForwardDest(each, ROUTER, derivation_of(each, ROUTER, 0).total, "r") for each in topics
+    ]
     body = body._replace(cursor=topics[0].next_seq, tail_bytes=copier.tail_bytes)
     ts = copy_ts(topics[0], client.now)
     forwarded: Forwarded = decide_forward(engine.table, takers, copier, body, ts, client.now)

@@ -12,13 +12,13 @@ from topics.engine.changes.change import Change
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.now import Now
-from topics.engine.queue.claims import Ask, Job, jobs_of
+from topics.engine.queue.claims import ClaimRequest, Job, jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, keeps_leases
 from topics.engine.topic import Topic
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 
-def begin(client: Client, change: Change) -> list[Progress | OSError]:
+def begin(client: Client, change: Change) -> list[LogProgress | OSError]:
     """Submit a change if it has frames. The reply is added to the returned list when it arrives."""
     if change.frames or isinstance(change, FinishJobs):
         return client.submit(change)
@@ -43,7 +43,7 @@ def claiming(
 ) -> LeaseChange:
     """Decide a claim without submitting it."""
     engine, topic = client.engine, client.engine.queue(name)
-    ask = Ask(jobs_of(topic).leases.poller(node), max_jobs, lease_ms)
+    ask = ClaimRequest(jobs_of(topic).leases.poller(node), max_jobs, lease_ms)
     (change,) = lease_jobs.claim(engine.table, topic, [ask], client.now, evenly=False)
     return change
 
@@ -73,14 +73,14 @@ def extend(client: Client, name: str, *seqs: int, node: str = "w", lease_ms: int
 
 def begin_move(client: Client, name: str, max_jobs: int = 100) -> list[int]:
     """Begin to move exhausted jobs to the dead-letter topic."""
-    change = lease_jobs.dying(client.engine.queue(name), max_jobs, client.now)
+    change = lease_jobs.begin_dead_lettering(client.engine.queue(name), max_jobs, client.now)
     done(client, change)
     return list(change.seqs)
 
 
 def end_move(client: Client, name: str, *seqs: int) -> None:
     """Finish the move, after which the dead-letter topic contains the jobs."""
-    done(client, finish_jobs.bury(client.engine.queue(name), seqs, client.now))
+    done(client, finish_jobs.remove_dead_lettered(client.engine.queue(name), seqs, client.now))
 
 
 # State that a restart must restore

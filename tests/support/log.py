@@ -27,8 +27,8 @@ from topics.formats.api.decoding import decode_config
 from topics.formats.api.diff_body import Diff, decode_delete
 from topics.formats.disk.rendering import Rendering
 from topics.formats.json_text import json_bytes
-from topics.storage.recovery.steps import Shard, recover
-from topics.storage.wal.progress import Progress
+from topics.storage.recovery.shard_recovery import RecoveredShard, recover
+from topics.storage.wal.log_progress import LogProgress
 
 FILE_BYTES = 64 << 10
 SECTOR = 512
@@ -51,7 +51,7 @@ class Client:
         shards: int = 1,
     ) -> None:
         self.now = now
-        self.shard: Shard = recover(
+        self.shard: RecoveredShard = recover(
             path, shard, shards, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot
         )
         self.engine, self.wal = self.shard.engine, self.shard.wal
@@ -65,7 +65,7 @@ class Client:
 
     def start(
         self, name: str, *datas: Any, key: str | None = None, **body: Any
-    ) -> tuple[Any, list[Progress | OSError]]:
+    ) -> tuple[Any, list[LogProgress | OSError]]:
         """Decide and submit an append. The reply is added to the returned list when it arrives."""
         request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
         outcome = append.decide(
@@ -79,8 +79,8 @@ class Client:
             self.commits.submit(reserved, None)
         return outcome, answer
 
-    def submit(self, change: Change) -> list[Progress | OSError]:
-        answer: list[Progress | OSError] = []
+    def submit(self, change: Change) -> list[LogProgress | OSError]:
+        answer: list[LogProgress | OSError] = []
         self.commits.submit(change, answer.append)
         return answer
 
@@ -113,7 +113,7 @@ class Client:
         assert not isinstance(outcome, InFlightDuplicate)
         if isinstance(outcome, Append):
             assert len(answer) == 1
-            assert isinstance(answer[0], Progress)
+            assert isinstance(answer[0], LogProgress)
         return outcome.first_seq, not isinstance(outcome, Append)
 
     def put(self, name: str, **config: Any) -> None:
@@ -121,26 +121,26 @@ class Client:
             put_topic.decide(self.engine.table, name, decode_config(json_bytes(config)), self.now)
         )
         assert self.wait() is None
-        assert isinstance(answer[0], Progress)
+        assert isinstance(answer[0], LogProgress)
 
     def delete(self, name: str) -> None:
         change = delete_topic.decide(self.engine.table, name, False, self.now)
         assert change is not None
         answer = self.submit(change)
         assert self.wait() is None
-        assert isinstance(answer[0], Progress)
+        assert isinstance(answer[0], LogProgress)
 
     def delete_records(self, name: str, **body: Any) -> int:
         """Delete records and return their number."""
         asked = decode_delete(json_bytes(body))
         change = delete_records.decide(
             self.engine.table,
-            delete_records.asked(self.engine.table, name, asked.before_seq, asked.match),
+            delete_records.remaining_delete(self.engine.table, name, asked.before_seq, asked.match),
             self.now,
         )
         answer = self.submit(change)
         assert self.wait() is None
-        assert isinstance(answer[0], Progress)
+        assert isinstance(answer[0], LogProgress)
         return change.deleted
 
     def expire(self, name: str) -> None:
@@ -157,7 +157,7 @@ class Client:
 
     def records(self, name: str) -> bytes:
         """Return all records of the topic, rendered and joined."""
-        return b",".join(map(bytes, self.read(name).pieces))
+        return b",".join(map(bytes, self.read(name).chunks))
 
     # Ends of the run
 

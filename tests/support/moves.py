@@ -13,7 +13,7 @@ from tests.support.shard import Desk
 from topics.actors.rpc.session import Reply
 from topics.engine.changes import lease_jobs
 from topics.engine.priority import TOP_BAND
-from topics.engine.queue.claims import Ask, jobs_of
+from topics.engine.queue.claims import ClaimRequest, jobs_of
 from topics.engine.topic import Topic
 from topics.errors import TopicsError
 from topics.formats.json_text import json_bytes
@@ -133,7 +133,7 @@ def claim(desk: Desk, topic: Topic, count: int = 1000) -> Sequence[int]:
     engine, now = desk.engine, desk.loop.context.clock()
     holder = jobs_of(topic).leases.poller("worker")
     (change,) = lease_jobs.claim(
-        engine.table, topic, [Ask(holder, count, HOUR_MS)], now, evenly=False
+        engine.table, topic, [ClaimRequest(holder, count, HOUR_MS)], now, evenly=False
     )
     return list(change.seqs)
 

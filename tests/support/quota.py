@@ -18,7 +18,7 @@ class Word:
         self.own += amount
         return True
 
-    def give_back(self, amount: int = 1) -> None:
+    def release(self, amount: int = 1) -> None:
         assert self.own >= amount
         self.own -= amount
 
@@ -39,7 +39,7 @@ class Caps:
         topic_cap = SharedCap("max_topics", "many", max_topics, self.topics, self._replayed)
         byte_cap = SharedCap("max_total_bytes", "full", max_bytes, self.bytes, self._replayed)
         self.quota = ByteQuota(byte_cap)
-        self.topics.own, self.bytes.own = engine.count_held()
+        self.topics.own, self.bytes.own = engine.count_charged()
         engine.limit(topic_cap, self.quota)
 
     def _replayed(self) -> float | None:

@@ -10,7 +10,7 @@ from tests.support.log import (
     state,
 )
 from topics.formats.disk.frames import FrameHeader, check_frame
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 

@@ -150,7 +150,7 @@ class RoutedShards(Shards):
         asked = Diff(limit=1000, include_tags=True)
         while True:
             page = read(self.topic(topic), asked, context.store, seq)
-            records += msgspec.json.decode(b"[" + b",".join(bytes(p) for p in page.pieces) + b"]")
+            records += msgspec.json.decode(b"[" + b",".join(bytes(p) for p in page.chunks) + b"]")
             if page.tombstone:
                 tombstones.append(page.tombstone)
             if page.caught_up:

@@ -29,8 +29,8 @@ from topics.formats.wire.envelope import Failure, Success, decode
 from topics.formats.wire.message import Message
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import NoRoom
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace
+from topics.storage.wal.log_progress import LogProgress
 
 TS_MAX = 1 << 62  # Of records in memory
 LIMITS = msgspec.structs.replace(
@@ -42,7 +42,7 @@ class Log:
     """A replacement for `Wal`. Nothing is written before `write`, and nothing is synced before
     `sync`. ``groups`` has the submitted groups.
 
-    With ``at_once`` it writes short groups in `flush`.
+    With ``immediate`` it writes short groups in `flush`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,14 +52,14 @@ class Log:
         self.groups: list[tuple[int, bool]] = []  # End, sync
         self.next_lsn = self.written = self.synced_lsn = 0
         self.failed: OSError | None = None
-        self.folder, self.short_of_room = folder, False
-        self.at_once = self.syncs_at_once = self.is_syncing = False
+        self.folder, self.lacks_space = folder, False
+        self.immediate = self.syncs_immediately = self.is_syncing = False
         self._start = 0
-        self._done: list[Progress] = []
+        self._done: list[LogProgress] = []
 
     # Called by the actor
 
-    def hold_together(self, length: int) -> None:
+    def keep_contiguous(self, length: int) -> None:
         """Do nothing, because there is one file."""
 
     def append(self, frame: Frame) -> int:
@@ -74,11 +74,11 @@ class Log:
     def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
         self.on_hang = on_hang
 
-    def flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
+    def flush(self, *, sync: bool, immediate: bool = True) -> LogProgress | None:
         if self.next_lsn == self._start and not (sync and self.synced_lsn < self.next_lsn):
             return None
         self.groups.append((self.next_lsn, sync))
-        may = at_once and (self.syncs_at_once if sync else self.at_once)
+        may = immediate and (self.syncs_immediately if sync else self.immediate)
         may = may and self.written == self._start
         self._start = self.next_lsn
         if not may:
@@ -86,12 +86,12 @@ class Log:
         self.written = self.next_lsn
         if sync:
             self.synced_lsn = self.written
-        return Progress(self.written, self.synced_lsn, 1.5, 2.5 if sync else 0.0)
+        return LogProgress(self.written, self.synced_lsn, 1.5, 2.5 if sync else 0.0)
 
-    def take_progress(self) -> list[Progress]:
+    def take_progress(self) -> list[LogProgress]:
         taken, self._done = self._done, []
         for progress in taken:
-            if progress.error is not None and not isinstance(progress.error, NoRoom):
+            if progress.error is not None and not isinstance(progress.error, NoSpace):
                 self.failed = progress.error
         return taken
 
@@ -113,7 +113,7 @@ class Log:
     def count(self, locator: int) -> int:
         return self.frames[locator].record_count
 
-    def forget_asked(self) -> None:
+    def reset_checked(self) -> None:
         """Do nothing, because nothing is mapped."""
 
     # Called by the test
@@ -121,15 +121,15 @@ class Log:
     def write(self) -> None:
         """Report everything submitted as written."""
         self.written = self._start
-        self._done.append(Progress(self.written, self.synced_lsn, 1.5, 0.0))
+        self._done.append(LogProgress(self.written, self.synced_lsn, 1.5, 0.0))
 
     def sync(self) -> None:
         """Report everything submitted as synced."""
         self.written = self.synced_lsn = self._start
-        self._done.append(Progress(self.written, self.synced_lsn, 1.5, 2.5))
+        self._done.append(LogProgress(self.written, self.synced_lsn, 1.5, 2.5))
 
     def fail(self, error: OSError) -> None:
-        self._done.append(Progress(self.written, self.synced_lsn, 0.0, 0.0, error))
+        self._done.append(LogProgress(self.written, self.synced_lsn, 0.0, 0.0, error))
 
 
 class Desk:

@@ -36,8 +36,8 @@ from topics.formats.wire.calls import (
     RouterSyncResult,
 )
 from topics.formats.wire.contract import Call
-from topics.formats.wire.message import ERROR, Message, PeerGone
-from topics.storage.recovery.steps import Shard, recover
+from topics.formats.wire.message import ERROR, Message, PeerClosed
+from topics.storage.recovery.shard_recovery import RecoveredShard, recover
 
 SyncCall = InboundMessage[RouterSyncParams, RouterSyncResult]
 StatsCall = InboundMessage[RouterStatsParams, RouterStats]
@@ -113,7 +113,7 @@ class Pipe:
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
         if self.session.closed:
-            raise PeerGone
+            raise PeerClosed
         if message_id is None:
             self.message_id = message_id = self.message_id + 1
         self._put(Message(message_id, 0, subject, bytes(payload), bytes(attachment)))
@@ -166,7 +166,7 @@ class Shards:
         self._held: list[tuple[Pipe, Message]] = []
         self._pipes: dict[tuple[int, int], Pipe] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
-        self._data: dict[int, Shard] = {}
+        self._data: dict[int, RecoveredShard] = {}
         self._ended: dict[int, trio.Event] = {}
         for shard in range(count - late):
             self.start(shard)

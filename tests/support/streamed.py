@@ -15,9 +15,9 @@ import trio
 from tests.support.shard import Desk
 from topics.actors.shard.streamed_appends import MemorySink
 from topics.storage.wal import blobs
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))

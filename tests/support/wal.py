@@ -18,16 +18,16 @@ from topics.formats.disk.frames import (
     Frame,
     FrameHeader,
     FrameKind,
-    Stop,
+    ScanStop,
     check_frame,
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import make_directory
 from topics.storage.frame_reader import FrameReader
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import Wal
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import WalFile
+from topics.storage.wal.log_progress import LogProgress
 from topics.storage.wal.syncer import SyncPace
 
 WAIT_MS = 10_000
@@ -63,7 +63,7 @@ class Log(Wal):
         shard: int = 0,
         blobs: BlobStore | None = None,
     ) -> None:
-        self._reports: deque[Progress] = deque()
+        self._reports: deque[LogProgress] = deque()
         blobs = blobs or BlobStore(folder.parent / "blob")
         super().__init__(
             folder,
@@ -76,7 +76,7 @@ class Log(Wal):
             sync_ms=sync_ms,
         )
 
-    def next_progress(self) -> Progress:
+    def next_progress(self) -> LogProgress:
         while not self._reports:
             poller = select.poll()
             poller.register(self.progress_fd, select.POLLIN)
@@ -84,8 +84,8 @@ class Log(Wal):
             self._reports += self.take_progress()
         return self._reports.popleft()
 
-    def flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
-        progress = super().flush(sync=sync, at_once=at_once)
+    def flush(self, *, sync: bool, immediate: bool = True) -> LogProgress | None:
+        progress = super().flush(sync=sync, immediate=immediate)
         if progress is not None:
             self._reports.append(progress)
         return progress
@@ -96,7 +96,7 @@ def start(folder: Path, *, sync_ms: int = 60_000, file_bytes: int = FILE_BYTES) 
     return Log(folder, sync_ms=sync_ms, file_bytes=file_bytes)
 
 
-def hand_over(wal: Log, *frames: Frame, sync: bool = False) -> Progress:
+def hand_over(wal: Log, *frames: Frame, sync: bool = False) -> LogProgress:
     for each in frames:
         wal.append(each)
     wal.flush(sync=sync)
@@ -116,7 +116,7 @@ def frames_on_disk(folder: Path) -> list[FrameHeader]:
         ):
             found.append(header)
             lsn = header.end
-        assert header is Stop.END
+        assert header is ScanStop.END
         file.close()
     return found
 
@@ -152,7 +152,7 @@ def sync_by(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> None:
     monkeypatch.setattr(SyncPace, "is_cheap", lambda *_: loop)
 
 
-def at_once(wal: Log, *frames: Frame) -> Progress | None:
+def flush_immediately(wal: Log, *frames: Frame) -> LogProgress | None:
     for each in frames:
         wal.append(each)
     return wal.flush(sync=False)

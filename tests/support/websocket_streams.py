@@ -1,5 +1,5 @@
 """Well-formed and broken streams of WebSocket frames for Hypothesis, and their events as
-`FrameReader` returns them.
+`WebSocketFrameReader` returns them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from websockets.frames import Close, Frame
 
 from tests.support.ws import frame_bytes
-from topics.formats.api.websocket_frames import FrameReader
+from topics.formats.api.websocket_frames import WebSocketFrameReader
 
 MAX_BYTES = 1 << 20
 
@@ -100,7 +100,7 @@ def events_of(
     """Return the frames of a stream that is split at these offsets, and the failure that closes
     it.
     """
-    reader, found = FrameReader(max_message_bytes), list[Frame | Close]()
+    reader, found = WebSocketFrameReader(max_message_bytes), list[Frame | Close]()
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     for start, end in pairwise(bounds):
         found += reader.feed(stream[start:end])

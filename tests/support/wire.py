@@ -26,7 +26,7 @@ from topics.formats.wire.envelope import (
     decode,
 )
 from topics.formats.wire.envelope import encode as encoded
-from topics.formats.wire.message import ARENA, ERROR, Assembler, Message, PeerGone, encode_head
+from topics.formats.wire.message import ARENA, ERROR, Assembler, Message, PeerClosed, encode_head
 
 Inbound: TypeAlias = InboundMessage[Any, Any]
 Row: TypeAlias = Call[Any, Any] | Event[Any]
@@ -114,7 +114,7 @@ class Wire:
         if message_id is None:
             self.message_id = message_id = self.message_id + 1
         if self.broken:
-            raise PeerGone("cut")
+            raise PeerClosed("cut")
         self.sent.append(arrived(message_id, subject, payload, attachment, flags))
         self.message_ids.append(message_id)
         return message_id

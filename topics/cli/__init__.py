@@ -31,7 +31,7 @@ try:
     from topics import __version__
     from topics.cli.shell import GLOBALS, Shell
     from topics.errors import ExitCode
-    from topics.imports import without
+    from topics.imports import without_packages
 except KeyboardInterrupt:  # Ctrl-C while this is loaded
     raise SystemExit(130) from None
 
@@ -94,7 +94,9 @@ class Root(click.Group):
         for section in COMMANDS.values():
             if name in section:
                 if section[name][0] != "server":
-                    with without("trio", "anyio", "h2"):  # unused by commands; saves 100 ms
+                    with without_packages(
+                        "trio", "anyio", "h2"
+                    ):  # unused by commands; saves 100 ms
                         import_module("httpcore2")
                 module = import_module(f"topics.cli.{section[name][0]}")
                 found = (each for each in vars(module).values() if isinstance(each, click.Command))
@@ -114,7 +116,7 @@ root = Root(
     # Only the names count: click suggests the nearest one for an unknown command.
     commands=[click.Command(name) for section in COMMANDS.values() for name in section],
     help="A persistent event engine for one machine, with a JSON-first HTTP API.",
-    epilog=ExitCode.sentence(),
+    epilog=ExitCode.summary(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 root = click.version_option(__version__, message="%(prog)s %(version)s")(root)

@@ -32,7 +32,7 @@ FREE_BYTES: Final = 1 << 30
 NEAR: Final = 0.8  # of a cap
 SYNC_MAX_MS: Final = 100.0
 LAG_MAX_MS: Final = 60_000
-AHEAD_MS: Final = 3_600_000  # the server's limit (topics.engine.ahead)
+AHEAD_MS: Final = 3_600_000  # the server's limit (topics.engine.future_timestamps)
 NAMES_MAX: Final = 5
 
 

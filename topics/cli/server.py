@@ -18,7 +18,7 @@ import click
 
 from topics.cli.shell import Failed, Mistake, Shell, command, group, pass_shell, secret
 from topics.errors import ExitCode
-from topics.imports import frozen
+from topics.imports import gc_frozen
 
 if TYPE_CHECKING:
     from topics.process.boot import Boot
@@ -45,10 +45,10 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
     Settings are environment variables TOPICS_*. --print-config lists them with their effective
     values.
     """
-    with frozen():
+    with gc_frozen():
         from topics.config import ConfigError
         from topics.process import boot
-        from topics.storage.data_dir import NotADataDirectory, check_place
+        from topics.storage.data_dir import NotADataDirectory, check_path
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # until the supervisor sets its own handlers
         signal.signal(number, signal.SIG_DFL)
@@ -65,7 +65,7 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
         _print_config(start)
         return ExitCode.DONE
     try:
-        check_place(start.settings.data_dir)
+        check_path(start.settings.data_dir)
     except NotADataDirectory as error:
         raise Mistake(f"{error} (TOPICS_DATA_DIR={start.settings.data_dir})") from None
     return _run(start, environ)
@@ -122,7 +122,7 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
     A server on DIR continues at the time of the backup. Readers with a later position do not notice
     that seqs are used again. With --as-new, all topics get another epoch, which notifies them.
     """
-    from topics.storage.restore import restore as restore_from
+    from topics.storage.backup_restore import restore as restore_from
 
     with restore_errors(source, f"{directory} is unchanged"):
         found, findings = restore_from(
@@ -161,8 +161,8 @@ def _backup(source: str) -> Any:
 @contextmanager
 def restore_errors(source: str, unchanged: str) -> Iterator[None]:
     """Convert the errors of a restore to those of commands."""
+    from topics.storage.backup_restore import BackupDamaged, CannotRestore, NotABackup
     from topics.storage.disk import Damaged
-    from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup
     from topics.storage.standby import BadStandby
 
     try:
@@ -244,13 +244,13 @@ def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
 
 
 def _verify(directory: Path) -> ExitCode:
-    from topics.storage.data_dir import held_for_reading
+    from topics.storage.data_dir import locked_for_reading
     from topics.storage.disk import DAMAGED
-    from topics.storage.names import Foreign
+    from topics.storage.file_names import Foreign
     from topics.storage.verify import Finding, verify_directory
 
     files = findings = foreign = 0
-    with held_for_reading(directory) as shards:
+    with locked_for_reading(directory) as shards:
         for found in verify_directory(directory, shards):
             if isinstance(found, Path):
                 files += 1
@@ -268,11 +268,11 @@ def _verify(directory: Path) -> ExitCode:
 
 
 def _repair(directory: Path, *, is_dry: bool) -> ExitCode:
-    from topics.storage.data_dir import held_for_repair
+    from topics.storage.data_dir import locked_for_repair
     from topics.storage.disk import Damaged
     from topics.storage.recovery.repair import repairs
 
-    with held_for_repair(directory) as shards:
+    with locked_for_repair(directory) as shards:
         try:
             needed = repairs(directory, shards)
         except Damaged as error:
@@ -320,7 +320,7 @@ def _unknown_lines(start: Boot) -> list[str]:
 
 
 def _run(start: Boot, environ: MutableMapping[str, str]) -> ExitCode:
-    with frozen():
+    with gc_frozen():
         import structlog
 
         from topics.process import logs

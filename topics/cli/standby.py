@@ -26,10 +26,10 @@ from topics.client.errors import error_of
 from topics.client.http import lost
 from topics.errors import ExitCode
 from topics.formats.disk.backup_archive import BadManifest
+from topics.storage.backup_restore import BAD_TAR
 from topics.storage.disk import Damaged
 from topics.storage.fence import Fenced
 from topics.storage.promote import promote as promote_standby
-from topics.storage.restore import BAD_TAR
 from topics.storage.standby import (
     KEEP_DEFAULT,
     BadStandby,

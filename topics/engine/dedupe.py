@@ -98,11 +98,9 @@ class DedupeWindow:
         """Store the key of a copy alongside the window."""
         if self.moved is None:
             self.moved = MovedKeys()
-        self.moved.note(key, seq)
+        self.moved.add(key, seq)
 
-    def remember(
-        self, key: str, first_seq: int, record_count: int, now_ms: int, window_ms: int
-    ) -> None:
+    def add(self, key: str, first_seq: int, record_count: int, now_ms: int, window_ms: int) -> None:
         """Store the key of a write that follows all earlier writes."""
         if is_copy_key(key):
             self.note_copy(key, first_seq)

@@ -20,26 +20,26 @@ from topics.formats.disk.records import live_runs
 from topics.formats.ranges import SeqRange, SeqRun, joined, united
 
 
-def lose(topic: Topic, lost: SeqRange) -> None:
+def mark_lost(topic: Topic, lost: SeqRange) -> None:
     """Mark the last seqs of the topic as lost by a restart. The topic continues after them."""
     topic.losses = joined(topic.losses, lost)
     topic.head_seq = lost.last
 
 
-def trim_to(topic: Topic, burnt: SeqRange) -> None:
+def skip_trimmed(topic: Topic, seq_count: SeqRange) -> None:
     """Skip seqs at the end of the topic, as many as the source of a router has lost.
 
     Repeating this has no effect. A replay over a newer checkpoint does so.
     """
-    is_later = not topic.trimmed or burnt.first > topic.trimmed[-1].last
+    is_later = not topic.trimmed or seq_count.first > topic.trimmed[-1].last
     ranges = topic.trimmed
-    topic.trimmed = joined(ranges, burnt) if is_later else united(ranges, (burnt,))
-    topic.head_seq = max(topic.head_seq, burnt.last)
+    topic.trimmed = joined(ranges, seq_count) if is_later else united(ranges, (seq_count,))
+    topic.head_seq = max(topic.head_seq, seq_count.last)
     topic.next_seq = max(topic.next_seq, topic.head_seq + 1)
-    begin_at(topic, topic.start_seq if topic.count else max(topic.start_seq, burnt.last + 1))
+    begin_at(topic, topic.start_seq if topic.count else max(topic.start_seq, seq_count.last + 1))
 
 
-def lose_damaged(topic: Topic, at: int, store: Store) -> None:
+def mark_damaged(topic: Topic, at: int, store: Store) -> None:
     """Remove a damaged write from the index. Mark its live records as lost, so that readers get a
     tombstone.
     """
@@ -53,7 +53,7 @@ def lose_damaged(topic: Topic, at: int, store: Store) -> None:
             (SeqRange(first_seq + start, first_seq + stop - 1) for start, stop in live),
         )
     if topic.jobs is not None:
-        topic.jobs.forget_runs((SeqRun(first_seq, count),))
+        topic.jobs.remove_runs((SeqRun(first_seq, count),))
     topic.count -= index.live_count(at)
     topic.bytes -= size
     index.replace(at, at + 1, (), ())

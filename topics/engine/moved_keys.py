@@ -67,7 +67,7 @@ class MovedKeys:
             return 0
         return found[1][found[0].index(seq)]
 
-    def note(self, key: str, copy_seq: int) -> None:
+    def add(self, key: str, copy_seq: int) -> None:
         """Store the key of a copy. Copies must be noted in the order of their seqs.
 
         A copy that is noted already is ignored.

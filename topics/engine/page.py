@@ -37,7 +37,7 @@ class Tombstone:
 class Page:
     """Result of one read.
 
-    ``pieces`` are fragments of rendered records, to be joined by commas. ``count`` is the number of
+    ``chunks`` are fragments of rendered records, to be joined by commas. ``count`` is the number of
     these records, ``scanned`` the number of records that the read examined. ``unfinished``: the
     read found nothing yet and stopped before the head. The caller must read again from
     ``next_from_seq``.
@@ -48,7 +48,7 @@ class Page:
     head_seq: int
     earliest_seq: int
     tombstone: Tombstone | None
-    pieces: list[Buffer] = field(default_factory=list)
+    chunks: list[Buffer] = field(default_factory=list)
     count: int = 0
     scanned: int = 0
     unfinished: bool = False
@@ -59,10 +59,10 @@ class Page:
         return self.next_from_seq >= self.head_seq
 
     @property
-    def worth_answering(self) -> bool:
+    def completes_poll(self) -> bool:
         """Return whether the page completes a long poll: it has records or a tombstone."""
         return bool(self.count or self.tombstone)
 
-    def tell_gap(self, gap: SeqRange, reason: str) -> None:
+    def report_gap(self, gap: SeqRange, reason: str) -> None:
         """Set the tombstone of the page."""
         self.tombstone = Tombstone(gap.first, gap.last, reason, self.earliest_seq, self.head_seq)

@@ -50,7 +50,7 @@ def band_of(priority: int) -> int:
     return bisect_right(_LOWEST_OF_BAND, priority)
 
 
-class Queues(Generic[T]):
+class WeightedQueues(Generic[T]):
     """Weighted round-robin over one queue for each band.
 
     ``weights`` may have one more entry, for items without a band.
@@ -77,6 +77,6 @@ class Queues(Generic[T]):
                 if self.queues[number]:
                     self._credit[number] += weight
 
-    def spend(self, number: int, cost: int = 1) -> None:
+    def charge(self, number: int, cost: int = 1) -> None:
         """Charge a queue for an item that was taken from it."""
         self._credit[number] -= cost

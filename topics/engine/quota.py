@@ -28,7 +28,7 @@ from topics.engine.topic import Topic
 from topics.errors import NotReady, Throttled
 
 
-class Count(Protocol):
+class SharedCount(Protocol):
     """The amount that this shard holds, among all shards."""
 
     def take(self, most: int, amount: int = 1) -> bool:
@@ -36,7 +36,7 @@ class Count(Protocol):
         more than ``most``. A ``most`` of 0 is no cap.
         """
 
-    def give_back(self, amount: int = 1) -> None:
+    def release(self, amount: int = 1) -> None:
         """Hold ``amount`` less."""
 
     def total(self) -> int:
@@ -53,7 +53,7 @@ class SharedCap:
         name: str,
         message: str,
         most: int,
-        count: Count,
+        count: SharedCount,
         replayed: Callable[[], float | None],
     ) -> None:
         """``name`` is reported as ``detail.limit``, and ``message`` is the text for people.
@@ -86,12 +86,12 @@ class SharedCap:
         """Take one unit. Another shard keeps it reserved until this call returns."""
         self._count.take(0)
 
-    def give_back(self, amount: int = 1) -> None:
+    def release(self, amount: int = 1) -> None:
         """Release an amount that was taken."""
-        self._count.give_back(amount)
+        self._count.release(amount)
 
     @property
-    def room(self) -> int:
+    def available(self) -> int:
         """Return the amount that can be taken now. Other shards may take it first."""
         return max(self._most - self._count.total(), 0) if self._replayed() is None else 0
 
@@ -104,12 +104,12 @@ class SharedCap:
 class ByteQuota:
     """The charges of the topics of one shard."""
 
-    __slots__ = ("_held", "cap")
+    __slots__ = ("_reserved", "cap")
 
     def __init__(self, cap: SharedCap) -> None:
         self.cap = cap
         # By topic id: the part of the charge that is held for a later write.
-        self._held: dict[int, int] = {}
+        self._reserved: dict[int, int] = {}
 
     def take(self, topic: Topic, size: int) -> None:
         """Charge the topic for a write of ``size`` bytes that is decided now.
@@ -118,7 +118,7 @@ class ByteQuota:
         """
         charge = topic.charge
         # The held part of the charge was taken for this write.
-        rest = charge - self._held.get(topic.id, 0) if self._held else charge
+        rest = charge - self._reserved.get(topic.id, 0) if self._reserved else charge
         grown, cap_bytes = rest + size, topic.config.cap_bytes
         # Bytes above the cap of the topic are evicted by the commit, so they are not charged.
         if cap_bytes and grown > cap_bytes:
@@ -126,12 +126,12 @@ class ByteQuota:
         if grown > charge:
             self.cap.take(grown - charge)
         elif grown < charge:
-            self.cap.give_back(charge - grown)
+            self.cap.release(charge - grown)
         topic.charge = grown
         if rest < charge:
-            del self._held[topic.id]
+            del self._reserved[topic.id]
 
-    def hold(self, topic: Topic, size: int) -> None:
+    def reserve(self, topic: Topic, size: int) -> None:
         """Charge a new topic for a write that is decided later. Raise the errors of
         `SharedCap.take`.
         """
@@ -139,13 +139,13 @@ class ByteQuota:
         held = min(size, cap_bytes) if cap_bytes else size
         self.cap.take(held)
         topic.charge += held
-        self._held[topic.id] = held
+        self._reserved[topic.id] = held
 
-    def let_go(self, topic: Topic) -> None:
+    def release_reserved(self, topic: Topic) -> None:
         """Release the held bytes of a topic, because the write for which they were held does not
         follow.
         """
-        if self._held.pop(topic.id, 0):
+        if self._reserved.pop(topic.id, 0):
             self.recharge(topic)
 
     def recharge(self, topic: Topic, written: int = 0) -> None:
@@ -160,23 +160,23 @@ class ByteQuota:
         if 0 < config.cap_bytes < size + written and config is topic.committed:
             size = max(config.cap_bytes, topic.bytes)
         if charge > size:
-            size += self._held.get(topic.id, 0)
+            size += self._reserved.get(topic.id, 0)
             if charge > size:
-                self.cap.give_back(charge - size)
+                self.cap.release(charge - size)
                 topic.charge = size
 
     def release(self, topic: Topic) -> None:
         """Release the complete charge of a topic that was removed permanently."""
-        self._held.pop(topic.id, None)
+        self._reserved.pop(topic.id, None)
         if topic.charge:
-            self.cap.give_back(topic.charge)
+            self.cap.release(topic.charge)
             topic.charge = 0
 
-    def room_for(self, topic: Topic) -> int | None:
+    def bytes_left_for(self, topic: Topic) -> int | None:
         """Return the number of bytes that can be written to the topic now, or None if there is no
         bound.
         """
-        room, cap_bytes = self.cap.room, topic.config.cap_bytes
-        if cap_bytes and cap_bytes - topic.charge <= room:
+        available, cap_bytes = self.cap.available, topic.config.cap_bytes
+        if cap_bytes and cap_bytes - topic.charge <= available:
             return None
-        return room
+        return available

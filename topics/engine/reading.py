@@ -20,7 +20,7 @@ from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import View, json_nodes, live_runs
+from topics.formats.disk.records import AbstractView, json_nodes, live_runs
 from topics.formats.ranges import SeqRange
 
 # A read stops after it has examined this number of records, so that it does not block the shard. A
@@ -31,7 +31,7 @@ _NOWHERE = in_log(0)
 
 def read(
     topic: Topic,
-    asked: Diff,
+    request: Diff,
     store: Store,
     from_seq: int | None = None,
     head_seq: int | None = None,
@@ -39,34 +39,35 @@ def read(
     """Return the records after the cursor: at most ``limit`` of them and about ``max_batch_bytes``,
     but at least one.
 
-    - ``from_seq`` replaces the cursor of ``asked`` if the call continues an unfinished read.
+    - ``from_seq`` replaces the cursor of ``request`` if the call continues an unfinished read.
     - ``head_seq`` is the head for this reader, if the reader may not see all committed records.
       Neither a page nor a tombstone extends beyond it.
-    - ``asked.until_seq`` bounds the records of the page. A tombstone may extend beyond it, because
+    - ``request.until_seq`` bounds the records of the page. A tombstone may extend beyond it,
+    because
       a loss is always reported completely.
     """
-    start = asked.from_seq if from_seq is None else from_seq
+    start = request.from_seq if from_seq is None else from_seq
     head = topic.head_seq if head_seq is None else min(head_seq, topic.head_seq)
-    last = head if asked.until_seq is None else min(asked.until_seq, head)
+    last = head if request.until_seq is None else min(request.until_seq, head)
     page = Page(start, min(start, topic.head_seq), head, min(topic.start_seq, head + 1), None)
-    epoch = asked.epoch
+    epoch = request.epoch
     if (
         from_seq is None
         and epoch != topic.epoch
-        and (epoch is not None or asked.from_seq > topic.head_seq)
+        and (epoch is not None or request.from_seq > topic.head_seq)
     ):
         # The cursor belongs to an earlier topic of this name, because it has another epoch, or a
         # seq that this topic has never reached. The reader starts over at the beginning of this
         # topic.
         page.from_seq = page.next_from_seq = start = 0
-        page.tell_gap(SeqRange(1, head), "recreated")
+        page.report_gap(SeqRange(1, head), "recreated")
     # No floor is above ``start_seq``. So most reads need no check but the comparison with it.
     elif start < last and start + 1 < topic.start_seq and start + 1 < topic.evict_floor:
         if topic.start_seq > last:
             last = head
-        page.tell_gap(SeqRange(start + 1, min(topic.start_seq - 1, last)), _cause(topic, start))
+        page.report_gap(SeqRange(start + 1, min(topic.start_seq - 1, last)), _cause(topic, start))
     if start < last:
-        _Reader(topic, asked, store, page, last).fill_page()
+        _Reader(topic, request, store, page, last).fill_page()
     return page
 
 
@@ -90,13 +91,13 @@ def _cause(topic: Topic, from_seq: int) -> str:
 class _Damage(NamedTuple):
     """Seqs ``first`` to ``last``, which cannot be read.
 
-    ``told`` is the range among them that the tombstone reports, from the first to the last record
-    that the reader would get. It is None if the reader would get no record.
+    ``reported`` is the range among them that the tombstone reports, from the first to the last
+    record that the reader would get. It is None if the reader would get no record.
     """
 
     first: int
     last: int
-    told: SeqRange | None
+    reported: SeqRange | None
 
 
 class _Reader:
@@ -114,34 +115,34 @@ class _Reader:
     """
 
     __slots__ = (
-        *("_topic", "_asked", "_store", "_page", "_index", "_nodes", "_budget", "_scanned"),
-        *("seq", "_at", "_last", "_end", "_cut_at", "_loss", "_damage", "_may_take_whole"),
+        *("_topic", "_request", "_store", "_page", "_index", "_nodes", "_budget", "_scanned"),
+        *("seq", "_at", "_last", "_end", "_cut_at", "_loss", "_damage", "_may_take_unchanged"),
     )
 
-    def __init__(self, topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> None:
-        self._topic, self._asked, self._store, self._page = topic, asked, store, page
+    def __init__(self, topic: Topic, request: Diff, store: Store, page: Page, last: int) -> None:
+        self._topic, self._request, self._store, self._page = topic, request, store, page
         self._index = topic.index
-        is_filtered = asked.nodes and topic.committed.dedupe_node
-        self._nodes = json_nodes(asked.nodes) if is_filtered else frozenset[bytes]()
-        self._budget = asked.max_batch_bytes
+        is_filtered = request.nodes and topic.committed.dedupe_node
+        self._nodes = json_nodes(request.nodes) if is_filtered else frozenset[bytes]()
+        self._budget = request.max_batch_bytes
         self._scanned = 0
         self._damage: _Damage | None = None  # the next damage, in the entry at ``_at``
-        self._may_take_whole = True
-        self._go_to(max(page.from_seq + 1, topic.start_seq), last)
+        self._may_take_unchanged = True
+        self._seek(max(page.from_seq + 1, topic.start_seq), last)
 
     def fill_page(self) -> None:
         """Read until the page is full or the last seq is reached."""
-        self._take_whole_entries()
+        self._take_complete_entries()
         at = self._at
         while self._step():
             if self._at != at:
-                self._take_whole_entries()
+                self._take_complete_entries()
                 at = self._at
         self._page.next_from_seq = self.seq - 1
 
     # Movement through the index
 
-    def _go_to(self, seq: int, last: int) -> None:
+    def _seek(self, seq: int, last: int) -> None:
         """Continue the read at ``seq``, up to ``last``."""
         topic, index = self._topic, self._index
         self.seq, self._last = min(seq, last + 1), last
@@ -181,7 +182,7 @@ class _Reader:
         if self._at == self._end:
             return False
         if self._scanned >= SCAN_RECORDS_MAX:
-            self._page.unfinished = not self._page.worth_answering
+            self._page.unfinished = not self._page.completes_poll
             return False
         # Skip an entry without live records.
         if not size:
@@ -196,45 +197,50 @@ class _Reader:
 
     # Records
 
-    def _take_whole_entries(self) -> None:
+    def _take_complete_entries(self) -> None:
         """Take complete entries while the reader gets all of their records unchanged.
 
         Most reads need nothing but this loop. It stops at the first entry that needs more checks,
         and `_step` handles that entry.
         """
-        if not self._may_take_whole:
+        if not self._may_take_unchanged:
             return
         page, at, seq, budget = self._page, self._at, self.seq, self._budget
-        room, scanned, asked, nodes = self._asked.limit - page.count, 0, self._asked, self._nodes
-        records, gone = self._store.records, self._index.gone
-        # An entry has at least one record, so at most ``room`` entries fit.
-        stop = min(self._end if self._cut_at < 0 else self._cut_at, at + room)
+        count_max, scanned, request, nodes = (
+            self._request.limit - page.count,
+            0,
+            self._request,
+            self._nodes,
+        )
+        records, removed = self._store.records, self._index.removed
+        # An entry has at least one record, so at most ``count_max`` entries fit.
+        stop = min(self._end if self._cut_at < 0 else self._cut_at, at + count_max)
         known_flags = -1
         stop_seq = self._last + 1 if self._loss is None else self._loss.first
         may_scan = SCAN_RECORDS_MAX - self._scanned
         try:
             for first_seq, count, locator, size in self._index.entries(at, stop):
                 if (
-                    not (seq <= first_seq < stop_seq and 0 < size <= budget and count <= room)
+                    not (seq <= first_seq < stop_seq and 0 < size <= budget and count <= count_max)
                     or scanned >= may_scan
-                    or first_seq in gone
+                    or first_seq in removed
                 ):
                     break
                 view = records(locator)
-                # The result of `cuts_nothing` depends only on the flags. Writes of one topic mostly
+                # The result of `keeps_all` depends only on the flags. Writes of one topic mostly
                 # have equal flags, so it is rarely computed.
                 if view.flags != known_flags:
-                    if not view.cuts_nothing(
-                        nodes, asked.include_tags, asked.include_meta, asked.include_data
+                    if not view.keeps_all(
+                        nodes, request.include_tags, request.include_meta, request.include_data
                     ):
-                        self._may_take_whole = False
+                        self._may_take_unchanged = False
                         break
                     known_flags = view.flags
-                piece = view.whole()
-                page.pieces.append(piece)
-                room -= count
+                chunk = view.all_records()
+                page.chunks.append(chunk)
+                count_max -= count
                 scanned += count
-                budget -= len(piece)
+                budget -= len(chunk)
                 seq = first_seq + count
                 at += 1
         except Unreadable:
@@ -250,7 +256,7 @@ class _Reader:
         """
         start, deleted = self.seq - first_seq, None
         stop = bound = (end if self._damage is None else self._damage.first) - first_seq
-        if first_seq in self._index.gone:
+        if first_seq in self._index.removed:
             deleted = self._store.delete_flags(locator)
         if deleted is not None:
             window = min(start + SCAN_RECORDS_MAX, bound)
@@ -259,15 +265,15 @@ class _Reader:
             self._pass_to(first_seq + start, end)
             if start == stop:
                 return True
-        page, asked = self._page, self._asked
-        if page.count >= asked.limit or self._budget <= 0:
+        page, request = self._page, self._request
+        if page.count >= request.limit or self._budget <= 0:
             return False
         view = self._store.records(locator)
-        is_whole = view.cuts_nothing(
-            self._nodes, asked.include_tags, asked.include_meta, asked.include_data
+        is_whole = view.keeps_all(
+            self._nodes, request.include_tags, request.include_meta, request.include_data
         )
-        room = start + asked.limit - page.count
-        stop = view.fit(start, min(stop if is_whole else bound, room), self._budget)
+        stop_max = start + request.limit - page.count
+        stop = view.fit(start, min(stop if is_whole else bound, stop_max), self._budget)
         if stop == start:
             if page.count:
                 return False
@@ -280,25 +286,27 @@ class _Reader:
         self._pass_to(first_seq + stop, end)
         return True
 
-    def _add_slice(self, piece: memoryview, count: int) -> None:
+    def _add_slice(self, chunk: memoryview, count: int) -> None:
         page = self._page
-        page.pieces.append(piece)
+        page.chunks.append(chunk)
         page.count += count
         page.scanned += count
-        self._budget -= len(piece)
+        self._budget -= len(chunk)
 
-    def _add_selected(self, view: View, start: int, stop: int, deleted: Buffer | None) -> None:
-        asked, page = self._asked, self._page
+    def _add_selected(
+        self, view: AbstractView, start: int, stop: int, deleted: Buffer | None
+    ) -> None:
+        request, page = self._request, self._page
         found = view.select(
             start,
             stop,
             self._nodes,
-            asked.include_tags,
-            asked.include_meta,
+            request.include_tags,
+            request.include_meta,
             deleted,
-            asked.include_data,
+            request.include_data,
         )
-        page.pieces.extend(record for _, record in found)
+        page.chunks.extend(record for _, record in found)
         page.count += len(found)
         deleted_count = 0 if deleted is None else bytes(deleted[start:stop]).count(1)
         page.scanned += stop - start - deleted_count
@@ -312,7 +320,7 @@ class _Reader:
         Return False if the page must end before the loss.
         """
         page = self._page
-        if page.worth_answering:  # the next page begins with this tombstone
+        if page.completes_poll:  # the next page begins with this tombstone
             self.seq = lost.first
             return False
         # A gap is always reported completely, and the reader continues after it. If it extends
@@ -324,8 +332,8 @@ class _Reader:
         else:
             # Records that the reader's filter skipped before the loss are not part of the gap.
             gap_from = lost.first if page.scanned else page.from_seq + 1
-        page.tell_gap(SeqRange(gap_from, gap_to), lost.reason)
-        self._go_to(gap_to + 1, last)
+        page.report_gap(SeqRange(gap_from, gap_to), lost.reason)
+        self._seek(gap_to + 1, last)
         return True
 
     def _pass_damage(self, damage: _Damage, end: int) -> bool:
@@ -334,10 +342,10 @@ class _Reader:
         Return False if the page must end before them.
         """
         page = self._page
-        if damage.told is not None:
-            if page.worth_answering:
+        if damage.reported is not None:
+            if page.completes_poll:
                 return False
-            page.tell_gap(damage.told, "damaged")
+            page.report_gap(damage.reported, "damaged")
         page.scanned += damage.last + 1 - self.seq
         self._scanned += 1
         self._damage = None
@@ -349,19 +357,19 @@ class _Reader:
         cannot be read.
         """
         start, stop, deleted = self.seq - first_seq, end - first_seq, None
-        told: tuple[int, int] | None
+        reported: tuple[int, int] | None
         try:
-            if first_seq in self._index.gone:
+            if first_seq in self._index.removed:
                 deleted = self._store.delete_flags(locator)
             view = self._store.records(locator)
             start, stop = view.bad_run(start, stop) or (start, stop)
-            told = view.wanted(start, stop, self._nodes, deleted)
+            reported = view.wanted(start, stop, self._nodes, deleted)
         # Not even the tables can be read. Report all records that are not deleted.
         except Unreadable:
             runs = [*live_runs(deleted, start, stop)]
-            told = (runs[0][0], runs[-1][1] - 1) if runs else None
+            reported = (runs[0][0], runs[-1][1] - 1) if runs else None
         return _Damage(
             first_seq + start,
             first_seq + stop - 1,
-            told and SeqRange(first_seq + told[0], first_seq + told[1]),
+            reported and SeqRange(first_seq + reported[0], first_seq + reported[1]),
         )

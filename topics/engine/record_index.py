@@ -27,7 +27,7 @@ from topics.engine.locators import FIRST_EXTENT, Locator
 
 _EMPTY = array("Q")  # shared by all empty indexes: most topics are idle
 _NO_LOCATORS = cast("MutableSequence[Locator]", _EMPTY)
-_NONE_GONE: dict[int, int] = {}  # shared likewise by all indexes without such entries
+_NONE_REMOVED: dict[int, int] = {}  # shared likewise by all indexes without such entries
 # `RecordIndex.drop` shortens the arrays only if more than this number of entries have been dropped.
 FRONT_SLACK_ENTRIES = 16
 
@@ -61,12 +61,12 @@ class RecordIndex:
         "_sizes",
         "_ts",
         "dead_entries",
-        "gone",
+        "removed",
     )
 
     def __init__(self) -> None:
         # By first seq of an entry: the number of removed records, if other records of it are live.
-        self.gone = _NONE_GONE
+        self.removed = _NONE_REMOVED
         self._reset()
 
     def _reset(self) -> None:
@@ -115,7 +115,7 @@ class RecordIndex:
             strict=True,
         )
 
-    def whole_entry(self, index: int) -> IndexEntry:
+    def full_entry(self, index: int) -> IndexEntry:
         """Return an entry with all of its columns."""
         return IndexEntry(*self.entry(index), self._ts[index + self._front])
 
@@ -153,7 +153,7 @@ class RecordIndex:
     def live_count(self, index: int) -> int:
         """Return the number of live records of an entry."""
         first_seq, count, _, size = self.entry(index)
-        return count - self.gone.get(first_seq, 0) if size else 0
+        return count - self.removed.get(first_seq, 0) if size else 0
 
     def totals(self, start: int, stop: int) -> tuple[int, int]:
         """Return the number and the bytes of the live records in a range of entries."""
@@ -164,8 +164,10 @@ class RecordIndex:
             if self.dead_entries
             else sum(counts)
         )
-        if self.gone:
-            live -= sum([self.gone.get(first_seq, 0) for first_seq in self._first_seqs[start:stop]])
+        if self.removed:
+            live -= sum(
+                [self.removed.get(first_seq, 0) for first_seq in self._first_seqs[start:stop]]
+            )
         return live, sum(sizes)
 
     def locators(self, start: int = 0, stop: int | None = None) -> Sequence[Locator]:
@@ -179,7 +181,7 @@ class RecordIndex:
         steps.
         """
         while (index := self.find(seq)) < len(self):
-            entry = self.whole_entry(index)
+            entry = self.full_entry(index)
             yield entry
             seq = entry.last_seq + 1
 
@@ -196,7 +198,7 @@ class RecordIndex:
                 return
             yield entry
 
-    def not_whole(self, begin: int, end: int) -> Iterator[tuple[int, int, Locator | None]]:
+    def parts_with_gaps(self, begin: int, end: int) -> Iterator[tuple[int, int, Locator | None]]:
         """Yield the parts of the seqs from ``begin`` to ``end`` (exclusive) in which not all
         records live.
 
@@ -204,10 +206,10 @@ class RecordIndex:
         and for an entry without live records. Otherwise the part is an entry with both live and
         removed records. The first and the last part may extend beyond the range.
         """
-        start, gone, expected = self.find(begin) + self._front, self.gone, begin
+        start, removed, expected = self.find(begin) + self._front, self.removed, begin
         stop = bisect_left(self._first_seqs, end, start)
         # Most ranges are complete, which this check detects without a loop in Python.
-        if not (gone or self.dead_entries) and self._is_without_holes(start, stop, begin, end):
+        if not (removed or self.dead_entries) and self._is_without_holes(start, stop, begin, end):
             return
         for index, (first_seq, count, size) in enumerate(
             zip(
@@ -222,7 +224,7 @@ class RecordIndex:
                 yield expected, first_seq - expected, None
             if not size:
                 yield first_seq, count, None
-            elif first_seq in gone:
+            elif first_seq in removed:
                 yield first_seq, count, self._locators[index]
             expected = first_seq + count
         if expected < end:
@@ -246,24 +248,24 @@ class RecordIndex:
         ``size`` is the number of their bytes. It may be an estimate if the records cannot be read,
         so the result is bounded by the bytes of the entry.
         """
-        first_seq, whole, _, left = self.entry(index)
-        gone = self.gone.get(first_seq, 0) + count
-        assert gone <= whole, "a record is removed only once"
+        first_seq, total, _, left = self.entry(index)
+        removed = self.removed.get(first_seq, 0) + count
+        assert removed <= total, "a record is removed only once"
         # If no record of the entry is left, mark the entry as dead. Otherwise store the new number.
-        if gone == whole:
+        if removed == total:
             self._sizes[index + self._front] = 0
-            self.gone.pop(first_seq, None)
+            self.removed.pop(first_seq, None)
             self.dead_entries += 1
             return left
         taken = min(size, left - 1)  # the remaining live records have at least one byte
-        self._note_gone(first_seq, gone)
+        self._add_removed(first_seq, removed)
         self._sizes[index + self._front] = left - taken
         return taken
 
-    def _note_gone(self, first_seq: int, count: int) -> None:
-        if self.gone is _NONE_GONE:
-            self.gone = {}
-        self.gone[first_seq] = count
+    def _add_removed(self, first_seq: int, count: int) -> None:
+        if self.removed is _NONE_REMOVED:
+            self.removed = {}
+        self.removed[first_seq] = count
 
     def drop(self, number: int) -> None:
         """Remove the first ``number`` entries.
@@ -271,8 +273,8 @@ class RecordIndex:
         The arrays are shortened only when enough entries have been dropped, so that an entry is
         copied a few times at most.
         """
-        if self.gone:
-            self._forget_gone(0, number)
+        if self.removed:
+            self._drop_removed(0, number)
         if self.dead_entries:
             self.dead_entries -= self._sizes[self._front : self._front + number].count(0)
         self._front += number
@@ -284,15 +286,15 @@ class RecordIndex:
             self._front = 0
 
     def replace(
-        self, first: int, stop: int, entries: Sequence[IndexEntry], gone: Sequence[int]
+        self, first: int, stop: int, entries: Sequence[IndexEntry], removed: Sequence[int]
     ) -> None:
         """Replace the entries ``first`` to ``stop`` (exclusive) with ``entries``.
 
-        ``gone`` has the number of removed records of each new entry, which is less than all of its
-        records.
+        ``removed`` has the number of removed records of each new entry, which is less than all of
+        its records.
         """
         assert first < stop, "at least one entry is replaced"
-        self._forget_gone(first, stop)
+        self._drop_removed(first, stop)
         start, end = first + self._front, stop + self._front
         self.dead_entries -= self._sizes[start:end].count(0)
         self._first_seqs[start:end] = array("Q", [entry.first_seq for entry in entries])
@@ -302,16 +304,16 @@ class RecordIndex:
         )
         self._sizes[start:end] = array("I", [entry.size for entry in entries])
         self._ts[start:end] = array("q", [entry.ts for entry in entries])
-        for entry, count in zip(entries, gone, strict=True):
+        for entry, count in zip(entries, removed, strict=True):
             if count:
-                self._note_gone(entry.first_seq, count)
+                self._add_removed(entry.first_seq, count)
         if self._front == len(self._locators):
             self._reset()
 
-    def _forget_gone(self, first: int, stop: int) -> None:
-        if self.gone:
+    def _drop_removed(self, first: int, stop: int) -> None:
+        if self.removed:
             for first_seq in self._first_seqs[first + self._front : stop + self._front]:
-                self.gone.pop(first_seq, None)
+                self.removed.pop(first_seq, None)
 
     def bytes_used(self) -> int:
         """Return the memory of the arrays in bytes, spare capacity included."""

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 from topics.engine.store import Store, Unreadable, first_live, last_live
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import View, live_runs
+from topics.formats.disk.records import AbstractView, live_runs
 from topics.formats.ranges import IndexRun, SeqRun
 
 
@@ -106,7 +106,7 @@ def _take(topic: Topic, at: int, count: int, size: int) -> None:
 # Live records of an entry
 
 
-class Live(NamedTuple):
+class LiveRecords(NamedTuple):
     """The live records of a part of an entry. ``last_seq`` is 0 if there are none."""
 
     record_count: int
@@ -114,7 +114,7 @@ class Live(NamedTuple):
     last_seq: int
 
 
-def live_of(topic: Topic, at: int, start: int, stop: int, store: Store) -> Live:
+def live_of(topic: Topic, at: int, start: int, stop: int, store: Store) -> LiveRecords:
     """Return the live ones of the records ``start`` to ``stop`` (exclusive) of an entry."""
     first_seq, _, _, _ = topic.index.entry(at)
     deleted, view = deleted_in(topic, at, store), sized_view(topic, at, store)
@@ -123,7 +123,7 @@ def live_of(topic: Topic, at: int, start: int, stop: int, store: Store) -> Live:
         count += end - begin
         size += view.size(begin, end)
         last = first_seq + end - 1
-    return Live(count, size, last)
+    return LiveRecords(count, size, last)
 
 
 def deleted_in(topic: Topic, at: int, store: Store) -> Buffer | None:
@@ -132,10 +132,10 @@ def deleted_in(topic: Topic, at: int, store: Store) -> Buffer | None:
     The store is accessed only if the index has deleted records for the entry.
     """
     first_seq, _, locator, _ = topic.index.entry(at)
-    return store.delete_flags(locator) if first_seq in topic.index.gone else None
+    return store.delete_flags(locator) if first_seq in topic.index.removed else None
 
 
-def sized_view(topic: Topic, at: int, store: Store) -> View:
+def sized_view(topic: Topic, at: int, store: Store) -> AbstractView:
     """Return a view of the records of an entry that is used for their lengths only.
 
     If the records cannot be read, their lengths are estimated, so that damage does not prevent the
@@ -148,7 +148,7 @@ def sized_view(topic: Topic, at: int, store: Store) -> View:
         return _EvenView(count, max(size // topic.index.live_count(at), 1))
 
 
-class _EvenView(View):
+class _EvenView(AbstractView):
     """Replaces a view whose lengths cannot be read. All records have the same size."""
 
     def __init__(self, count: int, size: int) -> None:
@@ -222,7 +222,7 @@ def _first_live_seq(topic: Topic, store: Store) -> int:
         return max(topic.start_seq, topic.head_seq + 1)
     first_seq, count, locator, _ = topic.index.entry(0)
     start = max(topic.start_seq, first_seq)
-    deleted = store.delete_flags(locator) if first_seq in topic.index.gone else None
+    deleted = store.delete_flags(locator) if first_seq in topic.index.removed else None
     return start if deleted is None else first_seq + first_live(deleted, start - first_seq, count)
 
 
@@ -238,15 +238,15 @@ def delete_runs(
     """
     if topic.jobs is not None and not are_finished:
         runs = tuple(runs)
-        topic.jobs.forget_runs(runs)
+        topic.jobs.remove_runs(runs)
     index, start_seq, of_entry = topic.index, topic.start_seq, -1
-    pieces: list[IndexRun] = []
+    chunks: list[IndexRun] = []
     entry_first = entry_end = 0
     for first, length in runs:
         seq, end = max(first, start_seq), first + length
         # Deletes often name many short runs of one entry.
         if entry_first <= seq < end <= entry_end:  # most runs are in the entry of the previous run
-            pieces.append((seq - entry_first, end - entry_first))
+            chunks.append((seq - entry_first, end - entry_first))
             continue
         at = index.find(seq)
         while at < len(index) and seq < end:
@@ -255,35 +255,35 @@ def delete_runs(
                 break
             # Collect all runs of one entry, so that its flags are written once.
             if at != of_entry:
-                if pieces:
-                    _delete_in_entry(topic, of_entry, pieces, store)
-                of_entry, pieces = at, []
+                if chunks:
+                    _delete_in_entry(topic, of_entry, chunks, store)
+                of_entry, chunks = at, []
                 entry_first, entry_end = first_seq, first_seq + count if size else 0
             if size:
-                pieces.append((max(seq - first_seq, 0), min(end - first_seq, count)))
+                chunks.append((max(seq - first_seq, 0), min(end - first_seq, count)))
             at += 1
-    if pieces:
-        _delete_in_entry(topic, of_entry, pieces, store)
+    if chunks:
+        _delete_in_entry(topic, of_entry, chunks, store)
     settle(topic, store)
 
 
-def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store) -> None:
+def _delete_in_entry(topic: Topic, at: int, chunks: list[IndexRun], store: Store) -> None:
     """Flag the records of these runs of an entry as deleted, and update the counters."""
-    first_seq, whole, locator, left = topic.index.entry(at)
-    live, count, size = pieces, whole, left
-    if pieces != [(0, whole)] or first_seq in topic.index.gone:
+    first_seq, total, locator, left = topic.index.entry(at)
+    live, count, size = chunks, total, left
+    if chunks != [(0, total)] or first_seq in topic.index.removed:
         ends = sized_view(topic, at, store).ends
         try:
             deleted = store.delete_flags(locator)
         except Unreadable:  # no reader can read the entry, so its flags do not matter
             deleted = None
         # If some of the records are deleted already, delete only the others.
-        if deleted is not None and 1 in bytes(deleted[pieces[0][0] : pieces[-1][1]]):
-            live = [run for piece in pieces for run in live_runs(deleted, *piece)]
+        if deleted is not None and 1 in bytes(deleted[chunks[0][0] : chunks[-1][1]]):
+            live = [run for chunk in chunks for run in live_runs(deleted, *chunk)]
         count = size = 0
         for start, stop in live:
             count += stop - start
             size += ends[stop - 1] - (ends[start - 1] if start else 0)
     if count:
-        store.flag_deleted(locator, whole, live, size)
+        store.flag_deleted(locator, total, live, size)
         _take(topic, at, count, size)

@@ -99,18 +99,18 @@ def _replace(
     """Replace one run of entries. Return the locators of the extents without live records."""
     index = topic.index
     locators, (live_count, live_bytes) = index.locators(start, stop), index.totals(start, stop)
-    used, gone, unused = list[IndexEntry](), list[int](), list[Locator]()
+    used, removed, unused = list[IndexEntry](), list[int](), list[Locator]()
     for extent in extents:
         count, size = _live_between(topic, extent.first_seq, extent.last_seq + 1, store)
         if count:
             used.append(extent._replace(size=size))
-            gone.append(extent.record_count - count)
+            removed.append(extent.record_count - count)
         else:
             unused.append(extent.locator)
-    live = sum(extent.record_count for extent in used) - sum(gone)
+    live = sum(extent.record_count for extent in used) - sum(removed)
     # The live records of the old entries must all be in the new extents.
     assert live == live_count, "the new extents have the same number of live records"
-    index.replace(start, stop, used, gone)
+    index.replace(start, stop, used, removed)
     # The old sizes may have been estimated, if records could not be read temporarily.
     topic.bytes += sum(extent.size for extent in used) - live_bytes
     store.release(locators)
@@ -126,9 +126,9 @@ def _live_between(topic: Topic, start: int, end: int, store: Store) -> tuple[int
     whole_from = first + (first in cut)
     count, size = index.totals(whole_from, stop) if whole_from < stop else (0, 0)
     for at in cut:
-        first_seq, whole, _, _ = index.entry(at)
+        first_seq, total, _, _ = index.entry(at)
         begin = max(start, topic.start_seq, first_seq) - first_seq
-        live = live_of(topic, at, begin, min(end - first_seq, whole), store)
+        live = live_of(topic, at, begin, min(end - first_seq, total), store)
         count += live.record_count
         size += live.size
     return count, size

@@ -8,8 +8,8 @@
 Without a checkpoint, the replay begins with the first frame that was ever written. With a
 checkpoint, some frames are replayed over a state that is newer than they are. ``checkpointed``
 marks a frame below the LSN of the checkpoint. Such a frame may repeat known changes, or refer to a
-topic that was deleted since. Every other frame must follow on the state before it, or `Misfit` is
-raised.
+topic that was deleted since. Every other frame must follow on the state before it, or
+`StateMismatch` is raised.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from topics.formats.disk.frames import FrameHeader
 from topics.formats.ranges import SeqRange
 
 
-class Misfit(Exception):
+class StateMismatch(Exception):
     """A frame or an extent does not follow on the state before it, because data are corrupt or
     missing.
     """
 
 
-class Doubt(NamedTuple):
+class UncertainHead(NamedTuple):
     """Up to ``seqs`` seqs may have been lost after ``head_seq``.
 
     This only applies if ``head_seq`` is still the head of the topic after the replay.
@@ -47,11 +47,11 @@ class Doubt(NamedTuple):
 class Replay:
     """A replay in progress, over the topics of one table."""
 
-    __slots__ = ("_configs", "_heads", "_lsn", "_lsns", "doubts", "orphans", "table")
+    __slots__ = ("_configs", "_heads", "_lsn", "_lsns", "orphans", "table", "uncertain_heads")
 
     def __init__(self, table: TopicTable) -> None:
         self.table = table
-        self.doubts: dict[int, Doubt] = {}  # by topic id
+        self.uncertain_heads: dict[int, UncertainHead] = {}  # by topic id
         # Lost seqs of unknown topics, by topic id. The frame that created such a topic is lost,
         # too.
         self.orphans: dict[int, list[SeqRange]] = {}
@@ -88,7 +88,7 @@ class Replay:
         """
         return self._heads.get(topic.id, 0)
 
-    def news_from(self, topic: Topic) -> int:
+    def covered_lsn(self, topic: Topic) -> int:
         """Return the LSN below which the checkpoint contains the effects of the topic's frames.
 
         The caps and settings of frames below it are not applied again. It is 0 if the checkpoint
@@ -96,20 +96,20 @@ class Replay:
         """
         return self._lsns.get(topic.id, self._lsn) if topic.id in self._heads else 0
 
-    def doubt_heads(self, lsn: int, count: int) -> None:
+    def mark_heads_uncertain(self, lsn: int, count: int) -> None:
         """Note that frames at this LSN cannot be read.
 
         Each topic may have lost up to ``count`` seqs in them.
         """
         for topic in self.table.by_id.values():
-            if lsn < self.news_from(topic):
+            if lsn < self.covered_lsn(topic):
                 continue
             head_seq = max(topic.head_seq, self.restored_head(topic))
-            before = self.doubts.get(topic.id)
+            before = self.uncertain_heads.get(topic.id)
             more = before.seqs if before is not None and before.head_seq == head_seq else 0
-            self.doubts[topic.id] = Doubt(head_seq, more + count)
+            self.uncertain_heads[topic.id] = UncertainHead(head_seq, more + count)
 
-    def is_ahead(self, header: FrameHeader) -> bool:
+    def is_newer(self, header: FrameHeader) -> bool:
         """Return whether a frame belongs to a topic of the checkpoint and is newer than the
         checkpoint.
         """
@@ -117,12 +117,12 @@ class Replay:
         return topic_id in self._heads and header.lsn >= self._lsns.get(topic_id, self._lsn)
 
     def topic_of(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
-        """Return the topic of a frame, or None if it was deleted since. Raise `Misfit` if it is
-        unknown.
+        """Return the topic of a frame, or None if it was deleted since. Raise `StateMismatch` if it
+        is unknown.
         """
         topic = self.table.by_id.get(header.topic_id)
         if topic is None and not checkpointed:
-            raise Misfit("unknown topic")
+            raise StateMismatch("unknown topic")
         return topic
 
     def raise_floors(self, topic: Topic, floors: Floors, start_seq: int) -> None:

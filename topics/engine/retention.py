@@ -33,7 +33,7 @@ from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.errors import TopicFull
 from topics.formats.api.topic_config import TopicConfig
-from topics.formats.disk.records import View, live_runs
+from topics.formats.disk.records import AbstractView, live_runs
 
 # Number of index entries whose totals are computed in one step.
 TOTALS_STEP_ENTRIES = 256
@@ -75,7 +75,7 @@ def count_beyond(topic: Topic, config: TopicConfig, now_ts: int, store: Store) -
     return count_below(topic, seq, store)
 
 
-def check_room(config: TopicConfig, count: int, size: int, name: str) -> None:
+def check_capacity(config: TopicConfig, count: int, size: int, name: str) -> None:
     """Raise `TopicFull` if the topic rejects writes when full, and would exceed its caps."""
     if config.discard == "reject" and not _fits(config, count, size):
         raise TopicFull(
@@ -155,7 +155,7 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
     ttl_ms, index = topic.committed.ttl_ms, topic.index
     if not ttl_ms or not topic.count:
         return None
-    first_seq, _, locator, _, ts = index.whole_entry(0)
+    first_seq, _, locator, _, ts = index.full_entry(0)
     start = topic.start_seq - first_seq
     if start > 0 and is_extent(locator):
         try:
@@ -164,7 +164,7 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
             ts = sys.maxsize
         # If no record from ``start`` on can be read, the next entry determines the time.
         if ts == sys.maxsize:
-            return index.whole_entry(1).ts + ttl_ms + 1 if len(index) > 1 else None
+            return index.full_entry(1).ts + ttl_ms + 1 if len(index) > 1 else None
     return ts + ttl_ms + 1
 
 
@@ -189,7 +189,7 @@ def _first_not_before(topic: Topic, ts: int, store: Store) -> int:
     return first_seq + bisect_left(range(count), ts, start, key=lambda index: _ts(view, index))
 
 
-def _ts(view: View, index: int) -> int:
+def _ts(view: AbstractView, index: int) -> int:
     """Return the ``$ts`` of a record. For a damaged record, return that of the next readable one.
 
     Return ``sys.maxsize`` if there is none.

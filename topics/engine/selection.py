@@ -15,7 +15,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from topics.engine.changes.delete_records import SLICE_ENTRIES, SLICE_LOOKS, matching_slice
+from topics.engine.changes.delete_records import SLICE_ENTRIES, SLICE_SEARCH_MAX, matching_slice
 from topics.engine.removal import deleted_in
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
@@ -89,7 +89,7 @@ class Selection:
         """Return the live seqs of a slice, and the seq at which the next slice begins."""
         topic, index, seqs = self._topic, self._topic.index, list[int]()
         begin = max(self._next, topic.start_seq)
-        bound = min(self._bound, begin + SLICE_LOOKS)
+        bound = min(self._bound, begin + SLICE_SEARCH_MAX)
         start = index.find(begin)
         stop = min(index.find(bound) + 1, start + SLICE_ENTRIES, len(index))
         for at in range(start, stop):

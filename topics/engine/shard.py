@@ -13,11 +13,11 @@ last one first.
 
 from __future__ import annotations
 
-from topics.engine.ahead import AheadOfClock
 from topics.engine.changes import floor
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.floor import FloorMoved
+from topics.engine.future_timestamps import FutureTimestamps
 from topics.engine.locators import Locator
 from topics.engine.now import Now
 from topics.engine.quota import ByteQuota, SharedCap
@@ -37,7 +37,7 @@ class ShardEngine:
         self.table = table = TopicTable(shard, shards)
         self.topics, self.by_id, self.topic = table.by_name, table.by_id, table.topic
         self.names, self.delete_flags, self.routers = table.names, table.delete_flags, table.routers
-        self.ahead = AheadOfClock()
+        self.future_timestamps = FutureTimestamps()
         self._unswept: list[int] = []
 
     @property
@@ -126,11 +126,11 @@ class ShardEngine:
     def limit(self, topic_cap: SharedCap | None, byte_quota: ByteQuota | None) -> None:
         """Apply these caps, which all shards share, to the topics of this shard (§11).
 
-        The existing topics must be counted against the caps already (`count_held`).
+        The existing topics must be counted against the caps already (`count_charged`).
         """
         self.table.topic_cap, self.table.byte_quota = topic_cap, byte_quota
 
-    def count_held(self) -> tuple[int, int]:
+    def count_charged(self) -> tuple[int, int]:
         """Return the number of topics and the bytes that they are charged for.
 
         No change may be pending.

@@ -19,8 +19,8 @@ from topics.engine.queue.ledger import keeps_leases
 from topics.engine.queue.queue_replay import ledger_of, open_ledger
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import trim
-from topics.engine.replay import Misfit, Replay
-from topics.engine.routing.derivations import Derivation, note_derivation
+from topics.engine.replay import Replay, StateMismatch
+from topics.engine.routing.derivations import Derivation, set_derivation
 from topics.engine.routing.graph import Router
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
@@ -36,7 +36,7 @@ SOURCES_PER_STEP = 64
 # Creation
 
 
-def items_to_keep(
+def checkpoint_items(
     table: TopicTable,
     known: Mapping[str, Any],
     position_of: Callable[[Topic], int],
@@ -52,17 +52,17 @@ def items_to_keep(
     shard stops.
     """
     yield {**snapshot_shard(table), **known}
-    for count, topic in enumerate(topics_to_keep(table), 1):
+    for count, topic in enumerate(topic_items(table), 1):
         yield snapshot_topic(topic, position_of(topic))
-        for part in jobs_to_keep(topic, now(), is_last=is_last):
+        for part in job_items(topic, now(), is_last=is_last):
             yield {"id": topic.id, "jobs": part}
             yield None
-        found = keys_to_keep(topic, now())
+        found = key_items(topic, now())
         while some := list(islice(found, KEYS_PER_STEP)):
             if keys := b"".join(key for key in some if key is not None):
                 yield {"id": topic.id, "digests": keys}
             yield None
-        moved = moved_to_keep(topic)
+        moved = moved_key_items(topic)
         while parts := list(islice(moved, SOURCES_PER_STEP)):
             yield {"id": topic.id, "moved": parts}
             yield None
@@ -88,7 +88,7 @@ def snapshot_shard(table: TopicTable) -> dict[str, Any]:
     return kept
 
 
-def topics_to_keep(table: TopicTable) -> Iterator[Topic]:
+def topic_items(table: TopicTable) -> Iterator[Topic]:
     """Yield the topics for a checkpoint. Topics may be changed, created or deleted between two
     steps.
     """
@@ -102,7 +102,7 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     """Return the committed state of a topic for a checkpoint.
 
     Every frame of the topic below ``lsn`` is committed, and no frame from there on. The jobs of a
-    queue follow in parts (`jobs_to_keep`).
+    queue follow in parts (`job_items`).
     """
     kept = {
         "id": topic.id,
@@ -129,7 +129,7 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     return kept
 
 
-def jobs_to_keep(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
+def job_items(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
     """Yield parts of the jobs, after `snapshot_topic`. The topic may change between two steps.
 
     Changes of leases are effective before they are committed. So a part may contain the effects of
@@ -149,7 +149,7 @@ def jobs_to_keep(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[d
         yield from (ledger.pack() for ledger in ledgers)
 
 
-def keys_to_keep(topic: Topic, now: Now) -> Iterator[bytes | None]:
+def key_items(topic: Topic, now: Now) -> Iterator[bytes | None]:
     """Yield the valid idempotency keys that no segment contains, each as a `KEY_ROW`.
 
     No segment contains a key if no record of its write is left. None is yielded for a key that is
@@ -160,18 +160,18 @@ def keys_to_keep(topic: Topic, now: Now) -> Iterator[bytes | None]:
     ):
         at = topic.index.find(first_seq)
         # The write counts as removed if no entry of the index contains its first seq.
-        is_gone = (
+        is_deleted = (
             first_seq < topic.start_seq
             or at == len(topic.index)
             or topic.index.entry(at)[0] > first_seq
         )
-        if is_gone:
+        if is_deleted:
             yield KEY_ROW.pack(digest, first_seq, count, now.ts - (now.ms - at_ms))
         else:
             yield None
 
 
-def moved_to_keep(topic: Topic) -> Iterator[Part]:
+def moved_key_items(topic: Topic) -> Iterator[Part]:
     """Yield the keys of copies, source by source, without the copies that a restart loses.
 
     The topic may change between two steps.
@@ -222,21 +222,21 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     if ledger is not None:
         ledger.dead_lettered = kept["queue"]["dead_lettered"]
     for router, cursor, total in kept.get("derivations", ()):
-        note_derivation(topic, router, Derivation(cursor, total))
+        set_derivation(topic, router, Derivation(cursor, total))
     replay.note_restored(topic, kept["head"], kept["position"])
     replay.table.add(topic)
     return topic
 
 
 def restore_jobs(replay: Replay, topic_id: int, part: Mapping[str, Any]) -> None:
-    """Restore jobs from a part of `jobs_to_keep`, after their topic."""
+    """Restore jobs from a part of `job_items`, after their topic."""
     ledger = ledger_of(replay.table.by_id[topic_id])
     if ledger is not None:
         ledger.unpack(part)
 
 
 def restore_moved(replay: Replay, topic_id: int, parts: Iterable[Part]) -> None:
-    """Restore keys of copies from `moved_to_keep`, after their topic."""
+    """Restore keys of copies from `moved_key_items`, after their topic."""
     dedupe = replay.table.by_id[topic_id].dedupe
     dedupe.moved = dedupe.moved or MovedKeys()
     for part in parts:
@@ -250,14 +250,14 @@ def restore_extent(
 
     ``extent.size`` is the number of all rendered bytes. ``dead_count`` and ``dead_bytes`` are the
     deleted records according to its flags. Return False if the extent has no live records and is
-    not used. Raise `Misfit` if its seqs exist already.
+    not used. Raise `StateMismatch` if its seqs exist already.
     """
     first_seq, count, locator, size, ts = extent
     topic = replay.table.by_id.get(topic_id)
     if topic is None:
         return False
     if first_seq <= topic.head_seq:
-        raise Misfit(f"seq {first_seq} of topic {topic_id} already exists")
+        raise StateMismatch(f"seq {first_seq} of topic {topic_id} already exists")
     topic.sealed_seq = extent.last_seq
     topic.logged_seq = max(topic.logged_seq, extent.last_seq)
     if extent.last_seq < topic.start_seq or dead_count >= count:

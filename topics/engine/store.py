@@ -1,7 +1,7 @@
 """Store: the interface through which the rules access records. It finds records by their locators.
 
 Deleted records are marked by flags. The flags of an extent are in its segment. Other flags are in
-memory (`DeleteFlags`) until the records are sealed.
+memory (`DeleteFlagTable`) until the records are sealed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from topics.engine.locators import Locator
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import View
+from topics.formats.disk.records import AbstractView
 from topics.formats.ranges import IndexRun
 
 # Number of flags that are copied and searched in one step.
@@ -27,7 +27,7 @@ class Unreadable(Exception):
 class Store(Protocol):
     """Finds records by the locators with which they were committed."""
 
-    def records(self, locator: Locator) -> View:
+    def records(self, locator: Locator) -> AbstractView:
         """Return the records at a locator. They are valid until the next change of the store.
 
         Reading them may raise `Unreadable`.
@@ -56,7 +56,7 @@ class Store(Protocol):
         """
 
 
-class DeleteFlags(dict[int, bytes | bytearray]):
+class DeleteFlagTable(dict[int, bytes | bytearray]):
     """Delete flags that are kept in memory, by locator."""
 
     __slots__ = ()
@@ -74,7 +74,7 @@ class DeleteFlags(dict[int, bytes | bytearray]):
             for start, stop in runs:
                 flags[start:stop] = b"\1" * (stop - start)
 
-    def forget(self, locators: Iterable[int]) -> None:
+    def drop(self, locators: Iterable[int]) -> None:
         """Drop the flags of these locators."""
         if self:
             for locator in locators:

@@ -1,10 +1,10 @@
 """Tag index: finds the records with a tag (§5). There is one for each topic and log file, in
 memory. It is dropped completely when the file is sealed.
 
-Tags are JSON strings. The index is a list of portions of 4,096 tags each. A portion is a dict from
+Tags are JSON strings. The index is a list of blocks of 4,096 tags each. A block is a dict from
 tag to seqs. When it is full, its tags are sorted once. No append waits for more work than that,
-because no table of all tags grows and no tables are merged. A lookup searches every portion for a
-tag, or by bisection for a prefix. A million tags are 250 portions, which take about a millisecond.
+because no table of all tags grows and no tables are merged. A lookup searches every block for a
+tag, or by bisection for a prefix. A million tags are 250 blocks, which take about a millisecond.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from topics.formats.api.diff_body import TagMatch
-from topics.formats.disk.packed import PackedTexts
+from topics.formats.disk.packed_texts import PackedTexts
 from topics.formats.json_text import json_string
 
-PORTION_TAGS = 4096
-PORTIONS_FREED_AT_ONCE = 4
-Portion = dict[bytes, "int | array[int]"]
+BLOCK_TAGS = 4096
+BLOCKS_FREED_PER_STEP = 4
+Block = dict[bytes, "int | array[int]"]
 
 
 class TagIndex:
@@ -30,10 +30,10 @@ class TagIndex:
     def __init__(self) -> None:
         self.first_seq = 0  # extents contain the tags of earlier records
         self.last_seq = 0
-        self._open: Portion = {}
+        self._open: Block = {}
         # Each with its sorted tags. Some of these tags may have been removed from the dict since.
-        self._full: list[tuple[Portion, PackedTexts]] = []
-        self._ends = array("Q")  # last seq of each full portion
+        self._full: list[tuple[Block, PackedTexts]] = []
+        self._ends = array("Q")  # last seq of each full block
 
     def add(self, tagged: Iterable[tuple[int, bytes]], first_seq: int) -> None:
         """Add ``(index, tag)`` of the records of a write that begins at ``first_seq``."""
@@ -43,7 +43,7 @@ class TagIndex:
             known = seqs.get(tag)
             if known is None:
                 seqs[tag] = seq
-                if len(seqs) == PORTION_TAGS:
+                if len(seqs) == BLOCK_TAGS:
                     self._full.append((seqs, PackedTexts(sorted(seqs))))
                     self._ends.append(seq)
                     seqs = self._open = {}
@@ -59,61 +59,61 @@ class TagIndex:
         Also return the number of tags that were examined.
         """
         seqs: list[int] = []
-        first, looked = max(first, self.first_seq), 1
-        for portion, tag in self._matching(match, first, stop):
-            found, looked = portion[tag], looked + 1
+        first, cost = max(first, self.first_seq), 1
+        for block, tag in self._matching(match, first, stop):
+            found, cost = block[tag], cost + 1
             if not isinstance(found, int):
                 seqs += found[bisect_left(found, first) : bisect_left(found, stop)]
             elif first <= found < stop:
                 seqs.append(found)
-        return seqs, looked
+        return seqs, cost
 
-    def forget(self, match: TagMatch, first: int, stop: int) -> None:
+    def remove(self, match: TagMatch, first: int, stop: int) -> None:
         """Remove the matching records from ``first`` to ``stop`` (exclusive), which were
         deleted.
         """
-        for portion, tag in list(self._matching(match, first, stop)):
-            found = portion[tag]
+        for block, tag in list(self._matching(match, first, stop)):
+            found = block[tag]
             if not isinstance(found, int):
                 del found[bisect_left(found, first) : bisect_left(found, stop)]
                 if not found:
-                    del portion[tag]
+                    del block[tag]
             elif first <= found < stop:
-                del portion[tag]
+                del block[tag]
 
-    def free_some(self) -> bool:
+    def free_step(self) -> bool:
         """Free a part of the memory. Return True while there is more.
 
         No records can be found in an index that is being freed.
         """
         self._open = {}
-        del self._full[-PORTIONS_FREED_AT_ONCE:]
+        del self._full[-BLOCKS_FREED_PER_STEP:]
         return bool(self._full)
 
-    def _matching(self, match: TagMatch, first: int, stop: int) -> Iterator[tuple[Portion, bytes]]:
-        """Yield the matching tags of the portions that have seqs from ``first`` to ``stop``
+    def _matching(self, match: TagMatch, first: int, stop: int) -> Iterator[tuple[Block, bytes]]:
+        """Yield the matching tags of the blocks that have seqs from ``first`` to ``stop``
         (exclusive).
         """
-        portions = self._portions(first, stop)
+        blocks = self._blocks(first, stop)
         if match.op == "Eq":
             text = json_string(match.text)
-            for portion, _ in portions:
-                if text in portion:
-                    yield portion, text
+            for block, _ in blocks:
+                if text in block:
+                    yield block, text
             return
         prefix = json_prefix(match.text)
-        for portion, tags in portions:
-            for tag in portion if tags is None else tags.starting_with(prefix):
-                if tag.startswith(prefix) and tag in portion:
-                    yield portion, tag
+        for block, tags in blocks:
+            for tag in block if tags is None else tags.starting_with(prefix):
+                if tag.startswith(prefix) and tag in block:
+                    yield block, tag
 
-    def _portions(self, first: int, stop: int) -> list[tuple[Portion, PackedTexts | None]]:
-        """Return the portions that have seqs in this range, each with its sorted tags, or None if
+    def _blocks(self, first: int, stop: int) -> list[tuple[Block, PackedTexts | None]]:
+        """Return the blocks that have seqs in this range, each with its sorted tags, or None if
         it is open.
         """
         ends = self._ends
         at = bisect_left(ends, first)
-        found: list[tuple[Portion, PackedTexts | None]] = []
+        found: list[tuple[Block, PackedTexts | None]] = []
         if first <= self.last_seq:
             found += self._full[at : bisect_left(ends, stop - 1, at) + 1]
             if not ends or ends[-1] + 1 < stop:

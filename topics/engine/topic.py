@@ -2,8 +2,8 @@
 
 - Two heads. ``next_seq`` is the seq that the next write gets. ``head_seq`` is the last committed
   seq: its record is as durable as its durability class promises. Readers see no records above
-  ``head_seq``. If a write fails before it is durable, its seqs are returned (`Topic.give_back`) and
-  the next write gets them.
+  ``head_seq``. If a write fails before it is durable, its seqs are returned (`Topic.release_seqs`)
+  and the next write gets them.
 - Two configs. ``config`` is the result of the latest decision and applies to new writes.
   ``committed`` is the latest durable config and applies to everything that readers can observe,
   such as evictions.
@@ -55,7 +55,7 @@ class Topic:
         *("dedupe", "keys_from_seq"),
         *("last_ts", "last_write_ts", "last_read_ts", "last_read_ms"),
         *("reserved_seq", "reserving_seq"),
-        *("pending", "pending_sync", "pending_bytes", "pending_burnt", "pending_keys"),
+        *("pending", "pending_sync", "pending_bytes", "pending_skipped", "pending_keys"),
         *("charge", "followers"),
     )
 
@@ -70,7 +70,7 @@ class Topic:
         self.id, self.name, self.epoch = topic_id, name, epoch
         self.deleted = False
         self.config = shared_config(config)
-        self.settle_config(self.config)
+        self.commit_config(self.config)
 
         self.head_seq = 0
         self.next_seq = 1
@@ -119,7 +119,7 @@ class Topic:
         self.pending = 0
         self.pending_sync = 0  # number of these changes that wait for a sync
         self.pending_bytes = 0  # bytes of their records
-        self.pending_burnt = 0  # number of seqs that they skip
+        self.pending_skipped = 0  # number of seqs that they skip
         self.pending_keys = _NO_PENDING_KEYS  # idempotency key to the `Append` that uses it
 
         self.charge = 0  # bytes that the topic is charged for, see `engine.quota`
@@ -165,20 +165,20 @@ class Topic:
 
     # Notification of committed changes
 
-    def follow(self, tell: Callable[[Any], object]) -> None:
-        """Call ``tell`` with each committed change of the topic. Registering a function twice has
+    def follow(self, notify: Callable[[Any], object]) -> None:
+        """Call ``notify`` with each committed change of the topic. Registering a function twice has
         no effect.
         """
-        if tell not in self.followers:
-            self.followers += (tell,)
+        if notify not in self.followers:
+            self.followers += (notify,)
 
-    def unfollow(self, tell: Callable[[Any], object]) -> None:
-        """Stop calling ``tell``."""
-        self.followers = tuple(each for each in self.followers if each != tell)
+    def unfollow(self, notify: Callable[[Any], object]) -> None:
+        """Stop calling ``notify``."""
+        self.followers = tuple(each for each in self.followers if each != notify)
 
     # Commit and rollback
 
-    def settle_config(self, config: TopicConfig) -> None:
+    def commit_config(self, config: TopicConfig) -> None:
         """Note that this config is durable."""
         self.committed = config
         self.capped = config.cap_records > 0 or config.cap_bytes > 0
@@ -194,7 +194,7 @@ class Topic:
         self.bytes += size
         self.last_write_ts = ts_ms
 
-    def give_back(self, first_seq: int) -> None:
+    def release_seqs(self, first_seq: int) -> None:
         """Return the seqs of a failed write that begins at ``first_seq``, before any reader has
         seen them.
 
@@ -232,7 +232,7 @@ class Topic:
         """Remove the tag index of a log file, because a segment contains its tags now.
 
         Return the index, or None if there was none. The caller frees it in steps
-        (`TagIndex.free_some`).
+        (`TagIndex.free_step`).
         """
         return self.tags.pop(generation, None) if self.tags is not None else None
 
@@ -249,7 +249,7 @@ class Topic:
         self.reserved_seq = max(self.reserved_seq, ceiling)
         self.reserving_seq = max(self.reserving_seq, ceiling)
 
-    def forget_reservation(self, ceiling: int) -> None:
+    def drop_reservation(self, ceiling: int) -> None:
         """Note that the reservation up to ``ceiling`` failed, and fall back to the durable one.
 
         If an earlier reservation is still in flight, the topic reserves more than it needs, which

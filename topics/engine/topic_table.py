@@ -13,7 +13,7 @@ from typing import Final
 from topics.engine.now import Now
 from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.routing.graph import RouterGraph
-from topics.engine.store import DeleteFlags, Store
+from topics.engine.store import DeleteFlagTable, Store
 from topics.engine.topic import RESERVE_MIN, Topic
 from topics.errors import TopicNotFound
 from topics.formats.api.topic_config import TopicConfig
@@ -47,7 +47,7 @@ class TopicTable:
         # invalid.
         self.next_lease_number = 1
         # Of records in the log or in memory. The store updates it.
-        self.delete_flags = DeleteFlags()
+        self.delete_flags = DeleteFlagTable()
         # All routers of the server. It is empty in the shards that do not own them.
         self.routers = RouterGraph()
         # The topic of changes that concern the shard itself. It is in none of the tables above.
@@ -110,37 +110,37 @@ class TopicTable:
         if self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
 
-    def admit(self, topic: Topic, *, has_place: bool = False) -> None:
+    def admit(self, topic: Topic, *, has_slot: bool = False) -> None:
         """Add a new topic, and count it against the server-wide topic cap.
 
-        ``has_place``: another shard has already reserved the slot for this topic. Raises the errors
+        ``has_slot``: another shard has already reserved the slot for this topic. Raises the errors
         of `SharedCap.take`; in this case the topic is not added.
         """
         if self.topic_cap is not None:
-            if has_place:
+            if has_slot:
                 self.topic_cap.take_reserved()
             else:
                 self.topic_cap.take()
         self.add(topic)
 
-    def dismiss(self, topic: Topic) -> None:
+    def undo_admit(self, topic: Topic) -> None:
         """Undo `admit`: remove the topic and release its share of the caps."""
         self.remove(topic)
-        self.vacate(topic)
+        self.release_caps(topic)
 
-    def vacate(self, topic: Topic) -> None:
+    def release_caps(self, topic: Topic) -> None:
         """Release the slot and the bytes of a topic that was removed permanently."""
         if self.topic_cap is not None:
-            self.topic_cap.give_back()
+            self.topic_cap.release()
         if self.byte_quota is not None:
             self.byte_quota.release(topic)
 
-    def let_go(self, topic: Topic) -> None:
+    def release_reserved_bytes(self, topic: Topic) -> None:
         """Release the bytes held for the first append of the topic, because the append was decided
         or dropped.
         """
         if self.byte_quota is not None:
-            self.byte_quota.let_go(topic)
+            self.byte_quota.release_reserved(topic)
 
     def take_lease_numbers(self, count: int) -> int:
         """Return the first of ``count`` consecutive lease numbers. They are never returned
@@ -160,7 +160,7 @@ class TopicTable:
         """Note that the reservation of `$ts` up to ``ceiling`` is durable."""
         self.reserved_ts = max(self.reserved_ts, ceiling)
 
-    def forget_ts_reservation(self) -> None:
+    def drop_ts_reservation(self) -> None:
         """Note that a reservation of `$ts` failed, and fall back to the durable one."""
         self.reserving_ts = self.reserved_ts
 

@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeAlias
 
-from topics.engine.queue.timetable import NEVER
+from topics.engine.queue.timer_queue import NEVER
 from topics.engine.topic import Topic
 
 CLASSES: Final = {name: at for at, name in enumerate(("fsync", "disk", "memory", "ephemeral"))}
@@ -26,7 +26,7 @@ STEP_TOPICS: Final = 512  # topics per step, which take less than a millisecond
 STALE_MIN: Final = 1024  # a heap with fewer stale times is not rebuilt
 
 
-class Sums(NamedTuple):
+class UsageSums(NamedTuple):
     """The sums over all topics. ``by_class`` has the number of topics of each class, as in
     `CLASSES`.
     """
@@ -41,9 +41,10 @@ class Sums(NamedTuple):
 
 
 Counted: TypeAlias = tuple[int, int, int, int, int, int, int]
-"""The figures of one topic: the index of its class, and the fields of `Sums` after the first."""
+"""The figures of one topic: the index of its class, and the fields of `UsageSums` after the
+first."""
 
-NOTHING: Final[Counted] = (0, 0, 0, 0, 0, 0, 0)
+NO_USAGE: Final[Counted] = (0, 0, 0, 0, 0, 0, 0)
 
 
 class Usage:
@@ -51,10 +52,10 @@ class Usage:
 
     def __init__(self, topics: Iterable[Topic], now_ms: int) -> None:
         self._by_class = [0] * len(CLASSES)
-        self._totals = [0] * len(NOTHING[1:])
+        self._totals = [0] * len(NO_USAGE[1:])
         self._counted: dict[int, Counted] = {}  # by topic id
         self._touched: set[Topic] = set()
-        self._under_way: list[Topic] = []
+        self._in_progress: list[Topic] = []
         # Queues that change with time: a heap of (monotonic ms, topic id), and by topic id the
         # current entry. Other entries of the heap are stale.
         self._times: list[tuple[int, int]] = []
@@ -65,34 +66,34 @@ class Usage:
             self._count(topic, now_ms)
 
     @property
-    def sums(self) -> Sums:
+    def sums(self) -> UsageSums:
         """Return the sums as of the last step."""
-        return Sums(tuple(self._by_class), *self._totals)
+        return UsageSums(tuple(self._by_class), *self._totals)
 
-    def begin_anew(self, topics: Iterable[Topic]) -> None:
+    def reset(self, topics: Iterable[Topic]) -> None:
         """Discard the sums, and schedule all topics to be counted."""
-        self._by_class, self._totals = [0] * len(CLASSES), [0] * len(NOTHING[1:])
+        self._by_class, self._totals = [0] * len(CLASSES), [0] * len(NO_USAGE[1:])
         self._counted.clear()
         self._times.clear()
         self._timed.clear()
-        self._under_way = list(topics)
+        self._in_progress = list(topics)
 
     def begin(self, now_ms: int) -> None:
         """Schedule the changed topics, and the queues whose time has come, to be counted."""
-        self._under_way += self._touched
+        self._in_progress += self._touched
         self._touched.clear()
         while self._times and self._times[0][0] <= now_ms:
             at, topic_id = heapq.heappop(self._times)
             known = self._timed.get(topic_id)
             if known is not None and known[0] == at:
                 del self._timed[topic_id]
-                self._under_way.append(known[1])
+                self._in_progress.append(known[1])
 
     def step(self, now_ms: int) -> bool:
         """Count some of the scheduled topics. Return whether there are more."""
-        for _ in range(min(STEP_TOPICS, len(self._under_way))):
-            self._count(self._under_way.pop(), now_ms)
-        return bool(self._under_way)
+        for _ in range(min(STEP_TOPICS, len(self._in_progress))):
+            self._count(self._in_progress.pop(), now_ms)
+        return bool(self._in_progress)
 
     def _count(self, topic: Topic, now_ms: int) -> None:
         """Count one topic, and update the sums by the difference."""
@@ -101,7 +102,7 @@ class Usage:
             if known is not None:
                 del self._counted[topic.id]
                 self._by_class[known[0]] -= 1
-                self._add(known, NOTHING)
+                self._add(known, NO_USAGE)
             self._timed.pop(topic.id, None)
             return
         after = _counted(topic, now_ms)
@@ -111,7 +112,7 @@ class Usage:
                 self._by_class[after[0]] += 1
                 if known is not None:
                     self._by_class[known[0]] -= 1
-            self._add(known or NOTHING, after)
+            self._add(known or NO_USAGE, after)
         if topic.jobs is not None:
             self._plan(topic, topic.jobs.next_at)
 

@@ -52,7 +52,7 @@ from topics.front.media import accepts_gzip, check_body_media
 from topics.front.queries import find_token, parse_query
 from topics.front.request import Request
 from topics.front.route import BodyRule, Route, RouteMatch
-from topics.front.server_timing import is_asked, parameters_of
+from topics.front.server_timing import is_requested, parameters_of
 
 Match = Callable[[str, bytes], RouteMatch]
 
@@ -116,7 +116,7 @@ class Guard:
             gzip_out=accepts_gzip(fields.joined(b"accept-encoding")),
             wrong_media=wrong_media,
             head=_kept(fields) if route.streams or route.negotiates else None,
-            is_timed=is_asked(query),
+            is_timed=is_requested(query),
         )
 
     def renamed(self, request: Request, topic: str) -> Request | None:

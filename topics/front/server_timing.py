@@ -38,7 +38,7 @@ def parameters_of(route: Route, query: bytes) -> tuple[Parameter[Any], ...]:
     return (*route.parameters, ASKED) if b"server_timing" in query else route.parameters
 
 
-def is_asked(query: Query) -> bool:
+def is_requested(query: Query) -> bool:
     """Return whether the client has requested the field."""
     return query[ASKED]
 

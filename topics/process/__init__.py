@@ -8,16 +8,16 @@ it manages its child processes (`family`) and checks that they are alive (`healt
 
 import sys
 
-from topics.imports import compiled, later, without
+from topics.imports import lazily, load_compiled, without_packages
 
 # Decoders are recursive, and a JSON body may be nested 900 levels deep
 # (`topics.formats.api.nesting`). Python's default limit of 1,000 frames is too small for that.
 RECURSION_LIMIT = 3000
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
-compiled("crc32c", "_crc32c")
+load_compiled("crc32c", "_crc32c")
 # msgspec and structlog import these packages only for pretty tracebacks, asynchronous loggers and
 # older versions of Python. The server uses none of these features, so it skips the imports.
-with without("rich", "greenlet", "typing_extensions"), later("asyncio"):
+with without_packages("rich", "greenlet", "typing_extensions"), lazily("asyncio"):
     import msgspec  # noqa: F401
     import structlog  # noqa: F401

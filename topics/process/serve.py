@@ -35,7 +35,7 @@ from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.errors import ExitCode
-from topics.imports import frozen, later
+from topics.imports import gc_frozen, lazily
 from topics.process.boot import Boot
 from topics.process.children import forbid_dumps, raise_file_limit
 from topics.process.family import Links, Shared, Workers, descriptors_of
@@ -64,7 +64,7 @@ def real_workers(settings: Settings, shared: Shared) -> Workers:
     board, links = shared.board, shared.links
 
     def front() -> None:
-        with frozen():
+        with gc_frozen():
             from topics.process import front
 
         front.main(settings, shared.keys, board, links.of(FRONT), shared.listener)
@@ -81,7 +81,7 @@ def real_workers(settings: Settings, shared: Shared) -> Workers:
 def load_shared() -> None:
     """Import the modules that the front and the shards share."""
     # Trio imports idna and ssl, but the server does not use them.
-    with frozen(), later("idna", "ssl"):
+    with gc_frozen(), lazily("idna", "ssl"):
         import topics.actors.rpc.message_router
         import topics.formats.api.answers
         import topics.process.measure  # noqa: F401
@@ -90,7 +90,7 @@ def load_shared() -> None:
 def load_shard() -> None:
     """Import the modules of the shards."""
     load_shared()
-    with frozen():
+    with gc_frozen():
         import topics.process.shard_writer  # noqa: F401
 
 

@@ -33,7 +33,7 @@ from topics.process.collector import freeze_survivors
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.folders import DirectoryLost, Folders
-from topics.storage.recovery.steps import Shard, recover
+from topics.storage.recovery.shard_recovery import RecoveredShard, recover
 
 LEASE_NUMBER_BITS: Final = 60
 # A thread that needs the interpreter lock waits for one interval before the running thread must
@@ -65,7 +65,7 @@ def main(
     words.state = ShardState.STOPPED
 
 
-def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int) -> Shard:
+def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int) -> RecoveredShard:
     """Recover the shard from its files. Exits if they cannot be read or are damaged."""
 
     def report(share: float) -> None:
@@ -149,7 +149,7 @@ def failure_of(error: OSError) -> StartFailure:
 
 
 async def _serve(
-    settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: Shard
+    settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: RecoveredShard
 ) -> None:
     loop = ShardLoop(shard, index, board, limits_of(settings))
     stop = trio.Event()

@@ -1,7 +1,7 @@
 """Checkpoints: snapshots of a shard's state. A start needs only the log after the newest one.
 
 Each checkpoint is one file (bytes: ``formats/disk/checkpoint.py``). It is written under a temporary
-name in chunks (`PieceBuilder`), the header last, then synced and renamed to NUMBER.ckpt. It is read
+name in chunks (`ChunkBuilder`), the header last, then synced and renamed to NUMBER.ckpt. It is read
 in two passes. The first pass checks every byte, the second pass returns the items. Neither pass
 holds more than one chunk in memory.
 
@@ -19,29 +19,36 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from topics.formats.disk.checkpoint import (
+    CHUNK_HEADER_BYTES,
     HEADER_BYTES,
-    PIECE_HEADER_BYTES,
-    Header,
+    CheckpointHeader,
+    ChunkBuilder,
     Item,
-    PieceBuilder,
     UnknownVersion,
-    check_piece,
+    check_chunk,
+    chunk_length,
     decode_header,
     is_sealed,
-    items_of_piece,
-    piece_length,
+    items_of_chunk,
 )
 from topics.formats.disk.versions import VERSION_AT
-from topics.storage.disk import FULL, Damaged, check_room, make_directory, sync_directory, write_all
+from topics.storage.disk import (
+    FULL,
+    Damaged,
+    check_space,
+    make_directory,
+    sync_directory,
+    write_all,
+)
+from topics.storage.file_names import CHECKPOINT, own_files
 from topics.storage.mapped_file import FILE_ERRORS
-from topics.storage.names import CHECKPOINT, own_files
 
-KEEP = 2
+CHECKPOINTS_KEPT = 2
 SUFFIX, ASIDE = ".ckpt", ".tmp"
 RESERVE_NAME = "next.reserve"
 RESERVE_MIN_BYTES = 1 << 20
 COPY_BYTES = 1 << 20
-Beat = Callable[[], None]
+Heartbeat = Callable[[], None]
 
 
 class Checkpoint(NamedTuple):
@@ -81,7 +88,7 @@ class Checkpoint(NamedTuple):
         return (item for item in self.items() if "config" in item)
 
 
-class Kept(NamedTuple):
+class CheckpointNeeds(NamedTuple):
     """The data that an existing checkpoint needs: the log from ``replay_from`` on, and segments."""
 
     replay_from: int
@@ -104,18 +111,18 @@ class CheckpointWriter:
         self._folder, self._earlier = folder, _paths(folder)
         number = int(self._earlier[0].stem, 16) + 1 if self._earlier else 1
         self.path = folder / f"{number:016x}{SUFFIX}"
-        self._aside = self.path.with_name(self.path.name + ASIDE)
+        self._temporary_path = self.path.with_name(self.path.name + ASIDE)
         self._reserve, self._fd, self._end = folder / RESERVE_NAME, -1, HEADER_BYTES
         self._has_reserve = False  # whether the temporary file was the reserve
         try:
-            self._fd = _open(self._aside, os.O_CREAT | os.O_TRUNC)
+            self._fd = _open(self._temporary_path, os.O_CREAT | os.O_TRUNC)
         except OSError as error:
             self._move_into_reserve(error)
 
-    def write(self, piece: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Write the next chunk. If this raises OSError, the caller must call `abandon`."""
-        self._write(piece, self._end)
-        self._end += len(piece)
+        self._write(chunk, self._end)
+        self._end += len(chunk)
 
     def finish(self, header: bytes, pinned: Path | None = None) -> None:
         """Make the checkpoint durable and remove older ones.
@@ -126,7 +133,7 @@ class CheckpointWriter:
         try:
             self._write(header, 0)
             self._sync()
-            self._aside.replace(self.path)
+            self._temporary_path.replace(self.path)
             sync_directory(self._folder)
         except OSError:
             self.abandon()
@@ -137,12 +144,12 @@ class CheckpointWriter:
         self._close()
         with contextlib.suppress(OSError):  # the next checkpoint tries again
             # Keep an intact checkpoint, because a start would need it if the new one is damaged.
-            kept = next((old for old in self._earlier if is_whole(old)), None)
+            kept = next((old for old in self._earlier if is_intact(old)), None)
             for old in self._earlier:
                 if old not in (kept, pinned):
                     old.unlink()
         with contextlib.suppress(OSError):
-            keep_room(self._folder, self._end)
+            reserve_space(self._folder, self._end)
 
     def abandon(self) -> None:
         """Remove the temporary file, or rename it back to the reserve.
@@ -151,10 +158,10 @@ class CheckpointWriter:
         """
         self._close()
         with contextlib.suppress(OSError):
-            if self._has_reserve and self._aside.exists():
-                self._aside.replace(self._reserve)
+            if self._has_reserve and self._temporary_path.exists():
+                self._temporary_path.replace(self._reserve)
             else:
-                self._aside.unlink(missing_ok=True)
+                self._temporary_path.unlink(missing_ok=True)
 
     def _close(self) -> None:
         if self._fd >= 0:
@@ -177,7 +184,7 @@ class CheckpointWriter:
             self._move_into_reserve(error)
             os.ftruncate(self._fd, self._end)
             # After a failed sync, the copied bytes may differ from the written ones.
-            if not is_whole(self._aside):
+            if not is_intact(self._temporary_path):
                 raise
             os.fdatasync(self._fd)
 
@@ -193,7 +200,7 @@ class CheckpointWriter:
             for offset in range(0, self._end if self._fd >= 0 else 0, COPY_BYTES):
                 length = min(COPY_BYTES, self._end - offset)
                 write_all(fd, [os.pread(self._fd, length, offset)], offset)
-            self._reserve.replace(self._aside)
+            self._reserve.replace(self._temporary_path)
             self._has_reserve = True
         except BaseException:
             os.close(fd)
@@ -209,12 +216,12 @@ def write(
 
     Raise OSError if the checkpoint could not be made durable.
     """
-    writer, builder = CheckpointWriter(folder), PieceBuilder()
+    writer, builder = CheckpointWriter(folder), ChunkBuilder()
     try:
         for item in items:
-            piece = builder.add(item)
-            if piece is not None:
-                writer.write(piece)
+            chunk = builder.add(item)
+            if chunk is not None:
+                writer.write(chunk)
         writer.write(builder.take() or b"")
     except BaseException:
         writer.abandon()
@@ -226,7 +233,7 @@ def _open(path: Path, flags: int) -> int:
     return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
 
 
-def keep_room(folder: Path, size: int = 0) -> None:
+def reserve_space(folder: Path, size: int = 0) -> None:
     """Reserve space for the next checkpoint. ``size`` is the length of the last one in bytes.
 
     Raise OSError if the disk has no space for it.
@@ -236,7 +243,7 @@ def keep_room(folder: Path, size: int = 0) -> None:
     try:
         held = os.fstat(fd).st_size
         if held < wanted:
-            check_room(folder, wanted - held)
+            check_space(folder, wanted - held)
             os.posix_fallocate(fd, 0, wanted)
     finally:
         os.close(fd)
@@ -245,17 +252,17 @@ def keep_room(folder: Path, size: int = 0) -> None:
 # Reading
 
 
-def _nothing() -> None:
+def _no_heartbeat() -> None:
     pass
 
 
-def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
+def read(path: Path, heartbeat: Heartbeat = _no_heartbeat) -> Checkpoint | None:
     """Return the checkpoint, or None if the file is not intact.
 
-    Raise `Damaged` if its version is unknown, and OSError if it cannot be read. ``beat`` is called
-    after each chunk.
+    Raise `Damaged` if its version is unknown, and OSError if it cannot be read. ``heartbeat`` is
+    called after each chunk.
     """
-    if not is_whole(path, beat):
+    if not is_intact(path, heartbeat):
         return None
     with path.open("rb") as file:
         header = decode_header(file.read(HEADER_BYTES))
@@ -265,10 +272,10 @@ def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
     return Checkpoint(path, header.lsn, header.replay_from, header.clean, shard)
 
 
-def is_whole(path: Path, beat: Beat = _nothing) -> bool:
+def is_intact(path: Path, heartbeat: Heartbeat = _no_heartbeat) -> bool:
     """Return whether every byte of the file is intact.
 
-    Raise `Damaged` if its version is unknown. ``beat`` is called after each chunk.
+    Raise `Damaged` if its version is unknown. ``heartbeat`` is called after each chunk.
     """
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
@@ -279,9 +286,9 @@ def is_whole(path: Path, beat: Beat = _nothing) -> bool:
         if header is None or os.fstat(file.fileno()).st_size != HEADER_BYTES + header.body_len:
             return False
         crc: int | None = 0
-        for _, found in _pieces(file, header):
+        for _, found in _chunks(file, header):
             crc = found
-            beat()
+            heartbeat()
         return crc is not None and is_sealed(header, head, crc)
 
 
@@ -290,13 +297,13 @@ def _items(path: Path) -> Iterator[Item]:
     with path.open("rb") as file:
         header = decode_header(file.read(HEADER_BYTES))
         assert header is not None, "the file was checked"
-        for body, crc in _pieces(file, header):
+        for body, crc in _chunks(file, header):
             if crc is None:
                 raise Damaged(path, file.tell(), "the checkpoint changed while it was read")
-            yield from items_of_piece(body)
+            yield from items_of_chunk(body)
 
 
-def _pieces(file: BinaryIO, header: Header) -> Iterator[tuple[bytes, int | None]]:
+def _chunks(file: BinaryIO, header: CheckpointHeader) -> Iterator[tuple[bytes, int | None]]:
     """Yield the body and the checksum of each chunk.
 
     The checksum is None for a damaged chunk, after which the iterator stops.
@@ -304,26 +311,26 @@ def _pieces(file: BinaryIO, header: Header) -> Iterator[tuple[bytes, int | None]
     crc: int | None = 0
     left = header.body_len
     while left and crc is not None:
-        head = file.read(PIECE_HEADER_BYTES)
-        if len(head) < PIECE_HEADER_BYTES or piece_length(head) > left - PIECE_HEADER_BYTES:
+        head = file.read(CHUNK_HEADER_BYTES)
+        if len(head) < CHUNK_HEADER_BYTES or chunk_length(head) > left - CHUNK_HEADER_BYTES:
             yield b"", None
             return
-        body = file.read(piece_length(head))
-        left -= PIECE_HEADER_BYTES + len(body)
-        crc = check_piece(head, body, crc)
+        body = file.read(chunk_length(head))
+        left -= CHUNK_HEADER_BYTES + len(body)
+        crc = check_chunk(head, body, crc)
         yield body, crc
 
 
-def whole(folder: Path, beat: Beat = _nothing) -> list[Checkpoint]:
+def intact_checkpoints(folder: Path, heartbeat: Heartbeat = _no_heartbeat) -> list[Checkpoint]:
     """Return all intact checkpoints, newest first. Raise `Damaged` at an unknown version."""
-    found = [_read_if_possible(path, beat) for path in _paths(folder)]
+    found = [_read_if_possible(path, heartbeat) for path in _paths(folder)]
     return [checkpoint for checkpoint in found if checkpoint is not None]
 
 
-def _read_if_possible(path: Path, beat: Beat) -> Checkpoint | None:
+def _read_if_possible(path: Path, heartbeat: Heartbeat) -> Checkpoint | None:
     """Return the checkpoint, or None if the file is not intact or the disk cannot read it."""
     try:
-        return read(path, beat)
+        return read(path, heartbeat)
     except OSError as error:
         if error.errno not in FILE_ERRORS:
             raise

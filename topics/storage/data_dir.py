@@ -55,7 +55,7 @@ _NO_LOCKS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP
 MOVED = "the data directory, or a folder in it, was moved, replaced or removed"
 UNLOCKED = "the file LOCK of the data directory was replaced or removed"
 # The only names, besides hidden ones, that a directory without meta may contain.
-_OURS = frozenset({"LOCK", "meta", "meta.new", "lost+found"})
+_OWN_NAMES = frozenset({"LOCK", "meta", "meta.new", "lost+found"})
 
 
 class DataDirectoryInUse(Exception):
@@ -70,7 +70,7 @@ class NotADataDirectory(Exception):
     """The path is wrong: it is missing, a file, or a directory that contains other data."""
 
 
-def check_place(path: Path) -> None:
+def check_path(path: Path) -> None:
     """Raise `NotADataDirectory` if ``path`` cannot be a data directory. Nothing is changed."""
     for folder in (path, *path.absolute().parents):
         if folder.exists():
@@ -79,10 +79,10 @@ def check_place(path: Path) -> None:
             break
     if not path.is_dir() or (path / "meta").exists():
         return
-    strangers = _strangers(path)
+    foreign_names = _foreign_names(path)
     # A directory with our folders is a data directory that has lost its meta, which is damage.
-    if strangers and not FOLDERS & {*strangers}:
-        held = ", ".join(strangers[:5])
+    if foreign_names and not FOLDERS & {*foreign_names}:
+        held = ", ".join(foreign_names[:5])
         raise NotADataDirectory(f"{path} is not a data directory and not empty: it contains {held}")
 
 
@@ -93,7 +93,7 @@ class _Expected(NamedTuple):
     found: Identity
     reason: str
 
-    def is_there(self) -> bool:
+    def is_present(self) -> bool:
         """Return whether the expected file is at the path.
 
         Also return True if the disk reports an error, because the next write reports it, too.
@@ -115,12 +115,14 @@ class DataDirectory:
         """
         path = path.absolute()
         _make(path)
-        _refuse_strangers(path)  # before LOCK is created, so that a foreign directory is unchanged
+        _refuse_foreign_files(
+            path
+        )  # before LOCK is created, so that a foreign directory is unchanged
         self._descriptors: list[int] = []
         try:
-            root = self._hold(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            root = self._keep_open(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             locks_folder = _flock(path, root, fcntl.LOCK_EX)
-            lock = self._hold(_lock(path))
+            lock = self._keep_open(_lock(path))
             stored = read_meta(path)
             self.is_new = stored is None
             self.shards, self.promotions = stored or Meta(shards)
@@ -129,7 +131,7 @@ class DataDirectory:
                 write_meta(path, shards)
             # Network file systems cannot lock a directory.
             if not locks_folder:
-                meta = self._hold(os.open(path / "meta", os.O_RDWR | os.O_CLOEXEC))
+                meta = self._keep_open(os.open(path / "meta", os.O_RDWR | os.O_CLOEXEC))
                 _flock(path, meta, fcntl.LOCK_EX)
             self._root = held_path(root)
             # Check that paths through /proc lead to the opened directory.
@@ -141,7 +143,7 @@ class DataDirectory:
             ]
             self.folders = [self._folders(path, shard) for shard in range(self.shards)]
             # Fail if the directory was replaced while it was opened.
-            _OwnCheck(self._expected)()
+            _OwnershipCheck(self._expected)()
         except BaseException:
             self.close()
             raise
@@ -154,7 +156,7 @@ class DataDirectory:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _hold(self, fd: int) -> int:
+    def _keep_open(self, fd: int) -> int:
         self._descriptors.append(fd)
         return fd
 
@@ -166,7 +168,7 @@ class DataDirectory:
             for part, folder in zip(PARTS, own, strict=True)
             if (found := identity_at(folder)) is not None
         ]
-        check = _OwnCheck([*self._expected, *expected])
+        check = _OwnershipCheck([*self._expected, *expected])
         return Folders(shard, self._root, wal, checkpoint, blob, segment, check)
 
     def _folder(self, part: str, name: str) -> Path:
@@ -178,12 +180,14 @@ class DataDirectory:
         path = self._root / part / name
         try:
             make_directory(path)
-            return held_path(self._hold(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+            return held_path(
+                self._keep_open(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            )
         except OSError:
             return path
 
 
-class _OwnCheck:
+class _OwnershipCheck:
     """Implement `topics.storage.folders.Check`.
 
     The quick check tests only ``LOCK``, the second path. ``LOCK`` is inside the directory, so this
@@ -194,20 +198,20 @@ class _OwnCheck:
         self._expected = expected
 
     def __call__(self, *, quick: bool = False) -> None:
-        if quick and self._expected[1].is_there():
+        if quick and self._expected[1].is_present():
             return
         for each in self._expected:
-            if not each.is_there():
+            if not each.is_present():
                 raise DirectoryLost(each.reason)
 
 
-def held_for_repair(path: Path) -> contextlib.AbstractContextManager[int]:
-    """Like `held_for_reading`, but no other command may read the directory at the same time."""
-    return held_for_reading(path, fcntl.LOCK_EX)
+def locked_for_repair(path: Path) -> contextlib.AbstractContextManager[int]:
+    """Like `locked_for_reading`, but no other command may read the directory at the same time."""
+    return locked_for_reading(path, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager
-def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int]:
+def locked_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int]:
     """Lock a directory that no server uses, and yield its shard count.
 
     No server can use the directory while the context is active. Nothing in it is changed.
@@ -331,7 +335,7 @@ def read_meta(path: Path) -> Meta | None:
     """Return the fields of ``meta``, or None in a new directory. Raise `DataDirectoryDamaged`."""
     meta = path / "meta"
     if not meta.exists():
-        _refuse_strangers(path)
+        _refuse_foreign_files(path)
         return None
     try:
         return decode_meta(meta.read_bytes())
@@ -339,19 +343,19 @@ def read_meta(path: Path) -> Meta | None:
         raise DataDirectoryDamaged(f"{meta}: {error}") from None
 
 
-def _refuse_strangers(path: Path) -> None:
-    if not (path / "meta").exists() and (strangers := _strangers(path)):
+def _refuse_foreign_files(path: Path) -> None:
+    if not (path / "meta").exists() and (foreign_names := _foreign_names(path)):
         raise DataDirectoryDamaged(
-            f"{path} has no file meta, but is not empty: it contains {', '.join(strangers[:5])}"
+            f"{path} has no file meta, but is not empty: it contains {', '.join(foreign_names[:5])}"
         )
 
 
-def _strangers(path: Path) -> list[str]:
+def _foreign_names(path: Path) -> list[str]:
     """Return the names that a new directory would not contain, in a directory without ``meta``."""
     return sorted(
         entry.name
         for entry in path.iterdir()
-        if entry.name not in _OURS and not entry.name.startswith(".")
+        if entry.name not in _OWN_NAMES and not entry.name.startswith(".")
     )
 
 

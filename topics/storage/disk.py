@@ -87,7 +87,7 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def keep_aside(path: Path) -> None:
+def preserve_damaged(path: Path) -> None:
     """Give a damaged file a second name durably, so that its bytes are kept for the operator.
 
     An earlier damaged file of the same name is kept, too. Raise OSError.
@@ -114,7 +114,7 @@ def make_directory(folder: Path, *, mode: int = 0o700) -> None:
         sync_directory(path.parent)
 
 
-class FileAside:
+class AtomicFile:
     """A file that is written under a temporary name and renamed when it is complete.
 
         NAME.suffix, written and synced -> renamed to NAME -> folder synced
@@ -147,7 +147,7 @@ class FileAside:
             self.fd = -1
 
 
-def check_room(folder: Path, size: int) -> None:
+def check_space(folder: Path, size: int) -> None:
     """Raise ENOSPC if the disk has no space for ``size`` bytes, without allocating any.
 
     An allocation that fails halfway would temporarily use all remaining space, and concurrent
@@ -161,14 +161,14 @@ def check_room(folder: Path, size: int) -> None:
 
 def allocate(fd: int, folder: Path, size: int) -> None:
     """Allocate ``size`` bytes for an empty file in ``folder``. Raise OSError."""
-    check_room(folder, size)
+    check_space(folder, size)
     os.posix_fallocate(fd, 0, size)
 
 
-def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
+def write_all(fd: int, chunks: Sequence[Buffer], offset: int) -> None:
     """Write all buffers contiguously from ``offset`` on. Raise OSError."""
-    for start in range(0, len(pieces), IOV_MAX):
-        batch = pieces[start : start + IOV_MAX]
+    for start in range(0, len(chunks), IOV_MAX):
+        batch = chunks[start : start + IOV_MAX]
         wanted = sum(map(len, batch))
         written = os.pwritev(fd, batch, offset)
         if written < wanted:  # by a signal or a full disk; writing the rest raises the error
@@ -211,7 +211,7 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
             raise OSError(code, os.strerror(code))
 
 
-def write_again(fd: int, offset: int, length: int) -> None:
+def rewrite(fd: int, offset: int, length: int) -> None:
     """Write the bytes of this range again, so that the next sync writes them to the disk.
 
     After a failed sync, the kernel marks pages as clean that are not on the disk. Raise OSError.

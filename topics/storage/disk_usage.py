@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from topics.storage.names import CHECKPOINT
+from topics.storage.file_names import CHECKPOINT
 
 BLOCK_BYTES: Final = 512  # the unit of st_blocks on every file system
 NS_PER_MS: Final = 1_000_000

@@ -21,7 +21,7 @@ _HELD_PATH: Final = re.compile(rf"{HELD}/\d+")
 _DELETED: Final = " (deleted)"  # the kernel appends this to the path of a deleted folder
 
 Identity: TypeAlias = tuple[int, int]  # device and inode
-NOWHERE: Final[Identity] = (-1, -1)
+NO_IDENTITY: Final[Identity] = (-1, -1)
 
 
 class Check(Protocol):
@@ -70,7 +70,7 @@ class Folders:
         return self.wal, self.checkpoint, self.blob, self.segment
 
     @property
-    def above(self) -> tuple[Path, ...]:
+    def parents(self) -> tuple[Path, ...]:
         """The parent directories of the shard's own folders, up to the data directory."""
         return self.root, *(self.root / part for part in PARTS)
 
@@ -107,11 +107,11 @@ def identity(found: os.stat_result) -> Identity:
 def identity_at(path: Path | str) -> Identity | None:
     """Return the identity of the file at ``path``.
 
-    Return `NOWHERE` if there is no file, and None if the disk reports another error.
+    Return `NO_IDENTITY` if there is no file, and None if the disk reports another error.
     """
     try:
         return identity(os.stat(path))  # noqa: PTH116 - called before each sync
     except (FileNotFoundError, NotADirectoryError):
-        return NOWHERE
+        return NO_IDENTITY
     except OSError:
         return None

@@ -20,9 +20,9 @@ from topics.formats.disk.copies import (
     Stamp,
     copies_size,
     decode_forward,
-    frame_behind,
     is_row,
     row_index,
+    row_offset,
     view_of,
 )
 from topics.formats.disk.frames import (
@@ -38,7 +38,7 @@ from topics.formats.disk.rendering import EncodedRecords
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
 from topics.storage.wal.blobs import BlobStore, BlobView
-from topics.storage.wal.file import BODY_BYTES, WalFile
+from topics.storage.wal.log_file import BODY_BYTES, WalFile
 
 CACHE_BYTES = 16 << 20
 _EXTERNAL = int(RecordFlags.EXTERNAL)
@@ -66,8 +66,8 @@ class FrameReader:
         if locator & 3:
             return self._copies(file, locator)
         view, offset = file.data or file.view(), FILE_HEADER_BYTES + locator - file.base
-        if not file.asked_from <= offset < file.asked_to:
-            file.ask(offset)
+        if not file.checked_from <= offset < file.checked_to:
+            file.check_readable(offset)
         magic, lsn, topic_id, first_seq, body_len, count, ext_len, _, flags = (
             APPEND_FIELDS.unpack_from(view, offset)
         )
@@ -78,7 +78,7 @@ class FrameReader:
             held = self._blobs.file(topic_id, first_seq)
             return BlobView(flags, count, ext_len, held, self._blobs.on_damage)
         if body_len > BODY_BYTES:
-            file.ask(offset)
+            file.check_readable(offset)
         start = offset + FRAME_HEADER_BYTES
         return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
@@ -93,7 +93,7 @@ class FrameReader:
         except (BadCopies, struct.error) as error:
             raise Damaged(file.path, file.offset(lsn), str(error)) from error
         view = view_of(encoded)
-        self._remember(lsn, view)
+        self._cache(lsn, view)
         return view
 
     def payload(self, file: WalFile, lsn: int) -> RecordsView:
@@ -106,23 +106,23 @@ class FrameReader:
         except (BadCopies, struct.error) as error:
             raise Damaged(file.path, file.offset(lsn), str(error)) from error
 
-    def forget_below(self, lsn: int) -> None:
+    def drop_below(self, lsn: int) -> None:
         """Drop cached data of frames below ``lsn``, which no index refers to any longer."""
         if self._last is not None and self._last[0] < lsn:
             self._last = None  # because it holds the map of its file
         for each in [each for each in self._kept if each < lsn]:
-            self._forget(each)
+            self._evict(each)
 
-    def forget_from(self, lsn: int) -> None:
+    def drop_from(self, lsn: int) -> None:
         """Drop cached data from ``lsn`` on, because the log has dropped these frames.
 
         It assigns their LSNs to other frames.
         """
         self._last = None
         for each in [each for each in self._kept if each >= lsn]:
-            self._forget(each)
+            self._evict(each)
 
-    def _remember(self, lsn: int, view: RecordsView) -> None:
+    def _cache(self, lsn: int, view: RecordsView) -> None:
         """Cache a rendering, and evict the least recently used ones above the limit."""
         size = view.length + _KEPT_BYTES
         if size > self._cache_bytes:
@@ -130,9 +130,9 @@ class FrameReader:
         self._kept[lsn] = view
         self.kept_bytes += size
         while self.kept_bytes > self._cache_bytes:
-            self._forget(next(iter(self._kept)))
+            self._evict(next(iter(self._kept)))
 
-    def _forget(self, lsn: int) -> None:
+    def _evict(self, lsn: int) -> None:
         """Remove a rendering from the cache if it has it."""
         view = self._kept.pop(lsn, None)
         if view is not None:
@@ -185,11 +185,11 @@ def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
     Raise `Damaged` if they cannot be read.
     """
     view, offset = file.view(), file.offset(lsn)
-    if not file.asked_from <= offset < file.asked_to:
-        file.ask(offset)
+    if not file.checked_from <= offset < file.checked_to:
+        file.check_readable(offset)
     header = header_at(view, offset)
     if header.body_len > BODY_BYTES:
-        file.ask(offset)
+        file.check_readable(offset)
     start = offset + FRAME_HEADER_BYTES
     return header, view[start : start + header.body_len]
 
@@ -202,9 +202,9 @@ def frame_lsn(file: WalFile, locator: int) -> int:
     if not is_row(locator):
         return locator
     offset = file.offset(locator)
-    if not file.asked_from <= offset < file.asked_to:
-        file.ask(offset)
-    return locator - frame_behind(file.view(), offset)
+    if not file.checked_from <= offset < file.checked_to:
+        file.check_readable(offset)
+    return locator - row_offset(file.view(), offset)
 
 
 def forward_at(file: WalFile, lsn: int) -> tuple[FrameHeader, ForwardBody]:

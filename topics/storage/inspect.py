@@ -33,7 +33,7 @@ from topics.storage import checkpoints, data_dir
 from topics.storage.disk import Damaged
 from topics.storage.mapped_file import MappedFile
 from topics.storage.verify import frames, is_punched
-from topics.storage.wal.file import RESERVE, SPARE
+from topics.storage.wal.log_file import RESERVE, SPARE
 
 BODY_CHARS_MAX = 10_000  # the longest description of a frame body
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
@@ -140,10 +140,12 @@ def describe_log(path: Path) -> Iterator[str]:
         decode = _BODIES.get(frame.kind)
         if decode is not None and frame.body_len:
             try:
-                said = repr(decode(frame, data[offset + FRAME_HEADER_BYTES :][: frame.body_len]))
+                text_line = repr(
+                    decode(frame, data[offset + FRAME_HEADER_BYTES :][: frame.body_len])
+                )
             except (BadCopies, ValueError, struct.error, cbor2.CBORError) as error:
-                said = str(error)
-            yield f"  {said[:BODY_CHARS_MAX]}"
+                text_line = str(error)
+            yield f"  {text_line[:BODY_CHARS_MAX]}"
         offset = FILE_HEADER_BYTES + frame.end - header.base
     # Nonzero bytes after the last frame are a torn tail, damage, or from an earlier use of the
     # file.

@@ -89,11 +89,11 @@ class MappedFile:
             return False
 
     def first_unreadable(
-        self, begin: int, end: int, beat: Callable[[], None] = lambda: None
+        self, begin: int, end: int, heartbeat: Callable[[], None] = lambda: None
     ) -> int | None:
         """Return the offset of the first of these bytes that cannot be read, or None.
 
-        ``beat`` is called after each step of `STEP_BYTES`.
+        ``heartbeat`` is called after each step of `STEP_BYTES`.
         """
         for start in range(begin, min(end, len(self.data)), STEP_BYTES):
             stop = min(start + STEP_BYTES, end, len(self.data))
@@ -101,10 +101,10 @@ class MappedFile:
                 first = start - start % PAGE_BYTES
                 pages = range(first, stop, PAGE_BYTES)
                 return max(begin, next(at for at in pages if not self.can_read(at, at + 1)))
-            beat()
+            heartbeat()
         return None
 
-    def ask(self, begin: int, end: int) -> None:
+    def check_readable(self, begin: int, end: int) -> None:
         """Raise `Damaged` if these bytes cannot be read."""
         if not self.can_read(begin, end):
             at = self.first_unreadable(begin, end)

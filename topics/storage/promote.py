@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from topics.storage.backup_restore import build, sync_files
 from topics.storage.data_dir import read_meta, write_meta
 from topics.storage.disk import sync_directory
 from topics.storage.fence import write_fence
 from topics.storage.folders import PARTS
-from topics.storage.restore import build, sync_files
 from topics.storage.standby import BadStandby, Generation, Standby
 
 SEQS_PER_S: Final = 1_000_000  # more than one topic of one machine can append

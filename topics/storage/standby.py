@@ -30,8 +30,8 @@ import msgspec
 
 from topics.formats.api.backup_body import KnownFile
 from topics.formats.disk import backup_archive
-from topics.formats.disk.backup_archive import File, Manifest, Member
-from topics.storage.backup_stream import identity
+from topics.formats.disk.backup_archive import ArchiveFile, Manifest, Member
+from topics.storage.backup_writer import identity
 from topics.storage.disk import Damaged, replace_file, sync_directory
 
 BLOCK_BYTES: Final = 1 << 20
@@ -220,7 +220,7 @@ class Standby:
         """Return the list that the server gets. A file that is missing or cut is left out."""
         found = []
         for path, held in known.items():
-            source = File(path, str(self.files / held.file), 0, held.bytes, held.bytes)
+            source = ArchiveFile(path, str(self.files / held.file), 0, held.bytes, held.bytes)
             with contextlib.suppress(FileNotFoundError, Damaged):
                 found.append(KnownFile(path, held.bytes, identity(source, held.bytes)))
         return found

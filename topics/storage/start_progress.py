@@ -1,7 +1,7 @@
 """Progress of a start: reports the completed fraction several times a second.
 
 The supervisor kills a process that reports nothing. Therefore each loop of a start that may take
-longer than 0.1 s iterates with `StartProgress.over` or calls `StartProgress.beat`.
+longer than 0.1 s iterates with `StartProgress.over` or calls `StartProgress.heartbeat`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class StartProgress:
         self._report = report
         self.share = 0.0
 
-    def tell(self, share: float) -> None:
+    def report_share(self, share: float) -> None:
         """Report that the fraction ``share`` is completed."""
         self.share = share
         self._report(share)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Report the same fraction again as a sign that the start is running."""
         self._report(self.share)
 
@@ -33,5 +33,5 @@ class StartProgress:
         """Yield the items, and report after each ``every`` of them."""
         for count, item in enumerate(items, 1):
             if not count % every:
-                self.beat()
+                self.heartbeat()
             yield item

@@ -38,16 +38,16 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FileHeader, de
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
+from topics.storage.file_names import BLOB, CHECKPOINT, SEGMENT, Foreign, foreign, own_files
 from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
-from topics.storage.names import BLOB, CHECKPOINT, SEGMENT, Foreign, foreign, own_files
-from topics.storage.recovery.steps import ShardReader, without_collector
-from topics.storage.recovery.tail import HurtLog, synced_beyond
-from topics.storage.segments.file import segment_path
+from topics.storage.recovery.log_tail import DamagedLog, synced_beyond
+from topics.storage.recovery.shard_recovery import ShardReader, without_gc
+from topics.storage.segments.segment_file import segment_path
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import check_blob
-from topics.storage.wal.file import log_paths
+from topics.storage.wal.log_file import log_paths
 
-STRANGE_FLAGS_MAX = 10  # reported individually for each extent
+INVALID_FLAGS_MAX = 10  # reported individually for each extent
 SECTOR_BYTES = 512  # the unit in which a punched hole becomes zeros
 _ZEROS = bytes(1 << 20)
 
@@ -78,14 +78,14 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
     wal, checkpoint, segment, blobs = (
         data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "segment", "blob")
     )
-    standing: list[Checkpoint] = []
+    intact: list[Checkpoint] = []
     with contextlib.suppress(Damaged):
         # A crash may leave a third checkpoint, whose files may have been removed.
-        standing = checkpoints.whole(checkpoint)[: checkpoints.KEEP]
+        intact = checkpoints.intact_checkpoints(checkpoint)[: checkpoints.CHECKPOINTS_KEPT]
     logs = log_paths(wal, shard)
     # No start replays frames below this LSN.
-    needed = min((each.replay_from for each in standing), default=0)
-    hurt: set[Path] = set()
+    needed = min((each.replay_from for each in intact), default=0)
+    damaged: set[Path] = set()
     for paths, verify in (
         (logs, partial(verify_log, needed=needed)),
         (own_files(checkpoint, CHECKPOINT), verify_checkpoint),
@@ -94,20 +94,20 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
     ):
         for path in paths:
             for finding in verify(path):
-                hurt.add(finding.path)
+                damaged.add(finding.path)
                 yield finding
             yield path
-    for age in range(max(len(standing), 1)):
+    for age in range(max(len(intact), 1)):
         refusal = _refusal(data_dir, shard, shards, age)
         # Damage that follows from a damaged log file was reported with that file.
-        if refusal is not None and hurt.isdisjoint(
-            logs if isinstance(refusal, HurtLog) else (refusal.path,)
+        if refusal is not None and damaged.isdisjoint(
+            logs if isinstance(refusal, DamagedLog) else (refusal.path,)
         ):
-            hurt.add(refusal.path)
+            damaged.add(refusal.path)
             yield Finding(refusal.path, refusal.offset, refusal.reason)
 
 
-@without_collector()
+@without_gc()
 def _refusal(data_dir: Path, shard: int, shards: int, age: int) -> Damaged | None:
     """Return the damage that would prevent a start from the newest checkpoint, or None.
 
@@ -155,7 +155,7 @@ def frames(data: memoryview, header: FileHeader) -> Iterator[FrameHeader]:
 def verify_checkpoint(path: Path) -> Iterator[Finding]:
     """Yield the findings in one checkpoint file."""
     try:
-        if not checkpoints.is_whole(path):
+        if not checkpoints.is_intact(path):
             yield Finding(path, 0, "is not a complete checkpoint")
     except Damaged as damage:
         yield Finding(path, damage.offset, damage.reason)
@@ -224,8 +224,8 @@ def _parts(trailer: Trailer, entries: list[ExtentEntry]) -> Iterator[tuple[int, 
 def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int, str]]:
     """Yield offset and reason for each invalid delete flag and each damaged part of an extent."""
     flags = data[entry.flags_at : entry.flags_at + entry.record_count]
-    strange = ((at, flag) for at, flag in enumerate(flags, entry.flags_at) if flag > 1)
-    for at, flag in islice(strange, STRANGE_FLAGS_MAX):
+    invalid = ((at, flag) for at, flag in enumerate(flags, entry.flags_at) if flag > 1)
+    for at, flag in islice(invalid, INVALID_FLAGS_MAX):
         yield at, f"invalid delete flag {flag}, treated as 0"
     # The bytes of a punched extent are zeros, so its checksums do not match.
     if is_punched(entry, data):

@@ -20,10 +20,10 @@ from topics.actors.link.counters import (
     Metric,
 )
 from topics.actors.link.process_id import FRONT, ProcessId, ProcessKind, shard_id
-from topics.formats.api.metrics_text import Family, Histogram, Value
+from topics.formats.api.metrics_text import Histogram, MetricFamily, Value
 
 
-def shown(board: Board) -> dict[str, Family]:
+def shown(board: Board) -> dict[str, MetricFamily]:
     return {family.name: family for family in counters.families(board)}
 
 

@@ -23,7 +23,7 @@ def test_shards_share_both_caps() -> None:
     _, (one, other) = ledgers()
     for count, peer in ((one.topics, other.topics), (one.total_bytes, other.total_bytes)):
         assert [count.take(10, 6), peer.take(10, 5), peer.take(10, 4)] == [True, False, True]
-        count.give_back(6)
+        count.release(6)
         assert count.total() == peer.total() == 4
 
 
@@ -31,7 +31,7 @@ def test_an_amount_that_was_not_taken_cannot_be_given_back() -> None:
     _, (ledger,) = ledgers(1)
     assert ledger.topics.take(0, amount=3), "0 is no cap"
     with pytest.raises(AssertionError):
-        ledger.topics.give_back(4)
+        ledger.topics.release(4)
 
 
 def test_a_shard_that_took_its_count_back_checks_again_for_capacity() -> None:
@@ -137,7 +137,7 @@ def test_two_shards_that_race_for_the_last_slot_never_both_get_it() -> None:
                 if any(other[0] for other in words if other is not own):
                     return False
                 own[0] = 0
-                count.give_back()
+                count.release()
         return True
 
     children = [child(partial(compete, index)) for index in range(3)]

@@ -19,7 +19,7 @@ from topics.actors.link.link import HURRY_S, QUIET_MAX, Guard
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.link.ring import HEAD, RingDamaged
-from topics.formats.wire.message import Message, PeerGone
+from topics.formats.wire.message import Message, PeerClosed
 
 
 def test_nothing_can_be_sent_before_both_ends_are_connected() -> None:
@@ -29,7 +29,7 @@ def test_nothing_can_be_sent_before_both_ends_are_connected() -> None:
         lambda: pair.front.link.send("rpc/a", b""),
         lambda: pair.front.link.send_refusal(1002, "bad", 7),
     ):
-        with pytest.raises(PeerGone, match="front 0 to shard 0"):
+        with pytest.raises(PeerClosed, match="front 0 to shard 0"):
             attempt()
     assert pair.front.link.reserve(1) is None
     pair.front.turn()
@@ -78,7 +78,7 @@ def test_a_send_is_refused_after_a_new_session_even_before_the_link_has_noticed_
     pair.front.link.send("old", b"queued")
     pair.bump()
     assert not pair.front.link.connected
-    with pytest.raises(PeerGone):
+    with pytest.raises(PeerClosed):
         pair.front.link.send("new", b"")
     pair.front.link.flush()
     assert pair.memory.rings[0].words[HEAD] == 0, "and what was queued is not published"

@@ -19,7 +19,7 @@ from tests.support.polling import is_readable
 from topics.actors.link.arena import PAGE_BYTES
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import FRONT, shard_id
-from topics.formats.wire.message import Message, PeerGone
+from topics.formats.wire.message import Message, PeerClosed
 
 BIG = replace(SMALL, ring_bytes=64 * 1024, inline_bytes=20_000, arena_bytes=64 * PAGE_BYTES)
 
@@ -114,7 +114,9 @@ class MarkedFront:
 
     def ask(self) -> None:
         size = self.rng.choice([10, 500, 500, 15_000, 60_000])
-        with contextlib.suppress(PeerGone):  # The new session may begin before the link has noticed
+        with contextlib.suppress(
+            PeerClosed
+        ):  # The new session may begin before the link has noticed
             self.link.send("n", b"", sealed(self.rng, size, bytes([self.link._session])))
 
     def on_open(self) -> None:

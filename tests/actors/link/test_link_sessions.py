@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from tests.actors.link.link_support import End, Pair, exchange
 from topics.actors.link.arena import PAGE_BYTES
 from topics.actors.link.process_id import FRONT, shard_id
-from topics.formats.wire.message import Message, PeerGone
+from topics.formats.wire.message import Message, PeerClosed
 
 ENDS = {"front": FRONT, "shard": shard_id(0)}
 
@@ -55,7 +55,7 @@ class LinksInAnyOrder(RuleBasedStateMachine):
             link.send("s", b"", body)
             self.sent.setdefault((name, link._session), []).append(body)
         else:
-            with pytest.raises(PeerGone):
+            with pytest.raises(PeerClosed):
                 link.send("s", b"", body)
         if flush:
             link.flush()
@@ -117,7 +117,7 @@ def test_a_block_of_a_closed_session_cannot_be_sent_but_is_freed(pair: Pair) -> 
     assert block is not None
     pair.restart_shard()
     pair.connect()
-    with pytest.raises(PeerGone):
+    with pytest.raises(PeerClosed):
         pair.front.link.send("a", b"", block)
     pair.bump()
     pair.shard.turn()

@@ -34,7 +34,7 @@ from topics.formats.wire.calls import (
     TopicPutParams,
 )
 from topics.formats.wire.contract import Call
-from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
+from topics.formats.wire.message import ARENA, ERROR, Message, PeerClosed
 
 # §8: cleanup
 
@@ -124,7 +124,7 @@ async def test_s8_a_reply_after_the_end_of_the_session_is_not_sent() -> None:
     bench.session.close()
     block = FakeBlock()
     rpc_of(seen[0]).reply(None, block)
-    with pytest.raises(PeerGone, match="the link session with front-0 is closed"):
+    with pytest.raises(PeerClosed, match="the link session with front-0 is closed"):
         seen[0].send("event/x", b"", block)
     assert (bench.wire.sent, block.freed) == ([], 2)
 
@@ -431,9 +431,9 @@ def test_no_call_starts_without_a_peer_and_its_block_is_freed(pair: Pair, how: s
     else:
         pair.to_shard.broken = True
     blocks = [FakeBlock(), FakeBlock()]
-    with pytest.raises(PeerGone):
+    with pytest.raises(PeerClosed):
         pair.ask(TOPIC_PUT, PUT, blocks[0])
-    with pytest.raises(PeerGone):
+    with pytest.raises(PeerClosed):
         pair.caller.notify(FEED_PAGE, PAGE, blocks[1])
     assert (pair.to_shard.sent, pair.caller.calls) == ([], {})
     if how == "closed":  # Otherwise the transport has taken them
@@ -482,7 +482,7 @@ def test_a_late_reply_is_passed_once_to_the_function_that_requested_it(
         answer(pair, asked.cid)
     assert late == ([Number(5)] if is_wanted else [])
     assert (pair.to_shard.released, pair.caller.calls) == ([9, 9], {})
-    assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerGone])
+    assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerClosed])
 
 
 def test_abandoning_a_call_of_a_disconnected_peer_is_not_an_error(pair: Pair) -> None:
@@ -510,7 +510,7 @@ def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
     others += [pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)]
     pair.caller.close()
     assert (first.is_over, others[0].told) == (True, [])
-    assert list(map(type, others[1].told)) == [PeerGone]
+    assert list(map(type, others[1].told)) == [PeerClosed]
 
 
 def test_params_that_cannot_be_encoded_start_no_call_and_free_their_block(pair: Pair) -> None:

@@ -13,7 +13,7 @@ from tests.support.queue_desk import QueueDesk
 from tests.support.shard import Desk
 from tests.support.streamed import LONG
 from topics.actors.shard import appends, streamed_appends
-from topics.formats.api import sliced
+from topics.formats.api import append_slices
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stream bodies of more than 4,000 bytes, decode them by 500 and write them by 1,000 bytes."""
     monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", LONG)
     monkeypatch.setattr(streamed_appends, "RUN_BYTES", 1000)
-    monkeypatch.setattr(sliced, "SLICE_BYTES", 500)
+    monkeypatch.setattr(append_slices, "SLICE_BYTES", 500)
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import APPEND, AppendParams, band_in
 from topics.formats.wire.envelope import Failure, decode
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def body(*datas: Any, **fields: Any) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import trio
 from tests.support.shard import Desk
 from tests.support.streamed import body, datas, files, until
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # Idempotency keys

@@ -15,7 +15,7 @@ from tests.support.routing import RoutedShards
 from topics.actors.shard import backups
 from topics.actors.shard.sealing import sealing
 from topics.errors import NotReady, Throttled, TopicsError
-from topics.formats.disk.backup_archive import File
+from topics.formats.disk.backup_archive import ArchiveFile
 from topics.formats.wire import calls
 from topics.formats.wire.calls import BackupParams
 from topics.storage.data_dir import DataDirectory
@@ -61,7 +61,7 @@ async def test_a_backup_runs_from_its_begin_to_its_end(routed: RoutedShards) -> 
     await routed.make("a")
     await routed.write("a", [{"data": 1}])
     begun = await ask_all(routed, calls.BACKUP_BEGIN)
-    names = [File._make(row).name for one in begun for row in one.files]
+    names = [ArchiveFile._make(row).name for one in begun for row in one.files]
     assert names[0] == "meta"
     assert [name.split("/")[:2] for name in names[1:]] == [
         ["checkpoint", f"{shard:02d}"] for shard in range(3)
@@ -72,7 +72,7 @@ async def test_a_backup_runs_from_its_begin_to_its_end(routed: RoutedShards) -> 
     assert cuts[0].lsn == log.next_lsn
     await routed.write("a", [{"data": 2}])  # Writes never stop
     found = await ask_all(routed, calls.BACKUP_FILES)
-    (file,) = [File._make(row) for row in found[0].files]
+    (file,) = [ArchiveFile._make(row) for row in found[0].files]
     assert file.name.startswith("wal/00/")
     assert (file.offset, file.length) == (0, log.files_between(0, cuts[0].lsn)[0][1])
     assert file.size > file.length
@@ -93,7 +93,7 @@ async def test_an_incremental_backup_writes_no_checkpoint_if_there_is_one(
             begun = await routed.call(calls.BACKUP_BEGIN, BackupParams(number, True), shard=0)
         assert not isinstance(begun, TopicsError)
         assert checkpoints.written == 1
-        names = [File._make(row).name for row in begun.files]
+        names = [ArchiveFile._make(row).name for row in begun.files]
         assert sum(name.startswith("checkpoint/") for name in names) == 1
         await ask(routed, calls.BACKUP_END, 0, number)
 

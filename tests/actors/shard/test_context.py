@@ -62,7 +62,7 @@ async def test_writes_to_a_stalled_disk_are_refused_with_the_reason(desk: Desk) 
 
 
 async def test_without_space_only_growing_requests_are_refused(desk: Desk) -> None:
-    desk.log.short_of_room = True
+    desk.log.lacks_space = True
     desk.loop.context.check_writable(grows=False)
     with pytest.raises(NotReady):
         desk.loop.context.check_writable(grows=True)

@@ -20,9 +20,9 @@ from topics.errors import NotReady
 from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import ROUTER_CASCADE, ROUTER_OWNER
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 async def test_a_failed_delete_leaves_its_topic_unchanged(desk: Desk) -> None:

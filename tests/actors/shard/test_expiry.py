@@ -332,7 +332,7 @@ async def test_a_slot_reserved_for_an_end_is_not_available_to_others(tmp_path: P
 
         def on_message(own: int, other: int, subject: str) -> bool:
             if subject == "rpc/router.endpoint" and held(shards)[0] == 2:
-                seen.append(shards.loops[2].context.engine.table.topic_cap.room)  # type: ignore[union-attr]
+                seen.append(shards.loops[2].context.engine.table.topic_cap.available)  # type: ignore[union-attr]
             return True
 
         shards.on_message = on_message
@@ -395,7 +395,7 @@ async def test_a_router_waits_if_another_shard_took_the_capacity_first(
             tried_again.set()
         return copier.count
 
-    monkeypatch.setattr(forwards, "fitting", fits)
+    monkeypatch.setattr(forwards, "count_fitting", fits)
     async with opened(tmp_path, forwards=True) as shards:
         source, dest, other = name_in(shards, 1), name_in(shards, 2), name_in(shards, 0)
         await shards.put("r", source, dest)

@@ -173,7 +173,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
                     front.append("a", records=[{"data": 1} | node for node in named])
                 elif step == "delete":
                     topic, table = front.engine.topic("a"), front.engine.table
-                    asked = delete_records.asked(table, "a", what, None)
+                    asked = delete_records.remaining_delete(table, "a", what, None)
                     change = delete_records.decide(table, asked, front.commits.now())
                     front.commits.submit(change, None)
                     deleted = max(deleted, min(what, topic.head_seq + 1))

@@ -24,8 +24,8 @@ from topics.actors.shard import gauges
 from topics.actors.shard.gauges import DISK_S, FIRST_LOOK_MAX_S
 from topics.engine import usage
 from topics.errors import NotReady
-from topics.storage.recovery.steps import recover
-from topics.storage.wal.progress import SYNC_BOUNDS_US
+from topics.storage.recovery.shard_recovery import recover
+from topics.storage.wal.log_progress import SYNC_BOUNDS_US
 
 FILE_BYTES = 64 << 10
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
@@ -263,7 +263,7 @@ async def test_what_the_log_has_lost_does_not_count(
     told = await desk.beat()
     assert (told["topics_topics"], told["topics_queue_topics"]) == (1, 1)
     monkeypatch.setattr(desk.log.writer.state, "report", held)
-    desk.log.writer.state.break_off(BROKEN)
+    desk.log.writer.state.fail(BROKEN)
     while not desk.log.failed:
         await trio.lowlevel.checkpoint()
     told = await desk.beat()
@@ -346,7 +346,7 @@ async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
 ) -> None:
     desk.put("a")
     await desk.settled()
-    desk.log.writer.state.break_off(BROKEN)
+    desk.log.writer.state.fail(BROKEN)
     while desk.loop.context.room.broken is None:
         await trio.lowlevel.checkpoint()
     desk.append("a", 1)

@@ -104,8 +104,8 @@ async def test_a_put_that_changes_nothing_waits_for_what_was_asked_before_it_and
 ) -> None:
     desk.make("a")
     assert desk.answers() == []
-    at_once = desk.put("a")
-    assert desk.answers() == [(at_once, 200)]
+    immediate = desk.put("a")
+    assert desk.answers() == [(immediate, 200)]
     change = desk.put("a", priority=3)
     same = desk.put("a", priority=3)
     desk.written()
@@ -155,7 +155,7 @@ async def test_a_write_to_another_topic_does_not_wait_for_a_sync(desk: Desk) -> 
 
 async def test_what_is_written_at_once_is_answered_and_read_at_once(desk: Desk) -> None:
     desk.make("a")
-    desk.log.at_once = True
+    desk.log.immediate = True
     first, second = desk.append("a", 1), desk.append("a", 2, 3)
     assert (desk.answers(), desk.seqs("a")) == ([], []), "decided, and not sent off yet"
     desk.flush()
@@ -170,7 +170,7 @@ async def test_what_is_written_at_once_leaves_what_waits_for_a_sync_waiting(desk
     desk.make("b")
     desk.append("a", 1)
     desk.written()
-    desk.log.at_once = True
+    desk.log.immediate = True
     here = desk.append("b", 1)
     desk.flush()
     assert desk.answers() == [(here, 200)]
@@ -183,7 +183,7 @@ async def test_what_is_written_at_once_leaves_what_waits_for_a_sync_waiting(desk
 async def test_what_is_synced_at_once_is_answered_and_read_at_once(desk: Desk) -> None:
     desk.make("a", durability="fsync")
     desk.make("b")
-    desk.log.syncs_at_once = True
+    desk.log.syncs_immediately = True
     numbers = [desk.append(name, 1) for name in ("a", "b", "a")]
     assert desk.answers() == []
     desk.flush()
@@ -195,7 +195,7 @@ async def test_what_is_synced_at_once_is_answered_and_read_at_once(desk: Desk) -
 
 async def test_who_waits_for_the_log_hears_of_a_sync_at_once(desk: Desk) -> None:
     desk.make("a", durability="fsync")
-    desk.log.syncs_at_once = True
+    desk.log.syncs_immediately = True
     synced, lsn = trio.Event(), desk.log.next_lsn + 1
 
     async def wait() -> None:
@@ -217,7 +217,7 @@ async def test_what_is_committed_behind_the_services_of_a_turn_has_another_turn(
 ) -> None:
     """They see it there: a feed sends the record that a router has brought, for one."""
     desk.make("a", durability="fsync")
-    desk.log.syncs_at_once = True
+    desk.log.syncs_immediately = True
     topic = desk.engine.topic("a")
     seen: list[int] = []
 
@@ -249,7 +249,7 @@ async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(desk: Desk
     desk.append("a", 4)
     desk.make("a", durability="disk")
     desk.answers()
-    desk.log.at_once = True
+    desk.log.immediate = True
     desk.append("a", 5)
     desk.flush()
     assert len(desk.answers()) == 1

@@ -20,13 +20,13 @@ from topics.formats.api.append_body import decode_append
 from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_bytes
-from topics.storage.wal.file import NoRoom
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace
+from topics.storage.wal.log_progress import LogProgress
 
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def kinds(desk: Desk) -> list[FrameKind]:
@@ -157,7 +157,7 @@ def put(desk: Desk, name: str, **config: Any) -> PutTopic:
 
 
 async def test_a_change_can_be_awaited(desk: Desk, nursery: trio.Nursery) -> None:
-    results: list[Progress | OSError] = []
+    results: list[LogProgress | OSError] = []
 
     async def wait(change: Change) -> None:
         results.append(await desk.commits.submit_and_wait(change))
@@ -167,7 +167,7 @@ async def test_a_change_can_be_awaited(desk: Desk, nursery: trio.Nursery) -> Non
     assert (results, desk.log.groups[-1][1]) == ([], True)
     desk.synced()
     await wait_all_tasks_blocked()
-    assert isinstance(results[0], Progress)
+    assert isinstance(results[0], LogProgress)
     nursery.start_soon(wait, put(desk, "a", priority=1))
     await wait_all_tasks_blocked()
     desk.failed(FULL)

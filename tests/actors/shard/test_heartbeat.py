@@ -92,14 +92,14 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
     for name in ("a", "b"):
         context.freshen(desk.engine.topic(name))
     assert [desk.engine.topic(name).count for name in ("a", "b")] == [2, 0]
-    assert len(desk.engine.ahead.found) == 1
+    assert len(desk.engine.future_timestamps.found) == 1
     # The solution is to create the topic again.
     desk.delete("a")
     desk.synced()
     desk.make("a", ttl_ms=1000)
     assert append("a") == now.ts
     beat()
-    assert desk.engine.ahead.found == set()
+    assert desk.engine.future_timestamps.found == set()
     set_clock(3_600_000 + 1001)
     context.freshen(desk.engine.topic("a"))
     assert desk.engine.topic("a").count == 0

@@ -14,7 +14,7 @@ from topics.actors.rpc.replies import CONTRACT_ERROR
 from topics.actors.shard.held_topics import HeldTopics, handle_late
 from topics.errors import TopicNotFound
 from topics.formats.disk.frames import FrameKind
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
 
 class Request:
@@ -94,7 +94,7 @@ def test_a_request_that_is_handled_late_keeps_its_memory_for_its_handler() -> No
 # Retries
 
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 

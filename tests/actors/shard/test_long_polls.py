@@ -19,9 +19,9 @@ from topics.formats.api.append_body import decode_append
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # Readers

@@ -28,7 +28,7 @@ from topics.formats.wire import calls
 from topics.formats.wire.calls import APPEND, AppendParams
 from topics.formats.wire.contract import Call
 from topics.formats.wire.message import Message
-from topics.storage.recovery.steps import recover
+from topics.storage.recovery.shard_recovery import recover
 
 
 async def test_the_loop_calls_only_the_hooks_that_a_service_defines(desk: Desk) -> None:

@@ -37,7 +37,7 @@ from topics.formats.wire.calls import (
 )
 from topics.formats.wire.message import Message
 from topics.process.family import SHARD_LINK
-from topics.storage.recovery.steps import recover
+from topics.storage.recovery.shard_recovery import recover
 
 STATE = TopicGetParams("a", touch=False, at=0)
 
@@ -227,7 +227,7 @@ async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(
     desk: Desk, nursery: trio.Nursery
 ) -> None:
     desk.make("a")
-    desk.log.at_once = True
+    desk.log.immediate = True
     body = bytearray(records("as it was"))
 
     def then(_: object) -> None:

@@ -10,9 +10,9 @@ import pytest
 from tests.support.shard import Desk
 from topics.actors.shard import record_store
 from topics.engine.topic import RESERVE_MIN
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # Lifetime of stored records

@@ -17,12 +17,12 @@ from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.link.pulse import DISK_STALLED_S
 from topics.actors.shard import room
-from topics.storage.recovery.steps import recover
-from topics.storage.wal.file import NoRoom
+from topics.storage.recovery.shard_recovery import recover
 from topics.storage.wal.log import Wal
+from topics.storage.wal.log_file import NoSpace
 
 FILE_BYTES = 64 << 10
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_short_of_room_what_grows_is_refused_and_what_frees_is_done(desk: 
     desk.synced()
     desk.answers()
     assert state(desk) == ShardState.READY
-    desk.log.short_of_room = True
+    desk.log.lacks_space = True
     assert state(desk) == ShardState.NO_ROOM
     grow = [desk.append("a", 3), desk.append_many("a", b"{}"), desk.put("new")]
     assert desk.answers() == [(number, "not_ready") for number in grow]
@@ -51,14 +51,14 @@ async def test_short_of_room_what_grows_is_refused_and_what_frees_is_done(desk: 
     free = [desk.delete_records("a", before_seq=2), desk.put("a", cap_records=1), desk.delete("a")]
     desk.synced()
     assert desk.answers() == [(number, 200) for number in free]
-    desk.log.short_of_room = False
+    desk.log.lacks_space = False
     assert state(desk) == ShardState.READY
 
 
 async def test_a_refusal_says_whether_the_disk_is_full_or_the_log_broken(desk: Desk) -> None:
-    desk.log.short_of_room = True
+    desk.log.lacks_space = True
     desk.append("a", 1)
-    desk.log.short_of_room = False
+    desk.log.lacks_space = False
     desk.failed(OSError(errno.EIO, "broken"))
     desk.append("a", 1)
     details = [answer["data"]["detail"]["reason"] for answer in desk.wire.answers()]
@@ -76,11 +76,11 @@ async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_tol
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         patch.setattr("topics.storage.wal.spares.SpareFiles.take_reserve", lambda _: None)
-        patch.setattr("topics.storage.wal.file.WalFile.holds", lambda *_: False)
+        patch.setattr("topics.storage.wal.log_file.WalFile.holds", lambda *_: False)
         shard = start()
     monkeypatch.setattr(room, "RETRY_MIN_S", 0.001)
     found = trio.Event()
-    real = Wal.find_room
+    real = Wal.allocate_files
 
     async with trio.open_nursery() as nursery:
         desk = Desk(tmp_path, nursery, shard=shard)
@@ -88,7 +88,7 @@ async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_tol
         assert state(desk) == ShardState.NO_ROOM
         refused = [desk.append("a", 1), desk.delete("a"), desk.put("a")]
         assert desk.answers() == [(number, "not_ready") for number in refused]
-        monkeypatch.setattr(Wal, "find_room", lambda wal: found.is_set() and real(wal))
+        monkeypatch.setattr(Wal, "allocate_files", lambda wal: found.is_set() and real(wal))
         nursery.start_soon(desk.loop.context.room.run)
         found.set()
         with trio.fail_after(10):

@@ -13,9 +13,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.shard import Desk
 from topics.actors.shard.sealing.reclaim import Pin
 from topics.formats.disk.frames import FrameKind
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -111,13 +111,13 @@ async def test_appends_that_arrive_in_the_meantime_wait_and_keep_their_order(des
     backup(desk)
     first = desk.append("a", 1)
     desk.failed(FULL)
-    desk.log.short_of_room = True
+    desk.log.lacks_space = True
     second = desk.append("a", 2)
     await wait_all_tasks_blocked()
     third = desk.append_many("a", {"records": [{"data": 3}]})
     other = desk.append("new", 4)
     assert desk.answers() == []
-    desk.log.short_of_room = False
+    desk.log.lacks_space = False
     await freed(desk)
     desk.synced()
     assert [number for number, _ in desk.batches()] == [first, second, third, other]
@@ -128,11 +128,11 @@ async def test_an_append_to_a_log_that_is_short_of_space_breaks_the_pin(desk: De
     """A delete may have taken the reserve."""
     desk.make("a")
     pin = backup(desk)
-    desk.log.short_of_room = True
+    desk.log.lacks_space = True
     number = desk.append("a", 1)
     await wait_all_tasks_blocked()
     assert pin.is_broken
-    desk.log.short_of_room = False
+    desk.log.lacks_space = False
     await freed(desk)
     desk.synced()
     assert desk.answers() == [(number, 200)]
@@ -140,13 +140,13 @@ async def test_an_append_to_a_log_that_is_short_of_space_breaks_the_pin(desk: De
 
 async def looked_for_space(desk: Desk, *, found: bool) -> None:
     """As `freed`, while the log is short of space: it searches for some in a thread."""
-    desk.log.short_of_room = True
+    desk.log.lacks_space = True
 
     def find_room() -> bool:
-        desk.log.short_of_room = not found
+        desk.log.lacks_space = not found
         return found
 
-    desk.log.find_room = find_room
+    desk.log.allocate_files = find_room
     await freed(desk)
     while desk.loop.services.appends._space.is_active:
         await trio.lowlevel.checkpoint()

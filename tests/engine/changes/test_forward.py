@@ -15,12 +15,12 @@ from topics.engine.changes import append, forward
 from topics.engine.changes.forward import (
     Advance,
     Forward,
+    ForwardDest,
     Forwarded,
-    Taker,
     copy_ts,
-    fitting,
+    count_fitting,
 )
-from topics.engine.replay import Misfit, Replay
+from topics.engine.replay import Replay, StateMismatch
 from topics.engine.routing.derivations import Derivation, derivation_of
 from topics.engine.snapshot import restore_topic, snapshot_topic
 from topics.engine.store import Unreadable
@@ -53,9 +53,9 @@ def copier_of(source: EncodedRecords) -> Copier:
     return Copier([(view_of(source), Run(0, 0, 0, source.record_count))], ())
 
 
-def taker(desk: Desk, name: str) -> Taker:
+def forward_dest(desk: Desk, name: str) -> ForwardDest:
     topic = desk.engine.topic(name)
-    return Taker(topic, ROUTER, derivation_of(topic, ROUTER, 0).total, "r")
+    return ForwardDest(topic, ROUTER, derivation_of(topic, ROUTER, 0).total, "r")
 
 
 def forward_to(
@@ -66,9 +66,9 @@ def forward_to(
     copier = copier_of(source)
     runs = [Run(0, 0, 0, len(datas))]
     body = ForwardBody(cursor, hop, (), runs, copier.tail_bytes, payload=view_of(source))
-    takers = [taker(desk, name) for name in names]
-    ts = copy_ts(takers[0].topic, desk.now)
-    found = forward.forward(desk.engine.table, takers, copier, body, ts, desk.now)
+    forward_dests = [forward_dest(desk, name) for name in names]
+    ts = copy_ts(forward_dests[0].topic, desk.now)
+    found = forward.forward(desk.engine.table, forward_dests, copier, body, ts, desk.now)
     for change in found.changes:
         assert isinstance(change, Forward)
         desk.copies[change] = view_of(copier.render(change.first_seq, ts))
@@ -85,7 +85,7 @@ def send(desk: Desk, *datas: Any, cursor: int, hop: int = 1, **fields: Any) -> F
 
 
 def skip(desk: Desk, cursor: int, trimmed: int = 0) -> Advance:
-    found = forward.advance([taker(desk, "a")], cursor, trimmed, 1, desk.now)
+    found = forward.advance([forward_dest(desk, "a")], cursor, trimmed, 1, desk.now)
     (change,) = found.changes
     assert isinstance(change, Advance)
     change.frames.append(found.frame)
@@ -94,7 +94,7 @@ def skip(desk: Desk, cursor: int, trimmed: int = 0) -> Advance:
 
 
 def fits_of(desk: Desk, topic: Topic, source: EncodedRecords) -> int:
-    return fitting(desk.engine.table, topic, copier_of(source), copy_ts(topic, desk.now))
+    return count_fitting(desk.engine.table, topic, copier_of(source), copy_ts(topic, desk.now))
 
 
 def stand(desk: Desk) -> Derivation:
@@ -319,9 +319,9 @@ def test_forward_frames_that_the_checkpoint_covers_are_ignored(dest: Desk) -> No
         replay(table, change, lsn=10, replay=running, checkpointed=True)
     assert derivation_of(restored, ROUTER, 0) == (8, 1)
     assert restored.trimmed == dest.engine.topic("a").trimmed
-    with pytest.raises(Misfit):
+    with pytest.raises(StateMismatch):
         replay(table, changes[0], replay=running)
-    with pytest.raises(Misfit):
+    with pytest.raises(StateMismatch):
         replay(table, changes[1], replay=running)
 
 
@@ -340,7 +340,7 @@ def test_a_replay_of_fan_outs_restores_the_same_topics(steps: list[tuple[int, in
         cursor += count
         names = "abc"[at % 3 :] if at % 2 else "abc"
         found = (
-            forward.advance([taker(desk, name) for name in names], cursor, lost, 1, desk.now)
+            forward.advance([forward_dest(desk, name) for name in names], cursor, lost, 1, desk.now)
             if lost
             else forward_to(desk, names, *range(count), cursor=cursor)
         )

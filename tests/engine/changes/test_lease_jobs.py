@@ -8,8 +8,8 @@ from tests.engine.queue.job_desk import JobDesk
 from tests.engine.shard_support import body_of, header_of, seqs_of
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.change import Change
-from topics.engine.queue.claims import Ask
-from topics.engine.queue.leases import Holder, lease_id
+from topics.engine.queue.claims import ClaimRequest
+from topics.engine.queue.leases import LeaseHolder, lease_id
 from topics.engine.store import Unreadable
 from topics.formats.disk.frame_bodies import (
     LeaseOp,
@@ -45,8 +45,8 @@ def test_nacks_extensions_and_closed_streams_write_lease_frames() -> None:
     assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.CLAIMED, [2], change.until_ts)
     assert (rows.node, [*rows.deliveries]) == ("n", [1])
     assert change.until_ts == desk.now.ts + 9000
-    stream = Holder("n", is_stream=True)
-    desk.claims(Ask(stream, 1, 1000))
+    stream = LeaseHolder("n", is_stream=True)
+    desk.claims(ClaimRequest(stream, 1, 1000))
     rows = told(desk.close(stream))
     assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.RELEASED, [3], desk.now.ts)
 
@@ -56,7 +56,7 @@ def test_a_lease_is_as_durable_as_its_topic_and_a_move_is_always_synced(
     durability: str, sync: bool
 ) -> None:
     desk = durable(2, durability=durability, max_deliveries=1, dead_letter="d")
-    (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
+    (change,) = desk.claims(ClaimRequest(desk.poll(), 1, 1000))
     assert change.sync is sync
     assert desk.nack(1).sync is sync
     desk.claim()
@@ -71,7 +71,7 @@ def test_a_move_starts_with_at_most_the_requested_number_of_jobs() -> None:
     assert [*desk.dying(2).seqs] == [1, 2]
     again = desk.dying(2)
     assert ([*again.seqs], again.frames) == ([1, 2], []), "one batch is under way at a time"
-    lease_jobs.keep_dead(desk.topic, [1, 2])
+    lease_jobs.return_to_dead(desk.topic, [1, 2])
     assert [*desk.dying(2).seqs] == [3, 1]
 
 
@@ -80,7 +80,7 @@ def test_a_move_starts_with_at_most_the_requested_number_of_jobs() -> None:
 
 def test_a_seq_given_with_two_tokens_is_accepted_if_one_token_is_valid() -> None:
     desk = JobDesk(1)
-    (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
+    (change,) = desk.claims(ClaimRequest(desk.poll(), 1, 1000))
     right = lease_id(change.jobs[0].number)
     for tokens in (["lease_0", right], [right, "lease_0"]):
         change = lease_jobs.extend(desk.topic, "n", [1, 1], tokens, 5000, desk.now)
@@ -89,11 +89,11 @@ def test_a_seq_given_with_two_tokens_is_accepted_if_one_token_is_valid() -> None
 
 def test_a_claim_whose_response_was_not_delivered_counts_no_delivery() -> None:
     desk = durable(2)
-    (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
+    (change,) = desk.claims(ClaimRequest(desk.poll(), 2, 1000))
     jobs = [(job.seq, job.number) for job in change.jobs]
     rows = told(desk.unclaim(*jobs))
     assert (rows.op, [*rows.deliveries]) == (LeaseOp.RELEASED, [0, 0])
-    (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
+    (change,) = desk.claims(ClaimRequest(desk.poll(), 2, 1000))
     assert [job.deliveries for job in change.jobs] == [1, 1]
     assert [*desk.unclaim(*jobs).seqs] == []  # The jobs are leased under other numbers by now
 

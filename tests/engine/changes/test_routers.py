@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.engine.routing.test_graph import router
 from tests.engine.shard_support import body_of, header_of
 from topics.engine.changes import router_changes
-from topics.engine.changes.by_kind import replay_frame
+from topics.engine.changes.replay_dispatch import replay_frame
 from topics.engine.changes.router_changes import RouterChange
 from topics.engine.now import Now
 from topics.engine.replay import Replay

@@ -8,8 +8,8 @@ import pytest
 
 from tests.engine.shard_support import Desk, body_of, expire, fill, header_of, seqs_of, told
 from topics.engine.changes import floor, start
-from topics.engine.changes.by_kind import REPLAYS, replay_frame
-from topics.engine.replay import Misfit, Replay
+from topics.engine.changes.replay_dispatch import REPLAYS, replay_frame
+from topics.engine.replay import Replay, StateMismatch
 from topics.engine.topic import RESERVE_MIN
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.frame_bodies import TS_AHEAD_MS, Floors, floor_frame, lost_frame
@@ -206,7 +206,7 @@ def test_one_lost_frame_reports_losses_of_several_topics(desk: Desk) -> None:
     frame = lost_frame([(a.id, 4, 2), (b.id, 1, 7), (0, 0, 5)], 112)
     replay_frame(replay, header_of(frame), body_of(frame), False)
     assert (told(desk.read("a", 3)), told(desk.read("b"))) == ((4, 5, "damaged"), (1, 7, "damaged"))
-    assert {*replay.doubts} == {a.id, b.id}
+    assert {*replay.uncertain_heads} == {a.id, b.id}
 
 
 # Dispatch of frames by kind
@@ -225,7 +225,7 @@ def test_every_frame_kind_has_a_replay_function() -> None:
 
 
 def test_a_frame_of_an_unknown_kind_is_a_misfit() -> None:
-    with pytest.raises(Misfit, match="kind is unknown"):
+    with pytest.raises(StateMismatch, match="kind is unknown"):
         replay_frame(Replay(TopicTable()), of_kind(250), b"", False)
 
 
@@ -242,5 +242,5 @@ def test_a_frame_of_an_unknown_kind_is_a_misfit() -> None:
 def test_a_frame_of_an_unknown_topic_is_allowed_only_below_the_checkpoint(kind: FrameKind) -> None:
     replay = Replay(TopicTable())
     replay_frame(replay, of_kind(kind), b"", True)
-    with pytest.raises(Misfit, match="unknown topic"):
+    with pytest.raises(StateMismatch, match="unknown topic"):
         replay_frame(replay, of_kind(kind), b"", False)

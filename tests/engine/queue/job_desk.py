@@ -9,9 +9,9 @@ from tests.engine.shard_support import Desk
 from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.lease_jobs import LeaseChange
-from topics.engine.queue.claims import Ask, jobs_of
-from topics.engine.queue.jobs import Counters, Jobs
-from topics.engine.queue.leases import Holder
+from topics.engine.queue.claims import ClaimRequest, jobs_of
+from topics.engine.queue.jobs import Jobs, QueueCounters
+from topics.engine.queue.leases import LeaseHolder
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.formats.disk.records import RecordsView
@@ -40,7 +40,7 @@ class JobDesk(Desk):
         return self.topic.jobs
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> QueueCounters:
         self.jobs.advance(self.now.ms)
         return self.jobs.counters(self.topic.count)
 
@@ -65,7 +65,7 @@ class JobDesk(Desk):
         return change
 
     def claims(
-        self, *asks: Ask, evenly: bool = False, max_bytes: int = NO_BOUND
+        self, *asks: ClaimRequest, evenly: bool = False, max_bytes: int = NO_BOUND
     ) -> list[LeaseChange]:
         """Run one claim pass and return a change for each ask."""
         changes = lease_jobs.claim(
@@ -73,12 +73,12 @@ class JobDesk(Desk):
         )
         return [self._note(change) for change in changes]
 
-    def poll(self, node: str = "n") -> Holder:
+    def poll(self, node: str = "n") -> LeaseHolder:
         return jobs_of(self.topic).leases.poller(node)
 
     def claim(self, max_jobs: int = 1, node: str = "n", lease_ms: int = 1000) -> list[int]:
         """Claim jobs for a node and return their seqs."""
-        (change,) = self.claims(Ask(self.poll(node), max_jobs, lease_ms))
+        (change,) = self.claims(ClaimRequest(self.poll(node), max_jobs, lease_ms))
         return list(change.seqs)
 
     def ack(self, *seqs: int, node: str = "n", tokens: Sequence[str] | None = None) -> FinishJobs:
@@ -96,14 +96,14 @@ class JobDesk(Desk):
     def unclaim(self, *jobs: tuple[int, int]) -> LeaseChange:
         return self._note(lease_jobs.unclaim(self.topic, jobs, self.now))
 
-    def close(self, holder: Holder) -> LeaseChange:
+    def close(self, holder: LeaseHolder) -> LeaseChange:
         return self._note(lease_jobs.release(self.topic, holder, self.now))
 
     def dying(self, max_jobs: int = 100) -> LeaseChange:
-        return self._note(lease_jobs.dying(self.topic, max_jobs, self.now))
+        return self._note(lease_jobs.begin_dead_lettering(self.topic, max_jobs, self.now))
 
     def bury(self, *seqs: int) -> FinishJobs:
-        change = finish_jobs.bury(self.topic, seqs, self.now)
+        change = finish_jobs.remove_dead_lettered(self.topic, seqs, self.now)
         self.pending.append(change)
         return change
 

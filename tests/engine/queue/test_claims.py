@@ -21,10 +21,10 @@ from topics.engine.locators import Locator
 from topics.engine.now import Now
 from topics.engine.queue import claims
 from topics.engine.queue import jobs as module
-from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask, jobs_of
-from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, PASS_STEPS, Counters, Jobs
+from topics.engine.queue.claims import STEP, UNREADABLE_MS, ClaimRequest, jobs_of
+from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, PASS_STEPS, Jobs, QueueCounters
 from topics.engine.queue.ledger import JobState, Ledger
-from topics.engine.queue.timetable import NEVER, SLOT_MS
+from topics.engine.queue.timer_queue import NEVER, SLOT_MS
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
@@ -34,14 +34,14 @@ from topics.formats.disk.records import RecordsView
 def test_a_job_put_back_waits_for_its_delay_unless_it_was_already_due() -> None:
     desk = JobDesk()
     desk.add("a", delay_ms=50)
-    claims.set_aside(desk.topic, [1], desk.now)
-    claims.put_back(desk.topic, [1], desk.now)
+    claims.reserve(desk.topic, [1], desk.now)
+    claims.unreserve(desk.topic, [1], desk.now)
     assert desk.counters.delayed == 1
     desk.later(50)
     assert desk.counters.delayed == 0
-    claims.set_aside(desk.topic, [1], desk.now)
+    claims.reserve(desk.topic, [1], desk.now)
     desk.now = desk.now._replace(ts=desk.now.ts - 5000)  # The wall clock is set back
-    claims.put_back(desk.topic, [1], desk.now)
+    claims.unreserve(desk.topic, [1], desk.now)
     assert desk.claim() == [1]
 
 
@@ -80,11 +80,11 @@ def test_leases_and_delays_that_end_together_are_processed_in_steps_and_in_order
     desk.claim(6)
     desk.later(1001 + SLOT_MS)
     for _ in range(2):
-        assert desk.counters == Counters(12, 0, 0, 0), "all are counted"
+        assert desk.counters == QueueCounters(12, 0, 0, 0), "all are counted"
         assert len(desk.jobs.leases) == 2, "nothing more ends before the pause"
     assert desk.jobs.next_at <= desk.now.ms, "whoever waits for the others comes again"
     desk.later(module.ADVANCE_PAUSE_MS)
-    assert desk.counters == Counters(12, 0, 0, 0)
+    assert desk.counters == QueueCounters(12, 0, 0, 0)
     assert not desk.jobs.leases
     assert [*chain.from_iterable(desk.claim() for _ in range(12))] == [*range(1, 13)]
 
@@ -101,7 +101,7 @@ def test_claims_receive_every_job_that_is_counted_as_ready(
     while (ready := desk.counters.ready) > 0:
         taken = desk.claim(3, lease_ms=100_000)
         assert taken, "a claim gets a job while any is ready"
-        assert desk.counters == Counters(ready - len(taken), 40 - ready + len(taken), 0, 0)
+        assert desk.counters == QueueCounters(ready - len(taken), 40 - ready + len(taken), 0, 0)
         found += taken
     assert sorted(found) == [*range(1, 41)]
 
@@ -115,7 +115,7 @@ def test_a_pass_that_has_not_yet_reached_an_expired_lease_is_unfinished(
     desk.claim(12)
     desk.extend(*range(1, 9), lease_ms=100_000)
     desk.later(1001 + SLOT_MS)
-    assert desk.counters == Counters(4, 8, 0, 0)
+    assert desk.counters == QueueCounters(4, 8, 0, 0)
     found: list[int] = []
     for _ in range(12):
         if not (taken := desk.claim(4, lease_ms=100_000)):
@@ -134,7 +134,7 @@ def test_one_hundred_thousand_expired_leases_are_counted_without_ending_each() -
         desk.claim(1000)
     desk.later(2000)
     began = time.process_time()
-    assert desk.counters == Counters(count, 0, 0, 0)
+    assert desk.counters == QueueCounters(count, 0, 0, 0)
     assert time.process_time() - began < 0.2, "ending all of them takes half a second"
     assert len(desk.jobs.leases) == count - module.ADVANCE_MAX
 
@@ -172,9 +172,9 @@ def test_failed_redrives_leave_no_stale_entries() -> None:
     desk.add("due", delay_ms=100)
     desk.later(100)
     for _ in range(HEAP_STALE_MIN + 10):
-        assert claims.set_aside(desk.topic, [1, 2, 5], desk.now) == [1, 2, 5]
-        claims.put_back(desk.topic, [1, 2, 5], desk.now)
-    assert max(len(desk.jobs._in_line), len(desk.jobs.due)) <= HEAP_STALE_MIN + 8
+        assert claims.reserve(desk.topic, [1, 2, 5], desk.now) == [1, 2, 5]
+        claims.unreserve(desk.topic, [1, 2, 5], desk.now)
+    assert max(len(desk.jobs._free_queue), len(desk.jobs.due)) <= HEAP_STALE_MIN + 8
     assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]
 
 
@@ -183,12 +183,12 @@ def test_a_redrive_can_take_a_job_whose_lease_has_expired_but_was_not_advanced()
     desk.claim(2, lease_ms=100)
     desk.now = desk.now._replace(ms=desk.now.ms + 100, ts=desk.now.ts + 100)
     assert claims.count_busy(desk.topic, [1, 2, 3], desk.now) == 2
-    assert claims.set_aside(desk.topic, [1, 2], desk.now) == []
+    assert claims.reserve(desk.topic, [1, 2], desk.now) == []
     desk.now = desk.now._replace(ms=desk.now.ms + 1, ts=desk.now.ts + 1)
     assert claims.count_busy(desk.topic, [1, 2, 3], desk.now) == 0
-    assert claims.set_aside(desk.topic, [1, 2, 3], desk.now) == [1, 2, 3]
-    claims.put_back(desk.topic, [1, 2, 3], desk.now)
-    assert desk.counters == Counters(3, 0, 0, 0)
+    assert claims.reserve(desk.topic, [1, 2, 3], desk.now) == [1, 2, 3]
+    claims.unreserve(desk.topic, [1, 2, 3], desk.now)
+    assert desk.counters == QueueCounters(3, 0, 0, 0)
     assert [desk.jobs.deliveries(seq) for seq in (1, 2, 3)] == [1, 1, 0]
     assert desk.claim(3) == [1, 2, 3]
 
@@ -216,7 +216,7 @@ def test_a_pass_limits_the_bytes_of_large_jobs_that_are_followed_by_small_ones()
     desk.add(*["x" * 100_000] * 21, *range(2000))
     taken: list[int] = []
     while len(taken) < 21:
-        (change,) = desk.claims(Ask(desk.poll(), STEP, 1000), max_bytes=250_000)
+        (change,) = desk.claims(ClaimRequest(desk.poll(), STEP, 1000), max_bytes=250_000)
         assert len(change.jobs) == 3, "two, and the one with which it is enough"
         taken += change.seqs
     assert taken == [*range(1, 22)]
@@ -274,7 +274,7 @@ def test_a_failed_pass_leases_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(OSError, match="open files"):
                 desk.claim(3)
             assert desk.counters.ready == 3
-    (change,) = desk.claims(Ask(desk.poll(), 3, 1000))
+    (change,) = desk.claims(ClaimRequest(desk.poll(), 3, 1000))
     assert [(job.seq, job.deliveries) for job in change.jobs] == [(1, 1), (2, 1), (3, 1)]
 
 
@@ -397,11 +397,11 @@ def exhausted_dead(desk: Desk, *datas: str) -> Topic:
     topic = desk.engine.topic("q")
     holder = jobs_of(topic).leases.poller("worker")
     (claim,) = lease_jobs.claim(
-        desk.engine.table, topic, [Ask(holder, 99, 1000)], desk.now, evenly=False
+        desk.engine.table, topic, [ClaimRequest(holder, 99, 1000)], desk.now, evenly=False
     )
     lease_jobs.nack(topic, "worker", claim.seqs, None, 0, desk.now)
     (claim,) = lease_jobs.claim(
-        desk.engine.table, topic, [Ask(holder, 99, 1000)], desk.now, evenly=False
+        desk.engine.table, topic, [ClaimRequest(holder, 99, 1000)], desk.now, evenly=False
     )
     assert not claim.seqs
     return topic

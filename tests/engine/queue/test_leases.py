@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.engine.queue.job_desk import JobDesk
 from topics.engine.queue import claims
 from topics.engine.queue.claims import LeaseView
-from topics.engine.queue.leases import ORDER_SLACK, Holder, LeaseTable
+from topics.engine.queue.leases import ORDER_SLACK, LeaseHolder, LeaseTable
 
 NODE = "n"
 
 
-def leased(*seqs: int, deadline_ms: int = 100, holder: Holder | None = None) -> LeaseTable:
+def leased(*seqs: int, deadline_ms: int = 100, holder: LeaseHolder | None = None) -> LeaseTable:
     """Return a table that leases these seqs with lease numbers from 10 on."""
     table = LeaseTable()
     table.grant(seqs, 10, deadline_ms, holder or table.poller(NODE))

@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 
 from tests.engine.shard_support import Desk, body_of, fill, header_of
 from tests.support.tables import table
-from topics.engine.changes.by_kind import replay_frame
+from topics.engine.changes.replay_dispatch import replay_frame
 from topics.engine.queue import claims
 from topics.engine.queue import ledger as module
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, Ledger, keeps_leases
 from topics.engine.queue.queue_replay import (
+    apply_config,
     begin,
-    follow_config,
     ledger_of,
     note_delays,
     open_ledger,
 )
-from topics.engine.replay import Misfit, Replay
-from topics.engine.snapshot import jobs_to_keep, restore_jobs, restore_topic, snapshot_topic
+from topics.engine.replay import Replay, StateMismatch
+from topics.engine.snapshot import job_items, restore_jobs, restore_topic, snapshot_topic
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import (
@@ -111,7 +111,7 @@ def test_the_rows_of_removed_records_are_dropped(
 ) -> None:
     ledger = after(claimed(*seqs))
     ledger.delays.update(dict.fromkeys(delayed, 5))
-    ledger.forget_runs(iter(runs))
+    ledger.remove_runs(iter(runs))
     gone = {seq for first, length in runs for seq in range(first, first + length)}
     assert ({*ledger.rows}, {*ledger.delays}) == (seqs - gone, delayed - gone)
 
@@ -288,10 +288,10 @@ def test_a_lease_frame_of_a_log_topic_or_with_an_unknown_operation_is_a_misfit(d
     queue = Replaying(desk, 1)
     fill(desk, 1)
     rows = LeaseRows(LeaseOp.CLAIMED, (1,), (1,), "w", 9, (70,))
-    with pytest.raises(Misfit, match="operation 9"):
+    with pytest.raises(StateMismatch, match="operation 9"):
         queue.play(lease_frame(queue.topic.id, 5, rows)._replace(flags=9))
     desk.put("log")
-    with pytest.raises(Misfit, match="not a queue"):
+    with pytest.raises(StateMismatch, match="not a queue"):
         queue.play(lease_frame(desk.engine.topic("log").id, 5, rows))
 
 
@@ -332,7 +332,7 @@ def test_jobs_without_a_live_record_are_dropped_after_the_replay(desk: Desk) -> 
 
 def kept(topic: Topic, desk: Desk) -> Any:
     """Return the topic and its jobs as a checkpoint encodes them in CBOR."""
-    found = [snapshot_topic(topic, POSITION), *jobs_to_keep(topic, desk.now)]
+    found = [snapshot_topic(topic, POSITION), *job_items(topic, desk.now)]
     return cbor2.loads(cbor2.dumps(found))
 
 
@@ -368,7 +368,7 @@ def test_a_checkpoint_records_jobs_that_are_set_aside_in_their_previous_state(de
     queue.ledger.rows |= KEPT
     queue.ledger.delays[5] = 1_003_000
     queue.begin()
-    assert claims.set_aside(queue.topic, range(1, 7), desk.now) == [2, 3, 4, 5, 6]
+    assert claims.reserve(queue.topic, range(1, 7), desk.now) == [2, 3, 4, 5, 6]
     ledger = restored(kept(queue.topic, desk))
     assert (ledger.rows, dict(ledger.delays)) == (KEPT, {5: 1_003_000})
 
@@ -377,7 +377,7 @@ def test_the_last_error_of_a_nack_is_kept_with_its_job() -> None:
     why = released(1, 2)._replace(error="why")
     ledger = after(claimed(1, 2, 3), why, claimed(1), released(1), released(2)._replace(error=""))
     assert ledger.errors == again(ledger).errors == {1: "why", 2: ""}
-    ledger.forget((1,))
+    ledger.remove((1,))
     assert ledger.errors == {2: ""}
     ledger.cut(3)
     assert ledger.errors == {}
@@ -390,10 +390,10 @@ def test_the_last_error_of_a_nack_is_kept_with_its_job() -> None:
 def test_leases_are_dropped_when_they_become_non_durable(desk: Desk, config: Any) -> None:
     queue = Replaying(desk, 3)
     queue.claim(1)
-    follow_config(queue.topic)
+    apply_config(queue.topic)
     assert [*queue.ledger.rows] == [1]
     desk.put("a", **config)
-    follow_config(queue.topic)
+    apply_config(queue.topic)
     assert [*queue.ledger.rows] == []
 
 

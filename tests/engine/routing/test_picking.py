@@ -20,12 +20,12 @@ from topics.engine.removal import delete_runs
 from topics.engine.routing.derivations import (
     Derivation,
     derivation_of,
-    forget_derivations,
-    note_derivation,
+    drop_other_derivations,
+    set_derivation,
 )
 from topics.engine.routing.hops import HOPS_MAX, Hops
-from topics.engine.routing.lag import lag
 from topics.engine.routing.picking import Picked, pick
+from topics.engine.routing.router_lag import lag
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch
@@ -155,7 +155,7 @@ def test_a_filter_picks_exactly_the_records_with_a_matching_tag(
 # Damage
 
 
-def hurt_extent(*bad_chunks: int) -> tuple[Shell, Topic]:
+def damaged_extent(*bad_chunks: int) -> tuple[Shell, Topic]:
     """Return an extent of five records of 30,000 bytes, in which these chunks of 64 KiB are
     damaged.
     """
@@ -199,7 +199,7 @@ def all_steps(
 def test_only_the_records_of_a_damaged_chunk_are_lost(
     match: TagMatch | None, bad_chunks: list[int], steps: list[tuple[list[int], int]]
 ) -> None:
-    shell, topic = hurt_extent(*bad_chunks)
+    shell, topic = damaged_extent(*bad_chunks)
     assert all_steps(topic, shell.world, match) == steps
     one_by_one = all_steps(topic, shell.world, match, max_records=1)
     assert [seq for seqs, _ in one_by_one for seq in seqs] == [
@@ -209,13 +209,13 @@ def test_only_the_records_of_a_damaged_chunk_are_lost(
 
 
 def test_damage_to_deleted_or_filtered_records_is_not_a_loss() -> None:
-    shell, topic = hurt_extent(2)
+    shell, topic = damaged_extent(2)
     assert all_steps(topic, shell.world, TagMatch("Eq", "none")) == [([], 0)]
     delete_runs(topic, [SeqRun(5, 1)], shell.world)
     assert all_steps(topic, shell.world) == [([1, 2, 3, 4], 0)]
 
 
-class Hurt:
+class DamagedStore:
     """A store in which some entries are unreadable, and some records of other entries are
     damaged.
     """
@@ -231,7 +231,7 @@ class Hurt:
         view, first = self._desk.records(locator), self._firsts[locator]
         if first in self._unreadable:
             raise Unreadable
-        return _HurtView(view, {seq - first for seq in self._bad})
+        return _DamagedView(view, {seq - first for seq in self._bad})
 
     def delete_flags(self, locator: int) -> Buffer | None:
         return self._desk.delete_flags(locator)
@@ -245,7 +245,7 @@ class Hurt:
     release_later = release
 
 
-class _HurtView(RecordsView):
+class _DamagedView(RecordsView):
     __slots__ = ("_bad_indexes",)
 
     def __init__(self, view: RecordsView, bad: set[int]) -> None:
@@ -306,7 +306,7 @@ def test_exactly_the_damaged_records_are_lost_and_all_others_are_picked(
         first += len(tags)
     desk.commit()
     topic = desk.engine.topic("a")
-    store = Hurt(desk, unreadable, bad)
+    store = DamagedStore(desk, unreadable, bad)
     delete_runs(topic, runs_of_seqs(sorted(deleted)), desk)
     found: list[int] = []
     trimmed: list[int] = []
@@ -359,20 +359,20 @@ def topic() -> Topic:
 
 
 def test_the_derivation_of_a_router_is_the_last_noted_one(topic: Topic) -> None:
-    note_derivation(topic, 3, Derivation(12, 2))
-    note_derivation(topic, 4, Derivation(5, 1))
-    note_derivation(topic, 3, Derivation(13, 3))
+    set_derivation(topic, 3, Derivation(12, 2))
+    set_derivation(topic, 4, Derivation(5, 1))
+    set_derivation(topic, 3, Derivation(13, 3))
     assert derivation_of(topic, 3, start_seq=9) == (13, 3)
     assert derivation_of(topic, 4, start_seq=9) == (5, 1)
 
 
 def test_derivations_of_deleted_routers_are_dropped(topic: Topic) -> None:
-    forget_derivations(topic, ())
-    note_derivation(topic, 3, Derivation(12, 2))
-    note_derivation(topic, 4, Derivation(5, 1))
-    forget_derivations(topic, (4, 5))
+    drop_other_derivations(topic, ())
+    set_derivation(topic, 3, Derivation(12, 2))
+    set_derivation(topic, 4, Derivation(5, 1))
+    drop_other_derivations(topic, (4, 5))
     assert topic.derivations == {4: (5, 1)}
-    forget_derivations(topic, ())
+    drop_other_derivations(topic, ())
     assert topic.derivations is None
 
 

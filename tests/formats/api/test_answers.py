@@ -46,7 +46,7 @@ def test_the_bytes_of_an_append_response() -> None:
     )
 
 
-def difference(pieces: list[Any], next_from_seq: int) -> bytes:
+def difference(chunks: list[Any], next_from_seq: int) -> bytes:
     end = answers.difference_end(
         next_from_seq=next_from_seq,
         head_seq=5,
@@ -56,7 +56,7 @@ def difference(pieces: list[Any], next_from_seq: int) -> bytes:
         scanned=2,
         total_ms=0.3,
     )
-    return answers.difference("jobs", pieces, end)
+    return answers.difference("jobs", chunks, end)
 
 
 def test_the_bytes_of_a_diff_response() -> None:

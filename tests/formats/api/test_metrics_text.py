@@ -7,21 +7,21 @@ import json
 from topics.formats.api.metrics_text import (
     STEP_ROWS,
     Column,
-    Family,
     Histogram,
+    MetricFamily,
     MetricKind,
-    json_pieces,
-    text_pieces,
+    json_chunks,
+    text_chunks,
 )
 
-SYNCS = Family("topics_syncs_total", MetricKind.COUNTER, "Syncs.", [((), 2**63)])
-CLASSES = Family(
+SYNCS = MetricFamily("topics_syncs_total", MetricKind.COUNTER, "Syncs.", [((), 2**63)])
+CLASSES = MetricFamily(
     "topics_by_class",
     MetricKind.GAUGE,
     "Topics.",
     [((("class", "fsync"),), 3), ((("class", "disk"),), 0)],
 )
-LATENCY = Family(
+LATENCY = MetricFamily(
     "topics_latency_us",
     MetricKind.HISTOGRAM,
     "Latency.",
@@ -30,12 +30,12 @@ LATENCY = Family(
 BY_ROUTE = LATENCY._replace(series=[((("route", "diff"),), Histogram((100,), (2, 1), 150))])
 
 
-def text(*families: Family) -> str:
-    return b"".join(text_pieces(families)).decode()
+def text(*families: MetricFamily) -> str:
+    return b"".join(text_chunks(families)).decode()
 
 
-def document(*families: Family) -> object:
-    return json.loads(b"".join(json_pieces(families, b'"end":true}')))
+def document(*families: MetricFamily) -> object:
+    return json.loads(b"".join(json_chunks(families, b'"end":true}')))
 
 
 def test_the_text_follows_the_prometheus_format() -> None:
@@ -64,7 +64,7 @@ def test_a_family_without_values_has_only_its_header_lines() -> None:
 
 
 def test_quotes_backslashes_and_line_ends_are_escaped() -> None:
-    family = Family("topics_a", MetricKind.GAUGE, 'a"\\\nb', [((("x", 'a"\\\nb'),), 1)])
+    family = MetricFamily("topics_a", MetricKind.GAUGE, 'a"\\\nb', [((("x", 'a"\\\nb'),), 1)])
     assert text(family).splitlines() == [
         '# HELP topics_a a"\\\\\\nb',
         "# TYPE topics_a gauge",
@@ -88,22 +88,26 @@ def test_the_json_has_the_same_values() -> None:
 def test_the_columns_of_a_table_are_rendered_a_bounded_number_of_rows_at_a_time() -> None:
     names = [f"t-{number}" for number in range(2 * STEP_ROWS + 1)]
     first = Column("topic", names, range(len(names)))
-    of_one = first.beside([None, 7, *[None] * (len(names) - 2)])
+    of_one = first.with_values([None, 7, *[None] * (len(names) - 2)])
     families = [
-        Family(f"topics_{name}", MetricKind.GAUGE, "Some.", column)
-        for name, column in (("a", first), ("b", of_one), ("c", first.beside([None] * len(names))))
+        MetricFamily(f"topics_{name}", MetricKind.GAUGE, "Some.", column)
+        for name, column in (
+            ("a", first),
+            ("b", of_one),
+            ("c", first.with_values([None] * len(names))),
+        )
     ]
-    pieces = [*text_pieces(families)]
-    assert [piece.count(b"\n") for piece in pieces] == [2, STEP_ROWS, STEP_ROWS, 1, 2, 1, 2]
-    assert pieces[1].startswith(b'topics_a{topic="t-0"} 0\ntopics_a{topic="t-1"} 1\n')
-    assert pieces[5] == b'topics_b{topic="t-1"} 7\n'
-    found = json.loads(b"".join(json_pieces(families, b'"end":true}')))
+    chunks = [*text_chunks(families)]
+    assert [chunk.count(b"\n") for chunk in chunks] == [2, STEP_ROWS, STEP_ROWS, 1, 2, 1, 2]
+    assert chunks[1].startswith(b'topics_a{topic="t-0"} 0\ntopics_a{topic="t-1"} 1\n')
+    assert chunks[5] == b'topics_b{topic="t-1"} 7\n'
+    found = json.loads(b"".join(json_chunks(families, b'"end":true}')))
     assert found["topics_a"] == [{"topic": name, "value": at} for at, name in enumerate(names)]
     assert (found["topics_b"], found["topics_c"]) == ([{"topic": "t-1", "value": 7}], [])
 
 
 def test_names_of_a_column_are_escaped() -> None:
     column = Column("topic", ['a"b', "c\\d\n"], [1, 2])
-    text = b"".join(text_pieces([Family("topics_a", MetricKind.GAUGE, "Some.", column)]))
+    text = b"".join(text_chunks([MetricFamily("topics_a", MetricKind.GAUGE, "Some.", column)]))
     assert text.endswith(b'topics_a{topic="a\\"b"} 1\ntopics_a{topic="c\\\\d\\n"} 2\n')
     assert [*column.items()] == [b'{"topic":"a\\"b","value":1},{"topic":"c\\\\d\\n","value":2}']

@@ -41,13 +41,13 @@ def test_a_head_ends_at_the_same_byte_for_any_fragments(behind: bytes, sizes: li
     part, pos, turn = PartialHead(), 0, 0
     wire = HEAD + behind
     while True:
-        piece = wire[pos : pos + sizes[turn % len(sizes)]]
-        used = part.feed(piece)
-        pos += len(piece) if used is None else used
+        chunk = wire[pos : pos + sizes[turn % len(sizes)]]
+        used = part.feed(chunk)
+        pos += len(chunk) if used is None else used
         turn += 1
         if used is not None:
             break
-    assert (part.whole(), wire[pos:]) == (HEAD, behind)
+    assert (part.complete(), wire[pos:]) == (HEAD, behind)
 
 
 @pytest.mark.parametrize("bad", [b"\n", b"\ra", b"\0", b"\x7f"])
@@ -153,12 +153,12 @@ def test_the_dechunker_returns_the_body_and_stops_at_its_end(
             wire += b"%x\r\n%b\r\n" % (len(rest[:cut]), rest[:cut])
             rest = rest[cut:]
     wire += b"0\r\n\r\n" + b"NEXT"
-    parts, got, pos, turn = body_framing.Dechunker(), b"", 0, 0
+    parts, got, pos, turn = body_framing.ChunkedBody(), b"", 0, 0
     while not parts.done:
         size = feeds[turn % len(feeds)]
         turn += 1
-        pieces, used = parts.take(wire[pos : pos + size], 0)
-        got += b"".join(pieces)
+        chunks, used = parts.take(wire[pos : pos + size], 0)
+        got += b"".join(chunks)
         pos += used
     assert got == body
     assert wire[pos:] == b"NEXT"
@@ -167,4 +167,4 @@ def test_the_dechunker_returns_the_body_and_stops_at_its_end(
 @pytest.mark.parametrize("wire", [b"1\na\r\n", b"1\r\nab\r\n", b"0\r\nx: \0\r\n", b"-1\r\n"])
 def test_a_malformed_chunk_is_rejected(wire: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        body_framing.Dechunker().take(wire, 0)
+        body_framing.ChunkedBody().take(wire, 0)

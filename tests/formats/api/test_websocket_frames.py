@@ -18,7 +18,7 @@ from topics.formats.api import websocket_frames
 from topics.formats.api.websocket_frames import (
     CHECK_BYTES,
     LONG_BYTES,
-    FrameReader,
+    WebSocketFrameReader,
     accept_key,
     close_frame,
     control_frame,
@@ -89,12 +89,12 @@ def test_a_broken_stream_ends_with_a_close_code(broken: bytes, code: int, reason
 
 @pytest.mark.parametrize("last", [frame(0x88), frame(0xFF)])
 def test_nothing_is_decoded_after_the_end_of_the_stream(last: bytes) -> None:
-    reader = FrameReader(MAX_BYTES)
+    reader = WebSocketFrameReader(MAX_BYTES)
     assert not reader.ended
     assert len(reader.feed(last + frame(0x81, b"x"))) + (reader.failure is not None) == 1
     assert reader.ended
     assert reader.feed(frame(0x81, b"x")) == reader.feed(b"") == []
-    assert (reader.held_bytes, reader.is_amid, reader.has_more) == (0, False, False)
+    assert (reader.held_bytes, reader.is_incomplete, reader.has_more) == (0, False, False)
 
 
 def test_control_frames_are_returned_between_the_fragments_they_interrupt() -> None:
@@ -149,7 +149,7 @@ def test_more_bytes_do_not_change_the_events_before_them(stream: bytes, more: by
 
 @given(st.lists(st.binary(max_size=100), max_size=20), st.integers(0, 200))
 def test_any_bytes_are_decoded_within_the_memory_bound(junk: list[bytes], max_bytes: int) -> None:
-    reader = FrameReader(max_bytes)
+    reader = WebSocketFrameReader(max_bytes)
     for data in junk:
         for found in reader.feed(data):
             assert found.opcode >= CLOSE or len(found.data) <= max_bytes
@@ -165,18 +165,18 @@ def test_any_bytes_are_decoded_within_the_memory_bound(junk: list[bytes], max_by
 )
 def test_an_incomplete_message_or_frame_is_recognized(whole: bytes) -> None:
     for cut in (1, 2, 5, 6, 7, len(whole) // 2, len(whole) - 1):
-        reader = FrameReader(MAX_BYTES)
-        assert not reader.is_amid
+        reader = WebSocketFrameReader(MAX_BYTES)
+        assert not reader.is_incomplete
         reader.feed(frame(0x81, b"before") + whole[:cut])
-        assert reader.is_amid
+        assert reader.is_incomplete
         reader.feed(whole[cut:])
-        assert (reader.is_amid, reader.held_bytes) == (False, 0)
+        assert (reader.is_incomplete, reader.held_bytes) == (False, 0)
 
 
 def test_memory_is_bounded_by_the_message_limit_for_any_fragments() -> None:
     bound = 1 << 18
-    piece = frame(0x00, b"x" * 50)
-    reader = FrameReader(bound)
+    chunk = frame(0x00, b"x" * 50)
+    reader = WebSocketFrameReader(bound)
     tracemalloc.start()
     try:
         reader.feed(frame(0x02, b"x" * 50))
@@ -188,7 +188,7 @@ def test_memory_is_bounded_by_the_message_limit_for_any_fragments() -> None:
             reader.feed(bytes(64))
             assert reader.held_bytes <= bound
         for _ in range(bound // 100 + 1):
-            reader.feed(piece)
+            reader.feed(chunk)
             if reader.ended:
                 break
         held, highest = tracemalloc.get_traced_memory()
@@ -200,9 +200,9 @@ def test_memory_is_bounded_by_the_message_limit_for_any_fragments() -> None:
 
 
 def test_the_reader_stops_after_the_given_number_and_continues_there() -> None:
-    pieces = [frame(0x01, b"%d" % number) + frame(0x80, b"!") for number in range(50)]
-    pieces += [frame(0x81, b"%d!" % number) for number in range(50, 100)]
-    reader, found, calls, data = FrameReader(1000), list[Frame](), 0, b"".join(pieces)
+    chunks = [frame(0x01, b"%d" % number) + frame(0x80, b"!") for number in range(50)]
+    chunks += [frame(0x81, b"%d!" % number) for number in range(50, 100)]
+    reader, found, calls, data = WebSocketFrameReader(1000), list[Frame](), 0, b"".join(chunks)
     while data or reader.has_more:
         frames = reader.feed(data, 7)
         assert len(frames) <= 7
@@ -210,7 +210,7 @@ def test_the_reader_stops_after_the_given_number_and_continues_there() -> None:
         calls, data = calls + 1, b""
     assert found == [Frame(TEXT, b"%d!" % number) for number in range(100)]
     assert calls > 10
-    assert not reader.is_amid
+    assert not reader.is_incomplete
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xe2\x82", b"\xed\xa0\x80"])

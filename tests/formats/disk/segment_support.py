@@ -19,7 +19,7 @@ from topics.formats.disk.segment import (
     decode_directory,
     decode_trailer,
 )
-from topics.formats.disk.segment_build import EXTENT_BYTES, EXTENT_RECORDS, Source, build
+from topics.formats.disk.segment_build import EXTENT_BYTES, EXTENT_RECORDS, ExtentSource, build
 
 HEADER = SegmentHeader(shard=3, number=7, base=0x1000, end=0x2000)
 
@@ -56,25 +56,25 @@ def writes(draw: st.DrawFn) -> list[Write]:
 
 def source(
     topic_id: int, first_seq: int, batch: Iterable[Write]
-) -> tuple[Source, list[RecordsView]]:
+) -> tuple[ExtentSource, list[RecordsView]]:
     """Return a source that begins with ``first_seq``, and a view for each write."""
-    views, pieces, seq = [], [], first_seq
+    views, chunks, seq = [], [], first_seq
     for write in batch:
         view = write.view(seq - write.skip)
         views.append(view)
-        pieces.append((view, write.skip, view.count))
+        chunks.append((view, write.skip, view.count))
         seq += view.count - write.skip
-    return Source(topic_id, first_seq, pieces), views
+    return ExtentSource(topic_id, first_seq, chunks), views
 
 
 def build_bytes(
-    sources: Iterable[Source],
+    sources: Iterable[ExtentSource],
     *,
     extent_bytes: int = EXTENT_BYTES,
     extent_records: int = EXTENT_RECORDS,
 ) -> bytes:
-    pieces = build(HEADER, sources, extent_bytes=extent_bytes, extent_records=extent_records)
-    return b"".join(pieces)
+    chunks = build(HEADER, sources, extent_bytes=extent_bytes, extent_records=extent_records)
+    return b"".join(chunks)
 
 
 def opened(data: bytes) -> tuple[Trailer, list[ExtentEntry]]:

@@ -1,4 +1,4 @@
-"""The bytes of a checkpoint: a header, and chained pieces with checksums."""
+"""The bytes of a checkpoint: a header, and chained chunks with checksums."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk import checkpoint
 from topics.formats.disk.checkpoint import (
+    CHUNK_BYTES,
+    CHUNK_HEADER_BYTES,
     HEADER_BYTES,
-    PIECE_BYTES,
-    PIECE_HEADER_BYTES,
     USUAL,
+    ChunkBuilder,
     Item,
-    PieceBuilder,
     UnknownVersion,
-    check_piece,
+    check_chunk,
+    chunk_length,
     decode_header,
     is_sealed,
-    items_of_piece,
-    piece_length,
+    items_of_chunk,
 )
 from topics.formats.disk.versions import CHECKPOINT
 
@@ -46,20 +46,20 @@ def topic(number: int, **config: Any) -> Item:
 
 def encode(lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool) -> bytes:
     """Return a complete small file."""
-    builder = PieceBuilder()
-    pieces = [piece for item in items if (piece := builder.add(item)) is not None]
-    pieces.append(builder.take() or b"")
-    return b"".join((builder.header(lsn, replay_from, clean=clean), *pieces))
+    builder = ChunkBuilder()
+    chunks = [chunk for item in items if (chunk := builder.add(item)) is not None]
+    chunks.append(builder.take() or b"")
+    return b"".join((builder.header(lsn, replay_from, clean=clean), *chunks))
 
 
-def pieces(data: bytes) -> Iterator[bytes]:
-    """Yield the bodies of the pieces, which are checked as `checkpoints` does."""
+def chunks(data: bytes) -> Iterator[bytes]:
+    """Yield the bodies of the chunks, which are checked as `checkpoints` does."""
     header = decode_header(data[:HEADER_BYTES])
     assert header is not None
     stream, crc = BytesIO(data[HEADER_BYTES:]), 0
-    while head := stream.read(PIECE_HEADER_BYTES):
-        body = stream.read(piece_length(head))
-        found = check_piece(head, body, crc)
+    while head := stream.read(CHUNK_HEADER_BYTES):
+        body = stream.read(chunk_length(head))
+        found = check_chunk(head, body, crc)
         assert found is not None
         crc = found
         yield body
@@ -67,7 +67,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def items(data: bytes) -> list[Item]:
-    return [item for piece in pieces(data) for item in items_of_piece(piece)]
+    return [item for chunk in chunks(data) for item in items_of_chunk(chunk)]
 
 
 def test_the_documented_tables_match_the_structs() -> None:
@@ -81,14 +81,14 @@ def test_the_documented_tables_match_the_structs() -> None:
     assert (fields["version"][0], fields["lsn"][0], fields["replay_from"][0]) == (4, 8, 4)
     assert fields["clean"][0] == 1
     assert fields["body_len"][0] == len(data) - HEADER_BYTES
-    rows = table(DOC, "A piece:")
+    rows = table(DOC, "A chunk:")
     assert [(row["offset"], row["field"]) for row in rows] == [
         ("0", "body_len"),
         ("4", "crc32c"),
-        (str(PIECE_HEADER_BYTES), "body"),
+        (str(CHUNK_HEADER_BYTES), "body"),
     ]
-    body = fields["pieces"][PIECE_HEADER_BYTES:]
-    assert piece_length(fields["pieces"][:PIECE_HEADER_BYTES]) == len(body)
+    body = fields["chunks"][CHUNK_HEADER_BYTES:]
+    assert chunk_length(fields["chunks"][:CHUNK_HEADER_BYTES]) == len(body)
 
 
 def test_the_bytes_of_a_checkpoint_never_change() -> None:
@@ -111,27 +111,27 @@ def test_every_omitted_value_is_that_of_a_new_topic() -> None:
 
 
 def test_items_are_stored_as_they_were_when_they_were_added() -> None:
-    builder, item = PieceBuilder(), topic(1)
+    builder, item = ChunkBuilder(), topic(1)
     builder.add(SHARD)
     builder.add(item)
     item["head"] = 99
-    piece = builder.take()
-    assert piece is not None
-    assert [found.get("head") for found in items_of_piece(piece[PIECE_HEADER_BYTES:])] == [None, 1]
+    chunk = builder.take()
+    assert chunk is not None
+    assert [found.get("head") for found in items_of_chunk(chunk[CHUNK_HEADER_BYTES:])] == [None, 1]
     assert builder.take() is None
 
 
 def test_a_piece_ends_when_it_has_its_minimum_size() -> None:
     data = encode(8, 4, (topic(number, ttl_ms=number % 7) for number in range(9_000)), clean=True)
-    found = [*pieces(data)]
+    found = [*chunks(data)]
     assert len(found) > 3
-    assert all(PIECE_BYTES <= len(piece) < 2 * PIECE_BYTES for piece in found[:-1])
+    assert all(CHUNK_BYTES <= len(chunk) < 2 * CHUNK_BYTES for chunk in found[:-1])
     assert [item["head"] for item in items(data)] == [*range(9_000)]
     assert [item["config"]["ttl_ms"] for item in items(data)] == [n % 7 for n in range(9_000)]
 
 
 def test_a_piece_of_another_checkpoint_is_rejected() -> None:
-    one, other = PieceBuilder(), PieceBuilder()
+    one, other = ChunkBuilder(), ChunkBuilder()
     one.add(SHARD)
     other.add(topic(1))
     one.take()
@@ -141,17 +141,17 @@ def test_a_piece_of_another_checkpoint_is_rejected() -> None:
     mine, theirs = one.take(), other.take()
     assert mine is not None
     assert theirs is not None
-    assert mine[PIECE_HEADER_BYTES:] == theirs[PIECE_HEADER_BYTES:]
-    before = PieceBuilder()
+    assert mine[CHUNK_HEADER_BYTES:] == theirs[CHUNK_HEADER_BYTES:]
+    before = ChunkBuilder()
     before.add(SHARD)
     before.take()
-    for piece, passes in ((mine, True), (theirs, False)):
-        head, body = piece[:PIECE_HEADER_BYTES], piece[PIECE_HEADER_BYTES:]
-        assert (check_piece(head, body, before.crc) is not None) is passes
+    for chunk, passes in ((mine, True), (theirs, False)):
+        head, body = chunk[:CHUNK_HEADER_BYTES], chunk[CHUNK_HEADER_BYTES:]
+        assert (check_chunk(head, body, before.crc) is not None) is passes
 
 
 def test_every_flipped_bit_of_the_header_is_detected() -> None:
-    builder = PieceBuilder()
+    builder = ChunkBuilder()
     builder.add(SHARD)
     builder.take()
     head = builder.header(8, 4, clean=True)
@@ -172,9 +172,9 @@ def test_any_bytes_are_decoded_or_rejected(data: bytes) -> None:
     except UnknownVersion:
         return
     assert header is None or header.lsn >= 0
-    if len(data) >= PIECE_HEADER_BYTES:
-        head, body = data[:PIECE_HEADER_BYTES], data[PIECE_HEADER_BYTES:]
-        assert check_piece(head, body, 0) is None
+    if len(data) >= CHUNK_HEADER_BYTES:
+        head, body = data[:CHUNK_HEADER_BYTES], data[CHUNK_HEADER_BYTES:]
+        assert check_chunk(head, body, 0) is None
 
 
 GOLDEN = (

@@ -18,7 +18,7 @@ from tests.formats.disk.record_support import PAYLOADS, TEXTS, Record, request
 from tests.formats.disk.record_support import view_of as view_of_request
 from tests.formats.disk.segment_support import Write, build_bytes, extents, source
 from tests.support.tables import byte_rows, table
-from topics.formats.api.members import with_members, without_members
+from topics.formats.api.json_members import with_members, without_members
 from topics.formats.disk import copies
 from topics.formats.disk.copies import (
     OWN_STAMP,
@@ -36,17 +36,17 @@ from topics.formats.disk.copies import (
     decode_forward,
     encode_runs,
     forward_frame,
-    frame_behind,
     is_row,
     payload_of,
     row_index,
     row_lsn,
+    row_offset,
     runs_within,
     stamped,
     view_of,
 )
 from topics.formats.disk.frames import Frame, FrameHeader, FrameKind, encode_frame, header_at
-from topics.formats.disk.records import RecordFlags, RecordsView, View
+from topics.formats.disk.records import AbstractView, RecordFlags, RecordsView
 from topics.formats.disk.rendering import EncodedRecords, encode
 
 DOC = copies.__doc__ or ""
@@ -78,9 +78,9 @@ def read_back(frame: Frame) -> ForwardBody:
 
 
 def rendered(
-    pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp], first_seq: int, ts_ms: int
+    chunks: Sequence[tuple[AbstractView, Run]], stamps: Sequence[Stamp], first_seq: int, ts_ms: int
 ) -> EncodedRecords:
-    return Copier(pieces, stamps).render(first_seq, ts_ms)
+    return Copier(chunks, stamps).render(first_seq, ts_ms)
 
 
 # The documented bytes
@@ -104,7 +104,7 @@ def test_the_table_of_the_ext_lists_its_keys() -> None:
     held: dict[str, Any] = {}
     for body in (
         BODY._replace(payload=PAYLOAD, own_stamp=OWN),
-        BODY._replace(runs=(), tail_bytes=0, burnt=3),
+        BODY._replace(runs=(), tail_bytes=0, skipped=3),
     ):
         frame = frame_of(body)
         held |= cbor2.loads(bytes(body_of(frame)[: frame.ext_len]))
@@ -155,17 +155,17 @@ def test_the_lsn_of_a_row_identifies_its_frame_and_is_never_that_of_a_frame(
         at = row_lsn(lsn, frame.ext_len, index)
         assert is_row(at)
         assert not is_row(lsn)
-        assert at - frame_behind(data, at - lsn) == lsn
+        assert at - row_offset(data, at - lsn) == lsn
         assert row_index(header, at) == index
         assert ROW.unpack_from(data, at - lsn) == (at - lsn, *ROWS[0][1:])
 
 
-@pytest.mark.parametrize("burnt", [0, 3])
-def test_a_frame_without_copies_moves_cursors_or_skips_seqs(burnt: int) -> None:
-    frame = frame_of(ForwardBody(80, 1, ROWS, burnt=burnt), 0)
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_a_frame_without_copies_moves_cursors_or_skips_seqs(skipped: int) -> None:
+    frame = frame_of(ForwardBody(80, 1, ROWS, skipped=skipped), 0)
     assert (frame.record_count, frame.named_bytes) == (0, 0)
     found = read_back(frame)
-    assert (found.cursor, found.hop, found.burnt, found.runs) == (80, 1, burnt, [])
+    assert (found.cursor, found.hop, found.skipped, found.runs) == (80, 1, skipped, [])
 
 
 def test_a_payload_has_the_layout_of_an_append_frame() -> None:
@@ -283,7 +283,7 @@ SEQS = st.sampled_from([1, 8, 98, 10**6, 2**64 - 100])
 
 
 @st.composite
-def views(draw: st.DrawFn) -> list[tuple[View, list[Record]]]:
+def views(draw: st.DrawFn) -> list[tuple[AbstractView, list[Record]]]:
     """Draw writes of one topic, or the extents that they are sealed into, each with its records."""
     first_ts, first_seq = draw(st.sampled_from([999_999_999_990, 1_748_450_000_000])), draw(SEQS)
     batch = [
@@ -301,7 +301,7 @@ def views(draw: st.DrawFn) -> list[tuple[View, list[Record]]]:
     sealed, writes = source(1, first_seq, batch)
     if draw(st.booleans()):
         return [*zip(writes, records, strict=True)]
-    found: list[tuple[View, list[Record]]] = []
+    found: list[tuple[AbstractView, list[Record]]] = []
     rest = [record for each in records for record in each]
     for extent in extents(build_bytes([sealed], extent_records=draw(st.integers(1, 20)))):
         found.append((extent, rest[: extent.count]))
@@ -310,9 +310,9 @@ def views(draw: st.DrawFn) -> list[tuple[View, list[Record]]]:
 
 
 @st.composite
-def pieces(draw: st.DrawFn) -> tuple[list[tuple[View, Run]], list[Record]]:
+def chunks(draw: st.DrawFn) -> tuple[list[tuple[AbstractView, Run]], list[Record]]:
     """Draw runs, and the records that their copies must contain."""
-    rows: list[tuple[View, Run]] = []
+    rows: list[tuple[AbstractView, Run]] = []
     model: list[Record] = []
     for view, records in draw(views()):
         start = draw(st.integers(0, len(records) - 1))
@@ -353,9 +353,9 @@ def same(one: EncodedRecords, other: EncodedRecords) -> bool:
     return one[:3] == other[:3] and [*map(bytes, one.parts)] == [*map(bytes, other.parts)]
 
 
-@given(pieces(), SEQS, st.sampled_from([0, 1_748_450_000_123]))
+@given(chunks(), SEQS, st.sampled_from([0, 1_748_450_000_123]))
 def test_copies_equal_an_append_of_the_same_records(
-    given_pieces: tuple[list[tuple[View, Run]], list[Record]], first_seq: int, ts_ms: int
+    given_pieces: tuple[list[tuple[AbstractView, Run]], list[Record]], first_seq: int, ts_ms: int
 ) -> None:
     rows, model = given_pieces
     copier = Copier(rows, STAMPS)
@@ -369,7 +369,7 @@ def test_copies_equal_an_append_of_the_same_records(
 
 @given(views(), st.data(), SEQS)
 def test_a_payload_contains_the_records_unchanged(
-    held: list[tuple[View, list[Record]]], data: st.DataObject, first_seq: int
+    held: list[tuple[AbstractView, list[Record]]], data: st.DataObject, first_seq: int
 ) -> None:
     chosen, model = [], []
     for view, records in held:
@@ -381,9 +381,9 @@ def test_a_payload_contains_the_records_unchanged(
     assert same(payload_of(chosen, first_seq, 1000), expected)
 
 
-@given(pieces(), SEQS)
+@given(chunks(), SEQS)
 def test_a_copy_of_copies_equals_the_copy_of_their_payload(
-    given_pieces: tuple[list[tuple[View, Run]], list[Record]], first_seq: int
+    given_pieces: tuple[list[tuple[AbstractView, Run]], list[Record]], first_seq: int
 ) -> None:
     rows, model = given_pieces
     view = view_of(rendered(rows, STAMPS, 12345, 1000))

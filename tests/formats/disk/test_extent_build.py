@@ -25,7 +25,7 @@ from topics.formats.disk.segment import (
     CHUNK_BYTES,
     ExtentKey,
 )
-from topics.formats.disk.segment_build import Source
+from topics.formats.disk.segment_build import ExtentSource
 
 
 def test_every_extent_with_records_of_a_write_contains_its_key() -> None:
@@ -61,14 +61,14 @@ def test_an_extent_of_delayed_jobs_equals_that_of_other_records(batch: list[Writ
 )
 def test_records_may_be_longer_than_a_chunk_or_a_step(size: int) -> None:
     view = plain(3, size).view(1)
-    (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, 3)])]))
+    (extent,) = extents(build_bytes([ExtentSource(1, 1, [(view, 0, 3)])]))
     assert extent.blob == view.blob
     assert [*check_extent(extent)] == []
 
 
 def test_sources_that_are_not_contiguous_are_rejected() -> None:
     with pytest.raises(AssertionError, match="are contiguous"):
-        build_bytes([Source(1, 6, [(plain(2).view(5), 0, 2)])])
+        build_bytes([ExtentSource(1, 6, [(plain(2).view(5), 0, 2)])])
 
 
 @given(writes(), st.integers(1, 7), st.integers(1, 9))
@@ -77,7 +77,7 @@ def test_extents_built_of_extents_equal_those_built_of_writes(
 ) -> None:
     original, _ = source(1, 10, batch)
     views = extents(build_bytes([original], extent_records=first_records))
-    copied = Source(1, original.first_seq, [(view, 0, view.count) for view in views])
+    copied = ExtentSource(1, original.first_seq, [(view, 0, view.count) for view in views])
     original, _ = source(1, 10, batch)
     assert build_bytes([copied], extent_records=records) == build_bytes(
         [original], extent_records=records
@@ -89,7 +89,7 @@ def test_a_part_of_an_extent_contains_only_the_keys_of_its_writes() -> None:
         Write([(None, None, b"1", None)] * 2, key=f"k{number}", ts_ms=number) for number in range(5)
     ]
     (view,) = extents(build_bytes([source(1, 1, batch)[0]]))
-    parts = [Source(1, 1 + start, [(view, start, stop)]) for start, stop in ((0, 3), (7, 8))]
+    parts = [ExtentSource(1, 1 + start, [(view, start, stop)]) for start, stop in ((0, 3), (7, 8))]
     found = [[key.key for key in part.idempotency_keys()] for part in extents(build_bytes(parts))]
     assert found == [["k0", "k1"], ["k3"]]
     assert [*view.keys_one_by_one()] == [*view.idempotency_keys()]
@@ -97,5 +97,5 @@ def test_a_part_of_an_extent_contains_only_the_keys_of_its_writes() -> None:
 
 def test_a_source_without_records_builds_no_extent() -> None:
     batch = plain(3)
-    sources = [Source(1, 0, ()), source(1, 10, [batch])[0], Source(2, 0, ())]
+    sources = [ExtentSource(1, 0, ()), source(1, 10, [batch])[0], ExtentSource(2, 0, ())]
     assert build_bytes(sources) == build_bytes([source(1, 10, [batch])[0]])

@@ -27,7 +27,7 @@ from topics.formats.disk.segment import (
     HEADER_BYTES,
     BadSegment,
 )
-from topics.formats.disk.segment_build import Source
+from topics.formats.disk.segment_build import ExtentSource
 from topics.formats.json_text import json_string
 
 
@@ -88,7 +88,7 @@ def test_filters_select_the_same_from_an_extent_and_its_writes(
         )
         whole += [(at, record) for _, record in one if start <= at < stop]
     assert view.select(start, stop, skipped, tags, meta, flags, with_data) == whole
-    if view.cuts_nothing(skipped, tags, meta, with_data):
+    if view.keeps_all(skipped, tags, meta, with_data):
         assert b",".join(view.slice(*run) for run in live_runs(flags, start, stop)) == b",".join(
             record for _, record in whole
         )
@@ -156,7 +156,7 @@ def test_a_flipped_bit_of_an_extent_is_detected_when_it_is_read() -> None:
 
 def test_a_chunk_is_checked_once_when_it_is_first_read() -> None:
     view = plain(1000, size=400).view(1)
-    data = bytearray(build_bytes([Source(1, 1, [(view, 0, 1000)])]))
+    data = bytearray(build_bytes([ExtentSource(1, 1, [(view, 0, 1000)])]))
     _, (entry,) = opened(bytes(data))
     extent = ExtentView(entry, memoryview(data))
     extent.slice(0, 10)

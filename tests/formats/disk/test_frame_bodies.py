@@ -15,7 +15,7 @@ from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk import frame_bodies, rendering
 from topics.formats.disk.copies import ForwardBody, Row, Run, Stamp, forward_frame
 from topics.formats.disk.frame_bodies import (
-    DeleteFlags,
+    DeleteFrameFlags,
     Floors,
     LeaseOp,
     LeaseRows,
@@ -38,7 +38,7 @@ from topics.formats.disk.frame_bodies import (
     lease_frame,
     lost_frame,
     router_set_frame,
-    routers_gone_frame,
+    routers_removed_frame,
     seqs_reserved_frame,
     start_frame,
     topic_deleted_frame,
@@ -79,7 +79,7 @@ ROUTER = RouterBody(
     start_seq=2**64 - 1,
     base_total=12,
 )
-MADE, GONE = router_set_frame(encode_router(ROUTER), 1000), routers_gone_frame([3, 4], 1000)
+MADE, GONE = router_set_frame(encode_router(ROUTER), 1000), routers_removed_frame([3, 4], 1000)
 
 
 def append_of_a_write() -> Frame:
@@ -271,8 +271,8 @@ def test_the_numbers_of_operations_and_flags_never_change() -> None:
         ("RELEASED", 2),
         ("DYING", 3),
     ]
-    assert [(flag.name, flag.value) for flag in DeleteFlags] == [("DEAD_LETTERED", 1)]
-    assert not any(number & RecordFlags.EXTERNAL for number in (*LeaseOp, *DeleteFlags))
+    assert [(flag.name, flag.value) for flag in DeleteFrameFlags] == [("DEAD_LETTERED", 1)]
+    assert not any(number & RecordFlags.EXTERNAL for number in (*LeaseOp, *DeleteFrameFlags))
 
 
 def test_a_body_is_read_as_it_was_written() -> None:

@@ -21,7 +21,7 @@ from topics.formats.disk.frames import (
     Frame,
     FrameHeader,
     FrameKind,
-    Stop,
+    ScanStop,
     check_frame,
     encode_frame,
     scan_frames,
@@ -36,7 +36,7 @@ def encoded(frame: Frame, lsn: int = 0, durable_lsn: int = 0, seed: int = SEED) 
     return b"".join(encode_frame(frame, lsn, durable_lsn, seed))
 
 
-def check(data: bytes, lsn: int = 0, seed: int = SEED, offset: int = 0) -> FrameHeader | Stop:
+def check(data: bytes, lsn: int = 0, seed: int = SEED, offset: int = 0) -> FrameHeader | ScanStop:
     return check_frame(memoryview(data), offset, lsn, seed)
 
 
@@ -179,7 +179,7 @@ def log_bytes() -> tuple[bytes, list[int]]:
     return data, starts
 
 
-def scan(data: bytes) -> tuple[list[int], Stop]:
+def scan(data: bytes) -> tuple[list[int], ScanStop]:
     """Return the first seqs of the frames, and the reason why the scan ended."""
     seqs: list[int] = []
     lsn = 0
@@ -202,7 +202,7 @@ def test_any_cut_of_the_log_is_a_prefix(filled: bool) -> None:
         seqs, stop = scan(left)
         whole = sum(end <= cut for end in ends)
         assert seqs == list(range(1, whole + 1)), cut
-        assert stop is (Stop.END if cut <= starts[whole] else Stop.BAD), cut
+        assert stop is (ScanStop.END if cut <= starts[whole] else ScanStop.BAD), cut
 
 
 def test_any_flipped_bit_of_the_log_is_detected() -> None:
@@ -215,14 +215,16 @@ def test_any_flipped_bit_of_the_log_is_detected() -> None:
         if bit // 8 >= starts[hurt] + FRAME_HEADER_BYTES + sum(map(len, LOG[hurt].parts)):
             assert len(seqs) == len(LOG), "padding says nothing"
         else:
-            assert (seqs, stop) == (list(range(1, hurt + 1)), Stop.BAD), bit
+            assert (seqs, stop) == (list(range(1, hurt + 1)), ScanStop.BAD), bit
 
 
 @given(st.binary(max_size=200), st.integers(0, 64), lsns)
 def test_any_bytes_have_a_scan_result(data: bytes, offset: int, lsn: int) -> None:
     found = check(data, lsn, offset=offset)
     assert list(scan_frames(memoryview(data), offset, lsn, SEED)) == []
-    assert found is (Stop.BAD if any(data[offset : offset + FRAME_HEADER_BYTES]) else Stop.END)
+    assert found is (
+        ScanStop.BAD if any(data[offset : offset + FRAME_HEADER_BYTES]) else ScanStop.END
+    )
 
 
 @given(any_frame, st.binary(max_size=80))
@@ -232,13 +234,13 @@ def test_bytes_after_a_frame_do_not_affect_it(frame: Frame, noise: bytes) -> Non
 
 def test_a_frame_with_another_lsn_or_of_another_file_is_rejected() -> None:
     data = encoded(LOG[0], lsn=64)
-    assert check(data, 64) is not Stop.BAD
-    assert check(data, 72) is Stop.BAD
-    assert check(data, 64, seed=FileHeader(3, 0, HEADER.salt + 1, 0).seed) is Stop.BAD
+    assert check(data, 64) is not ScanStop.BAD
+    assert check(data, 72) is ScanStop.BAD
+    assert check(data, 64, seed=FileHeader(3, 0, HEADER.salt + 1, 0).seed) is ScanStop.BAD
 
 
 def test_a_frame_with_a_wrong_body_length_is_rejected() -> None:
     fields: list[Any] = list(FRAME.unpack_from(encoded(LOG[0])))
     for body_len in (2**32 - 1, 2, 0):
         fields[FrameHeader._fields.index("body_len")] = body_len
-        assert check(FRAME.pack(*fields) + b"\0" * 64) is Stop.BAD
+        assert check(FRAME.pack(*fields) + b"\0" * 64) is ScanStop.BAD

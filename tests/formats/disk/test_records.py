@@ -35,7 +35,7 @@ def test_a_reader_of_everything_receives_what_was_sent(
     expected = [
         shown(record, seq, node, ts_ms=ts_ms) for seq, record in enumerate(records, first_seq)
     ]
-    assert view.cuts_nothing(frozenset(), include_tags=True, include_meta=True)
+    assert view.keeps_all(frozenset(), include_tags=True, include_meta=True)
     for start in range(len(records)):
         for stop in range(start + 1, len(records) + 1):
             assert view.slice(start, stop) == b",".join(expected[start:stop])
@@ -75,7 +75,7 @@ def test_filters_remove_exactly_the_unrequested_records_and_members(
         and (record[0] if record[0] is not None else batch_node) not in nodes
     ]
     assert view.select(start, stop, json_nodes(nodes), tags, meta, None, with_data) == expected
-    if view.cuts_nothing(json_nodes(nodes), tags, meta, with_data):
+    if view.keeps_all(json_nodes(nodes), tags, meta, with_data):
         assert view.slice(start, stop) == b",".join(record for _, record in expected)
 
 
@@ -130,7 +130,7 @@ def test_records_are_reduced_only_if_a_reader_requests_it(
                     and (metas or not has_meta)
                     and (not nodes or has_nodes == "none")
                 )
-                assert view.cuts_nothing(json_nodes(nodes), tags, metas) == whole
+                assert view.keeps_all(json_nodes(nodes), tags, metas) == whole
 
 
 @given(RECORDS, TEXTS, st.data())

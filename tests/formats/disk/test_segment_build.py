@@ -33,7 +33,7 @@ from topics.formats.disk.segment import (
     encode_header,
     encode_trailer,
 )
-from topics.formats.disk.segment_build import Source, build
+from topics.formats.disk.segment_build import ExtentSource, build
 
 
 def test_an_extent_has_the_documented_bytes() -> None:
@@ -84,7 +84,7 @@ def test_an_extent_has_the_documented_bytes() -> None:
 def test_a_segment_without_records_is_valid() -> None:
     data = build_bytes([])
     assert opened(data) == (Trailer(4096, 4096, 0, 4096 + 64, 0, 0), [])
-    assert build_bytes([Source(1, 1, [])]) == data
+    assert build_bytes([ExtentSource(1, 1, [])]) == data
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_extents_of_any_size_contain_every_record_once(
 
 
 def test_a_build_runs_in_small_steps() -> None:
-    pieces = [plain(100, tag="t%d").view(1 + 100 * number) for number in range(100)]
-    parts = [*build(HEADER, [Source(1, 1, [(view, 0, 100) for view in pieces])])]
+    chunks = [plain(100, tag="t%d").view(1 + 100 * number) for number in range(100)]
+    parts = [*build(HEADER, [ExtentSource(1, 1, [(view, 0, 100) for view in chunks])])]
     assert max(map(len, parts)) <= extent_build.STEP_BYTES
     assert len(parts) > 100 * 100 / extent_build.STEP_RECORDS
 

@@ -25,7 +25,7 @@ HEADS: dict[bytes, tuple[bytes, Reader]] = {
     LOG: (wal.encode_file_header(wal.FileHeader(0, 0, 0, 8192)), wal.decode_file_header),
     SEGMENT: (segment.encode_header(segment.SegmentHeader(0, 1, 0, 8)), segment.decode_header),
     CHECKPOINT: (
-        checkpoint.PieceBuilder().header(8, 4, clean=True),
+        checkpoint.ChunkBuilder().header(8, 4, clean=True),
         checkpoint.decode_header,
     ),
     BLOB: (blob.encode_header(1, 1, 0, 0), lambda head: blob.check_header(head, 64, 1, 1)),

@@ -13,7 +13,7 @@ from tests.support.fake_shards import FakeShards
 from topics.actors.link.board import Board, FrontState, ShardState
 from topics.actors.shard_client.readiness import Readiness
 from topics.config import Settings
-from topics.formats.api.metrics_text import Family, MetricKind, Value, text_pieces
+from topics.formats.api.metrics_text import MetricFamily, MetricKind, Value, text_chunks
 from topics.formats.wire.calls import MetricsParams, MetricsResult, RouterMetrics, TopicMetrics
 from topics.front.admin import metrics
 from topics.front.admin.metrics import READ_MAX_S
@@ -29,7 +29,7 @@ def shown(
     *,
     draining: bool = False,
     slots: FrontSlots | None = None,
-) -> dict[str, Family]:
+) -> dict[str, MetricFamily]:
     context: Any = SimpleNamespace(
         board=board,
         shards=SimpleNamespace(readiness=lambda: readiness),
@@ -42,7 +42,7 @@ def shown(
     return {family.name: family for family in found}
 
 
-def values(family: Family) -> dict[str, Value]:
+def values(family: MetricFamily) -> dict[str, Value]:
     return {labels[0][1] if labels else "": value for labels, value in family.series}
 
 
@@ -116,7 +116,7 @@ async def lines(
     context: Any = context_of(shards, most, reads or trio.CapacityLimiter(1))
     params = MetricsParams(prefixes, most, most)
     found = await metrics._ask_all(context, params) if most else []
-    text = b"".join(text_pieces(metrics.row_families(context, found))).decode()
+    text = b"".join(text_chunks(metrics.row_families(context, found))).decode()
     assert shards.replies_out == 0
     return [line for line in text.splitlines() if not line.startswith("#")]
 
@@ -200,7 +200,7 @@ def test_a_queue_has_four_additional_metrics() -> None:
     ]
     context: Any = context_of(fake_shards(shards=1))
     found = [*metrics.row_families(context, [MetricsResult(rows, False, [], False)])]
-    text = b"".join(text_pieces(found)).decode()
+    text = b"".join(text_chunks(found)).decode()
     assert [
         line for line in text.splitlines() if "_queue_" in line.split("{")[0] and "{" in line
     ] == [

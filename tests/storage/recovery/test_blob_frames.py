@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import log
-from tests.support.hurt import findings, flip, frames, opened, repaired, seen, stepped
+from tests.support.damage import findings, flip, frames, opened, repaired, seen, stepped
 from tests.support.limits import LIMITS
 from tests.support.log import START, Client, append_streamed, log_files
 from topics.formats.disk.blob import BadBlob
@@ -26,7 +26,7 @@ from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKin
 from topics.formats.disk.records import RecordFlags
 from topics.storage.disk import Damaged
 from topics.storage.recovery.blob_frames import frame_from
-from topics.storage.recovery.mending import RECORDS_IN_BLOBS
+from topics.storage.recovery.log_repair import RECORDS_IN_BLOBS
 from topics.storage.recovery.repair import ShardRepair
 from topics.storage.wal.blobs import blob_name, check_blob
 
@@ -99,7 +99,7 @@ def shown(client: Client) -> dict[str, dict[int, Any]]:
         found[name], seq, is_over = {}, 0, False
         while not is_over:
             page = client.read(name, seq, 100_000)
-            for each in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces))):
+            for each in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.chunks))):
                 found[name][each["$seq"]] = each
             seq, is_over = page.next_from_seq, page.caught_up
     return found

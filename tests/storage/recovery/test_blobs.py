@@ -13,11 +13,11 @@ import pytest
 from tests.support.log import START, Client, append_streamed
 from topics.engine.changes import start as process_start
 from topics.storage.disk import Damaged
-from topics.storage.recovery import steps as recovery_steps
-from topics.storage.recovery.steps import recover
+from topics.storage.recovery import shard_recovery as recovery_steps
+from topics.storage.recovery.shard_recovery import recover
 from topics.storage.wal import blobs
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 pytestmark = pytest.mark.slow
 
@@ -53,20 +53,20 @@ FOLLOWED: dict[str, Callable[[Client], object]] = {
     "a delete of the first": lambda client: client.delete_records("a", before_seq=20),
     "a delete of a tag": lambda client: client.delete_records("a", match="t1"),
 }
-Hurt = Callable[[bytes], bytes | None]
+Damage = Callable[[bytes], bytes | None]
 
 
-def flipped(at: int) -> Hurt:
+def flipped(at: int) -> Damage:
     """Return a function that flips one bit of this byte."""
     return lambda data: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
 
 
-def cut(length: int) -> Hurt:
+def cut(length: int) -> Damage:
     """Return a function that keeps only the first bytes."""
     return lambda data: data[:length]
 
 
-HURT: dict[str, Hurt] = {
+DAMAGES: dict[str, Damage] = {
     **{f"byte {at}": flipped(at) for at in (0, 8, 12, 16, 24, 32, 39, 63)},
     **{f"byte {at}": flipped(at) for at in (64, 70, 100, 300, 600, -2)},
     **{f"cut to {length}": cut(length) for length in (0, 1, 63, 64, 65, 100, 400, -1)},
@@ -88,8 +88,8 @@ def test_any_damage_of_a_blob_is_reported_with_its_path(
         path = tmp_path / f"{number}"
         blob = make(path, records, orderly=orderly, follow=follow)
         whole = blob.read_bytes()
-        for name, hurt in HURT.items():
-            data = hurt(whole)
+        for name, damaged in DAMAGES.items():
+            data = damaged(whole)
             blob.unlink(missing_ok=True)
             if data is not None:
                 blob.write_bytes(data)
@@ -149,7 +149,7 @@ def test_a_start_reports_progress_in_each_of_its_long_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "data", RECORDS * 20, orderly=False)
-    monkeypatch.setattr(blobs, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(blobs, "CHUNK_BYTES", 1000)
     steps: list[str] = []
     for where, step in (
         (recovery_steps.ShardReader, "open_log"),

@@ -68,7 +68,7 @@ def test_two_checkpoints_are_kept(stopped: Path) -> None:
     for _ in range(3):
         Client(stopped).stop()
     files = checkpoint_files(stopped)
-    assert len(files) == checkpoints.KEEP
-    newest, older = checkpoints.whole(stopped / "checkpoint" / "00")
+    assert len(files) == checkpoints.CHECKPOINTS_KEPT
+    newest, older = checkpoints.intact_checkpoints(stopped / "checkpoint" / "00")
     assert newest.lsn > older.lsn
     assert checkpoints.read(files[-1]) == newest

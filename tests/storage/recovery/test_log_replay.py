@@ -17,7 +17,7 @@ from tests.support.log import (
 from tests.support.recovery import frames_of, recovered_state
 from topics.storage.disk import Damaged
 from topics.storage.recovery import log_replay
-from topics.storage.recovery.steps import recover
+from topics.storage.recovery.shard_recovery import recover
 
 
 def test_a_log_that_ends_before_its_checkpoint_is_damage(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.actors.shard.sealing.sealing_support import Sealer, fill
-from tests.support.forwarding import RECORDS, forward, forward_named
-from tests.support.hurt import (
+from tests.support.damage import (
     FILE_BYTES,
     WAYS,
     Seen,
@@ -33,15 +32,16 @@ from tests.support.hurt import (
     tree,
     without,
 )
+from tests.support.forwarding import RECORDS, forward, forward_named
 from tests.support.log import START, Client, append_streamed, log_files
 from tests.support.recovery import frames_of
 from topics.formats.disk.copies import Run
 from topics.formats.disk.frames import FrameKind
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
-from topics.storage.recovery.mending import CannotRepair
+from topics.storage.recovery.log_repair import CannotRepair
 from topics.storage.recovery.repair import ShardRepair
-from topics.storage.segments.file import segment_path
+from topics.storage.segments.segment_file import segment_path
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def test_a_successful_repair_of_any_damage_reports_every_lost_record(
         what = f"{way.__name__} {kind} {number}"
         path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
         way(kinds(path)[kind], random.Random(what))
-        hurt = tree(path)
+        damaged = tree(path)
         try:
             seen_once(Path(shutil.copytree(path, tmp_path / "started")))
         except Damaged:
@@ -171,7 +171,7 @@ def test_a_successful_repair_of_any_damage_reports_every_lost_record(
             try:
                 repair.plan()
             except CannotRepair:
-                assert tree(path) == hurt, what
+                assert tree(path) == damaged, what
             else:
                 repair.apply()
                 assert not findings(path), what
@@ -191,7 +191,7 @@ def test_a_file_of_another_version_is_refused_and_not_repaired(
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
     file = kinds(path)[kind][-1]
     if kind == "segment .seg":  # A start reads only the segments that its checkpoint names
-        newest, *_ = checkpoints.whole(path / "checkpoint" / "00")
+        newest, *_ = checkpoints.intact_checkpoints(path / "checkpoint" / "00")
         file = segment_path(file.parent, newest.segments[-1])
     flip(file, 8, 6)
     changed = tree(path)
@@ -209,10 +209,10 @@ def test_a_repair_without_an_intact_checkpoint_is_refused(scene: Scene, tmp_path
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
     for checkpoint in kinds(path)["checkpoint .ckpt"]:
         flip(checkpoint, 100)
-    hurt = tree(path)
+    damaged = tree(path)
     with pytest.raises(CannotRepair, match="restore a backup"):
         ShardRepair(path, 0, 1, START).plan()
-    assert tree(path) == hurt
+    assert tree(path) == damaged
 
 
 def test_a_repair_that_is_killed_between_two_steps_is_completed_by_the_next_repair(

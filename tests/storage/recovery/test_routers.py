@@ -19,7 +19,7 @@ from topics.engine.changes.router_changes import RouterChange
 from topics.engine.routing.graph import Router
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 Known = tuple[dict[int, Router], int]
 
@@ -31,7 +31,7 @@ def known(client: Client) -> Known:
 def done(client: Client, change: RouterChange) -> None:
     answer = client.submit(change)
     assert client.wait() is None
-    assert isinstance(answer[0], Progress)
+    assert isinstance(answer[0], LogProgress)
 
 
 def put(client: Client, each: Router) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.formats.disk.segment_support import Write, plain, source
-from topics.formats.disk.segment_build import Source, build
-from topics.storage.segments.file import Segment
+from topics.formats.disk.segment_build import ExtentSource, build
+from topics.storage.segments.segment_file import Segment
 from topics.storage.segments.segment_store import SegmentStore
 
 TOPICS = [
@@ -21,11 +21,11 @@ def add(
     store: SegmentStore, number: int, topics: Iterable[tuple[int, int, list[Write]]] = TOPICS
 ) -> Segment:
     writer = store.begin(number, 100 * number, 100 * number + 100)
-    sources: list[Source] = [
+    sources: list[ExtentSource] = [
         source(topic_id, first_seq, batch)[0] for topic_id, first_seq, batch in topics
     ]
-    for piece in build(writer.header, sources):
-        writer.write([piece])
+    for chunk in build(writer.header, sources):
+        writer.write([chunk])
     segment = writer.finish()
     store.add(segment)
     return segment

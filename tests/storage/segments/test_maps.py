@@ -49,13 +49,13 @@ def test_data_that_a_reader_holds_outlives_the_map_and_the_file(folder: Path) ->
     store = SegmentStore.open(folder, 3, [], mapped_max=1)
     add(store, 1)
     add(store, 2)
-    piece = store.records(in_extent(1, 0)).slice(0, 300)
-    before = piece.tobytes()
+    chunk = store.records(in_extent(1, 0)).slice(0, 300)
+    before = chunk.tobytes()
     store.records(in_extent(2, 0))
     store.unlink(1)
-    assert piece == before
+    assert chunk == before
     assert maps(folder) == {"0000000001.seg (deleted)", "0000000002.seg"}
-    del piece
+    del chunk
     assert maps(folder) == {"0000000002.seg"}
     store.maps.close()
     assert maps(folder) == set()

@@ -11,7 +11,7 @@ import pytest
 from tests.storage.segments.segments_support import add, maps
 from topics.engine.locators import in_extent
 from topics.storage.disk import Damaged
-from topics.storage.segments.merge_reader import MergeReader, Wanted
+from topics.storage.segments.merge_reader import ExtentRequest, MergeReader
 from topics.storage.segments.segment_store import SegmentStore
 
 
@@ -91,14 +91,16 @@ def test_only_live_records_and_tables_are_read_ahead(
         return pread(fd, length, offset)
 
     monkeypatch.setattr(os, "pread", noted)
-    reader.read_ahead([Wanted(in_extent(1, 0), 0, None)])
+    reader.read_ahead([ExtentRequest(in_extent(1, 0), 0, None)])
     assert read[0] == (entry.tables_at, entry.tables_len)
     assert sum(length for _, length in read[1:]) == entry.blob_bytes
     read.clear()
-    reader.read_ahead([Wanted(in_extent(1, 0), entry.record_count, None)])
+    reader.read_ahead([ExtentRequest(in_extent(1, 0), entry.record_count, None)])
     assert read == [(entry.tables_at, entry.tables_len)]
     read.clear()
-    reader.read_ahead([Wanted(in_extent(1, 0), 0, bytes([0]) + b"\1" * (entry.record_count - 1))])
+    reader.read_ahead(
+        [ExtentRequest(in_extent(1, 0), 0, bytes([0]) + b"\1" * (entry.record_count - 1))]
+    )
     assert read[1:] == [(entry.offset, 64 << 10)]
 
 
@@ -114,4 +116,4 @@ def test_a_disk_error_is_damage_and_any_other_error_is_raised(
 
     monkeypatch.setattr(os, "pread", fails)
     with pytest.raises(Damaged if code == errno.EIO else OSError):
-        reader.read_ahead([Wanted(in_extent(1, 0), 0, None)])
+        reader.read_ahead([ExtentRequest(in_extent(1, 0), 0, None)])

@@ -50,11 +50,11 @@ def store(tmp_path: Path) -> SegmentStore:
     made = SegmentStore.open(tmp_path, 0, [])
     for number, topics in ((1, [1]), (2, [1]), (3, [0, 1])):
         writer = made.begin(number, number, number + 1)
-        for piece in build(
+        for chunk in build(
             writer.header,
             [source(topic, number * RECORDS, [plain(RECORDS, SIZE)])[0] for topic in topics],
         ):
-            writer.write([piece])
+            writer.write([chunk])
         made.add(writer.finish())
     return made
 

@@ -51,10 +51,10 @@ def test_a_blob_of_another_process_is_verified_once_before_any_byte_is_used(
     store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(store)
-    monkeypatch.setattr(blobs, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(blobs, "CHUNK_BYTES", 1000)
     beats: list[int] = []
     for found in (store, again(store)):
-        found.beat = lambda: beats.append(1)
+        found.heartbeat = lambda: beats.append(1)
         assert body(found) == body(found) == BODY
     assert len(beats) == -(-len(BODY) // 1000), "what this process wrote is not read again"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -108,7 +108,7 @@ def test_a_blob_without_disk_space_leaves_no_file(
 def test_a_sweep_keeps_the_blobs_that_the_log_names_and_foreign_files(store: BlobStore) -> None:
     kept = put(store)
     put(store, topic_id=6)
-    gone = store.forget(6)
+    gone = store.drop(6)
     (store.folder / "7-1.new").write_bytes(b"half")
     (store.folder / "notes.blob").write_bytes(b"of somebody else")
     store.sweep({})

@@ -24,7 +24,7 @@ from topics.formats.disk.frames import (
     FrameKind,
 )
 from topics.storage.folders import DirectoryLost
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
 # A full disk
 
@@ -50,7 +50,7 @@ def test_without_space_for_a_new_file_the_log_continues_in_the_old_one(
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         refused = hand_over(wal, frame(3000, seq=2), frame(10, seq=3))
-    assert isinstance(refused.error, NoRoom)
+    assert isinstance(refused.error, NoSpace)
     assert (refused.written, refused.synced) == (before.written, before.written)
     assert wal.failed is None
     wal.resume(refused.written)
@@ -66,24 +66,24 @@ def test_a_delete_may_use_the_reserve_when_an_append_finds_no_space(
 ) -> None:
     hand_over(wal, frame(4000), sync=True)
     wal.writer.spares.fill_reserve()
-    assert not wal.short_of_room
+    assert not wal.lacks_space
     delete = Frame(FrameKind.DELETE, 1, 0, 0, 10, parts=(bytes(160),))
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         for among in ([frame(10)], [delete, frame(10)]):
             refused = hand_over(wal, *among)
-            assert isinstance(refused.error, NoRoom)
-            assert wal.short_of_room
+            assert isinstance(refused.error, NoSpace)
+            assert wal.lacks_space
             wal.resume(refused.written)
         assert hand_over(wal, delete, sync=True).synced == wal.next_lsn
-        assert not wal.find_room()
+        assert not wal.allocate_files()
     assert [header.kind for header in frames_on_disk(wal.folder)] == [
         FrameKind.APPEND,
         FrameKind.DELETE,
     ]
-    assert wal.short_of_room
-    assert wal.find_room()
-    assert not wal.short_of_room
+    assert wal.lacks_space
+    assert wal.allocate_files()
+    assert not wal.lacks_space
 
 
 def _move_the_file(path: Path) -> None:
@@ -148,7 +148,7 @@ def test_groups_handed_over_before_the_loop_knows_of_the_full_disk_are_dropped(
     refused = wal.next_progress()
     while refused.error is None:
         refused = wal.next_progress()
-    assert isinstance(refused.error, NoRoom)
+    assert isinstance(refused.error, NoSpace)
     wal.resume(refused.written)
     hand_over(wal, frame(50, seq=9), sync=True)
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 9]
@@ -160,7 +160,7 @@ def test_a_log_without_space_for_its_first_file_can_start_later(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
-        assert isinstance(hand_over(wal, frame()).error, NoRoom)
+        assert isinstance(hand_over(wal, frame()).error, NoSpace)
     wal.resume(0)
     wal.flush(sync=True)
     hand_over(wal, frame(seq=7), sync=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from topics.formats.disk.wal import FileHeader
-from topics.storage.wal.file import WalFile
 from topics.storage.wal.groups import GroupQueue, WalGroup
+from topics.storage.wal.log_file import WalFile
 
 WAIT_S = 10
 

@@ -16,7 +16,7 @@ WAIT_S = 10.0
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HangWatch, queue.SimpleQueue[int]]]:
-    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "CHECK_INTERVAL_S", 0.01)
     watch, calls = HangWatch(), queue.SimpleQueue[int]()
     watch.on_hang = calls.put
     watch.start()
@@ -54,7 +54,7 @@ def test_the_watch_sleeps_while_there_are_no_calls(monkeypatch: pytest.MonkeyPat
         waits.put(timeout)
         return real(timeout)
 
-    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(watch._wake, "wait", wait)
     watch.start()
     for _ in range(3):
@@ -73,12 +73,12 @@ def test_a_call_that_begins_while_the_watch_falls_asleep_is_noticed(
         began = False
 
         def __setattr__(self, name: str, value: object) -> None:
-            if (name, value, self.began) == ("_is_asleep", True, False):
+            if (name, value, self.began) == ("_is_idle", True, False):
                 self.__dict__["began"] = True
                 self.begin()  # The call does not see that the thread is about to sleep
             super().__setattr__(name, value)
 
-    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "CHECK_INTERVAL_S", 0.01)
     told = threading.Event()
     watch = Early()
     watch.on_hang = lambda _: told.set()

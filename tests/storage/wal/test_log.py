@@ -22,7 +22,7 @@ from topics.formats.disk.frames import (
     FrameKind,
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
-from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal.log_file import NoSpace, WalFile
 
 # Files
 
@@ -82,7 +82,7 @@ def test_waiting_for_the_disk_raises_the_error_of_the_write(
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         wal.append(frame())
         wal.flush(sync=True)
-        with pytest.raises(NoRoom):
+        with pytest.raises(NoSpace):
             wal.wait_synced()
     wal.resume(0)
     wal.append(frame())

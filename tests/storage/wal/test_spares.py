@@ -17,8 +17,8 @@ from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.wal import FileHeader
 from topics.storage.disk import MARGIN_BYTES
 from topics.storage.wal import spares as wal_spares
-from topics.storage.wal.file import WalFile, log_name
-from topics.storage.wal.log import MAKE_ROOM
+from topics.storage.wal.log import SPACE_FREEING_KINDS
+from topics.storage.wal.log_file import WalFile, log_name
 from topics.storage.wal.spares import SPARES_MAX, SpareFiles
 
 SIZE = 64 << 10
@@ -106,7 +106,7 @@ def half_full(stock: SpareFiles, base: int) -> None:
     file = WalFile(stock.folder, FileHeader(0, base, base, stock.file_bytes), stock.file_bytes)
     assert not stock.is_next_due(file, file.base)
     if stock.is_next_due(file, file.base + file.size // 2):
-        stock.ordered_behind = base
+        stock.requested_after = base
         stock.prepare_next(file)
 
 
@@ -172,4 +172,4 @@ def test_only_frames_that_free_space_or_start_a_process_may_use_the_reserve() ->
         FrameKind.FLOOR,
         FrameKind.START,
         FrameKind.ROUTERS_GONE,
-    } == MAKE_ROOM
+    } == SPACE_FREEING_KINDS

@@ -20,7 +20,7 @@ from tests.support.wal import (
     start,
 )
 from topics.storage.wal import syncer
-from topics.storage.wal.progress import SYNC_BOUNDS_US, WalCounters, WriteState
+from topics.storage.wal.log_progress import SYNC_BOUNDS_US, WalCounters, WriteState
 from topics.storage.wal.syncer import (
     AVERAGE_OVER,
     CHEAP_S,

@@ -17,7 +17,7 @@ from tests.support.wal import (
     WAIT_MS,
     Gate,
     Log,
-    at_once,
+    flush_immediately,
     frame,
     frames_on_disk,
     hand_over,
@@ -27,10 +27,10 @@ from tests.support.wal import (
 from topics.formats.disk.frames import Frame
 from topics.storage.wal import hang_watch
 from topics.storage.wal import writer as wal_writer
-from topics.storage.wal.file import WalFile
 from topics.storage.wal.groups import GroupQueue, WalGroup
-from topics.storage.wal.progress import Progress
-from topics.storage.wal.writer import AT_ONCE_MAX_BYTES, UNSYNCED_MAX_BYTES, WalWriter
+from topics.storage.wal.log_file import WalFile
+from topics.storage.wal.log_progress import LogProgress
+from topics.storage.wal.writer import LOOP_WRITE_MAX_BYTES, UNSYNCED_MAX_BYTES, WalWriter
 
 # Order and groups
 
@@ -84,7 +84,7 @@ def test_a_frame_records_the_position_up_to_which_the_log_was_synced(wal: Log) -
 
 def test_a_short_group_is_written_when_flush_returns(wal: Log) -> None:
     hand_over(wal, frame(seq=1))
-    progress = at_once(wal, frame(seq=2), frame(seq=3))
+    progress = flush_immediately(wal, frame(seq=2), frame(seq=3))
     assert progress is not None
     assert (progress.written, progress.error) == (wal.next_lsn, None)
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
@@ -94,11 +94,11 @@ def test_a_short_group_is_written_when_flush_returns(wal: Log) -> None:
 
 def test_the_first_group_of_a_file_and_a_long_group_go_to_the_writer(tmp_path: Path) -> None:
     wal = start(tmp_path / "wal", file_bytes=1 << 20)
-    assert at_once(wal, frame(seq=1)) is None
+    assert flush_immediately(wal, frame(seq=1)) is None
     wal.next_progress()
-    assert at_once(wal, frame(AT_ONCE_MAX_BYTES, seq=2)) is None
+    assert flush_immediately(wal, frame(LOOP_WRITE_MAX_BYTES, seq=2)) is None
     wal.next_progress()
-    assert at_once(wal, frame(seq=3)) is not None
+    assert flush_immediately(wal, frame(seq=3)) is not None
     wal.stop()
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
 
@@ -111,7 +111,7 @@ def test_the_loop_does_not_write_during_a_sync_or_before_pending_groups(
     wal.append(frame(seq=2))
     wal.flush(sync=True)
     gate.wait()
-    assert at_once(wal, frame(seq=3)) is None, "a sync is under way"
+    assert flush_immediately(wal, frame(seq=3)) is None, "a sync is under way"
     gate.open()
     while wal.next_progress().written < wal.next_lsn:
         pass
@@ -135,9 +135,9 @@ def test_groups_of_the_loop_and_the_writer_are_written_in_order(
             wal.folder, sync_ms=60_000, file_bytes=FILE_BYTES, files=[file], lsn=wal.next_lsn
         )
     for seq in (2, 3):
-        assert at_once(again, frame(seq=seq)) is not None
+        assert flush_immediately(again, frame(seq=seq)) is not None
     again.flush(sync=True)
-    assert at_once(again, frame(seq=4)) is None, "what it stands behind waits for a sync"
+    assert flush_immediately(again, frame(seq=4)) is None, "what it stands behind waits for a sync"
     again.append(frame(seq=5))
     again.flush(sync=True)
     again.append(frame(seq=6))
@@ -163,7 +163,7 @@ def test_groups_that_the_loop_wrote_are_synced_after_their_time(
     chance = random.Random(1)
     direct = 0
     for seq in range(2, 400):
-        direct += at_once(wal, frame(1, seq)) is not None
+        direct += flush_immediately(wal, frame(1, seq)) is not None
         if syncs and chance.random() < 0.2:
             wal.append(frame(1, seq))
             wal.flush(sync=True)
@@ -191,13 +191,13 @@ def test_many_bytes_that_the_loop_wrote_are_synced_before_their_time(
     monkeypatch.setattr(GroupQueue, "take", look)
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(), sync=True)
-    assert at_once(wal, frame(seq=2)) is not None
+    assert flush_immediately(wal, frame(seq=2)) is not None
     for _ in range(
         3
     ):  # at the start, after the first frame, and after the second, for which it was woken
         assert looks.acquire(timeout=WAIT_MS / 1000)
     for seq in range(3, 9):
-        assert at_once(wal, frame(seq=seq)) is not None
+        assert flush_immediately(wal, frame(seq=seq)) is not None
     while wal.next_progress().synced <= 2 * length:
         pass
     wal.stop()
@@ -210,7 +210,7 @@ def test_an_error_of_a_write_by_the_loop_breaks_the_log(
     good = hand_over(wal, frame(seq=1), sync=True)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", failing(errno.EIO))
-        assert at_once(wal, frame(seq=2)) is None
+        assert flush_immediately(wal, frame(seq=2)) is None
     lost = wal.next_progress()
     assert lost.error is wal.failed
     assert lost.error is not None
@@ -225,7 +225,7 @@ def test_an_error_of_a_write_by_the_loop_breaks_the_log(
 # Syncs by the loop
 
 
-def synced(wal: Log, *frames: Frame) -> Progress | None:
+def synced(wal: Log, *frames: Frame) -> LogProgress | None:
     for each in frames:
         wal.append(each)
     return wal.flush(sync=True)
@@ -250,7 +250,7 @@ def test_a_caller_that_cannot_commit_leaves_the_sync_to_the_writer(
 ) -> None:
     hand_over(wal, frame(seq=1))
     sync_by(monkeypatch, loop=True)
-    assert wal.flush(sync=True, at_once=False) is None
+    assert wal.flush(sync=True, immediate=False) is None
     assert wal.next_progress().synced == wal.next_lsn
     assert wal.counters.loop_fsyncs == 0
 
@@ -262,7 +262,7 @@ def test_long_groups_new_files_and_long_backlogs_are_synced_by_the_writer(
     wal = start(tmp_path / "wal", file_bytes=1 << 20)
     assert synced(wal, frame(seq=1)) is None, "it begins a file"
     wal.next_progress()
-    assert synced(wal, frame(AT_ONCE_MAX_BYTES, seq=2)) is None
+    assert synced(wal, frame(LOOP_WRITE_MAX_BYTES, seq=2)) is None
     wal.next_progress()
     assert synced(wal, frame(seq=3)) is not None
     hand_over(wal, frame(UNSYNCED_MAX_BYTES, seq=4))
@@ -286,7 +286,7 @@ def test_the_loop_does_not_sync_during_or_after_a_pending_sync(
     gate.open()
     wal.wait_synced()
     assert synced(wal, frame(seq=4)) is not None
-    assert wal.writer.syncer.try_hold()
+    assert wal.writer.syncer.try_acquire()
     assert synced(wal, frame(seq=5)) is None, "one is under way"
     wal.writer.syncer.release()
     wal.wait_synced()
@@ -309,7 +309,7 @@ def test_data_that_the_loop_has_synced_is_not_synced_again(
     sync_by(monkeypatch, loop=True)
     wal = start(tmp_path / "wal", sync_ms=300)
     hand_over(wal, frame(seq=1), sync=True)
-    assert at_once(wal, frame(seq=2)) is not None
+    assert flush_immediately(wal, frame(seq=2)) is not None
     assert looks.acquire(timeout=WAIT_MS / 1000)
     assert looks.acquire(timeout=WAIT_MS / 1000), "it knows of the second frame"
     fsyncs = wal.counters.fsyncs
@@ -345,7 +345,7 @@ def test_the_next_file_is_created_in_advance_even_if_the_loop_makes_all_syncs(
 def test_a_hang_of_the_loop_is_reported_until_the_call_returns(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "CHECK_INTERVAL_S", 0.01)
     hand_over(wal, frame(seq=1))
     sync_by(monkeypatch, loop=True)
     told = threading.Semaphore(0)

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple, TypeAlias
 from topics.actors.link.board import COUNTERS, Board
 from topics.actors.link.process_id import ProcessId, ProcessKind
 from topics.engine.usage import CLASSES
-from topics.formats.api.metrics_text import Family, Histogram, MetricKind, Series, Value
+from topics.formats.api.metrics_text import Histogram, MetricFamily, MetricKind, Series, Value
 from topics.formats.api.route_names import ROUTE_NAMES, STATUS_NAMES
-from topics.storage.wal.progress import SYNC_BOUNDS_US
+from topics.storage.wal.log_progress import SYNC_BOUNDS_US
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind
 LAG_BOUNDS_US: Final = (1_000, 5_000, 25_000, 100_000, 500_000, 2_500_000)
@@ -242,7 +242,7 @@ def forget_gauges(board: Board, process: ProcessId) -> None:
                 words[at] = 0
 
 
-def families(board: Board) -> Iterator[Family]:
+def families(board: Board) -> Iterator[MetricFamily]:
     """Yield all metrics of the table, as they are shown."""
     found: dict[str, tuple[Metric, list[tuple[ProcessId, list[int]]]]] = {}
     for process in board.processes:
@@ -250,7 +250,7 @@ def families(board: Board) -> Iterator[Family]:
         for metric, block in _blocks(process.kind):
             found.setdefault(metric.name, (metric, []))[1].append((process, words[block]))
     for name, (metric, parts) in found.items():
-        yield Family(name, metric.kind, metric.help, [*_shown(metric, parts)])
+        yield MetricFamily(name, metric.kind, metric.help, [*_shown(metric, parts)])
 
 
 def _shown(metric: Metric, parts: Sequence[tuple[ProcessId, list[int]]]) -> Iterator[Series]:

@@ -83,7 +83,7 @@ class HeadWriter:
 
     def _changed(self, change: Change) -> None:
         """Publish a change, before any client gets the success reply."""
-        if isinstance(change, Reservation) or (isinstance(change, Advance) and not change.burnt):
+        if isinstance(change, Reservation) or (isinstance(change, Advance) and not change.skipped):
             return
         slot, topic = self._lent[change.topic.id]
         if isinstance(change, Append):

@@ -72,7 +72,7 @@ class Allowance:
                 pass
         return False
 
-    def give_back(self, amount: int = 1) -> None:
+    def release(self, amount: int = 1) -> None:
         """Decrement the count by ``amount``, which was taken before."""
         own, index = self._own, self._index
         assert own[index] >= amount, "only used amounts are released"

@@ -50,7 +50,7 @@ from topics.formats.wire.message import (
     RELEASE,
     Assembler,
     Message,
-    PeerGone,
+    PeerClosed,
     encode_head,
 )
 
@@ -237,8 +237,8 @@ class Link:
             self._quiet += 1
             self.is_due = len(self.queue) > self._quiet
 
-    def _peer_gone(self) -> PeerGone:
-        return PeerGone(f"link {self} is not connected")
+    def _peer_gone(self) -> PeerClosed:
+        return PeerClosed(f"link {self} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         """Queue a refusal of the message with id ``about``. Raises PeerGone as ``send`` does."""

@@ -48,7 +48,7 @@ from topics.formats.wire.envelope import (
     decode,
     decode_refusal,
 )
-from topics.formats.wire.message import ERROR, Message, PeerGone
+from topics.formats.wire.message import ERROR, Message, PeerClosed
 
 log = structlog.get_logger()
 
@@ -76,7 +76,7 @@ def default_error_mapper(error: Exception, _message: Inbound) -> RpcErrorPayload
     return RpcErrorPayload(ErrorCode.APPLICATION, str(error))
 
 
-def _as_it_is(error: RemoteError | PeerGone) -> Exception:
+def _as_it_is(error: RemoteError | PeerClosed) -> Exception:
     return error
 
 
@@ -112,7 +112,7 @@ class MessageRouter(RouteTable):
         self,
         peer_id: str,
         transport: Transport,
-        failure_of: Callable[[RemoteError | PeerGone], Exception] = _as_it_is,
+        failure_of: Callable[[RemoteError | PeerClosed], Exception] = _as_it_is,
     ) -> LinkSession:
         """Open a session, which the global handlers serve from now on.
 
@@ -266,7 +266,7 @@ class MessageRouter(RouteTable):
         text = REFUSALS.get(kind) or f"malformed payload: {reason}"
         try:
             session.transport.send_refusal(code, text, message.message_id)
-        except PeerGone:
+        except PeerClosed:
             log.debug(
                 "refusal not sent", subject=message.subject, peer_id=session.peer_id, code=int(code)
             )

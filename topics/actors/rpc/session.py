@@ -33,7 +33,7 @@ from topics.formats.wire.envelope import (
     Success,
     encode,
 )
-from topics.formats.wire.message import ARENA, Message, PeerGone
+from topics.formats.wire.message import ARENA, Message, PeerClosed
 
 log = structlog.get_logger()
 
@@ -66,13 +66,13 @@ class Transport(Protocol):
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
-        """Queue one message, by default with a new id. Raises PeerGone.
+        """Queue one message, by default with a new id. Raises PeerClosed.
 
         ``message_id``: an id that the caller has taken.
         """
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        """Queue a refusal of the peer's message ``about``. Raises PeerGone."""
+        """Queue a refusal of the peer's message ``about``. Raises PeerClosed."""
 
     def release(self, message: Message) -> None:
         """Return the attachment's memory to the peer.
@@ -117,7 +117,7 @@ class Reply(msgspec.Struct, Generic[R], eq=False):
 class PendingCall(msgspec.Struct, eq=False):
     """A call in progress.
 
-         reply, error, PeerGone
+         reply, error, PeerClosed
     WAITING --------------------> OVER  ``then`` is called, once
        |     abandon()
        +------------------------> OVER  the peer is notified; ``on_late``, if set, gets a late
@@ -147,7 +147,7 @@ class PendingCall(msgspec.Struct, eq=False):
             session.calls.pop(self.cid, None)
         try:
             session.notify(CALL_CANCELLED, CallCancelledParams(self.cid))
-        except PeerGone:
+        except PeerClosed:
             log.debug("cancellation not sent", peer_id=session.peer_id, cid=self.cid)
 
 
@@ -163,7 +163,7 @@ class LinkSession:
         peer_id: str,
         transport: Transport,
         forget: Callable[[LinkSession], None],
-        failure_of: Callable[[RemoteError | PeerGone], Exception],
+        failure_of: Callable[[RemoteError | PeerClosed], Exception],
     ) -> None:
         self.peer_id: Final = peer_id
         self.transport: Final = transport
@@ -189,7 +189,7 @@ class LinkSession:
         attachment: Attachment,
         then: Callable[[Reply[R] | Exception], None],
     ) -> PendingCall:
-        """Queue the request. Raises PeerGone.
+        """Queue the request. Raises PeerClosed.
 
         ``then`` gets the reply or the failure, in the loop that reads the peer's messages. It must
         not raise.
@@ -209,7 +209,7 @@ class LinkSession:
         return pending
 
     def notify(self, event: Event[P], params: P, attachment: Attachment = b"") -> None:
-        """Queue an event, which gets no reply. Raises PeerGone."""
+        """Queue an event, which gets no reply. Raises PeerClosed."""
         try:
             payload = encode(Notification(event.method, params))
         except Exception:
@@ -220,8 +220,8 @@ class LinkSession:
     def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
         """Queue any message with a new id.
 
-        Raises PeerGone, also if the transport serves a newer session: a message of the old session
-        is never sent in the new one.
+        Raises PeerClosed, also if the transport serves a newer session: a message of the old
+        session is never sent in the new one.
         """
         if self.closed:
             discard(attachment)
@@ -237,8 +237,8 @@ class LinkSession:
         if message.flags & ARENA:
             self.transport.release(message)
 
-    def _gone(self) -> PeerGone:
-        return PeerGone(f"the link session with {self.peer_id} is closed")
+    def _gone(self) -> PeerClosed:
+        return PeerClosed(f"the link session with {self.peer_id} is closed")
 
     # Replies
 
@@ -274,14 +274,14 @@ class LinkSession:
             self._fail(pending, RemoteError(error.code, error.message))
 
     def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
-        """Fail the selected calls with PeerGone, as if the session had closed."""
+        """Fail the selected calls with PeerClosed, as if the session had closed."""
         for pending in [pending for pending in self.calls.values() if which(pending)]:
             # Calls with ``on_late`` stay, because the peer may still reply.
             if pending.on_late is None:
                 self.calls.pop(pending.cid, None)
-            self._fail(pending, PeerGone(f"{self.peer_id} does not reply to call {pending.cid}"))
+            self._fail(pending, PeerClosed(f"{self.peer_id} does not reply to call {pending.cid}"))
 
-    def _fail(self, pending: PendingCall, error: RemoteError | PeerGone) -> None:
+    def _fail(self, pending: PendingCall, error: RemoteError | PeerClosed) -> None:
         if not pending.is_over:  # the ``then`` of a previous call may have abandoned it
             pending.is_over = True
             pending.then(self._failure_of(error))
@@ -298,19 +298,19 @@ class LinkSession:
     def close(self) -> None:
         """Close the session. Later calls have no effect.
 
-        Pending calls fail with PeerGone. Then the listeners run in registration order. If one
+        Pending calls fail with PeerClosed. Then the listeners run in registration order. If one
         raises, the error is logged and the next one runs. Then the session's handlers are removed.
         Open requests no longer time out, and their replies are dropped.
         """
         if self.closed:
             return
-        # Set the flag first, so that callbacks that make calls get PeerGone.
+        # Set the flag first, so that callbacks that make calls get PeerClosed.
         self.closed = True
         self.unanswered.clear()
         calls = list(self.calls.values())
         reason = f"the link session with {self.peer_id} closed, call {{}} was pending"
         for pending in calls:
-            self._fail(pending, PeerGone(reason.format(pending.cid)))
+            self._fail(pending, PeerClosed(reason.format(pending.cid)))
         self.calls.clear()
         for listener in tuple(self._listeners):
             try:
@@ -393,7 +393,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         return self.envelope.method
 
     def send(self, subject: str, data: bytes, attachment: Attachment = b"") -> None:
-        """Queue a message to the peer, with a new id (§9). Raises PeerGone."""
+        """Queue a message to the peer, with a new id (§9). Raises PeerClosed."""
         self.session.send(subject, data, attachment)
 
     def release(self) -> None:
@@ -432,7 +432,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         else:
             try:
                 session.transport.send(self.frame.subject, payload, attachment)
-            except PeerGone:
+            except PeerClosed:
                 log.debug("reply not sent", subject=self.subject, peer_id=session.peer_id)
             session.unanswered.pop(self, None)
         force_setattr(self, "is_open", False)
@@ -464,7 +464,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             cid=self.cid,
         )
         payload = encode(Failure(self.cid, ErrorCode.TIMEOUT, "Handler timeout"))
-        with contextlib.suppress(PeerGone):
+        with contextlib.suppress(PeerClosed):
             self.session.transport.send(self.subject, payload)
 
     def _note_late(self) -> None:

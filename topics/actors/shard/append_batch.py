@@ -29,8 +29,8 @@ from topics.formats.wire.calls import (
     Failure,
     outcome_byte,
 )
-from topics.storage.wal.file import NoRoom
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace
+from topics.storage.wal.log_progress import LogProgress
 
 AppendCall: TypeAlias = InboundMessage[AppendParams, AppendResult]
 
@@ -95,7 +95,7 @@ class AppendBatch:
 
     # Results
 
-    def settle(self, index: int, change: Append, result: Progress | OSError) -> None:
+    def settle(self, index: int, change: Append, result: LogProgress | OSError) -> None:
         """Answer the request, and later requests with its key, with the log's result."""
         self.end(index, change, result, created=change.created)
         for follower, at in change.followers:
@@ -105,7 +105,7 @@ class AppendBatch:
         self,
         index: int,
         change: Append,
-        result: Progress | OSError,
+        result: LogProgress | OSError,
         *,
         created: bool = False,
         deduped: bool = False,
@@ -128,7 +128,7 @@ class AppendBatch:
             )
 
     def settle_joined(
-        self, joined: Sequence[tuple[int, int]], change: Append, result: Progress | OSError
+        self, joined: Sequence[tuple[int, int]], change: Append, result: LogProgress | OSError
     ) -> None:
         """Answer requests that were decided together, with the log's ``result``.
 
@@ -153,7 +153,7 @@ class AppendBatch:
 
     def refuse(self, index: int, error: OSError) -> None:
         """Answer a request that the log cannot take, or note it for a retry if that is enabled."""
-        if self._on_lost is None or not isinstance(error, NoRoom):
+        if self._on_lost is None or not isinstance(error, NoSpace):
             self.fail(index, unwritable(error))
             return
         self._lost.append(index)
@@ -177,7 +177,7 @@ class AppendBatch:
         self._failures[index] = failure
         self._note(index, FAILED)
 
-    def _ending(self, index: int, change: Append | None, result: Progress) -> bytes:
+    def _ending(self, index: int, change: Append | None, result: LogProgress) -> bytes:
         """Render the end of a reply that is given now: its ``performance`` block."""
         params = self.params
         at = params.at if params.ats is None else params.ats[index]

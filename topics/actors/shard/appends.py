@@ -60,7 +60,7 @@ class Appends(Service):
         context, params, space = self._context, request.params, self._space
         may_wait = space.may_help
         # A backup keeps files on a full disk: wait until they are deleted.
-        if space.is_active or (may_wait and context.wal.short_of_room):
+        if space.is_active or (may_wait and context.wal.lacks_space):
             space.defer(partial(handle_late, self._append, request))
             return
         context.check_writable(grows=True)

@@ -32,7 +32,7 @@ from topics.actors.shard.sealing.reclaim import Pin
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
 from topics.errors import NotReady, Throttled
-from topics.formats.disk.backup_archive import FLAGS, File
+from topics.formats.disk.backup_archive import FLAGS, ArchiveFile
 from topics.formats.wire.calls import (
     BACKUP_ABANDONED,
     BACKUP_BEGIN,
@@ -47,7 +47,7 @@ from topics.formats.wire.calls import (
     BackupParams,
     NoResult,
 )
-from topics.storage.recovery.steps import Shard
+from topics.storage.recovery.shard_recovery import RecoveredShard
 
 BeginCall: TypeAlias = InboundMessage[BackupParams, BackupBegun]
 HoldCall: TypeAlias = InboundMessage[BackupParams, NoResult]
@@ -77,7 +77,7 @@ class _Backup:
 class Backups(Service):
     """Handles `backup.*`."""
 
-    def __init__(self, context: ShardContext, shard: Shard, sealing: Sealing) -> None:
+    def __init__(self, context: ShardContext, shard: RecoveredShard, sealing: Sealing) -> None:
         self._context, self._shard, self._sealing = context, shard, sealing
         self._backup: _Backup | None = None
 
@@ -148,7 +148,7 @@ class Backups(Service):
         # The front reads the delete flags before the cut and stores them separately, because a
         # segment may get more flags before it is copied.
         flags = [
-            File(
+            ArchiveFile(
                 f"{FLAGS}/{self._shard.wal.shard:02d}/{segment.path.name}",
                 str(segment.path),
                 segment.trailer.flags_at,
@@ -163,10 +163,10 @@ class Backups(Service):
             paths.insert(0, self._shard.folders.root / "meta")
         return BackupBegun(flags, [*self._whole(paths)])
 
-    def _whole(self, paths: list[Path]) -> Iterator[File]:
+    def _whole(self, paths: list[Path]) -> Iterator[ArchiveFile]:
         for path in paths:
             size = path.stat().st_size
-            yield File(self._shard.folders.name_of(path), str(path), 0, size, size)
+            yield ArchiveFile(self._shard.folders.name_of(path), str(path), 0, size, size)
 
     def _end(self, request: EndCall) -> None:
         try:
@@ -235,11 +235,13 @@ class Backups(Service):
             with self._context.turn():
                 request.reply(found)
 
-    def _log(self, backup: _Backup, lsn: int) -> Iterator[File]:
+    def _log(self, backup: _Backup, lsn: int) -> Iterator[ArchiveFile]:
         """Yield the log from the start of the checkpoint's replay up to ``lsn``, and its blobs."""
         wal = self._context.wal
         for file, length in wal.files_between(backup.pin.kept.replay_from, lsn):
-            yield File(self._shard.folders.name_of(file.path), str(file.path), 0, length, file.size)
+            yield ArchiveFile(
+                self._shard.folders.name_of(file.path), str(file.path), 0, length, file.size
+            )
         yield from self._whole(sorted({*wal.blobs.below(lsn), *backup.pin.blobs}))
 
 

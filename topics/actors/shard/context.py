@@ -32,7 +32,7 @@ from topics.engine.topic import Topic
 from topics.errors import NotReady
 from topics.formats.api.limits import Limits
 from topics.storage.disk import Damaged
-from topics.storage.recovery.steps import Shard
+from topics.storage.recovery.shard_recovery import RecoveredShard
 
 Args = TypeVarTuple("Args")
 
@@ -67,7 +67,7 @@ clock = Clock()
 class ShardContext:
     """One shard's engine, log and clock, as its services see them."""
 
-    def __init__(self, shard: Shard, limits: Limits, words: ShardWords) -> None:
+    def __init__(self, shard: RecoveredShard, limits: Limits, words: ShardWords) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
         self.words, self.deadlines = words, Deadlines()
         self.moves = Moves(self.deadlines)
@@ -125,7 +125,7 @@ class ShardContext:
         ``grows``: the write frees no space.
         """
         room = self.room
-        if room.broken is not None or room.owed or (grows and self.wal.short_of_room):
+        if room.broken is not None or room.owed or (grows and self.wal.lacks_space):
             refusal = room.refusal(grows=grows)
             assert refusal is not None, "the shard cannot write"
             self.refused_writes += 1

@@ -29,7 +29,7 @@ from topics.actors.shard.held_topics import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes import delete_records, delete_topic
-from topics.engine.changes.delete_records import DeleteRecords, Rest
+from topics.engine.changes.delete_records import DeleteRecords, RemainingDelete
 from topics.engine.topic import Topic
 from topics.errors import TopicNotFound, TopicsError
 from topics.formats.api import answers
@@ -47,8 +47,8 @@ from topics.formats.wire.calls import (
     TopicDeleteParams,
     TopicParams,
 )
-from topics.storage.wal.file import NoRoom
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace
+from topics.storage.wal.log_progress import LogProgress
 
 DeleteCall: TypeAlias = InboundMessage[TopicDeleteParams, NoResult]
 RecordsCall: TypeAlias = InboundMessage[TopicParams, NoResult]
@@ -126,7 +126,7 @@ class Deletes(Service):
             return reply_json(request, NO_RESULT, body, params.at)
         request.outlast()
 
-        def settle(result: Progress | OSError) -> None:
+        def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 handler = partial(self._delete, routers=routers)
                 return self._retries.refuse(handler, request, result, again=again)
@@ -147,7 +147,9 @@ class Deletes(Service):
             self._context.held.take(topic.name)
             self._context.start(self._delete_when_idle, topic, request)
             return
-        whole = delete_records.asked(self._engine.table, topic.name, asked.before_seq, asked.match)
+        whole = delete_records.remaining_delete(
+            self._engine.table, topic.name, asked.before_seq, asked.match
+        )
         request.outlast()
         if self._has_first_slice:  # several first slices in one iteration would make it long
             self._context.start(self._delete_rest, request, whole, 0)
@@ -155,7 +157,7 @@ class Deletes(Service):
         change = delete_records.decide(self._engine.table, whole, self._context.now)
         self._has_first_slice = change.rest is not None
 
-        def settle(result: Progress | OSError) -> None:
+        def settle(result: LogProgress | OSError) -> None:
             if change.rest is not None:
                 self._has_first_slice = False
             if isinstance(result, OSError):
@@ -171,12 +173,12 @@ class Deletes(Service):
         await self._commits.wait_idle(topic)
         self._context.give_back(topic.name, (self._delete_records, request))
 
-    async def _delete_rest(self, request: RecordsCall, rest: Rest, deleted: int) -> None:
+    async def _delete_rest(self, request: RecordsCall, rest: RemainingDelete, deleted: int) -> None:
         """Delete the remaining slices, and answer when the last one is committed.
 
         ``deleted``: the count until now.
         """
-        left: Rest | None = rest
+        left: RemainingDelete | None = rest
         again = False
         try:
             while left is not None:
@@ -184,7 +186,7 @@ class Deletes(Service):
                     change, result = await self._delete_slice(left)
                 if not isinstance(result, OSError):
                     left, deleted, again = change.rest, deleted + change.deleted, False
-                elif isinstance(result, NoRoom) and not again:
+                elif isinstance(result, NoSpace) and not again:
                     again = True  # the retry has a group of its own
                 else:
                     raise unwritable(result)
@@ -195,7 +197,9 @@ class Deletes(Service):
             with self._context.turn():
                 self._answer(request, rest.topic, deleted)
 
-    async def _delete_slice(self, rest: Rest) -> tuple[DeleteRecords, Progress | OSError]:
+    async def _delete_slice(
+        self, rest: RemainingDelete
+    ) -> tuple[DeleteRecords, LogProgress | OSError]:
         """Delete the next slice and return its outcome.
 
         Raises `TopicNotFound` if the topic is deleted.

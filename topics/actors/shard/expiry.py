@@ -174,7 +174,7 @@ class Quotas(Service):
                 ledger.replayed,
             )
             self._bytes = ByteQuota(byte_cap)
-        ledger.report(*context.engine.count_held())
+        ledger.report(*context.engine.count_charged())
         context.engine.limit(topic_cap, self._bytes)
 
     async def run(self) -> None:

@@ -51,7 +51,7 @@ class FeedReads(Service):
         view, strong = diff_of(params.view, context.limits, **cursor, epoch=params.epoch)
         head_seq = visible_head(topic, context.wal.synced_lsn, strong=strong)
         page = read(topic, view, context.store, head_seq=head_seq)
-        request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
+        request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.chunks))
         # A stream that catches up reads the next page soon.
         context.store.prefetch(topic, page.next_from_seq + 1)
 

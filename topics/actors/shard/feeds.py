@@ -52,7 +52,7 @@ from topics.formats.wire.calls import (
     FeedParams,
 )
 from topics.formats.wire.contract import Event, P
-from topics.formats.wire.message import PeerGone
+from topics.formats.wire.message import PeerClosed
 from topics.storage.disk import Damaged
 
 PAGES_UNDER_WAY = 2
@@ -226,7 +226,7 @@ class Feeds(Service):
                 page = self._next_page(feed)
                 if page is None:
                     break
-                records = joined(page.pieces)
+                records = joined(page.chunks)
             except (Damaged, OSError) as error:
                 # Only the readers of this feed lose their live pages.
                 self._fail(feed, error)
@@ -264,7 +264,7 @@ class Feeds(Service):
     def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
             feed.session.notify(event, params, attachment)
-        except PeerGone:
+        except PeerClosed:
             self._forget(feed)
             return False
         return True

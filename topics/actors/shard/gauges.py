@@ -26,7 +26,7 @@ from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
 from topics.engine.usage import Usage
 from topics.storage.disk_usage import DiskUsage, ShardFolders, disk_usage
-from topics.storage.recovery.steps import Shard
+from topics.storage.recovery.shard_recovery import RecoveredShard
 
 DISK_S: Final = 10.0  # seconds between two measurements of all files
 FIRST_LOOK_MAX_S: Final = 1.0  # a hanging disk must not delay the other values
@@ -40,7 +40,7 @@ class Gauges(Service):
     Nothing is counted before ``tell`` is set.
     """
 
-    def __init__(self, context: ShardContext, shard: Shard, sealing: Sealing) -> None:
+    def __init__(self, context: ShardContext, shard: RecoveredShard, sealing: Sealing) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._shard, self._sealing = shard, sealing
         self.tell: Callable[[Values], object] | None = None
@@ -83,7 +83,7 @@ class Gauges(Service):
             # Undone changes may have created or deleted topics that are counted, so count all of
             # them again.
             self._losses = self._commits.losses
-            self._usage.begin_anew(self._engine.topics.values())
+            self._usage.reset(self._engine.topics.values())
         self._usage.begin(self._context.now.ms)
         if not self._is_counting:
             self._count()
@@ -102,7 +102,7 @@ class Gauges(Service):
         return {
             "topics_topics": sum(sums.by_class),
             "topics_topics_by_class": sums.by_class,
-            "topics_topics_ahead_of_clock": len(self._engine.ahead.found),
+            "topics_topics_ahead_of_clock": len(self._engine.future_timestamps.found),
             "topics_queue_topics": sums.queues,
             "topics_routers": len(self._engine.routers),
             "topics_records_live": sums.records,

@@ -40,17 +40,17 @@ from topics.formats.disk.copies import row_lsn
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.storage.disk import Damaged
-from topics.storage.wal.file import NoRoom
 from topics.storage.wal.log import Wal
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace
+from topics.storage.wal.log_progress import LogProgress
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
-NO_IO = Progress(0, 0, 0.0, 0.0)  # progress of a change that was committed without I/O
+NO_IO = LogProgress(0, 0, 0.0, 0.0)  # progress of a change that was committed without I/O
 NOWHERE = in_log(0)  # locator of a change without records
 USUAL_S = 0.01  # assumed duration of a sync before the first measurement
 USUAL_OVER = 32  # averaging window, in writes or syncs
 
-Settle = Callable[[Progress | OSError], None]
+Settle = Callable[[LogProgress | OSError], None]
 
 
 class PendingChange(msgspec.Struct, frozen=True, eq=False):
@@ -161,7 +161,7 @@ class GroupCommit:
             # Begin a new log file if the current one cannot hold all frames. Otherwise a full disk
             # could refuse only some of them, and a restart would replay the others although the
             # change was undone.
-            self.wal.hold_together(sum(frame.length for frame in frames))
+            self.wal.keep_contiguous(sum(frame.length for frame in frames))
         locator, start = NOWHERE, self.wal.next_lsn
         for frame in frames:
             lsn = self.wal.append(frame)
@@ -175,7 +175,9 @@ class GroupCommit:
         self._add(change, locator, start, settle)
 
     def submit_forward(
-        self, forwarded: Forwarded, settle: Callable[[Forward | Advance, Progress | OSError], None]
+        self,
+        forwarded: Forwarded,
+        settle: Callable[[Forward | Advance, LogProgress | OSError], None],
     ) -> int:
         """Add changes that share one frame to the open group, and return the LSN of that frame.
 
@@ -183,7 +185,7 @@ class GroupCommit:
         """
         frame, changes = forwarded.frame, forwarded.changes
         others = [other for change in changes for other in change.frames]
-        self.wal.hold_together(frame.length + sum(other.length for other in others))
+        self.wal.keep_contiguous(frame.length + sum(other.length for other in others))
         start = self.wal.append(frame)
         for other in others:
             self.wal.append(other)
@@ -224,18 +226,18 @@ class GroupCommit:
         assert view is not None, "an ephemeral append contains its records"
         return self.store.keep(view)
 
-    def flush(self, *, at_once: bool = True) -> None:
+    def flush(self, *, immediate: bool = True) -> None:
         """Pass the group to the log.
 
         Commit and answer the changes that the log completes immediately.
 
-        ``at_once``: the log may write or sync in this call, because an iteration ends with it or
+        ``immediate``: the log may write or sync in this call, because an iteration ends with it or
         follows.
         """
         while True:
             sync, self._wants_sync = self._wants_sync, False
             self.is_unsent = False
-            progress = self.wal.flush(sync=sync, at_once=at_once)
+            progress = self.wal.flush(sync=sync, immediate=immediate)
             if progress is None:
                 self.waiting_peak = max(self.waiting_peak, len(self))
                 return
@@ -262,7 +264,7 @@ class GroupCommit:
         for progress in self.wal.take_progress():
             if progress.error is not None:
                 self._lose(progress.error)
-                if not isinstance(progress.error, NoRoom):
+                if not isinstance(progress.error, NoSpace):
                     self._tell_progress()
                     return progress.error
                 # A full disk is not fatal: the group is lost, and the log accepts later groups.
@@ -277,7 +279,7 @@ class GroupCommit:
             self.flush()
         return None
 
-    def _note_usual(self, progress: Progress) -> None:
+    def _note_usual(self, progress: LogProgress) -> None:
         """Update the average durations of a write and of a sync.
 
         They are separate, because most writes are not followed by a sync of their own.
@@ -287,14 +289,14 @@ class GroupCommit:
         if progress.sync_ms:
             self._usual_sync_s += (progress.sync_ms / 1000 - self._usual_sync_s) / USUAL_OVER
 
-    def _settle_up_to(self, queue: deque[PendingChange], lsn: int, progress: Progress) -> None:
+    def _settle_up_to(self, queue: deque[PendingChange], lsn: int, progress: LogProgress) -> None:
         if not queue:
             return
         now = self.now()
         while queue and queue[0].end <= lsn:
             self._commit(queue.popleft(), progress, now)
 
-    def _commit(self, pending: PendingChange, progress: Progress, now: Now) -> None:
+    def _commit(self, pending: PendingChange, progress: LogProgress, now: Now) -> None:
         change, topic = pending.change, pending.change.topic
         if change.frames:
             self.store.committed_to = max(self.store.committed_to, pending.end)
@@ -346,21 +348,21 @@ class GroupCommit:
 
     async def submit_and_wait(
         self, change: Change, resident: RecordsView | None = None
-    ) -> Progress | OSError:
+    ) -> LogProgress | OSError:
         """Submit one change, flush it and wait for its outcome."""
         if self.wal.failed is not None:
             # If the log failed after the change was decided, it would never report the outcome.
             self.engine.undo(change)
             return self.wal.failed
         done = trio.Event()
-        results: list[Progress | OSError] = []
+        results: list[LogProgress | OSError] = []
 
-        def settle(result: Progress | OSError) -> None:
+        def settle(result: LogProgress | OSError) -> None:
             results.append(result)
             done.set()
 
         self.submit(change, settle, resident)
-        self.flush(at_once=False)
+        self.flush(immediate=False)
         await done.wait()
         return results[0]
 
@@ -371,7 +373,7 @@ class GroupCommit:
 
     async def wait_drained(self) -> None:
         """Wait until no change is pending, or the log has failed."""
-        self.flush(at_once=False)
+        self.flush(immediate=False)
         while len(self) and self.wal.failed is None:
             await self.wait_progress()
 

@@ -65,7 +65,7 @@ class Heartbeat(Service):
 
     def _check_clock(self) -> None:
         engine, now = self._context.engine, self._context.now
-        if found := engine.ahead.sweep(engine.by_id, now):
+        if found := engine.future_timestamps.sweep(engine.by_id, now):
             log.warning(
                 "records ahead of the clock",
                 names=[topic.name for topic in found[:NAMES_MAX]],

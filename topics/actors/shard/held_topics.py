@@ -25,7 +25,7 @@ from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
 Request: TypeAlias = InboundMessage[Any, Any]
 Handler: TypeAlias = Callable[[Request], None]
@@ -109,7 +109,7 @@ class Retries(Service):
         Call ``handler`` once more with ``again=True``, or answer with the error if that was already
         done or does not help.
         """
-        if isinstance(error, NoRoom) and not again:
+        if isinstance(error, NoSpace) and not again:
             self._waiting.append((partial(handler, again=True), request))
             self.is_due = True
         else:
@@ -120,4 +120,4 @@ class Retries(Service):
         waiting, self._waiting = self._waiting, []
         for handler, request in waiting:
             handle_late(handler, request)
-        self._commits.flush(at_once=False)
+        self._commits.flush(immediate=False)

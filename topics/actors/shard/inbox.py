@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from topics.actors.rpc.session import LinkSession
-from topics.engine.priority import BANDS, WEIGHTS, Queues
+from topics.engine.priority import BANDS, WEIGHTS, WeightedQueues
 from topics.formats.wire.calls import (
     ACK,
     APPEND,
@@ -77,7 +77,7 @@ class Inbox:
     def __init__(self, band_of: Callable[[str], int], clock: Callable[[], float]) -> None:
         self._arrived: deque[Arrival] = deque()
         self._band_of, self._clock = band_of, clock
-        self._queues: Queues[deque[Waiting]] = Queues((*WEIGHTS, WEIGHTS[-1]))
+        self._queues: WeightedQueues[deque[Waiting]] = WeightedQueues((*WEIGHTS, WEIGHTS[-1]))
         # By topic. None: messages without a topic.
         self._lines: dict[str | None, deque[Waiting]] = {}
         # Topics of queued requests, by session and id, so that a cancellation joins the queue of
@@ -157,7 +157,7 @@ class Inbox:
         waiting = line.popleft()
         message, topic = waiting.message, waiting.topic
         # A long attachment counts as several messages.
-        queues.spend(number, min(1 + len(message.attachment) // COST_BYTES, COST_MAX))
+        queues.charge(number, min(1 + len(message.attachment) // COST_BYTES, COST_MAX))
         self._asked.pop((waiting.session, message.message_id), None)
         # Move the topic to the end of its band, so that topics are served round-robin.
         if line:

@@ -149,7 +149,7 @@ class LongPolls(Service):
     def _sort(self, poll: LongPoll) -> None:
         """Answer the poll, or queue it for the event that it waits for."""
         page = poll.page
-        if page.worth_answering or poll.topic.deleted:
+        if page.completes_poll or poll.topic.deleted:
             self._answer(poll)
             return
         # All records that existed at its arrival are scanned.
@@ -212,4 +212,4 @@ def reply_page(request: DiffCall, topic: Topic, page: Page) -> None:
         throttle_ms=request.parked_ms,
     )
     result = DiffResult(page.next_from_seq if holds_still(topic, page) else None)
-    request.reply(result, answers.difference(topic.name, page.pieces, end))
+    request.reply(result, answers.difference(topic.name, page.chunks, end))

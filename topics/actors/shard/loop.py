@@ -35,7 +35,7 @@ from topics.engine.changes.change import Change
 from topics.formats.api.limits import Limits
 from topics.formats.wire.calls import ACK, APPEND, CLAIM, DIFF, FEED_TAKEN, WORK_TAKEN
 from topics.formats.wire.message import Message
-from topics.storage.recovery.steps import Shard
+from topics.storage.recovery.shard_recovery import RecoveredShard
 
 # Subjects whose handlers do not depend on acks that arrived earlier in the same iteration. Such
 # acks stay gathered, and are decided together at the end of the iteration. Claims are served there
@@ -50,7 +50,7 @@ RPC_TIMEOUT_MS = 45_000
 class ShardLoop:
     """Serves the topics of one shard to the front and to other shards."""
 
-    def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
+    def __init__(self, shard: RecoveredShard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
         context.send, context.end_turn = self._send, self.end_turn
         context.commits.on_commit = self._committed

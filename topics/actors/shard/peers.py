@@ -31,7 +31,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.names import shard_of
 from topics.formats.wire.contract import Call, P, R
 from topics.formats.wire.envelope import Refusal, encode
-from topics.formats.wire.message import ERROR, Message, PeerGone
+from topics.formats.wire.message import ERROR, Message, PeerClosed
 
 PEER_AWAY: Final = "shard_away"
 Failed: TypeAlias = Callable[[TopicsError], None]
@@ -100,7 +100,7 @@ class Peers(Service):
             return
         try:
             session.call(call, params, body, answered)
-        except PeerGone:
+        except PeerClosed:
             self._fail_later(then, shard)
 
     def _fail_later(self, then: Failed, shard: int) -> None:

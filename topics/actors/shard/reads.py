@@ -38,7 +38,7 @@ class Reads(Service):
 
     def _diff(self, request: DiffCall) -> None:
         topic, asked, page = self._first_page(request, request.params.topic)
-        if page.unfinished or (asked.wait_ms and not page.worth_answering):
+        if page.unfinished or (asked.wait_ms and not page.completes_poll):
             self._polls.add(request, topic, asked, page)
             return
         reply_page(request, topic, page)
@@ -64,7 +64,7 @@ class Reads(Service):
         room = AHEAD_BYTES_MAX
         # Stop at the first page that may change before it is requested.
         while holds_still(topic, page) and len(pages) < request.params.page_count:
-            bodies.append(answers.difference(topic.name, page.pieces))
+            bodies.append(answers.difference(topic.name, page.chunks))
             length = len(bodies[-1])
             room -= length
             if room < 0:

@@ -31,7 +31,7 @@ from topics.engine.record_index import RecordIndex
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import RecordsView, View
+from topics.formats.disk.records import AbstractView, RecordsView
 from topics.formats.ranges import IndexRun
 from topics.storage.disk import Damaged
 from topics.storage.segments.prefetch import Prefetch
@@ -70,7 +70,7 @@ class RecordStore:
         for damage in segments.damage:
             self.report(damage)
 
-    def records(self, locator: int) -> View:
+    def records(self, locator: int) -> AbstractView:
         """Return the records at a locator, valid until the next change. Raises `Damaged`."""
         if locator >= FIRST_MEMORY:
             return self._in_memory[locator]
@@ -102,7 +102,7 @@ class RecordStore:
 
     def release(self, locators: Sequence[int]) -> None:
         """Free the records at these locators, which the index no longer names."""
-        self._flags.forget(locators)
+        self._flags.drop(locators)
         if max(locators, default=0) < FIRST_EXTENT:
             return  # records of the log need no other work, so this is cheap for any number of them
         for locator in locators:
@@ -152,7 +152,7 @@ class RecordStore:
         self.release(index.locators(0, sealed))
         self.release_later(index.locators(sealed))
         index.drop(len(index))
-        self.on_blobs_gone(self._wal.blobs.forget(topic.id))
+        self.on_blobs_gone(self._wal.blobs.drop(topic.id))
 
     def prefetch(self, topic: Topic, seq: int) -> None:
         """Start to read records from ``seq`` on into the page cache, if they are in segments."""
@@ -164,8 +164,8 @@ class RecordStore:
 
     def forget_asked(self) -> None:
         """Discard the notes on prefetched pages, because the kernel may have evicted them."""
-        self._wal.forget_asked()
-        self._segments.maps.forget_asked()
+        self._wal.reset_checked()
+        self._segments.maps.reset_checked()
 
     def report(self, damage: Damaged) -> None:
         """Log damage, once for each disk location, because every later reader meets it again."""

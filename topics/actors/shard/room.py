@@ -35,11 +35,11 @@ from topics.actors.shard.service import Service
 from topics.errors import NotReady
 from topics.storage import disk
 from topics.storage.folders import DirectoryLost
-from topics.storage.recovery.steps import Shard
-from topics.storage.wal.file import NoRoom
+from topics.storage.recovery.shard_recovery import RecoveredShard
+from topics.storage.wal.log_file import NoSpace
 
 RETRY_MIN_S, RETRY_MAX_S = 0.5, 5.0  # pause between two attempts to find space
-FULL = NoRoom(errno.ENOSPC, "no space on the disk")
+FULL = NoSpace(errno.ENOSPC, "no space on the disk")
 log = structlog.get_logger()
 
 
@@ -50,7 +50,7 @@ class Room(Service):
     and the next pause begins when a check has ended.
     """
 
-    def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
+    def __init__(self, shard: RecoveredShard, commits: GroupCommit, words: ShardWords) -> None:
         self.wal, self.commits, self._words = shard.wal, commits, words
         # Frames of this start that the log had no space for.
         self.owed = list(shard.unwritten_frames)
@@ -61,7 +61,7 @@ class Room(Service):
         """Return why a change must be refused, or None. ``grows``: the change frees no space."""
         if self.broken is not None:
             return self.broken
-        return FULL if self.owed or (grows and self.wal.short_of_room) else None
+        return FULL if self.owed or (grows and self.wal.lacks_space) else None
 
     def show(self, error: OSError | None = None) -> None:
         """Publish the state on the board. ``error``: the error with which the log has failed."""
@@ -102,7 +102,7 @@ class Room(Service):
 
     async def find_room(self) -> bool:
         """Try to allocate the needed files. Return whether the shard may grow again."""
-        if not await trio.to_thread.run_sync(self.wal.find_room):
+        if not await trio.to_thread.run_sync(self.wal.allocate_files):
             return False
         if self.owed and await self._note_start():
             self.owed = []

@@ -34,14 +34,14 @@ from topics.actors.shard.service import Service
 from topics.actors.shard.space_waits import SpaceWaits
 from topics.actors.shard.streamed_appends import StreamedAppends
 from topics.actors.shard.topic_calls import TopicCalls
-from topics.storage.recovery.steps import Shard
+from topics.storage.recovery.shard_recovery import RecoveredShard
 
 
 class ShardServices:
     """All services of a shard, in the order in which their hooks are called."""
 
     def __init__(
-        self, context: ShardContext, shard: Shard, heads: memoryview, ledger: ShardLedger
+        self, context: ShardContext, shard: RecoveredShard, heads: memoryview, ledger: ShardLedger
     ) -> None:
         """Create the services.
 

@@ -39,7 +39,7 @@ class SpaceWaits:
 
     async def _free(self) -> None:
         await self._sealing.make_room()
-        if self._context.wal.short_of_room:
+        if self._context.wal.lacks_space:
             await self._context.room.find_room()
         with self._context.turn():
             self.is_active = False

@@ -26,16 +26,16 @@ from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.topic import Topic
 from topics.formats.api.append_body import AppendBody, check_append, check_may_configure
+from topics.formats.api.append_slices import slices
 from topics.formats.api.decoding import refusing_bad_bodies
 from topics.formats.api.nesting import check_nesting
-from topics.formats.api.sliced import slices
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import Rendering
 from topics.formats.wire.calls import AppendParams
 from topics.storage.disk import FULL
-from topics.storage.wal.file import NoRoom
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace
+from topics.storage.wal.log_progress import LogProgress
 
 STREAMED_MIN_BYTES = 4 << 20  # a shorter body takes a few milliseconds
 RUN_BYTES = 512 << 10  # bytes of a body that are processed before other tasks get to run
@@ -46,7 +46,7 @@ class Done:
     """A committed streamed append. ``created``: an earlier frame created the topic for it."""
 
     change: Append
-    progress: Progress
+    progress: LogProgress
     created: bool
 
 
@@ -118,7 +118,7 @@ class StreamedAppends(Service):
                 outcome = await self._store(topic, request, created)
             return outcome
         finally:
-            self._engine.table.let_go(topic)
+            self._engine.table.release_reserved_bytes(topic)
 
     async def _frees(self, error: OSError) -> bool:
         """Return whether the disk was full, and breaking a backup's pin has freed space."""
@@ -182,7 +182,7 @@ class StreamedAppends(Service):
             self._engine.undo(change)
             raise
         result = await self._commits.submit_and_wait(change, resident)
-        if isinstance(result, NoRoom) and resident is None:
+        if isinstance(result, NoSpace) and resident is None:
             # Its frame was not written. Remove the blob to free its space.
             self._context.wal.blobs.remove(topic.id, change.first_seq)
         return result if isinstance(result, OSError) else Done(change, result, created)

@@ -29,7 +29,7 @@ from topics.formats.wire.calls import (
     TopicListResult,
     TopicPutParams,
 )
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 RESULTS = tuple(PutResult(created) for created in (False, True))
 
@@ -69,7 +69,7 @@ class TopicCalls(Service):
         request.release()
         topic, config = change.topic, change.topic.config
 
-        def settle(result: Progress | OSError) -> None:
+        def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 answer(result)
             elif self._leases.is_due(topic):

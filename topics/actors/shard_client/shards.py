@@ -74,7 +74,7 @@ from topics.formats.wire.calls import (
     WorkJobsParams,
 )
 from topics.formats.wire.contract import Call, Event, P, R
-from topics.formats.wire.message import Message, PeerGone
+from topics.formats.wire.message import Message, PeerClosed
 
 LINKED_MAX_S: Final = 1.0  # seconds; a shard opens a session within one iteration of its loop
 LINKED_LOOK_S: Final = 0.001
@@ -187,7 +187,7 @@ class ShardLink:
             if self.listener is not None:
                 self.listener.closed(self.number)
 
-    def _failure_of(self, error: RemoteError | PeerGone) -> TopicsError:
+    def _failure_of(self, error: RemoteError | PeerClosed) -> TopicsError:
         return failure_of(error) if isinstance(error, RemoteError) else self.not_ready()
 
     # State
@@ -360,7 +360,7 @@ class Shards:
             return self._refused(link, call, then)
         try:
             pending = session.call(call, params, body, then)  # type: ignore[arg-type]
-        except PeerGone:
+        except PeerClosed:
             return self._refused(link, call, then)
         # A search for the field name is cheaper than decoding, and a false match only delays the
         # failure.
@@ -421,7 +421,7 @@ class Shards:
         if link.session is not None:
             try:
                 link.session.notify(event, params)
-            except PeerGone:
+            except PeerClosed:
                 return
             if quiet:
                 link.link.quieten()

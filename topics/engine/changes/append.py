@@ -22,8 +22,8 @@ from topics.engine.moved_keys import is_copy_key
 from topics.engine.now import Now
 from topics.engine.queue.queue_replay import note_delays
 from topics.engine.removal import trim
-from topics.engine.replay import Misfit, Replay
-from topics.engine.retention import apply_caps, check_room
+from topics.engine.replay import Replay, StateMismatch
+from topics.engine.retention import apply_caps, check_capacity
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.errors import InvalidRequest, TopicsError
@@ -124,7 +124,7 @@ class Append(Change):
         if self.key is not None:
             topic.pending_keys.pop(self.key, None)
             window_ms = topic.config.idempotency_window_ms
-            topic.dedupe.remember(self.key, self.first_seq, self.count, now.ms, window_ms)
+            topic.dedupe.add(self.key, self.first_seq, self.count, now.ms, window_ms)
         if locator >= FIRST_MEMORY:
             generation = -1 - self.first_seq // MEMORY_GENERATION_SEQS
         else:
@@ -140,19 +140,19 @@ class Append(Change):
         This may also be called for a streamed append that is decided but whose frame is not queued
         yet.
         """
-        self.note_settled()
+        self.uncount_pending()
         topic = self.topic
         assert topic.next_seq == self.last_seq + 1, "the latest write is undone first"
-        topic.give_back(self.first_seq)
+        topic.release_seqs(self.first_seq)
         topic.pending_bytes -= self.size
         if self.key is not None:
             del topic.pending_keys[self.key]
         if self.ceiling:
-            topic.forget_reservation(self.ceiling)
+            topic.drop_reservation(self.ceiling)
         if self.ts_ceiling:
-            table.forget_ts_reservation()
+            table.drop_ts_reservation()
         if self.created:
-            table.dismiss(topic)
+            table.undo_admit(topic)
 
 
 class InFlightDuplicate(NamedTuple):
@@ -189,12 +189,12 @@ def decide(
     encoded = encode(body, topic.next_seq, ts, key is not None, due or None)
     flags, count, ext, parts, size = encoded
     if topic.config.discard == "reject":
-        check_topic_room(topic, count, size)
+        check_topic_capacity(topic, count, size)
     if made or table.byte_quota is not None:
-        _take_room(table, topic, size, is_new=made)
+        _charge(table, topic, size, is_new=made)
     change = Append(topic, topic.next_seq, count, size, ts, key)
     if made:
-        _begin_with_topic(table, change, now)
+        _create_with_topic(table, change, now)
     else:
         begin(change)
     if flags & _TAGS:
@@ -202,7 +202,7 @@ def decide(
     change.due = due
     if topic.config.durability == "ephemeral":
         change.resident = encoded
-        keep_in_memory(table, change, topic.reserving_seq, now)
+        reserve_for_memory(table, change, topic.reserving_seq, now)
     else:
         first_seq = change.first_seq
         frame = append_frame(topic.id, first_seq, ts, count, flags, len(ext), parts)
@@ -226,8 +226,8 @@ def decide_streamed(
     frame.
     """
     assert not topic.pending, "the topic has no other pending change"
-    check_topic_room(topic, len(body.records), size)
-    take_bytes(table, topic, size)
+    check_topic_capacity(topic, len(body.records), size)
+    charge_bytes(table, topic, size)
     key, ts = body.idempotency_key, max(now.ts, topic.last_ts)
     if key is not None and not keeps_key(topic, key):
         key = None
@@ -237,7 +237,7 @@ def decide_streamed(
     if topic.config.durability == "ephemeral":
         # A reservation in flight may fail while the records are still being rendered. So only the
         # durable reservation counts.
-        keep_in_memory(table, change, topic.reserved_seq, now)
+        reserve_for_memory(table, change, topic.reserved_seq, now)
     else:
         frame = external_append_frame(
             topic.id, change.first_seq, change.ts, change.count, rendering.flags, rendering.ext
@@ -262,12 +262,12 @@ def make_topic(
     until `decide_streamed` or `TopicTable.let_go`.
     """
     topic = put_topic.new_topic_for(table, name, body, now, prefixes)
-    check_topic_room(topic, len(body.records), size)
+    check_topic_capacity(topic, len(body.records), size)
     due_times(topic, body, now)
     change = put_topic.make(table, topic, now)
     if table.byte_quota is not None:
         try:
-            table.byte_quota.hold(topic, size)
+            table.byte_quota.reserve(topic, size)
         except TopicsError:
             change.undo(table)
             table.byte_quota.recharge(topic)
@@ -292,12 +292,12 @@ def keeps_key(topic: Topic, key: str) -> bool:
     return topic.config.idempotency_window_ms > 0 or is_copy_key(key)
 
 
-def check_topic_room(topic: Topic, count: int, size: int) -> None:
+def check_topic_capacity(topic: Topic, count: int, size: int) -> None:
     """Raise `TopicFull` if the topic rejects writes when it is full and these records do not fit
     (§1.1).
     """
-    pending = topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
-    check_room(
+    pending = topic.next_seq - topic.head_seq - 1 - topic.pending_skipped
+    check_capacity(
         topic.config,
         topic.count + pending + count,
         topic.bytes + topic.pending_bytes + size,
@@ -305,7 +305,7 @@ def check_topic_room(topic: Topic, count: int, size: int) -> None:
     )
 
 
-def take_bytes(table: TopicTable, topic: Topic, size: int) -> None:
+def charge_bytes(table: TopicTable, topic: Topic, size: int) -> None:
     """Charge the topic for a write that is decided now (§11). Raise the errors of
     `SharedCap.take`.
     """
@@ -313,15 +313,15 @@ def take_bytes(table: TopicTable, topic: Topic, size: int) -> None:
         table.byte_quota.take(topic, size)
 
 
-def _take_room(table: TopicTable, topic: Topic, size: int, *, is_new: bool) -> None:
+def _charge(table: TopicTable, topic: Topic, size: int, *, is_new: bool) -> None:
     """Count a new topic and charge the bytes of its write. If one fails, do neither."""
     if is_new:
         table.admit(topic)
     try:
-        take_bytes(table, topic, size)
+        charge_bytes(table, topic, size)
     except TopicsError:
         if is_new:
-            table.dismiss(topic)
+            table.undo_admit(topic)
         raise
 
 
@@ -375,7 +375,7 @@ def begin(change: Append) -> None:
         topic.pending_sync += 1
 
 
-def _begin_with_topic(table: TopicTable, change: Append, now: Now) -> None:
+def _create_with_topic(table: TopicTable, change: Append, now: Now) -> None:
     """Create the topic, which is admitted already, together with its first write.
 
     The TOPIC frame contains the head of the topic, so it is encoded before seqs are assigned.
@@ -386,7 +386,7 @@ def _begin_with_topic(table: TopicTable, change: Append, now: Now) -> None:
     change.ts_ceiling = table.reserve_ts(now)
 
 
-def keep_in_memory(table: TopicTable, change: Append, reserved_seq: int, now: Now) -> None:
+def reserve_for_memory(table: TopicTable, change: Append, reserved_seq: int, now: Now) -> None:
     """Reserve the seqs and the `$ts` of records in memory before they are acknowledged.
 
     The log does not contain these records, so a restart could otherwise assign their seqs again.
@@ -431,7 +431,8 @@ def replay(
     """Replay an APPEND frame. Return the topic, or None if the write is skipped.
 
     ``external_size`` is the number of bytes of the records if they are in a blob. ``generation`` is
-    the LSN at which the log file begins. Raise `Misfit` if the frame cannot follow on the state.
+    the LSN at which the log file begins. Raise `StateMismatch` if the frame cannot follow on the
+    state.
     """
     _, _, lsn, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
     table = replay.table
@@ -439,7 +440,7 @@ def replay(
     if topic is None or first_seq <= topic.head_seq:
         if checkpointed:
             return None
-        raise Misfit("unknown topic" if topic is None else f"seq {first_seq} already exists")
+        raise StateMismatch("unknown topic" if topic is None else f"seq {first_seq} already exists")
     # This inlines `Topic.commit_records` and more, because a start replays millions of frames.
     size = external_size or (
         blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count
@@ -459,6 +460,6 @@ def replay(
         topic.note_tags(first_seq, tagged, generation)
     if flags & _DELAYS:
         note_delays(replay, topic, lsn, first_seq)
-    if topic.capped and lsn >= replay.news_from(topic):
+    if topic.capped and lsn >= replay.covered_lsn(topic):
         apply_caps(topic, table.store)
     return topic

@@ -31,21 +31,21 @@ class Change:
 
     def commit(self, _: TopicTable, /) -> None:
         """Make the change visible. Its frames are as durable as the class of the topic promises."""
-        self.note_settled()
+        self.uncount_pending()
 
     def undo(self, _: TopicTable, /) -> None:
         """Roll back the change, because its frames could not be written. Other changes are not
         affected.
         """
-        self.note_settled()
+        self.uncount_pending()
 
-    def note_pending(self) -> None:
+    def count_pending(self) -> None:
         """Count the change as pending for its topic."""
         self.topic.pending += 1
         if self.sync:
             self.topic.pending_sync += 1
 
-    def note_settled(self) -> None:
+    def uncount_pending(self) -> None:
         """Count the change as committed or undone."""
         self.topic.pending -= 1
         if self.sync:

@@ -43,14 +43,16 @@ SLICE_RECORDS: Final = 2048  # matching records
 RUN_SHARE: Final = 8  # this number of records counts as one, if all records of a window match
 SLICE_ENTRIES: Final = 4096  # entries of the index, if all records below a seq are deleted
 SLICE_JOBS: Final = 4096  # seqs of a queue, in the same case
-SLICE_LOOKS: Final = 16_384  # examined tags and deleted records, approximately
+SLICE_SEARCH_MAX: Final = 16_384  # examined tags and deleted records, approximately
 # Number of seqs that are examined together. It doubles while few of them match.
 WINDOW_MIN_SEQS: Final = 2048
 WINDOW_MAX_SEQS: Final = 65_536  # as many as an extent has at most
-EXTENT_LOOKS: Final = 64  # cost of a tag lookup in an extent, in the unit of `SLICE_LOOKS`
+EXTENT_SEARCH_COST: Final = (
+    64  # cost of a tag lookup in an extent, in the unit of `SLICE_SEARCH_MAX`
+)
 
 
-class Rest(NamedTuple):
+class RemainingDelete(NamedTuple):
     """The remaining part of a delete: the matching records from ``first`` on and below
     ``bound``.
     """
@@ -81,12 +83,12 @@ class DeleteRecords(Change):
     ) -> None:
         super().__init__(topic, [], False)
         self.first, self.bound, self.runs, self.match = first, bound, runs, match
-        self.rest: Rest | None = None
+        self.rest: RemainingDelete | None = None
         self.deleted = 0
 
     def commit(self, table: TopicTable, /) -> None:
         """Flag the records as deleted, or cut them off the index."""
-        self.note_settled()
+        self.uncount_pending()
         topic, before = self.topic, self.topic.count
         if self.runs is None:
             cut_to(topic, self.bound, table.store)
@@ -95,7 +97,7 @@ class DeleteRecords(Change):
         self.deleted = before - topic.count
         if self.match is not None:
             for tags in (topic.tags or {}).values():
-                tags.forget(self.match, self.first, self.bound)
+                tags.remove(self.match, self.first, self.bound)
 
     def frame(self, now: Now) -> Frame:
         """Return the DELETE frame."""
@@ -107,7 +109,9 @@ class DeleteRecords(Change):
 # Decisions
 
 
-def asked(table: TopicTable, name: str, before_seq: int | None, match: TagMatch | None) -> Rest:
+def remaining_delete(
+    table: TopicTable, name: str, before_seq: int | None, match: TagMatch | None
+) -> RemainingDelete:
     """Return what a delete that is requested now may remove (§5).
 
     These are the existing records below ``before_seq`` that match. Raise `TopicNotFound` if the
@@ -115,10 +119,10 @@ def asked(table: TopicTable, name: str, before_seq: int | None, match: TagMatch 
     """
     topic = table.topic(name)
     bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
-    return Rest(topic, topic.start_seq, bound, match)
+    return RemainingDelete(topic, topic.start_seq, bound, match)
 
 
-def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
+def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
     """Delete the first slice of ``rest``. The ``rest`` of the returned change is the remaining
     part.
 
@@ -135,13 +139,13 @@ def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
         is_any = bool(runs)
     change = DeleteRecords(topic, stop, runs, match, first)
     if stop < bound:
-        change.rest = Rest(topic, stop, bound, match)
+        change.rest = RemainingDelete(topic, stop, bound, match)
     # A later slice of the request is decided when this one is committed.
     # The log needs no frame if it contains none of the records.
     if is_any and (runs[0].first if runs else topic.start_seq) <= topic.logged_seq:
         change.frames.append(change.frame(now))
     change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
-    change.note_pending()
+    change.count_pending()
     return change
 
 
@@ -180,22 +184,27 @@ def matching_slice(
     to deleted records.
     """
     seqs: list[int] = []
-    at, window, room, looked = max(first, topic.start_seq), WINDOW_MIN_SEQS, SLICE_RECORDS, 0
-    while at < bound and room > 0 and looked < SLICE_LOOKS:
-        found, stop, looks = _matching(topic, match, at, min(at + window, bound), store)
+    at, window, records_left, total_cost = (
+        max(first, topic.start_seq),
+        WINDOW_MIN_SEQS,
+        SLICE_RECORDS,
+        0,
+    )
+    while at < bound and records_left > 0 and total_cost < SLICE_SEARCH_MAX:
+        found, stop, cost = _matching(topic, match, at, min(at + window, bound), store)
         # If all records of the window match, they become one run, which is cheaper than single
         # records. Otherwise cut the result at the limit, and search a wider window next.
         if len(found) == stop - at:
-            room -= -(-len(found) // RUN_SHARE)
+            records_left -= -(-len(found) // RUN_SHARE)
             window = WINDOW_MIN_SEQS
         else:
-            if len(found) > room:
-                stop = found[room]
-                del found[room:]
-            room -= len(found)
+            if len(found) > records_left:
+                stop = found[records_left]
+                del found[records_left:]
+            records_left -= len(found)
             window = min(2 * window, WINDOW_MAX_SEQS)
         seqs += found
-        at, looked = stop, looked + looks
+        at, total_cost = stop, total_cost + cost
     return seqs, at
 
 
@@ -207,22 +216,22 @@ def _matching(
     The seqs are from ``first`` on, in ascending order. The search ends at ``stop`` or earlier.
     """
     seqs: list[int] = []
-    looked = 0
+    total_cost = 0
     if first <= topic.sealed_seq:
         for entry in topic.index.from_seq(first):
             if entry.first_seq >= stop:
                 break
-            if looked > SLICE_LOOKS:
+            if total_cost > SLICE_SEARCH_MAX:
                 stop = entry.first_seq
                 break
             if entry.size and is_extent(entry.locator):
-                found, looks = _matching_in_extent(entry, match, first, stop, store)
-                seqs, looked = seqs + found, looked + looks
+                found, cost = _matching_in_extent(entry, match, first, stop, store)
+                seqs, total_cost = seqs + found, total_cost + cost
     for tags in (topic.tags or {}).values():
-        found, looks = tags.find(match, first, stop)
-        seqs, looked = seqs + found, looked + looks
+        found, cost = tags.find(match, first, stop)
+        seqs, total_cost = seqs + found, total_cost + cost
     seqs.sort()
-    return seqs, stop, looked
+    return seqs, stop, total_cost
 
 
 def _matching_in_extent(
@@ -235,7 +244,7 @@ def _matching_in_extent(
     except Unreadable:
         # The tags of the extent cannot be read. Skip it, so that the delete can continue with the
         # rest of the topic.
-        return [], EXTENT_LOOKS
+        return [], EXTENT_SEARCH_COST
     first_seq = entry.first_seq
     begin, end = max(first - first_seq, 0), min(stop - first_seq, entry.record_count)
     if match.op == "Eq":
@@ -244,14 +253,14 @@ def _matching_in_extent(
     else:
         found = view.with_prefix(json_prefix(match.text), begin, end)
     live = found if flags is None else [index for index in found if flags[index] != 1]
-    return [first_seq + index for index in live], EXTENT_LOOKS + len(found) - len(live)
+    return [first_seq + index for index in live], EXTENT_SEARCH_COST + len(found) - len(live)
 
 
 # Replay
 
 
 def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """Replay a DELETE frame. Raise `Misfit` if the frame cannot follow on the state."""
+    """Replay a DELETE frame. Raise `StateMismatch` if the frame cannot follow on the state."""
     topic = replay.topic_of(header, checkpointed)
     if topic is None:
         return

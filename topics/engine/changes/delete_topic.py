@@ -24,12 +24,12 @@ class DeleteTopic(Change):
 
     def commit(self, table: TopicTable, /) -> None:
         """Release its slot and its bytes in the shared caps (§11). The caller frees its records."""
-        self.note_settled()
-        table.vacate(self.topic)
+        self.uncount_pending()
+        table.release_caps(self.topic)
 
     def undo(self, table: TopicTable, /) -> None:
         """Add the topic to the table again."""
-        self.note_settled()
+        self.uncount_pending()
         table.add(self.topic)
 
 
@@ -51,13 +51,13 @@ def decide(table: TopicTable, name: str, if_empty: bool, now: Now) -> DeleteTopi
     check(table, name, if_empty)
     table.remove(topic)
     change = DeleteTopic(topic, [topic_deleted_frame(topic.id, now.ts)], True)
-    change.note_pending()
+    change.count_pending()
     return change
 
 
 def replay(replay: Replay, header: FrameHeader, _body: Buffer, checkpointed: bool) -> None:
-    """Replay a TOPIC_DELETED frame. Raise `Misfit` if the topic is not known."""
+    """Replay a TOPIC_DELETED frame. Raise `StateMismatch` if the topic is not known."""
     topic = replay.topic_of(header, checkpointed)
     if topic is not None:
-        replay.table.delete_flags.forget(topic.index.locators())
+        replay.table.delete_flags.drop(topic.index.locators())
         replay.table.remove(topic)

@@ -52,11 +52,11 @@ class FinishJobs(Change):
             else []
         )
         self.sync = topic.pending_sync > 0 or (bool(self.frames) and topic.config.durable)
-        self.note_pending()
+        self.count_pending()
 
     def commit(self, table: TopicTable, /) -> None:
         """Delete the records of the jobs, and count the dead-lettered ones."""
-        self.note_settled()
+        self.uncount_pending()
         jobs = jobs_of(self.topic) if self.leases or self._dead_lettered else None
         if jobs is not None and self._dead_lettered:
             jobs.dead_lettered += len(self.seqs)  # also if records are damaged, as a replay does
@@ -67,7 +67,7 @@ class FinishJobs(Change):
 
     def undo(self, _: TopicTable, /) -> None:
         """Restore the leases of acked jobs."""
-        self.note_settled()
+        self.uncount_pending()
         for lease in self.leases:
             jobs_of(self.topic).restore_lease(lease)
 
@@ -95,13 +95,13 @@ def ack(topic: Topic, leases: Iterable[Lease], now: Now) -> FinishJobs:
     return FinishJobs(topic, [*map(SEQ, leases)], now, leases=leases)
 
 
-def bury(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
+def remove_dead_lettered(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
     """Delete jobs that the dead-letter topic contains now.
 
     A job whose record was deleted in the meantime is not counted.
     """
-    dying = jobs_of(topic).dying
-    there = sorted(seq for seq in seqs if seq in dying)
+    dead_lettering = jobs_of(topic).dead_lettering
+    there = sorted(seq for seq in seqs if seq in dead_lettering)
     return FinishJobs(topic, there, now, dead_lettered=True)
 
 

@@ -43,9 +43,9 @@ def decide(table: TopicTable, topic: Topic, now: Now) -> FloorMoved | None:
 
 
 def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """Replay a FLOOR frame. Raise `Misfit` if the topic is not known."""
+    """Replay a FLOOR frame. Raise `StateMismatch` if the topic is not known."""
     topic = replay.topic_of(header, checkpointed)
-    if topic is None or header.lsn < replay.news_from(topic):
+    if topic is None or header.lsn < replay.covered_lsn(topic):
         return
     floors = decode_floors(body)
     if floors.cap < topic.cap_floor <= header.first_seq:

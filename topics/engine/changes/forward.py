@@ -19,10 +19,10 @@ from topics.engine.changes import append
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.locators import Locator
-from topics.engine.losses import trim_to
+from topics.engine.losses import skip_trimmed
 from topics.engine.now import Now
-from topics.engine.replay import Misfit, Replay
-from topics.engine.routing.derivations import Derivation, derivation_of, note_derivation
+from topics.engine.replay import Replay, StateMismatch
+from topics.engine.routing.derivations import Derivation, derivation_of, set_derivation
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.errors import NotReady, Throttled
@@ -42,7 +42,7 @@ from topics.formats.ranges import SeqRange, united
 _TAGS = int(RecordFlags.TAGS)
 
 
-class Taker(NamedTuple):
+class ForwardDest(NamedTuple):
     """A dest that takes part in a forward, for one router with this ``name``.
 
     ``total`` is the number of copies that the router has made before.
@@ -61,10 +61,12 @@ class Forward(Append):
 
     __slots__ = ("hop", "reached", "router")
 
-    def __init__(self, taker: Taker, count: int, size: int, ts: int, cursor: int, hop: int) -> None:
-        super().__init__(taker.topic, taker.topic.next_seq, count, size, ts, None)
-        self.router, self.hop = taker.router, hop
-        self.reached = Derivation(cursor, taker.total + count)
+    def __init__(
+        self, forward_dest: ForwardDest, count: int, size: int, ts: int, cursor: int, hop: int
+    ) -> None:
+        super().__init__(forward_dest.topic, forward_dest.topic.next_seq, count, size, ts, None)
+        self.router, self.hop = forward_dest.router, hop
+        self.reached = Derivation(cursor, forward_dest.total + count)
 
     def commit_records(
         self, table: TopicTable, locator: Locator, now: Now, generation: int
@@ -72,46 +74,48 @@ class Forward(Append):
         """Set the progress of the router, and make the copies readable."""
         # The order matters. Applying caps may raise if it reads damaged bytes, but the copies are
         # committed nevertheless.
-        note_derivation(self.topic, self.router, self.reached)
+        set_derivation(self.topic, self.router, self.reached)
         super().commit_records(table, locator, now, generation)
 
 
 class Advance(Change):
     """Moves a cursor without copies.
 
-    ``burnt`` is the range of skipped seqs in the dest. It represents the lost records of the
+    ``skipped`` is the range of skipped seqs in the dest. It represents the lost records of the
     source.
     """
 
-    __slots__ = ("burnt", "hop", "reached", "router", "trimmed")
+    __slots__ = ("hop", "reached", "router", "skipped", "trimmed")
 
-    def __init__(self, taker: Taker, trimmed: int, cursor: int, hop: int) -> None:
-        topic = taker.topic
+    def __init__(self, forward_dest: ForwardDest, trimmed: int, cursor: int, hop: int) -> None:
+        topic = forward_dest.topic
         super().__init__(topic, [], topic.pending_sync > 0)
-        self.trimmed, self.hop, self.router = trimmed, hop, taker.router
-        self.reached = Derivation(cursor, taker.total)
-        self.burnt = SeqRange(topic.next_seq, topic.next_seq + trimmed - 1) if trimmed else None
-        if self.burnt is not None:
-            topic.next_seq = self.burnt.last + 1
-            topic.pending_burnt += trimmed
-            self.sync |= topic.config.durability == "fsync" or self.burnt.last > topic.reserved_seq
-        self.note_pending()
+        self.trimmed, self.hop, self.router = trimmed, hop, forward_dest.router
+        self.reached = Derivation(cursor, forward_dest.total)
+        self.skipped = SeqRange(topic.next_seq, topic.next_seq + trimmed - 1) if trimmed else None
+        if self.skipped is not None:
+            topic.next_seq = self.skipped.last + 1
+            topic.pending_skipped += trimmed
+            self.sync |= (
+                topic.config.durability == "fsync" or self.skipped.last > topic.reserved_seq
+            )
+        self.count_pending()
 
     def commit(self, _: TopicTable, /) -> None:
         """Set the progress of the router, and report the skipped seqs to readers."""
-        self.note_settled()
-        if self.burnt is not None:
-            self.topic.pending_burnt -= self.trimmed
-            trim_to(self.topic, self.burnt)
-        note_derivation(self.topic, self.router, self.reached)
+        self.uncount_pending()
+        if self.skipped is not None:
+            self.topic.pending_skipped -= self.trimmed
+            skip_trimmed(self.topic, self.skipped)
+        set_derivation(self.topic, self.router, self.reached)
 
     def undo(self, _: TopicTable, /) -> None:
         """Return the skipped seqs to the topic."""
-        self.note_settled()
-        if self.burnt is not None:
-            self.topic.pending_burnt -= self.trimmed
-            assert self.topic.next_seq == self.burnt.last + 1, "the latest write is undone first"
-            self.topic.give_back(self.burnt.first)
+        self.uncount_pending()
+        if self.skipped is not None:
+            self.topic.pending_skipped -= self.trimmed
+            assert self.topic.next_seq == self.skipped.last + 1, "the latest write is undone first"
+            self.topic.release_seqs(self.skipped.first)
 
 
 class Forwarded(NamedTuple):
@@ -123,7 +127,7 @@ class Forwarded(NamedTuple):
 
     frame: Frame
     changes: Sequence[Forward | Advance]
-    refused: Sequence[Taker] = ()
+    refused: Sequence[ForwardDest] = ()
 
 
 # Decisions
@@ -131,39 +135,39 @@ class Forwarded(NamedTuple):
 
 def forward(
     table: TopicTable,
-    takers: Sequence[Taker],
+    forward_dests: Sequence[ForwardDest],
     copier: Copier,
     body: ForwardBody,
     ts: int,
     now: Now,
 ) -> Forwarded:
-    """Append the copies of ``copier`` to the dests of ``takers`` (§6).
+    """Append the copies of ``copier`` to the dests of ``forward_dests`` (§6).
 
     The dests must have capacity for the copies, and the `copy_ts` of each must be ``ts``. ``body``
     is the body of the frame without rows.
     """
     changes, refused, rows = [], [], []
     tags = [*view_of(copier.render(1, ts)).tagged(0, copier.count)] if copier.flags & _TAGS else ()
-    for taker in takers:
-        topic = taker.topic
+    for forward_dest in forward_dests:
+        topic = forward_dest.topic
         size = copier.size(topic.next_seq, ts)
         try:
-            append.take_bytes(table, topic, size)
+            append.charge_bytes(table, topic, size)
         except (Throttled, NotReady):  # another shard has used up the quota in the meantime
-            refused.append(taker)
+            refused.append(forward_dest)
             continue
-        change = Forward(taker, copier.count, size, ts, body.cursor, body.hop)
+        change = Forward(forward_dest, copier.count, size, ts, body.cursor, body.hop)
         append.begin(change)
         change.tags = tags
         first_seq = change.first_seq
         if topic.config.durability == "ephemeral":
             change.resident, first_seq = copier.render(first_seq, ts), 0
-            append.keep_in_memory(table, change, topic.reserving_seq, now)
+            append.reserve_for_memory(table, change, topic.reserving_seq, now)
         changes.append(change)
-        rows.append(Row(0, taker.router, topic.id, first_seq))
+        rows.append(Row(0, forward_dest.router, topic.id, first_seq))
     own = body.own_stamp
     if own is not None:
-        names = [taker.name for taker in takers if taker not in refused]
+        names = [forward_dest.name for forward_dest in forward_dests if forward_dest not in refused]
         body = body._replace(own_stamp=own._replace(routers=names))
     frame = forward_frame(ts, copier.count, copier.flags, body._replace(rows=rows))
     return Forwarded(frame, changes, refused)
@@ -174,25 +178,25 @@ def copy_ts(topic: Topic, now: Now) -> int:
     return max(now.ts, topic.last_ts)
 
 
-def fitting(table: TopicTable, topic: Topic, copier: Copier, ts: int) -> int:
+def count_fitting(table: TopicTable, topic: Topic, copier: Copier, ts: int) -> int:
     """Return how many of these copies, from the first one on, fit into the topic and the server
     (§1.1, §11).
     """
-    count = room_for(topic, copier.count)
+    count = records_left(topic, copier.count)
     left = bytes_left(table, topic)
     if left is None or copier.size(topic.next_seq, ts) <= left:
         return count
     return view_of(copier.render(topic.next_seq, ts)).fit(0, count, left) if left > 0 else 0
 
 
-def room_for(topic: Topic, count: int) -> int:
+def records_left(topic: Topic, count: int) -> int:
     """Return how many of ``count`` records fit under the cap of a topic that rejects writes when
     full.
     """
     config = topic.config
     if config.discard != "reject" or not config.cap_records:
         return count
-    held = topic.count + topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
+    held = topic.count + topic.next_seq - topic.head_seq - 1 - topic.pending_skipped
     return min(count, max(config.cap_records - held, 0))
 
 
@@ -204,25 +208,29 @@ def bytes_left(table: TopicTable, topic: Topic) -> int | None:
     if config.discard == "reject" and config.cap_bytes:
         left = config.cap_bytes - topic.bytes - topic.pending_bytes
     if table.byte_quota is not None:
-        quota = table.byte_quota.room_for(topic)
+        quota = table.byte_quota.bytes_left_for(topic)
         if quota is not None and (left is None or quota < left):
             left = quota
     return left
 
 
-def advance(takers: Sequence[Taker], cursor: int, trimmed: int, hop: int, now: Now) -> Forwarded:
+def advance(
+    forward_dests: Sequence[ForwardDest], cursor: int, trimmed: int, hop: int, now: Now
+) -> Forwarded:
     """Move the cursors of routers to ``cursor`` without copies.
 
     ``trimmed`` is the number of seqs that the source has lost, and ``hop`` is the hop of the seqs
     that are skipped for them.
     """
-    ts = max(copy_ts(taker.topic, now) for taker in takers)
-    changes = [Advance(taker, trimmed, cursor, hop) for taker in takers]
+    ts = max(copy_ts(forward_dest.topic, now) for forward_dest in forward_dests)
+    changes = [Advance(forward_dest, trimmed, cursor, hop) for forward_dest in forward_dests]
     rows = [
-        Row(0, change.router, change.topic.id, 0 if change.burnt is None else change.burnt.first)
+        Row(
+            0, change.router, change.topic.id, 0 if change.skipped is None else change.skipped.first
+        )
         for change in changes
     ]
-    body = ForwardBody(cursor, hop, rows, burnt=trimmed)
+    body = ForwardBody(cursor, hop, rows, skipped=trimmed)
     return Forwarded(forward_frame(ts, 0, 0, body), changes)
 
 
@@ -236,7 +244,7 @@ def replay(
     checkpointed: bool,
     generation: int = 0,
 ) -> None:
-    """Replay a FORWARD frame. Raise `Misfit` if it cannot follow on the state.
+    """Replay a FORWARD frame. Raise `StateMismatch` if it cannot follow on the state.
 
     ``generation`` is the LSN at which the log file begins.
     """
@@ -246,11 +254,11 @@ def replay(
         topic = replay.topic_of(copy, checkpointed)
         if topic is None:
             continue
-        if lsn >= replay.news_from(topic):
+        if lsn >= replay.covered_lsn(topic):
             total = derivation_of(topic, row.router, 0).total + header.record_count
-            note_derivation(topic, row.router, Derivation(held.cursor, total))
-        if held.burnt:
-            replay_trim(replay, copy, topic, held.burnt, checkpointed)
+            set_derivation(topic, row.router, Derivation(held.cursor, total))
+        if held.skipped:
+            replay_trim(replay, copy, topic, held.skipped, checkpointed)
         elif row.first_seq:
             size = copies_size(header.record_count, held.tail_bytes, row.first_seq, header.ts_ms)
             append.replay(replay, copy, size, generation, checkpointed)
@@ -259,16 +267,16 @@ def replay(
 def replay_trim(
     replay: Replay, header: FrameHeader, topic: Topic, trimmed: int, checkpointed: bool
 ) -> None:
-    """Replay seqs that a dest has skipped, from the ``first_seq`` of ``header`` on. Raise `Misfit`
-    if they are used already.
+    """Replay seqs that a dest has skipped, from the ``first_seq`` of ``header`` on. Raise
+    `StateMismatch` if they are used already.
     """
     if header.first_seq <= topic.head_seq:
         if not checkpointed:
-            raise Misfit(f"seq {header.first_seq} already exists")
+            raise StateMismatch(f"seq {header.first_seq} already exists")
         return
     known_to = max(topic.head_seq, replay.restored_head(topic))
     if header.first_seq > known_to + 1:  # the seqs between belonged to records in memory
         topic.losses = united(topic.losses, (SeqRange(known_to + 1, header.first_seq - 1),))
-    trim_to(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1))
+    skip_trimmed(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1))
     topic.next_seq = topic.head_seq + 1
     topic.last_ts = max(topic.last_ts, header.ts_ms)

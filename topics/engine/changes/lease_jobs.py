@@ -18,9 +18,9 @@ from itertools import islice, repeat
 
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
-from topics.engine.queue.claims import Ask, Job, Taken, deal, jobs_of
+from topics.engine.queue.claims import ClaimRequest, Job, Taken, distribute, jobs_of
 from topics.engine.queue.jobs import Jobs
-from topics.engine.queue.leases import Holder, Lease
+from topics.engine.queue.leases import Lease, LeaseHolder
 from topics.engine.queue.ledger import JobRow, JobState, keeps_leases
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
@@ -37,7 +37,7 @@ class LeaseChange(Change):
     ``until_ts`` is the new deadline (wall ms). ``jobs`` has the jobs of a claim.
     """
 
-    __slots__ = ("_doomed", "jobs", "seqs", "skipped", "until_ts")
+    __slots__ = ("_logged_dying", "jobs", "seqs", "skipped", "until_ts")
 
     def __init__(self, topic: Topic, seqs: Sequence[int], skipped: Sequence[int] = ()) -> None:
         super().__init__(topic, [], False)
@@ -45,7 +45,7 @@ class LeaseChange(Change):
         self.jobs: Sequence[Job] = ()
         self.until_ts = 0
         # The former entries of these jobs in `Jobs.doomed`.
-        self._doomed: dict[int, str] | None = None
+        self._logged_dying: dict[int, str] | None = None
 
     def log(self, frames: list[Frame], *, sync: bool) -> None:
         """Set the frames. The change is pending until they are durable. Without frames it is not
@@ -54,35 +54,37 @@ class LeaseChange(Change):
         self.frames = frames
         if frames:
             self.sync = sync or self.topic.config.durable or self.topic.pending_sync > 0
-            self.note_pending()
+            self.count_pending()
 
-    def doom(self, dead_letter: str | None = None) -> None:
+    def set_logged_dying(self, dead_letter: str | None = None) -> None:
         """Note whether the last frame of these jobs marks them as DYING.
 
         ``dead_letter`` is the topic to which they are moved, or None if the frame does not mark
         them.
         """
-        doomed = jobs_of(self.topic).doomed
+        doomed = jobs_of(self.topic).logged_dying
         if doomed or dead_letter is not None:
-            self._doomed = {seq: doomed.pop(seq) for seq in self.seqs if seq in doomed}
+            self._logged_dying = {seq: doomed.pop(seq) for seq in self.seqs if seq in doomed}
             if dead_letter is not None:
                 doomed.update(dict.fromkeys(self.seqs, dead_letter))
 
     def commit(self, _: TopicTable, /) -> None:
         """Count the change as committed. Its effects are visible already."""
-        self.note_settled()
+        self.uncount_pending()
 
     def undo(self, _: TopicTable, /) -> None:
         """Restore the former state of the jobs."""
-        self.note_settled()
-        self.take_back()
-        if self._doomed is not None:
+        self.uncount_pending()
+        self.revert()
+        if self._logged_dying is not None:
             jobs = jobs_of(self.topic)
             for seq in self.seqs:
-                jobs.doomed.pop(seq, None)
-            jobs.doomed.update(item for item in self._doomed.items() if jobs.is_listed(item[0]))
+                jobs.logged_dying.pop(seq, None)
+            jobs.logged_dying.update(
+                item for item in self._logged_dying.items() if jobs.is_listed(item[0])
+            )
 
-    def take_back(self) -> None:
+    def revert(self) -> None:
         """Undo the effects of the change on the jobs."""
         raise NotImplementedError
 
@@ -92,10 +94,10 @@ class ClaimJobs(LeaseChange):
 
     __slots__ = ()
 
-    def take_back(self) -> None:
+    def revert(self) -> None:
         """Make the jobs claimable again, and do not count this delivery."""
         for job in self.jobs:
-            jobs_of(self.topic).take_back(job.seq, job.number)
+            jobs_of(self.topic).undo_delivery(job.seq, job.number)
 
 
 class EndLeases(LeaseChange):
@@ -117,7 +119,7 @@ class EndLeases(LeaseChange):
         self._errors = {seq: errors.get(seq) for seq in self.seqs}
         errors.update(dict.fromkeys(self.seqs, error))
 
-    def take_back(self) -> None:
+    def revert(self) -> None:
         """Restore the leases and the former error texts."""
         jobs = jobs_of(self.topic)
         for lease in self.leases:
@@ -137,7 +139,7 @@ class ExtendLeases(LeaseChange):
         super().__init__(topic, [lease.seq for lease in leases], skipped)
         self.leases = leases
 
-    def take_back(self) -> None:
+    def revert(self) -> None:
         """Restore the former deadlines."""
         table = jobs_of(self.topic).leases
         for lease in self.leases:
@@ -150,18 +152,18 @@ class LogLeases(LeaseChange):
 
     __slots__ = ()
 
-    def take_back(self) -> None:
+    def revert(self) -> None:
         """Do nothing, because this change does not modify the jobs."""
 
 
-class DyingJobs(LeaseChange):
+class DeadLetteringJobs(LeaseChange):
     """Exhausted jobs that are being moved to the dead-letter topic."""
 
     __slots__ = ()
 
-    def take_back(self) -> None:
+    def revert(self) -> None:
         """Return the jobs to the state dead."""
-        keep_dead(self.topic, self.seqs)
+        return_to_dead(self.topic, self.seqs)
 
 
 # Decisions
@@ -170,7 +172,7 @@ class DyingJobs(LeaseChange):
 def claim(
     table: TopicTable,
     topic: Topic,
-    asks: Sequence[Ask],
+    requests: Sequence[ClaimRequest],
     now: Now,
     *,
     evenly: bool,
@@ -184,23 +186,23 @@ def claim(
     at most.
     """
     jobs = jobs_of(topic)
-    hands = deal(topic, jobs, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
+    shares = distribute(topic, jobs, table.store, requests, now, evenly=evenly, max_bytes=max_bytes)
     changes = list[LeaseChange]()
-    for ask, hand in zip(asks, hands, strict=True):
-        changes.append(_leased(table, topic, jobs, ask, hand, now))
+    for request, share in zip(requests, shares, strict=True):
+        changes.append(_leased(table, topic, jobs, request, share, now))
     return changes
 
 
 def _leased(
-    table: TopicTable, topic: Topic, jobs: Jobs, ask: Ask, taken: list[Taken], now: Now
+    table: TopicTable, topic: Topic, jobs: Jobs, request: ClaimRequest, taken: list[Taken], now: Now
 ) -> LeaseChange:
     """Lease the taken jobs to one claimer, and return the change."""
     if not taken:
         return ClaimJobs(topic, ())
     seqs = [seq for seq, _ in taken]
     change = ClaimJobs(topic, seqs)
-    number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + ask.lease_ms
-    counts = jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
+    number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + request.lease_ms
+    counts = jobs.deliver(seqs, number, now.ms + request.lease_ms, request.holder)
     records = [record for _, record in taken]
     if errors := jobs.errors:
         records = [with_error(each, errors[seq]) if seq in errors else each for seq, each in taken]
@@ -210,16 +212,16 @@ def _leased(
             LeaseOp.CLAIMED,
             seqs,
             counts,
-            ask.holder.node,
+            request.holder.node,
             deadline_ts,
             range(number, number + len(seqs)),
         )
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
-        change.doom()
+        change.set_logged_dying()
     return change
 
 
-def release(topic: Topic, holder: Holder, now: Now) -> LeaseChange:
+def release(topic: Topic, holder: LeaseHolder, now: Now) -> LeaseChange:
     """End all leases of a stream (§10.8)."""
     assert holder.seqs is not None, "only streams are released"
     jobs_of(topic).advance(now.ms)
@@ -270,7 +272,7 @@ def _end(
     if not counts:
         change.uncounted = 1
         for seq in seqs:
-            jobs.uncount(seq)
+            jobs.undo_delivery_count(seq)
     if error is not None:
         change.note(error)
     if seqs and keeps_leases(topic.config):
@@ -278,7 +280,7 @@ def _end(
         until_ts = now.ts + delay_ms
         rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=until_ts, error=error)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
-        change.doom()
+        change.set_logged_dying()
     return change
 
 
@@ -303,30 +305,30 @@ def extend(
         numbers = [lease.number for lease in change.leases]
         rows = LeaseRows(LeaseOp.CLAIMED, held, counts, node, change.until_ts, numbers)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
-        change.doom()
+        change.set_logged_dying()
     return change
 
 
-def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
+def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     """Start to move exhausted jobs to the dead-letter topic (§10.6), or continue with the batch
     that is dying.
 
     After the commit, the caller appends the jobs there, and then calls `finish_jobs.bury` or
-    `keep_dead`.
+    `return_to_dead`.
     """
     jobs = jobs_of(topic)
-    if jobs.dying:  # the log contains their LEASE frame
-        return DyingJobs(topic, [*islice(jobs.dying, max_jobs)])
+    if jobs.dead_lettering:  # the log contains their LEASE frame
+        return DeadLetteringJobs(topic, [*islice(jobs.dead_lettering, max_jobs)])
     seqs = [*islice(jobs.dead, max_jobs)]
     for seq in seqs:
         del jobs.dead[seq]
-        jobs.dying[seq] = None
-    change = DyingJobs(topic, seqs)
+        jobs.dead_lettering[seq] = None
+    change = DeadLetteringJobs(topic, seqs)
     if seqs and topic.config.durability != "ephemeral":
         target = topic.config.dead_letter or ""
         rows = LeaseRows(LeaseOp.DYING, seqs, [jobs.deliveries(seq) for seq in seqs], target)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=True)
-        change.doom(target)
+        change.set_logged_dying(target)
     return change
 
 
@@ -343,7 +345,7 @@ def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
             listed.append((seq, row, jobs.errors.get(seq)))
     frames = list[Frame]()
     # Group only consecutive jobs, so that free jobs keep their order.
-    for (state, until_ts, node, error), some in itertools.groupby(listed, _what_they_share):
+    for (state, until_ts, node, error), some in itertools.groupby(listed, _grouping_key):
         alike = [*some]
         shared = [seq for seq, _, _ in alike], [row.deliveries for _, row, _ in alike]
         if state is JobState.FREE or error is not None:
@@ -358,7 +360,7 @@ def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
     return change
 
 
-def _what_they_share(
+def _grouping_key(
     job: tuple[int, JobRow, str | None],
 ) -> tuple[JobState, int, str, str | None]:
     """Return the grouping key: consecutive jobs with equal keys are stored in one frame."""
@@ -366,12 +368,12 @@ def _what_they_share(
     return row.state, row.until_ts, row.node, error
 
 
-def keep_dead(topic: Topic, seqs: Iterable[int]) -> None:
+def return_to_dead(topic: Topic, seqs: Iterable[int]) -> None:
     """Return jobs to the state dead, because the dead-letter topic has refused them."""
     jobs = jobs_of(topic)
     for seq in seqs:
-        if seq in jobs.dying:
-            del jobs.dying[seq]
+        if seq in jobs.dead_lettering:
+            del jobs.dead_lettering[seq]
             jobs.dead[seq] = None
 
 

@@ -14,7 +14,7 @@ from topics.engine.changes.change import Change
 from topics.engine.changes.reservation import replay_ts
 from topics.engine.now import Now
 from topics.engine.queue.ledger import keeps_leases
-from topics.engine.queue.queue_replay import follow_config, open_ledger
+from topics.engine.queue.queue_replay import apply_config, open_ledger
 from topics.engine.replay import Replay
 from topics.engine.retention import apply_caps, count_beyond, expire
 from topics.engine.topic import Topic
@@ -29,7 +29,7 @@ from topics.formats.names import covered
 from topics.formats.ranges import united
 
 
-class Plan(NamedTuple):
+class PutPlan(NamedTuple):
     """The effect that a PUT would have. ``epoch`` is None if the PUT would create the topic.
     ``dropped`` is the number of records that it would remove.
     """
@@ -62,10 +62,10 @@ class PutTopic(Change):
 
     def commit(self, table: TopicTable, /) -> None:
         """Apply the config to what readers can observe: evict and expire records."""
-        self.note_settled()
+        self.uncount_pending()
         table.ts_reserved(self.ts_ceiling)
         topic, count = self.topic, self.topic.count
-        topic.settle_config(self.config)
+        topic.commit_config(self.config)
         try:
             if topic.capped:
                 apply_caps(topic, table.store)
@@ -76,13 +76,13 @@ class PutTopic(Change):
 
     def undo(self, table: TopicTable, /) -> None:
         """Restore the previous config, or remove the topic if it was new."""
-        self.note_settled()
+        self.uncount_pending()
         if self.before is not None:
             self.topic.config = self.before
         if self.ts_ceiling:
-            table.forget_ts_reservation()
+            table.drop_ts_reservation()
         if self.created:
-            table.dismiss(self.topic)
+            table.undo_admit(self.topic)
 
 
 def _limits(config: TopicConfig) -> tuple[int, int, int]:
@@ -98,7 +98,7 @@ def plan(
     patch: TopicConfigPatch,
     now: Now,
     prefixes: list[str] | None = None,
-) -> Plan:
+) -> PutPlan:
     """Return the effect that `decide` and the commit of its change would have.
 
     Change nothing. Raise the same errors as `decide`.
@@ -109,11 +109,11 @@ def plan(
     if topic is None:
         if table.topic_cap is not None:
             table.topic_cap.take()
-            table.topic_cap.give_back()
-        return Plan(config, None, 0)
+            table.topic_cap.release()
+        return PutPlan(config, None, 0)
     if _limits(config) == _limits(topic.config):
-        return Plan(config, topic.epoch, 0)  # old records expire with or without the PUT
-    return Plan(config, topic.epoch, count_beyond(topic, config, now.ts, table.store))
+        return PutPlan(config, topic.epoch, 0)  # old records expire with or without the PUT
+    return PutPlan(config, topic.epoch, count_beyond(topic, config, now.ts, table.store))
 
 
 def decide(
@@ -123,18 +123,18 @@ def decide(
     now: Now,
     prefixes: list[str] | None = None,
     *,
-    has_place: bool = False,
+    has_slot: bool = False,
 ) -> PutTopic:
     """Create or configure a topic (§1.1).
 
-    If nothing changes, the change has no frame but still waits for earlier changes. ``has_place``:
+    If nothing changes, the change has no frame but still waits for earlier changes. ``has_slot``:
     another shard has already reserved a slot for a new topic.
     """
     topic = table.by_name.get(name)
     config = merge(name, topic.config if topic else None, patch)
     _check_prefixes(config, prefixes)
     if topic is None:
-        return make(table, table.new_topic(name, config, now), now, has_place=has_place)
+        return make(table, table.new_topic(name, config, now), now, has_slot=has_slot)
     before, topic.config = topic.config, config
     if config.idempotency_window_ms > before.idempotency_window_ms:
         # A key that has expired must not become valid again when the window is extended.
@@ -146,19 +146,19 @@ def decide(
     change.sync = bool(change.frames) or topic.pending_sync > 0
     if change.frames:
         change.ts_ceiling = table.reserve_ts(now)
-    change.note_pending()
+    change.count_pending()
     # The log lacks the leases from before this change. They are logged after its commit.
     if topic.jobs is not None and keeps_leases(config) and not keeps_leases(before):
         topic.jobs.unlogged = change
     return change
 
 
-def make(table: TopicTable, topic: Topic, now: Now, *, has_place: bool = False) -> PutTopic:
+def make(table: TopicTable, topic: Topic, now: Now, *, has_slot: bool = False) -> PutTopic:
     """Add a new topic to the table. Raise the errors of `TopicTable.admit`."""
-    table.admit(topic, has_place=has_place)
+    table.admit(topic, has_slot=has_slot)
     change = PutTopic(topic, [frame_of(topic, now)], None, now)
     change.ts_ceiling = table.reserve_ts(now)
-    change.note_pending()
+    change.count_pending()
     return change
 
 
@@ -226,7 +226,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
     replay_ts(replay, header)
     table = replay.table
     topic = table.by_id.get(header.topic_id)
-    if topic is not None and header.lsn < replay.news_from(topic):
+    if topic is not None and header.lsn < replay.covered_lsn(topic):
         return
     held = decode_topic(body)
     config = replay.config(held.config)
@@ -236,8 +236,8 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
         table.add_older(topic)
         topic.damaged = united((), replay.orphans.pop(topic.id, ()))
     topic.config = config
-    topic.settle_config(config)
-    follow_config(topic)
+    topic.commit_config(config)
+    apply_config(topic)
     topic.last_ts = max(topic.last_ts, held.last_ts)
     topic.keys_from_seq = max(topic.keys_from_seq, held.keys_from_seq)
     topic.losses = tuple(held.losses)

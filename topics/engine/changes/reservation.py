@@ -39,7 +39,7 @@ class Reservation(Change):
 
     def undo(self, _: TopicTable, /) -> None:
         """Fall back to the durable reservation."""
-        self.topic.forget_reservation(self.ceiling)
+        self.topic.drop_reservation(self.ceiling)
 
 
 def decide(topic: Topic) -> Reservation | None:
@@ -53,7 +53,7 @@ def decide(topic: Topic) -> Reservation | None:
 
 
 def replay_seqs(replay: Replay, header: FrameHeader, _body: Buffer, checkpointed: bool) -> None:
-    """Replay a SEQS_RESERVED frame. Raise `Misfit` if the topic is not known."""
+    """Replay a SEQS_RESERVED frame. Raise `StateMismatch` if the topic is not known."""
     topic = replay.topic_of(header, checkpointed)
     if topic is not None:
         topic.reserved_seq = topic.reserving_seq = max(topic.reserved_seq, header.first_seq)

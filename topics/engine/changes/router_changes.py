@@ -18,7 +18,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.frame_bodies import (
     decode_router_ids,
     router_set_frame,
-    routers_gone_frame,
+    routers_removed_frame,
 )
 from topics.formats.disk.frames import Frame, FrameHeader
 
@@ -31,7 +31,7 @@ class RouterChange(Change):
     def __init__(self, table: TopicTable, frames: list[Frame]) -> None:
         assert not table.shard_topic.pending, "only one change of routers is in progress"
         super().__init__(table.shard_topic, frames, True)
-        self.note_pending()
+        self.count_pending()
 
 
 class PutRouter(RouterChange):
@@ -45,7 +45,7 @@ class PutRouter(RouterChange):
 
     def commit(self, table: TopicTable, /) -> None:
         """Add the router to the graph."""
-        self.note_settled()
+        self.uncount_pending()
         table.routers.put(self.router)
 
 
@@ -55,12 +55,12 @@ class RemoveRouters(RouterChange):
     __slots__ = ("router_ids",)
 
     def __init__(self, table: TopicTable, router_ids: Sequence[int], now: Now) -> None:
-        super().__init__(table, [routers_gone_frame(router_ids, now.ts)])
+        super().__init__(table, [routers_removed_frame(router_ids, now.ts)])
         self.router_ids = router_ids
 
     def commit(self, table: TopicTable, /) -> None:
         """Remove the routers from the graph."""
-        self.note_settled()
+        self.uncount_pending()
         for router_id in self.router_ids:
             table.routers.remove(router_id)
 
@@ -82,7 +82,7 @@ def replay_set(replay: Replay, _header: FrameHeader, body: Buffer, _checkpointed
     replay.table.routers.put(Router.unpack(body))
 
 
-def replay_gone(replay: Replay, _header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
+def replay_removed(replay: Replay, _header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
     """Replay a ROUTERS_GONE frame."""
     for router_id in decode_router_ids(body):
         replay.table.routers.remove(router_id)

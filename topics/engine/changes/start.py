@@ -13,7 +13,7 @@ settings that they changed have their former values, and jobs that they leased a
 from __future__ import annotations
 
 from topics.engine.changes import put_topic
-from topics.engine.losses import lose, lose_damaged
+from topics.engine.losses import mark_damaged, mark_lost
 from topics.engine.now import Now
 from topics.engine.queue.jobs import Watched
 from topics.engine.queue.queue_replay import begin
@@ -53,19 +53,19 @@ def decide(
     # jobs.
     for topic in watched(table.by_name.values()):
         topic.head_seq = max(topic.head_seq, replay.restored_head(topic))
-        is_doubtful = settle_doubt(replay, topic)
+        is_uncertain = settle_uncertain_head(replay, topic)
         durability = topic.config.durability
         # A topic of class `fsync` is never at risk, because the TOPIC frame that made it `fsync`
         # contains its head, and was synced together with every write before it.
         at_risk = durability == "ephemeral" or (tail_may_be_lost and durability != "fsync")
         is_skipping = not clean and at_risk and topic.head_seq < topic.reserved_seq
         if is_skipping:
-            lose(topic, SeqRange(topic.head_seq + 1, topic.reserved_seq))
+            mark_lost(topic, SeqRange(topic.head_seq + 1, topic.reserved_seq))
         topic.next_seq = topic.head_seq + 1
-        _lose_damaged_again(topic, table.store)
+        _mark_damaged_again(topic, table.store)
         settle(topic, table.store)
         begin(topic, table.store, now, watched)
-        if is_skipping or is_doubtful:
+        if is_skipping or is_uncertain:
             # The log contains every seq that was assigned in another class, and so also the last
             # `$ts`.
             if durability == "ephemeral":
@@ -84,7 +84,7 @@ def skip_seqs(table: TopicTable, count: int, now: Now) -> list[Frame]:
     """
     frames = []
     for topic in table.by_name.values():
-        lose(topic, SeqRange(topic.head_seq + 1, topic.head_seq + count))
+        mark_lost(topic, SeqRange(topic.head_seq + 1, topic.head_seq + count))
         topic.next_seq = topic.head_seq + 1
         topic.reserved(topic.head_seq)
         settle(topic, table.store)
@@ -92,7 +92,7 @@ def skip_seqs(table: TopicTable, count: int, now: Now) -> list[Frame]:
     return frames
 
 
-def _lose_damaged_again(topic: Topic, store: Store) -> None:
+def _mark_damaged_again(topic: Topic, store: Store) -> None:
     """Remove writes again that were found damaged before the stop and are not sealed.
 
     The replay of the log has added them again.
@@ -105,7 +105,7 @@ def _lose_damaged_again(topic: Topic, store: Store) -> None:
             if first_seq + count - 1 > last:
                 break
             if max(first_seq, topic.start_seq) >= first:
-                lose_damaged(topic, at, store)
+                mark_damaged(topic, at, store)
             else:
                 at += 1
 
@@ -124,7 +124,7 @@ def replay_lost(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed
         if topic_id:
             _replay_loss(replay, topic_id, first_seq, seqs)
         else:
-            replay.doubt_heads(header.lsn, seqs)
+            replay.mark_heads_uncertain(header.lsn, seqs)
 
 
 def _replay_loss(replay: Replay, topic_id: int, first_seq: int, seqs: int) -> None:
@@ -137,22 +137,22 @@ def _replay_loss(replay: Replay, topic_id: int, first_seq: int, seqs: int) -> No
     if topic is None:
         replay.orphans.setdefault(topic_id, []).append(lost)
     elif lost.last >= topic.start_seq:  # even if the checkpoint contains the head
-        _lose_end(topic, SeqRange(max(lost.first, topic.start_seq), lost.last))
+        _mark_end_damaged(topic, SeqRange(max(lost.first, topic.start_seq), lost.last))
 
 
-def settle_doubt(replay: Replay, topic: Topic) -> bool:
+def settle_uncertain_head(replay: Replay, topic: Topic) -> bool:
     """After the last frame, let the topic continue above all seqs that it may have lost.
 
     Return whether it may have lost any.
     """
-    doubt = replay.doubts.get(topic.id)
-    if doubt is None or topic.head_seq > doubt.head_seq:
+    uncertain = replay.uncertain_heads.get(topic.id)
+    if uncertain is None or topic.head_seq > uncertain.head_seq:
         return False
-    _lose_end(topic, SeqRange(topic.head_seq + 1, topic.head_seq + doubt.seqs))
+    _mark_end_damaged(topic, SeqRange(topic.head_seq + 1, topic.head_seq + uncertain.seqs))
     return True
 
 
-def _lose_end(topic: Topic, lost: SeqRange) -> None:
+def _mark_end_damaged(topic: Topic, lost: SeqRange) -> None:
     """Mark the seqs as damaged, and raise the head above them. Repeating this has no effect."""
     topic.damaged = united(topic.damaged, (lost,))
     topic.head_seq = max(topic.head_seq, lost.last)

@@ -20,20 +20,20 @@ from typing import NamedTuple
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.engine.queue.jobs import PASS_STEPS, Jobs
-from topics.engine.queue.leases import Holder
+from topics.engine.queue.leases import LeaseHolder
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import View, live_runs
+from topics.formats.disk.records import AbstractView, live_runs
 
 UNREADABLE_MS = 60_000  # delay before a job with a damaged record is tried again
 STEP = 64  # maximum number of jobs taken from the line in one step
 
 
-class Ask(NamedTuple):
+class ClaimRequest(NamedTuple):
     """The request of one claimer of a pass."""
 
-    holder: Holder
+    holder: LeaseHolder
     max_jobs: int
     lease_ms: int
 
@@ -52,11 +52,11 @@ Taken = tuple[int, bytes]
 """Seq and rendered record of a job that a pass has taken."""
 
 
-def deal(
+def distribute(
     topic: Topic,
     jobs: Jobs,
     store: Store,
-    asks: Sequence[Ask],
+    requests: Sequence[ClaimRequest],
     now: Now,
     *,
     evenly: bool,
@@ -69,34 +69,40 @@ def deal(
     requested, then the second, and so on. The pass takes no more jobs once their records have
     ``max_bytes``.
     """
-    wanted = asks[0].max_jobs if len(asks) == 1 else sum(ask.max_jobs for ask in asks)
+    wanted = (
+        requests[0].max_jobs
+        if len(requests) == 1
+        else sum(request.max_jobs for request in requests)
+    )
     jobs.advance(now.ms, wanted)
     jobs.steps_left = PASS_STEPS
     found = _take(topic, jobs, store, wanted, max_bytes, now)
-    jobs.end_pass(is_short=len(found) < min(len(asks), wanted))
-    if len(asks) == 1:
+    jobs.end_pass(is_short=len(found) < min(len(requests), wanted))
+    if len(requests) == 1:
         return [sorted(found)]
     # Distribute the jobs in the order in which they were taken. Each claimer gets its own in seq
     # order.
-    hands: list[list[Taken]] = [[] for _ in asks]
+    shares: list[list[Taken]] = [[] for _ in requests]
     taken = iter(found)
     if evenly:
-        turns = _turns(asks, hands)
+        turns = _round_robin(requests, shares)
         for job in taken:
             next(turns).append(job)
     else:
-        for ask, hand in zip(asks, hands, strict=True):
-            hand += [job for _, job in zip(range(ask.max_jobs), taken, strict=False)]
-    for hand in hands:
-        hand.sort()
-    return hands
+        for request, share in zip(requests, shares, strict=True):
+            share += [job for _, job in zip(range(request.max_jobs), taken, strict=False)]
+    for share in shares:
+        share.sort()
+    return shares
 
 
-def _turns(asks: Sequence[Ask], hands: list[list[Taken]]) -> Iterator[list[Taken]]:
+def _round_robin(
+    requests: Sequence[ClaimRequest], shares: list[list[Taken]]
+) -> Iterator[list[Taken]]:
     """Yield the list that gets the next job, round-robin, while a claimer can take more jobs."""
-    for ask, hand in cycle(zip(asks, hands, strict=True)):
-        if len(hand) < ask.max_jobs:
-            yield hand
+    for request, share in cycle(zip(requests, shares, strict=True)):
+        if len(share) < request.max_jobs:
+            yield share
 
 
 def jobs_of(topic: Topic) -> Jobs:
@@ -134,15 +140,15 @@ def _take(
             # the line.
             if size >= max_bytes:
                 looked_at = seqs.index(read[-1][0]) + 1
-                jobs.untake(seqs[looked_at:])
+                jobs.return_taken(seqs[looked_at:])
                 del seqs[looked_at:]
             # Hide the jobs whose records cannot be read.
             if len(read) < len(seqs):
                 for seq in set(seqs).difference(seq for seq, _ in read):
-                    jobs.park(seq, now.ms + UNREADABLE_MS)
+                    jobs.hide_taken(seq, now.ms + UNREADABLE_MS)
             seqs = []
     except OSError:
-        jobs.untake([*(seq for seq, _ in found), *seqs])
+        jobs.return_taken([*(seq for seq, _ in found), *seqs])
         raise
     return found
 
@@ -193,7 +199,7 @@ class _FreshRuns:
             start = stop = count
             if size and at < count:
                 start, stop = at, count
-                if first_seq in index.gone:
+                if first_seq in index.removed:
                     # If the flags cannot be read, it is unknown which records are live. No job of
                     # the entry is taken.
                     with contextlib.suppress(Unreadable):
@@ -215,10 +221,10 @@ class _FreshRuns:
 
         Return its new end. No entry beyond ``enough`` is examined.
         """
-        index, gone, at = self._topic.index, self._topic.index.gone, self._at + 1
+        index, removed, at = self._topic.index, self._topic.index.removed, self._at + 1
         while stop < enough and at < len(index):
             first_seq, count, _, size = index.entry(at)
-            if first_seq != stop or not size or first_seq in gone:
+            if first_seq != stop or not size or first_seq in removed:
                 break
             stop += count
             self._at = at
@@ -230,7 +236,7 @@ class _FreshRuns:
 
         ``seq`` is in the current entry.
         """
-        first_seq, _, locator, _, ts = self._topic.index.whole_entry(self._at)
+        first_seq, _, locator, _, ts = self._topic.index.full_entry(self._at)
         if is_extent(locator):
             with contextlib.suppress(Unreadable):
                 ts = self._store.records(locator).ts(seq - first_seq)
@@ -250,7 +256,7 @@ def records_of(
     """
     index, found = topic.index, list[Taken]()
     at = first_seq = end = 0
-    view: View | None = None
+    view: AbstractView | None = None
     deleted: Buffer | None = None
     for seq in seqs:
         # Most seqs are in the current or in the next entry, so the index is rarely searched.
@@ -262,14 +268,14 @@ def records_of(
             end, view = first_seq + count, None
             if size:
                 with contextlib.suppress(Unreadable):
-                    deleted = store.delete_flags(locator) if first_seq in index.gone else None
+                    deleted = store.delete_flags(locator) if first_seq in index.removed else None
                     view = store.records(locator)
         if view is None or not max(first_seq, topic.start_seq) <= seq < end:
             continue
-        place = seq - first_seq
-        if deleted is None or deleted[place] != 1:
+        offset = seq - first_seq
+        if deleted is None or deleted[offset] != 1:
             with contextlib.suppress(Unreadable):
-                found.append((seq, bytes(view.slice(place, place + 1))))
+                found.append((seq, bytes(view.slice(offset, offset + 1))))
                 max_bytes -= len(found[-1][1])
                 if max_bytes <= 0:
                     break
@@ -283,13 +289,13 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
     """Return the exhausted jobs to be moved next, with their rendered records (§10.6).
 
     These are the remaining jobs of the batch that is dying. If there is no such batch, they are the
-    jobs with which `lease_jobs.dying` starts the next one. At most ``max_jobs`` are returned, and
-    no more once their records have ``max_bytes``.
+    jobs with which `lease_jobs.dead_lettering` starts the next one. At most ``max_jobs`` are
+    returned, and no more once their records have ``max_bytes``.
 
     A job whose record cannot be read is hidden for a while.
     """
     jobs, found, size = jobs_of(topic), list[Taken](), 0
-    waiting = jobs.dying or jobs.dead
+    waiting = jobs.dead_lettering or jobs.dead
     for seq in [*islice(waiting, max_jobs)]:
         if size >= max_bytes:
             break
@@ -299,30 +305,30 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
             size += len(record[0][1])
         else:  # as in a claim: it must not block other jobs
             del waiting[seq]
-            jobs.park(seq, now.ms + UNREADABLE_MS)
+            jobs.hide_taken(seq, now.ms + UNREADABLE_MS)
     return found
 
 
-def set_aside(topic: Topic, seqs: Iterable[int], now: Now) -> list[int]:
+def reserve(topic: Topic, seqs: Iterable[int], now: Now) -> list[int]:
     """Reserve the records that are not busy, and return their seqs. The topic is a queue or a log.
 
     No client can claim these records until they are put back or removed.
     """
     jobs = topic.jobs
-    return [seq for seq in seqs if jobs is None or jobs.set_aside(seq, now.ms)]
+    return [seq for seq in seqs if jobs is None or jobs.reserve(seq, now.ms)]
 
 
 def count_busy(topic: Topic, seqs: Iterable[int], now: Now) -> int:
-    """Return the number of these records that `set_aside` would leave out."""
+    """Return the number of these records that `reserve` would leave out."""
     jobs = topic.jobs
     return 0 if jobs is None else sum(jobs.is_busy(seq, now.ms) for seq in seqs)
 
 
-def put_back(topic: Topic, seqs: Iterable[int], now: Now) -> None:
+def unreserve(topic: Topic, seqs: Iterable[int], now: Now) -> None:
     """Make reserved records available again."""
     if topic.jobs is not None:
         for seq in seqs:
-            topic.jobs.put_back(seq, now)
+            topic.jobs.unreserve(seq, now)
 
 
 # Lists of leases

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import NamedTuple
 
-from topics.engine.queue.timetable import Tally
+from topics.engine.queue.timer_queue import DueCounter
 from topics.formats.ranges import SeqRun
 
 BLOCK_ROWS = 512
@@ -46,7 +46,7 @@ class Delays(MutableMapping[int, int]):
         self._blocks: list[_Block] = []
         self._firsts: list[int] = []  # by block: no seq of the block is below it
         self._count = self.waiting = 0
-        self.ends = Tally()
+        self.ends = DueCounter()
 
     def __len__(self) -> int:
         return self._count
@@ -119,14 +119,14 @@ class Delays(MutableMapping[int, int]):
             return
         at = max(bisect_right(firsts, seq) - 1, 0)
         block = blocks[at]
-        place = bisect_left(block.seqs, seq)
-        if place < len(block.seqs) and block.seqs[place] == seq:
+        row = bisect_left(block.seqs, seq)
+        if row < len(block.seqs) and block.seqs[row] == seq:
             self._count -= 1
-            self._end_wait(block.until[place : place + 1])
-            block.due[place], block.until[place] = due_ts, until_ms
+            self._end_wait(block.until[row : row + 1])
+            block.due[row], block.until[row] = due_ts, until_ms
             return
         for column, value in zip(block, (seq, due_ts, until_ms), strict=True):
-            column.insert(place, value)
+            column.insert(row, value)
         firsts[at] = block.seqs[0]
         # Split a block that has become too long.
         if len(block.seqs) > BLOCK_ROWS:

@@ -13,18 +13,18 @@ Every live record is in exactly one state. A job is exhausted if it has been del
 more claims, moves an exhausted job to the state dead instead of delivering it.
 
 Jobs in all states except fresh are listed by seq. The fresh jobs are the live seqs from ``cursor``
-on that ``_apart`` does not contain. So the cost of a claim does not depend on the number of waiting
-or reserved jobs. The number of ready jobs is the number of live records minus the jobs in the other
-states.
+on that ``_not_fresh`` does not contain. So the cost of a claim does not depend on the number of
+waiting or reserved jobs. The number of ready jobs is the number of live records minus the jobs in
+the other states.
 
 Work that grows with the number of jobs is bounded. A pass takes at most `PASS_STEPS` steps without
 success, and then `is_unfinished` is true. `advance` ends at most `ADVANCE_MAX` leases and delays in
 one call. The next call continues `ADVANCE_PAUSE_MS` later, or as soon as a pass finds fewer jobs
 than requested. The counters treat expired leases and delays as ended even if `advance` has not
-reached them (`Tally`), so ``ready`` is at most 16 ms late.
+reached them (`DueCounter`), so ``ready`` is at most 16 ms late.
 
 Leases, delays after a nack and delivery times use the monotonic clock. A record that a cap, its age
-or a delete removes leaves every state immediately (`cut`, `forget_runs`).
+or a delete removes leaves every state immediately (`cut`, `remove_runs`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from typing import Any, NamedTuple, TypeAlias
 from topics.engine.moved_keys import BATCH_JOBS
 from topics.engine.now import Now
 from topics.engine.queue.delays import Delays
-from topics.engine.queue.leases import Holder, Lease, LeaseTable
-from topics.engine.queue.ledger import JobRow, JobState, Ledger, those_in
+from topics.engine.queue.leases import Lease, LeaseHolder, LeaseTable
+from topics.engine.queue.ledger import JobRow, JobState, Ledger, seqs_in_runs
 from topics.engine.queue.seq_set import SeqSet
-from topics.engine.queue.timetable import Tally, Timetable
+from topics.engine.queue.timer_queue import DueCounter, TimerQueue
 from topics.formats.api.limits import DELAY_MS_MAX, LEASE_MS_BOUNDS
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.ranges import SeqRun
@@ -54,7 +54,7 @@ ADVANCE_MAX, ADVANCE_PAUSE_MS = 2048, 10
 PASS_STEPS = 4096  # unsuccessful steps of one pass, which take a few milliseconds
 
 
-class Counters(NamedTuple):
+class QueueCounters(NamedTuple):
     """The ``queue`` object of a topic's state (§10.7).
 
     ``ready`` is the number of jobs that the next pass may deliver. These jobs are live, not leased,
@@ -73,8 +73,8 @@ class Counters(NamedTuple):
 Watched: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 
-class Apart(Enum):
-    """The state of a job before it was reserved by `Jobs.set_aside`."""
+class StateBeforeReserve(Enum):
+    """The state of a job before it was reserved by `Jobs.reserve`."""
 
     FRESH = "fresh"
     FREE = "free"
@@ -94,7 +94,7 @@ class Hidden(dict[int, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends = Tally()
+        self.ends = DueCounter()
 
     def __setitem__(self, seq: int, until_ms: int) -> None:
         self.pop(seq)
@@ -123,10 +123,19 @@ class Jobs:
     """
 
     __slots__ = (
-        *("_apart", "_delays", "_delay_times", "_deliveries", "_first_in_line"),
-        *("_behind_at", "_free", "_hidden", "_hidden_times", "_in_line", "_paused_until"),
+        *("_not_fresh", "_delays", "_delay_times", "_deliveries", "_free_queue_head"),
+        *("_unfinished_since", "_free", "_hidden", "_hidden_times", "_free_queue", "_paused_until"),
         "_start_seq",
-        *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "due", "dying"),
+        *(
+            "acking",
+            "reserved",
+            "cursor",
+            "dead",
+            "dead_lettered",
+            "logged_dying",
+            "due",
+            "dead_lettering",
+        ),
         *("errors", "leases", "ledger", "steps_left", "unlogged"),
     )
 
@@ -136,15 +145,15 @@ class Jobs:
         self.cursor = 1  # no fresh job has a seq below it
         # From the cursor on: the jobs that are not fresh. It may also contain seqs of deleted
         # records.
-        self._apart = SeqSet()
+        self._not_fresh = SeqSet()
         # The line of free jobs. It may contain stale entries, which `_free` does not confirm.
-        self._in_line: deque[int] = deque()
-        self._first_in_line = 0  # number of the first slot of the line
+        self._free_queue: deque[int] = deque()
+        self._free_queue_head = 0  # number of the first slot of the line
         self._free: dict[int, int] = {}  # by seq of a free job: the number of its slot in the line
         self._hidden = Hidden()
-        self._hidden_times = Timetable(self._hidden.get)
+        self._hidden_times = TimerQueue(self._hidden.get)
         self._delays = Delays()  # delivery times of jobs that are delayed or due
-        self._delay_times = Timetable(self._delays.until_ms)
+        self._delay_times = TimerQueue(self._delays.until_ms)
         self.due: list[tuple[int, int]] = []  # heap of (time, seq), with stale entries
         # By seq: the number of deliveries. A held or acking job without an entry has been delivered
         # once.
@@ -155,24 +164,28 @@ class Jobs:
         self.dead: OrderedDict[int, None] = OrderedDict()  # exhausted jobs that are not being moved
         # One batch of jobs that are being moved to the dead-letter topic. The topic may already
         # contain them. The batch ends when each job is deleted or refused (decision 0049).
-        self.dying: dict[int, None] = {}
+        self.dead_lettering: dict[int, None] = {}
         # Jobs whose last frame in the log marks them as DYING, with the name of their dead-letter
         # topic. The name is "" in frames of an earlier version, whose copy keys do not contain the
         # name of the queue.
-        self.doomed: dict[int, str] = {}
-        self.aside: dict[int, tuple[Apart, int]] = {}  # jobs that a redrive has reserved
+        self.logged_dying: dict[int, str] = {}
+        self.reserved: dict[
+            int, tuple[StateBeforeReserve, int]
+        ] = {}  # jobs that a redrive has reserved
         # The change that made leases durable, until the log contains the leases from before it.
         self.unlogged: object = None
         self.dead_lettered = 0
         self._paused_until = 0  # monotonic ms: `advance` does nothing before
-        self._behind_at = 0  # monotonic ms of the last `advance` if it left work; otherwise 0
+        self._unfinished_since = (
+            0  # monotonic ms of the last `advance` if it left work; otherwise 0
+        )
         self._start_seq = 0  # start seq of the last `cut`
         # Unsuccessful steps that the current pass may still take; the pass ends at 0.
         self.steps_left = 0
 
     # Queries
 
-    def counters(self, live_count: int) -> Counters:
+    def counters(self, live_count: int) -> QueueCounters:
         """Return the counters as of the last `advance`.
 
         ``live_count`` is the number of live records of the topic.
@@ -180,14 +193,14 @@ class Jobs:
         in_flight = len(self.leases.held) + len(self.acking)
         hidden, delayed = len(self._hidden), self._delays.waiting
         # If `advance` left expired leases and delays, count them as ended.
-        if self._behind_at:
-            now_ms = self._behind_at
+        if self._unfinished_since:
+            now_ms = self._unfinished_since
             in_flight -= self.leases.ends.due(self.leases.expiry.next_at, now_ms)
             hidden -= self._hidden.ends.due(self._hidden_times.next_at, now_ms)
             delayed -= self._delays.ends.due(self._delay_times.next_at, now_ms)
-        moving = len(self.dead) + len(self.dying) + len(self.aside)
+        moving = len(self.dead) + len(self.dead_lettering) + len(self.reserved)
         ready = live_count - in_flight - hidden - delayed - moving
-        return Counters(ready, in_flight, self.dead_lettered, delayed)
+        return QueueCounters(ready, in_flight, self.dead_lettered, delayed)
 
     def deliveries(self, seq: int) -> int:
         """Return the number of deliveries of a job."""
@@ -221,14 +234,14 @@ class Jobs:
             and now_ms < self._hidden_times.next_at
             and now_ms < self._delay_times.next_at
         ):
-            self._behind_at = 0
+            self._unfinished_since = 0
             return
         # If the last call left work, pause before the next one, unless a claim needs jobs now.
         if now_ms < self._paused_until and len(self._free) + len(self.due) >= wanted:
-            self._behind_at = now_ms
+            self._unfinished_since = now_ms
             return
         # Jobs whose leases or hidden times have ended become free in the order of these times.
-        freed = self.leases.take_over(now_ms, ADVANCE_MAX)
+        freed = self.leases.expire(now_ms, ADVANCE_MAX)
         for _, seq in freed:
             self._deliveries.setdefault(seq, 1)
         # Also call this if no job is hidden, because stale entries must not hold back `next_at`.
@@ -244,14 +257,14 @@ class Jobs:
                 heapq.heappush(self.due, (due_ts, seq))
         is_done = self.next_at > now_ms
         self._paused_until = 0 if is_done else now_ms + ADVANCE_PAUSE_MS
-        self._behind_at = 0 if is_done else now_ms
+        self._unfinished_since = 0 if is_done else now_ms
 
     # State transitions
 
     def free(self, seq: int) -> None:
         """Make a job claimable again, after all other free jobs."""
-        self._free[seq] = self._first_in_line + len(self._in_line)
-        self._in_line.append(seq)
+        self._free[seq] = self._free_queue_head + len(self._free_queue)
+        self._free_queue.append(seq)
 
     def hide(self, seq: int, until_ms: int) -> None:
         """Hide a job until ``until_ms`` (monotonic ms). Then it is claimable again."""
@@ -261,7 +274,7 @@ class Jobs:
 
     def delay(self, seq: int, due_ts: int, now: Now) -> None:
         """Delay a new job: it is delivered at ``due_ts`` (wall ms) at the earliest."""
-        self._apart.add(seq)
+        self._not_fresh.add(seq)
         if due_ts <= now.ts:
             self._delays.put(seq, due_ts, 0)
             heapq.heappush(self.due, (due_ts, seq))
@@ -282,7 +295,7 @@ class Jobs:
 
     def end_pass(self, is_short: bool) -> None:
         """End a pass. ``is_short``: it found no job for at least one of its claimers."""
-        if is_short and self._behind_at:
+        if is_short and self._unfinished_since:
             self.steps_left = 0
 
     def take_free(self, count: int, config: TopicConfig) -> list[int]:
@@ -291,12 +304,12 @@ class Jobs:
         Exhausted jobs that the pass finds change to the state dead.
         """
         taken: list[int] = []
-        line, free = self._in_line, self._free
-        while line and len(taken) < count and self.steps_left > 0:
-            seq, place = line.popleft(), self._first_in_line
-            self._first_in_line += 1
+        order, free = self._free_queue, self._free
+        while order and len(taken) < count and self.steps_left > 0:
+            seq, rank = order.popleft(), self._free_queue_head
+            self._free_queue_head += 1
             # Skip a stale entry. The job has left this slot.
-            if free.get(seq) != place:
+            if free.get(seq) != rank:
                 self.steps_left -= 1
                 continue
             del free[seq]
@@ -307,13 +320,13 @@ class Jobs:
                 taken.append(seq)
         return taken
 
-    def park(self, seq: int, until_ms: int) -> None:
+    def hide_taken(self, seq: int, until_ms: int) -> None:
         """Hide a taken job that cannot be delivered until ``until_ms``."""
         self._deliveries.setdefault(seq, 0)
         self.hide(seq, until_ms)
         self.steps_left -= 1
 
-    def untake(self, seqs: Sequence[int]) -> None:
+    def return_taken(self, seqs: Sequence[int]) -> None:
         """Return taken jobs that were not delivered to the front of the line, in this order."""
         for seq in reversed(seqs):
             self._deliveries.setdefault(seq, 0)
@@ -339,9 +352,9 @@ class Jobs:
     def skip(self, seq: int) -> int:
         """Move the cursor from ``seq`` to the next seq that may be fresh, and return the cursor."""
         self.cursor = max(self.cursor, seq)
-        if self._apart.blocks:
-            self.cursor = self._apart.next_out(self.cursor)
-            self._apart.discard_below(self.cursor)
+        if self._not_fresh.blocks:
+            self.cursor = self._not_fresh.next_out(self.cursor)
+            self._not_fresh.discard_below(self.cursor)
         return self.cursor
 
     def fresh_until(self, first: int, stop: int) -> int:
@@ -349,26 +362,26 @@ class Jobs:
 
         All live seqs from ``first`` to the result (exclusive) are fresh.
         """
-        return self._apart.next_in(first, stop) if self._apart.blocks else stop
+        return self._not_fresh.next_in(first, stop) if self._not_fresh.blocks else stop
 
     def deliver(
-        self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder
+        self, seqs: Sequence[int], number: int, deadline_ms: int, holder: LeaseHolder
     ) -> list[int]:
         """Lease taken jobs, and return the number of deliveries of each job, this one included.
 
         The leases get ``number`` and the numbers after it.
         """
-        told, counts = [1] * len(seqs), self._deliveries
+        delivery_counts, counts = [1] * len(seqs), self._deliveries
         if counts:
             # A count of 1 is not stored while the job is held.
             for at, seq in enumerate(seqs):
                 count = counts.pop(seq, 0) + 1
                 if count > 1:
-                    counts[seq] = told[at] = count
+                    counts[seq] = delivery_counts[at] = count
         self.leases.grant(seqs, number, deadline_ms, holder)
-        return told
+        return delivery_counts
 
-    def take_back(self, seq: int, number: int) -> None:
+    def undo_delivery(self, seq: int, number: int) -> None:
         """Undo the delivery of a job, if it is still leased under this number."""
         if self.leases.has_number(seq, number):
             self._deliveries[seq] = self.deliveries(seq) - 1
@@ -377,11 +390,11 @@ class Jobs:
 
     def _free_first(self, seq: int) -> None:
         """Put a free job at the front of the line."""
-        self._first_in_line -= 1
-        self._free[seq] = self._first_in_line
-        self._in_line.appendleft(seq)
+        self._free_queue_head -= 1
+        self._free[seq] = self._free_queue_head
+        self._free_queue.appendleft(seq)
 
-    def uncount(self, seq: int) -> None:
+    def undo_delivery_count(self, seq: int) -> None:
         """Undo the count of the last delivery of a free job, because no client has received it."""
         self._deliveries[seq] -= 1
 
@@ -428,7 +441,7 @@ class Jobs:
             ended.append(lease)
         return ended
 
-    def revive_dead(self) -> None:
+    def recheck_dead(self) -> None:
         """Free the exhausted jobs after a change of the config, so that the next pass checks them
         again.
         """
@@ -443,10 +456,10 @@ class Jobs:
         lease = self.leases.held.get(seq)
         if lease is not None:
             return lease.deadline_ms >= now_ms
-        return seq in self.acking or seq in self.dying or seq in self.aside
+        return seq in self.acking or seq in self.dead_lettering or seq in self.reserved
 
-    def set_aside(self, seq: int, now_ms: int) -> bool:
-        """Reserve this job, so that no client can claim it until `put_back`.
+    def reserve(self, seq: int, now_ms: int) -> bool:
+        """Reserve this job, so that no client can claim it until `unreserve`.
 
         Return False if the job is busy. An expired lease is ended here, even if `advance` has not
         reached it yet.
@@ -455,51 +468,51 @@ class Jobs:
             return False
         if seq in self.leases:
             self.end_lease(seq, None)
-        self.aside[seq] = self._leave_state(seq)
+        self.reserved[seq] = self._leave_state(seq)
         return True
 
-    def _leave_state(self, seq: int) -> tuple[Apart, int]:
+    def _leave_state(self, seq: int) -> tuple[StateBeforeReserve, int]:
         """Remove a job from its state, and return the state with its time, if it has one."""
         if seq in self.dead:
             del self.dead[seq]
-            return Apart.DEAD, 0
+            return StateBeforeReserve.DEAD, 0
         if seq in self._free:
             del self._free[seq]
-            return Apart.FREE, 0
+            return StateBeforeReserve.FREE, 0
         if seq in self._hidden:
-            return Apart.HIDDEN, self._hidden.pop(seq)
+            return StateBeforeReserve.HIDDEN, self._hidden.pop(seq)
         delay = self._delays.take(seq)
         if delay is not None:
             due_ts, is_due = delay
-            return Apart.DUE if is_due else Apart.DELAYED, due_ts
-        self._apart.add(seq)
-        return Apart.FRESH, 0
+            return StateBeforeReserve.DUE if is_due else StateBeforeReserve.DELAYED, due_ts
+        self._not_fresh.add(seq)
+        return StateBeforeReserve.FRESH, 0
 
-    def put_back(self, seq: int, now: Now) -> None:
-        """Undo `set_aside`, if the record is still live. The job returns to its former state."""
-        state, time = self.aside.pop(seq, (None, 0))
+    def unreserve(self, seq: int, now: Now) -> None:
+        """Undo `reserve`, if the record is still live. The job returns to its former state."""
+        state, time = self.reserved.pop(seq, (None, 0))
         # A fresh job below the cursor would not be found again, so the last branch makes it free.
-        if state is Apart.FRESH and seq >= self.cursor:
-            self._apart.discard(seq)
-        elif state is Apart.HIDDEN:
+        if state is StateBeforeReserve.FRESH and seq >= self.cursor:
+            self._not_fresh.discard(seq)
+        elif state is StateBeforeReserve.HIDDEN:
             self.hide(seq, time)
-        elif state is Apart.DELAYED:
+        elif state is StateBeforeReserve.DELAYED:
             self.delay(seq, time, now)
-        elif state is Apart.DUE:  # it stays due even if the clock was set back
+        elif state is StateBeforeReserve.DUE:  # it stays due even if the clock was set back
             self._delays.put(seq, time, 0)
             heapq.heappush(self.due, (time, seq))
             if len(self.due) > 2 * len(self._delays) + HEAP_STALE_MIN:
                 self.due = sorted({due for due in self.due if self._delays.get(due[1]) == due[0]})
-        elif state is Apart.DEAD:
+        elif state is StateBeforeReserve.DEAD:
             self.dead[seq] = None
         # The job was free, or it was fresh and is below the cursor now.
         elif state is not None:
             self._deliveries.setdefault(seq, 0)
             self.free(seq)
-            if len(self._in_line) > 2 * len(self._free) + HEAP_STALE_MIN:
-                self._in_line = deque(sorted(self._free, key=self._free.__getitem__))
-                self._first_in_line = 0
-                self._free = {seq: place for place, seq in enumerate(self._in_line)}
+            if len(self._free_queue) > 2 * len(self._free) + HEAP_STALE_MIN:
+                self._free_queue = deque(sorted(self._free, key=self._free.__getitem__))
+                self._free_queue_head = 0
+                self._free = {seq: rank for rank, seq in enumerate(self._free_queue)}
 
     # State across a restart
 
@@ -525,13 +538,13 @@ class Jobs:
         # `sorted` is stable, so free jobs with the same time keep their order in the line.
         rows = sorted(ledger.rows.items(), key=lambda item: item[1].until_ts)
         for seq, row in watched(rows):
-            self._apart.add(seq)
+            self._not_fresh.add(seq)
             self._begin_row(seq, row, now)
         # Of the jobs that were dying, only the last batch may be in the target topic already.
         for seq in [*islice(reversed(self.dead), BATCH_JOBS)][::-1]:
-            if self.doomed[seq] == dead_letter:
+            if self.logged_dying[seq] == dead_letter:
                 del self.dead[seq]
-                self.dying[seq] = None
+                self.dead_lettering[seq] = None
 
     def _begin_row(self, seq: int, row: JobRow, now: Now) -> None:
         """Restore the state of a job from a row of the ledger."""
@@ -545,7 +558,7 @@ class Jobs:
         self._deliveries[seq] = row.deliveries
         if row.state is JobState.DYING:
             self.dead[seq] = None
-            self.doomed[seq] = row.node
+            self.logged_dying[seq] = row.node
         elif left_ms > 0:
             self.hide(seq, now.ms + left_ms)
         else:
@@ -562,7 +575,7 @@ class Jobs:
         Jobs may change between two steps. Each job that is listed now is included in its state at
         the time of its step. All other changes are in frames that are written from now on.
         """
-        aside, last = tuple(self.aside), 0  # some may be delayed again at their step
+        aside, last = tuple(self.reserved), 0  # some may be delayed again at their step
         while delays := [*self._delays.rows(last, LEDGER_STEP)]:
             ledger = Ledger()
             for last, due_ts in delays:
@@ -593,27 +606,31 @@ class Jobs:
     def row(self, seq: int, now: Now) -> JobRow | None:
         """Return the row of a job for the ledger, or None if the job was never delivered."""
         deliveries = self.deliveries(seq)
-        if seq in self.doomed:
+        if seq in self.logged_dying:
             # The dead-letter topic may contain the job already. So the job is not delivered again
             # after a restart, even if the topic has refused it.
-            return JobRow(JobState.DYING, 0, 0, deliveries, self.doomed[seq])
+            return JobRow(JobState.DYING, 0, 0, deliveries, self.logged_dying[seq])
         lease = self.leases.held.get(seq) or self.acking.get(seq)
         if lease is not None:
             until_ts = now.ts + lease.deadline_ms - now.ms
             return JobRow(JobState.HELD, until_ts, lease.number, deliveries, lease.holder.node)
-        state, until_ms = self.aside.get(seq, (None, 0))
-        if seq in self._hidden or state is Apart.HIDDEN:
+        state, until_ms = self.reserved.get(seq, (None, 0))
+        if seq in self._hidden or state is StateBeforeReserve.HIDDEN:
             until_ts = now.ts + self._hidden.get(seq, until_ms) - now.ms
             return JobRow(JobState.FREE, until_ts, 0, deliveries, "")
-        has_ended = (seq in each for each in (self._free, self.dead, self.dying))
-        if state in (Apart.FREE, Apart.DEAD) or any(has_ended):
+        has_ended = (seq in each for each in (self._free, self.dead, self.dead_lettering))
+        if state in (StateBeforeReserve.FREE, StateBeforeReserve.DEAD) or any(has_ended):
             return JobRow(JobState.FREE, 0, 0, deliveries, "")
         return None
 
     def _due_at(self, seq: int) -> int | None:
         """Return the delivery time of a delayed job (wall ms), or None."""
-        state, due_ts = self.aside.get(seq, (None, 0))
-        return due_ts if state in (Apart.DUE, Apart.DELAYED) else self._delays.get(seq)
+        state, due_ts = self.reserved.get(seq, (None, 0))
+        return (
+            due_ts
+            if state in (StateBeforeReserve.DUE, StateBeforeReserve.DELAYED)
+            else self._delays.get(seq)
+        )
 
     # Removed records
 
@@ -627,29 +644,29 @@ class Jobs:
             return
         first, self._start_seq = self._start_seq, max(self._start_seq, start_seq)
         if first < start_seq:
-            self._apart.discard_below(start_seq)
-            self.forget_runs((SeqRun(first, start_seq - first),))
+            self._not_fresh.discard_below(start_seq)
+            self.remove_runs((SeqRun(first, start_seq - first),))
 
-    def forget_runs(self, runs: Iterable[SeqRun]) -> None:
+    def remove_runs(self, runs: Iterable[SeqRun]) -> None:
         """Remove the jobs of these runs, because their records were deleted. The runs are in
         ascending order.
         """
         if self.ledger is not None:
-            self.ledger.forget_runs(runs)
+            self.ledger.remove_runs(runs)
             return
         lists = [each for each in self._lists() if each]
         if lists or self._delays:
             runs = tuple(runs)
             self._delays.drop_runs(runs)
-            self._forget(those_in(runs, sum(map(len, lists)), chain(*lists)))
+            self._remove(seqs_in_runs(runs, sum(map(len, lists)), chain(*lists)))
 
     def _lists(self) -> tuple[LeaseTable | dict[int, Any], ...]:
         """Return the lists of all jobs that are neither fresh, delayed nor due."""
         return (
             # This is the order after a restart: jobs whose leases ended follow the free jobs, and
             # DYING jobs are last.
-            *(self._free, self._hidden, self.dead, self.aside),
-            *(self.leases, self.acking, self.dying),
+            *(self._free, self._hidden, self.dead, self.reserved),
+            *(self.leases, self.acking, self.dead_lettering),
         )
 
     def is_listed(self, seq: int) -> bool:
@@ -659,27 +676,27 @@ class Jobs:
     def finish(self, seqs: Iterable[int]) -> None:
         """Remove jobs whose ack is durable.
 
-        This does the same as `forget_runs` for acking jobs. It is faster, because acked jobs are in
+        This does the same as `remove_runs` for acking jobs. It is faster, because acked jobs are in
         few lists and this is the most frequent way for a job to end.
         """
         acking, deliveries = self.acking, self._deliveries
-        doomed, errors = self.doomed, self.errors
+        doomed, errors = self.logged_dying, self.errors
         for seq in seqs:
             acking.pop(seq, None)
             deliveries.pop(seq, None)
             doomed.pop(seq, None)
             errors.pop(seq, None)
 
-    def _forget(self, seqs: Collection[int]) -> None:
+    def _remove(self, seqs: Collection[int]) -> None:
         """Remove jobs from all lists. The seqs that are in no list are ignored."""
         for seq in seqs if self.leases else ():
             self.leases.drop(seq)
         named: tuple[dict[int, Any], ...] = (
             *(self.acking, self._free, self._hidden),
-            *(self.dead, self.dying, self.aside, self._deliveries, self.errors),
+            *(self.dead, self.dead_lettering, self.reserved, self._deliveries, self.errors),
         )
         for each in named:
             for seq in seqs if each else ():
                 each.pop(seq, None)
-        for seq in seqs if self.doomed else ():
-            self.doomed.pop(seq, None)
+        for seq in seqs if self.logged_dying else ():
+            self.logged_dying.pop(seq, None)

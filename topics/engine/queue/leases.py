@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from topics.engine.queue.timetable import Tally, Timetable
+from topics.engine.queue.timer_queue import DueCounter, TimerQueue
 
 _PREFIX = "lease_"
 # A sorted list of seqs stays valid with this number of newer leases, plus an eighth of its own
@@ -25,7 +25,7 @@ _PREFIX = "lease_"
 ORDER_SLACK = 1024
 
 
-class Holder:
+class LeaseHolder:
     """The holder of leases: all polled claims of one node together, or one stream of jobs.
 
     ``held`` is the number of its leases. ``seqs`` has the jobs of a stream.
@@ -44,7 +44,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     seq: int
     number: int
     deadline_ms: int
-    holder: Holder
+    holder: LeaseHolder
 
 
 def lease_id(number: int) -> str:
@@ -64,13 +64,13 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self.held: dict[int, Lease] = {}
-        self.expiry, self.ends = Timetable(self._over_at), Tally()
+        self.expiry, self.ends = TimerQueue(self._expires_at), DueCounter()
         # Used while a client lists the leases page by page. It has all seqs that were held at some
         # time since the first page: ``_order`` is sorted, and ``_later`` has the newer ones.
         self._order: array[int] | None = None
         self._later: list[int] = []  # leased after ``_order`` was made, not sorted
-        self.pollers: dict[str, Holder] = {}
-        self.loosened: list[Holder] = []
+        self.pollers: dict[str, LeaseHolder] = {}
+        self.loosened: list[LeaseHolder] = []
 
     def __len__(self) -> int:
         return len(self.held)
@@ -81,9 +81,9 @@ class LeaseTable:
     def __iter__(self) -> Iterator[int]:
         return iter(self.held)
 
-    def poller(self, node: str) -> Holder:
+    def poller(self, node: str) -> LeaseHolder:
         """Return the holder of the jobs that this node claims by polling."""
-        return self.pollers.get(node) or Holder(node)
+        return self.pollers.get(node) or LeaseHolder(node)
 
     def page(self, after: int, limit: int, node: str | None, now_ms: int) -> list[Lease]:
         """Return the first ``limit`` leases above ``after``, by seq, of ``node`` if it is given.
@@ -126,7 +126,9 @@ class LeaseTable:
         lease = self.held.get(seq)
         return lease is not None and lease.number == number
 
-    def grant(self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder) -> None:
+    def grant(
+        self, seqs: Sequence[int], number: int, deadline_ms: int, holder: LeaseHolder
+    ) -> None:
         """Lease jobs that are not held, under ``number`` and the numbers after it."""
         if holder.seqs is None:
             holder = self.pollers.setdefault(holder.node, holder)
@@ -173,14 +175,14 @@ class LeaseTable:
             self.pollers.pop(holder.node, None)
         return lease
 
-    def take_over(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
+    def expire(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
         """End the leases that have expired, and return (time, seq) of each, in this order.
 
-        ``limit`` is the one of `Timetable.take_due`.
+        ``limit`` is the one of `TimerQueue.take_due`.
         """
         due = self.expiry.take_due(now_ms, limit)
         return [each for each in due if self.drop(each[1]) is not None]
 
-    def _over_at(self, seq: int) -> int | None:
+    def _expires_at(self, seq: int) -> int | None:
         lease = self.held.get(seq)
         return None if lease is None else lease.deadline_ms + 1

@@ -117,14 +117,14 @@ class Ledger:
             self._end(frame)
 
     def _claim(self, frame: LeaseRows) -> None:
-        self._forget_delays(frame.seqs)
+        self._remove_delays(frame.seqs)
         for seq, number, deliveries in zip(
             frame.seqs, frame.numbers, frame.deliveries, strict=True
         ):
             self.rows[seq] = JobRow(JobState.HELD, frame.until_ts, number, deliveries, frame.node)
 
     def _end(self, frame: LeaseRows) -> None:
-        self._forget_delays(frame.seqs)
+        self._remove_delays(frame.seqs)
         state = JobState.DYING if frame.op == LeaseOp.DYING else JobState.FREE
         for seq, deliveries in zip(frame.seqs, frame.deliveries, strict=True):
             self.rows.pop(seq, None)  # the new row comes last, as the job is last in the line
@@ -139,7 +139,7 @@ class Ledger:
         """
         self.delays.update((seq, due_ts) for seq, due_ts in enumerate(due, first_seq) if due_ts)
 
-    def _forget_delays(self, seqs: Iterable[int]) -> None:
+    def _remove_delays(self, seqs: Iterable[int]) -> None:
         """Remove the delays of jobs that have been delivered."""
         if self.delays:
             for seq in seqs:
@@ -166,20 +166,20 @@ class Ledger:
         """
         first, self._start_seq = self._start_seq, max(self._start_seq, start_seq)
         if first < start_seq:
-            self.forget_runs((SeqRun(first, start_seq - first),))
+            self.remove_runs((SeqRun(first, start_seq - first),))
 
-    def forget_runs(self, runs: Iterable[SeqRun]) -> None:
+    def remove_runs(self, runs: Iterable[SeqRun]) -> None:
         """Remove the jobs of these runs, because their records were deleted. The runs are in
         ascending order.
         """
         if self.rows or self.delays:
             runs = tuple(runs)
             self.delays.drop_runs(runs)
-            for seq in those_in(runs, len(self.rows), self.rows):
+            for seq in seqs_in_runs(runs, len(self.rows), self.rows):
                 self.rows.pop(seq, None)
                 self.errors.pop(seq, None)
 
-    def forget(self, seqs: Iterable[int]) -> None:
+    def remove(self, seqs: Iterable[int]) -> None:
         """Remove these jobs, because their records were deleted."""
         for seq in seqs:
             self.rows.pop(seq, None)
@@ -242,7 +242,7 @@ def _unpacked(typecode: _Column, packed: bytes) -> Sequence[int]:
     return array(typecode, packed)
 
 
-def those_in(runs: Sequence[SeqRun], count: int, known: Iterable[int]) -> Collection[int]:
+def seqs_in_runs(runs: Sequence[SeqRun], count: int, known: Iterable[int]) -> Collection[int]:
     """Return the seqs of these runs, in ascending order.
 
     If the ``count`` seqs of ``known`` are fewer than the seqs of the runs, return the known seqs

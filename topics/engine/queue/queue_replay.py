@@ -4,7 +4,7 @@
     APPEND with DELAYS             adds the delays of its records             note_delays
     LEASE                          replaces rows                              replay
     DELETE with DEAD_LETTERED      counts the moved jobs                      count_dead_lettered
-    TOPIC                          drops leases if they are not durable       follow_config
+    TOPIC                          drops leases if they are not durable       apply_config
     any removal of records         drops their rows and delays                removal.py
     end of the log                 creates the states of the jobs             begin
 
@@ -23,16 +23,16 @@ from topics.engine.now import Now
 from topics.engine.queue.jobs import Watched
 from topics.engine.queue.ledger import JobRow, Ledger, keeps_leases
 from topics.engine.removal import deleted_in
-from topics.engine.replay import Misfit, Replay
+from topics.engine.replay import Replay, StateMismatch
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
-from topics.formats.disk.frame_bodies import DeleteFlags, LeaseOp, decode_lease
+from topics.formats.disk.frame_bodies import DeleteFrameFlags, LeaseOp, decode_lease
 from topics.formats.disk.frames import FrameHeader
 from topics.formats.disk.records import RecordsView
 from topics.formats.ranges import SeqRun
 
-_DEAD_LETTERED = int(DeleteFlags.DEAD_LETTERED)
+_DEAD_LETTERED = int(DeleteFrameFlags.DEAD_LETTERED)
 _OPS = frozenset(LeaseOp)
 
 
@@ -51,22 +51,22 @@ def open_ledger(topic: Topic) -> None:
 
 
 def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """Replay a LEASE frame. Raise `Misfit` if the frame cannot belong to the topic."""
+    """Replay a LEASE frame. Raise `StateMismatch` if the frame cannot belong to the topic."""
     topic = replay.topic_of(header, checkpointed)
-    if topic is None or header.lsn < replay.news_from(topic):
+    if topic is None or header.lsn < replay.covered_lsn(topic):
         return
     ledger = ledger_of(topic)
     if ledger is None:
-        raise Misfit("the topic is not a queue")
+        raise StateMismatch("the topic is not a queue")
     if header.flags not in _OPS:
-        raise Misfit(f"the operation {header.flags} is unknown to this program")
+        raise StateMismatch(f"the operation {header.flags} is unknown to this program")
     ledger.apply(decode_lease(header, body))
 
 
 def note_delays(replay: Replay, topic: Topic, lsn: int, first_seq: int) -> None:
     """Replay the delays of an APPEND frame whose records have delays."""
     ledger = ledger_of(topic)
-    if ledger is not None and lsn >= replay.news_from(topic):
+    if ledger is not None and lsn >= replay.covered_lsn(topic):
         view = cast("RecordsView", replay.table.store.records(in_log(lsn)))
         ledger.delay(first_seq, view.delays())
 
@@ -75,13 +75,13 @@ def count_dead_lettered(
     replay: Replay, topic: Topic, header: FrameHeader, runs: Iterable[SeqRun]
 ) -> None:
     """Count the jobs of a DELETE frame if they were moved to the dead-letter topic."""
-    if header.flags & _DEAD_LETTERED and header.lsn >= replay.news_from(topic):
+    if header.flags & _DEAD_LETTERED and header.lsn >= replay.covered_lsn(topic):
         ledger = ledger_of(topic)
         if ledger is not None:
             ledger.dead_lettered += sum(run.length for run in runs)
 
 
-def follow_config(topic: Topic) -> None:
+def apply_config(topic: Topic) -> None:
     """Replay a TOPIC frame: drop the leases if the log contains no leases from here on."""
     ledger = ledger_of(topic)
     if ledger is not None and not keeps_leases(topic.config):
@@ -101,7 +101,7 @@ def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None
         return
     # Drop jobs without a live record before the remaining jobs become claimable.
     for known in (sorted(ledger.rows), [*ledger.delays]):
-        ledger.forget([*_gone(topic, watched(known), store)])
+        ledger.remove([*_seqs_without_record(topic, watched(known), store)])
     config = topic.config
 
     def is_exhausted(row: JobRow) -> bool:
@@ -111,7 +111,7 @@ def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None
     jobs.begin(now, topic.start_seq, config.dead_letter, watched)
 
 
-def _gone(topic: Topic, seqs: Iterable[int], store: Store) -> Iterator[int]:
+def _seqs_without_record(topic: Topic, seqs: Iterable[int], store: Store) -> Iterator[int]:
     """Yield the seqs that have no live record. The seqs are in ascending order.
 
     The ledger may contain such jobs for three reasons. Their records were in memory only. A LEASE

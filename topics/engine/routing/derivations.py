@@ -29,14 +29,14 @@ def derivation_of(topic: Topic, router: int, start_seq: int) -> Derivation:
     return Derivation(start_seq, 0) if known is None else Derivation(*known)
 
 
-def note_derivation(topic: Topic, router: int, reached: Derivation) -> None:
+def set_derivation(topic: Topic, router: int, reached: Derivation) -> None:
     """Set the progress of the router."""
     if topic.derivations is None:
         topic.derivations = {}
     topic.derivations[router] = reached
 
 
-def forget_derivations(topic: Topic, keep: Iterable[int]) -> None:
+def drop_other_derivations(topic: Topic, keep: Iterable[int]) -> None:
     """Drop the progress of all routers except ``keep``, because only these append to the topic
     now.
     """

@@ -162,9 +162,9 @@ class RouterGraph:
         if is_moved:
             self._check_fan_in(name, config)
         if not config.allow_cycle and (now is None or is_moved or now.config.allow_cycle):
-            way = self._way(config.dest, config.source, name)
-            if way is not None:
-                raise RouterCycle([config.source, *way])
+            path = self._shortest_path(config.dest, config.source, name)
+            if path is not None:
+                raise RouterCycle([config.source, *path])
 
     def _check_fan_in(self, name: str, config: RouterConfig) -> None:
         """Raise `TopicExistsIncompatible` if another router appends to the dest from another
@@ -178,7 +178,7 @@ class RouterGraph:
                     topic=other.dest,
                 )
 
-    def _way(self, start: str, end: str, without: str) -> list[str] | None:
+    def _shortest_path(self, start: str, end: str, without: str) -> list[str] | None:
         """Return the shortest path along routers from one topic to another, both included.
 
         Return None if there is no path. The router ``without`` is ignored.

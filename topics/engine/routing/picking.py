@@ -33,7 +33,7 @@ from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
-from topics.formats.disk.records import RecordFlags, View, live_runs
+from topics.formats.disk.records import AbstractView, RecordFlags, live_runs
 from topics.formats.json_text import json_string
 from topics.formats.ranges import IndexRun
 
@@ -106,12 +106,12 @@ def pick(
         hop, last = hops.at(cursor + 1)
         last = min(last, lost_below - 1)
         return Picked([], last, last - cursor if hop < hop_max else 0, hop, 0, 0)
-    room = _Room(max_records, max_bytes, max_runs, scan_records)
-    return _Picker(topic, store, cursor, match, room, hop_max, reads_all).pick(hops)
+    bounds = _Bounds(max_records, max_bytes, max_runs, scan_records)
+    return _Picker(topic, store, cursor, match, bounds, hop_max, reads_all).pick(hops)
 
 
 @dataclass(slots=True)
-class _Room:
+class _Bounds:
     """The bounds that are left for the rest of the call."""
 
     records: int
@@ -120,7 +120,7 @@ class _Room:
     scan: int
 
     @property
-    def is_left(self) -> bool:
+    def remain(self) -> bool:
         """Return whether no bound is exhausted."""
         return min(self.records, self.size, self.runs, self.scan) > 0
 
@@ -133,7 +133,7 @@ class _Picker:
     """
 
     __slots__ = (
-        *("_topic", "_index", "_store", "_match", "_room", "_hop_max", "_reads_all"),
+        *("_topic", "_index", "_store", "_match", "_bounds", "_hop_max", "_reads_all"),
         *("_seq", "_at", "_hop", "_runs", "_count", "_size", "_trimmed"),
     )
 
@@ -143,12 +143,12 @@ class _Picker:
         store: Store,
         cursor: int,
         match: TagMatch | None,
-        room: _Room,
+        bounds: _Bounds,
         hop_max: int,
         reads_all: bool,
     ) -> None:
         self._topic, self._index, self._store = topic, topic.index, store
-        self._match, self._room = match, room
+        self._match, self._bounds = match, bounds
         self._hop_max, self._reads_all = hop_max, reads_all
         self._seq = max(cursor + 1, topic.start_seq)
         self._at = self._index.find(self._seq)
@@ -192,33 +192,33 @@ class _Picker:
         self._hop, index = hop, self._index
         while True:
             if self._match is None and not self._reads_all:
-                self._take_whole_entries(stop_seq)
+                self._take_complete_entries(stop_seq)
             if self._at == len(index) or index.entry(self._at)[0] >= stop_seq:
                 self._seq = stop_seq
                 return True
-            if not self._room.is_left or not self._take_records(stop_seq):
+            if not self._bounds.remain or not self._take_records(stop_seq):
                 return False
             if self._seq >= stop_seq:
                 return True
 
     # Records
 
-    def _take_whole_entries(self, stop_seq: int) -> None:
+    def _take_complete_entries(self, stop_seq: int) -> None:
         """Pick complete writes while all of their records match. Most calls need nothing but this
         loop.
 
         It stops at entries with deleted records and at extents, which `_take_records` handles.
         """
-        room, at, seq, runs = self._room, self._at, self._seq, self._runs
-        entry_at, gone, end = self._index.entry, self._index.gone, len(self._index)
-        records, budget, scan = room.records, room.size, room.scan
-        left = room.runs
+        bounds, at, seq, runs = self._bounds, self._at, self._seq, self._runs
+        entry_at, removed, end = self._index.entry, self._index.removed, len(self._index)
+        records, budget, scan = bounds.records, bounds.size, bounds.scan
+        left = bounds.runs
         while at < end and left > 0 and scan > 0:
             first_seq, count, locator, size = entry_at(at)
             if (
                 not (seq <= first_seq <= stop_seq - count and 0 < size <= budget)
                 or count > records
-                or first_seq in gone
+                or first_seq in removed
                 or FIRST_EXTENT <= locator < FIRST_MEMORY
             ):
                 break
@@ -229,9 +229,9 @@ class _Picker:
             left -= 1
             seq = first_seq + count
             at += 1
-        self._count += room.records - records
-        self._size += room.size - budget
-        room.records, room.size, room.scan, room.runs = records, budget, scan, left
+        self._count += bounds.records - records
+        self._size += bounds.size - budget
+        bounds.records, bounds.size, bounds.scan, bounds.runs = records, budget, scan, left
         self._at, self._seq = at, seq
 
     def _take_records(self, stop_seq: int) -> bool:
@@ -240,30 +240,30 @@ class _Picker:
         start = max(self._seq - first_seq, 0)
         stop = min(stop_seq - first_seq, count)
         if not size:
-            looked = 1
+            cost = 1
         else:
             try:
                 deleted = deleted_in(self._topic, self._at, self._store)
                 view = self._store.records(locator)
-                runs, stop, looked = self._wanted(view, start, stop, deleted)
+                runs, stop, cost = self._wanted(view, start, stop, deleted)
             except Unreadable:
                 return self._pass_unreadable(first_seq, start, stop)
             for begin, end in runs:
                 if not self._add(view, PickedRun(locator, first_seq, begin, end)):
                     self._seq = max(self._seq, first_seq + begin)
                     return False
-        self._room.scan -= looked
+        self._bounds.scan -= cost
         self._seq = max(self._seq, first_seq + stop)
         if stop == count:
             self._at += 1
         return True
 
-    def _add(self, view: View, run: PickedRun) -> bool:
+    def _add(self, view: AbstractView, run: PickedRun) -> bool:
         """Pick the first records of a run that fit. Return False if some are left."""
-        room, begin, end = self._room, run.start, run.stop
-        if not (room.runs > 0 and room.records > 0 and room.size > 0):
+        bounds, begin, end = self._bounds, run.start, run.stop
+        if not (bounds.runs > 0 and bounds.records > 0 and bounds.size > 0):
             return False
-        stop = view.fit(begin, min(end, begin + room.records), room.size)
+        stop = view.fit(begin, min(end, begin + bounds.records), bounds.size)
         if stop == begin:
             if self._runs:
                 return False
@@ -280,22 +280,22 @@ class _Picker:
         self._count += stop - begin
         self._size += size
         self._seq = run.first_seq + stop
-        room.records -= stop - begin
-        room.size -= size
-        room.runs -= 1
+        bounds.records -= stop - begin
+        bounds.size -= size
+        bounds.runs -= 1
         return stop == end
 
     # The filter
 
     def _wanted(
-        self, view: View, start: int, stop: int, deleted: Buffer | None
+        self, view: AbstractView, start: int, stop: int, deleted: Buffer | None
     ) -> tuple[Iterable[IndexRun], int, int]:
         """Return the matching live records of the range, the end of the examined range, and its
         cost.
 
         The records are runs. The cost is the number of examined records.
         """
-        match, scan = self._match, self._room.scan
+        match, scan = self._match, self._bounds.scan
         if match is None:
             stop = min(stop, start + scan)
             return live_runs(deleted, start, stop), stop, stop - start
@@ -306,16 +306,16 @@ class _Picker:
         found = _in_extent(view, match, scan) if isinstance(view, ExtentView) else None
         if found is None:
             stop = min(stop, start + scan)
-            looked, found = stop - start, [*_in_tags(view, match, start, stop)]
+            cost, found = stop - start, [*_in_tags(view, match, start, stop)]
         else:
             low = bisect_left(found, start)
             high = bisect_left(found, stop, low)
             if high - low > scan:
                 high = low + scan
                 stop = found[high]
-            looked, found = high - low + 1, found[low:high]
+            cost, found = high - low + 1, found[low:high]
         live = found if deleted is None else [index for index in found if deleted[index] != 1]
-        return _runs_of(live), stop, looked
+        return _runs_of(live), stop, cost
 
     # Damage
 
@@ -332,7 +332,7 @@ class _Picker:
             else:
                 self._seq = first_seq + runs[0][0]
             return False
-        self._room.scan -= 1
+        self._bounds.scan -= 1
         self._seq = first_seq + stop
         self._at = self._index.find(self._seq)
         return True
@@ -358,7 +358,7 @@ def _in_extent(view: ExtentView, match: TagMatch, scan: int) -> Sequence[int] | 
     return sorted(found) if len(found) <= scan else None
 
 
-def _in_tags(view: View, match: TagMatch, start: int, stop: int) -> Iterator[int]:
+def _in_tags(view: AbstractView, match: TagMatch, start: int, stop: int) -> Iterator[int]:
     """Yield the indexes of the matching records in the range."""
     tagged = view.tagged(start, stop)
     if match.op == "Eq":

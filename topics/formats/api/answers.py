@@ -80,13 +80,13 @@ def appended(
     )
 
 
-def difference(topic: str, pieces: Sequence[Buffer], end: bytes = b"") -> bytes:
+def difference(topic: str, chunks: Sequence[Buffer], end: bytes = b"") -> bytes:
     """Render the answer to a diff (§3): the records, and ``end``, the result of `difference_end`.
 
     The records are copied once.
     """
-    spaced: list[Buffer] = [b","] * (2 * len(pieces) - 1)
-    spaced[::2] = pieces
+    spaced: list[Buffer] = [b","] * (2 * len(chunks) - 1)
+    spaced[::2] = chunks
     return b"".join((b'{"topic":"%b","records":[' % topic.encode(), *spaced, end))
 
 

@@ -23,11 +23,11 @@ TRAILER = re.compile(TOKEN + rb":" + VALUE)
 
 LINE_MAX_BYTES = 4 * 1024  # for a chunk head or a trailer
 TRAILERS_MAX_BYTES = 16 * 1024
-# The number of lines that one call of `Dechunker.take` reads. With 1-byte chunks it takes 0.5 ms.
-LINES_PER_TURN = 512
+# The number of lines that one call of `ChunkedBody.take` reads. With 1-byte chunks it takes 0.5 ms.
+LINES_PER_CALL = 512
 
 
-class Sized:
+class SizedBody:
     """A body of Content-Length bytes. ``done`` is set after the last one."""
 
     def __init__(self, length: int) -> None:
@@ -53,7 +53,7 @@ class _Line(Enum):
     TRAILER = auto()
 
 
-class Dechunker:
+class ChunkedBody:
     """A chunked body. ``done`` is set after the last line.
 
     SIZE --n>0--> data --> AFTER_DATA --> SIZE
@@ -68,21 +68,21 @@ class Dechunker:
         self._trailer_bytes = 0
 
     def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
-        """Read at most `LINES_PER_TURN` lines. Returns their payload and the position after them.
+        """Read at most `LINES_PER_CALL` lines. Returns their payload and the position after them.
 
         Raises `InvalidRequest`.
         """
-        pieces = []
-        for _ in range(LINES_PER_TURN):
+        chunks = []
+        for _ in range(LINES_PER_CALL):
             if self._left and pos < len(data):
                 end = min(pos + self._left, len(data))
-                pieces.append(memoryview(data)[pos:end])
+                chunks.append(memoryview(data)[pos:end])
                 self._left -= end - pos
                 pos = end
             if self.done or pos == len(data):
                 break
             pos = self._line_part(data, pos)
-        return pieces, pos
+        return chunks, pos
 
     def _line_part(self, data: bytes, pos: int) -> int:
         newline = data.find(b"\n", pos, pos + LINE_MAX_BYTES)
@@ -123,9 +123,9 @@ class Dechunker:
             raise InvalidRequest("malformed trailer")
 
 
-Framing: TypeAlias = Sized | Dechunker
+Framing: TypeAlias = SizedBody | ChunkedBody
 
 
 def framing(length: int | None) -> Framing:
     """Return the parser of a body, given the ``length`` of its `Head`."""
-    return Dechunker() if length is None else Sized(length)
+    return ChunkedBody() if length is None else SizedBody(length)

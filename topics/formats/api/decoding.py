@@ -72,8 +72,8 @@ def ignored_in(body: Buffer, known: type[msgspec.Struct]) -> bytes:
     empty if all fields are known.
     """
     names = (name for name in _members.decode(body or b"{}") if name not in known.__struct_fields__)
-    told = [name[:IGNORED_CHARACTERS] for name in islice(names, IGNORED_MAX)]
-    return b',"ignored":' + json_bytes(told) if told else b""
+    shown = [name[:IGNORED_CHARACTERS] for name in islice(names, IGNORED_MAX)]
+    return b',"ignored":' + json_bytes(shown) if shown else b""
 
 
 def decode_config(body: Buffer) -> TopicConfigPatch:
@@ -114,9 +114,9 @@ CHOICES = _choices()
 
 
 def _of_decoder(error: Exception, body: Buffer) -> InvalidRequest:
-    said = _shortened(str(error))
-    found = _LINE.fullmatch(said)
-    what, path = (found["what"], found["path"]) if found else (said, None)
+    message = _shortened(str(error))
+    found = _LINE.fullmatch(message)
+    what, path = (found["what"], found["path"]) if found else (message, None)
     return _wrong_value(what, path) or _wrong_json(what, path, body)
 
 
@@ -159,12 +159,12 @@ def _wrong_json(what: str, path: str | None, body: Buffer) -> InvalidRequest:
     return InvalidRequest(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", **detail)
 
 
-def _shortened(said: str) -> str:
+def _shortened(message: str) -> str:
     """Shorten the decoder's error, which repeats an invalid value of any length."""
-    if len(said) <= 2 * SHOWN_MAX_CHARS:
-        return said
-    path = said.rfind(" - at `", len(said) - SHOWN_MAX_CHARS)
-    return f"{said[:SHOWN_MAX_CHARS]}…{said[path:] if path >= 0 else ''}"
+    if len(message) <= 2 * SHOWN_MAX_CHARS:
+        return message
+    path = message.rfind(" - at `", len(message) - SHOWN_MAX_CHARS)
+    return f"{message[:SHOWN_MAX_CHARS]}…{message[path:] if path >= 0 else ''}"
 
 
 def _kinds(names: str) -> str:

@@ -58,20 +58,20 @@ _diff = msgspec.json.Decoder(DiffBody)
 
 def decode_diff(body: Buffer, limits: Limits) -> Diff:
     """Decode the body of a diff. An empty body uses all defaults. Raises `InvalidRequest`."""
-    asked = decode(_diff.decode, body or b"{}")
+    request = decode(_diff.decode, body or b"{}")
     for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"):
-        value = getattr(asked, field)
+        value = getattr(request, field)
         if value is not None:
             check_u64(field, value)
     return Diff(
-        from_seq=asked.from_seq,
-        limit=clamped_limit(asked.limit, limits),
-        nodes=frozenset(checked_nodes(asked.node, limits)),
-        include_tags=asked.include_tags,
-        include_meta=asked.include_meta,
-        wait_ms=clamped_wait_ms(asked.wait_ms),
-        max_batch_bytes=clamped_batch_bytes(asked.max_batch_bytes),
-        epoch=asked.epoch,
+        from_seq=request.from_seq,
+        limit=clamped_limit(request.limit, limits),
+        nodes=frozenset(checked_nodes(request.node, limits)),
+        include_tags=request.include_tags,
+        include_meta=request.include_meta,
+        wait_ms=clamped_wait_ms(request.wait_ms),
+        max_batch_bytes=clamped_batch_bytes(request.max_batch_bytes),
+        epoch=request.epoch,
     )
 
 
@@ -106,13 +106,13 @@ _delete = msgspec.json.Decoder(DeleteBody)
 
 def decode_delete(body: Buffer) -> DeleteRequest:
     """Decode the body of a delete. Raises `InvalidRequest`."""
-    asked = decode(_delete.decode, body or b"{}")
-    if asked.before_seq is not None:
-        check_u64("before_seq", asked.before_seq)
-    match = None if asked.match is None else tag_match(asked.match)
-    if asked.before_seq is None and match is None:
+    request = decode(_delete.decode, body or b"{}")
+    if request.before_seq is not None:
+        check_u64("before_seq", request.before_seq)
+    match = None if request.match is None else tag_match(request.match)
+    if request.before_seq is None and match is None:
         raise InvalidRequest("before_seq or match is required")
-    return DeleteRequest(asked.before_seq, match)
+    return DeleteRequest(request.before_seq, match)
 
 
 def tag_match(given: Any, field: str = "match", max_bytes: int = MATCH_MAX_BYTES) -> TagMatch:

@@ -71,7 +71,7 @@ class Column:
         rows = zip(self._names, self.values, strict=True)
         return ((((self._label, name),), value) for name, value in rows if value is not None)
 
-    def beside(self, values: Sequence[int | None]) -> Column:
+    def with_values(self, values: Sequence[int | None]) -> Column:
         """Another column of the same rows."""
         column = copy(self)
         column.values = values
@@ -97,7 +97,7 @@ class Column:
                 yield rows
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """All values of one name. Every series has the same label names."""
 
     name: str
@@ -106,7 +106,7 @@ class Family(NamedTuple):
     series: Iterable[Series]
 
 
-def text_pieces(families: Iterable[Family]) -> Iterator[bytes]:
+def text_chunks(families: Iterable[MetricFamily]) -> Iterator[bytes]:
     """The exposition text of all families, those without a value included."""
     for name, kind, text, series in families:
         lines = [_head(name, kind, text)]
@@ -142,7 +142,7 @@ def _braces(pairs: list[str]) -> str:
     return f"{{{','.join(pairs)}}}" if pairs else ""
 
 
-def json_pieces(families: Iterable[Family], tail: bytes) -> Iterator[bytes]:
+def json_chunks(families: Iterable[MetricFamily], tail: bytes) -> Iterator[bytes]:
     """The JSON object of all families, those without a value included. ``tail``: its last members,
     and the end of the object.
     """

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
-from topics.formats.api.members import member, with_members, without_members
+from topics.formats.api.json_members import member, with_members, without_members
 from topics.formats.json_text import json_bytes, json_string
 from topics.formats.names import valid_topic_name
 

@@ -103,61 +103,61 @@ _redrive = msgspec.json.Decoder(RedriveBody)
 
 def decode_claim(body: Buffer, limits: Limits) -> Claim:
     """Decode the body of a claim. Raises `InvalidRequest`."""
-    asked = decode(_claim.decode, body or b"{}")
-    check_worker(asked.node, limits)
-    check_u64("wait_ms", asked.wait_ms)
+    request = decode(_claim.decode, body or b"{}")
+    check_worker(request.node, limits)
+    check_u64("wait_ms", request.wait_ms)
     return Claim(
-        asked.node,
-        clamped_max_jobs(asked.max, limits),
-        None if asked.lease_ms is None else clamped_lease_ms(asked.lease_ms),
-        min(asked.wait_ms, WAIT_MS_MAX),
+        request.node,
+        clamped_max_jobs(request.max, limits),
+        None if request.lease_ms is None else clamped_lease_ms(request.lease_ms),
+        min(request.wait_ms, WAIT_MS_MAX),
     )
 
 
 def decode_ack(body: Buffer, limits: Limits) -> JobsRequest:
     """Decode the body of an ack. Raises `InvalidRequest` or `BatchTooLarge`."""
-    asked = decode(_ack.decode, body or b"{}")
-    _check_jobs(asked, limits)
-    return asked
+    request = decode(_ack.decode, body or b"{}")
+    _check_jobs(request, limits)
+    return request
 
 
 def decode_nack(body: Buffer, limits: Limits) -> Nack:
     """Decode the body of a nack. Raises `InvalidRequest` or `BatchTooLarge`."""
-    asked = decode(_nack.decode, body or b"{}")
-    _check_jobs(asked, limits)
-    asked.delay_ms = clamped_delay_ms(asked.delay_ms)
-    if asked.error is not None and len(asked.error.encode()) > ERROR_MAX_BYTES:
+    request = decode(_nack.decode, body or b"{}")
+    _check_jobs(request, limits)
+    request.delay_ms = clamped_delay_ms(request.delay_ms)
+    if request.error is not None and len(request.error.encode()) > ERROR_MAX_BYTES:
         raise InvalidRequest(
             f"error is longer than {ERROR_MAX_BYTES} bytes", field="error", max=ERROR_MAX_BYTES
         )
-    return asked
+    return request
 
 
 def decode_extend(body: Buffer, limits: Limits) -> Extend:
     """Decode the body of an extend. Raises `InvalidRequest` or `BatchTooLarge`."""
-    asked = decode(_extend.decode, body or b"{}")
-    _check_jobs(asked, limits)
-    asked.lease_ms = clamped_lease_ms(asked.lease_ms)
-    return asked
+    request = decode(_extend.decode, body or b"{}")
+    _check_jobs(request, limits)
+    request.lease_ms = clamped_lease_ms(request.lease_ms)
+    return request
 
 
 def decode_redrive(body: Buffer) -> Redrive:
     """Decode the body of a redrive. An empty body uses all defaults. Raises `InvalidRequest`."""
-    asked = decode(_redrive.decode, body or b"{}")
-    if asked.to is not None and not valid_topic_name(asked.to):
+    request = decode(_redrive.decode, body or b"{}")
+    if request.to is not None and not valid_topic_name(request.to):
         raise InvalidRequest("to must be the name of a topic", field="to")
-    if asked.before_seq is not None:
-        check_u64("before_seq", asked.before_seq)
-    check_u64("limit", asked.limit)
-    if not asked.limit:
+    if request.before_seq is not None:
+        check_u64("before_seq", request.before_seq)
+    check_u64("limit", request.limit)
+    if not request.limit:
         raise InvalidRequest("limit must be at least 1", field="limit")
-    match = None if asked.match is None else tag_match(asked.match)
-    return Redrive(asked.to, match, asked.before_seq, min(asked.limit, REDRIVE_LIMIT_MAX))
+    match = None if request.match is None else tag_match(request.match)
+    return Redrive(request.to, match, request.before_seq, min(request.limit, REDRIVE_LIMIT_MAX))
 
 
-def _check_jobs(asked: JobsRequest, limits: Limits) -> None:
-    check_worker(asked.node, limits)
-    seqs, lease_ids = asked.seqs, asked.lease_ids
+def _check_jobs(request: JobsRequest, limits: Limits) -> None:
+    check_worker(request.node, limits)
+    seqs, lease_ids = request.seqs, request.lease_ids
     if not seqs:
         raise InvalidRequest("seqs must contain at least one seq", field="seqs")
     if len(seqs) > limits.claim:

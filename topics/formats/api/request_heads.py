@@ -53,7 +53,7 @@ class HeadFields:
         """Return all fields except ``name``."""
         return HeadFields([field for field in self._fields if field[0] != name])
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Delete all fields to release memory, because a stream may stay open for days."""
         self._fields = ()
 
@@ -66,7 +66,7 @@ HEAD_END = b"\r\n\r\n"
 HEAD_MAX_BYTES = 64 * 1024
 FIELDS_MAX = 256  # for one head; parsing this number of fields takes 0.4 ms
 LENGTH_DIGITS_MAX = 18  # for a Content-Length
-OTHER_VERSION = re.compile(rb"[^\r\n]+ HTTP/(?!1\.[01]\r)[0-9](?:\.[0-9])?\r\n")
+UNSUPPORTED_VERSION = re.compile(rb"[^\r\n]+ HTTP/(?!1\.[01]\r)[0-9](?:\.[0-9])?\r\n")
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 VALUE = rb"[\t\x20-\x7e\x80-\xff]*+"
@@ -106,7 +106,7 @@ def parse_head(raw: bytes) -> Head:
     """
     found = HEAD.fullmatch(raw) if len(raw) <= HEAD_MAX_BYTES else None
     if found is None:
-        if OTHER_VERSION.match(raw):
+        if UNSUPPORTED_VERSION.match(raw):
             raise InvalidRequest("only HTTP/1.1 and HTTP/1.0 are supported")
         raise InvalidRequest("malformed HTTP request head")
     if raw.count(b"\r\n") > FIELDS_MAX + 2:  # the request line and the empty line
@@ -171,7 +171,7 @@ class PartialHead:
             raise InvalidRequest("malformed HTTP request head")
         return None
 
-    def whole(self) -> bytes:
+    def complete(self) -> bytes:
         """Return the complete head."""
         return bytes(self._part)
 

@@ -62,21 +62,21 @@ _router = msgspec.json.Decoder(RouterPatch)
 
 def decode_router(body: Buffer, limits: Limits) -> RouterPatch:
     """Decode and check the body of a router PUT. Raises `InvalidRequest`."""
-    asked = decode(_router.decode, body or b"{}")
-    for field, name in (("source", asked.source), ("dest", asked.dest)):
+    request = decode(_router.decode, body or b"{}")
+    for field, name in (("source", request.source), ("dest", request.dest)):
         if not valid_topic_name(name):
             raise InvalidRequest(f"{field} is not a valid topic name", field=field)
-    if asked.source == asked.dest:
+    if request.source == request.dest:
         raise InvalidRequest("dest must differ from source", field="dest")
-    if asked.filter is not UNSET and asked.filter is not None:
-        asked.filter = tag_match(asked.filter, "filter", limits.tag_bytes)
-    if asked.guarantee is not UNSET and asked.guarantee not in GUARANTEES:
+    if request.filter is not UNSET and request.filter is not None:
+        request.filter = tag_match(request.filter, "filter", limits.tag_bytes)
+    if request.guarantee is not UNSET and request.guarantee not in GUARANTEES:
         raise InvalidRequest(
             f"guarantee must be one of {', '.join(GUARANTEES)}",
             field="guarantee",
             allowed=[*GUARANTEES],
         )
-    return asked
+    return request
 
 
 def merge(base: RouterConfig | None, patch: RouterPatch) -> RouterConfig:

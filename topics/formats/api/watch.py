@@ -94,10 +94,10 @@ def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> WatchRequest:
 
     If the body has a ``cursor``, each topic in it starts at its seq.
     """
-    asked = decode(_watch.decode, body or b"{}")
-    checked = _checked(asked, limits, max_topics)
-    if asked.cursor is not None:
-        checked.starts.update(_starts_at(asked.cursor, tuple(checked.starts)))
+    request = decode(_watch.decode, body or b"{}")
+    checked = _checked(request, limits, max_topics)
+    if request.cursor is not None:
+        checked.starts.update(_starts_at(request.cursor, tuple(checked.starts)))
     return checked
 
 
@@ -108,15 +108,15 @@ def watch_of(
 
     ``options`` are the members of a `WatchBody` that the query contains.
     """
-    asked = WatchBody(topics=dict.fromkeys(topics, start), **options)
-    return _checked(asked, limits, min(max_topics, MAP_MAX_TOPICS))
+    request = WatchBody(topics=dict.fromkeys(topics, start), **options)
+    return _checked(request, limits, min(max_topics, MAP_MAX_TOPICS))
 
 
-def _checked(asked: WatchBody, limits: Limits, max_topics: int) -> WatchRequest:
-    check_starts(asked.topics, max_topics)
-    check_u64("heartbeat_ms", asked.heartbeat_ms)
-    heartbeat_ms = min(max(asked.heartbeat_ms, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)
-    return WatchRequest(asked.topics, view_of(asked, limits), heartbeat_ms)
+def _checked(request: WatchBody, limits: Limits, max_topics: int) -> WatchRequest:
+    check_starts(request.topics, max_topics)
+    check_u64("heartbeat_ms", request.heartbeat_ms)
+    heartbeat_ms = min(max(request.heartbeat_ms, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)
+    return WatchRequest(request.topics, view_of(request, limits), heartbeat_ms)
 
 
 def check_starts(starts: dict[str, Start], max_topics: int) -> None:
@@ -135,20 +135,20 @@ def check_starts(starts: dict[str, Start], max_topics: int) -> None:
             check_u64("epoch", start.epoch)
 
 
-def view_of(asked: ViewOptions, limits: Limits) -> View:
+def view_of(request: ViewOptions, limits: Limits) -> View:
     """Return the view that a request specifies, clamped to the limits. Raises `InvalidRequest`."""
     for field in ("limit", "max_batch_bytes"):
-        check_u64(field, getattr(asked, field))
-    if asked.consistency not in ("eventual", "strong"):
+        check_u64(field, getattr(request, field))
+    if request.consistency not in ("eventual", "strong"):
         raise InvalidRequest("consistency must be eventual or strong", field="consistency")
     return View(
-        nodes=tuple(checked_nodes(asked.node, limits)),
-        tags=asked.include_tags,
-        meta=asked.include_meta and asked.include_data,
-        data=asked.include_data,
-        limit=clamped_limit(asked.limit, limits),
-        bytes=clamped_batch_bytes(asked.max_batch_bytes),
-        strong=asked.consistency == "strong",
+        nodes=tuple(checked_nodes(request.node, limits)),
+        tags=request.include_tags,
+        meta=request.include_meta and request.include_data,
+        data=request.include_data,
+        limit=clamped_limit(request.limit, limits),
+        bytes=clamped_batch_bytes(request.max_batch_bytes),
+        strong=request.consistency == "strong",
     )
 
 

@@ -7,7 +7,8 @@
     ping
 
 The head of a command is decoded first, so that an error contains the ``request_id`` of the command.
-The head of a long command is decoded in steps, without its records (`topics.formats.api.sliced`).
+The head of a long command is decoded in steps, without its records
+(`topics.formats.api.append_slices`).
 """
 
 from __future__ import annotations
@@ -82,12 +83,12 @@ def request_id_of(message: bytes) -> bytes:
 
 def decode_subscribe(message: bytes, limits: Limits, max_topics: int) -> WatchRequest:
     """Decode and check a ``subscribe`` command. Raises `InvalidRequest`."""
-    asked = decode(_subscribe.decode, message)
-    if asked.topics is not None and asked.topic is None:
-        starts = asked.topics
-    elif asked.topic is not None and asked.topics is None:
-        starts = {asked.topic: Start(asked.from_seq, asked.tail, asked.epoch)}
+    request = decode(_subscribe.decode, message)
+    if request.topics is not None and request.topic is None:
+        starts = request.topics
+    elif request.topic is not None and request.topics is None:
+        starts = {request.topic: Start(request.from_seq, request.tail, request.epoch)}
     else:
         raise InvalidRequest("subscribe requires either topic or topics")
     check_starts(starts, max_topics)
-    return WatchRequest(starts, view_of(asked, limits), HEARTBEAT_MS)
+    return WatchRequest(starts, view_of(request, limits), HEARTBEAT_MS)

@@ -1,8 +1,8 @@
 """WebSocket frames (RFC 6455), read and written by the library `websockets`.
 
-`FrameReader` turns a client's byte stream into messages and control frames. The library decodes,
-unmasks and checks single frames. The reader joins fragments and bounds messages; the caller checks
-the UTF-8 of text messages, because this takes long for a long one.
+`WebSocketFrameReader` turns a client's byte stream into messages and control frames. The library
+decodes, unmasks and checks single frames. The reader joins fragments and bounds messages; the
+caller checks the UTF-8 of text messages, because this takes long for a long one.
 
 A server's text frame is the only one that is written here, because the library copies the payload
 twice: a page of records may have 8 MiB.
@@ -56,7 +56,7 @@ class _Stream(StreamReader):
         return taken
 
 
-class FrameReader:
+class WebSocketFrameReader:
     """Whole messages (TEXT, BINARY) and control frames out of a client's byte stream.
 
     Between two calls of `feed` it holds the bytes of one incomplete message, which are at most
@@ -78,7 +78,7 @@ class FrameReader:
         """There was a CLOSE or a failure. Later bytes are ignored."""
 
     @property
-    def is_amid(self) -> bool:
+    def is_incomplete(self) -> bool:
         """A message or a frame has begun and is not complete."""
         return self._parser is not None or self._opcode is not None
 
@@ -104,10 +104,10 @@ class FrameReader:
                 frame = self._next_frame()
                 if frame is None:
                     return found
-                whole = self._joined(frame)
-                if whole is not None:
-                    found.append(whole)
-                    if whole.opcode is Opcode.CLOSE:
+                joined_frame = self._joined(frame)
+                if joined_frame is not None:
+                    found.append(joined_frame)
+                    if joined_frame.opcode is Opcode.CLOSE:
                         self._end()
                         return found
             self.has_more = True
@@ -154,9 +154,9 @@ class FrameReader:
         self._message.write(frame.data)
         if not frame.fin:
             return None
-        whole = Frame(self._opcode, self._message.getvalue())
+        joined_frame = Frame(self._opcode, self._message.getvalue())
         self._opcode, self._message = None, io.BytesIO()
-        return whole
+        return joined_frame
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         self.failure = Close(code, reason)

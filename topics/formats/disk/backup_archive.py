@@ -40,7 +40,7 @@ NAME: Final = re.compile(
 )
 
 
-class File(NamedTuple):
+class ArchiveFile(NamedTuple):
     """A part of a file to be archived: ``length`` bytes of ``path``, starting at ``offset``.
 
     ``name`` is the name of the member. ``size`` is the size of the restored file, whose remaining

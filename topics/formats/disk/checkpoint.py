@@ -3,24 +3,24 @@
     offset  size  field        meaning
     0       8     magic        "TPCKPT01"
     8       4     version      4
-    12      4     crc32c       of bytes 16 to 48, seeded with the checksum of the last piece
+    12      4     crc32c       of bytes 16 to 48, seeded with the checksum of the last chunk
     16      8     lsn          the log was synced up to here
     24      8     replay_from  replay starts here; all earlier frames are in segments
     32      1     clean        1: the shard was stopped in order and wrote nothing afterwards
     33      7     zero
-    40      8     body_len     bytes of all pieces
-    48      ...   pieces       one after the other
+    40      8     body_len     bytes of all chunks
+    48      ...   chunks       one after the other
 
-A piece is a part of the body with its own checksum. A checkpoint is written and read piece by
-piece, so it is never completely in memory. A piece:
+A chunk is a part of the body with its own checksum. A checkpoint is written and read chunk by
+chunk, so it is never completely in memory. A chunk:
 
     offset  size  field        meaning
     0       4     body_len
     4       4     crc32c       of body_len and body, seeded with the checksum of the previous
-                               piece; that of the first piece is seeded with 0
+                               chunk; that of the first chunk is seeded with 0
     8       ...   body         MessagePack: an array of configs, then an array of items
 
-Each checksum also covers all earlier pieces. The header is written last, and its checksum covers
+Each checksum also covers all earlier chunks. The header is written last, and its checksum covers
 the complete file.
 
 Items are maps. The first item belongs to the shard. It has the keys last_id, last_epoch,
@@ -36,7 +36,7 @@ The other items belong to topics:
                rows of `KEY_ROW`: digest (``engine/dedupe.py``), first seq, count, time (wall ms)
     moved      ``id`` of its topic, ``moved``: keys of copies (``engine/moved_keys.py``)
 
-The ``config`` of a topic is an index into the configs of its piece, because most topics have the
+The ``config`` of a topic is an index into the configs of its chunk, because most topics have the
 same config. Keys whose value is that of `USUAL` are omitted.
 """
 
@@ -52,13 +52,13 @@ import msgspec
 from topics.formats.buffers import Buffer
 from topics.formats.disk.versions import CHECKPOINT, VERSIONS, other_version
 
-PIECE_BYTES = 128 << 10  # A piece ends after the item with which it reaches this size.
+CHUNK_BYTES = 128 << 10  # A chunk ends after the item with which it reaches this size.
 _HEAD = struct.Struct("<8sII")
 _BODY_HEAD = struct.Struct("<QQB7xQ")
 HEADER_BYTES = _HEAD.size + _BODY_HEAD.size
 assert HEADER_BYTES == 48
-_PIECE, _LENGTH = struct.Struct("<II"), struct.Struct("<I")
-PIECE_HEADER_BYTES = _PIECE.size
+_CHUNK, _LENGTH = struct.Struct("<II"), struct.Struct("<I")
+CHUNK_HEADER_BYTES = _CHUNK.size
 KEY_ROW = struct.Struct("<16sQIq")
 assert KEY_ROW.size == 36
 
@@ -86,7 +86,7 @@ class UnknownVersion(Exception):
     """A checkpoint of a version that this program does not read."""
 
 
-class Header(NamedTuple):
+class CheckpointHeader(NamedTuple):
     """The header of a checkpoint file. ``crc`` is the checksum of the complete file."""
 
     crc: int
@@ -99,10 +99,10 @@ class Header(NamedTuple):
 # Writing
 
 
-class PieceBuilder:
-    """Builds pieces from items.
+class ChunkBuilder:
+    """Builds chunks from items.
 
-    ``crc`` and ``body_bytes`` are the checksum and the size of all pieces that are complete.
+    ``crc`` and ``body_bytes`` are the checksum and the size of all chunks that are complete.
     """
 
     def __init__(self) -> None:
@@ -116,23 +116,23 @@ class PieceBuilder:
         self._size = 0
 
     def add(self, item: Item) -> bytes | None:
-        """Encode an item in its current state. Returns a piece if this item completes one."""
+        """Encode an item in its current state. Returns a chunk if this item completes one."""
         packed = self._encode(self._shortened(item) if "config" in item else item)
         self._items.append(msgspec.Raw(packed))
         self._size += len(packed)
-        return self.take() if self._size >= PIECE_BYTES else None
+        return self.take() if self._size >= CHUNK_BYTES else None
 
     def take(self) -> bytes | None:
-        """Return a piece with the items that are not yet in one, or None if there are none."""
+        """Return a chunk with the items that are not yet in one, or None if there are none."""
         if not self._items:
             return None
         configs = [dict(fields) for fields in self._configs]
         body = self._encode((configs, self._items))
-        self.crc = _piece_crc(body, self.crc)
+        self.crc = _chunk_crc(body, self.crc)
         self._begin()
-        piece = _PIECE.pack(len(body), self.crc) + body
-        self.body_bytes += len(piece)
-        return piece
+        chunk = _CHUNK.pack(len(body), self.crc) + body
+        self.body_bytes += len(chunk)
+        return chunk
 
     def _shortened(self, topic: Item) -> Item:
         short = topic.copy()
@@ -144,7 +144,7 @@ class PieceBuilder:
         return short
 
     def header(self, lsn: int, replay_from: int, *, clean: bool) -> bytes:
-        """Return the header of the file. All pieces must be complete."""
+        """Return the header of the file. All chunks must be complete."""
         rest = _BODY_HEAD.pack(lsn, replay_from, clean, self.body_bytes)
         return _HEAD.pack(CHECKPOINT, VERSIONS[CHECKPOINT], crc32c.crc32c(rest, self.crc)) + rest
 
@@ -152,7 +152,7 @@ class PieceBuilder:
 # Reading
 
 
-def decode_header(data: bytes) -> Header | None:
+def decode_header(data: bytes) -> CheckpointHeader | None:
     """Decode the first `HEADER_BYTES` of a file. Returns None if they are not a header.
 
     Raises `UnknownVersion`.
@@ -165,38 +165,38 @@ def decode_header(data: bytes) -> Header | None:
     if reason := other_version(data):
         raise UnknownVersion(reason)
     lsn, replay_from, clean, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
-    return Header(crc, lsn, replay_from, bool(clean), body_len)
+    return CheckpointHeader(crc, lsn, replay_from, bool(clean), body_len)
 
 
-def piece_length(head: bytes) -> int:
-    """Return the size of the body that follows the piece header ``head``."""
+def chunk_length(head: bytes) -> int:
+    """Return the size of the body that follows the chunk header ``head``."""
     return _LENGTH.unpack_from(head)[0]  # type: ignore[no-any-return]
 
 
-def check_piece(head: bytes, body: Buffer, crc: int) -> int | None:
-    """Return the checksum of a piece, or None if the piece is damaged.
+def check_chunk(head: bytes, body: Buffer, crc: int) -> int | None:
+    """Return the checksum of a chunk, or None if the chunk is damaged.
 
-    ``crc`` is the checksum of the previous piece, 0 for the first one.
+    ``crc`` is the checksum of the previous chunk, 0 for the first one.
     """
-    length, stored = _PIECE.unpack(head)
-    found = _piece_crc(body, crc)
+    length, stored = _CHUNK.unpack(head)
+    found = _chunk_crc(body, crc)
     return found if length == len(body) and found == stored else None
 
 
-def is_sealed(header: Header, head: bytes, crc: int) -> bool:
-    """Return whether the header belongs to the pieces of the file, whose last checksum is ``crc``.
+def is_sealed(header: CheckpointHeader, head: bytes, crc: int) -> bool:
+    """Return whether the header belongs to the chunks of the file, whose last checksum is ``crc``.
 
     ``head`` contains the bytes of the header.
     """
     return header.crc == crc32c.crc32c(head[_HEAD.size :], crc)
 
 
-def _piece_crc(body: Buffer, crc: int) -> int:
+def _chunk_crc(body: Buffer, crc: int) -> int:
     return crc32c.crc32c(body, crc32c.crc32c(_LENGTH.pack(len(body)), crc))
 
 
-def items_of_piece(body: Buffer) -> Iterator[Item]:
-    """Yield the items of a checked piece. Topics with the same config share one map."""
+def items_of_chunk(body: Buffer) -> Iterator[Item]:
+    """Yield the items of a checked chunk. Topics with the same config share one map."""
     configs, items = msgspec.msgpack.decode(body)
     for item in items:
         if "config" in item:

@@ -75,10 +75,10 @@ from typing import Annotated, Any, NamedTuple
 import cbor2
 import msgspec
 
-from topics.formats.api.members import with_members, without_members
+from topics.formats.api.json_members import with_members, without_members
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind
-from topics.formats.disk.records import RecordFlags, RecordsView, Texts, View
+from topics.formats.disk.records import AbstractView, RecordFlags, RecordsView, Texts
 from topics.formats.disk.rendering import U32_MAX, EncodedRecords
 from topics.formats.json_text import json_string
 
@@ -165,8 +165,8 @@ class ForwardBody(NamedTuple):
     """Body of a FORWARD frame.
 
     ``tail_bytes`` is the size of all copies of one dest, each counted from the end of its `$ts`.
-    ``burnt`` is the number of seqs that each dest has skipped, starting at its ``first_seq``; such
-    a frame has no runs.
+    ``skipped`` is the number of seqs that each dest has skipped, starting at its ``first_seq``;
+    such a frame has no runs.
     """
 
     cursor: int
@@ -174,7 +174,7 @@ class ForwardBody(NamedTuple):
     rows: Sequence[Row]
     runs: Sequence[Run] = ()
     tail_bytes: int = 0
-    burnt: int = 0
+    skipped: int = 0
     stamps: Sequence[Stamp] = ()
     own_stamp: OwnStamp | None = None
     payload: RecordsView | None = None
@@ -224,13 +224,13 @@ def forward_frame(ts_ms: int, record_count: int, flags: int, body: ForwardBody) 
     dest. The field ``back`` of the rows is computed; its value in ``body`` is ignored.
     """
     assert record_count == copy_count(body.runs), "the runs contain each copy once"
-    assert not (body.burnt and body.runs), "a frame either skips seqs or has copies"
+    assert not (body.skipped and body.runs), "a frame either skips seqs or has copies"
     held: dict[str, Any] = {"d": len(body.rows), "n": len(body.runs), "c": body.cursor}
     payload = body.payload
     optional = {
         "h": body.hop,
         "b": body.tail_bytes,
-        "l": body.burnt,
+        "l": body.skipped,
         "m": [*map(tuple, body.stamps)],
         "o": body.own_stamp and [*body.own_stamp],
         "p": payload and (payload.flags, payload.count, payload.ext_len),
@@ -264,7 +264,7 @@ def is_row(lsn: int) -> bool:
     return lsn & 3 == _ROW_PLACE
 
 
-def frame_behind(data: Buffer, offset: int) -> int:
+def row_offset(data: Buffer, offset: int) -> int:
     """Return the number of bytes from the start of a frame to its row at ``offset``."""
     back: int = _BACK.unpack_from(data, offset)[0]
     return back
@@ -334,14 +334,14 @@ def runs_within(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
 
 
 def payload_of(
-    pieces: Sequence[tuple[View, int, int]], first_seq: int, ts_ms: int
+    chunks: Sequence[tuple[AbstractView, int, int]], first_seq: int, ts_ms: int
 ) -> EncodedRecords:
     """Combine records of several views into one write.
 
-    Each item of ``pieces`` selects the records ``start`` to ``stop`` (exclusive) of a view. The
+    Each item of ``chunks`` selects the records ``start`` to ``stop`` (exclusive) of a view. The
     records are unchanged except for `$seq`, which is contiguous from ``first_seq``, and `$ts`.
     """
-    runs = [(view, Run(0, 0, start, stop)) for view, start, stop in pieces]
+    runs = [(view, Run(0, 0, start, stop)) for view, start, stop in chunks]
     return Copier(runs, ()).render(first_seq, ts_ms)
 
 
@@ -360,12 +360,12 @@ class Copier:
     An exception of a view for damaged data is passed on.
     """
 
-    def __init__(self, pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp]) -> None:
-        for view, run in pieces:
+    def __init__(self, chunks: Sequence[tuple[AbstractView, Run]], stamps: Sequence[Stamp]) -> None:
+        for view, run in chunks:
             if not 0 <= run.start < run.stop <= view.count or run.stamp > len(stamps):
                 raise BadCopies(f"the run refers to missing records: {run}")
         try:
-            tails, self.flags, self._ext, self._tables = _gathered(pieces, stamps)
+            tails, self.flags, self._ext, self._tables = _gathered(chunks, stamps)
         except (cbor2.CBORError, ValueError, LookupError, TypeError) as error:
             raise BadCopies(f"a payload frame contains no records: {error}") from error
         self.count = len(tails)
@@ -386,9 +386,9 @@ class Copier:
         head = b'{"$seq":%%d,"$ts":%d' % ts_ms
         heads = [head % seq for seq in range(first_seq, first_seq + count)]
         ends = array("I", accumulate(map(add, map(len, heads), self._tail_lens)))
-        pieces = [b""] * (2 * count)
-        pieces[0::2], pieces[1::2] = heads, self._tails
-        blob = b"".join(pieces)
+        chunks = [b""] * (2 * count)
+        chunks[0::2], chunks[1::2] = heads, self._tails
+        blob = b"".join(chunks)
         assert len(blob) <= U32_MAX, "a forward is bounded"
         parts = (ext, ends.tobytes(), *self._tables, blob)
         return EncodedRecords(self.flags, count, ext, parts, len(blob))
@@ -404,17 +404,17 @@ def copies_size(count: int, tail_bytes: int, first_seq: int, ts_ms: int) -> int:
 
 
 def _gathered(
-    pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp]
+    chunks: Sequence[tuple[AbstractView, Run]], stamps: Sequence[Stamp]
 ) -> tuple[list[bytes], int, bytes, list[bytes]]:
     """Return the bytes after the `$ts` of each copy, and flags, ext and tables of all copies."""
     # The usual case: all records of one write are copied unchanged. Its tables can be reused.
-    if len(pieces) == 1:
-        view, run = pieces[0]
+    if len(chunks) == 1:
+        view, run = chunks[0]
         if isinstance(view, RecordsView) and _is_verbatim(view, run):
             tails = _slices(*_records(view, 0, view.count))
             return tails, view.flags & _RECORD_FLAGS, *view.texts_and_tables()
     gathering = _Gathering([*map(_stamp_text, stamps)])
-    for view, run in pieces:
+    for view, run in chunks:
         gathering.take(view, run)
     return gathering.tails, *gathering.finish()
 
@@ -427,7 +427,7 @@ class _Gathering:
         self.tails: list[bytes] = []
         self._nodes, self._tags, self._meta_lens = _Texts(), _Texts(), array("I")
 
-    def take(self, view: View, run: Run) -> None:
+    def take(self, view: AbstractView, run: Run) -> None:
         """Add the copies of a run."""
         start, stop, flags, drops = run.start, run.stop, view.flags, run.drops
         records, begins, ends = _records(view, start, stop)
@@ -440,15 +440,15 @@ class _Gathering:
             refs = b"\1" * (stop - start) if flags & _ONE_NODE else view.column(_NODES, start, stop)
             nodes = _TextRun(refs, node_texts)
             if drops & _DROP_NODE:
-                begins = nodes.behind(begins, _NODE)
+                begins = nodes.ends_after(begins, _NODE)
             else:
                 self._nodes.add(self._count, nodes)
                 if drops & _DROP_TAG and flags & _TAGS:
-                    before, begins = nodes.members(_NODE), nodes.behind(begins, _NODE)
+                    before, begins = nodes.members(_NODE), nodes.ends_after(begins, _NODE)
         if flags & _TAGS:
             tags = _TextRun(view.column(_TAGS, start, stop), tag_texts)
             if drops & _DROP_TAG:
-                begins = tags.behind(begins, _TAG)
+                begins = tags.ends_after(begins, _TAG)
             else:
                 self._tags.add(self._count, tags)
         if run.stamp:
@@ -462,7 +462,7 @@ class _Gathering:
 
     def _stamped(
         self,
-        view: View,
+        view: AbstractView,
         run: Run,
         records: bytes,
         begins: Sequence[int],
@@ -526,15 +526,15 @@ class _TextRun:
         self.refs = refs
         self.texts = {ref: texts[ref - 1] if ref else b"" for ref in dict.fromkeys(refs)}
 
-    def behind(self, begins: Sequence[int], key: bytes) -> list[int]:
+    def ends_after(self, begins: Sequence[int], key: bytes) -> list[int]:
         """Return the offset after this member in each record. It starts at ``begins``."""
         lens = {ref: len(key) + len(text) if ref else 0 for ref, text in self.texts.items()}
         return [*map(add, begins, map(lens.__getitem__, self.refs))]
 
     def members(self, key: bytes) -> list[bytes]:
         """Return the member of each record, b"" for a record without it."""
-        pieces = {ref: key + text if ref else b"" for ref, text in self.texts.items()}
-        return [*map(pieces.__getitem__, self.refs)]
+        chunks = {ref: key + text if ref else b"" for ref, text in self.texts.items()}
+        return [*map(chunks.__getitem__, self.refs)]
 
 
 class _Texts:
@@ -550,13 +550,13 @@ class _Texts:
     def add(self, count: int, run: _TextRun) -> None:
         """Add the texts of the next copies, after ``count`` earlier copies."""
         self.fill(count)
-        numbers, places = self.numbers, {}
+        numbers, new_refs = self.numbers, {}
         for ref, text in run.texts.items():
             if ref:
-                places[ref] = numbers.setdefault(text, len(numbers) + 1)
+                new_refs[ref] = numbers.setdefault(text, len(numbers) + 1)
             else:
-                places[ref], self.has_gaps = 0, True
-        self.refs.extend(map(places.__getitem__, run.refs))
+                new_refs[ref], self.has_gaps = 0, True
+        self.refs.extend(map(new_refs.__getitem__, run.refs))
 
     def fill(self, count: int) -> None:
         """Add copies without a text until there are ``count`` copies."""
@@ -586,7 +586,7 @@ def _stamp_text(stamp: Stamp) -> bytes:
     )
 
 
-def _is_verbatim(view: View, run: Run) -> bool:
+def _is_verbatim(view: AbstractView, run: Run) -> bool:
     """Return whether the copies are all records of the view, with no member removed or added."""
     return run.stop - run.start == view.count and not (run.drops or run.stamp)
 
@@ -595,7 +595,7 @@ def _slices(records: bytes, begins: Sequence[int], ends: Sequence[int]) -> list[
     return [records[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
-def _records(view: View, start: int, stop: int) -> tuple[bytes, Sequence[int], list[int]]:
+def _records(view: AbstractView, start: int, stop: int) -> tuple[bytes, Sequence[int], list[int]]:
     """Return the records ``start`` to ``stop`` (exclusive).
 
     The result has their bytes, and for each record the offset after its `$ts` and that of its end.

@@ -16,7 +16,7 @@ import crc32c
 
 from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
-from topics.formats.disk.records import RecordFlags, RecordsView, Texts, View
+from topics.formats.disk.records import AbstractView, RecordFlags, RecordsView, Texts
 from topics.formats.disk.segment import (
     CHUNK_BYTES,
     BadSegment,
@@ -28,25 +28,25 @@ from topics.formats.disk.text_table import TextTable
 
 # The limits of one step.
 STEP_BYTES = 256 << 10
-STEP_PIECES = 32
+STEP_SLICES = 32
 STEP_RECORDS = 512  # A record with a unique tag takes a microsecond.
 STEP_PLAIN = 4096  # The limit for records without tag and node, which take a tenth of this time.
 _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
 )
 
-Piece = tuple[RecordsView | ExtentView, int, int]
+ViewSlice = tuple[RecordsView | ExtentView, int, int]
 """The records ``start`` to ``stop`` (exclusive) of a write or of another extent."""
 
 
-class Pieces:
+class ViewSlices:
     """An iterator over record ranges that can also consume a part of a range.
 
     ``head`` is the rest of the current range, or None at the end.
     """
 
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._rest = iter(pieces)
+    def __init__(self, slices: Iterable[ViewSlice]) -> None:
+        self._rest = iter(slices)
         self.head = next(self._rest, None)
 
     def take_to(self, index: int) -> None:
@@ -73,24 +73,24 @@ class ExtentBuilder:
         self._nodes, self._tags, self._meta_lens = TextTable(), TextTable(), array("I")
         self._chunk_crcs, self._chunk_crc = array("I"), 0
         self._keys: list[bytes] = []
-        self._keyed: View | None = None
+        self._keyed: AbstractView | None = None
         self._rest_keys: Iterator[ExtentKey] = iter(())  # unread keys of the source extent
         self._next_key: ExtentKey | None = None
         self._last_key_seq = 0
 
-    def take(self, pieces: Pieces) -> bytes:
+    def take(self, slices: ViewSlices) -> bytes:
         """Add the records of one step, and return the bytes that were added to the blob.
 
         If the next record does not fit, ``full`` is set and the result is empty.
         """
         blobs: list[Buffer] = []
         seq = self.first_seq + self.count
-        last: tuple[View, int] | None = None
+        last: tuple[AbstractView, int] | None = None
         size_max = min(self.size + STEP_BYTES, self._bytes_max)
-        worth = STEP_RECORDS if pieces.head is not None and pieces.head[0].has_texts else STEP_PLAIN
+        worth = STEP_RECORDS if slices.head is not None and slices.head[0].has_texts else STEP_PLAIN
         count_max = min(self.count + worth, self._records_max)
-        while pieces.head is not None and len(blobs) < STEP_PIECES:
-            view, start, stop = pieces.head
+        while slices.head is not None and len(blobs) < STEP_SLICES:
+            view, start, stop = slices.head
             end = self._fitting(view, start, stop, size_max, count_max)
             if end == start:
                 size = self.size + view.size(start, start + 1)
@@ -101,7 +101,7 @@ class ExtentBuilder:
                 self.first_ts = view.ts(start)
             blobs.append(self._add(view, start, end))
             last = view, end - 1
-            pieces.take_to(end)
+            slices.take_to(end)
         if last:
             self.last_ts = last[0].ts(last[1])
         self.full = not blobs or self.count >= self._records_max
@@ -111,7 +111,9 @@ class ExtentBuilder:
         self._checksum(taken)
         return taken
 
-    def _fitting(self, view: View, start: int, stop: int, size_max: int, count_max: int) -> int:
+    def _fitting(
+        self, view: AbstractView, start: int, stop: int, size_max: int, count_max: int
+    ) -> int:
         """Return the index up to which this step may take records of the range."""
         stop = min(stop, start + count_max - self.count)
         if self.size + view.size(start, stop) <= size_max:
@@ -239,7 +241,7 @@ class ExtentBuilder:
 
 
 def _texts_and_key(view: RecordsView | ExtentView) -> tuple[Texts, Texts, str | None]:
-    """Return the nodes and the tags as `View.texts`, and the idempotency key of a write."""
+    """Return the nodes and the tags as `AbstractView.texts`, and the idempotency key of a write."""
     if isinstance(view, ExtentView):
         return *view.texts(), None
     ext = view.ext()
@@ -267,12 +269,12 @@ def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
 
 def _contradictions(view: ExtentView) -> Iterator[tuple[int, str]]:
     entry, count = view.entry, view.count
-    built, pieces = (
+    built, slices = (
         ExtentBuilder(entry.first_seq, entry.blob_bytes, count),
-        Pieces([(view, 0, count)]),
+        ViewSlices([(view, 0, count)]),
     )
-    while pieces.head is not None and not built.full:
-        built.take(pieces)
+    while slices.head is not None and not built.full:
+        built.take(slices)
     tables = b"".join(built.tables())
     if tables != view.tables or built.flags != entry.flags:
         yield entry.tables_at, "the tables do not match the records"

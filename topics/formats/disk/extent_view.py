@@ -2,7 +2,7 @@
 
 The checksum of the tables is verified when the view is created. The checksum of each 64 KiB chunk
 of the blob is verified when the chunk is first read. The views of an extent and of a write have a
-common interface (`View`).
+common interface (`AbstractView`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 import cbor2
 import crc32c
 
-from topics.formats.disk.records import RecordFlags, Texts, View
+from topics.formats.disk.records import AbstractView, RecordFlags, Texts
 from topics.formats.disk.segment import (
     CHUNK_BYTES,
     TABLES_HEAD_BYTES,
@@ -74,7 +74,7 @@ def _can_read_all(_begin: int, _end: int) -> bool:
     return True
 
 
-class ExtentView(View):
+class ExtentView(AbstractView):
     """The records of an extent.
 
     ``data`` is the complete file. ``checked`` means that the tables have been verified before.
@@ -100,8 +100,8 @@ class ExtentView(View):
     ) -> None:
         super().__init__(entry.flags, entry.record_count)
         self.entry, self._fail, self._can_read = entry, fail, can_read
-        start, room = entry.tables_at, len(data) - entry.offset
-        if not TABLES_HEAD_BYTES <= entry.tables_len <= entry.length <= room:
+        start, available = entry.tables_at, len(data) - entry.offset
+        if not TABLES_HEAD_BYTES <= entry.tables_len <= entry.length <= available:
             raise fail(entry.offset, "the extent is truncated")
         if not can_read(start, start + entry.tables_len):
             raise fail(start, "the tables of the extent cannot be read")
@@ -229,10 +229,10 @@ class ExtentView(View):
 
     def _check(self, first: int, last: int) -> None:
         for chunk in range(first, last):
-            if not self._is_whole(chunk):
+            if not self._is_intact(chunk):
                 raise self._fail(self.entry.offset + chunk * CHUNK_BYTES, "records are damaged")
 
-    def _is_whole(self, chunk: int) -> bool:
+    def _is_intact(self, chunk: int) -> bool:
         if self._checked[chunk] != 1 and chunk not in self._bad:
             start, at = chunk * CHUNK_BYTES, self.entry.offset
             data = self._data[start : start + CHUNK_BYTES]
@@ -253,7 +253,7 @@ class ExtentView(View):
             last = bisect_left(ends, end, start, stop)
             if first > run[1] or run[0] < stop <= run[1]:
                 break
-            if not self._is_whole(chunk):
+            if not self._is_intact(chunk):
                 run = min(run[0], first), min(last + 1, stop)
         return run if run[0] < stop else None
 

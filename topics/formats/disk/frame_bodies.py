@@ -138,7 +138,7 @@ RUN = struct.Struct("<QQ")
 LOSS = struct.Struct("<QQI")
 
 
-class DeleteFlags(IntEnum):
+class DeleteFrameFlags(IntEnum):
     """Flags of a DELETE frame. Written to disk: never renumber, only add."""
 
     DEAD_LETTERED = 1
@@ -242,7 +242,7 @@ def delete_runs_frame(
 ) -> Frame:
     """Build a DELETE frame that deletes the records of ``runs``, which are in ascending order."""
     body = struct.pack(f"<{2 * len(runs)}Q", *chain.from_iterable(runs))
-    flags = DeleteFlags.DEAD_LETTERED if dead_lettered else 0
+    flags = DeleteFrameFlags.DEAD_LETTERED if dead_lettered else 0
     return Frame(FrameKind.DELETE, topic_id, 0, ts_ms, len(runs), flags, parts=(body,))
 
 
@@ -422,7 +422,7 @@ def decode_losses(header: FrameHeader, body: Buffer) -> list[tuple[int, int, int
     return [first, *LOSS.iter_unpack(rows)]
 
 
-def routers_gone_frame(router_ids: Sequence[int], ts_ms: int) -> Frame:
+def routers_removed_frame(router_ids: Sequence[int], ts_ms: int) -> Frame:
     """Build a ROUTERS_GONE frame."""
     packed = cbor2.dumps([*router_ids])
     return Frame(FrameKind.ROUTERS_GONE, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))

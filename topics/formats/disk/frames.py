@@ -17,7 +17,7 @@ Header:
                                 runs of a DELETE frame, jobs of a LEASE frame
     56      4     ext_len       length of the CBOR item at the start of the body
     60      1     kind          `FrameKind`
-    61      1     flags         `RecordFlags` of an APPEND or FORWARD frame, `DeleteFlags` of a
+    61      1     flags         `RecordFlags` of an APPEND or FORWARD frame, `DeleteFrameFlags` of a
                                 DELETE frame, `LeaseOp` of a LEASE frame
     62      2     zero
 
@@ -139,30 +139,30 @@ def header_at(data: Buffer, offset: int) -> FrameHeader:
     return tuple.__new__(FrameHeader, FRAME.unpack_from(data, offset))
 
 
-class Stop(Enum):
+class ScanStop(Enum):
     """The reason why there is no valid frame at an offset."""
 
     END = "only zeros follow"
     BAD = "the bytes that follow are not a frame"
 
 
-def check_frame(data: memoryview, offset: int, lsn: int, seed: int) -> FrameHeader | Stop:
+def check_frame(data: memoryview, offset: int, lsn: int, seed: int) -> FrameHeader | ScanStop:
     """Check the frame at ``offset``. Returns its header, or the reason why there is no valid frame.
 
     Never raises on corrupt bytes.
     """
     if offset + FRAME_HEADER_BYTES > len(data):
-        return Stop.END if not any(data[offset:]) else Stop.BAD
+        return ScanStop.END if not any(data[offset:]) else ScanStop.BAD
     header = header_at(data, offset)
     if header.magic != FRAME_MAGIC:
-        return Stop.END if not any(data[offset : offset + FRAME_HEADER_BYTES]) else Stop.BAD
+        return ScanStop.END if not any(data[offset : offset + FRAME_HEADER_BYTES]) else ScanStop.BAD
     end = offset + FRAME_HEADER_BYTES + header.body_len
     if (
         header.lsn != lsn
         or end > len(data)
         or crc32c.crc32c(data[offset + 8 : end], seed) != header.crc
     ):
-        return Stop.BAD
+        return ScanStop.BAD
     return header
 
 

@@ -67,7 +67,7 @@ class Texts(Protocol):
     def __getitem__(self, index: int, /) -> bytes: ...
 
 
-class View:
+class AbstractView:
     """The common interface of a write in the log and an extent of a segment.
 
     Both contain ``count`` rendered records with contiguous seqs. Records are addressed by an index
@@ -152,7 +152,7 @@ class View:
         begin = ends[start - 1] if start else 0
         return bisect_right(ends, begin + budget, start, stop)
 
-    def cuts_nothing(
+    def keeps_all(
         self, nodes: Set[bytes], include_tags: bool, include_meta: bool, include_data: bool = True
     ) -> bool:
         """Return whether a reader with these options gets every record unchanged."""
@@ -171,7 +171,7 @@ class View:
         ends = self.ends
         return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
-    def whole(self) -> memoryview:
+    def all_records(self) -> memoryview:
         """Return all records unchanged, joined by commas."""
         return self.slice(0, self.count)
 
@@ -292,7 +292,7 @@ def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[IndexRun]:
         yield run.span()
 
 
-class RecordsView(View):
+class RecordsView(AbstractView):
     """Reads the records of one write in place. Bytes are copied only when a slice is converted."""
 
     __slots__ = ("body", "ext_len")
@@ -336,8 +336,9 @@ class RecordsView(View):
         """
         return decode_delays(self.body[: self.ext_len]) if self.flags & _DELAYS else []
 
-    def whole(self) -> memoryview:
-        """As `View.whole`. Most reads call it, so it does not read the table of ends."""
+    def all_records(self) -> memoryview:
+        """As `AbstractView.all_records`. Most reads call it, so it does not read the table of
+        ends."""
         return self.body[self.ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) : -1]
 
     def part(self, begin: int, end: int) -> memoryview:

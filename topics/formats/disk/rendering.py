@@ -191,6 +191,6 @@ def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
 
     The strings are in order of appearance. Refs are numbers from 1; 0 means None.
     """
-    places: dict[str | None, int] = {None: 0}
-    refs = array("I", [places.setdefault(text, len(places)) for text in texts])
-    return [json_string(text) for text in places if text is not None], refs
+    numbers: dict[str | None, int] = {None: 0}
+    refs = array("I", [numbers.setdefault(text, len(numbers)) for text in texts])
+    return [json_string(text) for text in numbers if text is not None], refs

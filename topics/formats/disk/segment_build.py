@@ -14,7 +14,7 @@ from typing import NamedTuple
 import crc32c
 
 from topics.formats.buffers import Buffer
-from topics.formats.disk.extent_build import ExtentBuilder, Piece, Pieces
+from topics.formats.disk.extent_build import ExtentBuilder, ViewSlice, ViewSlices
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
     EXTENT_ALIGNMENT,
@@ -37,12 +37,12 @@ STEP_EXTENTS = 256  # the maximum number of extents whose flags or entries are e
 STEP_FLAGS = 1024  # An extent with more flags than this ends a step.
 
 
-class Source(NamedTuple):
+class ExtentSource(NamedTuple):
     """Records of one topic with contiguous seqs from ``first_seq``, in contiguous ranges."""
 
     topic_id: int
     first_seq: int
-    pieces: Iterable[Piece]
+    slices: Iterable[ViewSlice]
 
 
 DeleteFlags = Callable[[int, int, int], Buffer | None]
@@ -55,7 +55,7 @@ def _all_live(_topic_id: int, _first_seq: int, _count: int) -> Buffer | None:
 
 def build(
     header: SegmentHeader,
-    sources: Iterable[Source],
+    sources: Iterable[ExtentSource],
     delete_flags: DeleteFlags = _all_live,
     *,
     extent_bytes: int = EXTENT_BYTES,
@@ -70,12 +70,12 @@ def build(
     at = HEADER_BYTES
     entries: list[ExtentEntry] = []
     for source in sources:
-        seq, pieces = source.first_seq, Pieces(source.pieces)
-        if pieces.head is None:
+        seq, slices = source.first_seq, ViewSlices(source.slices)
+        if slices.head is None:
             yield b""  # Reading a source without records also counts as a step.
-        while pieces.head is not None:
+        while slices.head is not None:
             extent = ExtentBuilder(seq, extent_bytes, extent_records)
-            entry = yield from _extent(extent, pieces, source.topic_id, at)
+            entry = yield from _extent(extent, slices, source.topic_id, at)
             entries.append(entry)
             pad = padding(entry.length, EXTENT_ALIGNMENT)
             yield bytes(pad)
@@ -87,11 +87,11 @@ def build(
 
 
 def _extent(
-    extent: ExtentBuilder, pieces: Pieces, topic_id: int, at: int
+    extent: ExtentBuilder, slices: ViewSlices, topic_id: int, at: int
 ) -> Generator[bytes, None, ExtentEntry]:
     """Yield the bytes of an extent at offset ``at``. Returns its entry, without ``flags_at``."""
-    while pieces.head is not None and not extent.full:
-        yield extent.take(pieces)
+    while slices.head is not None and not extent.full:
+        yield extent.take(slices)
     yield bytes(padding(extent.size, 8))
     tables_len = crc = 0
     for part in extent.tables():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import accumulate, islice
 
-from topics.formats.disk.packed import PackedTexts
+from topics.formats.disk.packed_texts import PackedTexts
 from topics.formats.disk.records import Texts
 
 STEP_ROWS = 4096  # rows of a table that are processed in one step

@@ -33,7 +33,7 @@ MAX_MESSAGE_BYTES: Final = 1 << 30  # A larger total_len means that the stream i
 COPIED_MAX_BYTES: Final = 64 * 1024
 
 
-class PeerGone(Exception):
+class PeerClosed(Exception):
     """The other process is not running, or the link session with it is closed."""
 
 

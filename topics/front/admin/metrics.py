@@ -32,10 +32,10 @@ from topics.errors import TopicsError
 from topics.formats.api.metrics_text import (
     MEDIA_TYPE,
     Column,
-    Family,
+    MetricFamily,
     Series,
-    json_pieces,
-    text_pieces,
+    json_chunks,
+    text_chunks,
 )
 from topics.formats.wire.calls import (
     METRICS_READ,
@@ -100,8 +100,8 @@ async def metrics() -> Response:
     )
     if prefers_json(request.head.joined(b"accept")):
         tail = msgspec.json.encode({"performance": {"server_total_ms": elapsed_ms(call.at)}})[1:]
-        return response(Answer(200, await _joined(json_pieces(families, tail))))
-    return response(Answer(200, await _joined(text_pieces(families)), media_type=MEDIA_TYPE))
+        return response(Answer(200, await _joined(json_chunks(families, tail))))
+    return response(Answer(200, await _joined(text_chunks(families)), media_type=MEDIA_TYPE))
 
 
 async def _joined(pieces: Iterator[bytes]) -> bytes:
@@ -118,7 +118,7 @@ async def _joined(pieces: Iterator[bytes]) -> bytes:
 # Metrics of the server
 
 
-def server_families(context: RouteContext) -> Iterator[Family]:
+def server_families(context: RouteContext) -> Iterator[MetricFamily]:
     """Yield the metrics of the board, the limits and the settings."""
     board, slots, readiness = context.board, context.live.slots, context.shards.readiness()
     is_ready = readiness.ready and not (readiness.draining or context.drain.is_draining)
@@ -157,7 +157,7 @@ def server_families(context: RouteContext) -> Iterator[Family]:
     )
     # fmt: on
     for name, text, series in families:
-        yield Family(name, COUNTER if name.endswith("_total") else GAUGE, text, series)
+        yield MetricFamily(name, COUNTER if name.endswith("_total") else GAUGE, text, series)
 
 
 def _one(value: float) -> list[Series]:
@@ -198,7 +198,7 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
     return found
 
 
-def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[Family]:
+def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[MetricFamily]:
     """Yield the rows of the shards, up to a bound, in the order of their names."""
     is_cut = len(found) < context.shards.count
     most = context.settings.metrics_topics
@@ -213,7 +213,7 @@ def _families(
     most: int,
     *,
     is_cut: bool,
-) -> Iterator[Family]:
+) -> Iterator[MetricFamily]:
     """Yield a family for each column of the rows, and a gauge that reports whether rows are
     missing.
 
@@ -225,12 +225,12 @@ def _families(
     names, *values = zip(*rows[:most], strict=True) if rows else [()] * (1 + len(columns))
     first = Column(label, names, ())
     for (name, kind, text), column in zip(columns.values(), values, strict=True):
-        yield Family(f"topics_{name}", kind, text, first.beside(column))
+        yield MetricFamily(f"topics_{name}", kind, text, first.with_values(column))
     text = (
         f"1 if some {label}s are missing, because of TOPICS_METRICS_TOPICS or because a shard does"
         " not respond."
     )
-    yield Family(f"topics_{label}_metrics_truncated", GAUGE, text, _one(int(is_cut)))
+    yield MetricFamily(f"topics_{label}_metrics_truncated", GAUGE, text, _one(int(is_cut)))
 
 
 VIEWS: dict[Route, View] = {rows.METRICS: metrics, rows.METRICS_AT_ROOT: metrics}

@@ -30,7 +30,7 @@ from topics.actors.shard_client.shards import Shards
 from topics.errors import NotReady, TopicsError
 from topics.formats.api.backup_body import KnownFile
 from topics.formats.api.response_heads import CHUNK_END, LAST_CHUNK, chunk_start
-from topics.formats.disk.backup_archive import FORMAT, File, Manifest
+from topics.formats.disk.backup_archive import FORMAT, ArchiveFile, Manifest
 from topics.formats.wire.calls import (
     BACKUP_ABANDONED,
     BACKUP_BEGIN,
@@ -46,7 +46,7 @@ from topics.front.http.connection import Connection
 from topics.front.keys import Keys
 from topics.front.limits import Cap, Slots
 from topics.front.request import Request
-from topics.storage.backup_stream import BackupStream
+from topics.storage.backup_writer import BackupWriter
 from topics.storage.disk import Damaged
 
 log = structlog.get_logger()
@@ -88,8 +88,8 @@ class Backup:
         self._shards, self._drain, self._keys, self._backups = shards, drain, keys, backups
         self._known = known
         self._params = BackupParams(secrets.randbits(62), known is not None)
-        self._flags: list[File] = []
-        self._files: list[File] = []
+        self._flags: list[ArchiveFile] = []
+        self._files: list[ArchiveFile] = []
         self._is_over = False
         self._seen_requests = 0  # number of requests of all clients of the front at the last check
 
@@ -101,8 +101,8 @@ class Backup:
         self._backups.slots.acquire()
         try:
             for begun in await self._ask_all(BACKUP_BEGIN):
-                self._flags += map(File._make, begun.flags)
-                self._files += map(File._make, begun.files)
+                self._flags += map(ArchiveFile._make, begun.flags)
+                self._files += map(ArchiveFile._make, begun.files)
         except BaseException:
             self.abandon()
             raise
@@ -132,7 +132,7 @@ class Backup:
 
     async def _send(self, request: Request, connection: Connection) -> None:
         """Send the flags, the files up to the cut, and the manifest."""
-        stream = BackupStream(int(time.time()), self._known or ())
+        stream = BackupWriter(int(time.time()), self._known or ())
         await self._send_all(request, connection, stream.add(self._flags))
         created_ms = time.time_ns() // 1_000_000
         cuts, found = await self._cut()
@@ -170,7 +170,7 @@ class Backup:
 
     # Calls to the shards
 
-    async def _cut(self) -> tuple[list[int], list[File]]:
+    async def _cut(self) -> tuple[list[int], list[ArchiveFile]]:
         """Return the LSN up to which each log belongs to the backup, and the files of all logs.
 
         Retry up to `CUTS_MAX` times. Raise `NotReady`.
@@ -188,7 +188,7 @@ class Backup:
                 await trio.sleep(PAUSE_S)
             else:
                 break
-        return cuts, [File._make(row) for answer in answers for row in answer.files]
+        return cuts, [ArchiveFile._make(row) for answer in answers for row in answer.files]
 
     async def _ask_all(self, call: Call[BackupParams, R]) -> list[R]:
         """Call all shards and return their results. Raise the first failure."""

@@ -31,7 +31,7 @@ import trio
 from topics.actors.rpc.session import discard
 from topics.front.answers import Answer
 from topics.front.request import Body, Request
-from topics.imports import frozen
+from topics.imports import gc_frozen
 
 # Seconds between two switches of threads during the import.
 SWITCH_S = 0.0005
@@ -122,7 +122,7 @@ def _undisturbed(load: Callable[[], Application]) -> Application:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(SWITCH_S, interval))
     try:
-        with frozen():
+        with gc_frozen():
             return load()
     finally:
         sys.setswitchinterval(interval)

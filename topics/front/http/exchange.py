@@ -225,7 +225,7 @@ class Exchange:
         self.has_answered = connection.closing = True
         connection.idle = False
         if head.request.head is not None:
-            head.request.head.forget()
+            head.request.head.clear()
         is_upgrade = answer.status == SWITCHING_PROTOCOLS
         # The bytes after the head of a handshake belong to the WebSocket. This frame must not keep
         # a reference to them, because it exists until the stream ends.
@@ -274,7 +274,7 @@ class Exchange:
         self.has_answered = True
         parts, connection, request = self._parts, self._connection, self.request
         if request is not None and request.head is not None:
-            request.head.forget()  # free it now, because the client may read the response slowly
+            request.head.clear()  # free it now, because the client may read the response slowly
         if close or connection.unread_body or parts.connections.draining:
             connection.closing = close = True
         body, status, lines = answer.body, answer.status, self._fields(answer.status)

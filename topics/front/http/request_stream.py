@@ -64,7 +64,7 @@ class RequestStream:
             self.buffer, self.pos = b"", 0
             return None
         self.pos += used
-        self.part, raw = None, part.whole()
+        self.part, raw = None, part.complete()
         if not raw.startswith(b"\r\n"):
             return raw
         # The first byte of the head completed an empty line, so the bytes after it are parsed

@@ -28,8 +28,8 @@ from websockets.frames import Close, CloseCode, Frame, Opcode
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
 from topics.errors import InvalidRequest, TopicsError
+from topics.formats.api.append_slices import without_records
 from topics.formats.api.limits import WEBSOCKET_MESSAGE_MAX_BYTES, Limits
-from topics.formats.api.sliced import without_records
 from topics.formats.api.watch import HEARTBEAT_MS
 from topics.formats.api.websocket_commands import (
     CommandHead,
@@ -38,7 +38,7 @@ from topics.formats.api.websocket_commands import (
     request_id_of,
 )
 from topics.formats.api.websocket_frames import (
-    FrameReader,
+    WebSocketFrameReader,
     close_frame,
     control_frame,
     utf8_steps,
@@ -117,7 +117,7 @@ class WebSocket(WebSocketStream):
             with self.scope:
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
-                await self._serve(FrameReader(self._message_max_bytes), data)
+                await self._serve(WebSocketFrameReader(self._message_max_bytes), data)
             # Linger, so that unread input does not make the client lose the close frame.
             if self.ended:
                 connection.unread_body = True
@@ -126,7 +126,7 @@ class WebSocket(WebSocketStream):
             del self._publishes  # break the reference cycle, as in `Outbox.close`
             connection.sent_bytes += self.outbox.sent_bytes
 
-    async def _serve(self, reader: FrameReader, data: bytes) -> None:
+    async def _serve(self, reader: WebSocketFrameReader, data: bytes) -> None:
         """Handle frames and wait for input, until either side closes the socket."""
         # Commands that arrived before the end of the stream are not executed after it, because the
         # key may have been removed.
@@ -137,10 +137,10 @@ class WebSocket(WebSocketStream):
             if reader.has_more:
                 await self._wait_for_room()
                 await trio.lowlevel.checkpoint()
-            elif not (data := await self._receive(amid=reader.is_amid)):
+            elif not (data := await self._receive(amid=reader.is_incomplete)):
                 break
 
-    async def _handle(self, reader: FrameReader, data: bytes) -> bool:
+    async def _handle(self, reader: WebSocketFrameReader, data: bytes) -> bool:
         """Handle the frames that ``data`` completes. Return False to close the connection.
 
         No message is kept after this returns, because the client may then be silent for days.
@@ -158,7 +158,7 @@ class WebSocket(WebSocketStream):
             return False
         # No message is incomplete, or another message has begun. Control frames do not restart the
         # clock.
-        if not reader.is_amid or any(frame.opcode < Opcode.CLOSE for frame in frames):
+        if not reader.is_incomplete or any(frame.opcode < Opcode.CLOSE for frame in frames):
             self._clock.restart()
         if reader.held_bytes != self._held_bytes:
             self._hold(reader.held_bytes)

@@ -34,7 +34,7 @@ import trio
 
 from topics.actors.link.beat import wait_beat
 from topics.actors.link.event_loop import LoopLag
-from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, Queues
+from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, WeightedQueues
 from topics.errors import Throttled
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer
@@ -168,7 +168,7 @@ class Turns:
     def __init__(self, clock: Callable[[], float], lag: LoopLag) -> None:
         self._clock, self._lag = clock, lag
         self._seen = [-math.inf] * BANDS  # time of the last append of each band
-        self._parked: Queues[Parked] = Queues()
+        self._parked: WeightedQueues[Parked] = WeightedQueues()
         self._has_parked = trio.Event()
         self.waiting = 0
         # Entered around the appends that one iteration releases.
@@ -216,7 +216,7 @@ class Turns:
         for _ in range(min(count, self.waiting)):
             band = self._parked.next()
             assert band is not None, "an append waits"
-            self._parked.spend(band)
+            self._parked.charge(band)
             go, since = self._parked.queues[band].popleft()
             self.waiting -= 1
             try:

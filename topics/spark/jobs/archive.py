@@ -209,7 +209,7 @@ def add(commands: Commands) -> None:
         " each record exactly once. A run takes what came since the last one; a run that was killed"
         " is simply repeated.",
         epilog=f"DIR/{CHECKPOINT} belongs to the table: copy or delete them together."
-        f" {ExitCode.sentence()}",
+        f" {ExitCode.summary()}",
     )
     add_arg = parser.add_argument
     add_arg("topic", help="name of the topic; with --pattern a regex for whole names")

@@ -139,7 +139,7 @@ def add(commands: Commands) -> None:
         " encoding. A broken record ends the job; what was appended before it stays. Subfolders are"
         " read. No file or no record is an error.",
         epilog="'topics append -f FILE' loads files of this machine without Spark."
-        f" {ExitCode.sentence()}",
+        f" {ExitCode.summary()}",
     )
     add = parser.add_argument
     add("source", help="file, directory or URI that Spark can read")

@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         prog="topics-spark",
         description="Jobs between files and topics. 'topics-spark JOB --help' is the manual of a"
         " job.",
-        epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.sentence()} A job whose count"
+        epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.summary()} A job whose count"
         " differs from the server's has failed.",
     )
     commands = build.add_subparsers(dest="job", metavar="JOB", required=True)

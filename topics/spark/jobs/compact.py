@@ -107,7 +107,7 @@ def add(commands: Commands) -> None:
         description="Append the last record of each key (tag) of a topic to another topic, in their"
         " order. The same source again appends nothing; a source that has grown appends all its"
         " keys again.",
-        epilog=ExitCode.sentence(),
+        epilog=ExitCode.summary(),
     )
     parser.add_argument("source")
     parser.add_argument("dest", help="is made when it is absent")

@@ -252,7 +252,7 @@ def add(commands: Commands) -> None:
         description="Append the records of an archive, a Delta table as 'topics-spark archive'"
         " writes it, to a topic, in their order and with key, node and headers. No JVM is started."
         " The same replay run again appends nothing.",
-        epilog=ExitCode.sentence(),
+        epilog=ExitCode.summary(),
     )
     argument = parser.add_argument
     argument("directory", metavar="DIR", help="of the archive: a path, or a URI of an object store")

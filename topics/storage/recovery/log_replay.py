@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from topics.engine.changes import append, forward
-from topics.engine.changes.by_kind import replay_frame
-from topics.engine.replay import Misfit, Replay
+from topics.engine.changes.replay_dispatch import replay_frame
+from topics.engine.replay import Replay, StateMismatch
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
 from topics.formats.disk.copies import BadCopies, decode_forward
 from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_start
@@ -31,11 +31,16 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged, will_need
 from topics.storage.mapped_file import STEP_BYTES
-from topics.storage.recovery.restore import Keys
-from topics.storage.recovery.tail import HurtLog, LogEnd, check_nothing_promised, rest_behind
+from topics.storage.recovery.log_tail import (
+    DamagedLog,
+    LogEnd,
+    bytes_after,
+    check_not_synced_beyond,
+)
+from topics.storage.recovery.topic_restore import Keys
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 REPORT_BYTES = 1 << 20  # progress is reported after each such part of the log
 # Plain integers, because they are compared for each of millions of frames.
@@ -80,34 +85,34 @@ class LogReplay:
         for index, file in enumerate(files[first:], first):
             if file.base != lsn:
                 reason = f"the previous log file ends at {lsn:#x}: a file is missing or truncated"
-                raise HurtLog(file.path, 0, reason, lsn, file.base)
-            self._ask_for(files[index + 1 : index + 2])
+                raise DamagedLog(file.path, 0, reason, lsn, file.base)
+            self._prefetch(files[index + 1 : index + 2])
             lsn = self._replay_file(file)
             # The frames end exactly where the next file begins.
             if index + 1 < len(files) and lsn == bases[index + 1]:
                 continue
             # The frames end before the next file or in the last file. Other bytes that follow are a
             # torn tail or damage.
-            rest_bytes = rest_behind(file, lsn)
+            rest_bytes = bytes_after(file, lsn)
             if rest_bytes:
-                check_nothing_promised(file, lsn, self._promised_lsn, is_last=file is files[-1])
+                check_not_synced_beyond(file, lsn, self._promised_lsn, is_last=file is files[-1])
         if lsn < self._promised_lsn:
             reason = f"the log ends at {lsn:#x}, before the checkpoint at {self._promised_lsn:#x}"
             path = files[-1].path if files else folder
-            raise HurtLog(path, 0, reason, lsn, self._promised_lsn)
+            raise DamagedLog(path, 0, reason, lsn, self._promised_lsn)
         return LogEnd(lsn, rest_bytes)
 
-    def _ask_for(self, files: Sequence[WalFile]) -> None:
+    def _prefetch(self, files: Sequence[WalFile]) -> None:
         """Advise the kernel to read these files while the file before them is replayed."""
         for file in files:
             for start in range(0, file.size, STEP_BYTES):
                 with contextlib.suppress(OSError):  # the replay reads the file in any case
                     will_need(file.path, start, min(STEP_BYTES, file.size - start))
-                self._progress.beat()
+                self._progress.heartbeat()
 
     def _replay_file(self, file: WalFile) -> int:
         """Replay the frames of a file and return the LSN after the last one."""
-        file.read_all(self._progress.beat)
+        file.read_all(self._progress.heartbeat)
         view, base, shift = file.view(), file.base, file.offset(0)
         replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
         report_at = base + REPORT_BYTES
@@ -125,21 +130,23 @@ class LogReplay:
                     self._note_key(header, view, lsn + shift)
                 if lsn > report_at:
                     report_at = lsn + REPORT_BYTES
-                    self._progress.tell((self._done_bytes + lsn + shift) / self._total_bytes)
-        except Misfit as error:
+                    self._progress.report_share(
+                        (self._done_bytes + lsn + shift) / self._total_bytes
+                    )
+        except StateMismatch as error:
             assert header is not None, "a frame was replayed"
             what = f"frame of kind {header.kind} about topic {header.topic_id}"
             reason = f"{what} is inconsistent with the frames before it: {error}"
             offset = file.offset(header.lsn)
-            raise HurtLog(file.path, offset, reason, header.lsn, header.end) from error
+            raise DamagedLog(file.path, offset, reason, header.lsn, header.end) from error
         # `durable_lsn` never decreases from frame to frame.
         self.durable_lsn = max(self.durable_lsn, base, header.durable_lsn if header else 0)
         self._done_bytes += file.size
-        self._progress.tell(self._done_bytes / self._total_bytes)
+        self._progress.report_share(self._done_bytes / self._total_bytes)
         return header.end if header else base
 
     def _replay_frame(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
-        """Replay a frame of any kind. Raise `Misfit`."""
+        """Replay a frame of any kind. Raise `StateMismatch`."""
         kind, known = header.kind, header.lsn < self._promised_lsn
         if kind == _APPEND:
             topic = append.replay(self._replay, header, self._external_bytes(header), base, known)
@@ -149,7 +156,7 @@ class LogReplay:
         start = offset + FRAME_HEADER_BYTES
         body = view[start : start + header.body_len]
         if kind == FrameKind.TOPIC_DELETED:
-            self._blobs.forget(header.topic_id)
+            self._blobs.drop(header.topic_id)
             self.keys.pop(header.topic_id, None)
         elif kind == FrameKind.START:
             self.boot = decode_start(body)
@@ -166,7 +173,7 @@ class LogReplay:
         checkpointed: bool,
         generation: int,
     ) -> None:
-        """Replay a FORWARD frame. Raise `Misfit`."""
+        """Replay a FORWARD frame. Raise `StateMismatch`."""
         try:
             held = decode_forward(header, body)
             for run in held.runs:
@@ -174,7 +181,7 @@ class LogReplay:
                     self._check_named(run.lsn, header, view, generation)
             forward.replay(self._replay, header, held, checkpointed, generation)
         except BadCopies as error:
-            raise Misfit(str(error)) from error
+            raise StateMismatch(str(error)) from error
 
     def _check_named(self, lsn: int, header: FrameHeader, view: memoryview, base: int) -> None:
         """Check the frame at ``lsn``, from which copies are read, and keep its blob.
@@ -214,5 +221,5 @@ class LogReplay:
         start = offset + FRAME_HEADER_BYTES
         key = decode_idempotency_key(view[start : start + header.ext_len])
         if key is not None:
-            told = key, header.first_seq, header.record_count, header.ts_ms
-            self.keys[header.topic_id].append(told)
+            row = key, header.first_seq, header.record_count, header.ts_ms
+            self.keys[header.topic_id].append(row)

@@ -15,7 +15,7 @@ import struct
 import time
 from pathlib import Path
 
-from topics.engine.changes.start import settle_doubt
+from topics.engine.changes.start import settle_uncertain_head
 from topics.engine.now import Now
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.frame_bodies import lost_frame
@@ -35,26 +35,26 @@ from topics.formats.disk.wal import (
 from topics.storage import checkpoints
 from topics.storage.disk import (
     DAMAGED,
+    AtomicFile,
     Damaged,
-    FileAside,
     check_version,
-    keep_aside,
+    preserve_damaged,
     sync_directory,
     write_all,
 )
+from topics.storage.file_names import CHECKPOINT, own_files
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
-from topics.storage.names import CHECKPOINT, own_files
-from topics.storage.recovery.mending import (
+from topics.storage.recovery.log_repair import (
     CannotRepair,
-    Mending,
+    LogRepair,
     RepairPlan,
-    seqs_at_most,
+    max_seqs,
 )
-from topics.storage.recovery.steps import ShardReader
-from topics.storage.recovery.tail import HurtLog
+from topics.storage.recovery.log_tail import DamagedLog
+from topics.storage.recovery.shard_recovery import ShardReader
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import blob_of, blob_paths, check_blob
-from topics.storage.wal.file import LOG, NEW, WalFile, log_name, log_paths
+from topics.storage.wal.log_file import LOG, NEW, WalFile, log_name, log_paths
 
 
 class ShardRepair(RepairPlan):
@@ -68,7 +68,7 @@ class ShardRepair(RepairPlan):
         self._data_dir, self._shards, self._now = data_dir, shards, now
         self._progress = StartProgress(lambda _: None)
         self._salvaged: set[Path] = set()
-        self._seen: set[str] = set()  # messages of the damage that earlier passes found
+        self._found: set[str] = set()  # messages of the damage that earlier passes found
 
     # The plan
 
@@ -80,28 +80,28 @@ class ShardRepair(RepairPlan):
         try:
             for path in (*logs, *blobs):  # a file of another version is not damaged
                 check_version(path)
-            whole = {each.path for each in checkpoints.whole(folder)}
+            intact = {each.path for each in checkpoints.intact_checkpoints(folder)}
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
-        hurt = [path for path in own_files(folder, CHECKPOINT) if path not in whole]
+        damaged = [path for path in own_files(folder, CHECKPOINT) if path not in intact]
         # Damaged checkpoints are not needed if another one is intact.
-        if whole:
-            self.aside += hurt
+        if intact:
+            self.damaged_files += damaged
             self.lines += [
                 f"{path}: incomplete checkpoint; another one is intact, no data is lost"
-                for path in hurt
+                for path in damaged
             ]
         # Each pass replaces the damage that stops a start, until a start succeeds.
         while self._find_damage(0):
             pass
-        if len(whole) > 1:
-            self._plan_older(sorted(whole)[-2])
+        if len(intact) > 1:
+            self._plan_older(sorted(intact)[-2])
         for path in blobs:
-            if path not in self.aside:
+            if path not in self.damaged_files:
                 try:
                     check_blob(path)  # even if only a backup needs it
                 except BadBlob:
-                    self.aside.append(path)
+                    self.damaged_files.append(path)
 
     def _plan_older(self, checkpoint: Path) -> None:
         """Plan the repair for the older checkpoint, too.
@@ -114,7 +114,7 @@ class ShardRepair(RepairPlan):
                 pass
         except CannotRepair:
             # A start cannot use the older checkpoint, so it is not needed.
-            self.aside.append(checkpoint)
+            self.damaged_files.append(checkpoint)
         self.lines = lines
 
     def _find_damage(self, age: int) -> bool:
@@ -127,17 +127,17 @@ class ShardRepair(RepairPlan):
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
         reader.files = self._open_log(reader)
-        repair = Mending(reader, reader.files, self)
+        repair = LogRepair(reader, reader.files, self)
         try:
             reader.read(self._now, trusts_stop=False)
-        except HurtLog as hurt:
-            self._refuse_twice(hurt)
-            repair.mend(hurt)
+        except DamagedLog as damage:
+            self._refuse_repeated(damage)
+            repair.repair_damage(damage)
         except Damaged as damage:
-            self._refuse_twice(damage)
-            repair.leave_out(damage)
+            self._refuse_repeated(damage)
+            repair.drop_dependent_frames(damage)
         else:
-            self._tell_doubts(reader)
+            self._describe_uncertain_heads(reader)
             if not age:
                 self._keep_blobs(reader)
             return False
@@ -145,11 +145,11 @@ class ShardRepair(RepairPlan):
             reader.close()
         return True
 
-    def _refuse_twice(self, damage: Damaged) -> None:
+    def _refuse_repeated(self, damage: Damaged) -> None:
         """Raise `CannotRepair` if an earlier pass has found the same damage."""
-        if str(damage) in self._seen:
+        if str(damage) in self._found:
             raise CannotRepair(damage.path, damage.offset, damage.reason)
-        self._seen.add(str(damage))
+        self._found.add(str(damage))
 
     def _open_log(self, reader: ShardReader) -> list[WalFile]:
         """Return the files of the log, in which images replace damaged and missing files."""
@@ -192,10 +192,10 @@ class ShardRepair(RepairPlan):
             self.lines.append(f"{path}, offset {damage.offset}: {damage.reason}")
         self._salvaged.add(path)
         if header is None:
-            self.aside += [] if path in self.aside else [path]
+            self.damaged_files += [] if path in self.damaged_files else [path]
             if path.suffix != LOG or path != max(log_paths(path.parent, self.shard)):
                 return False  # the next file shows how many frames are missing
-            header, data = self._unknown(path, len(data), known_to)
+            header, data = self._replacement_image(path, len(data), known_to)
         # Restore the length of a cut file with zeros, and write an intact header.
         data.extend(bytes(max(header.size - len(data), 0)))
         data[:FILE_HEADER_BYTES] = encode_file_header(header._replace(size=len(data)))
@@ -203,7 +203,9 @@ class ShardRepair(RepairPlan):
         self.changed.add(path)
         return True
 
-    def _unknown(self, path: Path, size: int, known_to: int) -> tuple[FileHeader, bytearray]:
+    def _replacement_image(
+        self, path: Path, size: int, known_to: int
+    ) -> tuple[FileHeader, bytearray]:
         """Return an image that replaces the newest log file, whose frames cannot be read.
 
         Its LOST frame is at ``known_to``, the LSN of the checkpoint. It states that any topic may
@@ -213,10 +215,10 @@ class ShardRepair(RepairPlan):
         lsn = max(base, known_to)
         size = max(size, 2 * FILE_HEADER_BYTES + lsn - base)
         header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
-        lost = lost_frame([(0, 0, seqs_at_most(size))], FRAME_HEADER_BYTES)
-        pieces = encode_frame(lost, lsn, 0, header.seed)
+        lost = lost_frame([(0, 0, max_seqs(size))], FRAME_HEADER_BYTES)
+        chunks = encode_frame(lost, lsn, 0, header.seed)
         data = bytearray(encode_file_header(header)).ljust(FILE_HEADER_BYTES + lsn - base, b"\0")
-        return header, (data + b"".join(map(bytes, pieces))).ljust(size, b"\0")
+        return header, (data + b"".join(map(bytes, chunks))).ljust(size, b"\0")
 
     def _keep_blobs(self, reader: ShardReader) -> None:
         """Keep the blobs of lost frames for the operator.
@@ -230,15 +232,19 @@ class ShardRepair(RepairPlan):
             topic = reader.engine.by_id.get(topic_id)
             is_sealed = topic is not None and first_seq <= topic.sealed_seq
             is_needed = reader.blobs.is_added(topic_id, first_seq) or is_sealed
-            if not is_needed and path not in self.aside:
+            if not is_needed and path not in self.damaged_files:
                 self.lines.append(f"{path}: no frame refers to it; it is kept as {DAMAGED}")
-                self.aside.append(path)
+                self.damaged_files.append(path)
 
-    def _tell_doubts(self, reader: ShardReader) -> None:
+    def _describe_uncertain_heads(self, reader: ShardReader) -> None:
         """Add lines for the topics that may have lost more records than are known."""
         for topic in reader.engine.by_id.values():
-            head_seq, doubt = topic.head_seq, reader.topics.doubts.get(topic.id)
-            if doubt is not None and self.changed and settle_doubt(reader.topics, topic):
+            head_seq, uncertain = topic.head_seq, reader.topics.uncertain_heads.get(topic.id)
+            if (
+                uncertain is not None
+                and self.changed
+                and settle_uncertain_head(reader.topics, topic)
+            ):
                 self.lines.append(
                     f'topic "{topic.name}": may have lost records after seq {head_seq};'
                     f" new records continue after {topic.head_seq}"
@@ -249,15 +255,15 @@ class ShardRepair(RepairPlan):
     @property
     def is_needed(self) -> bool:
         """Whether there are changes to make."""
-        return bool(self.changed or self.aside)
+        return bool(self.changed or self.damaged_files)
 
     def apply(self) -> None:
         """Make the planned changes. After an OSError, a later repair makes the remaining ones."""
         for path in sorted(self.changed):
             _, data = self.images[path]
             if path.exists():
-                keep_aside(path)
-            file = FileAside(path, NEW)
+                preserve_damaged(path)
+            file = AtomicFile(path, NEW)
             try:
                 write_all(file.fd, [data], 0)
             except BaseException:
@@ -265,11 +271,11 @@ class ShardRepair(RepairPlan):
                 raise
             file.publish()  # after an error the file is not removed: it may have its final name
         for path in self.kept:
-            keep_aside(path)
-        for path in self.aside:
+            preserve_damaged(path)
+        for path in self.damaged_files:
             if path in self.changed:  # already replaced by its image
                 continue
-            keep_aside(path)
+            preserve_damaged(path)
             path.unlink()
             sync_directory(path.parent)
 

@@ -11,21 +11,21 @@ from topics.engine.locators import Locator, is_extent, lsn_of
 from topics.engine.shard import ShardEngine
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import header_at
-from topics.formats.disk.records import RecordsView, View
+from topics.formats.disk.records import AbstractView, RecordsView
 from topics.formats.disk.segment import ExtentEntry
 from topics.formats.ranges import IndexRun, SeqRun
 from topics.storage.disk import Damaged
 from topics.storage.frame_reader import FrameReader, frame_lsn
 from topics.storage.segments.segment_store import SegmentStore
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 
 class ReplayStore:
     """A `Store` over segments and log files.
 
     The delete flags in segments may include deletes whose frames the replay has not reached yet.
-    These records must count as live until then (`take_back`), so the store keeps its own flags for
-    such extents.
+    These records must count as live until then (`restore_live`), so the store keeps its own flags
+    for such extents.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ReplayStore:
         # Of extents whose flags in the file are ahead of the replay.
         self._flags: dict[int, bytearray] = {}
 
-    def take_back(self, locator: Locator, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
+    def restore_live(self, locator: Locator, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
         """Mark the records of these runs as live until the replay deletes them.
 
         If the replay enforces a cap before that, it must count these records. Otherwise it would
@@ -58,7 +58,7 @@ class ReplayStore:
         if flags != deleted:
             self._flags[locator] = flags
 
-    def records(self, locator: Locator) -> View:
+    def records(self, locator: Locator) -> AbstractView:
         """Return the records at a locator. Raise `Damaged`."""
         if is_extent(locator):
             return self._segments.records(locator)
@@ -98,6 +98,6 @@ class ReplayStore:
 
     def release(self, locators: Sequence[Locator]) -> None:
         """Drop flags in memory. Unreferenced extents are found after the replay."""
-        self._engine.delete_flags.forget(locators)
+        self._engine.delete_flags.drop(locators)
 
     release_later = release

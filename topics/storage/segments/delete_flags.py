@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from topics.engine.locators import Locator, in_extent, split_locator
 from topics.formats.disk.segment import ExtentEntry
-from topics.storage.disk import write_again, write_all
-from topics.storage.segments.file import Segment
+from topics.storage.disk import rewrite, write_all
 from topics.storage.segments.maps import SegmentMaps
+from topics.storage.segments.segment_file import Segment
 
 BLOCK_BYTES = 4096  # flags are written in blocks of this size
 
@@ -137,10 +137,10 @@ class PendingFlags:
             # queue all flags of the segment again.
             with self._lock, segment.path.open("rb") as file:
                 for extent in _extents_with_flags(segment):
-                    self._queue_again(file.fileno(), segment, extent)
+                    self._requeue(file.fileno(), segment, extent)
             raise
 
-    def _queue_again(self, fd: int, segment: Segment, extent: int) -> None:
+    def _requeue(self, fd: int, segment: Segment, extent: int) -> None:
         """Queue all flags that an extent has in the file, as deletes that are due immediately."""
         entry, locator = segment.entry(fd, extent), in_extent(segment.number, extent)
         data = os.pread(fd, entry.record_count, entry.flags_at)
@@ -154,7 +154,7 @@ class PendingFlags:
         """Note that a killed process may have written flags of this segment without a sync."""
         self._unsynced.add(number)
 
-    def write_again(self) -> None:
+    def rewrite(self) -> None:
         """Write the flags of all unsynced segments again, after an unclean stop.
 
         A sync may have failed before, and the kernel marks pages as clean that are not on the disk.
@@ -165,17 +165,17 @@ class PendingFlags:
             with segment.opened() as fd:
                 for extent in _extents_with_flags(segment):
                     entry = segment.entry(fd, extent)
-                    write_again(fd, entry.flags_at, entry.record_count)
+                    rewrite(fd, entry.flags_at, entry.record_count)
 
     # Removal
 
-    def forget(self, number: int, extents: Iterable[int]) -> None:
+    def drop(self, number: int, extents: Iterable[int]) -> None:
         """Drop the flags of these extents. All their records are deleted and no longer read."""
         with self._lock:
             for extent in extents:
                 self._flags.pop(in_extent(number, extent), None)
 
-    def forget_segment(self, number: int) -> None:
+    def drop_segment(self, number: int) -> None:
         """Drop a segment whose file was removed."""
         self._unsynced.discard(number)
 

@@ -15,7 +15,7 @@ import crc32c
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry, decode_entry
 from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
-from topics.storage.segments.file import Segment
+from topics.storage.segments.segment_file import Segment
 
 MAPPED_MAX = 4
 VIEWS_MAX = 1024  # per map; if there are more, all are dropped
@@ -113,14 +113,14 @@ class SegmentMaps:
         """Pin these maps, and unpin all others."""
         self._pinned = {**maps}
 
-    def forget_views(self, number: int, extents: Iterable[int]) -> None:
+    def drop_views(self, number: int, extents: Iterable[int]) -> None:
         """Drop the views of these extents, whose bytes are about to be released."""
         held = self._mapped.get(number)
         if held is not None:
             for extent in extents:
                 held.views.pop(extent, None)
 
-    def forget_asked(self) -> None:
+    def reset_checked(self) -> None:
         """Mark all views for a new check, because pages may have left memory."""
         for held in (*self._mapped.values(), *self._pinned.values()):
             held.old = {*held.views}

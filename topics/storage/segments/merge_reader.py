@@ -29,14 +29,14 @@ from topics.formats.disk.segment import (
     decode_entry,
     padding,
 )
-from topics.storage.segments.file import Segment
 from topics.storage.segments.maps import MappedSegment
+from topics.storage.segments.segment_file import Segment
 from topics.storage.segments.segment_store import SegmentStore
 
 READ_BYTES = 1 << 20  # read in one system call
 
 
-class Wanted(NamedTuple):
+class ExtentRequest(NamedTuple):
     """An extent to copy from record ``start`` on. ``deleted`` has its delete flags, if any."""
 
     locator: Locator
@@ -72,7 +72,7 @@ class MergeReader:
                 raise segment.damaged(error.offset, error.reason) from error
             self._directories[number] = directory
 
-    def read_ahead(self, wanted: Iterable[Wanted]) -> None:
+    def read_ahead(self, wanted: Iterable[ExtentRequest]) -> None:
         """Load the tables and the live records of these extents into memory.
 
         This call may block on the disk, so it must run in a thread. Raise `Damaged` or OSError.
@@ -85,7 +85,7 @@ class MergeReader:
             finally:
                 os.close(fd)
 
-    def _read_extent(self, segment: Segment, fd: int, wanted: Wanted) -> None:
+    def _read_extent(self, segment: Segment, fd: int, wanted: ExtentRequest) -> None:
         entry = self._entry(wanted.locator)
         tables = _read(segment, fd, entry.tables_at, entry.tables_len)
         ends = memoryview(tables)[TABLES_HEAD_BYTES : TABLES_HEAD_BYTES + 4 * entry.record_count]

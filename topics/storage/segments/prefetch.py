@@ -22,7 +22,7 @@ import contextlib
 from topics.engine.locators import split_locator
 from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry
 from topics.storage.disk import Damaged, will_need
-from topics.storage.segments.file import Segment
+from topics.storage.segments.segment_file import Segment
 from topics.storage.segments.segment_store import SegmentStore
 
 AHEAD_BYTES = 4 << 20  # 10 ms of a disk that reads 400 MB/s
@@ -35,7 +35,7 @@ class Prefetch:
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
         # End offset of the prefetched records by locator, oldest first.
-        self._asked: dict[int, int] = {}
+        self._requested: dict[int, int] = {}
 
     def read_on(self, locator: int, index: int, following: int | None) -> None:
         """Prefetch for a reader that continues at record ``index`` of this extent.
@@ -46,26 +46,26 @@ class Prefetch:
             number, _ = split_locator(locator)
             view = self._store.records(locator)
             at = view.ends[index - 1] if index else 0
-            self._ask(self._store.segments[number], locator, view.entry, at)
+            self._request(self._store.segments[number], locator, view.entry, at)
             if following is not None:
-                self._ask_following(following, view.entry.blob_bytes - at)
+                self._request_following(following, view.entry.blob_bytes - at)
 
-    def _ask(self, segment: Segment, locator: int, entry: ExtentEntry, at: int) -> None:
+    def _request(self, segment: Segment, locator: int, entry: ExtentEntry, at: int) -> None:
         """Prefetch records from ``at`` on, unless they were prefetched before."""
         end = min(at + AHEAD_BYTES, entry.blob_bytes)
-        asked = self._asked.get(locator, at)
-        if not at <= asked <= end:  # prefetched for another reader
-            asked = at
+        requested = self._requested.get(locator, at)
+        if not at <= requested <= end:  # prefetched for another reader
+            requested = at
         # Do nothing if all of it, or more than half of AHEAD_BYTES, is prefetched. So each advice
         # covers a large range.
-        if asked == end or (end < entry.blob_bytes and 2 * (asked - at) > AHEAD_BYTES):
+        if requested == end or (end < entry.blob_bytes and 2 * (requested - at) > AHEAD_BYTES):
             return
         self._note(locator, end)
-        will_need(segment.path, entry.offset + asked, end - asked)
+        will_need(segment.path, entry.offset + requested, end - requested)
 
-    def _ask_following(self, locator: int, distance: int) -> None:
+    def _request_following(self, locator: int, distance: int) -> None:
         """Prefetch the start of an extent that the reader reaches after ``distance`` bytes."""
-        if distance > 2 * AHEAD_BYTES or locator in self._asked:
+        if distance > 2 * AHEAD_BYTES or locator in self._requested:
             return
         number, extent = split_locator(locator)
         segment = self._store.segments[number]
@@ -78,11 +78,11 @@ class Prefetch:
         with segment.path.open("rb", buffering=0) as file:
             entry = segment.entry(file.fileno(), extent)
         will_need(segment.path, entry.tables_at, entry.tables_len)
-        self._ask(segment, locator, entry, 0)
+        self._request(segment, locator, entry, 0)
 
     def _note(self, locator: int, end: int) -> None:
         """Remember how far an extent is prefetched, and drop the oldest entry above the limit."""
-        self._asked.pop(locator, None)
-        if len(self._asked) >= EXTENTS_MAX:
-            del self._asked[next(iter(self._asked))]
-        self._asked[locator] = end
+        self._requested.pop(locator, None)
+        if len(self._requested) >= EXTENTS_MAX:
+            del self._requested[next(iter(self._requested))]
+        self._requested[locator] = end

@@ -18,10 +18,10 @@ from topics.engine.locators import Locator, in_extent, split_locator
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.storage.disk import Damaged, make_directory
-from topics.storage.names import NEW_SEGMENT, SEGMENT, own_files
+from topics.storage.file_names import NEW_SEGMENT, SEGMENT, own_files
 from topics.storage.segments.delete_flags import PendingFlags
-from topics.storage.segments.file import FINDINGS_MAX, Segment, SegmentWriter, segment_path
 from topics.storage.segments.maps import MAPPED_MAX, SegmentMaps
+from topics.storage.segments.segment_file import FINDINGS_MAX, Segment, SegmentWriter, segment_path
 
 
 class SegmentStore:
@@ -46,11 +46,11 @@ class SegmentStore:
         numbers: Iterable[int],
         *,
         mapped_max: int = MAPPED_MAX,
-        beat: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> SegmentStore:
         """Open the segments with these numbers. No file is changed. Raise `Damaged`.
 
-        ``beat`` is called after each file.
+        ``heartbeat`` is called after each file.
         """
         store = cls(folder, shard, mapped_max=mapped_max)
         for number in sorted(numbers):
@@ -58,17 +58,17 @@ class SegmentStore:
             store.add(segment)
             if 1 in segment.has_deleted:
                 store.flags.add_unsynced(number)
-            beat()
+            heartbeat()
         return store
 
-    def sweep(self, kept: Set[int], beat: Callable[[], None] = lambda: None) -> None:
+    def sweep(self, kept: Set[int], heartbeat: Callable[[], None] = lambda: None) -> None:
         """Remove all segments except the open ones and the numbers in ``kept``. Raise OSError.
 
-        ``beat`` is called for each file, to report progress.
+        ``heartbeat`` is called for each file, to report progress.
         """
         wanted = {segment_path(self.folder, number) for number in {*self.segments, *kept}}
         for path in own_files(self.folder, SEGMENT, NEW_SEGMENT):
-            beat()
+            heartbeat()
             if path not in wanted:
                 path.unlink()
 
@@ -94,7 +94,7 @@ class SegmentStore:
         segment_path(self.folder, number).unlink(missing_ok=True)
         self.segments.pop(number, None)
         self.maps.release(number)
-        self.flags.forget_segment(number)
+        self.flags.drop_segment(number)
 
     def _note_damage(self, damage: Damaged) -> None:
         """Keep damage that is found before `on_damage` is set."""
@@ -166,6 +166,6 @@ class SegmentStore:
     def _punch(self, segment: Segment, extents: list[int]) -> None:
         """Release the space of extents of one segment."""
         with segment.opened() as fd:
-            self.flags.forget(segment.number, extents)
-            self.maps.forget_views(segment.number, extents)
+            self.flags.drop(segment.number, extents)
+            self.maps.drop_views(segment.number, extents)
             segment.punch(fd, extents)

@@ -25,13 +25,13 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.records import RecordsView
-from topics.storage import names
-from topics.storage.disk import Damaged, FileAside, allocate, make_directory, write_all
+from topics.storage import file_names
+from topics.storage.disk import AtomicFile, Damaged, allocate, make_directory, write_all
+from topics.storage.file_names import own_files
 from topics.storage.mapped_file import MappedFile
-from topics.storage.names import own_files
 
 SUFFIX, NEW = ".blob", ".new"
-PIECE_BYTES = 1 << 20  # read in one step
+CHUNK_BYTES = 1 << 20  # read in one step
 
 
 def blob_name(topic_id: int, first_seq: int) -> str:
@@ -41,13 +41,13 @@ def blob_name(topic_id: int, first_seq: int) -> str:
 
 def blob_of(name: str) -> tuple[int, int] | None:
     """Return ``(topic_id, first_seq)`` from the name of a blob, or None for any other name."""
-    found = names.BLOB.fullmatch(name)
+    found = file_names.BLOB.fullmatch(name)
     return (int(found[1], 16), int(found[2], 16)) if found else None
 
 
 def blob_paths(folder: Path) -> list[Path]:
     """Return the sorted blobs in a folder, without foreign files."""
-    return own_files(folder, names.BLOB)
+    return own_files(folder, file_names.BLOB)
 
 
 def check_blob(path: Path) -> None:
@@ -69,7 +69,7 @@ class BlobWriter:
         self._store, self._id, self._body_len = store, (topic_id, first_seq), body_len
         self._crc = blob.body_crc(topic_id, first_seq, body_len)
         self._offset = blob.HEADER_BYTES
-        self._file = FileAside(store.path(topic_id, first_seq), NEW)
+        self._file = AtomicFile(store.path(topic_id, first_seq), NEW)
         try:
             # A full disk is noticed here.
             allocate(self._file.fd, store.folder, blob.HEADER_BYTES + body_len)
@@ -77,15 +77,15 @@ class BlobWriter:
             self.abandon()
             raise
 
-    def write(self, pieces: Sequence[Buffer]) -> None:
+    def write(self, chunks: Sequence[Buffer]) -> None:
         """Append to the body, and sync it.
 
         Each call syncs, so that the syncs of the log find a short queue at the disk.
         """
-        for piece in pieces:
-            self._crc = crc32c.crc32c(piece, self._crc)
-        write_all(self._file.fd, pieces, self._offset)
-        self._offset += sum(map(len, pieces))
+        for chunk in chunks:
+            self._crc = crc32c.crc32c(chunk, self._crc)
+        write_all(self._file.fd, chunks, self._offset)
+        self._offset += sum(map(len, chunks))
         os.fdatasync(self._file.fd)
 
     def finish(self) -> None:
@@ -121,11 +121,11 @@ class BlobView(RecordsView):
         super().__init__(flags, count, ext_len, blob.body_of(file.data))
         self._file, self._on_damage = file, on_damage
         self._tables_end = len(file.data) - len(super().blob)
-        self._ask(0, self._tables_end)
+        self._check_readable(0, self._tables_end)
 
-    def _ask(self, begin: int, end: int) -> None:
+    def _check_readable(self, begin: int, end: int) -> None:
         try:
-            self._file.ask(begin, end)
+            self._file.check_readable(begin, end)
         except Damaged as damage:
             self._on_damage(damage)
             raise
@@ -134,12 +134,12 @@ class BlobView(RecordsView):
     def blob(self) -> memoryview:
         """All rendered records, checked for readability."""
         found = super().blob
-        self._ask(self._tables_end, self._tables_end + len(found))
+        self._check_readable(self._tables_end, self._tables_end + len(found))
         return found
 
     def part(self, begin: int, end: int) -> memoryview:
         """Return a range of the rendered records, checked for readability."""
-        self._ask(self._tables_end + begin, self._tables_end + end)
+        self._check_readable(self._tables_end + begin, self._tables_end + end)
         return super().blob[begin:end]
 
 
@@ -164,7 +164,7 @@ class BlobStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         # Called every few milliseconds by operations that take long.
-        self.beat: Callable[[], None] = lambda: None
+        self.heartbeat: Callable[[], None] = lambda: None
         # Called for damage that a reader finds.
         self.on_damage: Callable[[Damaged], None] = lambda _: None
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
@@ -217,8 +217,8 @@ class BlobStore:
             held.mapped = MappedFile.of(self.path(topic_id, first_seq))
         return held.mapped
 
-    def verify(self, topic_id: int, first_seq: int, *, whole: bool = True) -> None:
-        """Check the header of an added blob and, with ``whole``, the checksum of its body.
+    def verify(self, topic_id: int, first_seq: int, *, with_body: bool = True) -> None:
+        """Check the header of an added blob and, with ``with_body``, the checksum of its body.
 
         The body is not read again if it was checked before. Raise `Damaged`.
         """
@@ -227,7 +227,7 @@ class BlobStore:
             with path.open("rb", buffering=0) as file:
                 header, size = file.read(blob.HEADER_BYTES), os.fstat(file.fileno()).st_size
                 crc, wanted = blob.check_header(header, size, topic_id, first_seq)
-                if whole and not held.is_checked:
+                if with_body and not held.is_checked:
                     if self._crc_of_rest(file, crc) != wanted:
                         raise BadBlob("is damaged", blob.HEADER_BYTES)
                     held.is_checked = True
@@ -242,10 +242,10 @@ class BlobStore:
             raise Damaged(path, 0, f"blob cannot be read: {error.strerror}") from error
 
     def _crc_of_rest(self, file: FileIO, crc: int) -> int:
-        piece = memoryview(bytearray(PIECE_BYTES))
-        while length := file.readinto(piece):
-            crc = crc32c.crc32c(piece[:length], crc)
-            self.beat()
+        chunk = memoryview(bytearray(CHUNK_BYTES))
+        while length := file.readinto(chunk):
+            crc = crc32c.crc32c(chunk[:length], crc)
+            self.heartbeat()
         return crc
 
     def __bool__(self) -> bool:
@@ -279,7 +279,7 @@ class BlobStore:
             for held in seqs.values():
                 held.is_copied |= held.lsn == lsn
 
-    def forget(self, topic_id: int) -> list[Path]:
+    def drop(self, topic_id: int) -> list[Path]:
         """Drop the blobs of a deleted topic. Return the files to remove once that is durable.
 
         Blobs from which copies are read stay. `absorb` drops them later.
@@ -290,7 +290,7 @@ class BlobStore:
             self._held[topic_id] = copied
         return [self.path(topic_id, seq) for seq in held.keys() - copied.keys()]
 
-    def forget_from(self, lsn: int) -> None:
+    def drop_from(self, lsn: int) -> None:
         """Drop the blobs of frames from ``lsn`` on, which the log has dropped."""
         self._drop(lambda held: held.lsn >= lsn)
 
@@ -330,8 +330,8 @@ class BlobStore:
         """
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []
-        for path in own_files(self.folder, names.BLOB, names.NEW_BLOB):
-            self.beat()
+        for path in own_files(self.folder, file_names.BLOB, file_names.NEW_BLOB):
+            self.heartbeat()
             if path in wanted:
                 continue
             named = blob_of(path.name)

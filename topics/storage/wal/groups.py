@@ -13,14 +13,14 @@ import time
 from dataclasses import dataclass
 
 from topics.formats.buffers import Buffer
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 
 @dataclass(slots=True)
 class WalGroup:
     """Frames from LSN ``start`` to ``end`` of one file.
 
-    ``era`` counts how often the log was resumed after `NoRoom`. A group without ``pieces`` only
+    ``era`` counts how often the log was resumed after `NoSpace`. A group without ``chunks`` only
     requests a sync, or notifies the writer thread of how far the loop has written.
     ``may_use_reserve`` specifies whether the new file of the group may be the reserve.
     """
@@ -29,7 +29,7 @@ class WalGroup:
     file: WalFile
     start: int
     end: int
-    pieces: list[Buffer]
+    chunks: list[Buffer]
     sync: bool
     new_file: bool
     may_use_reserve: bool = False

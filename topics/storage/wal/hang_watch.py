@@ -1,8 +1,8 @@
 """Hang watch: reports a disk call of the shard loop that does not return.
 
 A loop that hangs in the kernel cannot report this itself. While the loop makes disk calls, a thread
-checks every `LOOK_S` seconds. It sleeps without a timeout while the loop makes none, so only the
-first call after a quiet period costs a wake-up.
+checks every `CHECK_INTERVAL_S` seconds. It sleeps without a timeout while the loop makes none, so
+only the first call after a quiet period costs a wake-up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-LOOK_S: Final = 0.5
+CHECK_INTERVAL_S: Final = 0.5
 
 
 class HangWatch:
@@ -23,7 +23,7 @@ class HangWatch:
     def __init__(self) -> None:
         self.on_hang: Callable[[int], None] = lambda _: None
         self._number = 0  # incremented when a call begins and when it ends: odd during a call
-        self._is_asleep = False
+        self._is_idle = False
         self._is_stopped = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wal hang watch", daemon=True)
@@ -35,8 +35,8 @@ class HangWatch:
     def begin(self) -> None:
         """Note that the loop begins a call that may hang."""
         self._number += 1
-        if self._is_asleep:
-            self._is_asleep = False
+        if self._is_idle:
+            self._is_idle = False
             self._wake.set()
 
     def end(self) -> None:
@@ -58,8 +58,8 @@ class HangWatch:
             elif number & 1:
                 self.on_hang(number)
             else:
-                self._is_asleep = True
+                self._is_idle = True
                 # Compare again: a call that began before the line above did not wake this thread.
-                self._is_asleep = self._number == number
-            self._wake.wait(None if self._is_asleep else LOOK_S)
+                self._is_idle = self._number == number
+            self._wake.wait(None if self._is_idle else CHECK_INTERVAL_S)
             self._wake.clear()

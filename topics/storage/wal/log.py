@@ -5,7 +5,7 @@ writes and syncs them.
 
     append ... append -> flush -> write [-> fdatasync] -> Progress -> the loop commits and replies
 
-    OK --(NoRoom)--> NO SPACE --(resume)--> short of space --(find_room)--> OK
+    OK --(NoSpace)--> NO SPACE --(resume)--> short of space --(allocate_files)--> OK
      '--(a write or sync fails)--> failed, until the process restarts
 
 Rotation: a log file is full when the next frame does not fit into it, or when the blobs and copies
@@ -16,7 +16,7 @@ a replay could not distinguish the deleted blob from a lost one. If the disk has
 another file, frames continue in a file that is full because of its blobs, so that deletes can free
 space.
 
-After `NoRoom` the contents of the log are known: the loop rolls back all changes that are not
+After `NoSpace` the contents of the log are known: the loop rolls back all changes that are not
 written and calls `resume`. While the log is short of space, only groups of frames that free space
 may be written. Such a group may use the reserve for a new file (``decisions/0015``). A failed log
 is never written again. The next start replays the frames that are really on the disk.
@@ -44,18 +44,18 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
 from topics.storage.folders import Check, unchecked
 from topics.storage.frame_reader import FrameReader, frame_in, frame_lsn
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.groups import WalGroup
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace, WalFile
+from topics.storage.wal.log_progress import LogProgress
 from topics.storage.wal.writer import WalWriter
 
-BEAT_MS, BEATS_MAX = 500, 20  # of `Wal.wait_synced`
+HEARTBEAT_MS, HEARTBEATS_MAX = 500, 20  # of `Wal.wait_synced`
 _EXTERNAL = int(RecordFlags.EXTERNAL)
 # The kinds of frames that free space. LEASE frames are not included: clients claim and extend jobs
 # continually, which would use up the reserve that acks, deletes and starts need. A lease that
 # cannot be released expires at its deadline. ROUTERS_GONE frames are included because deleting a
 # topic deletes its routers.
-MAKE_ROOM = frozenset(
+SPACE_FREEING_KINDS = frozenset(
     {
         FrameKind.DELETE,
         FrameKind.TOPIC_DELETED,
@@ -89,12 +89,12 @@ class Wal:
         self.next_lsn = lsn  # LSN of the next frame
         self.synced_lsn = lsn
         self.failed: OSError | None = None
-        self._pieces: list[Buffer] = []
+        self._chunks: list[Buffer] = []
         # The current group: frames that are appended and not handed over.
         self._start = lsn
         self._new_file = False
-        self._makes_room = True  # it has only frames of `MAKE_ROOM`
-        self._no_room = False  # a new file could not be created
+        self._frees_space = True  # it has only frames of `SPACE_FREEING_KINDS`
+        self._no_space = False  # a new file could not be created
         self._tail: WalFile | None = files[-1] if files else None
         # Bytes that are sealed with the last file in addition to its frames: blobs, and the copies
         # that FORWARD frames render.
@@ -102,7 +102,7 @@ class Wal:
         # Whether any frame may begin a new file when the blobs have filled the last one. False
         # while the disk may have no space for a new file.
         self.rotates_by_blobs = False
-        # How often the log was resumed after `NoRoom`. LSNs from the resume point on are reused.
+        # How often the log was resumed after `NoSpace`. LSNs from the resume point on are reused.
         self._era = 0
         self.writer = WalWriter(
             *(folder, lsn, self._tail, self._opened),
@@ -132,10 +132,10 @@ class Wal:
         """
         self.writer.hang_watch.on_hang = on_hang
 
-    def hold_together(self, length: int) -> None:
+    def keep_contiguous(self, length: int) -> None:
         """Ensure that the next frames, ``length`` bytes in total, are put into one file.
 
-        Then `NoRoom` refuses all of these frames or none. They depend on each other.
+        Then `NoSpace` refuses all of these frames or none. They depend on each other.
         """
         if self._tail is not None and not self._tail.holds(self.next_lsn, length):
             self._begin_file(self.next_lsn, length)
@@ -154,13 +154,13 @@ class Wal:
         ):
             file = self._begin_file(lsn, length)
         # A group may use the reserve only if all of its frames free space.
-        if self._makes_room and frame.kind not in MAKE_ROOM:
-            self._makes_room = False
+        if self._frees_space and frame.kind not in SPACE_FREEING_KINDS:
+            self._frees_space = False
         if frame.flags & _EXTERNAL:
             self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
         elif frame.named_bytes:
             self._blob_bytes += frame.named_bytes
-        self._pieces += encode_frame(frame, lsn, self.synced_lsn, file.seed)
+        self._chunks += encode_frame(frame, lsn, self.synced_lsn, file.seed)
         self.next_lsn = lsn + length
         self.counters.frames += 1
         return lsn
@@ -191,7 +191,7 @@ class Wal:
 
     def _begin_file(self, lsn: int, length: int) -> WalFile:
         # A file is complete on disk before the next one begins.
-        self.flush(sync=True, at_once=False)
+        self.flush(sync=True, immediate=False)
         size = max(self.writer.spares.file_bytes, FILE_HEADER_BYTES + length)
         self._tail = WalFile(
             self.folder, FileHeader(self.shard, lsn, secrets.randbits(64), size), size
@@ -200,14 +200,14 @@ class Wal:
         self._blob_bytes = 0
         return self._tail
 
-    def flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
+    def flush(self, *, sync: bool, immediate: bool = True) -> LogProgress | None:
         """Hand over the current group. Return the progress if it is written already, else None.
 
-        With ``sync``, the replies of the group wait until it is synced. With ``at_once``, the
+        With ``sync``, the replies of the group wait until it is synced. With ``immediate``, the
         caller must commit the frames that the returned progress covers. Without it, the writer
         thread writes the group and `take_progress` returns the progress.
         """
-        if self._tail is None or not (self._pieces or (sync and self.synced_lsn < self.next_lsn)):
+        if self._tail is None or not (self._chunks or (sync and self.synced_lsn < self.next_lsn)):
             return None
         # A group without frames only requests a sync.
         group = WalGroup(
@@ -215,13 +215,18 @@ class Wal:
             self._tail,
             self._start,
             self.next_lsn,
-            self._pieces,
+            self._chunks,
             sync,
             self._new_file,
-            may_use_reserve=self._makes_room,
+            may_use_reserve=self._frees_space,
         )
-        self._pieces, self._start, self._new_file, self._makes_room = [], self.next_lsn, False, True
-        if not at_once:
+        self._chunks, self._start, self._new_file, self._frees_space = (
+            [],
+            self.next_lsn,
+            False,
+            True,
+        )
+        if not immediate:
             self.writer.put(group)
             return None
         progress = self.writer.hand_over(group)
@@ -233,55 +238,56 @@ class Wal:
         """Hand over the frames of a start before all other frames. They may use the reserve."""
         for frame in frames:
             self.append(frame)
-        self._makes_room = True
-        self.flush(sync=True, at_once=False)
+        self._frees_space = True
+        self.flush(sync=True, immediate=False)
 
     @property
-    def short_of_room(self) -> bool:
-        """Whether only frames that free space may be written, until `find_room` returns True."""
-        return self._no_room or not self.writer.spares.has_reserve
+    def lacks_space(self) -> bool:
+        """Whether only frames that free space may be written, until `allocate_files` returns
+        True."""
+        return self._no_space or not self.writer.spares.has_reserve
 
     @property
     def lacks_files(self) -> bool:
         """Whether the disk had no space for the next file or the reserve."""
-        return self.short_of_room or self.writer.spares.is_short
+        return self.lacks_space or self.writer.spares.is_incomplete
 
-    def find_room(self) -> bool:
+    def allocate_files(self) -> bool:
         """Create the next file and the reserve. Return True if both exist.
 
         The log is no longer short of space then.
         """
-        found = self.writer.find_room()
+        found = self.writer.allocate_files()
         if found:
-            self._no_room = False
+            self._no_space = False
         return found
 
-    def take_progress(self) -> list[Progress]:
+    def take_progress(self) -> list[LogProgress]:
         """Return the progress since the last call, oldest first, except what `flush` returned."""
         taken = self.writer.state.take()
         for progress in taken:
             if progress.error is None:
                 # The threads may report out of order.
                 self.synced_lsn = max(self.synced_lsn, progress.synced)
-            elif isinstance(progress.error, NoRoom):
-                self._no_room = True
+            elif isinstance(progress.error, NoSpace):
+                self._no_space = True
             else:
                 self.failed = progress.error
         return taken
 
     def resume(self, lsn: int) -> None:
-        """Continue at ``lsn``, the end of the written frames, after `NoRoom`.
+        """Continue at ``lsn``, the end of the written frames, after `NoSpace`.
 
         Frames that were handed over since are dropped. The next frames are appended to the last
         file while they fit, even if blobs have filled it, because deletes free space.
         """
         self._era += 1
-        self._pieces, self._start, self._new_file, self._makes_room = [], lsn, False, True
+        self._chunks, self._start, self._new_file, self._frees_space = [], lsn, False, True
         self.next_lsn = lsn
         self.writer.resume(lsn)
         self._tail = self._files[-1] if self._files else None
-        self.blobs.forget_from(lsn)
-        self.frames.forget_from(lsn)
+        self.blobs.drop_from(lsn)
+        self.frames.drop_from(lsn)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
         self.rotates_by_blobs = False
 
@@ -306,13 +312,13 @@ class Wal:
         file = self.file(locator)
         return frame_in(file, frame_lsn(file, locator))
 
-    def forget_asked(self) -> None:
+    def reset_checked(self) -> None:
         """Discard the cached readability of mapped pages.
 
         Pages may have been dropped from memory since they were checked.
         """
         for file in self._files:
-            file.forget_asked()
+            file.reset_checked()
 
     def file(self, locator: int) -> WalFile:
         """Return the file that contains a frame or row."""
@@ -357,7 +363,7 @@ class Wal:
 
         No request reads these files. They are kept until no checkpoint needs them.
         """
-        self.frames.forget_below(lsn)
+        self.frames.drop_below(lsn)
         for file in self.ending_at(lsn):
             file.unmap()
 
@@ -368,7 +374,7 @@ class Wal:
         """
         detached = self.ending_at(lsn)
         del self._files[: len(detached)], self._bases[: len(detached)]
-        self.frames.forget_below(self.oldest_lsn)
+        self.frames.drop_below(self.oldest_lsn)
         return detached
 
     def ending_at(self, lsn: int) -> list[WalFile]:
@@ -376,19 +382,19 @@ class Wal:
         # The last file is never included, because it is still written.
         return self._files[: max(bisect_right(self._bases, lsn) - 1, 0)]
 
-    def wait_synced(self, beat: Callable[[], None] = lambda: None) -> None:
+    def wait_synced(self, heartbeat: Callable[[], None] = lambda: None) -> None:
         """Block until all groups that were handed over are synced. For use outside an event loop.
 
-        ``beat`` is called every `BEAT_MS` while this call waits, because a busy disk may take
-        seconds, but at most `BEATS_MAX` times. Raise the error that prevented a write or sync.
-        After `NoRoom` the log is resumed at the end of the written frames.
+        ``heartbeat`` is called every `HEARTBEAT_MS` while this call waits, because a busy disk may
+        take seconds, but at most `HEARTBEATS_MAX` times. Raise the error that prevented a write or
+        sync. After `NoSpace` the log is resumed at the end of the written frames.
         """
         poller, beats = select.poll(), 0
         poller.register(self.progress_fd, select.POLLIN)
         while self.synced_lsn < self.next_lsn:
-            if not poller.poll(BEAT_MS if beats < BEATS_MAX else None):
+            if not poller.poll(HEARTBEAT_MS if beats < HEARTBEATS_MAX else None):
                 beats += 1
-                beat()
+                heartbeat()
             self._raise_failures()
 
     def stop(self) -> None:
@@ -396,7 +402,7 @@ class Wal:
 
         Raise the error of this last write or sync, unless the log has `failed` before.
         """
-        self.flush(sync=True, at_once=False)
+        self.flush(sync=True, immediate=False)
         self.writer.stop()
         try:
             self._raise_failures()
@@ -407,7 +413,7 @@ class Wal:
 
     def _raise_failures(self) -> None:
         for progress in self.take_progress():
-            if isinstance(progress.error, NoRoom):
+            if isinstance(progress.error, NoSpace):
                 self.resume(progress.written)
             if progress.error is not None:
                 raise progress.error

@@ -28,10 +28,10 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from topics.storage import names
-from topics.storage.disk import allocate, check_room, sync_directory
-from topics.storage.names import own_files
-from topics.storage.wal.file import RESERVE, SPARE, NoRoom, WalFile
+from topics.storage import file_names
+from topics.storage.disk import allocate, check_space, sync_directory
+from topics.storage.file_names import own_files
+from topics.storage.wal.log_file import RESERVE, SPARE, NoSpace, WalFile
 
 # Files that are kept to be reused: a checkpoint releases two, and the next checkpoint is written
 # when these are used up.
@@ -72,8 +72,8 @@ class SpareFiles:
         ``last_bytes`` is the size of the log's last file, or 0 if the log has no files.
         """
         self.folder, self._bytes_max = folder, file_bytes_max
-        self.ordered_behind = -1  # base of the last log file for which a spare was requested
-        self.is_short = False  # whether the last attempt to create a spare found no space
+        self.requested_after = -1  # base of the last log file for which a spare was requested
+        self.is_incomplete = False  # whether the last attempt to create a spare found no space
         self._path = folder / f"{RESERVE_NAME}{RESERVE}"
         self._adding = threading.Lock()
         self._reserve_lock = threading.Lock()  # guards the name of the reserve and `has_reserve`
@@ -85,7 +85,7 @@ class SpareFiles:
         if not self.has_reserve:
             # It has the size of other files. The next reserve may need its space.
             self._path.unlink(missing_ok=True)
-        for path in own_files(folder, names.SPARE):
+        for path in own_files(folder, file_names.SPARE):
             if len(self._spares) < SPARES_MAX and self._fits(path):
                 self._spares.append(path)
             else:
@@ -112,7 +112,7 @@ class SpareFiles:
         is_usual = file.size <= self.file_bytes
         try:
             file.create(self.take() if is_usual else None)
-        except NoRoom:
+        except NoSpace:
             reserve = self.take_reserve() if is_usual and may_use_reserve else None
             if reserve is None:
                 raise
@@ -144,11 +144,11 @@ class SpareFiles:
 
         It should if ``file`` is half full at ``lsn``, and no spare exists or spares are to grow.
         """
-        if 2 * file.offset(lsn) <= file.size or file.base == self.ordered_behind:
+        if 2 * file.offset(lsn) <= file.size or file.base == self.requested_after:
             return False
-        return not self._spares or self._grows_behind(file)
+        return not self._spares or self._grows_after(file)
 
-    def _grows_behind(self, file: WalFile) -> bool:
+    def _grows_after(self, file: WalFile) -> bool:
         return file.size >= self.file_bytes < self._bytes_max
 
     def prepare_next(self, file: WalFile) -> None:
@@ -157,7 +157,7 @@ class SpareFiles:
         If the disk has no space, there is no spare. The writer finds this out when it needs one.
         """
         with self._adding:
-            if self._grows_behind(file):
+            if self._grows_after(file):
                 self._grow()
             self._add_spare(f"{file.base:016x}.fresh")
 
@@ -165,7 +165,7 @@ class SpareFiles:
         size = min(2 * self.file_bytes, self._bytes_max)
         with contextlib.suppress(OSError):
             # Grow only if the disk has space for the reserve and a spare of the new size.
-            check_room(self.folder, 2 * size)
+            check_space(self.folder, 2 * size)
             self._put_reserve(prepare(self.folder, RESERVE_NAME, size))
             sync_directory(self.folder)  # before a file of the log can have this size
             # The existing spares are too small now.
@@ -185,16 +185,17 @@ class SpareFiles:
                 except OSError:
                     return False
             self._add_spare(name)
-            return not self.is_short
+            return not self.is_incomplete
 
     def _add_spare(self, name: str) -> None:
-        """Make a spare if there is none, and set `is_short` if the disk has no space for it."""
-        self.is_short = False
+        """Make a spare if there is none, and set `is_incomplete` if the disk has no space for
+        it."""
+        self.is_incomplete = False
         try:
             if not self._spares:
                 self._spares.append(prepare(self.folder, name, self.file_bytes))
         except OSError:
-            self.is_short = True
+            self.is_incomplete = True
 
     def fill_reserve(self) -> None:
         """Create the reserve if it is missing. Raise OSError."""
@@ -236,7 +237,7 @@ class SpareFiles:
 
     def _target(self, file: WalFile, kept: list[Path]) -> Path | None:
         """Return the new name of a file that the log no longer needs, or None to unlink it."""
-        if file.size != self.file_bytes or file.is_kept:
+        if file.size != self.file_bytes or file.is_preserved:
             return None
         if not self.has_reserve and self._path not in kept:
             return self._path

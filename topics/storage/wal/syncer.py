@@ -28,8 +28,8 @@ from functools import partial
 from typing import Final
 
 from topics.storage.folders import Check, unchecked
-from topics.storage.wal.file import WalFile
-from topics.storage.wal.progress import Progress, WriteState
+from topics.storage.wal.log_file import WalFile
+from topics.storage.wal.log_progress import LogProgress, WriteState
 
 CHEAP_S: Final = 0.001  # the longest average time of a sync that the loop may make
 SLOW_S: Final = 0.003  # the longest time of a single sync that the loop may make
@@ -63,7 +63,7 @@ class Syncer:
         with self._lock:
             return self._sync(file, lsn, by_loop=False)
 
-    def try_hold(self) -> bool:
+    def try_acquire(self) -> bool:
         """Hold off all other syncs until `release`. Return False if a sync is in flight.
 
         This is for the loop, which must not block.
@@ -71,10 +71,10 @@ class Syncer:
         return self._lock.acquire(blocking=False)
 
     def release(self) -> None:
-        """Allow other syncs again, after `try_hold`."""
+        """Allow other syncs again, after `try_acquire`."""
         self._lock.release()
 
-    def sync_held(self, file: WalFile, lsn: int) -> bool:
+    def sync_acquired(self, file: WalFile, lsn: int) -> bool:
         """Sync for the loop, which holds off all other syncs.
 
         Return False if the log is broken. Its refused frames are cut then.
@@ -92,7 +92,7 @@ class Syncer:
                 file.sync()
             except OSError as error:
                 # While the lock is held, so that no other sync starts in between.
-                state.break_off(error)
+                state.fail(error)
                 return False
             state.synced = lsn
             ended = time.perf_counter_ns()
@@ -122,7 +122,7 @@ class Syncer:
         began = time.perf_counter()
         if lsn > self._state.synced and self.sync(file, lsn):
             sync_ms = (time.perf_counter() - began) * 1000
-            self._state.report(Progress(lsn, lsn, 0.0, sync_ms))
+            self._state.report(LogProgress(lsn, lsn, 0.0, sync_ms))
 
 
 class SyncPace:

@@ -40,18 +40,18 @@ from pathlib import Path
 
 from topics.storage.disk import write_all
 from topics.storage.folders import Check, DirectoryLost, identity, identity_at, unchecked
-from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.groups import GroupQueue, WalGroup
 from topics.storage.wal.hang_watch import HangWatch
-from topics.storage.wal.progress import Progress, WalCounters, WriteState
+from topics.storage.wal.log_file import NoSpace, WalFile
+from topics.storage.wal.log_progress import LogProgress, WalCounters, WriteState
 from topics.storage.wal.spares import SpareFiles
 from topics.storage.wal.syncer import Syncer
 
 SYNC_BYTES = 4 << 20  # unsynced bytes that cause a sync before `sync_ms` has passed
 JOIN_MAX_BYTES = 1 << 20  # below, copying the buffers is cheaper than a call with many of them
-AT_ONCE_MAX_BYTES = 32 << 10  # the longest group that the loop writes itself
+LOOP_WRITE_MAX_BYTES = 32 << 10  # the longest group that the loop writes itself
 UNSYNCED_MAX_BYTES = 256 << 10  # above, even a fast disk would block the loop in a sync
-GONE = "the files of the log were deleted or replaced"
+NOT_FOUND_ERRORS = "the files of the log were deleted or replaced"
 
 
 class WalWriter:
@@ -83,10 +83,10 @@ class WalWriter:
         self._groups = GroupQueue()
         # Used by the loop only: the LSN up to which groups have requested a sync, and the LSN up to
         # which the writer thread was notified of the loop's writes.
-        self._sync_wanted = self._told = lsn
+        self._sync_wanted = self._notified = lsn
         # True while the writer thread has no sync planned. The loop must then notify it of its
         # next write.
-        self._must_tell = True
+        self._must_notify = True
         # The following attributes are used by the writer thread only. They are set here and not in
         # the thread, because the loop may write before the thread runs.
         self._file = file
@@ -101,7 +101,7 @@ class WalWriter:
 
     # Called by the loop
 
-    def hand_over(self, group: WalGroup) -> Progress | None:
+    def hand_over(self, group: WalGroup) -> LogProgress | None:
         """Write the group or queue it for the writer thread.
 
         Return the progress if the group is written already. Otherwise `WriteState.take` returns it
@@ -111,16 +111,16 @@ class WalWriter:
         if (
             # No other write is in flight, and the write neither takes long nor creates a file.
             state.written == group.start
-            and group.end - group.start <= AT_ONCE_MAX_BYTES
+            and group.end - group.start <= LOOP_WRITE_MAX_BYTES
             and not group.new_file
             # If an earlier sync failed, it would refuse frames below an acknowledged record.
             and state.synced >= self._sync_wanted
         ):
             if group.sync:
-                if self._may_sync(group.end) and self.syncer.try_hold():
-                    return self._sync_at_once(group)
+                if self._may_sync(group.end) and self.syncer.try_acquire():
+                    return self._sync_immediately(group)
             elif not self.syncer.is_syncing():  # during a sync, a write may block
-                return self._write_at_once(group)
+                return self._write_immediately(group)
         self.put(group)
         return None
 
@@ -134,22 +134,22 @@ class WalWriter:
         is_little = end - self.state.synced <= UNSYNCED_MAX_BYTES
         return is_little and self.syncer.pace.is_cheap(time.perf_counter())
 
-    def _write_at_once(self, group: WalGroup) -> Progress | None:
+    def _write_immediately(self, group: WalGroup) -> LogProgress | None:
         began = time.perf_counter()
         self.hang_watch.begin()
-        written = self._write([group], at_once=True)
+        written = self._write([group], immediate=True)
         self.hang_watch.end()
         if not written:
             return None
         took_ms = (time.perf_counter() - began) * 1000
         # Without a notification, the writer thread would not plan the background sync of this
         # group.
-        if self._must_tell or group.end - self._told >= SYNC_BYTES:
-            self._must_tell = False
-            self._tell(group)
-        return Progress(group.end, self.state.synced, took_ms, 0.0)
+        if self._must_notify or group.end - self._notified >= SYNC_BYTES:
+            self._must_notify = False
+            self._notify(group)
+        return LogProgress(group.end, self.state.synced, took_ms, 0.0)
 
-    def _sync_at_once(self, group: WalGroup) -> Progress | None:
+    def _sync_immediately(self, group: WalGroup) -> LogProgress | None:
         """Write and sync a group while holding off all other syncs.
 
         Return None if the log is broken. The group's frames are cut then.
@@ -157,11 +157,11 @@ class WalWriter:
         began = wrote_at = time.perf_counter()
         self.hang_watch.begin()
         try:
-            if group.pieces:
+            if group.chunks:
                 if not self._write([group]):
                     return None
                 wrote_at = time.perf_counter()
-            if not self.syncer.sync_held(group.file, group.end):
+            if not self.syncer.sync_acquired(group.file, group.end):
                 return None
         finally:
             self.hang_watch.end()
@@ -169,14 +169,14 @@ class WalWriter:
         if not self.state.note_synced_group(group.end):
             return None
         synced_at = time.perf_counter()
-        if group.end - self._told >= SYNC_BYTES:
-            self._tell(group)  # so that the thread prepares the next file
+        if group.end - self._notified >= SYNC_BYTES:
+            self._notify(group)  # so that the thread prepares the next file
         write_ms, sync_ms = (wrote_at - began) * 1000, (synced_at - wrote_at) * 1000
-        return Progress(group.end, group.end, write_ms, sync_ms)
+        return LogProgress(group.end, group.end, write_ms, sync_ms)
 
-    def _tell(self, group: WalGroup) -> None:
+    def _notify(self, group: WalGroup) -> None:
         """Notify the writer thread of how far the loop has written."""
-        self._told = group.end
+        self._notified = group.end
         # An empty group only carries the LSN.
         self._groups.put(WalGroup(group.era, group.file, group.end, group.end, [], False, False))
 
@@ -192,16 +192,16 @@ class WalWriter:
                 self._check()
                 _check_name(state.file)
             except OSError as error:
-                state.break_off(error)
+                state.fail(error)
 
     def resume(self, lsn: int) -> None:
-        """Continue the log at ``lsn`` after `NoRoom`.
+        """Continue the log at ``lsn`` after `NoSpace`.
 
         Groups that were handed over since are dropped and will not be synced.
         """
         self._sync_wanted = min(self._sync_wanted, lsn)
 
-    def find_room(self) -> bool:
+    def allocate_files(self) -> bool:
         """Create the next file and the reserve if they are missing. Return whether both exist.
 
         This call may block on the disk, so it must run in a thread.
@@ -225,31 +225,31 @@ class WalWriter:
         while (groups := self._groups.take(self._sync_at)) is not None:
             if state.broken is not None:
                 return self._groups.discard()
-            # Drop the groups of a log that was cut back by `NoRoom`.
+            # Drop the groups of a log that was cut back by `NoSpace`.
             if groups and groups[0].era <= self._failed_era:
                 continue  # handed over before the loop noticed the failure
             try:
                 progress = self._write_and_sync(groups)
-            except NoRoom as error:
+            except NoSpace as error:
                 self._failed_era = groups[0].era
-                state.report(Progress(state.written, state.synced, 0.0, 0.0, error))
+                state.report(LogProgress(state.written, state.synced, 0.0, 0.0, error))
                 continue
             except OSError as error:
-                state.break_off(error)
+                state.fail(error)
                 return self._groups.discard()
             if progress is not None:
                 state.report(progress)
             self._plan_sync()
         return None
 
-    def _write_and_sync(self, groups: list[WalGroup]) -> Progress | None:
+    def _write_and_sync(self, groups: list[WalGroup]) -> LogProgress | None:
         """Write the groups, all of one file, and start the syncs that are due.
 
-        Return the progress, or None if there is none to report. Raise `NoRoom` or OSError.
+        Return the progress, or None if there is none to report. Raise `NoSpace` or OSError.
         """
         began = time.perf_counter()
         # Groups without frames request a sync, or notify this thread of the loop's writes.
-        full = [group for group in groups if group.pieces]
+        full = [group for group in groups if group.chunks]
         if groups:
             self._enter_file(groups[0])
             if full and not self._write(full):
@@ -260,20 +260,20 @@ class WalWriter:
         # is still in flight.
         written = full[-1].end if full else self.state.written
         sync_ms = 0.0
-        if is_asked := any(group.sync for group in groups):
+        if is_requested := any(group.sync for group in groups):
             if not self._sync(written):
                 return None
             sync_ms = (time.perf_counter() - self._wrote_at) * 1000
         elif self._wrote_at >= self._sync_at or written - self._handed_on >= SYNC_BYTES:
             self._sync_later(written)
-        if not (full or is_asked):
+        if not (full or is_requested):
             return None
         write_ms = (self._wrote_at - began) * 1000
         # The loop itself reports or refuses the later groups that it has synced.
-        return Progress(written, min(self.state.synced, written), write_ms, sync_ms)
+        return LogProgress(written, min(self.state.synced, written), write_ms, sync_ms)
 
     def _enter_file(self, group: WalGroup) -> None:
-        """Switch to the group's file, and create it if it is new. Raise `NoRoom` or OSError."""
+        """Switch to the group's file, and create it if it is new. Raise `NoSpace` or OSError."""
         if group.new_file:
             self.spares.begin_file(group.file, may_use_reserve=group.may_use_reserve)
             self._on_new_file(group.file)
@@ -287,7 +287,7 @@ class WalWriter:
         """
         assert self._file is not None, "a group was submitted"
         if self.spares.is_next_due(self._file, self.state.written):
-            self.spares.ordered_behind = self._file.base
+            self.spares.requested_after = self._file.base
             self.syncer.run_later(partial(self.spares.prepare_next, self._file))
 
     def _sync(self, lsn: int) -> bool:
@@ -306,33 +306,33 @@ class WalWriter:
         if self._sync_at == math.inf:
             # Set this before reading `written`. Then the loop sends a notification for each write
             # that this read does not cover.
-            self._must_tell = True
+            self._must_notify = True
             if self.state.written > max(self._handed_on, self.state.synced):
-                self._must_tell, self._sync_at = False, self._wrote_at + self._sync_s
+                self._must_notify, self._sync_at = False, self._wrote_at + self._sync_s
 
     # Used by both threads
 
-    def _write(self, groups: list[WalGroup], *, at_once: bool = False) -> bool:
+    def _write(self, groups: list[WalGroup], *, immediate: bool = False) -> bool:
         """Write groups that have frames, as one contiguous range of their file.
 
-        ``at_once`` means that the loop writes, so the groups count as reported. Return False if the
-        log is broken. The groups' frames are cut then.
+        ``immediate`` means that the loop writes, so the groups count as reported. Return False if
+        the log is broken. The groups' frames are cut then.
         """
         file, start, end = groups[0].file, groups[0].start, groups[-1].end
-        pieces = groups[0].pieces
+        chunks = groups[0].chunks
         if len(groups) > 1:
-            pieces = [piece for group in groups for piece in group.pieces]
+            chunks = [chunk for group in groups for chunk in group.chunks]
         if end - start < JOIN_MAX_BYTES:
-            pieces = [b"".join(pieces)]
+            chunks = [b"".join(chunks)]
         state = self.state
         if not state.begin_write(file, end):
             return False
         error = None
         try:
-            write_all(file.fd, pieces, file.offset(start))
+            write_all(file.fd, chunks, file.offset(start))
         except OSError as failure:
             error = failure
-        return state.end_write(end, error, reported=at_once)
+        return state.end_write(end, error, reported=immediate)
 
 
 def _check_name(file: WalFile | None) -> None:
@@ -341,4 +341,4 @@ def _check_name(file: WalFile | None) -> None:
         return
     own = identity(os.fstat(file.fd))
     if identity_at(file.path) not in (own, None):  # None: the next write reports the disk error
-        raise DirectoryLost(GONE)
+        raise DirectoryLost(NOT_FOUND_ERRORS)

@@ -11,9 +11,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.queue_desk import QueueDesk, seqs_of
 from topics.formats.api.limits import CLAIM_BYTES_MAX
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -246,7 +246,7 @@ async def test_only_durable_leases_are_rejected_while_the_log_is_short_of_space(
     workers.append("q", 1)
     workers.written()
     workers.answers()
-    workers.log.short_of_room = True
+    workers.log.lacks_space = True
     claim = workers.claim()
     workers.turn()
     assert workers.answers() == [(claim, "not_ready" if is_durable else 200)]

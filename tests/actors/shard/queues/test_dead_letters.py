@@ -43,7 +43,7 @@ FULL = TopicFull("full")
 
 
 def dead_and_dying(topic: Topic) -> tuple[list[int], list[int]]:
-    return list(jobs_of(topic).dead), list(jobs_of(topic).dying)
+    return list(jobs_of(topic).dead), list(jobs_of(topic).dead_lettering)
 
 
 def moved(topic: Topic) -> int:
@@ -335,7 +335,7 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
     peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
-    lease_jobs.dying(queue, 1, desk.loop.context.clock()).note_settled()
+    lease_jobs.begin_dead_lettering(queue, 1, desk.loop.context.clock()).uncount_pending()
     assert dead_and_dying(queue) == ([], [1])
 
     def unreadable(*_: object) -> NoReturn:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.queue_desk import QueueDesk
 from topics.formats.disk.frames import FrameKind
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 

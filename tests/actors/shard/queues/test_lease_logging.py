@@ -11,9 +11,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.queue_desk import QueueDesk
 from topics.actors.shard.queues import lease_logging
 from topics.formats.disk.frames import FrameKind
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture

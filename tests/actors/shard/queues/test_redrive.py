@@ -245,13 +245,13 @@ async def test_all_other_records_are_skipped_when_the_only_target_rejects_copies
     peers, looked = with_fake_peers(desk), list[int]()
     desk.make("dead", **({"type": "queue"} if is_queue else {}))
     dead = letters(desk, *[None] * 7)
-    set_aside = claims.set_aside
+    set_aside = claims.reserve
 
     def noted(topic: Topic, seqs: list[int], now: Now) -> list[int]:
         looked.extend(seqs)
         return set_aside(topic, seqs, now)
 
-    monkeypatch.setattr(claims, "set_aside", noted)
+    monkeypatch.setattr(claims, "reserve", noted)
     if is_queue:
         assert claim(desk, dead, 4) == [1, 2, 3, 4]
         lease_jobs.nack(dead, "worker", [1, 2, 4], None, 0, desk.loop.context.clock())
@@ -402,7 +402,7 @@ async def test_records_are_found_and_counted_in_slices(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, limit: int, match: str | None, refuses: bool
 ) -> None:
     """All redrives of a shard together take one slice in each iteration of the loop."""
-    for name, value in {"SLICE_ENTRIES": 8, "SLICE_LOOKS": 32}.items():
+    for name, value in {"SLICE_ENTRIES": 8, "SLICE_SEARCH_MAX": 32}.items():
         monkeypatch.setattr(selection, name, value)
         monkeypatch.setattr(delete_records, name, value)
     monkeypatch.setattr(delete_records, "SLICE_RECORDS", 8)

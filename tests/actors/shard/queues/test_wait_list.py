@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.actors.shard.queues.wait_list import Claimer, Share, WaitList, even_shares
-from topics.engine.queue.leases import Holder
+from topics.engine.queue.leases import LeaseHolder
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 
@@ -19,7 +19,7 @@ class Stub(Claimer):
     max_bytes = 1
 
     def __init__(self, line: WaitList, jobs: int) -> None:
-        self.topic, self.holder, self.lease_ms = line.topic, Holder("w", is_stream=True), None
+        self.topic, self.holder, self.lease_ms = line.topic, LeaseHolder("w", is_stream=True), None
         self.room = jobs
 
 
@@ -93,6 +93,6 @@ def test_a_stream_joins_the_wait_list_once_when_it_has_capacity_again() -> None:
     line.streams = {stream.holder: stream, full.holder: full}
     line.leave(stream)
     line.leave(full)
-    line.admit([stream.holder, full.holder, stream.holder, Holder("other", is_stream=True)])
+    line.admit([stream.holder, full.holder, stream.holder, LeaseHolder("other", is_stream=True)])
     assert list(line.waiting) == [stream]
     assert not line.is_empty

@@ -16,9 +16,9 @@ from tests.support.queue_desk import TS_0, QueueDesk
 from topics.engine.changes import lease_jobs
 from topics.formats.disk.frame_bodies import LeaseOp
 from topics.formats.disk.frames import FrameKind
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 

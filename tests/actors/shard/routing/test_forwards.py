@@ -22,7 +22,7 @@ from topics.formats.wire.calls import (
     ForwardStatus,
     ForwardTarget,
 )
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
 BUSY, BEHIND, DONE, FULL = (
     ForwardStatus.BUSY,
@@ -279,7 +279,7 @@ async def test_a_failed_log_write_changes_neither_cursor_nor_seqs(
     nursery.start_soon(send)
     await bench.shards.until(lambda: len(commits))
     assert topic.next_seq == 4
-    commits._lose(NoRoom())
+    commits._lose(NoSpace())
     bench.loop.context.wal.resume(lsn)
     commits.flush = flush  # type: ignore[method-assign]
     bench.loop.turn()

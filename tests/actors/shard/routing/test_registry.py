@@ -18,7 +18,7 @@ from tests.support.shard import Desk
 from topics.actors.shard.routing import registry as registry_module
 from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.routing.router_worker import Worker, WorkerState
-from topics.engine.routing.derivations import Derivation, note_derivation
+from topics.engine.routing.derivations import Derivation, set_derivation
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (
     FORWARD,
@@ -162,7 +162,7 @@ async def test_a_complete_list_removes_all_other_routers_and_their_state(bench: 
     await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"))
     await bench.shards.write("c", [{"data": 1}])
     await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1])
-    note_derivation(bench.shards.topic("l"), 9, Derivation(4, 4))
+    set_derivation(bench.shards.topic("l"), 9, Derivation(4, 4))
     assert await bench.sync(bench.row(2, "c", "l"), is_all=True) == ([], {1: 1})
     assert [*bench.workers.known()] == [2]
     assert [*bench.registry.by_dest] == ["l"]

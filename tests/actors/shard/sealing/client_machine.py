@@ -30,8 +30,8 @@ from topics.engine.topic import Topic
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.json_text import json_bytes
-from topics.storage.wal.file import NoRoom, WalFile
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace, WalFile
+from topics.storage.wal.log_progress import LogProgress
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TAGS = st.sampled_from([None, "x", "xy", "z"])
@@ -169,7 +169,7 @@ class ClientMachine(RuleBasedStateMachine):
         for answer, commit in self.waiting:
             if not answer:
                 rest.append((answer, commit))
-            elif isinstance(answer[0], Progress):
+            elif isinstance(answer[0], LogProgress):
                 commit()
         self.waiting = rest
 
@@ -214,7 +214,7 @@ class ClientMachine(RuleBasedStateMachine):
         model = self.models[self.names[name]]
         change = delete_records.decide(
             self.client.engine.table,
-            delete_records.asked(self.client.engine.table, name, below, match),
+            delete_records.remaining_delete(self.client.engine.table, name, below, match),
             self.client.now,
         )
         bound = model.head_seq + 1 if below is None else min(below, model.head_seq + 1)
@@ -285,7 +285,7 @@ class ClientMachine(RuleBasedStateMachine):
         before = client.wal.next_lsn
 
         def full(*_: object) -> None:
-            raise NoRoom(errno.ENOSPC, "full")
+            raise NoSpace(errno.ENOSPC, "full")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(WalFile, "create", full)

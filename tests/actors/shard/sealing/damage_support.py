@@ -22,7 +22,7 @@ def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tu
         page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits.store)
         shown = [
             record["$seq"]
-            for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
+            for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.chunks)))
         ]
         if page.tombstone is not None:
             told = page.tombstone

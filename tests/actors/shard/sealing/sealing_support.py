@@ -39,8 +39,8 @@ from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff, TagMatch
 from topics.formats.disk import segment_build
 from topics.storage.verify import Finding, verify_directory
-from topics.storage.wal.file import NoRoom
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_file import NoSpace
+from topics.storage.wal.log_progress import LogProgress
 
 FILE_BYTES = 4096 + 1024  # a log file holds some ten small writes
 
@@ -115,22 +115,22 @@ class Sealer(Client):
         self.filled: Counter[str] = Counter()  # writes of a test, by topic
         self.sealing = Sealing(self.shard, self.commits)
         self.under_way: Coroutine[Any, Any, None] | None = None
-        self._told = Progress(self.wal.next_lsn, self.wal.synced_lsn, 0.0, 0.0)
+        self._told = LogProgress(self.wal.next_lsn, self.wal.synced_lsn, 0.0, 0.0)
         self._sync_to = 0
         self._news = threading.Condition()
-        self._wal_tell, self._wal_flush = self.wal.writer.state.tell, self.wal.flush
-        self.wal.writer.state.tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
+        self._wal_tell, self._wal_flush = self.wal.writer.state.enqueue, self.wal.flush
+        self.wal.writer.state.enqueue, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
 
     # Each flush waits for the writer's thread, so that each step sees the same state in every run.
 
-    def _tell(self, progress: Progress) -> None:
+    def _tell(self, progress: LogProgress) -> None:
         with self._news:
             self._wal_tell(progress)
             self._told = progress
             self._news.notify_all()
 
-    def _flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
-        progress = self._wal_flush(sync=sync, at_once=at_once)
+    def _flush(self, *, sync: bool, immediate: bool = True) -> LogProgress | None:
+        progress = self._wal_flush(sync=sync, immediate=immediate)
         self._sync_to = self.wal._start if sync else self._sync_to
         with self._news:
             self._told = progress or self._told
@@ -147,7 +147,7 @@ class Sealer(Client):
         """Commit what the writer has done."""
         error = self._told.error
         self.commits.advance()
-        if isinstance(error, NoRoom):
+        if isinstance(error, NoSpace):
             self._told = replace(self._told, error=None)
             self._sync_to = self.wal.synced_lsn
 
@@ -219,7 +219,7 @@ class Sealer(Client):
         seq = 0
         while True:
             page = self.page(name, seq)
-            found += msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
+            found += msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.chunks)))
             seq = page.next_from_seq
             if page.caught_up:
                 return found
@@ -292,11 +292,11 @@ def _seen(client: Sealer, name: str) -> dict[str, Any]:
         "floors": (topic.cap_floor, topic.ttl_floor, topic.loss_floor),
         "keys": [row[:3] for row in topic.dedupe.rows(0, 1 << 62)],
         "records": client.shown(name),
-        "tagged": [sorted(living(client, name, match)) for match in matches],
+        "tagged": [sorted(valid_topics(client, name, match)) for match in matches],
     }
 
 
-def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
+def valid_topics(client: Sealer, name: str, match: TagMatch) -> set[int]:
     topic = client.engine.topics[name]
     return {*matching_seqs(topic, match, client.engine.store)} & {
         record["$seq"] for record in client.shown(name)
@@ -348,7 +348,7 @@ def delete(
     client.submit(
         delete_records.decide(
             client.engine.table,
-            delete_records.asked(client.engine.table, name, before_seq, match),
+            delete_records.remaining_delete(client.engine.table, name, before_seq, match),
             client.now,
         )
     )

@@ -162,7 +162,7 @@ def test_a_damaged_write_stays_lost_when_its_segment_fails_and_the_shard_restart
     small = small.again()
     two_topics(small)
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments.file.write_all", failing(errno.ENOSPC))
+        patch.setattr("topics.storage.segments.segment_file.write_all", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="No space"):
             small.seal()
     seen = small.engine.topic("a").count, walk(small, small.engine.topic("a"))

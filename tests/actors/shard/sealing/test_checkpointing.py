@@ -22,7 +22,7 @@ from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes import delete_records, delete_topic, put_topic
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.diff_body import TagMatch
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
 
 def test_a_checkpoint_is_abandoned_when_a_full_disk_undoes_changes(
@@ -35,10 +35,10 @@ def test_a_checkpoint_is_abandoned_when_a_full_disk_undoes_changes(
     assert going is not None
     client.commits.submit(going, None)
 
-    def no_room(*, sync: bool, at_once: bool) -> None:
+    def no_room(*, sync: bool, immediate: bool) -> None:
         assert sync
-        assert not at_once
-        client.commits._lose(NoRoom(errno.ENOSPC, "no room"))
+        assert not immediate
+        client.commits._lose(NoSpace(errno.ENOSPC, "no room"))
         wal.resume(before)
 
     with monkeypatch.context() as patch:
@@ -67,7 +67,7 @@ def test_a_delete_after_a_checkpoint_restores_no_record_that_a_cap_removed(
     client.append("a", 6)
     deleted = delete_records.decide(
         client.engine.table,
-        delete_records.asked(client.engine.table, "a", None, TagMatch("Eq", "t3")),
+        delete_records.remaining_delete(client.engine.table, "a", None, TagMatch("Eq", "t3")),
         client.now,
     )
     client.submit(deleted)

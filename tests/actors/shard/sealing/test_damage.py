@@ -14,7 +14,7 @@ import pytest
 from tests.actors.shard.sealing.damage_support import flip, lost, walk
 from tests.actors.shard.sealing.sealing_support import Sealer, ended
 from topics.formats.disk.segment import CHUNK_BYTES
-from topics.storage.segments.file import Segment
+from topics.storage.segments.segment_file import Segment
 
 pytestmark = pytest.mark.slow
 

@@ -23,9 +23,9 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from tests.support.log import ForgetfulDisk
 from topics.engine.changes import delete_records
-from topics.engine.changes.delete_records import Rest
+from topics.engine.changes.delete_records import RemainingDelete
 from topics.formats.api.diff_body import TagMatch
-from topics.storage.recovery import steps
+from topics.storage.recovery import shard_recovery
 
 pytestmark = pytest.mark.slow
 
@@ -71,12 +71,16 @@ def append(client: Sealer, count: int) -> None:
         )
 
 
-def delete(client: Sealer, match: TagMatch = ODD, before_seq: int | None = None) -> Rest | None:
+def delete(
+    client: Sealer, match: TagMatch = ODD, before_seq: int | None = None
+) -> RemainingDelete | None:
     """Delete one slice of records. Return the rest for further slices."""
-    return delete_more(client, delete_records.asked(client.engine.table, "a", before_seq, match))
+    return delete_more(
+        client, delete_records.remaining_delete(client.engine.table, "a", before_seq, match)
+    )
 
 
-def delete_more(client: Sealer, rest: Rest) -> Rest | None:
+def delete_more(client: Sealer, rest: RemainingDelete) -> RemainingDelete | None:
     change = delete_records.decide(client.engine.table, rest, client.now)
     client.submit(change)
     client.wait()
@@ -239,7 +243,7 @@ def test_a_start_writes_no_flags_before_it_has_synced_the_log(
         raise OSError("power is lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "end_log", loses_power)
+        patch.setattr(shard_recovery, "end_log", loses_power)
         with pytest.raises(OSError, match="power is lost"):
             client.again()
     assert seen_after_power_loss(client, disk, tmp_path / "after", before["head"]) == before

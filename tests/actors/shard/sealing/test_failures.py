@@ -27,7 +27,7 @@ from topics.formats.api.diff_body import TagMatch
 from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.disk import Damaged
 from topics.storage.segments.delete_flags import PendingFlags
-from topics.storage.segments.file import Segment, SegmentWriter
+from topics.storage.segments.segment_file import Segment, SegmentWriter
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.spares import SpareFiles
 
@@ -93,7 +93,7 @@ def test_a_segment_that_reads_back_differently_is_written_again(
     fill(client, "a", "b", rounds=6)
     before = seen(client)
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments.file.crc32c", SimpleNamespace(crc32c=hash))
+        patch.setattr("topics.storage.segments.segment_file.crc32c", SimpleNamespace(crc32c=hash))
         with pytest.raises(Damaged, match="tables"):
             client.seal()
     assert not extents(client)

@@ -43,9 +43,9 @@ from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch
 from topics.storage import disk
 from topics.storage.disk import Damaged
-from topics.storage.segments import file as segment_file
-from topics.storage.segments.file import Segment, SegmentWriter
+from topics.storage.segments import segment_file as segment_file
 from topics.storage.segments.merge_reader import MergeReader
+from topics.storage.segments.segment_file import Segment, SegmentWriter
 from topics.storage.segments.segment_store import SegmentStore
 
 pytestmark = pytest.mark.slow
@@ -413,7 +413,7 @@ def test_no_segments_are_merged_without_space_for_the_next_log_file(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("topics.actors.shard.sealing.merging.check_room", full)
+    monkeypatch.setattr("topics.actors.shard.sealing.merging.check_space", full)
     aged.seal()
     assert files(aged.path, "segment") == before
     assert not aged.sealing.rewriting.merged

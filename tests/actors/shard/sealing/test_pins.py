@@ -29,7 +29,7 @@ from topics.actors.shard.sealing.reclaim import Pin
 from topics.engine.now import Now
 from topics.storage import checkpoints
 from topics.storage.checkpoints import CheckpointWriter
-from topics.storage.segments.file import SegmentWriter
+from topics.storage.segments.segment_file import SegmentWriter
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal import spares
 from topics.storage.wal.log import Wal
@@ -80,7 +80,7 @@ def test_files_of_a_pinned_checkpoint_are_kept(
     client.delete("blob")
     client.checkpoint()
     assert {path for path in kept if not path.exists()} == set()
-    assert len(files(client.path, "checkpoint")) == checkpoints.KEEP + 1
+    assert len(files(client.path, "checkpoint")) == checkpoints.CHECKPOINTS_KEPT + 1
     for path, content in kept.items():
         if path.suffix != ".seg":  # delete flags change
             assert path.read_bytes().startswith(content[: len(content.rstrip(b"\0"))]), path
@@ -88,7 +88,7 @@ def test_files_of_a_pinned_checkpoint_are_kept(
     after = seen(client)
     client.sealing.let_go(pin)
     free_all(client)
-    assert len(files(client.path, "checkpoint")) == checkpoints.KEEP
+    assert len(files(client.path, "checkpoint")) == checkpoints.CHECKPOINTS_KEPT
     assert not second.exists()
     assert before != after == seen(client)
 
@@ -108,7 +108,7 @@ def test_a_start_treats_a_pinned_checkpoint_like_any_other(client: Sealer, tmp_p
     again = Sealer(other, now=Now(client.now.ts, client.now.ms))
     fill(again, "a", rounds=40)
     free_all(again)
-    assert len(files(other, "checkpoint")) == checkpoints.KEEP
+    assert len(files(other, "checkpoint")) == checkpoints.CHECKPOINTS_KEPT
     again.kill()
 
 
@@ -183,7 +183,7 @@ def test_a_pin_is_kept_while_there_is_space_for_all_files(client: Sealer) -> Non
     fill(client, "a", rounds=30)
     client.seal()
     pin = pinned(client)
-    client.wal.writer.spares.is_short = True  # set by an earlier attempt
+    client.wal.writer.spares.is_incomplete = True  # set by an earlier attempt
     client.seal()
     assert not pin.is_broken
     assert not client.wal.lacks_files
@@ -204,7 +204,7 @@ def test_a_spare_log_file_without_space_breaks_the_pin(
         client.wal.writer.syncer.run_later(tried.set)  # runs after the spare was tried
         assert tried.wait(WAIT_S)
         assert client.wal.lacks_files
-        assert not client.wal.short_of_room, "nothing is refused yet"
+        assert not client.wal.lacks_space, "nothing is refused yet"
         client.seal()
     assert pin.is_broken
 
@@ -234,8 +234,8 @@ def test_a_log_without_space_breaks_the_pin(
     fill(client, "a", rounds=30)
     client.checkpoint()
     assert not pin.is_broken
-    monkeypatch.setattr(Wal, "short_of_room", True)
-    monkeypatch.setattr(Wal, "find_room", lambda _: False)
+    monkeypatch.setattr(Wal, "lacks_space", True)
+    monkeypatch.setattr(Wal, "allocate_files", lambda _: False)
     client.seal()
     assert pin.is_broken
     assert client.sealing.reclaim.pin is None

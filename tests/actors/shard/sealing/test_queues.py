@@ -29,7 +29,7 @@ from tests.support.jobs import (
 )
 from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.queue import jobs as jobs_module
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def of(client: Sealer, name: str = "q") -> Known:
 
 def lose(client: Sealer) -> None:
     """Undo the pending changes, as on a full disk."""
-    client.commits._lose(NoRoom(errno.ENOSPC, "no room"))
+    client.commits._lose(NoSpace(errno.ENOSPC, "no room"))
     client.wal.resume(client.wal._start)
 
 
@@ -164,7 +164,7 @@ def test_claims_and_acks_pending_during_a_checkpoint_are_recovered_once(
             queue = client.engine.queue("q")
             begin(client, claiming(client, "q", 2, node="v"))
             begin(client, acking(client, "q", 1))
-            begin(client, finish_jobs.bury(queue, moved, client.now))
+            begin(client, finish_jobs.remove_dead_lettered(queue, moved, client.now))
             begin(client, lease_jobs.nack(queue, "v", [5], None, 0, client.now))
             checkpoint_at(client, at, client.wait)
             assert client.wait() is None
@@ -207,8 +207,8 @@ def test_an_undone_second_move_does_not_affect_the_first(
     nack(client, "q", 1, 2)
     claim(client, "q")
     queue = client.engine.queue("q")
-    lease_jobs.keep_dead(queue, begin_move(client, "q", 1))
-    begin(client, lease_jobs.dying(queue, 2, client.now))
+    lease_jobs.return_to_dead(queue, begin_move(client, "q", 1))
+    begin(client, lease_jobs.begin_dead_lettering(queue, 2, client.now))
     lose(client)
     client.checkpoint()
     client.kill()

@@ -51,7 +51,7 @@ def test_space_is_freed_after_two_checkpoints_and_an_idle_shard_writes_none(
     used, before = mostly_gone(client)
     assert free_all(client) <= 3
     assert room(client) < used * 0.6
-    assert len(files(client.path, "checkpoint")) == checkpoints.KEEP
+    assert len(files(client.path, "checkpoint")) == checkpoints.CHECKPOINTS_KEPT
     assert len([path for path in files(client.path, "wal") if path.suffix == ".wal"]) <= 3
     assert (
         len([path for path in files(client.path, "wal") if path.suffix == ".spare"]) <= SPARES_MAX

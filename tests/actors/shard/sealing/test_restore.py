@@ -29,12 +29,12 @@ from topics.actors.shard.backups import Backups, _Backup
 from topics.engine.moved_keys import copy_key
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk import backup_archive
-from topics.formats.disk.backup_archive import File, Manifest
-from topics.storage import restore as restoring
-from topics.storage.backup_stream import BackupStream
+from topics.formats.disk.backup_archive import ArchiveFile, Manifest
+from topics.storage import backup_restore as restoring
+from topics.storage.backup_restore import BackupDamaged, CannotRestore, NotABackup, restore
+from topics.storage.backup_writer import BackupWriter
 from topics.storage.data_dir import encode_meta
-from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup, restore
-from topics.storage.segments.file import segment_path
+from topics.storage.segments.segment_file import segment_path
 
 
 class Taken:
@@ -46,16 +46,16 @@ class Taken:
         context = cast("Any", SimpleNamespace(wal=client.wal))
         self._service = Backups(context, client.shard, client.sealing)
         self._begun = self._service._pinned(self._pin)
-        self._stream, self._parts = BackupStream(1), list[bytes]()
+        self._stream, self._parts = BackupWriter(1), list[bytes]()
 
     def add(self, files: Any) -> None:
-        self._parts += self._stream.add(map(File._make, files))
+        self._parts += self._stream.add(map(ArchiveFile._make, files))
 
     def flags(self) -> None:
         """Add the delete flags, before the cut."""
         self.add(self._begun.flags)
 
-    def cut(self) -> list[File]:
+    def cut(self) -> list[ArchiveFile]:
         """Cut the log. Return the log files of the backup."""
         client = self._client
         client.wal.flush(sync=True)
@@ -64,7 +64,7 @@ class Taken:
         self.lsn = client.wal.next_lsn
         return [*self._service._log(found, self.lsn)]
 
-    def end(self, log: list[File]) -> bytes:
+    def end(self, log: list[ArchiveFile]) -> bytes:
         """Add the remaining files. Return the complete archive."""
         self.add([*self._begun.files, *log])
         manifest = Manifest(backup_archive.FORMAT, "test", 1, 1, [self.lsn], self._stream.members)

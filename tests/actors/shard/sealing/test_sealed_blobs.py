@@ -23,7 +23,7 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import append_streamed
 from topics.engine.page import Page
 from topics.storage.disk import Damaged
-from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal.log_file import NoSpace, WalFile
 
 FILE_BYTES = 64 << 10
 
@@ -104,13 +104,13 @@ def test_without_space_for_another_log_file_small_writes_continue_in_the_full_on
     with monkeypatch.context() as patch:
 
         def full(file: WalFile, spare: Path | None = None) -> None:
-            raise NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         patch.setattr(WalFile, "create", full)
         _, answer = client.start("a", "refused")
         client.commits.flush()
         client.advance()
-        assert isinstance(answer[0], NoRoom)
+        assert isinstance(answer[0], NoSpace)
         client.append("a", "in the same file")
         assert client.wal.full_files() == []
     append_streamed(client, "a", *LONG)

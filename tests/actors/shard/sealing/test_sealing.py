@@ -35,7 +35,7 @@ from topics.engine.changes import delete_topic
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.formats.api.diff_body import TagMatch
-from topics.storage.segments.file import SegmentWriter
+from topics.storage.segments.segment_file import SegmentWriter
 
 
 @pytest.mark.slow
@@ -274,11 +274,11 @@ def test_a_log_file_is_unmapped_when_it_is_sealed(client: Sealer) -> None:
 def test_a_reader_keeps_the_map_of_a_sealed_file(client: Sealer) -> None:
     fill(client, "a", rounds=1)
     page = client.page("a")
-    before = [bytes(piece) for piece in page.pieces]
+    before = [bytes(piece) for piece in page.chunks]
     fill(client, "b", rounds=30)
     client.seal()
     assert sealed(client, "a")
-    assert [bytes(piece) for piece in page.pieces] == before
+    assert [bytes(piece) for piece in page.chunks] == before
 
 
 def mapped_files(folder: Path) -> set[Path]:

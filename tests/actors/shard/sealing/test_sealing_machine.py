@@ -18,7 +18,7 @@ from hypothesis.stateful import invariant, rule
 from tests.actors.shard.sealing.client_machine import MATCHES, ClientMachine, Model, matches
 from tests.actors.shard.sealing.sealing_support import findings, matching_seqs
 from topics.engine.topic import Topic
-from topics.storage.checkpoints import whole
+from topics.storage.checkpoints import intact_checkpoints
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ class Machine(ClientMachine):
 
     def _spoil(self, path: Path) -> None:
         folder = path / "checkpoint" / "00"
-        standing = whole(folder) if folder.exists() else []
+        standing = intact_checkpoints(folder) if folder.exists() else []
         if max(folder.glob("*.ckpt"), default=None) in self.spoiled:
             return
         if len(standing) == 2 or (
@@ -150,7 +150,7 @@ class Machine(ClientMachine):
                 for record in shown
             ] == expected
             if not topic.losses and model.live:
-                assert topic.bytes == sum(map(len, page.pieces)) + len(page.pieces)
+                assert topic.bytes == sum(map(len, page.chunks)) + len(page.chunks)
             assert (
                 max(topic.cap_floor, topic.ttl_floor, topic.loss_floor) == model.floor
                 or topic.losses

@@ -39,7 +39,7 @@ def test_a_start_succeeds_from_the_older_checkpoint_if_the_newest_is_damaged(
         other = Sealer(target)
         other.checkpoint()  # removes the damaged checkpoint, not the intact one
         other.kill()
-        assert len(checkpoints.whole(target / "checkpoint" / "00")) == 2
+        assert len(checkpoints.intact_checkpoints(target / "checkpoint" / "00")) == 2
         assert findings(target) == []
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.actors.shard.sealing.sealing_support import Sealer, delete, fill
 from tests.campaigns.mounts import needs_root
-from tests.support.hurt import FILE_BYTES, Seen, busy, kinds, seen, stepped
+from tests.support.damage import FILE_BYTES, Seen, busy, kinds, seen, stepped
 from topics.formats.api.diff_body import TagMatch
 from topics.storage.disk import Damaged
 from topics.storage.inspect import describe

@@ -30,7 +30,7 @@ from topics.actors.shard.service import Service
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.claims import jobs_of
-from topics.engine.queue.leases import Holder
+from topics.engine.queue.leases import LeaseHolder
 from topics.engine.topic import Topic
 from topics.formats.api import answers, queue_answers
 from topics.formats.api.limits import CLAIM_BYTES_MAX
@@ -45,7 +45,7 @@ from topics.formats.wire.calls import (
     UnclaimedParams,
 )
 from topics.formats.wire.envelope import ErrorCode
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 ClaimCall: TypeAlias = InboundMessage[TopicParams, ClaimResult]
 
@@ -58,7 +58,7 @@ class PolledClaim(Claimer):
     max_bytes = CLAIM_BYTES_MAX
 
     def __init__(
-        self, claims: Claims, request: ClaimCall, topic: Topic, holder: Holder, asked: Claim
+        self, claims: Claims, request: ClaimCall, topic: Topic, holder: LeaseHolder, asked: Claim
     ) -> None:
         self.topic, self.holder, self.lease_ms = topic, holder, asked.lease_ms
         self.claims, self.request, self.asked, self.room = claims, request, asked, asked.max_jobs
@@ -77,7 +77,7 @@ class PolledClaim(Claimer):
         if self.deadline is not None:
             self.deadline.cancel()
 
-    def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
+    def settle(self, change: LeaseChange, result: LogProgress | OSError) -> None:
         """See `Claimer.settle`."""
         if self.is_over:
             return  # dropped in the meantime, and its leases are released

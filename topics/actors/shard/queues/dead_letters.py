@@ -86,7 +86,7 @@ class DeadLetters(Service):
         """Continue after a restart, first with batches that were in flight."""
         queues = [topic for topic in self._engine.topics.values() if topic.jobs is not None]
         for topic in queues:
-            if jobs_of(topic).dying:
+            if jobs_of(topic).dead_lettering:
                 self.wake(topic)
         await trio.lowlevel.checkpoint()  # lets their tasks enter the lanes first
         for topic in queues:
@@ -97,7 +97,7 @@ class DeadLetters(Service):
         if topic.id in self._queues or not _has_dead(topic):
             return
         queue = self._queues[topic.id] = Queue(topic, _rule(topic.config))
-        if jobs_of(topic).dying:  # found by a restart
+        if jobs_of(topic).dead_lettering:  # found by a restart
             queue.is_unsettled = True
             self._context.moves.enter()
         self._context.start(self._move_all, queue)
@@ -119,9 +119,9 @@ class DeadLetters(Service):
         """
         jobs = jobs_of(topic)
         if with_batch:
-            lease_jobs.keep_dead(topic, tuple(jobs.dying))
+            lease_jobs.return_to_dead(topic, tuple(jobs.dead_lettering))
         if jobs.dead:
-            jobs.revive_dead()
+            jobs.recheck_dead()
             self._note_claimable(topic)
 
     def _may_move(self, queue: Queue) -> bool:
@@ -138,7 +138,7 @@ class DeadLetters(Service):
             async with self._lanes[self._context.peers.shard_of(target)]:
                 failure = await self._move_batch(queue, target)
                 # The outcome of some jobs is unknown: repeat the same batch.
-                while jobs_of(topic).dying and self._may_move(queue):
+                while jobs_of(topic).dead_lettering and self._may_move(queue):
                     await self._pause(queue, failure)
                     failure = await self._move_batch(queue, target)
             self._settle(queue)
@@ -188,10 +188,10 @@ class DeadLetters(Service):
             return unwritable(copies)
         if topic.deleted or not copies:
             return None
-        moved = await mover.move(context, topic, target, copies, finish_jobs.bury)
+        moved = await mover.move(context, topic, target, copies, finish_jobs.remove_dead_lettered)
         if moved.seqs:
             queue.retry_s = 0.0
-        lease_jobs.keep_dead(topic, moved.refused)
+        lease_jobs.return_to_dead(topic, moved.refused)
         return next(iter(moved.failures.values()), None)
 
     async def _begin(self, queue: Queue) -> None:
@@ -224,12 +224,12 @@ class DeadLetters(Service):
             jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
         except OSError as error:
             return error
-        change = lease_jobs.dying(topic, len(jobs), context.now)
+        change = lease_jobs.begin_dead_lettering(topic, len(jobs), context.now)
         if change.frames:
             result = await context.commits.submit_and_wait(change)
             if isinstance(result, OSError):
                 return result
-        dying = jobs_of(topic).dying
+        dying = jobs_of(topic).dead_lettering
         return [self._copy_of(topic, job) for job in jobs if job[0] in dying]
 
     @staticmethod
@@ -249,4 +249,4 @@ def _rule(config: TopicConfig) -> Rule:
 
 def _has_dead(topic: Topic) -> bool:
     """Return whether jobs of the queue are to be moved."""
-    return not topic.deleted and bool(jobs_of(topic).dead or jobs_of(topic).dying)
+    return not topic.deleted and bool(jobs_of(topic).dead or jobs_of(topic).dead_lettering)

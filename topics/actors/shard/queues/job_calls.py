@@ -22,7 +22,7 @@ from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
-from topics.engine.queue.jobs import Counters
+from topics.engine.queue.jobs import QueueCounters
 from topics.engine.queue.leases import Lease
 from topics.engine.topic import Topic
 from topics.formats.api import answers, queue_answers
@@ -38,7 +38,7 @@ from topics.formats.wire.calls import (
     NoResult,
     TopicParams,
 )
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 JobsCall: TypeAlias = InboundMessage[TopicParams, NoResult]
 
@@ -105,7 +105,7 @@ class JobCalls(Service):
                 answer_error(request, error)
             return
 
-        def settle(result: Progress | OSError) -> None:
+        def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 for request, _, _ in begun:
                     self._retries.refuse(self._ack, request, result, again=again)
@@ -169,7 +169,7 @@ class JobCalls(Service):
         """Answer when the log has the change, or immediately if the change needs no frames."""
         at = request.params.at
 
-        def settle(result: Progress | OSError) -> None:
+        def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 return answer_error(request, unwritable(result))
             return reply_json(request, NO_RESULT, answer(), at)
@@ -199,7 +199,7 @@ class JobCalls(Service):
         next_after = page[-1].seq if len(found) > len(page) else None
         request.reply(LeasesResult(next_after), queue_answers.leases(items))
 
-    def _counters(self, topic: Topic) -> Counters:
+    def _counters(self, topic: Topic) -> QueueCounters:
         jobs = jobs_of(topic)
         jobs.advance(self._commits.now().ms)
         return jobs.counters(topic.count)

@@ -32,9 +32,9 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.put_topic import PutTopic
-from topics.engine.queue.claims import Ask, jobs_of
+from topics.engine.queue.claims import ClaimRequest, jobs_of
 from topics.engine.queue.ledger import keeps_leases
-from topics.engine.queue.timetable import NEVER
+from topics.engine.queue.timer_queue import NEVER
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicNotFound
 
@@ -286,7 +286,7 @@ class JobDispatch(Service):
         self,
         topic: Topic,
         claimers: Sequence[Claimer],
-        asks: Sequence[Ask],
+        asks: Sequence[ClaimRequest],
         max_bytes: int,
         *,
         evenly: bool,

@@ -19,7 +19,7 @@ from topics.engine.changes import lease_jobs
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 SLICE_JOBS = 2048  # takes a few milliseconds, and one sync if the durability class requires it
 
@@ -61,7 +61,7 @@ class LeaseLogging:
         change = lease_jobs.log_leases(topic, seqs[start:end], self._context.now)
         following = partial(self._step, topic, seqs, end, cause, done)
 
-        def settle(result: Progress | OSError) -> None:
+        def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 done(result)
             else:  # in a later iteration, so that messages are served in between

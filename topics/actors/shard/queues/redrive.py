@@ -138,7 +138,7 @@ class Transfer:
             scanned += len(seqs)
             # Records that are leased or already being moved cannot be hidden. They are counted at
             # the end.
-            free = claims.set_aside(self.topic, seqs, now)
+            free = claims.reserve(self.topic, seqs, now)
             self._passed_over += sorted(set(seqs).difference(free))
             self.in_flight.update(free)
             try:
@@ -226,7 +226,7 @@ class Transfer:
         self.in_flight.difference_update(seqs)
 
     def _put_back(self, seqs: Sequence[int], now: Now) -> None:
-        claims.put_back(self.topic, seqs, now)
+        claims.unreserve(self.topic, seqs, now)
         self.in_flight.difference_update(seqs)
 
 

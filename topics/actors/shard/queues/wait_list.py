@@ -25,11 +25,11 @@ from typing import ClassVar, NamedTuple
 
 from topics.actors.shard.deadlines import Deadline
 from topics.engine.changes.lease_jobs import LeaseChange
-from topics.engine.queue.claims import Ask
-from topics.engine.queue.leases import Holder
+from topics.engine.queue.claims import ClaimRequest
+from topics.engine.queue.leases import LeaseHolder
 from topics.engine.topic import Topic
 from topics.formats.grouping import grouped
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 
 class Claimer:
@@ -41,16 +41,16 @@ class Claimer:
 
     __slots__ = ("holder", "lease_ms", "topic")
     topic: Topic
-    holder: Holder
+    holder: LeaseHolder
     lease_ms: int | None
     room: int
     is_stream: ClassVar[bool]
     max_bytes: ClassVar[int]  # approximate bytes of jobs that it takes in one batch
 
-    def ask(self, max_jobs: int) -> Ask:
+    def ask(self, max_jobs: int) -> ClaimRequest:
         """Return the request to the engine for up to ``max_jobs`` jobs."""
         lease_ms = self.topic.config.lease_ms if self.lease_ms is None else self.lease_ms
-        return Ask(self.holder, max_jobs, lease_ms)
+        return ClaimRequest(self.holder, max_jobs, lease_ms)
 
     def begin_waiting(self) -> None:
         """Note that the claimer was not served in the iteration in which it joined."""
@@ -59,7 +59,7 @@ class Claimer:
         """Note that the claimer has left the wait list with these leases."""
         raise NotImplementedError
 
-    def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
+    def settle(self, change: LeaseChange, result: LogProgress | OSError) -> None:
         """Send the jobs, or handle the log error that lost their leases."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class WaitList:
         self.topic = topic
         self.waiting = OrderedDict[Claimer, None]()
         self.impatient: dict[Claimer, None] = {}
-        self.streams: dict[Holder, Claimer] = {}
+        self.streams: dict[LeaseHolder, Claimer] = {}
         self.newcomers: list[Claimer] = []
         self.unheard: dict[Claimer, None] = {}
         self.window: Deadline | None = None
@@ -129,7 +129,7 @@ class WaitList:
         self.impatient.pop(claimer, None)
         self.unheard.pop(claimer, None)
 
-    def admit(self, loosened: Iterable[Holder]) -> None:
+    def admit(self, loosened: Iterable[LeaseHolder]) -> None:
         """Add streams that have capacity again. ``loosened``: holders that hold fewer jobs now."""
         for holder in loosened:
             stream = self.streams.get(holder)

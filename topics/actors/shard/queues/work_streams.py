@@ -24,7 +24,7 @@ from topics.actors.shard.queues.wait_list import Claimer
 from topics.actors.shard.service import Service
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
-from topics.engine.queue.leases import Holder
+from topics.engine.queue.leases import LeaseHolder
 from topics.engine.topic import Topic
 from topics.errors import Internal, NotAQueue, TopicNotFound
 from topics.formats.api import queue_answers
@@ -44,8 +44,8 @@ from topics.formats.wire.calls import (
     WorkTakenParams,
 )
 from topics.formats.wire.contract import Event, P
-from topics.formats.wire.message import PeerGone
-from topics.storage.wal.progress import Progress
+from topics.formats.wire.message import PeerClosed
+from topics.storage.wal.log_progress import LogProgress
 
 
 class WorkStream(Claimer):
@@ -68,7 +68,7 @@ class WorkStream(Claimer):
         max_jobs: int,
     ) -> None:
         self.topic, self.lease_ms = topic, params.lease_ms
-        self.holder = Holder(params.node, is_stream=True)
+        self.holder = LeaseHolder(params.node, is_stream=True)
         self.streams, self.session, self.number = streams, session, params.work
         self.max_jobs, self.pages = max_jobs, 0
         self.page: list[tuple[int, int]] | None = None
@@ -85,7 +85,7 @@ class WorkStream(Claimer):
         self.page = [(job.seq, job.number) for job in change.jobs]
         self.pages += 1
 
-    def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
+    def settle(self, change: LeaseChange, result: LogProgress | OSError) -> None:
         """See `Claimer.settle`."""
         self.streams.settle(self, change, result)
 
@@ -123,7 +123,9 @@ class WorkStreams(Service):
 
     # Jobs
 
-    def settle(self, stream: WorkStream, change: LeaseChange, result: Progress | OSError) -> None:
+    def settle(
+        self, stream: WorkStream, change: LeaseChange, result: LogProgress | OSError
+    ) -> None:
         """Send the jobs that were leased to the stream, if it is still open."""
         if self._find(stream.session, stream.number) is not stream:
             return
@@ -138,7 +140,7 @@ class WorkStreams(Service):
     def _send(self, stream: WorkStream, event: Event[P], params: P, attachment: bytes) -> None:
         try:
             stream.session.notify(event, params, attachment)
-        except PeerGone:
+        except PeerClosed:
             self._release(stream)
 
     # Ends of streams

@@ -30,12 +30,12 @@ from topics.engine.changes import forward, reservation
 from topics.engine.changes.forward import (
     Advance,
     Forward,
+    ForwardDest,
     Forwarded,
-    Taker,
     bytes_left,
     copy_ts,
-    fitting,
-    room_for,
+    count_fitting,
+    records_left,
 )
 from topics.engine.routing.derivations import Derivation, derivation_of
 from topics.engine.store import Unreadable
@@ -61,7 +61,7 @@ from topics.formats.wire.calls import (
     ForwardStatus,
     ForwardTarget,
 )
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 ForwardCall: TypeAlias = InboundMessage[ForwardParams, ForwardResult]
 
@@ -92,7 +92,7 @@ class Forwards(Service):
     def _forward(self, request: ForwardCall) -> None:
         self._context.check_writable(grows=True)
         params, answers = request.params, _Answers(request)
-        takers: dict[int, Taker] = {}  # by the index of the target
+        takers: dict[int, ForwardDest] = {}  # by the index of the target
         for index, target in enumerate(answers.targets):
             taker = self._taker(target, params, partial(answers.settle, index))
             if taker is not None:
@@ -112,7 +112,9 @@ class Forwards(Service):
         except Exception as error:
             answers.fail(error)
 
-    def _taker(self, target: ForwardTarget, params: ForwardParams, settle: Settle) -> Taker | None:
+    def _taker(
+        self, target: ForwardTarget, params: ForwardParams, settle: Settle
+    ) -> ForwardDest | None:
         """Return the target if it takes part in the forward, or settle it and return None."""
         topic = self._engine.topics.get(target.dest)
         if topic is None or topic.id != target.dest_id:
@@ -131,15 +133,15 @@ class Forwards(Service):
             self._context.freshen(topic)
             left = bytes_left(self._engine.table, topic) if params.need else None
             has_room = left is None or left >= params.need
-            is_full = params.need and not (has_room and room_for(topic, 1))
+            is_full = params.need and not (has_room and records_left(topic, 1))
             settle(ForwardStatus.FULL if is_full else ForwardStatus.DONE, at, params.need)
         else:
             self._context.freshen(topic)
-            return Taker(topic, target.router, at.total, target.name)
+            return ForwardDest(topic, target.router, at.total, target.name)
         return None
 
     def _advance(
-        self, params: ForwardParams, takers: Mapping[int, Taker], answers: _Answers
+        self, params: ForwardParams, takers: Mapping[int, ForwardDest], answers: _Answers
     ) -> None:
         forwarded = forward.advance(
             [*takers.values()], params.to_seq, params.trimmed, params.hop, self._context.now
@@ -151,7 +153,7 @@ class Forwards(Service):
     def _copy(
         self,
         request: ForwardCall,
-        takers: Mapping[int, Taker],
+        takers: Mapping[int, ForwardDest],
         answers: _Answers,
         records: RecordsView | None,
     ) -> None:
@@ -164,7 +166,7 @@ class Forwards(Service):
         if payload is None:  # the log has begun another file since the runs were made
             _settle_behind(takers, params, answers)
             return
-        groups: dict[_Alike, dict[int, Taker]] = {}
+        groups: dict[_Alike, dict[int, ForwardDest]] = {}
         copiers: dict[_Alike, Copier] = {}
         plain: Copier | None = None
         for index, taker in takers.items():
@@ -174,7 +176,7 @@ class Forwards(Service):
                 plain = copier
             topic = taker.topic
             ts = copy_ts(topic, self._context.now)
-            fits = fitting(self._engine.table, topic, copier, ts)
+            fits = count_fitting(self._engine.table, topic, copier, ts)
             # The dest has no space for the first copy. Report how many bytes it needs.
             if not fits:
                 need = copier.first_size(topic.next_seq, ts)
@@ -196,7 +198,7 @@ class Forwards(Service):
         payload: _Payload,
         copier: Copier,
         alike: _Alike,
-        takers: Mapping[int, Taker],
+        takers: Mapping[int, ForwardDest],
         answers: _Answers,
     ) -> _Payload:
         """Append copies to dests with equal copies.
@@ -238,7 +240,7 @@ class Forwards(Service):
         self,
         forwarded: Forwarded,
         params: ForwardParams,
-        takers: Mapping[int, Taker],
+        takers: Mapping[int, ForwardDest],
         answers: _Answers,
         status: ForwardStatus,
     ) -> int:
@@ -253,7 +255,7 @@ class Forwards(Service):
         self._pending.update(change.router for change in forwarded.changes)
         totals = {taker.router: taker.total for taker in takers.values()}
 
-        def settled(change: Forward | Advance, result: Progress | OSError) -> None:
+        def settled(change: Forward | Advance, result: LogProgress | OSError) -> None:
             router = change.router
             self._pending.discard(router)
             if isinstance(result, OSError):
@@ -286,7 +288,7 @@ class Forwards(Service):
         names = [target[-1] for target in params.targets]
         return self._context.wal.may_name(lsn, frame_bytes_max(len(params.seqs), names))
 
-    def _has_room(self, payload: _Payload, takers: Iterable[Taker]) -> bool:
+    def _has_room(self, payload: _Payload, takers: Iterable[ForwardDest]) -> bool:
         """Return whether the new frame fits in the log file that contains the frames it names."""
         named = payload.named
         names = [taker.name for taker in takers]
@@ -413,7 +415,9 @@ class _Payload(NamedTuple):
         raise AssertionError("the runs contain all copies")
 
 
-def _settle_behind(takers: Mapping[int, Taker], params: ForwardParams, answers: _Answers) -> None:
+def _settle_behind(
+    takers: Mapping[int, ForwardDest], params: ForwardParams, answers: _Answers
+) -> None:
     """Settle all takers as BEHIND, so that the source looks up the records again."""
     for index, taker in takers.items():
         answers.settle(index, ForwardStatus.BEHIND, Derivation(params.from_seq, taker.total))

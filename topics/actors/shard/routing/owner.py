@@ -78,7 +78,7 @@ from topics.formats.wire.calls import (
     RouterParams,
     RouterStatsParams,
 )
-from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log_file import NoSpace
 
 ATTEMPTS: Final = 3  # to create a router if its ends are deleted at the same time
 # A reserved slot for a new end is valid for this time. It expires before the reply is overdue.
@@ -276,12 +276,12 @@ class Routers(Service):
         def give_back() -> None:
             nonlocal kept
             kept -= 1
-            cap.give_back()
+            cap.release()
 
         try:
             yield give_back
         finally:
-            cap.give_back(kept)
+            cap.release(kept)
 
     async def _end(self, topic: str, *, create: bool = False) -> EndpointResult:
         place_until_ms = self._context.clock().ms + PLACE_MS if create else 0
@@ -468,7 +468,7 @@ class Routers(Service):
         """Make a change durable. Raises `NotReady`, and then nothing is changed."""
         self._context.begin_turn()
         result = await self._commits.submit_and_wait(decide())
-        if isinstance(result, NoRoom):
+        if isinstance(result, NoSpace):
             # A group with an append may not use the log's reserve. A removal in its own group may.
             self._context.begin_turn()
             result = await self._commits.submit_and_wait(decide())

@@ -24,7 +24,7 @@ from topics.actors.shard.routing.router_worker import WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
 from topics.engine.changes import put_topic
-from topics.engine.routing.derivations import forget_derivations
+from topics.engine.routing.derivations import drop_other_derivations
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.wire.calls import (
@@ -40,7 +40,7 @@ from topics.formats.wire.calls import (
     RouterSyncParams,
     RouterSyncResult,
 )
-from topics.storage.wal.progress import Progress
+from topics.storage.wal.log_progress import LogProgress
 
 StatsCall: TypeAlias = InboundMessage[RouterStatsParams, RouterStats]
 EndpointCall: TypeAlias = InboundMessage[EndpointParams, EndpointResult]
@@ -135,7 +135,7 @@ class Registry(Service):
         for name in dests:
             topic = self._engine.topics.get(name)
             if topic is not None and topic.derivations is not None:
-                forget_derivations(topic, self.by_dest.get(name, ()))
+                drop_other_derivations(topic, self.by_dest.get(name, ()))
 
     def _set(self, row: RouterRow) -> bool:
         """Store a new or changed router. Return False if an end is missing in this shard."""
@@ -205,11 +205,11 @@ class Registry(Service):
             self._context.check_writable(grows=True)
         # The topic may exist without being durable. Then the change waits until it is.
         table, now = self._engine.table, self._context.now
-        has_place = now.ms <= params.place_until_ms
-        change = put_topic.decide(table, params.topic, TopicConfigPatch(), now, has_place=has_place)
+        has_slot = now.ms <= params.place_until_ms
+        change = put_topic.decide(table, params.topic, TopicConfigPatch(), now, has_slot=has_slot)
         request.outlast()
 
-        def settle(result: Progress | OSError) -> None:
+        def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 return answer_error(request, unwritable(result))
             return request.reply(_end_of(change.topic))

@@ -47,8 +47,8 @@ from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import is_in_log
 from topics.engine.routing.hops import Hops
-from topics.engine.routing.lag import lag
 from topics.engine.routing.picking import Picked, pick
+from topics.engine.routing.router_lag import lag
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.errors import TopicsError
@@ -493,5 +493,5 @@ def _note_hops(source: Source, change: Append | Advance) -> None:
     """Note the hops of new copies, if the source is itself the dest of a router."""
     if isinstance(change, Forward):
         source.hops.note(change.first_seq, change.last_seq, change.hop)
-    elif isinstance(change, Advance) and change.burnt is not None:
-        source.hops.note(*change.burnt, change.hop)
+    elif isinstance(change, Advance) and change.skipped is not None:
+        source.hops.note(*change.skipped, change.hop)

@@ -24,7 +24,7 @@ from topics.storage.disk import Damaged
 from topics.storage.frame_reader import forward_at, frame_in, frame_lsn
 from topics.storage.mapped_file import MappedFile
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 # Upper bounds of one step, unless a frame is longer. A step takes less than a millisecond.
 STEP_BYTES = 1 << 20
@@ -164,6 +164,6 @@ class SealingCheck:
             return
         topic = span.topic
         index = topic.index.find(first_seq)
-        entry = topic.index.whole_entry(index) if index < len(topic.index) else None
+        entry = topic.index.full_entry(index) if index < len(topic.index) else None
         if entry is not None and entry.size and entry.locator == locator:
             self.writes.append((topic, entry))

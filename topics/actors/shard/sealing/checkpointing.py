@@ -37,17 +37,17 @@ import trio
 
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.reclaim import Reclaim
-from topics.engine.snapshot import items_to_keep
-from topics.formats.disk.checkpoint import Item, PieceBuilder
+from topics.engine.snapshot import checkpoint_items
+from topics.formats.disk.checkpoint import ChunkBuilder, Item
 from topics.storage import checkpoints
-from topics.storage.checkpoints import CheckpointWriter, Kept
-from topics.storage.recovery.steps import Shard
+from topics.storage.checkpoints import CheckpointNeeds, CheckpointWriter
+from topics.storage.recovery.shard_recovery import RecoveredShard
 
 
 class Checkpointing:
     """The only writer of checkpoints."""
 
-    def __init__(self, shard: Shard, commits: GroupCommit, reclaim: Reclaim) -> None:
+    def __init__(self, shard: RecoveredShard, commits: GroupCommit, reclaim: Reclaim) -> None:
         self._shard, self._commits, self._reclaim = shard, commits, reclaim
         self._table = shard.engine.table
         self._wal, self._segments = shard.wal, shard.segments
@@ -84,12 +84,12 @@ class Checkpointing:
             raise
         self.written, self.newest = self.written + 1, writer.path
         self.written_at = time.monotonic()
-        self._reclaim.add_checkpoint(Kept(replay_from, frozenset(numbers)), freed)
+        self._reclaim.add_checkpoint(CheckpointNeeds(replay_from, frozenset(numbers)), freed)
         return writer.path
 
-    async def _write_pieces(self, writer: CheckpointWriter, numbers: list[int]) -> PieceBuilder:
+    async def _write_pieces(self, writer: CheckpointWriter, numbers: list[int]) -> ChunkBuilder:
         """Write all items to the temporary file, while the shard serves requests."""
-        builder = PieceBuilder()
+        builder = ChunkBuilder()
         for item in self._items(numbers, is_last=False):
             if item is None:
                 await trio.lowlevel.checkpoint()
@@ -107,9 +107,11 @@ class Checkpointing:
         checkpoints.write(folder, self._wal.next_lsn, replay_from, items, clean=True)
 
     def _items(self, numbers: list[int], *, is_last: bool) -> Iterator[Item | None]:
-        """Return the items of a checkpoint; see `items_to_keep`."""
+        """Return the items of a checkpoint; see `checkpoint_items`."""
         commits, known = self._commits, {"segments": numbers, "boot": self._shard.boot}
-        return items_to_keep(self._table, known, commits.position_of, commits.now, is_last=is_last)
+        return checkpoint_items(
+            self._table, known, commits.position_of, commits.now, is_last=is_last
+        )
 
     async def sync_log(self, lsn: int, losses: int) -> None:
         """Return once the log is synced up to ``lsn``, the current end of the log.
@@ -119,7 +121,7 @@ class Checkpointing:
         deletion was undone.
         """
         wal, commits = self._wal, self._commits
-        wal.flush(sync=True, at_once=False)
+        wal.flush(sync=True, immediate=False)
         if commits.losses == losses:
             await commits.wait_synced(lsn)
         if wal.failed:

@@ -31,9 +31,9 @@ from topics.actors.shard.sealing.rewriting import Rewriting
 from topics.actors.shard.sealing.sources import Segments, sealed_entries
 from topics.engine.locators import is_extent, split_locator
 from topics.engine.topic import Topic
-from topics.storage.disk import Damaged, check_room
-from topics.storage.recovery.steps import Shard
-from topics.storage.segments.merge_reader import MergeReader, Wanted
+from topics.storage.disk import Damaged, check_space
+from topics.storage.recovery.shard_recovery import RecoveredShard
+from topics.storage.segments.merge_reader import ExtentRequest, MergeReader
 
 RUN_MIN_SEGMENTS: Final = 8
 RUN_MAX_SEGMENTS: Final = 64  # files that are open at the same time
@@ -48,7 +48,7 @@ class Merging:
     """Merges segments of a shard, one run at a time, in the task that seals."""
 
     def __init__(
-        self, shard: Shard, commits: GroupCommit, reclaim: Reclaim, rewriting: Rewriting
+        self, shard: RecoveredShard, commits: GroupCommit, reclaim: Reclaim, rewriting: Rewriting
     ) -> None:
         self._engine, self._segments, self._wal = shard.engine, shard.segments, shard.wal
         self._commits, self._reclaim, self._rewriting = commits, reclaim, rewriting
@@ -96,7 +96,7 @@ class Merging:
         await self._rewriting.find(sources)
         await trio.to_thread.run_sync(reader.open)
         self._segments.maps.pin(reader.maps)
-        some: list[Wanted] = []
+        some: list[ExtentRequest] = []
         # Read in a thread, so that the loop does not wait for the disk.
         for wanted in sources.wanted():
             some.append(wanted)
@@ -122,7 +122,7 @@ class Merging:
         if run:
             live = sum(room.bytes.get(number, 0) for number in run)
             try:  # the log needs space for its next file at the same time
-                check_room(self._segments.folder, live + self._wal.file_bytes)
+                check_space(self._segments.folder, live + self._wal.file_bytes)
             except OSError:
                 return []
         return run
@@ -208,7 +208,7 @@ class LiveRoom:
             return
         # Dead records between live ones either end an extent, or are copied with them
         # (`sources.py`).
-        gone = topic.index.gone.get(first_seq, 0)
+        gone = topic.index.removed.get(first_seq, 0)
         inner = max(gone - max(topic.start_seq - first_seq, 0), 0)
         number, _ = split_locator(locator)
         room = size + EXTENT_COST_BYTES * (1 + min(inner, count - gone))

@@ -28,9 +28,9 @@ import trio
 from topics.actors.shard.record_store import unlink_all
 from topics.engine.locators import Locator, in_extent, is_extent, split_locator
 from topics.storage import checkpoints
-from topics.storage.checkpoints import Kept
-from topics.storage.recovery.steps import Shard
-from topics.storage.wal.file import WalFile
+from topics.storage.checkpoints import CheckpointNeeds
+from topics.storage.recovery.shard_recovery import RecoveredShard
+from topics.storage.wal.log_file import WalFile
 
 
 class Freed(NamedTuple):
@@ -40,7 +40,7 @@ class Freed(NamedTuple):
     blobs: list[Path]
 
 
-NOTHING = Kept(0, frozenset())
+NOTHING = CheckpointNeeds(0, frozenset())
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +53,7 @@ class Pin:
     """
 
     checkpoint: Path | None = None
-    kept: Kept = NOTHING
+    kept: CheckpointNeeds = NOTHING
     blobs: list[Path] = field(default_factory=list)
     is_broken: bool = False
     takes_newest: bool = False
@@ -65,11 +65,11 @@ class Reclaim:
     ``replay_from``: all records of the log before this LSN are in segments.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: RecoveredShard) -> None:
         self._wal, self._segments = shard.wal, shard.segments
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
         self.sealed = 0  # number of log files since the start of the process
-        self._standing = deque(shard.kept, maxlen=checkpoints.KEEP)
+        self._standing = deque(shard.kept, maxlen=checkpoints.CHECKPOINTS_KEPT)
         used = _used_extents(shard)
         # Number of extents that the index names, for each existing segment. Some segments are named
         # only by the older checkpoint.
@@ -169,7 +169,7 @@ class Reclaim:
         return self._blobs
 
     @property
-    def newest(self) -> Kept:
+    def newest(self) -> CheckpointNeeds:
         """The files that the newest checkpoint needs."""
         return self._standing[-1]
 
@@ -183,7 +183,7 @@ class Reclaim:
         self._extents[:0] = freed.extents
         self._blobs[:0] = freed.blobs
 
-    def add_checkpoint(self, written: Kept, freed: Freed) -> None:
+    def add_checkpoint(self, written: CheckpointNeeds, freed: Freed) -> None:
         """Register a written checkpoint, and the data that was freed before it began."""
         self._standing.append(written)
         self._freed.append(freed)
@@ -200,12 +200,12 @@ class Reclaim:
             await trio.to_thread.run_sync(unlink_all, unneeded)
             del self._unneeded_blobs[: len(unneeded)]
         # While there are fewer checkpoints than are kept, a start may need every file.
-        if len(self._standing) < checkpoints.KEEP:
+        if len(self._standing) < checkpoints.CHECKPOINTS_KEPT:
             return
         older = self._standing[0]
         await self._unlink_segments(older.segments | self._standing[-1].segments)
         # Neither checkpoint on disk needs data that was freed before the older one began.
-        while len(self._freed) >= checkpoints.KEEP:
+        while len(self._freed) >= checkpoints.CHECKPOINTS_KEPT:
             await self._give_back(self._freed[0])
             self._freed.popleft()
         self._detached += self._wal.detach(older.replay_from)
@@ -237,7 +237,7 @@ class Reclaim:
         await trio.to_thread.run_sync(unlink_all, freed.blobs)
 
 
-def _used_extents(shard: Shard) -> dict[int, set[int]]:
+def _used_extents(shard: RecoveredShard) -> dict[int, set[int]]:
     """Return the extents that the index names, by segment."""
     used: dict[int, set[int]] = {number: set() for number in shard.segments.segments}
     for topic in shard.engine.by_id.values():

@@ -43,9 +43,9 @@ from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
 from topics.formats.disk.segment_build import build
 from topics.formats.ranges import IndexRun
-from topics.storage.recovery.steps import Shard
-from topics.storage.segments.file import Segment
+from topics.storage.recovery.shard_recovery import RecoveredShard
 from topics.storage.segments.maps import MappedSegment
+from topics.storage.segments.segment_file import Segment
 
 WRITE_BYTES: Final = 1 << 20  # bytes that one call in a thread writes
 _LATE: Final = re.compile(rb"\x01+")
@@ -61,7 +61,9 @@ Pause = Callable[[float], Awaitable[None]]
 class Rewriting:
     """Writes segments, one at a time."""
 
-    def __init__(self, shard: Shard, commits: GroupCommit, reclaim: Reclaim, pause: Pause) -> None:
+    def __init__(
+        self, shard: RecoveredShard, commits: GroupCommit, reclaim: Reclaim, pause: Pause
+    ) -> None:
         self._engine, self._segments = shard.engine, shard.segments
         self._commits, self._store = commits, commits.store
         self._reclaim, self._pause = reclaim, pause
@@ -201,7 +203,7 @@ class Rewriting:
             self._reclaim.add_extents(segment.number, len(part) - len(unused), unused)
             yield
         tags = topic.drop_tags(base)
-        while tags is not None and tags.free_some():
+        while tags is not None and tags.free_step():
             yield  # freeing a million small objects in one step would delay appends
 
     def _flag_late_deletes(

@@ -54,12 +54,12 @@ from topics.actors.shard.sealing.rewriting import Rewriting
 from topics.actors.shard.sealing.sources import LogFile
 from topics.actors.shard.service import Service
 from topics.engine.changes.floor import FloorMoved
-from topics.engine.losses import lose_damaged
+from topics.engine.losses import mark_damaged
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
 from topics.storage import checkpoints
-from topics.storage.disk import FULL, Damaged, keep_aside
-from topics.storage.recovery.steps import Shard
+from topics.storage.disk import FULL, Damaged, preserve_damaged
+from topics.storage.recovery.shard_recovery import RecoveredShard
 
 FILES_PER_CHECKPOINT = 2
 ROUND_INTERVAL_S = 0.1  # between two checks for full log files, while the log grows
@@ -75,7 +75,7 @@ log = structlog.get_logger()
 class Sealing(Service):
     """The task of a shard that moves records from its log into segments."""
 
-    def __init__(self, shard: Shard, commits: GroupCommit) -> None:
+    def __init__(self, shard: RecoveredShard, commits: GroupCommit) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
         self.commits, self.store = commits, commits.store
         self.reclaim = Reclaim(shard)
@@ -160,7 +160,7 @@ class Sealing(Service):
         """Break the pin if the disk has no space for the next log file or the reserve."""
         if self.reclaim.pin is None or not self.wal.lacks_files:
             return
-        if not await trio.to_thread.run_sync(self.wal.find_room):
+        if not await trio.to_thread.run_sync(self.wal.allocate_files):
             self._break_pin()
 
     async def _free_broken(self, *, is_last: bool) -> None:
@@ -172,11 +172,11 @@ class Sealing(Service):
         if self._freed is None:
             return
         await self.reclaim.free()
-        for _ in range(checkpoints.KEEP):
+        for _ in range(checkpoints.CHECKPOINTS_KEPT):
             if self.reclaim.has_garbage:
                 await self.checkpoint()
         if self.wal.lacks_files:
-            await trio.to_thread.run_sync(self.wal.find_room)
+            await trio.to_thread.run_sync(self.wal.allocate_files)
         if is_last or not self.wal.lacks_files:
             self._tell_freed()
 
@@ -341,7 +341,7 @@ class Sealing(Service):
         for damage in check.damage:
             self.store.report(damage)
             if damage.path.exists():
-                await trio.to_thread.run_sync(keep_aside, damage.path)
+                await trio.to_thread.run_sync(preserve_damaged, damage.path)
         for topic, entry in check.writes:
             self._lose(topic, entry)
 
@@ -349,7 +349,7 @@ class Sealing(Service):
         """Report a damaged write as lost to its readers, if the index still names it."""
         index = topic.index.find(entry.first_seq)
         if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
-            lose_damaged(topic, index, self.store)
+            mark_damaged(topic, index, self.store)
             self.commits.engine.recharge(topic)
             # A page that was read ahead may contain the write.
             self.commits.on_commit(FloorMoved(topic, [], sync=False))

@@ -20,13 +20,13 @@ from topics.engine.locators import Locator, is_extent, split_locator
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
-from topics.formats.disk.extent_build import Piece
+from topics.formats.disk.extent_build import ViewSlice
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView, live_runs
-from topics.formats.disk.segment_build import Source
+from topics.formats.disk.segment_build import ExtentSource
 from topics.formats.ranges import IndexRun
 from topics.storage.segments.maps import MappedSegment
-from topics.storage.segments.merge_reader import MergeReader, Wanted
+from topics.storage.segments.merge_reader import ExtentRequest, MergeReader
 
 GAP_BYTES: Final = 4096  # a smaller gap does not justify another extent and index entry
 STEP_ENTRIES: Final = 512
@@ -67,17 +67,17 @@ class LogFile:
         seq = max(seq, topic.sealed_seq + 1)
         return topic.index.entries_between(self.base, self.end, seq)
 
-    def sources(self) -> Iterator[Source]:
+    def sources(self) -> Iterator[ExtentSource]:
         """Yield the sources of the segment."""
         for span in self.spans.values():
             topic, seq = span.topic, 0
             while (entry := next(self.writes(topic, seq), None)) is not None:
                 first = max(entry.first_seq, topic.start_seq, seq)
                 span.last_seq = first - 1
-                yield Source(topic.id, first, self._stretch(span))
+                yield ExtentSource(topic.id, first, self._stretch(span))
                 seq = span.last_seq + 1
 
-    def _stretch(self, span: Span) -> Iterator[Piece]:
+    def _stretch(self, span: Span) -> Iterator[ViewSlice]:
         """Yield writes of contiguous seqs, starting after the last seq of the span."""
         seq = span.last_seq + 1
         for first_seq, count, locator, _, _ in self.writes(span.topic, seq):
@@ -122,12 +122,12 @@ class Segments:
     def _is_in(self, locator: Locator) -> bool:
         return is_extent(locator) and split_locator(locator)[0] in self.numbers
 
-    def wanted(self) -> Iterator[Wanted]:
+    def wanted(self) -> Iterator[ExtentRequest]:
         """Yield the records that are read of each extent."""
         for span in self.spans.values():
             for entry in self._entries(span):
                 start = max(span.topic.start_seq - entry.first_seq, 0)
-                yield Wanted(entry.locator, start, self._store.delete_flags(entry.locator))
+                yield ExtentRequest(entry.locator, start, self._store.delete_flags(entry.locator))
 
     def _entries(self, span: Span) -> Iterator[IndexEntry]:
         for entry in span.topic.index.from_seq(span.first_seq):
@@ -136,29 +136,29 @@ class Segments:
             if entry.size and self._is_in(entry.locator):
                 yield entry
 
-    def sources(self) -> Iterator[Source]:
+    def sources(self) -> Iterator[ExtentSource]:
         """Yield the sources of the segment. An empty source marks a step. Raises `Damaged`."""
         for span in self.spans.values():
             yield from self._stretches(span)
 
-    def _stretches(self, span: Span) -> Iterator[Source]:
-        topic_id, pieces = span.topic.id, list[Piece]()
+    def _stretches(self, span: Span) -> Iterator[ExtentSource]:
+        topic_id, slices = span.topic.id, list[ViewSlice]()
         first = end = 0
         for entry in self._entries(span):
             view = self._reader.view(entry.locator)
             start = max(span.topic.start_seq - entry.first_seq, 0)
             for run in kept_runs(view, self._store.delete_flags(entry.locator), start):
                 if run is None:
-                    yield Source(topic_id, first, ())
+                    yield ExtentSource(topic_id, first, ())
                     continue
                 seq = entry.first_seq + run[0]
-                if pieces and seq != end:
-                    yield Source(topic_id, first, pieces)
-                    pieces = []
-                first = first if pieces else seq
-                pieces.append((view, *run))
+                if slices and seq != end:
+                    yield ExtentSource(topic_id, first, slices)
+                    slices = []
+                first = first if slices else seq
+                slices.append((view, *run))
                 end = entry.first_seq + run[1]
-        yield Source(topic_id, first, pieces)
+        yield ExtentSource(topic_id, first, slices)
 
 
 def sealed_entries(topic: Topic) -> Iterator[tuple[int, int]]:
@@ -200,7 +200,7 @@ def current_flags(store: RecordStore, topic: Topic, first_seq: int, count: int) 
     Records that a cap or their age removed count as deleted.
     """
     flags, end = bytearray(count), first_seq + count
-    for seq, length, locator in topic.index.not_whole(first_seq, end):
+    for seq, length, locator in topic.index.parts_with_gaps(first_seq, end):
         own = b"\1" * length if locator is None else store.delete_flags(locator)
         start, stop = max(seq, first_seq), min(seq + length, end)
         if own is not None:

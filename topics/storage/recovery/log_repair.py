@@ -50,10 +50,10 @@ from topics.formats.disk.wal import (
 )
 from topics.storage.disk import Damaged
 from topics.storage.recovery.blob_frames import frame_from
-from topics.storage.recovery.steps import ShardReader
-from topics.storage.recovery.tail import HurtLog
+from topics.storage.recovery.log_tail import DamagedLog
+from topics.storage.recovery.shard_recovery import ShardReader
 from topics.storage.wal.blobs import blob_of, blob_paths
-from topics.storage.wal.file import WalFile, log_name
+from topics.storage.wal.log_file import WalFile, log_name
 
 RECORDS_MAX = (1 << 32) - 1  # the largest count in a LOST frame
 RECORDS_PER_FRAME = 10_000  # above `BATCH_RECORDS` of routers
@@ -68,7 +68,7 @@ class CannotRepair(Damaged):
     """Damage that only a restore from a backup can repair."""
 
 
-class Lost(NamedTuple):
+class LostSeqs(NamedTuple):
     """Lost seqs of a topic. With ``topic_id`` 0, any topic may have lost up to ``seqs`` seqs."""
 
     topic_id: int
@@ -76,7 +76,7 @@ class Lost(NamedTuple):
     seqs: int
 
 
-def seqs_at_most(length: int) -> int:
+def max_seqs(length: int) -> int:
     """Return the largest number of seqs that ``length`` bytes of frames can assign to a topic.
 
     The result holds for any settings.
@@ -92,7 +92,9 @@ class RepairPlan:
         self.shard = shard
         self.images: dict[Path, tuple[FileHeader, bytearray]] = {}  # of log files
         self.changed: set[Path] = set()  # the images that are to be written
-        self.aside: list[Path] = []  # damaged files to rename, which nothing needs any longer
+        self.damaged_files: list[
+            Path
+        ] = []  # damaged files to rename, which nothing needs any longer
         self.kept: list[Path] = []  # damaged files to keep in place, which others may need
         self.lines: list[str] = []
 
@@ -111,9 +113,9 @@ class RepairPlan:
         self.images[path] = header, bytearray(encode_file_header(header)).ljust(size, b"\0")
         self.changed.add(path)
 
-    def set_aside(self, path: Path, *, is_kept: bool) -> None:
+    def add_damaged_file(self, path: Path, *, is_kept: bool) -> None:
         """Mark a damaged file that is not a log file. ``is_kept`` means that others may need it."""
-        found = self.kept if is_kept else self.aside
+        found = self.kept if is_kept else self.damaged_files
         if path.exists() and path not in found:
             found.append(path)
 
@@ -130,7 +132,7 @@ EFFECTS = {
 }
 
 
-class Mending:
+class LogRepair:
     """Repairs the damage that one pass of recovery found. ``reader`` has the state before it."""
 
     def __init__(self, reader: ShardReader, files: Sequence[WalFile], plan: RepairPlan) -> None:
@@ -139,45 +141,47 @@ class Mending:
 
     # Frames that are missing or inconsistent
 
-    def mend(self, hurt: HurtLog) -> None:
+    def repair_damage(self, damage: DamagedLog) -> None:
         """Put a LOST frame where the replay stopped. Raise `CannotRepair`."""
-        if hurt.end is not None and hurt.end < hurt.first:
+        if damage.end is not None and damage.end < damage.first:
             # A file that overlaps the one before it.
-            raise CannotRepair(hurt.path, hurt.offset, hurt.reason)
-        file = self._file(hurt.first)
+            raise CannotRepair(damage.path, damage.offset, damage.reason)
+        file = self._file(damage.first)
         if file is None:
             # No file has this LSN, so a file is missing.
-            self._fill_gap(hurt)
+            self._fill_gap(damage)
             return
-        header = self._whole(file, hurt.first)
+        header = self._intact(file, damage.first)
         if header is not None:
             # The frame is intact, but inconsistent with the frames before it.
-            self._drop(self._misfits(header), hurt.path, hurt.reason)
+            self._drop(self._inconsistent_frames(header), damage.path, damage.reason)
             return
-        end = self._end_of_damage(file, hurt)
-        where = f"{file.path}, offset {file.offset(hurt.first)}"
-        rebuilt = self._rebuild(hurt.first, end)
-        losses, said = self._losses(file, hurt.first, end, rebuilt)
-        rest = hurt.first + sum(frame.length for frame in rebuilt)
+        end = self._end_of_damage(file, damage)
+        where = f"{file.path}, offset {file.offset(damage.first)}"
+        rebuilt = self._rebuild(damage.first, end)
+        losses, note = self._losses(file, damage.first, end, rebuilt)
+        rest = damage.first + sum(frame.length for frame in rebuilt)
         # If the LOST frame does not fit after the rebuilt frames, rebuild none.
         if rest < end and lost_frame_bytes(len(losses)) > end - rest:
-            rebuilt, rest = [], hurt.first
-            losses, said = self._losses(file, hurt.first, end, rebuilt)
-        self._plan.lines.append(f"{where}: {end - hurt.first} bytes of frames cannot be read{said}")
-        self._write_rebuilt(file, hurt.first, rebuilt)
+            rebuilt, rest = [], damage.first
+            losses, note = self._losses(file, damage.first, end, rebuilt)
+        self._plan.lines.append(
+            f"{where}: {end - damage.first} bytes of frames cannot be read{note}"
+        )
+        self._write_rebuilt(file, damage.first, rebuilt)
         if rest < end:
             self._write(file, rest, end, losses)
 
-    def _fill_gap(self, hurt: HurtLog) -> None:
+    def _fill_gap(self, damage: DamagedLog) -> None:
         """Add an image for a missing file of the log."""
-        if hurt.end is None or hurt.end < hurt.first + FRAME_HEADER_BYTES:
-            raise CannotRepair(hurt.path, hurt.offset, hurt.reason)
+        if damage.end is None or damage.end < damage.first + FRAME_HEADER_BYTES:
+            raise CannotRepair(damage.path, damage.offset, damage.reason)
         folder = self._reader.folders.wal
         self._plan.lines.append(
-            f"{folder / log_name(hurt.first)}: the log from {hurt.first:#x} to {hurt.end:#x} is"
-            " missing"
+            f"{folder / log_name(damage.first)}: the log from {damage.first:#x} to {damage.end:#x}"
+            " is missing"
         )
-        self._plan.make_missing(folder, hurt.first, hurt.end)
+        self._plan.make_missing(folder, damage.first, damage.end)
         # The next pass finds zeros in the image and puts a LOST frame there.
 
     def _file(self, lsn: int) -> WalFile | None:
@@ -186,33 +190,33 @@ class Mending:
         file = self._files[at - 1] if at else None
         return file if file is not None and file.holds(lsn, FRAME_HEADER_BYTES) else None
 
-    def _whole(self, file: WalFile, lsn: int) -> FrameHeader | None:
+    def _intact(self, file: WalFile, lsn: int) -> FrameHeader | None:
         """Return the header of the frame at ``lsn`` if the frame is intact, else None."""
         found = check_frame(file.view(), file.offset(lsn), lsn, file.seed)
         return found if isinstance(found, FrameHeader) else None
 
-    def _end_of_damage(self, file: WalFile, hurt: HurtLog) -> int:
+    def _end_of_damage(self, file: WalFile, damage: DamagedLog) -> int:
         """Return the LSN at which the damaged range ends. Raise `CannotRepair` if it is unknown."""
         # The range ends at the next file or at the end that recovery reported. If neither is known,
         # it ends at the LSN of the checkpoint.
-        ends = [each.base for each in self._files if each.base > hurt.first]
-        ends += [hurt.end] if hurt.end is not None and hurt.end > hurt.first else []
+        ends = [each.base for each in self._files if each.base > damage.first]
+        ends += [damage.end] if damage.end is not None and damage.end > damage.first else []
         checkpoint = self._reader.checkpoint
-        if not ends and checkpoint is not None and checkpoint.lsn > hurt.first:
+        if not ends and checkpoint is not None and checkpoint.lsn > damage.first:
             ends.append(checkpoint.lsn)
         limit = min([file.base + file.size - FILE_HEADER_BYTES, *ends])
         # An intact frame before this limit ends the range earlier.
-        found = self._next_whole(file, hurt.first)
+        found = self._next_intact(file, damage.first)
         if found is not None and found <= limit:
             return found
         if not ends:
-            raise CannotRepair(hurt.path, hurt.offset, hurt.reason)
+            raise CannotRepair(damage.path, damage.offset, damage.reason)
         return limit
 
-    def _next_whole(self, file: WalFile, lsn: int) -> int | None:
+    def _next_intact(self, file: WalFile, lsn: int) -> int | None:
         """Return the LSN of the first intact frame after ``lsn`` in the file, or None."""
         starts = (lsn + at for at in magics_from(file.view(), file.offset(lsn)) if at)
-        return next((at for at in starts if at % 8 == 0 and self._whole(file, at)), None)
+        return next((at for at in starts if at % 8 == 0 and self._intact(file, at)), None)
 
     def _frames(self, lsn: int) -> Iterator[tuple[WalFile, FrameHeader]]:
         """Yield all intact frames from ``lsn`` on, including those after further damage."""
@@ -223,13 +227,13 @@ class Mending:
                     yield file, header
                     at = header.end
                 assert at is not None
-                at = self._next_whole(file, at) if file.holds(at, FRAME_HEADER_BYTES) else None
+                at = self._next_intact(file, at) if file.holds(at, FRAME_HEADER_BYTES) else None
 
     # Lost seqs
 
     def _losses(
         self, file: WalFile, first: int, end: int, rebuilt: Sequence[Frame]
-    ) -> tuple[list[Lost], str]:
+    ) -> tuple[list[LostSeqs], str]:
         """Return the seqs lost with the unreadable frames from ``first`` to ``end``, and a note.
 
         Seqs of frames in ``rebuilt`` are not lost. The note is "" if nothing else is known.
@@ -240,15 +244,15 @@ class Mending:
         header = None
         if not rebuilt:
             header = self._corrected(file, first, end) or (
-                self._believed(file, first, end, losses, following)
+                self._plausible(file, first, end, losses, following)
             )
         if header is None:
             if rest < 2 * FRAME_HEADER_BYTES and losses:  # only one frame fits
                 return losses, ""
             # Other topics may have lost records, too.
-            losses.append(Lost(0, 0, seqs_at_most(rest)))
+            losses.append(LostSeqs(0, 0, max_seqs(rest)))
             return losses, ""
-        if given := _given(file, header):
+        if given := _assigned_seqs(file, header):
             return given, self._key(file, header)
         about = self._by_id.get(header.topic_id)
         name = f' about topic "{about.name}"' if about is not None else ""
@@ -257,7 +261,7 @@ class Mending:
 
     def _known_losses(
         self, first: int, following: dict[int, int], rebuilt: Sequence[Frame]
-    ) -> Iterator[Lost]:
+    ) -> Iterator[LostSeqs]:
         """Yield the seqs between each topic's head at LSN ``first`` and its next known seq."""
         for topic_id, topic in self._by_id.items():
             # The log does not contain the records of ephemeral topics.
@@ -267,11 +271,11 @@ class Mending:
             for frame in rebuilt:
                 if frame.topic_id == topic_id:
                     if frame.first_seq > seq:
-                        yield Lost(topic_id, seq, frame.first_seq - seq)
+                        yield LostSeqs(topic_id, seq, frame.first_seq - seq)
                     seq = frame.first_seq + frame.record_count
             next_seq = self._next(topic_id, first, following)
             if next_seq > seq:
-                yield Lost(topic_id, seq, next_seq - seq)
+                yield LostSeqs(topic_id, seq, next_seq - seq)
 
     def _next(self, topic_id: int, lsn: int, following: dict[int, int]) -> int:
         """Return the topic's first seq that was certainly assigned after the unreadable frame at
@@ -279,14 +283,14 @@ class Mending:
         """
         topic, next_seq = self._by_id[topic_id], following.get(topic_id, 0)
         # The checkpoint has a later state of the topic than this LSN.
-        if not next_seq and lsn < self._topics.news_from(topic):
+        if not next_seq and lsn < self._topics.covered_lsn(topic):
             return self._topics.restored_head(topic) + 1
         return next_seq
 
     def _head(self, topic_id: int, lsn: int) -> int:
         """Return the topic's head before the frame at ``lsn``, at which the replay has stopped."""
         topic = self._by_id[topic_id]
-        is_newer = lsn >= self._topics.news_from(topic)
+        is_newer = lsn >= self._topics.covered_lsn(topic)
         restored = self._topics.restored_head(topic) if is_newer else 0
         return max(topic.head_seq, topic.start_seq - 1, restored)
 
@@ -296,7 +300,7 @@ class Mending:
         for file, header in self._frames(lsn):
             if header.kind == FrameKind.TOPIC:
                 found.setdefault(header.topic_id, decode_topic(_body(file, header)).head_seq + 1)
-            for given in _given(file, header):
+            for given in _assigned_seqs(file, header):
                 found.setdefault(given.topic_id, given.first_seq)
         return found
 
@@ -349,12 +353,12 @@ class Mending:
             data[bit // 8] ^= 1 << bit % 8
         return None
 
-    def _believed(
+    def _plausible(
         self,
         file: WalFile,
         first: int,
         end: int,
-        losses: Sequence[Lost],
+        losses: Sequence[LostSeqs],
         following: dict[int, int],
     ) -> FrameHeader | None:
         """Return the header of the damaged frame, if it agrees with the known seqs around it."""
@@ -374,9 +378,9 @@ class Mending:
         known = header.topic_id in self._by_id
         if not known or header.first_seq != self._head(header.topic_id, first) + 1:
             return None
-        said = Lost(header.topic_id, header.first_seq, header.record_count)
+        assigned = LostSeqs(header.topic_id, header.first_seq, header.record_count)
         if losses:
-            return header if [said] == losses else None
+            return header if [assigned] == losses else None
         # A later frame of the topic would have shown the loss.
         is_last = header.topic_id not in following
         return header if is_last and _counts_agree(header, _body(file, header)) else None
@@ -390,7 +394,7 @@ class Mending:
 
     # Intact frames that depend on lost data
 
-    def _misfits(self, header: FrameHeader) -> list[tuple[WalFile, FrameHeader]]:
+    def _inconsistent_frames(self, header: FrameHeader) -> list[tuple[WalFile, FrameHeader]]:
         """Return an inconsistent frame and, if its topic is unknown, the other frames of the topic.
 
         The frames of an unknown topic end at the next frame that creates it.
@@ -406,22 +410,24 @@ class Mending:
                 orphans.append((file, each))
         return orphans
 
-    def leave_out(self, damage: Damaged) -> None:
+    def drop_dependent_frames(self, damage: Damaged) -> None:
         """Replace the frames that depend on damaged data by LOST frames. Raise `CannotRepair`."""
         blobs = self._reader.blobs
         # The damage is either a blob that frames name, or a frame of the log.
-        hurt = {blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path}
+        damaged_lsns = {
+            blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path
+        }
         frames = [
             (file, header)
             for file, header in self._frames(0)
-            if header.lsn in hurt
+            if header.lsn in damaged_lsns
             or (file.path, file.offset(header.lsn)) == (damage.path, damage.offset)
         ]
         if not frames:
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         self._drop(frames, damage.path, damage.reason)
         if damage.path not in {file.path for file in self._files}:
-            self._plan.set_aside(damage.path, is_kept=not hurt)
+            self._plan.add_damaged_file(damage.path, is_kept=not damaged_lsns)
 
     def _drop(self, frames: Iterable[tuple[WalFile, FrameHeader]], path: Path, reason: str) -> None:
         """Replace intact frames by LOST frames with the seqs that they have assigned."""
@@ -430,7 +436,7 @@ class Mending:
             key = self._key(file, header) if header.kind == FrameKind.APPEND else ""
             if key:
                 self._plan.lines.append(f"{file.path}, offset {file.offset(header.lsn)}{key}")
-            losses = _given(file, header) or [Lost(header.topic_id, 0, 0)]
+            losses = _assigned_seqs(file, header) or [LostSeqs(header.topic_id, 0, 0)]
             self._write(file, header.lsn, header.end, losses)
 
     # Writing into images
@@ -452,18 +458,18 @@ class Mending:
                 f'topic "{topic.name}": seqs {frame.first_seq} to {last} are kept, from a blob'
             )
 
-    def _write(self, file: WalFile, first: int, end: int, losses: Sequence[Lost]) -> None:
+    def _write(self, file: WalFile, first: int, end: int, losses: Sequence[LostSeqs]) -> None:
         """Write a LOST frame that fills the range from ``first`` to ``end``."""
         if lost_frame_bytes(len(losses)) > end - first:
             raise CannotRepair(
                 file.path, file.offset(first), "the LOST frame for all lost seqs does not fit"
             )
-        frame = lost_frame(losses or [Lost(0, 0, 0)], end - first)
+        frame = lost_frame(losses or [LostSeqs(0, 0, 0)], end - first)
         self._put(file, first, b"".join(map(bytes, encode_frame(frame, first, 0, file.seed))))
         for lost in losses:
-            self._tell(lost)
+            self._describe(lost)
 
-    def _tell(self, lost: Lost) -> None:
+    def _describe(self, lost: LostSeqs) -> None:
         """Add a line about lost seqs of a topic."""
         if lost.topic_id and lost.seqs:
             topic = self._by_id.get(lost.topic_id)
@@ -478,18 +484,18 @@ def _body(file: WalFile, header: FrameHeader) -> memoryview:
     return file.view()[start : start + header.body_len]
 
 
-def _given(file: WalFile, header: FrameHeader) -> list[Lost]:
+def _assigned_seqs(file: WalFile, header: FrameHeader) -> list[LostSeqs]:
     """Return the seqs that an intact frame has assigned, by topic."""
     body, seqs, rows = _body(file, header), header.record_count, []
     with contextlib.suppress(BadCopies):
         if header.kind == FrameKind.FORWARD:
             held = decode_forward(header, body)
-            rows = [(row.topic_id, row.first_seq, seqs or held.burnt) for row in held.rows]
+            rows = [(row.topic_id, row.first_seq, seqs or held.skipped) for row in held.rows]
         elif header.kind == FrameKind.APPEND:
             rows = [(header.topic_id, header.first_seq, seqs)]
         elif header.kind == FrameKind.LOST:
             rows = decode_losses(header, body)
-    return [Lost(*row) for row in rows if row[1] and row[2]]
+    return [LostSeqs(*row) for row in rows if row[1] and row[2]]
 
 
 def _counts_agree(header: FrameHeader, body: memoryview) -> bool:

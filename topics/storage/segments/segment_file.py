@@ -25,7 +25,7 @@ from topics.formats.disk.segment import (
     decode_ends,
     decode_entry,
 )
-from topics.storage.disk import Damaged, FileAside, check_room, punch_hole, write_all, write_back
+from topics.storage.disk import AtomicFile, Damaged, check_space, punch_hole, write_all, write_back
 from topics.storage.mapped_file import read_at
 
 SUFFIX = ".seg"
@@ -181,16 +181,16 @@ class SegmentWriter:
     def __init__(self, folder: Path, header: SegmentHeader) -> None:
         """Create the temporary file. Raise OSError."""
         self.header = header
-        self._file = FileAside(segment_path(folder, header.number), ".tmp")
+        self._file = AtomicFile(segment_path(folder, header.number), ".tmp")
         self._offset = 0
 
-    def write(self, pieces: Sequence[Buffer]) -> None:
+    def write(self, chunks: Sequence[Buffer]) -> None:
         """Append to the file. Raise OSError."""
-        begin, length = self._offset, sum(map(len, pieces))
+        begin, length = self._offset, sum(map(len, chunks))
         self._offset += length
         # A write that fails halfway would use the remaining space of the disk.
-        check_room(self._file.path.parent, length)
-        write_all(self._file.fd, pieces, begin)
+        check_space(self._file.path.parent, length)
+        write_all(self._file.fd, chunks, begin)
         write_back(self._file.fd, begin, length)
 
     def finish(self) -> Segment:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.api.members import member, with_members, without_members
+from topics.formats.api.json_members import member, with_members, without_members
 
 SPACE = st.sampled_from(["", "", " ", "\n\t", "\r "])
 KEYS = st.sampled_from(

@@ -141,15 +141,15 @@ def test_a_flipped_bit_restores_a_prefix_with_all_synced_frames_or_is_reported_a
         bad = bytearray(content)
         bad[byte] ^= 1 << dice.randrange(8)
         target = changed(small, tmp_path / "flipped", bytes(bad))
-        hurt = max(offset for offset in frames if offset <= byte)
+        damaged = max(offset for offset in frames if offset <= byte)
         found = seen(target)
         if isinstance(found, Damaged):
-            assert (found.path, found.offset) == (log_files(target)[0], hurt)
-            assert hurt < safe
+            assert (found.path, found.offset) == (log_files(target)[0], damaged)
+            assert damaged < safe
             assert log_files(target)[0].read_bytes() == bytes(bad), "damage is left as it was found"
         else:
             padding = found == expected[max(expected)]
-            assert padding or (found == expected[hurt] and hurt >= safe), byte
+            assert padding or (found == expected[damaged] and damaged >= safe), byte
 
 
 @pytest.mark.parametrize("byte", [0, 8, 12, 16, 24, 32, 40, 44, 4095])

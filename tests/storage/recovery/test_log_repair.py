@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hurt import (
+from tests.support.damage import (
     Seen,
     findings,
     flip,
@@ -25,7 +25,7 @@ from tests.support.hurt import (
 from tests.support.log import Client, log_files, state
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
 from topics.storage.disk import Damaged
-from topics.storage.recovery.mending import seqs_at_most
+from topics.storage.recovery.log_repair import max_seqs
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_a_flipped_bit_loses_only_the_write_that_it_damages(tmp_path: Path, wher
     offset, header = frames(tmp_path, FrameKind.APPEND)[6]
     assert header.first_seq == 5, "of topic a"
     flip(log_files(tmp_path)[0], offset + {"header": 24, "length": 48, "body": 100}[where])
-    hurt = log_files(tmp_path)[0].read_bytes()
+    damaged = log_files(tmp_path)[0].read_bytes()
     with pytest.raises(Damaged):
         opened(tmp_path)
     lines = repaired(tmp_path)
@@ -48,7 +48,7 @@ def test_a_flipped_bit_loses_only_the_write_that_it_damages(tmp_path: Path, wher
     assert any("idempotency key 'k2'" in line for line in lines)
     assert not findings(tmp_path)
     (kept,) = (tmp_path / "wal" / "00").glob("*.damaged")
-    assert kept.read_bytes() == hurt
+    assert kept.read_bytes() == damaged
     after = seen_once(tmp_path)
     assert after == Seen(without(before, "a", 5, 6), {**before.told, "a": {5, 6}})
 
@@ -76,7 +76,7 @@ def test_no_seq_is_reused_if_the_topic_of_the_lost_frame_is_unknown(
         flip(log_files(tmp_path)[0], offset + at, 5)
     lines = repaired(tmp_path)
     if end == "kill":
-        goes_on = 4 + seqs_at_most(FRAME_HEADER_BYTES)
+        goes_on = 4 + max_seqs(FRAME_HEADER_BYTES)
         assert (
             f'topic "q": may have lost records after seq 4; new records continue after {goes_on}'
             in lines

@@ -14,7 +14,7 @@ from topics.engine.changes import (
     start,
 )
 from topics.engine.queue import queue_replay
-from topics.engine.replay import Misfit, Replay
+from topics.engine.replay import Replay, StateMismatch
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameHeader, FrameKind
 
@@ -28,18 +28,19 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.TS_RESERVED: reservation.replay_ts,
     FrameKind.START: start.replay,
     FrameKind.ROUTER_SET: router_changes.replay_set,
-    FrameKind.ROUTERS_GONE: router_changes.replay_gone,
+    FrameKind.ROUTERS_GONE: router_changes.replay_removed,
     FrameKind.LOST: start.replay_lost,
 }
 
 
 def replay_frame(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """Replay a frame of any kind except APPEND. Raise `Misfit` if it cannot follow on the state.
+    """Replay a frame of any kind except APPEND. Raise `StateMismatch` if it cannot follow on the
+    state.
 
     APPEND frames go to `append.replay` directly, because it needs more arguments and they are by
     far the most frequent.
     """
     play = REPLAYS.get(header.kind)
     if play is None:
-        raise Misfit("the kind is unknown to this program")
+        raise StateMismatch("the kind is unknown to this program")
     play(replay, header, body, checkpointed)

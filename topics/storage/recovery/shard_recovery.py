@@ -4,7 +4,7 @@
     checkpoints.whole   read the newest intact checkpoint                    checkpoints.py
     SegmentStore.open   open the segments that it names
     open_log            open the files of the log
-    check_founded       without a checkpoint, the log must contain everything
+    check_log_start     without a checkpoint, the log must contain everything
     restore_topics      restore topics and extents from the checkpoint       restore.py
     LogReplay.run       replay all frames from the checkpoint's LSN on       log_replay.py
     check_sealed        the log has all frames from which segments were made
@@ -14,7 +14,7 @@
     ------------------- up to here a start only reads, from here on it changes files
     end_log             remove the bytes after the last frame                tail.py
     sweep               remove files that nothing names
-    begin_log           write the frames of this start to the log
+    write_start_frames  write the frames of this start to the log
 
 No step repairs damage: `Damaged` (path, offset, reason) stops the process, and every file stays
 unchanged. Nothing is written to the log before its end is durable (``decisions/0014``).
@@ -35,32 +35,32 @@ from topics.engine.shard import ShardEngine
 from topics.formats.disk.frame_bodies import start_frame
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.segment import HEADER_BYTES, BadSegment, decode_header
-from topics.storage import checkpoints, names
-from topics.storage.checkpoints import Kept
+from topics.storage import checkpoints, file_names
+from topics.storage.checkpoints import CheckpointNeeds
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
+from topics.storage.file_names import own_files
 from topics.storage.folders import Folders
 from topics.storage.frame_reader import FrameReader
-from topics.storage.names import own_files
 from topics.storage.recovery.log_replay import LogReplay
+from topics.storage.recovery.log_tail import LogEnd, end_log
 from topics.storage.recovery.replay_store import ReplayStore
-from topics.storage.recovery.restore import restore_keys, restore_topics
-from topics.storage.recovery.tail import LogEnd, end_log
+from topics.storage.recovery.topic_restore import restore_keys, restore_topics
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import NoRoom, WalFile, log_paths
 from topics.storage.wal.log import Wal
+from topics.storage.wal.log_file import NoSpace, WalFile, log_paths
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class RecoveredShard:
     """The data of a shard, open and ready for the first write."""
 
     engine: ShardEngine
     wal: Wal
     segments: SegmentStore
     folders: Folders
-    kept: list[Kept]  # the intact checkpoints, older first
+    kept: list[CheckpointNeeds]  # the intact checkpoints, older first
     absorbed: list[Path]  # blobs whose records are in a segment
     boot: str  # identifier of the machine's current boot
     cut_bytes: int  # length of a removed torn tail
@@ -69,7 +69,7 @@ class Shard:
 
 
 @contextlib.contextmanager
-def without_collector() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Disable garbage collection inside the context.
 
     A start creates millions of permanent objects, and each collection would scan all of them.
@@ -105,16 +105,18 @@ class ShardReader:
         """
         self._shard, self._progress = shard, progress
         self.folders = folders = open_folders(data_dir, shard, progress)
-        standing = checkpoints.whole(folders.checkpoint, progress.beat)
-        self.checkpoint = checkpoint = standing[age] if standing else None
+        intact = checkpoints.intact_checkpoints(folders.checkpoint, progress.heartbeat)
+        self.checkpoint = checkpoint = intact[age] if intact else None
         self.kept = [
-            Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)
+            CheckpointNeeds(each.replay_from, frozenset(each.segments)) for each in reversed(intact)
         ]
         numbers = checkpoint.segments if checkpoint else ()
-        self.segments = SegmentStore.open(folders.segment, shard, numbers, beat=progress.beat)
+        self.segments = SegmentStore.open(
+            folders.segment, shard, numbers, heartbeat=progress.heartbeat
+        )
         self.files: list[WalFile] = []
         self.blobs = BlobStore(folders.blob)
-        self.blobs.beat = progress.beat
+        self.blobs.heartbeat = progress.heartbeat
         self.engine = ShardEngine(shard, shards)
         self.frames = FrameReader(self.blobs)
         self.topics = Replay(self.engine.table)
@@ -135,7 +137,7 @@ class ShardReader:
             *(self.checkpoint, self.engine, self._progress, self.files),
         )
         if checkpoint is None:
-            check_founded(self.folders, files)
+            check_log_start(self.folders, files)
         engine.store = store = ReplayStore(engine, self.segments, files, self.frames)
         restored = restore_topics(self.topics, self.segments, store, checkpoint, files, progress)
         end = self.replay.run(self.folders.wal, files)
@@ -144,9 +146,9 @@ class ShardReader:
         is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
         # After a clean stop, only the headers of blobs are read. The first reader of the records
         # verifies the body.
-        is_whole = not (is_clean and trusts_stop)
+        is_complete = not (is_clean and trusts_stop)
         for blob_id in progress.over(self.blobs.added()):
-            self.blobs.verify(*blob_id, whole=is_whole)
+            self.blobs.verify(*blob_id, with_body=is_complete)
         return end, is_clean
 
     def close(self) -> None:
@@ -156,7 +158,7 @@ class ShardReader:
         self.segments.maps.close()
 
 
-@without_collector()
+@without_gc()
 def recover(
     data_dir: Path | Folders,
     shard: int,
@@ -168,7 +170,7 @@ def recover(
     report: Callable[[float], None] = lambda _: None,
     boot: str | None = None,
     has_tail: bool = False,
-) -> Shard:
+) -> RecoveredShard:
     """Recover a shard from its files. ``data_dir`` is the same as for `ShardReader`.
 
     ``boot`` identifies the current boot of the machine. With ``has_tail``, the log is taken to be
@@ -177,7 +179,7 @@ def recover(
     ``report`` is called several times a second with the completed fraction, 0.0 to 1.0.
 
     If the log has no space for the frames of this start, the shard can still be read: see
-    `Shard.unwritten_frames`.
+    `RecoveredShard.unwritten_frames`.
 
     Raise `Damaged` if acknowledged data is damaged or a file has an unknown version, and OSError if
     the log cannot be written.
@@ -206,9 +208,9 @@ def recover(
         file.take_name()
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     if not is_clean and replay.boot == boot:
-        segments.flags.write_again()
-    segments.sweep(frozenset().union(*(each.segments for each in kept)), progress.beat)
-    for unfinished in own_files(folders.wal, names.NEW_LOG):
+        segments.flags.rewrite()
+    segments.sweep(frozenset().union(*(each.segments for each in kept)), progress.heartbeat)
+    for unfinished in own_files(folders.wal, file_names.NEW_LOG):
         unfinished.unlink()
     absorbed = blobs.sweep({topic.id: topic.head_seq for topic in engine.by_id.values()})
     wal = Wal(
@@ -223,9 +225,9 @@ def recover(
         check=folders.check,
     )
     frames.append(start_frame(boot, now.ts))
-    unwritten = begin_log(wal, folders.checkpoint, frames, progress)
-    progress.tell(1.0)
-    return Shard(
+    unwritten = write_start_frames(wal, folders.checkpoint, frames, progress)
+    progress.report_share(1.0)
+    return RecoveredShard(
         *(engine, wal, segments, folders, kept, absorbed),
         *(boot, cut_bytes, unwritten),
     )
@@ -237,13 +239,13 @@ def open_folders(data_dir: Path | Folders, shard: int, progress: StartProgress) 
     A killed process may have left names that are not yet on the disk, and recovery depends on them.
     """
     folders = Folders.under(data_dir, shard) if isinstance(data_dir, Path) else data_dir
-    for folder in progress.over((*folders.above, *folders.own), 1):
+    for folder in progress.over((*folders.parents, *folders.own), 1):
         with contextlib.suppress(FileNotFoundError):  # a new shard has no folders
             sync_directory(folder)  # may wait for a busy disk, hence the progress reports
     return folders
 
 
-def check_founded(folders: Folders, files: list[WalFile]) -> None:
+def check_log_start(folders: Folders, files: list[WalFile]) -> None:
     """Raise `Damaged` if no checkpoint is intact and the log does not contain everything.
 
     The log contains everything while it has its first file. This file is not released before two
@@ -252,8 +254,8 @@ def check_founded(folders: Folders, files: list[WalFile]) -> None:
     held = [
         path
         for folder, name in (
-            (folders.checkpoint, names.CHECKPOINT),
-            (folders.segment, names.SEGMENT),
+            (folders.checkpoint, file_names.CHECKPOINT),
+            (folders.segment, file_names.SEGMENT),
         )
         for path in reversed(own_files(folder, name))
     ]
@@ -270,7 +272,7 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
     Records are sealed only after the log was synced, so the log has lost synced frames.
     """
     named = {segment.path for segment in segments.segments.values()}
-    for path in sorted({*own_files(folder, names.SEGMENT)} - named):
+    for path in sorted({*own_files(folder, file_names.SEGMENT)} - named):
         with contextlib.suppress(BadSegment), path.open("rb") as file:
             sealed_to = decode_header(file.read(HEADER_BYTES)).end
             if sealed_to > end:
@@ -280,7 +282,7 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
                 raise Damaged(path, 0, reason)
 
 
-def begin_log(
+def write_start_frames(
     wal: Wal, checkpoint_folder: Path, frames: list[Frame], progress: StartProgress
 ) -> list[Frame]:
     """Write and sync the frames of this start. Return them if the log has no space for them.
@@ -289,16 +291,16 @@ def begin_log(
     written. The call also creates the reserves. On a full disk the shard creates them later.
     """
     with contextlib.suppress(OSError):
-        progress.beat()
+        progress.heartbeat()
         wal.writer.spares.fill_reserve()
-        progress.beat()
-        checkpoints.keep_room(checkpoint_folder)
-    progress.beat()
+        progress.heartbeat()
+        checkpoints.reserve_space(checkpoint_folder)
+    progress.heartbeat()
     wal.begin(frames)
     try:
-        wal.wait_synced(progress.beat)
+        wal.wait_synced(progress.heartbeat)
         unwritten = []
-    except NoRoom:
+    except NoSpace:
         unwritten = frames
     wal.rotates_by_blobs = True
     return unwritten

@@ -23,7 +23,7 @@ def lag(topic: Topic, store: Store, cursor: int, now_ts: int) -> tuple[int, int]
         return 0, 0
     count = _live_from(topic, at, seq, store)
     oldest = at if count else _next_with_records(topic, at + 1)
-    count += _live_behind(topic, at)
+    count += _live_after(topic, at)
     if not count:
         return 0, 0
     return count, max(now_ts - _oldest_ts(topic, oldest, seq, store), 0)
@@ -43,7 +43,7 @@ def _live_from(topic: Topic, at: int, seq: int, store: Store) -> int:
         return min(topic.index.live_count(at), count - start)
 
 
-def _live_behind(topic: Topic, at: int) -> int:
+def _live_after(topic: Topic, at: int) -> int:
     """Return the number of live records after an entry.
 
     The shorter part of the index is summed.
@@ -66,7 +66,7 @@ def _next_with_records(topic: Topic, at: int) -> int:
 
 def _oldest_ts(topic: Topic, at: int, seq: int, store: Store) -> int:
     """Return the `$ts` of the first live record of an entry, from ``seq`` on."""
-    entry = topic.index.whole_entry(at)
+    entry = topic.index.full_entry(at)
     if not is_extent(entry.locator):
         return entry.ts  # a write has one $ts
     start = max(seq - entry.first_seq, 0)

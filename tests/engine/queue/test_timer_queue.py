@@ -10,15 +10,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topics.engine.queue import delays
-from topics.engine.queue import timetable as module
+from topics.engine.queue import timer_queue as module
 from topics.engine.queue.delays import BLOCK_ROWS, Delays
 from topics.engine.queue.seq_set import BLOCK, SeqSet
-from topics.engine.queue.timetable import BUCKET_MS, STALE_MIN, Timetable
+from topics.engine.queue.timer_queue import BUCKET_MS, STALE_MIN, TimerQueue
 from topics.formats.ranges import SeqRun
 
 
-def filled(times: dict[int, int]) -> Timetable:
-    timetable = Timetable(times.get)
+def filled(times: dict[int, int]) -> TimerQueue:
+    timetable = TimerQueue(times.get)
     for seq, at in times.items():
         timetable.add(at, (seq,))
     return timetable
@@ -51,7 +51,7 @@ def test_the_timetable_returns_the_same_due_entries_as_a_dict(
 
 def give_what_a_dict_would(steps: list[tuple[int, int, int]]) -> None:
     times: dict[int, int] = {}
-    timetable, now_ms = Timetable(times.get), 0
+    timetable, now_ms = TimerQueue(times.get), 0
     for seq, after_ms, pause_ms in steps:
         times[seq] = now_ms + after_ms
         timetable.add(times[seq], (seq,))

@@ -14,26 +14,26 @@ from typing import Final
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 
-AHEAD_MS: Final = 3_600_000  # tolerates clock drift and a time zone that is wrong by an hour
+FUTURE_MIN_MS: Final = 3_600_000  # tolerates clock drift and a time zone that is wrong by an hour
 SWEEP_TOPICS: Final = 1024  # takes a tenth of a millisecond
 
 
-class AheadOfClock:
+class FutureTimestamps:
     """Tracks which topics of one shard are ahead of the clock. ``found`` contains their ids, as of
     the last check of each topic.
     """
 
     def __init__(self) -> None:
         self.found: set[int] = set()
-        self._unseen: list[int] = []
+        self._unchecked: list[int] = []
 
     def sweep(self, by_id: Mapping[int, Topic], now: Now) -> list[Topic]:
         """Check the next topics. Return those that are ahead and were not at the last check."""
-        if not self._unseen:
-            self._unseen = [*by_id]
+        if not self._unchecked:
+            self._unchecked = [*by_id]
             self.found &= by_id.keys()
-        some, self._unseen = self._unseen[-SWEEP_TOPICS:], self._unseen[:-SWEEP_TOPICS]
-        last_ts, new = now.ts + AHEAD_MS, list[Topic]()
+        some, self._unchecked = self._unchecked[-SWEEP_TOPICS:], self._unchecked[:-SWEEP_TOPICS]
+        last_ts, new = now.ts + FUTURE_MIN_MS, list[Topic]()
         for topic_id in some:
             topic = by_id.get(topic_id)
             if topic is None or topic.last_ts <= last_ts:

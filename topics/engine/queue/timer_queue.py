@@ -1,4 +1,4 @@
-"""Timetable: seqs ordered by the time at which they are due, as for a lease that expires.
+"""TimerQueue: seqs ordered by the time at which they are due, as for a lease that expires.
 
     add --> far: lists of seqs, one for each BUCKET_MS --their time is near--> near: a heap
             near --time--> `take_due`
@@ -10,8 +10,8 @@ no search, and an entry takes 8 bytes. Times are monotonic milliseconds.
 No entry is due before ``next_at``. This is a lower bound, because it is computed without examining
 the entries.
 
-Due seqs are taken in bounded steps. A `Tally` counts the seqs of an owner by their times, so that
-the number of due seqs is known before they are taken.
+Due seqs are taken in bounded steps. A `DueCounter` counts the seqs of an owner by their times, so
+that the number of due seqs is known before they are taken.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ STALE_MIN = 4096  # a timetable with fewer stale entries is not swept
 # A sweep examines this number of entries for each new one, so that it overtakes the additions.
 SWEEP_STEP = 16
 NO_SEQS = array("Q")
-SLOT_MS = 16  # width of a slot of a `Tally`, which counts a seq as due at most this much later
+SLOT_MS = 16  # width of a slot of a `DueCounter`, which counts a seq as due at most this much later
 NEVER = sys.maxsize
 
 
-class Tally:
+class DueCounter:
     """Counts seqs by the slot of `SLOT_MS` that contains their time."""
 
     __slots__ = ("_slots",)
@@ -63,7 +63,7 @@ class Tally:
         return sum(count for slot, count in slots.items() if slot < end)
 
 
-class Timetable:
+class TimerQueue:
     """Seqs by the time at which they are due.
 
     ``time_of`` returns the time of a seq, or None if it is never due. ``count`` is the number of

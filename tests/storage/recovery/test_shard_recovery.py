@@ -28,10 +28,10 @@ from topics.errors import TopicNotFound
 from topics.formats.disk.frames import FrameKind
 from topics.storage import disk as disk_functions
 from topics.storage.disk import make_directory
-from topics.storage.recovery.steps import recover
-from topics.storage.wal import file as wal_file
+from topics.storage.recovery.shard_recovery import recover
+from topics.storage.wal import log_file as wal_file
 from topics.storage.wal import spares
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 # Restored state
 
@@ -195,9 +195,9 @@ def test_a_start_on_a_full_disk_reads_the_log_and_writes_its_frames_later(
         patch.setattr(WalFile, "holds", lambda *_: False)
         full = Client(tmp_path / "data")
     assert [frame.kind for frame in full.shard.unwritten_frames] == [FrameKind.START]
-    assert full.wal.short_of_room
+    assert full.wal.lacks_space
     assert state(full) == expected
-    assert full.wal.find_room()
+    assert full.wal.allocate_files()
     full.wal.begin(full.shard.unwritten_frames)
     full.wal.wait_synced()
     full.append("after", 1)
@@ -217,9 +217,9 @@ def test_written_frames_are_synced_before_a_frame_states_that_they_are(
     writes: list[int] = []
     real = os.pwritev
 
-    def noting(fd: int, pieces: list[bytes], offset: int) -> int:
+    def noting(fd: int, chunks: list[bytes], offset: int) -> int:
         writes.append(len(disk._contents))
-        return real(fd, pieces, offset)
+        return real(fd, chunks, offset)
 
     monkeypatch.setattr(os, "pwritev", noting)
     Client(tmp_path / "killed").kill()
@@ -253,7 +253,7 @@ def test_file_names_that_a_killed_process_did_not_sync_are_synced_by_the_next(
 
 def ts_of(client: Client, name: str, seq: int) -> int:
     (record,) = msgspec.json.decode(
-        b"[%b]" % b",".join(map(bytes, client.read(name, seq - 1, 1).pieces))
+        b"[%b]" % b",".join(map(bytes, client.read(name, seq - 1, 1).chunks))
     )
     return int(record["$ts"])
 

@@ -7,8 +7,8 @@ The loop, the writer thread and the syncer thread share one `WriteState`:
     WORKING --(write or sync fails)--+                           +--> cut --> BROKEN, reported
                                      '- the write in flight ends-'
 
-In the state WORKING, each reported `Progress` raises ``reported``. Frames below this LSN may have
-been acknowledged, so they are kept. After the first error, nothing is written or reported any
+In the state WORKING, each reported `LogProgress` raises ``reported``. Frames below this LSN may
+have been acknowledged, so they are kept. After the first error, nothing is written or reported any
 longer. All frames from ``reported`` on are refused. They are overwritten with zeros before the
 error is reported to the loop, so that a restart does not find them (``decisions/0014``).
 """
@@ -24,13 +24,13 @@ from typing import Final
 
 import structlog
 
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LogProgress:
     """How far the log has been written and synced.
 
     ``written`` is the LSN up to which the kernel has the log, ``synced`` the LSN up to which it is
@@ -96,7 +96,7 @@ class WriteState:
         self._reported = lsn  # frames below this LSN count as written for the loop
         self._is_writing = False
         self._last_write = file, lsn  # the file of the last write, and the LSN at which it ends
-        self._untaken: deque[Progress] = deque()
+        self._untaken: deque[LogProgress] = deque()
 
     @property
     def file(self) -> WalFile | None:
@@ -130,10 +130,10 @@ class WriteState:
                 if reported:
                     self._reported = end
                 return True
-        self._cut_and_tell()  # also if a sync failed during the write
+        self._cut_and_report()  # also if a sync failed during the write
         return False
 
-    def break_off(self, error: OSError) -> None:
+    def fail(self, error: OSError) -> None:
         """Break the log after an error that left the file in doubt: refuse all unreported frames.
 
         Only the first error has an effect.
@@ -144,7 +144,7 @@ class WriteState:
             self.broken = error
             if self._is_writing:
                 return  # `end_write` cuts the log and reports the error
-        self._cut_and_tell()
+        self._cut_and_report()
 
     def note_synced_group(self, lsn: int) -> bool:
         """Note that the loop has written and synced the log up to ``lsn``.
@@ -157,20 +157,20 @@ class WriteState:
             self._reported = max(self._reported, lsn)
             return True
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: LogProgress) -> None:
         """Report progress to the loop, unless the log is broken."""
         with self._lock:
             if self.broken is not None:
                 return
             self._reported = max(self._reported, progress.written)
-            self.tell(progress)
+            self.enqueue(progress)
 
-    def tell(self, progress: Progress) -> None:
+    def enqueue(self, progress: LogProgress) -> None:
         """Queue the progress for `take` and wake the loop."""
         self._untaken.append(progress)
         os.eventfd_write(self.progress_fd, 1)
 
-    def take(self) -> list[Progress]:
+    def take(self) -> list[LogProgress]:
         """Return the progress since the last call, oldest first."""
         try:
             os.eventfd_read(self.progress_fd)
@@ -178,7 +178,7 @@ class WriteState:
             return []
         return [self._untaken.popleft() for _ in range(len(self._untaken))]
 
-    def _cut_and_tell(self) -> None:
+    def _cut_and_report(self) -> None:
         """Overwrite the refused frames with zeros, then report the error. No thread writes now."""
         file, end = self._last_write
         assert self.broken is not None, "only a broken log is cut"
@@ -192,4 +192,4 @@ class WriteState:
                     offset=file.offset(self._reported),
                     error=str(failure),
                 )
-        self.tell(Progress(self._reported, self.synced, 0.0, 0.0, self.broken))
+        self.enqueue(LogProgress(self._reported, self.synced, 0.0, 0.0, self.broken))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.actors.shard.sealing.sealing_support import Sealer, fill, findings, free_all, seen
-from tests.support.hurt import busy, stepped
+from tests.support.damage import busy, stepped
 from tests.support.log import START
-from topics.storage import names
+from topics.storage import file_names
 from topics.storage.data_dir import DataDirectory
-from topics.storage.names import Foreign, foreign, own_files
+from topics.storage.file_names import Foreign, foreign, own_files
 from topics.storage.recovery.repair import ShardRepair
 from topics.storage.verify import verify_directory
 from topics.storage.wal.spares import prepare
@@ -96,7 +96,7 @@ def test_all_files_of_a_busy_shard_have_known_names(tmp_path: Path) -> None:
     client.checkpoint()
     client.seal()
     for name in ("0000000000000010.fresh", "0000000000000010.room", "log"):
-        assert names.SPARE.fullmatch(prepare(tmp_path, name, 4096).name)
+        assert file_names.SPARE.fullmatch(prepare(tmp_path, name, 4096).name)
     assert [*foreign(tmp_path / "data", 1)] == []
     client.stop()
     (tmp_path / "data" / "wal" / "00" / "0000000000000000.wal.3.damaged").touch()
@@ -107,8 +107,8 @@ def test_files_are_found_by_name_and_kind(tmp_path: Path) -> None:
     for name in ("0" * 16 + ".wal", "0" * 15 + ".wal", "0" * 16 + ".wal.bak"):
         (tmp_path / name).touch()
     (tmp_path / ("1" * 16 + ".wal")).mkdir()
-    assert own_files(tmp_path, names.LOG) == [tmp_path / ("0" * 16 + ".wal")]
-    assert own_files(tmp_path / "missing", names.LOG) == []
+    assert own_files(tmp_path, file_names.LOG) == [tmp_path / ("0" * 16 + ".wal")]
+    assert own_files(tmp_path / "missing", file_names.LOG) == []
     DataDirectory(tmp_path / "data", shards=1).close()
     assert [*foreign(tmp_path / "data", 1)] == []
 

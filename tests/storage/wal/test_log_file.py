@@ -16,8 +16,8 @@ import pytest
 from tests.support.log import ForgetfulDisk
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from topics.storage.disk import Damaged
-from topics.storage.wal import file as wal_file
-from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal import log_file as wal_file
+from topics.storage.wal.log_file import NoSpace, WalFile
 from topics.storage.wal.spares import prepare
 
 SIZE = 64 << 10
@@ -89,7 +89,7 @@ def test_a_log_file_that_cannot_be_created_leaves_nothing(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing(errno.ENOSPC))
-        with pytest.raises(NoRoom, match="cannot create a log file") as raised:
+        with pytest.raises(NoSpace, match="cannot create a log file") as raised:
             file.create()
     assert raised.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
@@ -103,7 +103,7 @@ def test_a_size_above_the_file_size_limit_of_the_process_is_treated_as_a_full_di
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, hard))
     try:
-        with pytest.raises(NoRoom):
+        with pytest.raises(NoSpace):
             WalFile(tmp_path, FileHeader(0, 0, 0, SIZE), SIZE + 1).create()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -116,7 +116,7 @@ def test_a_failure_after_the_file_has_its_name_is_not_treated_as_a_full_disk(
     monkeypatch.setattr(wal_file, "sync_directory", failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output error") as raised:
         file.create()
-    assert not isinstance(raised.value, NoRoom)
+    assert not isinstance(raised.value, NoSpace)
 
 
 def test_a_log_file_that_is_opened_read_only_cannot_be_written(file: WalFile) -> None:

@@ -1,8 +1,8 @@
 """Restore: recreates topics and their extents from the newest checkpoint, before the log replay.
 
 A checkpoint contains each topic as of an LSN of its own. The delete flags of segments may be ahead
-of that LSN: they include deletes that the replay has not reached yet. `find_deletes_ahead` finds
-these deletes in the log, and `ReplayStore.take_back` marks their records as live until then.
+of that LSN: they include deletes that the replay has not reached yet. `find_later_deletes` finds
+these deletes in the log, and `ReplayStore.restore_live` marks their records as live until then.
 
 Idempotency keys are restored after all frames, because only then the window of each topic is known.
 They have three sources, each in the order of seqs: the checkpoint (keys whose records are deleted),
@@ -23,7 +23,7 @@ from topics.engine.locators import Locator, split_locator
 from topics.engine.moved_keys import is_copy_key
 from topics.engine.now import Now
 from topics.engine.record_index import IndexEntry
-from topics.engine.replay import Misfit, Replay
+from topics.engine.replay import Replay, StateMismatch
 from topics.engine.snapshot import (
     restore_extent,
     restore_jobs,
@@ -45,9 +45,9 @@ from topics.storage.disk import Damaged
 from topics.storage.recovery.replay_store import ReplayStore
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.start_progress import StartProgress
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
-EXTENTS_PER_BEAT, FRAMES_PER_BEAT = 64, 4096
+EXTENTS_PER_HEARTBEAT, FRAMES_PER_HEARTBEAT = 64, 4096
 _FIRST_SEQ = itemgetter(1)
 
 KeptKey = tuple[str | bytes, int, int, int]
@@ -56,7 +56,7 @@ Keys = dict[int, list[KeptKey]]
 """Idempotency keys by topic id, in the order of seqs."""
 
 
-class DeletesAhead:
+class LaterDeletes:
     """Runs that were deleted after the LSN as of which the checkpoint contains their topic.
 
     There may be millions of runs, and each extent looks up its own. Therefore they are stored in 16
@@ -118,16 +118,18 @@ def restore_topics(
     keys = _restore_items(replay, progress.over(checkpoint.items()))
     # Without delete flags in the segments, no flag can be ahead of the checkpoint.
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
-    ahead = DeletesAhead()
+    later_deletes = LaterDeletes()
     if has_deleted:
-        find_deletes_ahead(ahead, replay, checkpoint.replay_from, files, progress)
+        find_later_deletes(later_deletes, replay, checkpoint.replay_from, files, progress)
     keyed: list[KeyedExtent] = []
     for number in checkpoint.segments:
-        for number_of_extent, entry in progress.over(segments.entries(number), EXTENTS_PER_BEAT):
+        for number_of_extent, entry in progress.over(
+            segments.entries(number), EXTENTS_PER_HEARTBEAT
+        ):
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
-                runs = ahead.of(entry.topic_id, entry.first_seq, entry.record_count)
-                store.take_back(locator, entry, runs)
+                runs = later_deletes.of(entry.topic_id, entry.first_seq, entry.record_count)
+                store.restore_live(locator, entry, runs)
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
                 if entry.keys_len:
                     keyed.append(KeyedExtent(entry.topic_id, locator, entry.last_ts))
@@ -149,8 +151,8 @@ def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
     return keys
 
 
-def find_deletes_ahead(
-    ahead: DeletesAhead,
+def find_later_deletes(
+    later_deletes: LaterDeletes,
     replay: Replay,
     replay_from: int,
     files: Sequence[WalFile],
@@ -164,13 +166,15 @@ def find_deletes_ahead(
         # All frames of this file are below the first frame to replay.
         if index + 1 < len(files) and files[index + 1].base <= replay_from:
             continue
-        file.read_all(progress.beat)
+        file.read_all(progress.heartbeat)
         view = file.view()
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
-        for header in progress.over(frames, FRAMES_PER_BEAT):
-            if header.kind == FrameKind.DELETE and header.record_count and replay.is_ahead(header):
+        for header in progress.over(frames, FRAMES_PER_HEARTBEAT):
+            if header.kind == FrameKind.DELETE and header.record_count and replay.is_newer(header):
                 start = file.offset(header.lsn) + FRAME_HEADER_BYTES
-                ahead.add(header.topic_id, decode_runs(view[start : start + header.body_len]))
+                later_deletes.add(
+                    header.topic_id, decode_runs(view[start : start + header.body_len])
+                )
 
 
 def _restore_extent(
@@ -188,7 +192,7 @@ def _restore_extent(
     )
     try:
         restore_extent(replay, entry.topic_id, extent, deleted_count, deleted_bytes)
-    except Misfit as error:
+    except StateMismatch as error:
         path = segments.segments[split_locator(locator)[0]].path
         raise Damaged(path, entry.offset, str(error)) from error
 
@@ -226,10 +230,10 @@ def restore_keys(
     """
     sealed: defaultdict[int, list[KeptKey]] = defaultdict(list)
     # In the order of the log, so that each segment is mapped once.
-    for topic_id, locator, last_ts in progress.over(keyed, EXTENTS_PER_BEAT):
+    for topic_id, locator, last_ts in progress.over(keyed, EXTENTS_PER_HEARTBEAT):
         topic = table.by_id.get(topic_id)
         # Skip extents whose records are all older than the topic's window.
-        if topic is not None and last_ts >= _alive_ts(topic, now):
+        if topic is not None and last_ts >= _oldest_valid_ts(topic, now):
             sealed[topic_id] += _extent_keys(segments, locator)
     for topic_id in progress.over({*kept, *sealed, *logged}):  # most topics have none
         topic = table.by_id.get(topic_id)
@@ -237,18 +241,18 @@ def restore_keys(
             continue
         found = [*kept.get(topic_id, ()), *sealed.pop(topic_id, ()), *logged.get(topic_id, ())]
         found.sort(key=_FIRST_SEQ)  # fast, because each source is in order
-        living = _living_keys(topic, progress.over(found), now)
-        topic.dedupe.extend(living, topic.config.idempotency_window_ms)
+        valid_topics = _valid_keys(topic, progress.over(found), now)
+        topic.dedupe.extend(valid_topics, topic.config.idempotency_window_ms)
 
 
-def _living_keys(
+def _valid_keys(
     topic: Topic, keys: Iterable[KeptKey], now: Now
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield the rows for `DedupeWindow.extend` of keys that have not expired.
 
     Also note the keys of copies of any age.
     """
-    alive_ts, from_seq = _alive_ts(topic, now), topic.keys_from_seq
+    alive_ts, from_seq = _oldest_valid_ts(topic, now), topic.keys_from_seq
     now_ts, ahead_ms = now.ts, now.ms - now.ts
     for key, first_seq, count, ts in keys:
         if isinstance(key, str) and is_copy_key(key):
@@ -260,7 +264,7 @@ def _living_keys(
             yield digest, first_seq, count, (ts if ts < now_ts else now_ts) + ahead_ms
 
 
-def _alive_ts(topic: Topic, now: Now) -> int:
+def _oldest_valid_ts(topic: Topic, now: Now) -> int:
     """Return the minimum `$ts` of a write whose key is still valid."""
     return now.ts - topic.config.idempotency_window_ms + 1
 

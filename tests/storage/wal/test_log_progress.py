@@ -14,7 +14,7 @@ from tests.support.log import failing
 from tests.support.polling import is_readable
 from tests.support.wal import (
     WAIT_MS,
-    at_once,
+    flush_immediately,
     frame,
     frames_on_disk,
     hand_over,
@@ -24,7 +24,7 @@ from tests.support.wal import (
 from topics.formats.buffers import Buffer
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import write_all
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 from topics.storage.wal.writer import WalWriter
 
 # A broken disk
@@ -73,8 +73,8 @@ def test_refused_frames_are_cut_off_before_their_refusal_is_reported(
     end = wal.next_lsn
     real = os.pwritev
 
-    def torn(fd: int, pieces: list[bytes], offset: int) -> int:
-        real(fd, pieces, offset)
+    def torn(fd: int, chunks: list[bytes], offset: int) -> int:
+        real(fd, chunks, offset)
         raise OSError(errno.EIO, "all of it was written")
 
     with monkeypatch.context() as patch:
@@ -101,8 +101,8 @@ def test_a_sync_that_fails_during_a_write_is_reported_after_the_write(
     told: list[bool] = []
     real = write_all
 
-    def meanwhile(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
-        real(fd, pieces, offset)
+    def meanwhile(fd: int, chunks: Sequence[Buffer], offset: int) -> None:
+        real(fd, chunks, offset)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(WalFile, "sync", failing(errno.EIO))
             syncer = threading.Thread(
@@ -113,7 +113,7 @@ def test_a_sync_that_fails_during_a_write_is_reported_after_the_write(
         told.append(is_readable(wal.progress_fd, 0))
 
     monkeypatch.setattr("topics.storage.wal.writer.write_all", meanwhile)
-    assert at_once(wal, frame(seq=2)) is None
+    assert flush_immediately(wal, frame(seq=2)) is None
     assert told == [False]
     lost = wal.next_progress()
     assert (lost.error is wal.failed is not None, lost.written) == (True, good.written)
@@ -171,7 +171,7 @@ def test_a_log_that_breaks_during_a_sync_of_the_loop_keeps_nothing_of_the_group(
     sync_by(monkeypatch, loop=True)
     with monkeypatch.context() as patch:
         patch.setattr(
-            WalFile, "sync", lambda _: wal.writer.state.break_off(OSError(errno.EIO, "given up"))
+            WalFile, "sync", lambda _: wal.writer.state.fail(OSError(errno.EIO, "given up"))
         )
         wal.append(frame(seq=2))
         assert wal.flush(sync=True) is None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.actors.shard.sealing.sealing_support import Sealer, fill
-from tests.support.hurt import (
+from tests.support.damage import (
     FILE_BYTES,
     WAYS,
     Seen,
@@ -32,7 +32,7 @@ from tests.support.log import failing
 from tests.support.recovery import frames_of
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
-from topics.storage.recovery import steps
+from topics.storage.recovery import shard_recovery
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def lost_silently(scene: Scene, after: Seen) -> dict[str, set[int]]:
 
 def check(scene: Scene, path: Path, kind: str, what: str) -> bool:
     """Start the shard and return whether the start was refused."""
-    hurt, files = tree(path), kinds(path).get(kind, [])
+    damaged, files = tree(path), kinds(path).get(kind, [])
     try:
         after = seen_once(path)
     except Damaged as damage:
@@ -97,7 +97,7 @@ def check(scene: Scene, path: Path, kind: str, what: str) -> bool:
         refusal = ""
     if refusal:
         assert str(path) in refusal, what
-        assert tree(path) == hurt, f"{what}: a start that is refused changes nothing"
+        assert tree(path) == damaged, f"{what}: a start that is refused changes nothing"
         return True
     lost = lost_silently(scene, after)
     if kind == "segment .seg":  # A flipped delete flag, which no checksum covers
@@ -134,12 +134,12 @@ def test_segments_without_an_intact_checkpoint_are_refused_with_a_message(
             flip(checkpoint, 100)
         else:
             checkpoint.unlink()
-    hurt = tree(path)
+    damaged = tree(path)
     with pytest.raises(
         Damaged, match="no checkpoint is intact, and the log no longer contains all"
     ):
         opened(path)
-    assert tree(path) == hurt
+    assert tree(path) == damaged
 
 
 def test_a_start_without_space_for_a_folder_changes_nothing(
@@ -149,14 +149,14 @@ def test_a_start_without_space_for_a_folder_changes_nothing(
     (path / "segment" / "00" / "00000000ff.tmp").write_bytes(b"half")
     spare = kinds(path)["wal .spare"][0]
     spare.rename(spare.with_suffix(".new"))
-    hurt = tree(path)
+    damaged = tree(path)
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "make_directory", failing(errno.ENOSPC))
+        patch.setattr(shard_recovery, "make_directory", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="No space left"):
             opened(path)
-    assert tree(path) == hurt
+    assert tree(path) == damaged
     assert seen_once(path) == scene.before
-    assert tree(path) != hurt
+    assert tree(path) != damaged
 
 
 def just_sealed(path: Path) -> tuple[Path, Seen]:
@@ -190,12 +190,12 @@ def test_a_segment_proves_that_a_log_without_checkpoints_has_lost_its_end(tmp_pa
         file.unlink()
     data, (_, frame) = first.read_bytes(), frames_of(first)[0]
     first.write_bytes(data[: FILE_HEADER_BYTES + frame.end].ljust(len(data), b"\0"))
-    hurt = tree(path)
+    damaged = tree(path)
     with pytest.raises(
         Damaged, match=r"has records of the log up to 0x\w+, but the log ends at 0x"
     ):
         opened(path)
-    assert tree(path) == hurt
+    assert tree(path) == damaged
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -215,10 +215,10 @@ def test_a_copy_of_a_running_directory_is_refused_unchanged_or_complete(
                 fill(client, "a", "b", rounds=4, size=300)
                 client.seal()
     client.kill()
-    hurt = tree(copied)
+    damaged = tree(copied)
     try:
         after = seen_once(copied)
     except Damaged:
-        assert tree(copied) == hurt
+        assert tree(copied) == damaged
     else:
         assert not lost_silently(Scene(copied, before, {}), after)

@@ -14,13 +14,13 @@ from typing import Final
 
 from topics.formats.api.backup_body import KnownFile
 from topics.formats.disk import backup_archive
-from topics.formats.disk.backup_archive import File, Manifest, Member
+from topics.formats.disk.backup_archive import ArchiveFile, Manifest, Member
 from topics.storage.disk import Damaged
 
-PIECE_BYTES: Final = 1 << 18  # sent in one iteration of the front's loop
+CHUNK_BYTES: Final = 1 << 18  # sent in one iteration of the front's loop
 
 
-class BackupStream:
+class BackupWriter:
     """Generates the bytes of a backup. ``members`` describes the files that were read completely.
 
     ``now_s`` is the modification time of all members. ``known`` lists the files of the receiver;
@@ -32,7 +32,7 @@ class BackupStream:
         self._known = {each.path: each for each in known}
         self.members: list[Member] = []
 
-    def add(self, files: Iterable[File]) -> Iterator[bytes]:
+    def add(self, files: Iterable[ArchiveFile]) -> Iterator[bytes]:
         """Yield the tar members of these files.
 
         Raise OSError, and `Damaged` for a file that is shorter than expected.
@@ -44,14 +44,14 @@ class BackupStream:
             if sent or not kept:
                 name = f"{file.name}@{kept}" if kept else file.name
                 yield backup_archive.header(name, sent, self._now_s)
-                for piece in read(Path(file.path), file.offset + kept, sent):
-                    digest.update(piece)
-                    yield piece
+                for chunk in read(Path(file.path), file.offset + kept, sent):
+                    digest.update(chunk)
+                    yield chunk
                 yield backup_archive.padding(sent)
             member = Member(file.name, file.length, file.size, digest.hexdigest(), kept)
             self.members.append(member)
 
-    def _kept(self, file: File) -> int:
+    def _kept(self, file: ArchiveFile) -> int:
         """Return how many of the first bytes of a file the receiver has: all, some of a log file,
         or none.
         """
@@ -69,12 +69,12 @@ class BackupStream:
         return head + data + backup_archive.padding(len(data)) + backup_archive.END
 
 
-def identity(file: File, length: int) -> str:
+def identity(file: ArchiveFile, length: int) -> str:
     """Return the identity of the first ``length`` bytes. Raise OSError or `Damaged`."""
     digest = hashlib.sha256()
     for offset, size in backup_archive.identity_ranges(file.name, length):
-        for piece in read(Path(file.path), file.offset + offset, size):
-            digest.update(piece)
+        for chunk in read(Path(file.path), file.offset + offset, size):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -84,11 +84,11 @@ def read(path: Path, offset: int, length: int) -> Iterator[bytes]:
     The file is closed between two chunks. Otherwise, after a backup loses its pin, a slow client
     would keep the disk space of a deleted file allocated.
     """
-    for at in range(offset, offset + length, PIECE_BYTES):
-        wanted = min(PIECE_BYTES, offset + length - at)
+    for at in range(offset, offset + length, CHUNK_BYTES):
+        wanted = min(CHUNK_BYTES, offset + length - at)
         with path.open("rb", buffering=0) as file:
-            piece = os.pread(file.fileno(), wanted, at)
+            chunk = os.pread(file.fileno(), wanted, at)
             os.posix_fadvise(file.fileno(), at, wanted, os.POSIX_FADV_DONTNEED)
-        if len(piece) < wanted:
-            raise Damaged(path, at + len(piece), "the file is truncated")
-        yield piece
+        if len(chunk) < wanted:
+            raise Damaged(path, at + len(chunk), "the file is truncated")
+        yield chunk

@@ -13,7 +13,7 @@ import pytest
 from tests.support.log import Client, state
 from topics.engine.now import Now
 from topics.formats.ranges import SeqRun
-from topics.storage.recovery.restore import DeletesAhead
+from topics.storage.recovery.topic_restore import LaterDeletes
 
 
 def seqs(client: Client, name: str = "a") -> list[int]:
@@ -152,7 +152,7 @@ def test_an_eviction_caused_by_records_in_memory_is_kept(tmp_path: Path) -> None
 
 
 def test_an_extent_finds_only_the_later_deletes_that_overlap_it() -> None:
-    ahead, far = DeletesAhead(), SeqRun(1 << 40, 1)
+    ahead, far = LaterDeletes(), SeqRun(1 << 40, 1)
     near = [SeqRun(65_530, 100), SeqRun(65_536, 1), SeqRun(131_071, 1), SeqRun(1, 1 << 20)]
     ahead.add(1, [*near, far])
     ahead.add(2, [SeqRun(70_000, 5)])

@@ -15,7 +15,7 @@ from topics.engine.locators import in_extent
 from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES
 from topics.storage import disk
 from topics.storage.disk import Damaged
-from topics.storage.segments.file import Segment, segment_path
+from topics.storage.segments.segment_file import Segment, segment_path
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.verify import verify_segment
 

@@ -16,11 +16,11 @@ from tests.formats.disk.segment_support import (
     extents,
     plain,
 )
-from topics.engine.tags import PORTION_TAGS, TagIndex, json_prefix
+from topics.engine.tags import BLOCK_TAGS, TagIndex, json_prefix
 from topics.formats.disk import text_table
 from topics.formats.disk.extent_build import check_extent
-from topics.formats.disk.packed import PackedTexts
-from topics.formats.disk.segment_build import Source, build
+from topics.formats.disk.packed_texts import PackedTexts
+from topics.formats.disk.segment_build import ExtentSource, build
 from topics.formats.disk.text_table import TextTable
 from topics.formats.json_text import json_string
 
@@ -51,21 +51,21 @@ def _most_followed(steps: Iterator[object], look: Callable[[int], bool]) -> int:
 @pytest.mark.slow
 def test_the_garbage_collector_does_not_follow_tags_of_unsealed_records() -> None:
     index = TagIndex()
-    portions = TEXTS // PORTION_TAGS
+    portions = TEXTS // BLOCK_TAGS
 
     def add() -> Iterator[None]:
-        for number in range(portions * PORTION_TAGS):
+        for number in range(portions * BLOCK_TAGS):
             index.add([(0, b'"tag-%d"' % number)], number)
             yield
 
-    assert _most_followed(add(), lambda count: count == portions * PORTION_TAGS - 1) < 1000
+    assert _most_followed(add(), lambda count: count == portions * BLOCK_TAGS - 1) < 1000
 
 
 @pytest.mark.slow
 def test_the_garbage_collector_does_not_follow_tags_of_a_segment_being_built() -> None:
     view = plain(TEXTS, tag="t%d").view(1)
     view.ext()
-    steps = build(HEADER, [Source(1, 1, [(view, 0, TEXTS)])])
+    steps = build(HEADER, [ExtentSource(1, 1, [(view, 0, TEXTS)])])
     assert _most_followed(steps, lambda count: count % 8 == 0) < TEXTS / 2
 
 
@@ -75,7 +75,7 @@ def test_the_garbage_collector_does_not_follow_tags_of_a_segment_being_built() -
 def test_many_tags_are_sorted_across_runs() -> None:
     count = 2 * text_table.RUN_TEXTS + 100
     view = plain(count, tag="t%d").view(1)
-    (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, count)])]))
+    (extent,) = extents(build_bytes([ExtentSource(1, 1, [(view, 0, count)])]))
     assert [*check_extent(extent)] == []
     assert len(extent.tags) == count
     assert [*extent.find_tag(b'"t77"')] == [77]

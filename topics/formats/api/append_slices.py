@@ -21,19 +21,19 @@ from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
 
 SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; the last slice may be twice as long
-GUESSES_MAX = 4  # the number of commas to try before the slice is made longer
+ATTEMPTS_MAX = 4  # the number of commas to try before the slice is made longer
 HEAD_MAX_BYTES = 64 << 10
 _RECORDS = re.compile(rb'"records"\s*:\s*\[')
 _BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta|delay_ms|deliver_at)"\s*:""")
 
 
-class _Nothing(msgspec.Struct):
+class _Ignored(msgspec.Struct):
     """An object whose members are all ignored. The decoder only checks their grammar."""
 
 
 _append = msgspec.json.Decoder(AppendBody)
 _records = msgspec.json.Decoder(list[RecordIn])
-_nothing = msgspec.json.Decoder(_Nothing)
+_nothing = msgspec.json.Decoder(_Ignored)
 
 
 def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody | None]:
@@ -52,8 +52,10 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
     found: list[RecordIn] = []
     while len(view) - start > 2 * SLICE_BYTES:
         comma = None
-        for guess in _guess(view, start, lambda text: found.extend(_records.decode(text))):
-            comma = guess
+        for attempt in _find_slice_end(
+            view, start, lambda text: found.extend(_records.decode(text))
+        ):
+            comma = attempt
             yield None
         # Check the limit early, because a decoded record takes far more memory than its bytes.
         if len(found) > records_max:
@@ -87,8 +89,8 @@ def without_records(body: bytes) -> Iterator[bytes | None]:
     start = first = _first_record(view)
     while start is not None and len(view) - start > 2 * SLICE_BYTES:
         comma = None
-        for guess in _guess(view, start, _skip):
-            comma = guess
+        for attempt in _find_slice_end(view, start, _skip):
+            comma = attempt
             yield None
         if comma is None:
             break
@@ -116,7 +118,9 @@ def _first_record(view: memoryview) -> int | None:
     return match.end()
 
 
-def _guess(view: memoryview, start: int, take: Callable[[bytes], object]) -> Iterator[int | None]:
+def _find_slice_end(
+    view: memoryview, start: int, take: Callable[[bytes], object]
+) -> Iterator[int | None]:
     """Find the end of a slice of records that starts at ``start``, and pass the slice to ``take``.
 
     ``take`` receives a JSON array and raises an error of msgspec if it does not parse. Yields None
@@ -126,7 +130,7 @@ def _guess(view: memoryview, start: int, take: Callable[[bytes], object]) -> Ite
     length = SLICE_BYTES
     while start + length < len(view):
         window = view[start + length : start + length + SLICE_BYTES]
-        for match in islice(_BETWEEN.finditer(window), GUESSES_MAX):
+        for match in islice(_BETWEEN.finditer(window), ATTEMPTS_MAX):
             comma = start + length + match.start(1)
             try:
                 take(b"".join((b"[", view[start:comma], b"]")))

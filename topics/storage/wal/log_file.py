@@ -25,17 +25,17 @@ from topics.formats.disk.wal import (
     decode_file_header,
     encode_file_header,
 )
-from topics.storage import names
-from topics.storage.disk import Damaged, allocate, sync_directory, write_again, write_zeros, zero
+from topics.storage import file_names
+from topics.storage.disk import Damaged, allocate, rewrite, sync_directory, write_zeros, zero
+from topics.storage.file_names import own_files
 from topics.storage.mapped_file import CANNOT_READ, MappedFile, read_at
-from topics.storage.names import own_files
 
-ASKED_BYTES = 256 << 10  # checked for readability by one `WalFile.ask`
+CHECK_STEP_BYTES = 256 << 10  # checked for readability by one `WalFile.check_readable`
 BODY_BYTES = 32 << 10  # a frame body up to this length is covered by the check of earlier frames
 LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
-class NoRoom(OSError):
+class NoSpace(OSError):
     """The next log file could not be created. No frame was written, and no file is in doubt."""
 
 
@@ -52,9 +52,9 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
     header identifies it: it begins above the oldest log file, but all files that the log no longer
     needs begin below that file.
     """
-    paths = {path.name: path for path in own_files(folder, names.LOG)}
+    paths = {path.name: path for path in own_files(folder, file_names.LOG)}
     oldest = next(iter(paths), None)
-    for spare in own_files(folder, names.SPARE, names.LOG_RESERVE):
+    for spare in own_files(folder, file_names.SPARE, file_names.LOG_RESERVE):
         with contextlib.suppress(BadHeader, Damaged), spare.open("rb") as file:
             header = decode_file_header(read_at(spare, file.fileno(), FILE_HEADER_BYTES, 0))
             if oldest is not None and header.shard == shard and log_name(header.base) > oldest:
@@ -74,7 +74,7 @@ class WalFile:
         self.data: memoryview | None = None  # the result of `view`, after its first call
         # Range of frame offsets that could be read at the last check. For a frame in this range,
         # bytes of the body above `BODY_BYTES` may be unchecked.
-        self.asked_from = self.asked_to = 0
+        self.checked_from = self.checked_to = 0
 
     def offset(self, lsn: int) -> int:
         """Return the offset in the file of the frame at ``lsn``."""
@@ -92,14 +92,14 @@ class WalFile:
         header, but the new salt in the header invalidates the checksums of the old frames. See
         `log_paths` for the rename.
 
-        Raise `NoRoom` if the file could not be created and the log is unchanged. Any other OSError
+        Raise `NoSpace` if the file could not be created and the log is unchanged. Any other OSError
         is raised after the rename: the next start may or may not find the file, so nothing may be
         written from its base on.
         """
-        aside = spare or self.path.with_suffix(NEW)
+        pending = spare or self.path.with_suffix(NEW)
         try:
             self._fd = os.open(
-                aside,
+                pending,
                 os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if spare is None else 0),
                 0o600,
             )
@@ -109,11 +109,11 @@ class WalFile:
             os.fdatasync(self._fd)
         except OSError as error:
             self.close()
-            aside.unlink(missing_ok=True)
-            raise NoRoom(
+            pending.unlink(missing_ok=True)
+            raise NoSpace(
                 error.errno, f"cannot create a log file: {error.strerror}", str(self.path)
             ) from error
-        aside.replace(self.path)
+        pending.replace(self.path)
         if spare is None or self._is_first():
             sync_directory(self.folder)
 
@@ -122,7 +122,7 @@ class WalFile:
 
         Without an older file, `log_paths` cannot recognize a spare that lost its new name.
         """
-        return all(path == self.path for path in own_files(self.folder, names.LOG))
+        return all(path == self.path for path in own_files(self.folder, file_names.LOG))
 
     @classmethod
     def open(cls, path: Path, shard: int, *, writable: bool = True) -> WalFile:
@@ -175,37 +175,37 @@ class WalFile:
         return self._mapped
 
     def view(self) -> memoryview:
-        """Return the mapped bytes. Only bytes that `ask` has checked may be accessed."""
+        """Return the mapped bytes. Only bytes that `check_readable` has checked may be accessed."""
         if self.data is None:
             self.data = self.mapped().data
         return self.data
 
-    def read_all(self, beat: Callable[[], None]) -> None:
+    def read_all(self, heartbeat: Callable[[], None]) -> None:
         """Read the complete file into memory before a scan, which would otherwise cause many page
         faults.
 
-        ``beat`` is called between two steps. Raise `Damaged` if a part cannot be read.
+        ``heartbeat`` is called between two steps. Raise `Damaged` if a part cannot be read.
         """
-        at = self.mapped().first_unreadable(0, self.size, beat)
+        at = self.mapped().first_unreadable(0, self.size, heartbeat)
         if at is not None:
             raise Damaged(self.path, at, CANNOT_READ)
 
-    def ask(self, offset: int) -> None:
+    def check_readable(self, offset: int) -> None:
         """Raise `Damaged` if the frame at ``offset`` cannot be read.
 
-        The call also checks the frames that follow, up to `ASKED_BYTES`.
+        The call also checks the frames that follow, up to `CHECK_STEP_BYTES`.
         """
-        mapped, stop = self.mapped(), min(offset + ASKED_BYTES, self.size)
+        mapped, stop = self.mapped(), min(offset + CHECK_STEP_BYTES, self.size)
         start = offset + FRAME_HEADER_BYTES
         if mapped.can_read(offset, stop):
             is_last = stop == self.size
-            self.asked_from, self.asked_to = offset, stop if is_last else stop - BODY_BYTES
+            self.checked_from, self.checked_to = offset, stop if is_last else stop - BODY_BYTES
         else:
-            self.forget_asked()
-            mapped.ask(offset, start)
+            self.reset_checked()
+            mapped.check_readable(offset, start)
         end = start + header_at(self.view(), offset).body_len
-        if end > stop or not self.asked_to:
-            mapped.ask(offset, min(end, self.size))
+        if end > stop or not self.checked_to:
+            mapped.check_readable(offset, min(end, self.size))
 
     def unmap(self) -> None:
         """Release the map, so that its pages no longer count as memory of the process.
@@ -214,11 +214,11 @@ class WalFile:
         again.
         """
         self._mapped = self.data = None
-        self.forget_asked()
+        self.reset_checked()
 
-    def forget_asked(self) -> None:
+    def reset_checked(self) -> None:
         """Discard the checked range: pages may have been dropped from memory since."""
-        self.asked_from = self.asked_to = 0
+        self.checked_from = self.checked_to = 0
 
     def cut(self, lsn: int) -> None:
         """Overwrite everything from ``lsn`` on with zeros.
@@ -233,16 +233,16 @@ class WalFile:
         """Write zeros over the frames between two LSNs."""
         write_zeros(self._fd, self.offset(start), end - start)
 
-    def write_again(self, start: int, end: int) -> None:
+    def rewrite(self, start: int, end: int) -> None:
         """Write the frames between two LSNs again, so that the next sync writes them to the disk.
 
-        The kernel may wrongly regard their pages as written (`disk.write_again`).
+        The kernel may wrongly regard their pages as written (`disk.rewrite`).
         """
-        write_again(self._fd, self.offset(start), end - start)
+        rewrite(self._fd, self.offset(start), end - start)
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the file has a second name that keeps its bytes (`disk.keep_aside`)."""
+    def is_preserved(self) -> bool:
+        """Whether the file has a second name that keeps its bytes (`disk.preserve_damaged`)."""
         with contextlib.suppress(FileNotFoundError):
             return self.path.stat().st_nlink > 1
         return False

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import BatchTooLarge
-from topics.formats.api import sliced
+from topics.formats.api import append_slices
 from topics.formats.api.append_body import AppendBody
 
 DATA = st.recursive(
@@ -34,11 +34,11 @@ RECORD = st.fixed_dictionaries(
 
 def decode(body: bytes) -> tuple[AppendBody, int]:
     """Return the request and the number of slices in which it was decoded."""
-    pieces = list(sliced.slices(body))
-    request = pieces.pop()
+    chunks = list(append_slices.slices(body))
+    request = chunks.pop()
     assert request is not None
-    assert not any(pieces)
-    return request, len(pieces)
+    assert not any(chunks)
+    return request, len(chunks)
 
 
 def plain(request: AppendBody) -> tuple[Any, ...]:
@@ -54,7 +54,7 @@ def plain(request: AppendBody) -> tuple[Any, ...]:
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced, "SLICE_BYTES", 64)
+    monkeypatch.setattr(append_slices, "SLICE_BYTES", 64)
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_any_body_is_decoded_as_by_the_complete_decoder(
     document = {"records": records, **others} if records_first else {**others, "records": records}
     body = json.dumps(document, indent=indent).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sliced, "SLICE_BYTES", 32)
+        patch.setattr(append_slices, "SLICE_BYTES", 32)
         request, _ = decode(body)
     assert plain(request) == plain(msgspec.json.decode(body, type=AppendBody))
 
@@ -80,8 +80,8 @@ def test_any_body_is_decoded_as_by_the_complete_decoder(
 def test_records_are_separated_for_any_first_known_field(first: str) -> None:
     values = {"data": 1, "tag": "t", "node": "n", "meta": {}, "delay_ms": 1, "deliver_at": None}
     record = {first: values[first], "data": 1, "x": "y" * 20}
-    _, pieces = decode(json.dumps({"records": [record] * 50}).encode())
-    assert pieces > 3
+    _, chunks = decode(json.dumps({"records": [record] * 50}).encode())
+    assert chunks > 3
 
 
 KEYS = st.sampled_from(
@@ -115,8 +115,8 @@ def envelopes(draw: st.DrawFn) -> bytes:
 @given(body=envelopes())
 def test_the_last_of_duplicate_keys_is_used(body: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sliced, "SLICE_BYTES", 16)
-        patch.setattr(sliced, "HEAD_MAX_BYTES", 100)
+        patch.setattr(append_slices, "SLICE_BYTES", 16)
+        patch.setattr(append_slices, "HEAD_MAX_BYTES", 100)
         try:
             request, _ = decode(body)
         except msgspec.MsgspecError:
@@ -130,7 +130,7 @@ def test_the_last_of_duplicate_keys_is_used(body: bytes) -> None:
 def test_a_second_records_member_is_not_mixed_with_the_first(
     monkeypatch: pytest.MonkeyPatch, second: bytes
 ) -> None:
-    monkeypatch.setattr(sliced, "HEAD_MAX_BYTES", 100)
+    monkeypatch.setattr(append_slices, "HEAD_MAX_BYTES", 100)
     lists = [
         b",".join(b'{"data":"%b%d"}' % (name, number) for number in range(50))
         for name in (b"a", b"b")
@@ -144,9 +144,9 @@ def test_a_second_records_member_is_not_mixed_with_the_first(
 @pytest.mark.usefixtures("small_slices")
 def test_a_long_body_is_decoded_in_many_slices() -> None:
     body = json.dumps({"records": [{"data": "x" * 20} for _ in range(100)]}).encode()
-    request, pieces = decode(body)
+    request, chunks = decode(body)
     assert len(request.records) == 100
-    assert pieces > 10
+    assert chunks > 10
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -199,7 +199,7 @@ def test_a_body_without_most_of_its_records_is_decoded_like_the_complete_one(cut
     for at in range(20, len(good), 97):
         body = (good[:at] + cut + good[at:]).encode()
         try:
-            *steps, rest = sliced.without_records(body)
+            *steps, rest = append_slices.without_records(body)
             found = msgspec.json.decode(rest or b"")
         except msgspec.MsgspecError:
             found = None
@@ -224,6 +224,6 @@ def test_too_many_records_are_rejected_before_all_are_decoded() -> None:
     body = b'{"records":[' + b'{"data":1},' * 10_000 + b'{"data":1}]}'
     steps: list[object] = []
     with pytest.raises(BatchTooLarge) as refused:
-        steps.extend(sliced.slices(body, 500))
+        steps.extend(append_slices.slices(body, 500))
     assert refused.value.detail == {"max": 500}
     assert 0 < len(steps) < decode(body)[1] / 10

@@ -32,7 +32,7 @@ from typing import IO, Any, Final
 
 from topics.engine.changes.start import skip_seqs
 from topics.engine.now import Now
-from topics.engine.snapshot import items_to_keep
+from topics.engine.snapshot import checkpoint_items
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import BadManifest, Manifest
 from topics.formats.disk.frame_bodies import router_set_frame
@@ -41,13 +41,13 @@ from topics.formats.disk.segment import BadSegment, decode_ends
 from topics.storage import checkpoints
 from topics.storage.data_dir import decode_meta
 from topics.storage.disk import MARGIN_BYTES, Damaged, check_version, sync_directory, write_all
-from topics.storage.names import CHECKPOINT, LOG, LOG_RESERVE, NEXT_RESERVE, SPARE, own_files
-from topics.storage.recovery.steps import Shard, recover
-from topics.storage.segments.file import SUFFIX as SEGMENT
+from topics.storage.file_names import CHECKPOINT, LOG, LOG_RESERVE, NEXT_RESERVE, SPARE, own_files
+from topics.storage.recovery.shard_recovery import RecoveredShard, recover
+from topics.storage.segments.segment_file import SUFFIX as SEGMENT
 from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.spares import FIRST_FILE_BYTES
 
-PIECE_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 1 << 20
 SYNC_MS: Final = 200
 MANIFEST_MAX_BYTES: Final = 1 << 28  # about 200 bytes for each file
 FILE_MAX_BYTES: Final = 1 << 33  # settings limit a log file to 1 GiB plus one longer frame
@@ -92,20 +92,20 @@ def restore(
     `BackupDamaged` unless ``with_damage``, or OSError. Then the directory is unchanged.
     """
     directory = directory.resolve()
-    _check_place(directory)
-    aside = Path(tempfile.mkdtemp(".restore", f".{directory.name}.", directory.parent))
+    _check_directory(directory)
+    staging = Path(tempfile.mkdtemp(".restore", f".{directory.name}.", directory.parent))
     try:
-        manifest = unpack(aside) if callable(unpack) else _unpack(unpack, aside)
-        findings = build(aside, directory, manifest, as_new=as_new, with_damage=with_damage)
-        _publish(aside, directory)
+        manifest = unpack(staging) if callable(unpack) else _unpack(unpack, staging)
+        findings = build(staging, directory, manifest, as_new=as_new, with_damage=with_damage)
+        _publish(staging, directory)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
     return manifest, findings
 
 
 def build(
-    aside: Path,
+    staging: Path,
     directory: Path,
     manifest: Manifest,
     *,
@@ -113,27 +113,27 @@ def build(
     with_damage: bool,
     skip: int = 0,
 ) -> list[str]:
-    """Turn the files of a backup in ``aside`` into a data directory, which will be ``directory``.
+    """Turn the files of a backup in ``staging`` into a data directory, which will be ``directory``.
 
     ``skip`` is as in `skip_seqs`. Return and raise as `restore`.
     """
-    _complete(aside, manifest)
-    findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
+    _complete(staging, manifest)
+    findings = _verified(staging, directory, manifest.shards, with_damage=with_damage)
     if as_new or skip or not findings:  # damage may require a repair before a start
         now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
-        _settle(aside, manifest.shards, now, as_new=as_new, skip=skip)
-        findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
-    return findings + _lacking_space(aside, directory, manifest.shards)
+        _restart_shards(staging, manifest.shards, now, as_new=as_new, skip=skip)
+        findings = _verified(staging, directory, manifest.shards, with_damage=with_damage)
+    return findings + _lacking_space(staging, directory, manifest.shards)
 
 
-def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
+def _lacking_space(staging: Path, directory: Path, shards: int) -> list[str]:
     """Return a warning if the disk lacks space for the server's next files.
 
     Without this space the server would refuse appends.
     """
     needed = 0
     for shard in range(shards):
-        log, checkpoint = (aside / part / f"{shard:02d}" for part in ("wal", "checkpoint"))
+        log, checkpoint = (staging / part / f"{shard:02d}" for part in ("wal", "checkpoint"))
         sizes = [path.stat().st_size for path in own_files(log, LOG)[-1:]]
         file_bytes = max([FIRST_FILE_BYTES, *sizes])
         has_spare = bool(own_files(log, SPARE))
@@ -141,7 +141,7 @@ def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
         needed += file_bytes * ((not has_reserve) + (not has_spare))
         if not own_files(checkpoint, NEXT_RESERVE):
             needed += checkpoints.RESERVE_MIN_BYTES
-    found = os.statvfs(aside)
+    found = os.statvfs(staging)
     free, needed = found.f_bavail * found.f_frsize, needed + MARGIN_BYTES
     if not found.f_blocks or free >= needed:
         return []
@@ -149,7 +149,7 @@ def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
     return [f"{directory}: only {free >> 20} MiB of the disk are free; {wanted}"]
 
 
-def _check_place(directory: Path) -> None:
+def _check_directory(directory: Path) -> None:
     """Raise `CannotRestore` unless the directory can be created or is empty."""
     if not directory.parent.is_dir():
         raise CannotRestore(f"{directory.parent} is not a directory")
@@ -159,11 +159,11 @@ def _check_place(directory: Path) -> None:
         raise CannotRestore(f"{directory} is not an empty directory")
 
 
-def _publish(aside: Path, directory: Path) -> None:
+def _publish(staging: Path, directory: Path) -> None:
     """Make all files durable, then rename the directory."""
     # An existing directory determines the owner of all files.
-    sync_files(aside, directory.stat() if directory.exists() else None)
-    aside.rename(directory)
+    sync_files(staging, directory.stat() if directory.exists() else None)
+    staging.rename(directory)
     sync_directory(directory.parent)
 
 
@@ -183,11 +183,13 @@ def sync_files(directory: Path, owner: os.stat_result | None) -> None:
         sync_directory(Path(folder))
 
 
-def _verified(aside: Path, directory: Path, shards: int, *, with_damage: bool) -> list[str]:
+def _verified(staging: Path, directory: Path, shards: int, *, with_damage: bool) -> list[str]:
     """Return the damage, with the final paths of the files. Raise `BackupDamaged`."""
-    found = verify_directory(aside, shards)
+    found = verify_directory(staging, shards)
     findings = [
-        str(each).replace(str(aside), str(directory)) for each in found if isinstance(each, Finding)
+        str(each).replace(str(staging), str(directory))
+        for each in found
+        if isinstance(each, Finding)
     ]
     if findings and not with_damage:
         raise BackupDamaged(findings)
@@ -205,7 +207,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
     found: list[tuple[str, int, str]] = []
     manifest = None
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE_BYTES) as tar:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as tar:
             for info in tar:
                 # The manifest must be the last member.
                 if manifest is not None:
@@ -230,8 +232,8 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
 def _check_end(tar: tarfile.TarFile) -> None:
     """Raise `NotABackup` if the tar's end is followed by anything but zeros."""
     rest: Any = tar.fileobj
-    while piece := rest.read(PIECE_BYTES):
-        if piece.strip(b"\0"):
+    while chunk := rest.read(CHUNK_BYTES):
+        if chunk.strip(b"\0"):
             raise NotABackup("it is followed by other data")
 
 
@@ -255,9 +257,9 @@ def _write(content: IO[bytes], path: Path, size: int) -> str:
         raise NotABackup(f"it contains {path.name} twice")
     with path.open("wb") as file:
         path.chmod(0o600)
-        while piece := content.read(PIECE_BYTES):
-            digest.update(piece)
-            written += file.write(piece)
+        while chunk := content.read(CHUNK_BYTES):
+            digest.update(chunk)
+            written += file.write(chunk)
     if written != size:
         raise NotABackup(f"it is truncated within {path.name}")
     return digest.hexdigest()
@@ -328,7 +330,7 @@ def _set_flags(folder: Path) -> None:
 # The shards
 
 
-def _settle(folder: Path, shards: int, now: Now, *, as_new: bool, skip: int) -> None:
+def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: int) -> None:
     """Start and stop each shard. With ``as_new``, all topics get their next epochs.
 
     Raise `Damaged` or OSError.
@@ -347,12 +349,12 @@ def _settle(folder: Path, shards: int, now: Now, *, as_new: bool, skip: int) -> 
         first = max(shard.engine.table.last_epoch + 1, now.ts)
         for topic, epoch in zip(shard.engine.by_id.values() if as_new else (), count(first)):
             epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
-        _stop(shard, epochs, skip_seqs(shard.engine.table, skip, now) if skip else [], now)
+        _stop_shard(shard, epochs, skip_seqs(shard.engine.table, skip, now) if skip else [], now)
     for number in range(shards if as_new else 0):
         _write_renewed(folder / "checkpoint" / f"{number:02d}", by_id, epochs)
 
 
-def _stop(shard: Shard, epochs: Epochs, more: list[Frame], now: Now) -> None:
+def _stop_shard(shard: RecoveredShard, epochs: Epochs, more: list[Frame], now: Now) -> None:
     """Update the epochs of the routers' sources, and write the checkpoint of an orderly stop.
 
     ``more`` are other frames to write.
@@ -372,7 +374,7 @@ def _stop(shard: Shard, epochs: Epochs, more: list[Frame], now: Now) -> None:
     # A checkpoint lists its segments in the order of the log.
     numbers = sorted(kept.segments, key=lambda each: shard.segments.segments[each].header.base)
     known = {"segments": numbers, "boot": shard.boot}
-    items = items_to_keep(table, known, lambda _: wal.next_lsn, lambda: now, is_last=True)
+    items = checkpoint_items(table, known, lambda _: wal.next_lsn, lambda: now, is_last=True)
     checkpoints.write(
         shard.folders.checkpoint,
         wal.next_lsn,
@@ -385,7 +387,7 @@ def _stop(shard: Shard, epochs: Epochs, more: list[Frame], now: Now) -> None:
 
 def _write_renewed(folder: Path, by_id: Mapping[int, int], epochs: Epochs) -> None:
     """Write the newest checkpoint again with the new epochs, and remove all other checkpoints."""
-    newest, *others = checkpoints.whole(folder)
+    newest, *others = checkpoints.intact_checkpoints(folder)
     checkpoints.write(
         folder, newest.lsn, newest.replay_from, _renewed(newest, by_id, epochs), clean=True
     )

@@ -26,12 +26,12 @@ from topics.formats.disk.frames import (
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.log_file import WalFile
 
 _ZEROS = bytes(1 << 16)
 
 
-class HurtLog(Damaged):
+class DamagedLog(Damaged):
     """Frames of the log from LSN ``first`` to ``end`` are missing or inconsistent.
 
     ``end`` is None if it is unknown.
@@ -53,7 +53,7 @@ class LogEnd(NamedTuple):
     rest_bytes: int
 
 
-def rest_behind(file: WalFile, lsn: int) -> int:
+def bytes_after(file: WalFile, lsn: int) -> int:
     """Return the number of bytes from ``lsn`` to the last nonzero byte of the file."""
     view, start = file.view(), file.offset(lsn)
     for stop in range(len(view), start, -len(_ZEROS)):
@@ -64,8 +64,8 @@ def rest_behind(file: WalFile, lsn: int) -> int:
     return 0
 
 
-def check_nothing_promised(file: WalFile, lsn: int, promised_lsn: int, *, is_last: bool) -> None:
-    """Raise `HurtLog` if something shows that the log was synced beyond ``lsn``.
+def check_not_synced_beyond(file: WalFile, lsn: int, promised_lsn: int, *, is_last: bool) -> None:
+    """Raise `DamagedLog` if something shows that the log was synced beyond ``lsn``.
 
     The intact frames of ``file`` end at ``lsn``. ``promised_lsn`` is the LSN up to which the log
     was synced according to the checkpoint.
@@ -79,7 +79,7 @@ def check_nothing_promised(file: WalFile, lsn: int, promised_lsn: int, *, is_las
     else:
         return
     reason = f"damaged frame that was synced, according to {witness}"
-    raise HurtLog(file.path, file.offset(lsn), reason, lsn)
+    raise DamagedLog(file.path, file.offset(lsn), reason, lsn)
 
 
 def synced_beyond(data: memoryview, base: int, seed: int, lsn: int) -> int | None:
@@ -120,7 +120,7 @@ def end_log(files: list[WalFile], end: LogEnd, durable_lsn: int, *, is_clean: bo
     # Write the frames again. A failed sync may have marked their pages as clean although they are
     # not on the disk, and an earlier cut may have changed only the page cache. The frames must be
     # on the disk before a later frame records that they are.
-    file.write_again(end.lsn if is_clean else max(durable_lsn, file.base), end.lsn)
+    file.rewrite(end.lsn if is_clean else max(durable_lsn, file.base), end.lsn)
     if end.rest_bytes > 0 or not is_clean:
         file.cut(end.lsn)
     file.sync()

@@ -120,7 +120,7 @@ def seen(client: Client) -> Seen:
                 lost = range(page.tombstone.gap_from, page.tombstone.gap_to + 1)
                 told[name] |= {*lost[:10_000]}
             if page.count:
-                record = b"".join(map(bytes, page.pieces))
+                record = b"".join(map(bytes, page.chunks))
                 shown[name][msgspec.json.decode(record)["$seq"]] = record
             if page.caught_up:
                 break
