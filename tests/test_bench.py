@@ -150,7 +150,7 @@ def test_a_short_soak_loses_no_record_in_a_stop_and_a_kill(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("shown", "doubtful", "told"),
+    ("shown", "uncertain", "told"),
     [
         ([0, 1, 2], [], ""),
         ([0, 2], [1], ""),
@@ -161,12 +161,12 @@ def test_a_short_soak_loses_no_record_in_a_stop_and_a_kill(tmp_path: Path) -> No
     ],
 )
 def test_a_reader_reports_a_lost_or_duplicated_record(
-    shown: list[int], doubtful: list[int], told: str, tmp_path: Path
+    shown: list[int], uncertain: list[int], told: str, tmp_path: Path
 ) -> None:
     server = Server(tmp_path)
     server.port = 1
     state = Soak(server)
-    state.next["disk"], state.doubtful = 3, {("disk", number) for number in doubtful}
+    state.next["disk"], state.uncertain = 3, {("disk", number) for number in uncertain}
     reader = Reader(state, "disk")
     for number in shown:
         assert reader.take(number, 0.0, "")

@@ -73,7 +73,7 @@ def server_of(root: Path | None, folder: Path, **env: object) -> Server:
     return server
 
 
-def exit_when_told() -> None:
+def exit_on_request() -> None:
     """Let SIGTERM raise an exception, so that all started processes are ended."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 

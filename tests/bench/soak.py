@@ -36,7 +36,7 @@ from typing import Final
 from tests.bench.plot import svg
 from tests.bench.processes import (
     cpu_s,
-    exit_when_told,
+    exit_on_request,
     machine_s,
     quantiles_ms,
     stolen_s,
@@ -218,7 +218,7 @@ def main() -> int:
     parser.add_argument("--load", type=float, default=0.5, help="share of the peak")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".svg"))
     chosen = parser.parse_args()
-    exit_when_told()
+    exit_on_request()
     sys.setswitchinterval(0.0005)  # threads of clients wait for one another
     with tempfile.TemporaryDirectory(prefix="topics-soak-") as folder:
         soak, samples = run(Path(folder, "data"), **vars(chosen))

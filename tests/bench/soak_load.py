@@ -26,7 +26,7 @@ CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 CAP_BYTES: Final = 8 << 20
 TIMED: Final = ("appends", "live", "claims")
 GRACE_S: Final = 10.0  # after a restart, in which a client may have waited for a processor
-PATIENCE_S: Final = 90.0  # longer than a client retries
+TIMEOUT_S: Final = 90.0  # longer than a client retries
 NODE: Final = "soak"
 RETRY_S: Final = 0.2
 BROKEN: Final = (OSError, EOFError, AssertionError)  # errors of a WebSocket
@@ -34,14 +34,14 @@ BROKEN: Final = (OSError, EOFError, AssertionError)  # errors of a WebSocket
 
 class Soak:
     """State that the clients share. ``next``: the number of the next record of a topic.
-    ``doubtful``: numbers of records that may be stored or not. ``jobs``: unfinished jobs.
+    ``uncertain``: numbers of records that may be stored or not. ``jobs``: unfinished jobs.
     """
 
     def __init__(self, server: Server) -> None:
         self.server, self.url = server, f"http://127.0.0.1:{server.port}"
         server.env["TOPICS_PORT"] = str(server.port)  # keeps its port in all restarts
         self.ending = threading.Event()
-        self.next, self.doubtful = dict.fromkeys(CLASSES, 0), set[tuple[str, int]]()
+        self.next, self.uncertain = dict.fromkeys(CLASSES, 0), set[tuple[str, int]]()
         self.jobs, self.unsure_jobs = set[int](), set[int]()
         self.took_s: dict[str, list[float]] = {name: [] for name in TIMED}
         self.counts, self.problems = Counter[str](), list[str]()
@@ -119,7 +119,7 @@ class Writer(Client):
             self.append([{"data": [each, began, "x" * size_of(3000)]} for each in numbers])
             self.soak.timed("appends", began)
         except ConnectionLost as failure:  # the append had no key
-            self.soak.doubtful.update((self.topic, number) for number in numbers)
+            self.soak.uncertain.update((self.topic, number) for number in numbers)
             self.soak.failed(failure)
         self.soak.counts["records"] += size
 
@@ -192,7 +192,7 @@ class Reader(Client):
         last = soak.next[self._source] if number == END else number
         if self.is_lossy and self._life != soak.life:
             self._life, self._next = soak.life, last
-        while self._next < last and (self._source, self._next) in soak.doubtful:
+        while self._next < last and (self._source, self._next) in soak.uncertain:
             self._next += 1
         if self._next != last:
             soak.wrong(f"record {last} comes for {self._next}")
@@ -216,7 +216,7 @@ class SocketReader(Reader):
         seq = 0
         while True:
             try:
-                with Socket(self.soak.server.address, timeout_s=PATIENCE_S) as socket:
+                with Socket(self.soak.server.address, timeout_s=TIMEOUT_S) as socket:
                     socket.say("subscribe", "s", topic=self.topic, from_seq=seq)
                     while True:
                         message = socket.message()
@@ -264,7 +264,7 @@ class JobWorker(Client):
                 self.soak.jobs.discard(job.data)
 
 
-class DeadWorker(Client):
+class DeadLetterWorker(Client):
     """Claims dead letters, and acks them."""
 
     def turn(self) -> None:
@@ -337,7 +337,7 @@ def clients(soak: Soak) -> list[Client]:
         client.queue("jobs").put(max_deliveries=3, dead_letter="dead")
         for source, dest in (("disk", "mid"), ("mid", "out"), ("disk", "fan"), ("disk", "aging")):
             client.put_router(f"{source}-{dest}", source, dest)
-    kinds = (JobMaker, JobWorker, DeadWorker, Deleter, Churner, Browser)
+    kinds = (JobMaker, JobWorker, DeadLetterWorker, Deleter, Churner, Browser)
     return [
         *(Writer(soak, topic) for topic in ("ephemeral", "disk", "fsync")),
         SocketWriter(soak, "memory"),
@@ -350,13 +350,13 @@ def clients(soak: Soak) -> list[Client]:
 
 def finish(soak: Soak, all_clients: Iterable[Client]) -> None:
     """Stop all clients. Return the remaining differences."""
-    followers = [client for client in all_clients if isinstance(client, Reader | DeadWorker)]
+    followers = [client for client in all_clients if isinstance(client, Reader | DeadLetterWorker)]
     soak.ending.set()
     _join(set(all_clients) - set(followers))
     with Topics(soak.url, key="", on_pause=soak.failed) as client:
         for topic in CLASSES:
             client.topic(topic).append([END, monotonic(), ""])
-        worker, until = JobWorker(soak), monotonic() + PATIENCE_S
+        worker, until = JobWorker(soak), monotonic() + TIMEOUT_S
         while (left := soak.jobs - soak.unsure_jobs) and monotonic() < until:
             worker.turn()
             sleep(RETRY_S)
@@ -372,6 +372,6 @@ def finish(soak: Soak, all_clients: Iterable[Client]) -> None:
 
 def _join(some: Iterable[Client]) -> None:
     for client in some:
-        client.join(PATIENCE_S)
+        client.join(TIMEOUT_S)
         if client.is_alive():
             client.soak.wrong(f"{client.name} hangs")

@@ -42,7 +42,7 @@ SOURCE = "bench:source"  # the topic that is read
 AIMS = {"DataFrame to topic": 120_000, "topic to DataFrame": 100_000, "topic to Parquet": 80_000}
 LATENCY_AIM_MS = 1000.0
 PROBE_PAUSE_S = 0.3
-PROBE_PATIENCE_S = 30.0
+PROBE_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Bench:
                 began = time.perf_counter()
                 client.append(topic, b'{"records":[{"data":1}]}', 1, f"probe-{number}")
                 while len(seen) <= number:
-                    assert time.perf_counter() - began < PROBE_PATIENCE_S, "no batch comes"
+                    assert time.perf_counter() - began < PROBE_TIMEOUT_S, "no batch comes"
                     time.sleep(0.001)
                 taken.append(seen[number] - began)
                 time.sleep(PROBE_PAUSE_S)

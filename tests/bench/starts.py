@@ -49,7 +49,7 @@ GIVE_UP_S = 120.0
 READY_MS = 250
 STUTTER_S = 1.0  # duration of consecutive appends
 PAUSE_S = 0.001  # between two attempts
-PATIENCE_S = 0.0001
+TIMEOUT_S = 0.0001
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 FIRST = append("first", 1, b'"config":{"durability":"fsync"},')
 Scene = Callable[[Server], None]  # leaves the server stopped, killed, or never started
@@ -179,7 +179,7 @@ def start(server: Server, port: int) -> Start:
             asker.send(FIRST)
             assert asker.is_answered(), "an append was refused"
             delays.append(time.perf_counter() - now)
-            if len(moments) < 4 and cold.is_answered(PATIENCE_S):
+            if len(moments) < 4 and cold.is_answered(TIMEOUT_S):
                 passed()
         _, p99, _, most = quantiles_ms(delays)
         recovered = max(

@@ -35,7 +35,7 @@ from tests.bench.peers.redis import Redis, Webdis
 from tests.bench.peers.replies import BadReply
 from tests.bench.peers.system import NotFound, NotStarted, System
 from tests.bench.peers.topics import Before, Topics
-from tests.bench.processes import exit_when_told, stolen_s
+from tests.bench.processes import exit_on_request, stolen_s
 from tests.bench.report import (
     OURS,
     Results,
@@ -198,7 +198,7 @@ def main() -> int:
     options.add_argument("--before", type=Path, help="another checkout")
     chosen = options.parse_args()
     Before.root = chosen.before
-    exit_when_told()
+    exit_on_request()
     results = nothing()
     if chosen.json and chosen.json.exists():
         results = json.loads(chosen.json.read_text())

@@ -57,7 +57,7 @@ def script(make: Make, numbers: Iterator[int]) -> Script:
         done = 1
 
 
-class Place:
+class RunningServer:
     """A running server, and the numbers of requests that were not sent to it yet."""
 
     def __init__(self, name: str, server: Server) -> None:
@@ -128,14 +128,16 @@ def main() -> int:
         _run(
             chosen,
             [
-                Place(name, running.enter_context(server_of(root, Path(folder, name), **settings)))
+                RunningServer(
+                    name, running.enter_context(server_of(root, Path(folder, name), **settings))
+                )
                 for name, root in (roots | {"now": None}).items()
             ],
         )
     return 0
 
 
-def _run(chosen: argparse.Namespace, places: list[Place]) -> None:
+def _run(chosen: argparse.Namespace, places: list[RunningServer]) -> None:
     config = b'{"durability":"fsync"}'
     one = append("one", 1, PUSHED)
     makes: dict[str, Make] = {

@@ -2,7 +2,8 @@
 unanswered
 requests.
 
-A failure that an outage explains is `Refused`. A response that violates the contract is `Wrong`.
+A failure that an outage explains is `Refused`. A response that violates the contract is
+`Violation`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ GIVE_UP_S = 40.0
 BROKEN = (OSError, EOFError, http.client.HTTPException)
 
 
-class Wrong(Exception):
+class Violation(Exception):
     """The server violates the contract, or contradicts a response that it has sent."""
 
 
@@ -57,7 +58,7 @@ class Line:
         if answer.status in (429, 503):
             raise Refused(f"{method} {path}: {answer}")
         if answer.status not in (200, 201):
-            raise Wrong(f"{method} {path} {str(body)[:200]}: {answer}")
+            raise Violation(f"{method} {path} {str(body)[:200]}: {answer}")
         return answer
 
     def insist(self, method: str, path: str, body: Any = None) -> Any:
@@ -68,7 +69,7 @@ class Line:
                 return self.ask(method, path, body).json()
             except Refused as refused:
                 if time.monotonic() > deadline:
-                    raise Wrong(f"no answer in {GIVE_UP_S} s, the last: {refused}") from None
+                    raise Violation(f"no answer in {GIVE_UP_S} s, the last: {refused}") from None
             self.abandoned.wait(RETRY_S)
         return None
 

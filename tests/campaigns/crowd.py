@@ -68,7 +68,7 @@ BURST = 20  # number of clients that connect before the existing ones are served
 BURST_S = 0.005  # the maximum time to wait for the existing ones
 CONNECTS_PER_ADDRESS = 5000  # in a row; a closed connection keeps its port for a minute
 ADDRESSES = 200
-PATIENCE_S = 300.0  # for a reply of the crowd's process
+TIMEOUT_S = 300.0  # for a reply of the crowd's process
 HEARD_S = 60.0  # for the first bytes of a response
 NEVER = float("inf")
 
@@ -425,7 +425,7 @@ class Remote:
     def say(self, order: str, *arguments: object) -> Told:
         """Send a command: ``prepare``, ``come``, ``leave`` or ``tell``."""
         self._orders.send((order, *arguments))
-        assert self._orders.poll(PATIENCE_S), "the crowd does not answer"
+        assert self._orders.poll(TIMEOUT_S), "the crowd does not answer"
         told = self._orders.recv()
         assert isinstance(told, Told), told
         return told

@@ -27,13 +27,13 @@ SYNCS = frozenset({"fsync", "fdatasync", "writeback"})
 
 
 class FaultDisk:
-    """The folder ``root``, used as a context manager. ``graveyard`` keeps unlinked files, so that
+    """The folder ``root``, used as a context manager. ``unlinked`` keeps unlinked files, so that
     no inode number is reused.
     """
 
-    def __init__(self, root: Path, graveyard: Path) -> None:
-        self.root, self._graveyard = str(root), graveyard
-        graveyard.mkdir()
+    def __init__(self, root: Path, unlinked: Path) -> None:
+        self.root, self._unlinked = str(root), unlinked
+        unlinked.mkdir()
         self.calls: list[str] = []  # names of the calls in order; the first is number 1
         self.fail_at = 0
         # All later calls of the kind also fail: a full disk, or a disk that cannot sync.
@@ -45,7 +45,7 @@ class FaultDisk:
         self._durable: dict[int, bytearray] = {}
         self._dirty: dict[int, list[Op]] = {}
         self._names: dict[Path, dict[str, int]] = {}
-        self._buried = 0
+        self._discarded = 0
         self._patch = pytest.MonkeyPatch()
         self._real: dict[str, Callable[..., Any]] = {}
 
@@ -191,8 +191,8 @@ class FaultDisk:
     # Names
 
     def _bury(self, path: Any) -> None:
-        self._buried += 1
-        self._real["link"](path, self._graveyard / str(self._buried))
+        self._discarded += 1
+        self._real["link"](path, self._unlinked / str(self._discarded))
 
     def _replace(self, source: Any, target: Any) -> None:
         with self._lock:

@@ -36,7 +36,7 @@ import trio
 
 from tests.actors.shard.sealing.sealing_support import eager_merges
 from tests.campaigns.fault_disk import FaultDisk
-from tests.campaigns.fault_workload import FILE_BYTES, Journal, Walker
+from tests.campaigns.fault_workload import FILE_BYTES, Journal, WorkloadRun
 from tests.campaigns.killer import Summary, program
 from tests.support.log import Client
 from tests.support.wal import sync_by
@@ -84,7 +84,7 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
         disk.fail_at, disk.goes_on = case.index, case.goes_on
         started = False
         try:
-            trio.run(lambda: Walker(path, disk, journal).run(stop=case.stop))
+            trio.run(lambda: WorkloadRun(path, disk, journal).run(stop=case.stop))
             started = True
         except OSError as error:
             if journal.answered or disk.failed is None:

@@ -44,7 +44,7 @@ class Journal:
     answered: int = 0
 
 
-class Walker:
+class WorkloadRun:
     """One run of the workload on one shard."""
 
     def __init__(self, path: Path, disk: FaultDisk, journal: Journal) -> None:
@@ -62,12 +62,12 @@ class Walker:
             async with trio.open_nursery() as nursery:
                 self.desk = Desk(self.path, nursery, shard=shard)
                 nursery.start_soon(self.desk.loop.follow_log)
-                self.desk.loop.context.room.show()
+                self.desk.loop.context.disk_space.show()
                 await self._work()
-                await self._find_room()
+                await self._find_space()
                 merged = self.desk.loop.services.sealing.rewriting.merged
                 assert merged or self.disk.failed, "segments are merged"
-                self.journal.read_only = self.desk.loop.context.room.broken is not None
+                self.journal.read_only = self.desk.loop.context.disk_space.broken is not None
                 nursery.cancel_scope.cancel()
             if stop:
                 shard.wal.stop()
@@ -178,7 +178,7 @@ class Walker:
         parts = [self._records(1, 300) for _ in range(count)]
         bodies = ({"records": part, "create": False} for part in parts)
         number = self.desk.append_many(topic, *bodies)
-        self.desk.loop.end_turn()
+        self.desk.loop.end_iteration()
         with trio.fail_after(ANSWER_S):
             while not self.desk.wire.sent:  # noqa: ASYNC110 - no event tells
                 await trio.sleep(0.0002)
@@ -217,7 +217,7 @@ class Walker:
 
     async def _answer(self, number: int) -> dict[str, Any] | None:
         """Return the response, or None if it is a refusal."""
-        self.desk.loop.end_turn()
+        self.desk.loop.end_iteration()
         with trio.fail_after(ANSWER_S):
             while not (found := self.desk.bodies()):  # noqa: ASYNC110 - no event tells
                 await trio.sleep(0.0002)
@@ -239,15 +239,15 @@ class Walker:
             except OSError:
                 return
 
-    async def _find_room(self) -> None:
+    async def _find_space(self) -> None:
         """Check that a shard that had no free space continues without a restart when the disk works
         again.
         """
         self.disk.heal()
-        room = self.desk.loop.context.room
-        room.show()
-        if self.desk.words.state == ShardState.NO_ROOM:
-            assert await room.find_room(), "there is room"
+        disk_space = self.desk.loop.context.disk_space
+        disk_space.show()
+        if self.desk.cells.state == ShardState.NO_ROOM:
+            assert await disk_space.find_space(), "there is room"
             if "f" in self.journal.records:
                 await self._append("f", 1, 100)
                 refused = str(self._number) in self.journal.refused

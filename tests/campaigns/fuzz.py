@@ -22,9 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns import fuzz_crew
-from tests.campaigns.fuzz_crew import SHOWN_BYTES, answers_of, check_envelope, messages_of, spoken
+from tests.campaigns import fuzz_support
 from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, PLANES, Case, case
+from tests.campaigns.fuzz_support import (
+    SHOWN_BYTES,
+    answers_of,
+    check_envelope,
+    messages_of,
+    spoken,
+)
 from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
 from tests.campaigns.killer import Summary, program
 from tests.support.api import Answer, Api, Wire, listed, ok, request
@@ -99,7 +105,7 @@ class Steady:
 
 
 @dataclass
-class Findings(fuzz_crew.Findings):
+class Findings(fuzz_support.Findings):
     """``stored``: acknowledged records by topic. ``unsaid``: publishes without a response."""
 
     stored: Stored = field(default_factory=dict)
@@ -114,7 +120,7 @@ class Findings(fuzz_crew.Findings):
         self.steady |= other.steady
 
 
-class Worker(fuzz_crew.Worker[Findings]):
+class Worker(fuzz_support.Worker[Findings]):
     """Sends the cases of one kind of input."""
 
     def __init__(self, address: tuple[str, int], seed: int, number: int) -> None:
@@ -140,9 +146,9 @@ class Worker(fuzz_crew.Worker[Findings]):
     def finish(self) -> None:
         self.findings.steady = {self._steady.topic: self._steady.records}
 
-    def _judge(self, sent: Case, heard: bytes) -> None:
+    def _judge(self, sent: Case, check_response: bytes) -> None:
         acks = 0
-        for answer in answers_of(heard):
+        for answer in answers_of(check_response):
             status = answer.status
             self.findings.outcomes[f"{self._plane} {sent.kind} {status}"] += 1
             assert status != 500, answer
@@ -177,7 +183,7 @@ class Worker(fuzz_crew.Worker[Findings]):
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
     """Run all workers, in a process of their own."""
     workers = [Worker(address, seed, number) for number in range(WORKERS)]
-    return fuzz_crew.together(workers, seconds, rate, Findings())
+    return fuzz_support.together(workers, seconds, rate, Findings())
 
 
 def check_stored(server: Server, findings: Findings) -> None:
@@ -209,7 +215,7 @@ def fuzz(
     same time.
     """
     with watched(server) as memory, beside(server, Probe) as probe:
-        findings = fuzz_crew.apart(work, server, seed, seconds, rate)
+        findings = fuzz_support.apart(work, server, seed, seconds, rate)
     findings.problems += probe.trouble
     check_stored(server, findings)
     return findings, probe, memory

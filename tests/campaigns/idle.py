@@ -63,7 +63,7 @@ class Trial:
         if not self._told() == held.here["watchers"] == streams or held.ended["watchers"]:
             self._summary.problems.append(f"the metrics tell of {self._told()} streams; {held}")
         remote.say("leave")
-        self._wait_back(files)
+        self._wait_recovered(files)
 
     def come(self, remote: Remote, how: str, clients: int, *, again: bool = False) -> Told:
         """Let all clients connect, and check that they get responses."""
@@ -87,7 +87,7 @@ class Trial:
         self._summary.problems += writer.trouble[:3]
         self._took_ms[how] += writer.took_ms
 
-    def _wait_back(self, files: int) -> None:
+    def _wait_recovered(self, files: int) -> None:
         """Wait until the front has closed every connection, and the metrics report this."""
         began = time.monotonic()
         while (left := open_files(self._front) - files) > 0 or self._told() > 0:

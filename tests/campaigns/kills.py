@@ -25,7 +25,7 @@ from typing import TypeVar
 import trio
 
 from tests.campaigns.killer import EVERYTHING, Summary, damage, deaths_by_themselves, program
-from tests.simulation import telling
+from tests.simulation import report
 from tests.simulation.history import Call, Entry, History, Said, save
 from tests.simulation.judge import judge
 from tests.simulation.model import route_of
@@ -102,7 +102,7 @@ class Day:
         """Run the workload, a clean restart, and the final reading."""
         server = self._server
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._do_harm)
+            nursery.start_soon(self._inject_fault)
             await self._work.run()
         await trio.to_thread.run_sync(server.wait_ready)
         await self._end("stop", server.stop)
@@ -128,7 +128,7 @@ class Day:
         self._cables.append(Cable(trio.SocketStream(sock)))
         return self._cables[-1]
 
-    async def _do_harm(self) -> None:
+    async def _inject_fault(self) -> None:
         """Kill processes, sometimes before the previous one has restarted, and cut networks."""
         count = self._kills * (1 + CUTS_A_KILL)
         for _ in range(count):
@@ -254,7 +254,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, kills: int, keep: str
         save(Path(keep), entries)
     found = judge(entries, shards=SHARDS)
     summary.problems += [f"{broken.promise}: {broken.sentence}" for broken in found]
-    for line in telling.lines(entries, {number for broken in found for number in broken.entries}):
+    for line in report.lines(entries, {number for broken in found for number in broken.entries}):
         summary.tell(line)
     summary.killed = ", ".join(f"{what} {count}x" for what, count in sorted(day.harm.items()))
     summary.counts = counted(entries)

@@ -50,8 +50,8 @@ PRIORITIES = (
 PEAK_STEPS = (16, 48, 128)
 PEAK_SHARE = 0.95  # of the peak: the smallest number of clients that reaches this share is used
 OVERLOAD, CLIENTS_MIN = 3, 300
-GREEDY_EVERY = 20  # clients
-BOSS = "boss-key"
+GREEDY_INTERVAL = 20  # clients
+ADMIN_KEY = "boss-key"
 # shared by obeying clients; greedy clients have their own keys and do not reduce the share of
 # others
 KEYS = 40
@@ -79,7 +79,7 @@ def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
     """Return the plan of client ``number``. All clients together are spread over the topics."""
     topic, turn = topic_of(number % len(PRIORITIES)), number // len(PRIORITIES)
     # Twenty topics and every twentieth client: the turn moves the greedy one on by a topic.
-    if greedy and (number + turn) % GREEDY_EVERY == GREEDY_EVERY - 1:
+    if greedy and (number + turn) % GREEDY_INTERVAL == GREEDY_INTERVAL - 1:
         manner, token = Manner.GREEDY, f"greedy-{number % 2}"
     else:
         manner = Manner.HEADER if turn % 2 else Manner.MILLISECONDS
@@ -223,10 +223,10 @@ def campaign(
     says.
     """
     summary = Summary(seed)
-    keys = [BOSS, *(f"obeys-{n}:w" for n in range(KEYS)), "greedy-0:w", "greedy-1:w"]
+    keys = [ADMIN_KEY, *(f"obeys-{n}:w" for n in range(KEYS)), "greedy-0:w", "greedy-1:w"]
     with Server(data_dir, shards=shards, api_keys=",".join(keys)) as server:
         roles = server.roles()
-        with Api(server.address, token=BOSS) as api:
+        with Api(server.address, token=ADMIN_KEY) as api:
             for index, priority in enumerate(PRIORITIES):
                 config = {"priority": priority, "cap_records": 100_000}
                 ok(api.put(topic_of(index), config), 201)

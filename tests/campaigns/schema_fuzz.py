@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns import fuzz_crew
-from tests.campaigns.fuzz_crew import END_S, SHOWN_BYTES, Worker, check_envelope
+from tests.campaigns import fuzz_support
+from tests.campaigns.fuzz_support import END_S, SHOWN_BYTES, Worker, check_envelope
 from tests.campaigns.hostile import MIB, Memory, watched
 from tests.campaigns.killer import Summary, program
-from tests.campaigns.schema_mutations import bytes_of, spoil, spoiled_value, text_of
+from tests.campaigns.schema_mutations import bytes_of, corrupted_value, spoil, text_of
 from tests.campaigns.schemas import Asked, asked, command
 from tests.specs.judge import Specifications
 from tests.support.api import REQUEST_LINE, Answer, Api, Wire, ok
@@ -74,7 +74,7 @@ DELAYS = (b'"delay_ms"', b'"deliver_at"')  # a log has no delays: 400
 
 
 @dataclass
-class Findings(fuzz_crew.Findings):
+class Findings(fuzz_support.Findings):
     """``slowest``: the duration in seconds, and its request."""
 
     valid: int = 0
@@ -206,7 +206,7 @@ class SocketWorker(Worker[Findings]):
         assert self._socket is not None
         body = command(self.source, number)
         is_valid = self.source.random() < VALID_SHARE
-        text = text_of(body if is_valid else spoiled_value(self.source, body)).encode()
+        text = text_of(body if is_valid else corrupted_value(self.source, body)).encode()
         if is_valid:
             self.findings.valid += 1
             self._valid[f"r{number}"] = text
@@ -254,7 +254,7 @@ def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Fi
         kind(address, f"worker {number}", random.Random(f"{seed}/{number}"), Findings())
         for number, kind in enumerate(kinds)
     ]
-    return fuzz_crew.together(workers, seconds, rate, Findings())
+    return fuzz_support.together(workers, seconds, rate, Findings())
 
 
 @contextmanager
@@ -271,7 +271,7 @@ def fuzzed_server(folder: Path) -> Iterator[Server]:
 def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Memory]:
     """Fuzz a running server."""
     with watched(server, SAMPLE_S) as memory:
-        findings = fuzz_crew.apart(work, server, seed, seconds, rate)
+        findings = fuzz_support.apart(work, server, seed, seconds, rate)
     for role, found in memory.samples.items():
         if found[-1] > found[len(found) // 4] * GROWTH + GROWTH_BYTES:
             findings.problems.append(f"{role} grows: {memory.lines()[role]}")

@@ -70,13 +70,13 @@ def _wrong(source: Source) -> Any:
 def spoil(source: Source, asked: Asked) -> None:
     """Apply one to three mutations."""
     for _ in range(source.choice((1, 1, 1, 2, 3))):
-        kinds = [_spoil_query, _spoil_header, _spoil_line]
+        kinds = [_corrupt_query, _corrupt_header, _corrupt_line]
         if asked.body is not None:
-            kinds += [_spoil_body] * 6
+            kinds += [_corrupt_body] * 6
         source.choice(kinds)(source, asked)
 
 
-def spoiled_value(source: Source, value: Any) -> Any:
+def corrupted_value(source: Source, value: Any) -> Any:
     """Return the value with one change somewhere in it."""
     spots = [*_spots(value)]
     if not spots or source.random() < 0.05:
@@ -130,24 +130,24 @@ def _swell(source: Source, holder: Any, key: Any) -> None:
         holder[key] = Raw("[" * depth + "]" * source.choice((depth, depth, depth - 1)))
 
 
-def _spoil_body(source: Source, asked: Asked) -> None:
-    asked.body = spoiled_value(source, asked.body)
+def _corrupt_body(source: Source, asked: Asked) -> None:
+    asked.body = corrupted_value(source, asked.body)
     asked.spoiled.append("body")
 
 
-def _spoil_query(source: Source, asked: Asked) -> None:
+def _corrupt_query(source: Source, asked: Asked) -> None:
     asked.query.append((source.choice(PARAMETERS), source.choice(QUERY_VALUES)))
     if source.random() < 0.3:
         source.shuffle(asked.query)
     asked.spoiled.append("query")
 
 
-def _spoil_header(source: Source, asked: Asked) -> None:
+def _corrupt_header(source: Source, asked: Asked) -> None:
     asked.headers.append(source.choice(HEADERS))
     asked.spoiled.append("header")
 
 
-def _spoil_line(source: Source, asked: Asked) -> None:
+def _corrupt_line(source: Source, asked: Asked) -> None:
     if source.random() < 0.5:
         asked.method = source.choice(METHODS)
     else:

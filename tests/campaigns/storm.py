@@ -2,7 +2,7 @@
 
 Runs as a program: ``python -m tests.campaigns.storm --clients 10000 --restarts 3``. Half of the
 clients follow their topic on a WebSocket, a quarter in a watch session, a quarter by one request as
-an EventSource does. A disconnected client reconnects after a random back-off of up to `BACK_OFF_S`.
+an EventSource does. A disconnected client reconnects after a random back-off of up to `BACKOFF_S`.
 A refused client retries after the time in the refusal. A writer appends all the time.
 
 What must hold:
@@ -42,7 +42,7 @@ from topics.process.children import raise_file_limit
 
 TOPICS = 100
 CLIENTS_PER_ADDRESS = 5000
-BACK_OFF_S = 1.0
+BACKOFF_S = 1.0
 NEVER = float("inf")
 PAUSE_S = 0.02  # between two appends
 SETTLE_S = 60.0  # for all clients to reconnect
@@ -54,7 +54,7 @@ AGAIN = re.compile(rb"(?i)\r\nretry-after: *(\d+)")
 URL = re.compile(rb'"stream_url": *"([^"]+)"')
 
 
-class Way(Enum):
+class FollowMode(Enum):
     """How a client follows its topic."""
 
     SOCKET = auto()
@@ -62,7 +62,7 @@ class Way(Enum):
     ONE_REQUEST = auto()
 
 
-class Told(NamedTuple):
+class StormState(NamedTuple):
     """The state of the clients: the number of connected ones, the records that they received, the
     time between the first and the last reconnect, and the wait of each client without its
     back-offs.
@@ -81,7 +81,12 @@ class Client:
 
     def __init__(self, number: int, address: tuple[str, int]) -> None:
         self.number, self._address = number, address
-        self.way = (Way.SOCKET, Way.SESSION, Way.SOCKET, Way.ONE_REQUEST)[number % 4]
+        self.way = (
+            FollowMode.SOCKET,
+            FollowMode.SESSION,
+            FollowMode.SOCKET,
+            FollowMode.ONE_REQUEST,
+        )[number % 4]
         self.topic = f"storm-{number % TOPICS}"
         self.seq = self.records = 0
         self.id = b""
@@ -104,10 +109,10 @@ class Client:
 
     def _said(self) -> bytes:
         last = [f"Last-Event-ID: {self.id.decode()}"] if self.id else []
-        if self.way is Way.ONE_REQUEST:
+        if self.way is FollowMode.ONE_REQUEST:
             return request("GET", f"/v0/watch?topic={self.topic}&from_seq={self.seq}", None, *last)
         start = {"from_seq": self.seq}
-        if self.way is Way.SESSION:
+        if self.way is FollowMode.SESSION:
             if self.url:
                 return request("GET", self.url.decode(), None, *last)
             body = json.dumps({"topics": {self.topic: start}}).encode()
@@ -126,7 +131,7 @@ class Client:
                 return None
             if head[9:10] not in b"12":
                 raise ConnectionRefusedError(head[9:12].decode())
-            if self.way is Way.SESSION and not self.url:
+            if self.way is FollowMode.SESSION and not self.url:
                 if found := URL.search(rest):
                     self.url = found[1]
                     self.text, self.unsent = b"", self._said()
@@ -135,9 +140,11 @@ class Client:
         if NOT_READY.search(self.text):  # the response is complete; the subscription is refused
             raise ConnectionRefusedError("503")
         self.is_here = self.is_here or OPEN.search(self.text) is not None
-        whole = self.text.rfind(b"\n\n") + 2 if self.way is not Way.SOCKET else len(self.text)
+        whole = (
+            self.text.rfind(b"\n\n") + 2 if self.way is not FollowMode.SOCKET else len(self.text)
+        )
         told, self.text = self.text[:whole], self.text[whole:]
-        if self.way is Way.SOCKET:  # the bytes may end within a seq
+        if self.way is FollowMode.SOCKET:  # the bytes may end within a seq
             at = told.rfind(b"}") + 1
             told, self.text = told[:at], told[at:] + self.text
         elif ids := ID.findall(told):
@@ -163,11 +170,11 @@ class Storm:
         # when the first client was connected; the time until the last one
         self._ready_at, self._last_s = NEVER, 0.0
 
-    def tell(self) -> Told:
+    def tell(self) -> StormState:
         """Report the state of all clients. Waits and problems are reported once."""
         here = sum(client.is_here for client in self.clients)
         records = sum(client.records for client in self.clients)
-        told = Told(
+        told = StormState(
             here, records, self._last_s, self._waits_ms, self._problems, dict(self._refusals)
         )
         self._waits_ms, self._problems = [], []
@@ -206,7 +213,7 @@ class Storm:
             if client.is_here and not was_here:
                 self._note_here(client)
         except OSError as error:
-            self._back_off(fd, client, error)
+            self._backoff(fd, client, error)
 
     def _note_here(self, client: Client) -> None:
         now = time.monotonic()
@@ -215,12 +222,12 @@ class Storm:
         self._waits_ms.append((client.waited_s + now - client.began) * 1000)
         client.waited_s = 0.0
 
-    def _back_off(self, fd: int, client: Client, error: OSError) -> None:
+    def _backoff(self, fd: int, client: Client, error: OSError) -> None:
         now = time.monotonic()
         if client.is_here:
             self._ready_at = NEVER
         client.waited_s += 0 if client.is_here else now - client.began
-        pause_s = self._dice.random() * BACK_OFF_S
+        pause_s = self._dice.random() * BACKOFF_S
         if isinstance(error, ConnectionRefusedError) and error.args[0] not in (111,):
             self._refusals[str(error.args[0])] += 1
             if error.args[0] == "404":  # sessions do not survive a restart of the front
@@ -276,7 +283,7 @@ class Writer(threading.Thread):
             time.sleep(PAUSE_S)
 
 
-def settled(orders: Connection, count: int) -> Iterator[Told]:
+def settled(orders: Connection, count: int) -> Iterator[StormState]:
     """Poll until all clients are connected."""
     until = time.monotonic() + SETTLE_S
     while True:

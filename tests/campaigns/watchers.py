@@ -199,7 +199,7 @@ class Watcher(Actor):
                 return
             if self.cut is not None:
                 self._break(wire, self.cut)
-            self._dawdle()
+            self._delay()
             is_brisk = self._kind == "brisk" or self.ending.is_set()
             try:
                 piece = sock.recv(1 << 16 if is_brisk else 4096)
@@ -211,7 +211,7 @@ class Watcher(Actor):
             if not piece:
                 raise EOFError("the stream has ended")
 
-    def _dawdle(self) -> None:
+    def _delay(self) -> None:
         if self._kind == "slow":
             self.ending.wait(0.01)
         elif self._kind == "stalling" and self.dice.random() < 0.01:

@@ -35,7 +35,7 @@ class Ledger:
 
     writer: int
     acked: dict[int, Write] = field(default_factory=dict)
-    in_doubt: int | None = None
+    uncertain: int | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -55,7 +55,7 @@ class Writer(Actor):
 
     def turn(self) -> None:
         topic = self.dice.choice(self._topics)
-        self.ledger.in_doubt = self._number
+        self.ledger.uncertain = self._number
         records = self.records(topic)
         body: dict[str, Any] = {
             "records": records,
@@ -65,7 +65,7 @@ class Writer(Actor):
         answer = self.line.insist("POST", f"/v0/topics/{topic}", body)
         if answer is not None:
             self.ledger.acked[self._number] = Write(topic, answer["seqs"])
-            self.ledger.in_doubt = None
+            self.ledger.uncertain = None
             self._number += 1
 
     def records(self, topic: str) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def _compare(ledger: Ledger, found: dict[tuple[int, int], list[tuple[str, int, i
             problems.append(
                 f"writer {ledger.writer}, write {number}: acknowledged as {expected}, found {there}"
             )
-    known = {*ledger.acked, ledger.in_doubt}
+    known = {*ledger.acked, ledger.uncertain}
     strangers = [
         number for writer, number in found if writer == ledger.writer and number not in known
     ]

@@ -500,4 +500,4 @@ def test_a_long_line_is_read_in_blocks_up_to_a_limit(monkeypatch: pytest.MonkeyP
     lines = Lines([b"a\nbbbbbb", b"bbbbb"], "x")
     with pytest.raises(Failed, match="x, line 1: the next line is longer than 10 B"):
         list(lines)
-    assert lines.place == "x, line 1"
+    assert lines.location == "x, line 1"

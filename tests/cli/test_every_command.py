@@ -24,7 +24,7 @@ from topics import cli
 from topics.errors import ExitCode
 
 # With arguments that only a server can refuse. FILE specifies the topic nope, OUT is a new file.
-OF_SERVER = """
+SERVER_CHECKS = """
 ls
 info nope
 create nope
@@ -57,7 +57,7 @@ bench append --seconds 0.1
 doctor
 backup OUT
 """.strip().splitlines()
-OF_MACHINE = """
+MACHINE_CHECKS = """
 serve
 verify
 inspect
@@ -72,7 +72,7 @@ context rm
 completion
 """.strip().splitlines()
 MAKE = ("create", "apply", "append", "import", "router create")
-NOT_FOUND = [line for line in OF_SERVER if "nope" in line and not line.startswith(MAKE)]
+NOT_FOUND = [line for line in SERVER_CHECKS if "nope" in line and not line.startswith(MAKE)]
 
 
 def tree(found: click.Command, *names: str) -> Iterator[str]:
@@ -105,7 +105,7 @@ def words(tmp_path: Path, topics: Run) -> Iterator[Run]:
     files = {"FILE": "file", "EXPORT": "export", "OUT": "out"}
 
     def run(line: str, url: str, *more: str) -> Done:
-        words = [str(tmp_path / files[word]) if word in files else word for word in line.split()]
+        words = [str(tmp_path / files[verb]) if verb in files else verb for verb in line.split()]
         return topics("--json", "--timeout", "0", "--url", url, *more, *words)
 
     yield run
@@ -122,7 +122,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_the_tables_of_this_module_contain_every_command() -> None:
-    assert sorted({*map(command_of, OF_SERVER), *OF_MACHINE}) == sorted(COMMANDS)
+    assert sorted({*map(command_of, SERVER_CHECKS), *MACHINE_CHECKS}) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -134,7 +134,7 @@ def test_a_command_has_help_and_rejects_unknown_options(topics: Run, command: st
     assert (unknown.code, unknown.out, unknown.error["code"]) == (ExitCode.USAGE, "", "usage")
 
 
-@pytest.mark.parametrize("line", OF_SERVER)
+@pytest.mark.parametrize("line", SERVER_CHECKS)
 def test_without_a_server_a_command_exits_with_6(words: Run, line: str) -> None:
     done = words(line, "http://127.0.0.1:1")
     if line == "doctor":  # it reports this as a finding
@@ -145,7 +145,7 @@ def test_without_a_server_a_command_exits_with_6(words: Run, line: str) -> None:
     assert "topics serve starts a server" in done.error["message"]
 
 
-@pytest.mark.parametrize("line", OF_SERVER)
+@pytest.mark.parametrize("line", SERVER_CHECKS)
 def test_without_its_key_a_command_exits_with_5(words: Run, keyed: str, line: str) -> None:
     done = words(line, keyed)
     if line == "doctor":
@@ -155,7 +155,7 @@ def test_without_its_key_a_command_exits_with_5(words: Run, keyed: str, line: st
     assert (done.code, done.out, done.error["code"]) == (5, "", "unauthorized")
 
 
-@pytest.mark.parametrize("line", [line for line in OF_SERVER if " nope" in line])
+@pytest.mark.parametrize("line", [line for line in SERVER_CHECKS if " nope" in line])
 def test_a_key_for_other_name_prefixes_is_refused(
     words: Run, keyed: str, tmp_path: Path, line: str
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_missing_object_gives_exit_code_4(words: Run, url: str, line: str) -> 
     assert "nope" in done.error["message"]
 
 
-class Stranger(BaseHTTPRequestHandler):
+class OtherServer(BaseHTTPRequestHandler):
     """An HTTP server of another kind."""
 
     protocol_version = "HTTP/1.1"
@@ -198,7 +198,7 @@ class QuietServer(ThreadingHTTPServer):
 
 @pytest.fixture(scope="module")
 def stranger() -> Iterator[str]:
-    server = QuietServer(("127.0.0.1", 0), Stranger)
+    server = QuietServer(("127.0.0.1", 0), OtherServer)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -208,7 +208,7 @@ def stranger() -> Iterator[str]:
     thread.join()
 
 
-@pytest.mark.parametrize("line", OF_SERVER)
+@pytest.mark.parametrize("line", SERVER_CHECKS)
 def test_another_kind_of_server_is_reported_in_one_line(
     words: Run, stranger: str, line: str
 ) -> None:
@@ -254,7 +254,7 @@ def silently(
     return done
 
 
-@pytest.mark.parametrize("line", OF_SERVER)
+@pytest.mark.parametrize("line", SERVER_CHECKS)
 def test_ctrl_c_ends_a_command_that_waits_for_a_response(
     words: Run, heard: threading.Event, line: str
 ) -> None:

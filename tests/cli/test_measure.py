@@ -54,7 +54,7 @@ def test_heartbeats_without_the_record_are_reported_as_a_slow_server(
             time.sleep(0.01)
             yield None
 
-    with ping.Run(client.topic(name), listen, 0.05) as run:  # type: ignore[arg-type]
+    with ping.PingRun(client.topic(name), listen, 0.05) as run:  # type: ignore[arg-type]
         found = run.ping(1)
     assert (found["ms"], found["why"], run.proxy) == (None, ping.SLOW, "via: 1.1 relay")
     assert found["ack_ms"] > 0
@@ -79,7 +79,7 @@ def test_a_failed_stream_is_closed_immediately(
         raise failure
 
     topic = client.topic(name)
-    with ping.Run(topic, listen, 0.05) as run:  # type: ignore[arg-type]
+    with ping.PingRun(topic, listen, 0.05) as run:  # type: ignore[arg-type]
         assert run.ping(1)["ms"]
         monkeypatch.setattr(type(topic), "append", fail)
         kept = run._stream  # as a traceback keeps it

@@ -75,7 +75,7 @@ def test_topics_watches_and_cursors(url: str, name: str, backend: str) -> None:
 def test_queues_and_workers(
     url: str, name: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topics.client.aio.worker.EXTEND_PART", 6000.0)  # every 10 ms
+    monkeypatch.setattr("topics.client.aio.worker.EXTEND_DIVISOR", 6000.0)  # every 10 ms
     extend = AsyncWorker._extend
 
     async def run() -> None:

@@ -255,7 +255,7 @@ def test_a_record_whose_handling_raised_is_read_again_by_the_next_run(
 def test_a_cursor_is_saved_while_the_loop_waits_for_an_event(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topics.client.sync.watcher.SAVE_EVERY_S", 0.01)
+    monkeypatch.setattr("topics.client.sync.watcher.SAVE_INTERVAL_S", 0.01)
     client.topic(name).append(1)
     with client.cursor(name) as cursor, client.watch(name, cursor=cursor) as watch:
         loop = threading.Thread(target=lambda: [*watch])

@@ -307,7 +307,7 @@ def test_a_failed_lease_extension_is_retried_quickly(
         return len(tries) > 1
 
     monkeypatch.setattr(Worker, "_extend", extend)
-    monkeypatch.setattr("topics.client.sync.worker.EXTEND_AGAIN_S", 0.01)
+    monkeypatch.setattr("topics.client.sync.worker.EXTEND_RETRY_S", 0.01)
     with client.queue(name).worker(lease=9.0):
         until = time.monotonic() + 30
         while len(tries) < 2 and time.monotonic() < until:

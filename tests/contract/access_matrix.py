@@ -18,7 +18,7 @@ READ, WRITE, DELETE, ADMIN = "read", "write", "delete", "admin"
 SCOPES = (READ, WRITE, DELETE, ADMIN)
 INSIDE, OUTSIDE = "in.", "out."
 PREFIXES = f"{INSIDE}|also."
-BOSS = "boss-key"
+ADMIN_KEY = "boss-key"
 _numbers = itertools.count()
 
 
@@ -46,7 +46,7 @@ KEYS = tuple(
     for scopes in itertools.combinations(SCOPES, count)
     for limited in (False, True)
 )
-ENTRIES = ",".join([BOSS, *(key.entry for key in KEYS)])
+ENTRIES = ",".join([ADMIN_KEY, *(key.entry for key in KEYS)])
 
 
 @dataclass(frozen=True, slots=True)

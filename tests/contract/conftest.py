@@ -10,10 +10,10 @@ import pytest
 from tests.contract.deleting import TAGS, fill
 from tests.specs.judge import Specifications
 from tests.support.api import Api, Wire, ok
-from tests.support.judged import judges
 from tests.support.model import TopicModel
 from tests.support.queues import Queue, names_on
 from tests.support.server import Server
+from tests.support.traffic_checks import checks
 from tests.support.ws import Socket
 
 SPECIFICATIONS = Specifications()
@@ -23,9 +23,9 @@ _numbers = itertools.count(1)
 @pytest.fixture(autouse=True)
 def specifications() -> Iterator[None]:
     """Check every response of the contract tests against the specifications."""
-    judges.append(SPECIFICATIONS)
+    checks.append(SPECIFICATIONS)
     yield
-    judges.remove(SPECIFICATIONS)
+    checks.remove(SPECIFICATIONS)
 
 
 @pytest.fixture(scope="session")

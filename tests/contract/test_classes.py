@@ -53,7 +53,9 @@ def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
             return found
 
 
-def everything_is_told(api: Api, topic: str, written: dict[int, Any], from_seq: int = 0) -> Read:
+def everything_is_reported(
+    api: Api, topic: str, written: dict[int, Any], from_seq: int = 0
+) -> Read:
     """Check that each seq after the cursor is either read as written or reported as lost, and that
     no other records are read.
     """
@@ -100,7 +102,7 @@ class Stage:
         write(self.api, topic, self.written.setdefault(topic, {}), count, **fields)
 
     def told(self, topic: str, from_seq: int = 0) -> Read:
-        return everything_is_told(self.api, topic, self.written[topic], from_seq)
+        return everything_is_reported(self.api, topic, self.written[topic], from_seq)
 
     def restart(self) -> None:
         self.api.close()

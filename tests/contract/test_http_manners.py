@@ -37,9 +37,9 @@ FILES: Final = ("/console", "/v0/openapi.json", "/v0/asyncapi.json")
 # Fields with values that differ between equal requests: times in a body differ in length.
 OWN: Final = (b"date", b"x-request-id", b"content-length", b"retry-after")
 
-APP, BOSS = "https://app.example", "Authorization: Bearer boss"
+APP, ADMIN_KEY = "https://app.example", "Authorization: Bearer boss"
 EVENTS: Final = b"text/event-stream"
-WAYS: Final = ((BOSS,), (BOSS, "Accept-Encoding: gzip", f"Origin: {APP}"))
+WAYS: Final = ((ADMIN_KEY,), (ADMIN_KEY, "Accept-Encoding: gzip", f"Origin: {APP}"))
 SETTINGS: Final = {"api_keys": "boss,reader:read", "cors_origins": APP, "max_routers": 2}
 SHAKE: Final = (
     *("Upgrade: websocket", "Connection: Upgrade"),
@@ -62,7 +62,7 @@ class Ask(NamedTuple):
         return request(self.method, target, raw, *way[is_other:], *self.fields)
 
 
-class Said(NamedTuple):
+class Exchange(NamedTuple):
     """A response and the bytes of its request. ``at`` is its time in Unix seconds."""
 
     ask: Ask
@@ -172,7 +172,7 @@ ASKED: Final = (
 class RawWire(Wire):
     """A connection that returns the bytes of responses unchanged."""
 
-    def said(self, ask: Ask, wire: bytes) -> Said:
+    def said(self, ask: Ask, wire: bytes) -> Exchange:
         """Read the response. Of an endless one, read only the bytes received with its head."""
         line, fields = parsed(self._until(b"\r\n\r\n"))
         at, known = time.time(), dict(fields)
@@ -183,7 +183,7 @@ class RawWire(Wire):
         else:
             has_none = ask.method == "HEAD" or b"content-length" not in known
             body = self._take(len(self._buffer) if has_none else int(known[b"content-length"]))
-        return Said(ask, wire, line, fields, body, at)
+        return Exchange(ask, wire, line, fields, body, at)
 
 
 def parsed(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
@@ -193,7 +193,7 @@ def parsed(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     return first, [(name, value) for name, value in pairs]
 
 
-def conversation(folder: Path) -> Iterator[Said]:
+def conversation(folder: Path) -> Iterator[Exchange]:
     """Yield the responses to all requests, then those of long polls that a crash and a stop end."""
     with Server(folder, shards=1, drain_ms=1000, **SETTINGS) as server:
         for way in WAYS:
@@ -220,18 +220,18 @@ def conversation(folder: Path) -> Iterator[Said]:
         server.wait_stopped()
 
 
-def head_of(said: Said) -> list[tuple[bytes, bytes]]:
+def head_of(said: Exchange) -> list[tuple[bytes, bytes]]:
     """Return the fields in order, without values that differ between equal requests."""
     return [(name, b"" if name in OWN else value) for name, value in said.fields]
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[Exchange]:
     """All responses of the server."""
     return [*conversation(tmp_path_factory.mktemp("manners"))]
 
 
-def notes(said: Said) -> list[str]:
+def notes(said: Exchange) -> list[str]:
     """Return the linter's findings for a response."""
     line, fields = parsed(said.wire)
     method, target, version = line.split(b" ")[0], *line.split(b" ", 1)[1].rsplit(b" ", 1)
@@ -253,11 +253,11 @@ def notes(said: Said) -> list[str]:
     ]
 
 
-def test_the_linter_finds_no_problem_in_any_response(said: list[Said]) -> None:
+def test_the_linter_finds_no_problem_in_any_response(said: list[Exchange]) -> None:
     assert [note for each in said for note in notes(each)] == []
 
 
-def test_every_route_and_every_error_code_was_covered(said: list[Said]) -> None:
+def test_every_route_and_every_error_code_was_covered(said: list[Exchange]) -> None:
     done = {(each.ask.method, each.ask.target) for each in said if each.status < 300}
     assert {(method, target_of(route)) for route in ROUTES for method in route.methods} <= done
     codes = {each.code for each in said if each.status >= 400 and each.body}
@@ -267,7 +267,7 @@ def test_every_route_and_every_error_code_was_covered(said: list[Said]) -> None:
             assert each.ask != ask or each.code == code, each
 
 
-def test_every_response_has_a_date_and_forbids_caching(said: list[Said]) -> None:
+def test_every_response_has_a_date_and_forbids_caching(said: list[Exchange]) -> None:
     for each in said:
         (date,) = each.values(b"date")
         at = parsedate_to_datetime(date.decode()).timestamp()
@@ -277,7 +277,7 @@ def test_every_response_has_a_date_and_forbids_caching(said: list[Said]) -> None
         assert control.split(b", ")[0] == (b"no-cache" if is_kept else b"no-store"), each
 
 
-def test_the_location_of_a_201_is_the_created_resource(said: list[Said]) -> None:
+def test_the_location_of_a_201_is_the_created_resource(said: list[Exchange]) -> None:
     made = {each.ask.target for each in said if each.status == 201}
     assert made >= {"/v0/topics/queue", "/v0/topics/log", "/v0/routers/log", "/v0/routers/a-%3Eb"}
     for each in said:
@@ -285,11 +285,11 @@ def test_the_location_of_a_201_is_the_created_resource(said: list[Said]) -> None
         assert each.values(b"location") == told, each
 
 
-def test_head_returns_the_fields_of_get(said: list[Said]) -> None:
+def test_head_returns_the_fields_of_get(said: list[Exchange]) -> None:
     """For a stream, HEAD gets 405 with the allowed methods."""
     streams = {target_of(route).partition("?")[0] for route in ROUTES if route.streams}
     for start in (0, len(ASKED)):
-        gets: dict[Any, Said] = {}
+        gets: dict[Any, Exchange] = {}
         for each in said[start : start + len(ASKED)]:
             if each.ask.method == "GET":
                 gets[each.ask] = each
@@ -315,6 +315,6 @@ async def test_the_linter_finds_no_problem_in_the_response_to_a_bug() -> None:
             answer = await client.stream.receive_some()
     line, fields = parsed(answer)
     body = answer.partition(b"\r\n\r\n")[2]
-    said = Said(ask, wire, line, fields, body, time.time())
+    said = Exchange(ask, wire, line, fields, body, time.time())
     assert (said.code, said.values(b"cache-control")) == ("internal", [b"no-store"])
     assert notes(said) == []

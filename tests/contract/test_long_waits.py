@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api import SLACK_S, Api, ok
-from tests.support.hasty import WAIT_MAX_S
 from tests.support.metrics import scrape
 from tests.support.queues import Queue, claiming, jobs_of, until
-from tests.support.server import HastyServer, Server
+from tests.support.server import Server, ShortTimeoutServer
+from tests.support.short_timeouts import WAIT_MAX_S
 from tests.support.sse import RECORD, Stream, session
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ BLOCKS = 200  # 20 MB, which exceed the buffers of the sockets
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with HastyServer(tmp_path_factory.mktemp("waits") / "data", shards=1) as server:
+    with ShortTimeoutServer(tmp_path_factory.mktemp("waits") / "data", shards=1) as server:
         yield server
 
 

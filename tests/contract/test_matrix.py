@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract.access_matrix import (
-    BOSS,
+    ADMIN_KEY,
     COMMANDS,
     ENTRIES,
     HTTP,
@@ -37,13 +37,13 @@ EVENTS = "Accept: text/event-stream"
 NOBODY = {
     "no key": [],
     "an unknown key": ["Authorization: Bearer nobody"],
-    "a key cut short": [f"Authorization: Bearer {BOSS[:-1]}"],
-    "a longer key": [f"Authorization: Bearer {BOSS}x"],
-    "another scheme": [f"Authorization: Basic {BOSS}"],
-    "a bare key": [f"Authorization: {BOSS}"],
+    "a key cut short": [f"Authorization: Bearer {ADMIN_KEY[:-1]}"],
+    "a longer key": [f"Authorization: Bearer {ADMIN_KEY}x"],
+    "another scheme": [f"Authorization: Basic {ADMIN_KEY}"],
+    "a bare key": [f"Authorization: {ADMIN_KEY}"],
     "a whole entry": [f"Authorization: Bearer {KEYS[0].entry}"],
-    "two keys": [f"Authorization: Bearer {BOSS}"] * 2,
-    "a cookie": [f"Cookie: Authorization={BOSS}", f"X-Api-Key: {BOSS}"],
+    "two keys": [f"Authorization: Bearer {ADMIN_KEY}"] * 2,
+    "a cookie": [f"Cookie: Authorization={ADMIN_KEY}", f"X-Api-Key: {ADMIN_KEY}"],
 }
 
 
@@ -73,7 +73,7 @@ class Asker:
 
 def prepare(server: Server) -> None:
     """Create the topics and routers that the rows refer to."""
-    with Api(server.address, token=BOSS) as api:
+    with Api(server.address, token=ADMIN_KEY) as api:
         for name in (INSIDE, OUTSIDE):
             ok(api.append(f"{name}log", 1), 201)
             ok(api.put(f"{name}queue", {"type": "queue"}), 201)
@@ -168,11 +168,15 @@ def test_a_key_in_the_query_is_ignored_if_the_header_has_one(asker: Asker, row: 
     wrong = []
     for key in KEYS:
         for assignment in assignments(row.names):
-            got = asked(asker, row, assignment, bearer(key), query=f"token={BOSS}")
+            got = asked(asker, row, assignment, bearer(key), query=f"token={ADMIN_KEY}")
             if not is_right(row, wanted(row, key, assignment), got):
                 wrong.append((key.secret, assignment.letters, got))
     got = asked(
-        asker, row, Assignment(None, row.names), "Authorization: Bearer no", query=f"token={BOSS}"
+        asker,
+        row,
+        Assignment(None, row.names),
+        "Authorization: Bearer no",
+        query=f"token={ADMIN_KEY}",
     )
     if not row.open and got != (401, "unauthorized"):
         wrong.append(("unknown", "", got))
@@ -229,7 +233,7 @@ def _reply(socket: Socket) -> Any:
 @pytest.mark.parametrize("who", NOBODY)
 def test_a_socket_needs_a_key_in_a_header(guarded: Server, who: str) -> None:
     refused(shake(guarded, handshake(KEY, *NOBODY[who])), 401, "unauthorized")
-    path = f"/v0/ws?token={BOSS}"
+    path = f"/v0/ws?token={ADMIN_KEY}"
     refused(shake(guarded, handshake(KEY, *NOBODY[who], path=path)), 401, "unauthorized")
 
 

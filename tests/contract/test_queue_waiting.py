@@ -74,11 +74,11 @@ def give_back(queue: Queue) -> None:
     queue.nack([1], "holder")
 
 
-def give_back_later(queue: Queue) -> None:
+def release_later_on(queue: Queue) -> None:
     queue.nack([1], "holder", delay_ms=200)
 
 
-def let_it_expire(queue: Queue) -> None:
+def wait_for_expiry(queue: Queue) -> None:
     queue.extend([1], "holder", lease_ms=SHORT_MS)
 
 
@@ -89,8 +89,8 @@ def append_delayed(queue: Queue) -> None:
 WAKES: list[Callable[[Queue], None]] = [
     append,
     give_back,
-    give_back_later,
-    let_it_expire,
+    release_later_on,
+    wait_for_expiry,
     append_delayed,
 ]
 

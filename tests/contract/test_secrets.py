@@ -34,14 +34,16 @@ def new_secret(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A server, its keys, and keys that it does not know. ``heard`` has every received byte."""
+    """A server, its keys, and keys that it does not know. ``check_response`` has every received
+    byte.
+    """
 
     server: Server
     known: tuple[str, ...]
     unknown: tuple[str, ...] = field(
         default_factory=lambda: (new_secret("wrong"), new_secret("no"))
     )
-    heard: list[bytes] = field(default_factory=list)
+    check_response: list[bytes] = field(default_factory=list)
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ class Guarded:
         with Wire(self.server.address, timeout_s=5) as wire:
             wire.send(content)
             wire.half_close()
-            self.heard.append(wire.rest() if hears else b"")
+            self.check_response.append(wire.rest() if hears else b"")
 
 
 def traces(secret: str) -> set[bytes]:
@@ -124,7 +126,7 @@ def stream_with(guarded: Guarded, url: str) -> None:
     with Socket(guarded.server.address, token=reader) as socket:
         for text in ('{"op":"publish","topic":"t42:a","records":[]}', "{", '{"op":"no"}'):
             socket.text(text)
-            guarded.heard.append(repr(socket.message()).encode())
+            guarded.check_response.append(repr(socket.message()).encode())
 
 
 LINES = [
@@ -207,8 +209,8 @@ def malformed(secret: str) -> list[bytes]:
 
 @pytest.mark.slow
 def test_no_response_contains_a_key(guarded: Guarded) -> None:
-    assert sum(map(bool, guarded.heard)) > 800
-    assert_untold(guarded.all, b"\n".join(guarded.heard), "an answer")
+    assert sum(map(bool, guarded.check_response)) > 800
+    assert_untold(guarded.all, b"\n".join(guarded.check_response), "an answer")
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from tests.support.sse import (
     stone,
     watch,
 )
-from topics.actors.link.beat import BEAT_S
+from topics.actors.link.tick import TICK_INTERVAL_S
 
 
 def test_events_have_exactly_these_fields(api: Api, topic: str) -> None:
@@ -65,7 +65,7 @@ def test_an_idle_stream_sends_one_heartbeat_in_each_interval(api: Api, topic: st
         for number in (1, 2):
             assert stream.block(timeout_s=1 + SLACK_S).lines == (b": hb",)
             # Each heartbeat is sent at the last tick before its interval ends.
-            assert time.monotonic() - before >= number - BEAT_S - 0.1
+            assert time.monotonic() - before >= number - TICK_INTERVAL_S - 0.1
 
 
 def test_line_ends_in_a_payload_do_not_end_an_event(api: Api, topic: str) -> None:

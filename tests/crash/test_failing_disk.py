@@ -19,7 +19,7 @@ from tests.campaigns.mounts import (
 )
 from tests.crash.reading import data_of
 from tests.support.api import Api, ok, refused
-from tests.support.server import HastyServer, Server
+from tests.support.server import Server, ShortTimeoutServer
 from topics.storage.wal.writer import LOOP_WRITE_MAX_BYTES
 
 pytestmark = pytest.mark.slow
@@ -116,7 +116,7 @@ def test_a_hanging_disk_ends_the_writes_and_is_reported(
     reason = "disk_stalled"
     with (
         freezable_disk(tmp_path / "disk") as freeze,
-        HastyServer(tmp_path / "disk" / "data", shards=1, wal_file_bytes=1 * MIB) as server,
+        ShortTimeoutServer(tmp_path / "disk" / "data", shards=1, wal_file_bytes=1 * MIB) as server,
         Api(server.address) as api,
     ):
         ok(api.put("t", {"durability": durability}), 201)

@@ -24,7 +24,7 @@ def test_a_shard_that_does_not_respond_delays_no_other_shard_and_recovers(tmp_pa
             ok(api.append(stuck, "before"))
         server.wait_roles(3)
         with server.stopped("shard 0"):
-            outcomes = [_impatient(server, stuck) for _ in range(2)]
+            outcomes = [_with_short_timeout(server, stuck) for _ in range(2)]
             with Api(server.address) as api:
                 for number in range(30):
                     ok(api.append(other, number))
@@ -40,7 +40,7 @@ def test_a_shard_that_does_not_respond_delays_no_other_shard_and_recovers(tmp_pa
     assert all(outcome in (None, 503) for outcome in outcomes), outcomes
 
 
-def _impatient(server: Server, topic: str) -> int | None:
+def _with_short_timeout(server: Server, topic: str) -> int | None:
     """Append with a timeout of one second. Return the status, or None if there was no response."""
     with Api(server.address, timeout_s=1) as api:
         try:

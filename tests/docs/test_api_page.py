@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from tests.docs.pages import FENCE, ROOT
-from topics.actors.shard.peers import PEER_AWAY
-from topics.actors.shard_client.readiness import TROUBLES
+from topics.actors.shard.peers import PEER_UNAVAILABLE
+from topics.actors.shard_client.readiness import STATE_REASONS
 from topics.config import KIB, MIB, Settings
 from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.api.diff_body import DeleteBody, DiffBody
@@ -145,7 +145,7 @@ def test_the_table_of_errors_equals_the_errors_of_the_code() -> None:
 
 
 def test_the_reasons_of_a_shard_that_is_not_ready_are_named() -> None:
-    states = {"read_only", "timeout", "recovering", PEER_AWAY, *TROUBLES}
+    states = {"read_only", "timeout", "recovering", PEER_UNAVAILABLE, *STATE_REASONS}
     assert [reason for reason in states if f"`{reason}`" not in section("0.6")] == []
 
 

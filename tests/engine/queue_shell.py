@@ -70,7 +70,7 @@ class QueueShell(Shell):
             "move": self._move,
             "bury": self._bury,
             "refuse": self._refuse,
-            "revive": self._revive,
+            "revive": self._requeue_dead,
             "aside": self._aside,
             "back": self._back,
             "remove": self._remove,
@@ -199,7 +199,7 @@ class QueueShell(Shell):
         lease_jobs.return_to_dead(self._topic(name), [*map(int, seqs)])
         return iter(())
 
-    def _revive(self, name: str) -> Iterator[str]:
+    def _requeue_dead(self, name: str) -> Iterator[str]:
         jobs_of(self._topic(name)).recheck_dead()
         return iter(())
 

@@ -19,8 +19,8 @@ FINISHED = Finished("id-1", "", 200, False, 10, 20, 0.5, "127.0.0.1:9")
 def told(level: Level, subject: Subject, finished: Finished = FINISHED) -> list[Mapping[str, Any]]:
     lines: list[Mapping[str, Any]] = []
     log = AccessLog(level, lines.append)
-    if log.wants(subject.route, finished.status):
-        log.tell(subject, finished)
+    if log.includes(subject.route, finished.status):
+        log.write_line(subject, finished)
     return lines
 
 

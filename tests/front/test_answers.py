@@ -30,12 +30,12 @@ def test_the_location_of_a_created_resource_is_an_encoded_path() -> None:
 def test_needed_memory_can_be_reclaimed_before_the_response_is_sent() -> None:
     shards = FakeShards()
     answer = shard_answer(FakeReply((), b"{}", shards))
-    answer.on_lost(answer.done)
+    answer.on_reclaim(answer.done)
     assert shards.replies_out == 1
     (release,) = shards.releases
     release()
     assert shards.replies_out == 0
-    Answer(200, b"{}").on_lost(pytest.fail)
+    Answer(200, b"{}").on_reclaim(pytest.fail)
 
 
 def test_on_unsent_is_called_once_if_a_response_is_not_sent() -> None:

@@ -17,7 +17,7 @@ from topics.front.dispatch import compressed
 @pytest.mark.slow
 async def test_a_response_whose_memory_is_reclaimed_during_compression_gets_503() -> None:
     class Lost(FakeReply):
-        def on_lost(self, release: Callable[[], object]) -> None:
+        def on_reclaim(self, release: Callable[[], object]) -> None:
             release()
 
     shards, told = FakeShards(), list[str]()

@@ -9,7 +9,7 @@ import pytest
 from tests.front.conftest import Logged
 from tests.support.front import APPEND, RECORD, running
 from topics.front.answers import Answer
-from topics.front.dispatch import Then
+from topics.front.dispatch import OnResult
 from topics.front.table import ROUTES
 
 
@@ -44,7 +44,7 @@ async def test_an_unexpected_error_is_logged_with_its_traceback(logged: Logged) 
 
 
 async def test_a_compressed_response_keeps_its_media_type() -> None:
-    def page(_request: object, _body: object, _at: int, then: Then) -> None:
+    def page(_request: object, _body: object, _at: int, then: OnResult) -> None:
         then(Answer(200, b"up 1\n" * 1000, media_type=b"text/plain; version=0.0.4"))
 
     async with running() as run:

@@ -14,9 +14,9 @@ from tests.support.front import bearer, running
 from tests.support.raw_client import request
 from topics.config import Settings
 from topics.front.held_memory import (
-    BEHIND_MAX_BYTES,
+    BACKLOG_MAX_BYTES,
+    READ_MIN_BYTES_PER_S,
     STALL_MAX_S,
-    TAKE_MIN_BYTES_PER_S,
     TURNOVER_MAX_S,
     UNREAD_MIN_BYTES,
     HeldMemory,
@@ -29,7 +29,7 @@ from topics.front.http.connection import Connection, Connections, Timings
 class Client:
     """A client that the caller of `HeldMemory.excess` closes."""
 
-    def shed(self) -> None:
+    def disconnect(self) -> None:
         """Do nothing."""
 
 
@@ -68,8 +68,8 @@ def test_above_half_of_the_bound_the_slowest_clients_are_closed() -> None:
     ledger = Ledger()
     slow, slower, fast = ledger.hold(300), ledger.hold(300), ledger.hold(300)
     assert ledger.ended(1.0, slow, slower, fast) == [], "closed too early"
-    slow.took(1, 30.0)
-    fast.took(290, 30.0)
+    slow.count_sent(1, 30.0)
+    fast.count_sent(290, 30.0)
     assert ledger.ended(30.0, slow, slower, fast) == [1, 0]
     assert ledger.held.size == 300
     ledger.held.release(slower)
@@ -129,8 +129,8 @@ def test_without_a_bound_no_client_is_closed() -> None:
 
 def test_bytes_that_wait_after_the_first_write_of_a_client_are_bounded() -> None:
     ledger = Ledger(0)
-    one = ledger.hold(BEHIND_MAX_BYTES * 2)
-    ledger.held.add(one, object(), BEHIND_MAX_BYTES, 0.0)
+    one = ledger.hold(BACKLOG_MAX_BYTES * 2)
+    ledger.held.add(one, object(), BACKLOG_MAX_BYTES, 0.0)
     assert (ledger.alarms, ledger.ended(0.0, one)) == (0, [])
     ledger.held.add(one, object(), 1, 0.0)
     assert (ledger.alarms, ledger.ended(0.0, one)) == (1, [0])
@@ -142,8 +142,8 @@ def test_a_client_below_the_minimum_rate_is_closed() -> None:
     now = 0.0
     while now < 100:
         now += 5.0
-        taker.took(5 * TAKE_MIN_BYTES_PER_S, now)
-        trickle.took(1, now)
+        taker.count_sent(5 * READ_MIN_BYTES_PER_S, now)
+        trickle.count_sent(1, now)
         assert (trickle.due <= now) == (now > STALL_MAX_S)
     assert taker.due == now + STALL_MAX_S
 
@@ -183,7 +183,7 @@ async def test_only_a_connection_below_the_minimum_rate_is_closed(
 ) -> None:
     connections = Connections(Timings(), trio.current_time())
     ended = {}
-    for count in (1, TAKE_MIN_BYTES_PER_S):
+    for count in (1, READ_MIN_BYTES_PER_S):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
@@ -198,7 +198,7 @@ async def test_only_a_connection_below_the_minimum_rate_is_closed(
                     connections.sweep(trio.current_time())
                 nursery.cancel_scope.cancel()
             ended[count] = connection.is_ended
-    assert ended == {1: True, TAKE_MIN_BYTES_PER_S: False}
+    assert ended == {1: True, READ_MIN_BYTES_PER_S: False}
 
 
 @pytest.mark.slow

@@ -19,14 +19,14 @@ from topics.engine.access import Access
 from topics.errors import Unauthorized
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
-from topics.front.http.admin_plane import Application
+from topics.front.http.admin_plane import AdminApplication
 from topics.front.http.poller import Poller
 from topics.front.keys import Keys
 from topics.front.request import Body
 
 KEYS = "kept,changed:rw,gone"
 AFTER = "kept,changed:r,new"  # keys keep their slots, so the order of keys stays the same
-GONE = b'event: error\ndata: {"code":401,"error":"this key was removed"}\n\n'
+HANG_UP = b'event: error\ndata: {"code":401,"error":"this key was removed"}\n\n'
 POLL = b'{"wait_ms":30000}'
 
 
@@ -323,7 +323,7 @@ async def test_a_key_that_is_removed_while_the_admin_plane_loads_is_refused() ->
     async with running(keys=KEYS, shards=shards()) as run:
         load = run.server._admin._load
 
-        def load_late() -> Application:
+        def load_late() -> AdminApplication:
             assert opened.wait(60)
             return load()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topics.actors.link import counters
 from topics.actors.link.board import Board
-from topics.actors.link.counters import LATENCY_BOUNDS_US, CounterWords
+from topics.actors.link.counters import LATENCY_BOUNDS_US, CounterCells
 from topics.actors.link.process_id import FRONT
 from topics.formats.api.metrics_text import Histogram, MetricFamily, Value
 from topics.formats.api.route_names import ROUTE_INDEXES
@@ -23,7 +23,7 @@ def series(board: Board, name: str) -> dict[tuple[str, ...], Value]:
 
 
 def flushed(counts: RequestCounts, board: Board) -> None:
-    CounterWords(board, FRONT).store(counts.values())
+    CounterCells(board, FRONT).store(counts.values())
 
 
 def test_requests_are_counted_by_route_and_status_with_their_bytes() -> None:

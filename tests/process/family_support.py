@@ -115,7 +115,7 @@ class Family:
         return answer
 
 
-def wait_until_gone(pid: int) -> None:
+def wait_until_exited(pid: int) -> None:
     """Wait for the end of a process, which need not be a child of this one."""
     try:
         descriptor = os.pidfd_open(pid)

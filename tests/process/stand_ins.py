@@ -26,16 +26,16 @@ import structlog
 
 from topics.actors.link.board import FrontState, ShardState
 from topics.actors.link.process_id import FRONT, shard_id
-from topics.cli import hold_hang_ups
+from topics.cli import block_hang_ups
 from topics.config import Settings
 from topics.process import boot, health, logs
 from topics.process.children import wait_for_signal
-from topics.process.family import Shared, Workers
+from topics.process.family import ChildMains, Shared
 from topics.process.notify import Notifier
 from topics.process.serve import serve
 
 ORDERS = Path(os.environ["ORDERS"])
-BEAT_S = 0.02
+TICK_INTERVAL_S = 0.02
 PR_GET_DUMPABLE = 3
 log = structlog.get_logger()
 
@@ -81,12 +81,14 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def told_to_stop(name: str) -> bool:
+def stop_requested(name: str) -> bool:
     """Wait one tick. Return whether a SIGTERM was received and is not ignored."""
-    return wait_for_signal({signal.SIGTERM}, BEAT_S) is not None and order(name) != "stubborn"
+    return (
+        wait_for_signal({signal.SIGTERM}, TICK_INTERVAL_S) is not None and order(name) != "stubborn"
+    )
 
 
-def make_workers(_settings: Settings, shared: Shared) -> Workers:
+def make_mains(_settings: Settings, shared: Shared) -> ChildMains:
     """Return the stand-ins."""
     board, listener = shared.board, shared.listener
 
@@ -98,9 +100,9 @@ def make_workers(_settings: Settings, shared: Shared) -> Workers:
         while order(name) == "replay":
             words.progress_ppm = 250_000
             words.heartbeat_ms = now_ms()
-            time.sleep(BEAT_S)
+            time.sleep(TICK_INTERVAL_S)
         words.state = ShardState.READY
-        while not told_to_stop(name):
+        while not stop_requested(name):
             if todo != "stuck":
                 words.heartbeat_ms = now_ms()
 
@@ -108,10 +110,10 @@ def make_workers(_settings: Settings, shared: Shared) -> Workers:
         name, words = "front-0", board.front
         obey(name)
         while order(name) == "wait":
-            time.sleep(BEAT_S)
+            time.sleep(TICK_INTERVAL_S)
         words.state = FrontState.SERVING
         listener.setblocking(False)
-        while not told_to_stop(name):
+        while not stop_requested(name):
             words.heartbeat_ms = now_ms()
             answer_all()
         log.info(
@@ -142,15 +144,15 @@ def make_workers(_settings: Settings, shared: Shared) -> Workers:
             "fds": open_files(),
         }
 
-    return Workers(front, shard)
+    return ChildMains(front, shard)
 
 
 if __name__ == "__main__":
     health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
-    health.FIRST_SIGN_S = float(os.environ.get("FIRST_SIGN_S", "15"))
+    health.FIRST_HEARTBEAT_S = float(os.environ.get("FIRST_SIGN_S", "15"))
     health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
-    hold_hang_ups()
+    block_hang_ups()
     start = boot.read(os.environ)
     logs.configure("supervisor", start.settings.log_level)
     notifier = Notifier.from_environment(os.environ, os.getpid())
-    sys.exit(serve(start, notifier, make_workers))
+    sys.exit(serve(start, notifier, make_mains))

@@ -25,7 +25,7 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from tests.campaigns.backups import wait_for
 from tests.support.api import Api, ok, request
-from tests.support.circles import found_circles
+from tests.support.reference_cycles import found_cycles
 from tests.support.server import Server
 from tests.support.ws import TEXT, frame_bytes, handshake
 from topics.formats.api.diff_body import TagMatch
@@ -78,12 +78,12 @@ def test_only_a_collection_of_the_oldest_generation_freezes(
     freeze_survivors()
     kept: list[list[int]] = [[] for _ in range(1000)]
     gc.collect(1)
-    assert _looked_at(kept) == len(kept)
+    assert _observed_at(kept) == len(kept)
     gc.collect()
-    assert not _looked_at(kept)
+    assert not _observed_at(kept)
 
 
-def _looked_at(objects: list[list[int]]) -> int:
+def _observed_at(objects: list[list[int]]) -> int:
     """Return how many of these objects are not frozen. Plain counts would include objects of other
     threads.
     """
@@ -123,13 +123,13 @@ def circles(act: Callable[[], None]) -> list[str]:
     gc.collect()
     gc.disable()
     act()
-    return found_circles()
+    return found_cycles()
 
 
-class LookedAt(Server):
+class InspectedServer(Server):
     """A server whose front logs its reference cycles."""
 
-    module, zygote = "tests.support.circles", None
+    module, zygote = "tests.support.reference_cycles", None
 
     def circles(self, number: int) -> list[str]:
         """Return the cycles that the front has created since the previous signal. This is signal
@@ -178,7 +178,7 @@ SAID = [
 @pytest.mark.slow
 def test_a_front_creates_no_reference_cycles(tmp_path: Path) -> None:
     """Make requests, rejected requests, waiting calls, streams and sockets."""
-    with LookedAt(tmp_path / "data", shards=2) as server:
+    with InspectedServer(tmp_path / "data", shards=2) as server:
         with Api(server.address) as api:
             ok(api.put("a"), 201)
             ok(api.put("q", {"type": "queue"}), 201)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.family_support import Family, wait_until_gone
+from tests.process.family_support import Family, wait_until_exited
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def test_a_second_interrupt_kills_all_children_immediately(home: Path) -> None:
         family.signal(signal.SIGINT)
         assert family.end() == 130
         for pid in family.pids().values():
-            wait_until_gone(pid)
+            wait_until_exited(pid)
 
 
 def test_a_stop_does_not_wait_for_the_delayed_restart_of_a_shard(home: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.actors.link.link_support import SMALL
-from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.board import Board, ShardCells, ShardState
 from topics.actors.link.key_table import KeyTable
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkSizes
@@ -23,7 +23,7 @@ from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 from topics.config import Settings
 from topics.formats.wire.message import Message
 from topics.process import family as module
-from topics.process.family import Child, Family, Links, Shared, Workers, descriptors_of
+from topics.process.family import Child, ChildMains, Family, Links, Shared, descriptors_of
 from topics.process.notify import Notifier
 
 SHARDS = 16
@@ -48,7 +48,7 @@ def family(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Family:
         return next(pids)
 
     monkeypatch.setattr(module, "fork", no_fork)
-    return Family(shared, Workers(lambda: None, lambda _: None), "info")
+    return Family(shared, ChildMains(lambda: None, lambda _: None), "info")
 
 
 def test_modules_that_children_share_are_loaded_before_the_fork(
@@ -64,7 +64,7 @@ def test_modules_that_children_share_are_loaded_before_the_fork(
         return lambda: done.append(f"load {kind}")
 
     monkeypatch.setattr(module, "fork", no_fork)
-    workers = Workers(lambda: None, lambda _: None, load("front"), load("shard"))
+    workers = ChildMains(lambda: None, lambda _: None, load("front"), load("shard"))
     family = Family(shared, workers, "info")
     family.spawn(family.front, 5.0)
     family.spawn(family.shards[1], 5.0)
@@ -229,8 +229,8 @@ def test_half_a_minute_of_service_resets_the_restart_delay_but_recovery_does_not
 def test_a_shard_whose_loop_hangs_in_the_disk_is_alive_while_its_silence_grows() -> None:
     child = a_child()
     live(child, 100.0, 0.0)
-    words = child.words
-    assert isinstance(words, ShardWords)
+    words = child.cells
+    assert isinstance(words, ShardCells)
     for second in range(1, 61):
         words.disk_silent_ms = second * 1000
         assert child.watch(100.0 + second) == 0.0
@@ -241,9 +241,9 @@ def test_a_heartbeat_counts_only_for_the_process_that_gave_it() -> None:
     child = a_child()
     for beat_ms in (100, 200):
         child.begin(0.0)
-        assert not child.has_beaten
-        child.words.heartbeat_ms = beat_ms
-        assert child.has_beaten
+        assert not child.has_heartbeat
+        child.cells.heartbeat_ms = beat_ms
+        assert child.has_heartbeat
 
 
 def a_child() -> Child:
@@ -253,7 +253,7 @@ def a_child() -> Child:
 def live(child: Child, now: float, lived_s: float, state: ShardState = ShardState.READY) -> float:
     """Simulate one run of a child and return the time of its end."""
     child.spawned_at, child.up_at = now, math.inf
-    assert isinstance(child.words, ShardWords)
-    child.words.state = state
+    assert isinstance(child.cells, ShardCells)
+    child.cells.state = state
     child.watch(now)
     return now + lived_s

@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from topics.actors.link.beat import BEAT_S
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.key_table import KeyTable
+from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.config import Settings
 from topics.front.server import Server
 from topics.process import front
@@ -78,8 +78,8 @@ async def test_a_front_updates_its_heartbeat_with_each_tick(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     board = Board(1)
-    nursery.start_soon(front._beat, board)
+    nursery.start_soon(front._publish_heartbeat, board)
     for _ in range(2):
-        await trio.sleep(BEAT_S * 1.5)
+        await trio.sleep(TICK_INTERVAL_S * 1.5)
         assert board.front.heartbeat_ms > 0
         board.front.heartbeat_ms = 0

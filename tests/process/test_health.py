@@ -16,12 +16,12 @@ from tests.actors.link.link_support import SMALL
 from tests.process.family_support import Family, Systemd
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
-from topics.actors.link.pulse import LOOK_MAX_S
+from topics.actors.link.liveness import STEP_MAX_S
 from topics.process import family as family_module
 from topics.process import health as health_module
+from topics.process.family import ChildMains, Links, Shared
 from topics.process.family import Family as ForkedFamily
-from topics.process.family import Links, Shared, Workers
-from topics.process.health import FIRST_SIGN_S, STALLED_S, Health
+from topics.process.health import FIRST_HEARTBEAT_S, STALLED_S, Health
 from topics.process.notify import Notifier
 
 pytestmark = pytest.mark.slow
@@ -66,9 +66,9 @@ def test_a_child_without_heartbeats_is_reported_killed_and_replaced(
             NOTIFY_SOCKET=systemd.name,
             WATCHDOG_USEC="300000",
             STALLED_S="0.5",
-            FIRST_SIGN_S="0.5",
+            FIRST_HEARTBEAT_S="0.5",
             # Otherwise a late check might not report it before the kill
-            KILL_AFTER_S=str(0.5 + LOOK_MAX_S + 0.5),
+            KILL_AFTER_S=str(0.5 + STEP_MAX_S + 0.5),
         ) as family,
         systemd.socket,
     ):
@@ -91,7 +91,7 @@ def test_a_starting_child_has_more_time_for_its_first_heartbeat(
     board = Board(1)
     with socket.socket() as listener:
         shared = Shared(board, Links(board, SMALL), listener, Notifier(), KeyTable())
-    family = ForkedFamily(shared, Workers(lambda: None, lambda _: None), "info")
+    family = ForkedFamily(shared, ChildMains(lambda: None, lambda _: None), "info")
     monkeypatch.setattr(family_module, "fork", lambda *_, **__: os.getpid())
     (shard,) = family.shards
     health = Health(family, shared)
@@ -102,13 +102,13 @@ def test_a_starting_child_has_more_time_for_its_first_heartbeat(
     def seconds_until_stalled() -> float:
         nonlocal now
         began = now
-        while not shard.is_stalled and now - began < 2 * FIRST_SIGN_S:
+        while not shard.is_stalled and now - began < 2 * FIRST_HEARTBEAT_S:
             health.tick()
             now += 1.0
         return now - began
 
-    assert FIRST_SIGN_S <= seconds_until_stalled() <= FIRST_SIGN_S + 3
-    shard.words.heartbeat_ms += 1
+    assert FIRST_HEARTBEAT_S <= seconds_until_stalled() <= FIRST_HEARTBEAT_S + 3
+    shard.cells.heartbeat_ms += 1
     health.tick()
     assert not shard.is_stalled
     now += 1.0

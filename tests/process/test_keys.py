@@ -16,14 +16,14 @@ from topics.actors.link.board import Board
 from topics.engine.access import Access
 from topics.process import keys
 from topics.process.keys import (
-    GIVE_UP_S,
     KEY_FILE_MAX_BYTES,
+    RELOAD_TIMEOUT_S,
     SETTLE_S,
     KeyFile,
     KeyReload,
     KeySources,
     key_files,
-    take_fixed,
+    pop_environment_keys,
 )
 
 
@@ -38,10 +38,10 @@ class Server:
         self.reload = KeyReload(self.board, self.sources, self.sources.read_again())
         self.now = 100.0
 
-    def hang_up(self, text: str | None = None) -> None:
+    def start_reload(self, text: str | None = None) -> None:
         if text is not None:
             self.path.write_text(text)
-        self.reload.hang_up(self.now)
+        self.reload.start_reload(self.now)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -65,7 +65,7 @@ def events(logs: list[Any]) -> list[str]:
 
 def test_a_hang_up_reloads_the_keys_of_the_file(server: Server) -> None:
     with capture_logs() as logs:
-        server.hang_up("kept:w:a,new")
+        server.start_reload("kept:w:a,new")
         server.wait(SETTLE_S * 0.9)
         assert server.known("old", "new") == [True, False]
         server.wait(SETTLE_S * 0.1)
@@ -85,7 +85,7 @@ def test_a_hang_up_reloads_the_keys_of_the_file(server: Server) -> None:
 
 
 def test_the_same_keys_in_another_order_are_not_a_change(server: Server) -> None:
-    server.hang_up("kept:read:a\n# a comment\nold:r")
+    server.start_reload("kept:read:a\n# a comment\nold:r")
     server.wait(SETTLE_S)
     assert server.reload.table.generation == 1
 
@@ -97,13 +97,13 @@ def test_an_invalid_key_file_changes_nothing_and_is_logged_and_counted(
     if text is None:
         server.path.unlink()
     with capture_logs() as logs:
-        server.hang_up(text)
+        server.start_reload(text)
         server.wait(SETTLE_S)
     assert server.known("fixed", "old", "kept") == [True, True, True]
     assert (server.reload.table.generation, server.board.keys_reload_failed) == (1, 1)
     assert events(logs) == ["keys not reloaded"]
     assert "hunter2" not in repr(logs)
-    server.hang_up("right")
+    server.start_reload("right")
     server.wait(SETTLE_S)
     assert server.known("right", "old") == [True, False]
 
@@ -113,7 +113,7 @@ def test_a_hang_up_without_a_key_file_is_ignored() -> None:
     access = Access.parse("fixed")
     reload = KeyReload(board, KeySources(access.principals), access)
     with capture_logs() as logs:
-        reload.hang_up(1.0)
+        reload.start_reload(1.0)
         reload.advance(9.0)
     assert (events(logs), reload.next_at) == (["signal ignored"], math.inf)
     assert (reload.table.generation, board.keys_reload_failed) == (1, 0)
@@ -121,7 +121,7 @@ def test_a_hang_up_without_a_key_file_is_ignored() -> None:
 
 def test_a_key_file_that_is_being_written_is_read_after_its_last_change(server: Server) -> None:
     """The first half of the file would give the key ``new`` all rights."""
-    server.hang_up("kept:r:a,new")
+    server.start_reload("kept:r:a,new")
     server.wait(SETTLE_S / 2)
     server.path.write_text("kept:r:a,new:read:tenant:")
     server.wait(SETTLE_S / 2)
@@ -134,19 +134,19 @@ def test_a_key_file_that_is_being_written_is_read_after_its_last_change(server: 
 
 def test_several_hang_ups_in_short_succession_cause_one_reload(server: Server) -> None:
     with capture_logs() as logs:
-        server.hang_up("new")
-        server.hang_up()
+        server.start_reload("new")
+        server.start_reload()
         server.wait(SETTLE_S / 2)
-        server.hang_up()
+        server.start_reload()
         server.wait(SETTLE_S / 2)
-        server.wait(GIVE_UP_S)
+        server.wait(RELOAD_TIMEOUT_S)
     assert events(logs) == ["keys reloaded"]
 
 
 def test_a_key_file_that_never_stops_changing_is_given_up(server: Server) -> None:
-    server.hang_up()
+    server.start_reload()
     with capture_logs() as logs:
-        for number in range(int(GIVE_UP_S / SETTLE_S)):
+        for number in range(int(RELOAD_TIMEOUT_S / SETTLE_S)):
             assert not logs
             server.path.write_text(f"new{'x' * number}")
             server.wait(SETTLE_S)
@@ -167,7 +167,7 @@ def test_a_key_file_that_changes_while_it_is_read_is_read_once_more(
         return access
 
     monkeypatch.setattr(KeyFile, "read", read_and_replace)
-    server.hang_up("first")
+    server.start_reload("first")
     server.wait(SETTLE_S)
     assert server.reload.table.generation == 1
     server.wait(SETTLE_S)
@@ -203,15 +203,15 @@ def test_the_file_and_the_credential_are_found_and_a_missing_credential_is_ignor
 
 def test_the_keys_of_the_environment_are_removed_from_it() -> None:
     environ = {"TOPICS_API_KEYS": "one,two", "OTHER": "x"}
-    assert bytes(take_fixed(environ)) == b"one,two"
+    assert bytes(pop_environment_keys(environ)) == b"one,two"
     assert environ == {"OTHER": "x"}
-    assert not take_fixed(environ)
+    assert not pop_environment_keys(environ)
 
 
 ONE_BYTE = """
 import os
-from topics.process.keys import take_fixed
-print(bytes(take_fixed(os.environ)), bytes([ord("k")]), "TOPICS_API_KEYS" in os.environ)
+from topics.process.keys import pop_environment_keys
+print(bytes(pop_environment_keys(os.environ)), bytes([ord("k")]), "TOPICS_API_KEYS" in os.environ)
 """
 
 

@@ -218,7 +218,7 @@ def test_lines_that_cannot_be_written_are_dropped_and_counted_later() -> None:
     logs.configure("supervisor", "error", StreamSink(disk))
     for _ in range(3):
         structlog.get_logger().error("lost")
-    logs.tell_dropped()
+    logs.report_dropped()
     disk.full = False
     structlog.get_logger().error("back")
     structlog.get_logger().error("going on")

@@ -15,9 +15,9 @@ import trio.testing
 
 from tests.actors.link.link_support import Pair
 from topics.actors.link import counters
-from topics.actors.link.beat import BEAT_S
-from topics.actors.link.counters import CounterWords
+from topics.actors.link.counters import CounterCells
 from topics.actors.link.process_id import shard_id
+from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.formats.api.metrics_text import Histogram, Value
 from topics.process.measure import UNKNOWN, measure, used_files
 
@@ -30,12 +30,12 @@ async def test_each_tick_stores_its_lag_and_the_counters_of_links_and_process(
     pair = Pair()
     pair.connect()
     pair.shard.link.send("s", b"12345")
-    words = CounterWords(pair.board, shard_id(0))
+    words = CounterCells(pair.board, shard_id(0))
     fsyncs = iter(range(3, 100))
     nursery.start_soon(
         measure, words, [pair.shard.link], lambda: {"topics_wal_fsyncs_total": next(fsyncs)}
     )
-    await trio.sleep(2.5 * BEAT_S)
+    await trio.sleep(2.5 * TICK_INTERVAL_S)
     found = {family.name: [*family.series] for family in counters.families(pair.board)}
 
     def value(name: str) -> Value:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import trio
 
-from tests.support.peers import ask, ask_until_there
+from tests.support.peers import call_peer, call_until_connected
 from tests.support.polling import is_readable
 from tests.support.shard import LIMITS
 from topics.actors.link.board import Board
@@ -83,12 +83,12 @@ def test_the_calls_of_a_peer_fail_from_the_crash_of_a_shard_until_its_restart(
 
     async def work(loop: ShardLoop) -> None:
         body = json_bytes({"records": [{"data": "once"}]})
-        first = await ask_until_there(loop, 1, APPEND, APPEND_PARAMS, body)
+        first = await call_until_connected(loop, 1, APPEND, APPEND_PARAMS, body)
         assert isinstance(first, Reply)
         os.eventfd_write(polling, 1)
         poll = json_bytes({"from_seq": 1, "wait_ms": 30_000})
-        assert isinstance(await ask(loop, 1, DIFF, DIFF_PARAMS, poll), NotReady)
-        again = await ask_until_there(loop, 1, APPEND, APPEND_PARAMS, body)
+        assert isinstance(await call_peer(loop, 1, DIFF, DIFF_PARAMS, poll), NotReady)
+        again = await call_until_connected(loop, 1, APPEND, APPEND_PARAMS, body)
         assert isinstance(again, Reply)
         assert msgspec.json.decode(bytes(again.body))["deduped"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.family_support import Family, Systemd, wait_until_gone
+from tests.process.family_support import Family, Systemd, wait_until_exited
 
 pytestmark = pytest.mark.slow
 
@@ -104,4 +104,4 @@ def test_no_child_outlives_a_killed_supervisor(home: Path) -> None:
         assert len(pids) == 3
         family.signal(signal.SIGKILL)
         for pid in pids:
-            wait_until_gone(pid)
+            wait_until_exited(pid)

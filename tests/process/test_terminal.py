@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from tests.support.polling import is_readable
-from topics.process.terminal import Sentences
+from topics.process.terminal import LineRenderer
 
 ROOT = Path(__file__).parents[2]
 LISTENING: dict[str, Any] = {
@@ -28,7 +28,7 @@ LISTENING: dict[str, Any] = {
 }
 
 
-def told(sentences: Sentences, **event: Any) -> str:
+def told(sentences: LineRenderer, **event: Any) -> str:
     """Return the line without its time."""
     event = {"process": "supervisor", **event}
     line = sentences({"pid": 7, "level": "info", "time": "T", **event})
@@ -37,8 +37,8 @@ def told(sentences: Sentences, **event: Any) -> str:
 
 
 @pytest.fixture
-def plain() -> Sentences:
-    return Sentences(is_colored=False)
+def plain() -> LineRenderer:
+    return LineRenderer(is_colored=False)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def plain() -> Sentences:
     ],
 )
 def test_an_event_is_shown_as_a_sentence(
-    plain: Sentences, event: dict[str, Any], line: str
+    plain: LineRenderer, event: dict[str, Any], line: str
 ) -> None:
     assert told(plain, **event) == f"info     {line}"
 
@@ -79,12 +79,14 @@ def test_an_event_is_shown_as_a_sentence(
         {"event": "process ended", "exit_code": 0},
     ],
 )
-def test_routine_events_are_omitted_at_a_terminal(plain: Sentences, event: dict[str, Any]) -> None:
+def test_routine_events_are_omitted_at_a_terminal(
+    plain: LineRenderer, event: dict[str, Any]
+) -> None:
     with pytest.raises(structlog.DropEvent):
         told(plain, **event)
 
 
-def test_the_last_line_of_a_start_shows_the_url_and_the_data_directory(plain: Sentences) -> None:
+def test_the_last_line_of_a_start_shows_the_url_and_the_data_directory(plain: LineRenderer) -> None:
     line = told(plain, **LISTENING, data_dir=str(Path.cwd() / "data"))
     assert line == "info     starting  http://h:1  2 shards, no keys"
     ready = told(plain, event="ready", topics=1, damaged=[])
@@ -95,7 +97,7 @@ def test_the_last_line_of_a_start_shows_the_url_and_the_data_directory(plain: Se
     assert ready.endswith("data /else (0 topics), shard 1 is damaged")
 
 
-def test_ctrl_c_shows_the_effect_of_the_next_one(plain: Sentences) -> None:
+def test_ctrl_c_shows_the_effect_of_the_next_one(plain: LineRenderer) -> None:
     said = [told(plain, event="signal received", signal="SIGINT") for _ in range(2)]
     assert said == [
         "info     Ctrl-C: the server stops; press it again to kill the server",
@@ -104,7 +106,7 @@ def test_ctrl_c_shows_the_effect_of_the_next_one(plain: Sentences) -> None:
 
 
 def test_levels_have_colours() -> None:
-    colored = Sentences(is_colored=True)
+    colored = LineRenderer(is_colored=True)
     assert "\x1b[31merror   \x1b[0m no" in colored(
         {"process": "supervisor", "level": "error", "event": "no"}
     )

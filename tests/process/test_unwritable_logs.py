@@ -73,7 +73,7 @@ def full_pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def go_through_a_life(server: Mute) -> None:
+def run_once_and_stop(server: Mute) -> None:
     """Serve, replace each process, and serve again."""
     before = server.wait_roles(2)
     assert server.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]}) == 201
@@ -90,7 +90,7 @@ def test_a_server_with_an_unwritable_log_serves_restarts_and_stops(
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         server.launch(full if stderr == "full disk" else None)
-        go_through_a_life(server)
+        run_once_and_stop(server)
         server.stop()
     finally:
         os.close(full)
@@ -104,7 +104,7 @@ def test_a_server_whose_log_is_not_read_serves_and_reports_the_lost_lines_later(
     server = Mute(tmp_path / "data", shards=1, log_level="debug")
     try:
         server.launch(writer)
-        go_through_a_life(server)
+        run_once_and_stop(server)
         log = Log(os.fdopen(os.dup(reader), "rb"))
         assert log.event("log lines dropped", 60)["count"] >= 1
         server.stop()

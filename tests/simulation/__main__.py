@@ -26,7 +26,7 @@ import msgspec
 REAL_MONOTONIC = time.monotonic  # before a world replaces it
 
 
-class Told(msgspec.Struct):
+class SeedResult(msgspec.Struct):
     """The result that a child process reports for its seed."""
 
     seed: int
@@ -67,7 +67,7 @@ def tell(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> 
     if options.save:
         save(Path(options.save) / f"{seed}.jsonl", found.entries)
     calls = sum(isinstance(entry, Call) for entry in found.entries)
-    told = Told(
+    told = SeedResult(
         seed,
         found.broken,
         found.concerned,
@@ -80,16 +80,16 @@ def tell(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> 
     return msgspec.json.encode(told)
 
 
-def told_by(pid: int, pipe: BinaryIO, seed: int) -> Told:
+def told_by(pid: int, pipe: BinaryIO, seed: int) -> SeedResult:
     with pipe:
         data = pipe.read()
     os.waitpid(pid, 0)
     if not data:
-        return Told(seed, ["the process of the world has died"], [], "", 0.0, 0.0, 0, 0)
-    return msgspec.json.decode(data, type=Told)
+        return SeedResult(seed, ["the process of the world has died"], [], "", 0.0, 0.0, 0, 0)
+    return msgspec.json.decode(data, type=SeedResult)
 
 
-def results(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Told]:
+def results(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[SeedResult]:
     """Yield the results of all seeds, ``jobs`` at a time."""
     running: dict[int, tuple[int, BinaryIO, int]] = {}
     while True:
@@ -128,7 +128,7 @@ def show(seed: int, options: argparse.Namespace) -> None:
 def story(seed: int, options: argparse.Namespace, cut_s: float) -> bytes:
     """Return the history up to ``cut_s``, computed in a child process."""
     from tests.simulation import planted, run
-    from tests.simulation.telling import LINE_MAX, lines
+    from tests.simulation.report import LINE_MAX, lines
 
     if options.plant:
         planted.PLANTED[options.plant]()

@@ -786,7 +786,7 @@ class Judge:
                 seqs = [one.seq for one in knowns]
                 sentence = f"{origin} stands there at {seqs}, at most {int(most)} may"
                 self.tell("once", topic.name, sentence, *(one.entry for one in knowns))
-        if self.is_given_back(topic) or topic.name in reachable(
+        if self.is_returned(topic) or topic.name in reachable(
             self.ways, self.ways.get(topic.name, ())
         ):
             return  # copies return with their old stamps
@@ -803,7 +803,7 @@ class Judge:
                 sentence = f"{stamp['key']} stands there at {other.seq} and {known.seq}"
                 self.tell("once", topic.name, sentence, other.entry, known.entry)
 
-    def is_given_back(self, topic: Topic) -> bool:
+    def is_returned(self, topic: Topic) -> bool:
         """Return whether records may be moved (back) out of a dead-letter topic."""
         return any(
             other.redrives and topic.name in self.ways.get(other.name, ())
@@ -843,7 +843,7 @@ class Judge:
                     if self.may_lose_copies(topic)
                     else self.most(other.name, origin, (*way, name))
                 )
-        return NEVER if self.is_given_back(topic) else count
+        return NEVER if self.is_returned(topic) else count
 
     def written(self, topic: Topic, origin: Origin) -> int:
         """Return how often the append itself may have been executed."""
@@ -1167,11 +1167,11 @@ class Judge:
         """
         call = settle.call
         is_latest = all(one is last or one.ended < last.began for one in found)
-        may_go = any(topic.ever(name) for name in ("cap_records", "cap_bytes", "ttl_ms"))
-        may_go |= any(one.call.began < call.ended for one in topic.redrives)
+        may_continue = any(topic.ever(name) for name in ("cap_records", "cap_bytes", "ttl_ms"))
+        may_continue |= any(one.call.began < call.ended for one in topic.redrives)
         if (
             is_latest
-            and not may_go
+            and not may_continue
             and known.gone > call.ended
             and self.is_held(topic, last, settle)
             and not self.model.may_lose(topic, known, call.ended)
@@ -1182,7 +1182,7 @@ class Judge:
     def check_moves(self) -> None:
         """Check that a dead letter is stored once and that its job is stored nowhere else."""
         for topic in self.model.topics.values():
-            may_have_copies = self.may_lose_copies(topic) or self.is_in_circle(topic)
+            may_have_copies = self.may_lose_copies(topic) or self.is_in_cycle(topic)
             for incarnation in topic.epochs.values():
                 moved: dict[tuple[str, int], Known] = {}
                 for known in incarnation.records.values():
@@ -1206,7 +1206,7 @@ class Judge:
                     (source,) = queue.epochs.values()
                     self.check_dead(topic, queue, source, known, seq)
 
-    def is_in_circle(self, topic: Topic) -> bool:
+    def is_in_cycle(self, topic: Topic) -> bool:
         """Return whether copies that routers make of the topic's records may return to it."""
         dests = {
             one.dest

@@ -29,7 +29,7 @@ NEVER = 1 << 60
 DONE, REFUSED, UNKNOWN = "done", "refused", "unknown"
 NOTHING_DONE = ("disk_full", "read_only", "timeout")  # reasons of 503 that guarantee this
 UNKNOWN_S = 120.0  # an abandoned request may be in progress for this time
-DYING_S = 2.0  # a crash may happen up to this time after it was recorded
+EXIT_S = 2.0  # a crash may happen up to this time after it was recorded
 DEAD_S = 1.0  # and up to this time before
 SYNC_S = 0.2  # acknowledged records of class disk are synced by then
 SLACK_S = 0.5
@@ -379,7 +379,7 @@ class Model:
                 continue
             found = re.search(r"shard.?(\d+)", one.who)
             shard = int(found.group(1)) if found and one.what not in ("power", "stop") else None
-            until = max(self.number_at(one.at + DYING_S), one.number)
+            until = max(self.number_at(one.at + EXIT_S), one.number)
             what = "lost" if "lost" in one.how else one.what
             is_slow = any(at >= one.at for at in is_slow_until.values())
             window_s = NEVER if is_slow else SYNC_S + SLACK_S

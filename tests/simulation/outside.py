@@ -46,10 +46,10 @@ class Time:
 # because otherwise an idle simulated hour would cost as much as a busy one. Timeouts that depend on
 # these tasks are extended by the same factor.
 BEATS: Final = {
-    "topics.actors.link.beat": {"BEAT_S": 15.0},
-    "topics.actors.link.pulse": {"STALLED_S": 60.0, "LOOK_MAX_S": 30.0},
+    "topics.actors.link.tick": {"BEAT_S": 15.0},
+    "topics.actors.link.liveness": {"STALLED_S": 60.0, "LOOK_MAX_S": 30.0},
     "topics.actors.shard.gauges": {"DISK_S": 600.0},
-    "topics.actors.shard.room": {"RETRY_MIN_S": 5.0},
+    "topics.actors.shard.disk_space": {"RETRY_MIN_S": 5.0},
     "topics.actors.shard.sealing.sealing": {"ROUND_INTERVAL_S": 10.0},
     "topics.front.pressure.governor": {"TICK_S": 20.0},
     "topics.process.health": {

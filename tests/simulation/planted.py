@@ -211,22 +211,22 @@ def removals_before_a_refusal() -> None:
 
 
 @plant
-def forgotten_deletes() -> None:
+def lost_deletes() -> None:
     REPLAYS[FrameKind.DELETE] = nothing
 
 
 @plant
-def forgotten_keys() -> None:
+def lost_keys() -> None:
     LogReplay._note_key = nothing
 
 
 @plant
-def forgotten_keys_of_segments() -> None:
+def lost_keys_of_segments() -> None:
     replace(topic_restore, "_extent_keys", lambda *_: iter(()))
 
 
 @plant
-def forgotten_delays() -> None:
+def lost_delays() -> None:
     replace(queue_replay, "note_delays", nothing)
 
 
@@ -487,14 +487,14 @@ def full_dests_that_miss_copies() -> None:
 
 @plant
 def feeds_that_skip_a_page() -> None:
-    real = topic_streams._stands_at
+    real = topic_streams._has_reached
 
-    def stands_at(reader: Any, feed: Any) -> bool:
+    def has_reached(reader: Any, feed: Any) -> bool:
         if topic_streams._has_epoch_of(reader, feed) and not reader.is_connecting:
             reader.seq = max(reader.seq, feed.seq)
         return real(reader, feed)
 
-    replace(topic_streams, "_stands_at", stands_at)
+    replace(topic_streams, "_stands_at", has_reached)
 
 
 @plant

@@ -26,7 +26,7 @@ import trio  # noqa: E402
 
 import topics.front.admin.application  # noqa: E402, F401 - nothing is imported while a world runs
 from tests.campaigns.killer import damage  # noqa: E402
-from tests.simulation.fates import Fates  # noqa: E402
+from tests.simulation.faults import Faults  # noqa: E402
 from tests.simulation.history import Call, Entry, Happened  # noqa: E402
 from tests.simulation.judge import judge  # noqa: E402
 from tests.simulation.restored import readings  # noqa: E402
@@ -90,7 +90,7 @@ async def _live(world: World, span_s: float, cut_s: float | None) -> None:
         world.set_keys("key0")
     world.start()
     await world.ready()
-    fates = Fates(world)
+    fates = Faults(world)
     calls = world.dice.choice(CALLS)
     work = Work(
         *(world.seed, world.connect, world.history, SHARDS),

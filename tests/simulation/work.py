@@ -50,7 +50,7 @@ FEATURES = (
     *("slow bodies", "retyping", "odd", "mixed routes", "circles", "steady", "no dead letters"),
     *("bad jobs", "one grave", "mostly queues", "long windows", "strays", "tenants"),
 )
-HARSH = ("caps", "ages", "windows", "rejecting", "retyping")
+ADVERSE = ("caps", "ages", "windows", "rejecting", "retyping")
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Work:
         dice = self.dice("work")
         is_gentle = dice.random() < 0.4
         self.has = {name: dice.random() < 0.5 for name in FEATURES}
-        self.has |= dict.fromkeys(HARSH, False) if is_gentle else {}
+        self.has |= dict.fromkeys(ADVERSE, False) if is_gentle else {}
         self.topics = self._topics(dice)
         self.dests = [
             Topic(named(f"copy{n}", n % shards, shards), "dest") for n in range(max(4, shards + 1))
@@ -128,7 +128,7 @@ class Work:
             for number, (kind, share) in enumerate(drawn)
         ]
         if takes_backups:
-            self.actors.append(BackupTaker(self, "backuptaker", BACKUP_TURNS))
+            self.actors.append(BackupClient(self, "backuptaker", BACKUP_TURNS))
 
     def dice(self, name: str) -> random.Random:
         """Return the dice of the client with that name."""
@@ -554,7 +554,7 @@ class Worker(Actor):
         call = await self.call("POST", f"{topic.path}/claim", body)
         if call.status == 200:
             await self.handle(topic, call.answer["claimed"])
-        await self.look_back()
+        await self.reread()
 
     async def handle(self, topic: Topic, claimed: list[dict[str, Any]]) -> None:
         """Decide how to settle jobs of one queue."""
@@ -573,7 +573,7 @@ class Worker(Actor):
             await self.settle("ack", jobs)
         self._old = [*self._old[-20:], *jobs]
 
-    async def look_back(self) -> None:
+    async def reread(self) -> None:
         """Settle jobs again that are finished or were set aside."""
         if self._old and self.dice.random() < 0.25:
             topic = self.dice.choice(self._old).topic
@@ -608,7 +608,7 @@ class Pushed(Worker):
                 async for event in events:
                     if event.event == "job":
                         await self.handle(topic, [event.data])
-        await self.look_back()
+        await self.reread()
 
 
 class Redriver(Actor):
@@ -663,7 +663,7 @@ class Redriver(Actor):
         await client.call("POST", topic.path, body)
 
 
-class BackupTaker(Redriver):
+class BackupClient(Redriver):
     """Takes backups while letters are moved back a few at a time and messages are late.
 
     Because messages are late, moves are often in flight when the shards are requested to hold them.

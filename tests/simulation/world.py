@@ -34,7 +34,7 @@ from topics.errors import ExitCode
 from topics.front import server
 from topics.front.data import backup_stream
 from topics.process import family, front, shard_writer, supervisor
-from topics.process.family import Links, Shared, Workers
+from topics.process.family import ChildMains, Links, Shared
 from topics.process.keys import KeyFile, KeyReload, KeySources
 from topics.process.notify import Notifier
 from topics.storage.data_dir import DataDirectory
@@ -164,7 +164,7 @@ class World:
         try:
             listener.bind(self.address)
             listener.listen(1000)
-            workers = Workers(lambda: None, lambda _: None)
+            workers = ChildMains(lambda: None, lambda _: None)
             self.supervisor = supervisor.Supervisor(settings, shared, workers, keys)
             return self.supervisor.run()
         finally:
@@ -530,7 +530,7 @@ def run(world: World, main: Callable[[], Awaitable[None]]) -> None:
     loop = EventLoop(world)
 
     async def everything() -> None:
-        link._GUARD.set(IdleGuard())  # type: ignore[arg-type]
+        link._TIMER.set(IdleGuard())  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             world.nursery = threads.Thread.nursery = nursery
             with world.disk:

@@ -24,7 +24,7 @@ OPENAPI: Final[Json] = json.loads((FOLDER / "openapi.json").read_bytes())
 ASYNCAPI: Final[Json] = json.loads((FOLDER / "asyncapi.json").read_bytes())
 JSON: Final = "application/json"
 # of requests without a documented path
-STRANGERS: Final = {400, 401, 403, 404, 405, 413, 429, 500, 503}
+EXTERNAL_PATHS: Final = {400, 401, 403, 404, 405, 413, 429, 500, 503}
 SHOWN: Final = 600
 
 
@@ -140,13 +140,13 @@ def channel_of(target: str) -> str:
 
 
 class Specifications:
-    """See `tests.support.judged`."""
+    """See `tests.support.traffic_checks`."""
 
     def answered(self, method: str, target: str, answer: Answer, body: bytes | None = None) -> None:
         template = template_of(method, target)
         if template is None:
             if (method, answer.status) != ("OPTIONS", 204):  # a preflight
-                assert answer.status in STRANGERS, f"{method} {target}: {answer}"
+                assert answer.status in EXTERNAL_PATHS, f"{method} {target}: {answer}"
                 self._refused(answer, is_head=method == "HEAD")
             return
         what = f"{method} {template} {answer.status}"

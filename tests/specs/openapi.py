@@ -18,7 +18,7 @@ from topics.front import queries, table
 from topics.front.admin import paging
 from topics.front.error_answers import STATUS
 from topics.front.route import BodyRule, Route
-from topics.front.server_timing import ASKED
+from topics.front.server_timing import SERVER_TIMING
 
 Json = dict[str, Any]
 SCHEMAS: Final = "#/components/schemas/{name}"
@@ -45,7 +45,7 @@ def openapi() -> Json:
     refusals: Json = {}
     for route in sorted(routes, key=lambda route: route.path):
         item = paths.setdefault(_path(route), {})
-        names = [*re.findall(r":(\w+)", route.path), ASKED.name, "X-Request-Id"]
+        names = [*re.findall(r":(\w+)", route.path), SERVER_TIMING.name, "X-Request-Id"]
         item["parameters"] = [_ref("parameters", name) for name in names]
         for method in route.methods:
             item[method.lower()] = _operation(route, method, refusals)
@@ -221,13 +221,20 @@ def _schema(type_: Any) -> Json:
 
 def _shared_parameters() -> Json:
     header: Json = {"in": "header", "schema": {"type": "string"}}
-    asked = {"name": ASKED.name, "in": "query", "description": PARAMETERS[ASKED.name]}
+    asked = {
+        "name": SERVER_TIMING.name,
+        "in": "query",
+        "description": PARAMETERS[SERVER_TIMING.name],
+    }
     return {
         **{
             name: {"name": name, "in": "path", "required": True, "schema": _schema(type_)}
             for name, type_ in NAMES.items()
         },
-        ASKED.name: {**asked, "schema": {"type": "boolean", "default": ASKED.default}},
+        SERVER_TIMING.name: {
+            **asked,
+            "schema": {"type": "boolean", "default": SERVER_TIMING.default},
+        },
         "Idempotency-Key": {
             "name": "Idempotency-Key",
             "description": "The same as `idempotency_key` in the body, which takes precedence.",

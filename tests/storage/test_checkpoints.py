@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wal import leave_room
+from tests.support.wal import leave_space
 from topics.formats.disk.checkpoint import CHUNK_BYTES, CHUNK_HEADER_BYTES, HEADER_BYTES, Item
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
@@ -39,7 +39,7 @@ def fill_once(patch: pytest.MonkeyPatch) -> list[int]:
         return real(fd, chunks, offset)
 
     patch.setattr(os, "pwritev", full_once)
-    leave_room(patch, 0)
+    leave_space(patch, 0)
     return left
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_moves_into_the_reserve_if_the_disk_fills_up_midway(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full_at_the_second)
-        leave_room(patch, 0)
+        leave_space(patch, 0)
         checkpoints.write(tmp_path, 16, 0, many())
     newest, older = checkpoints.intact_checkpoints(tmp_path)
     assert newest.path.stat().st_ino == inode
@@ -138,7 +138,7 @@ def test_a_checkpoint_moves_into_the_reserve_if_its_sync_finds_no_space(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", full_once)
-        leave_room(patch, 0)
+        leave_space(patch, 0)
         checkpoints.write(tmp_path, 8, 0, many())
     (found,) = checkpoints.intact_checkpoints(tmp_path)
     assert found.path.stat().st_ino == inode

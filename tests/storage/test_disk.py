@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.log import failing
-from tests.support.wal import leave_room
+from tests.support.wal import leave_space
 from topics.formats.disk.wal import FileHeader
 from topics.storage import checkpoints, disk
 from topics.storage.disk import MARGIN_BYTES, AtomicFile, allocate, check_space, write_back
@@ -38,7 +38,7 @@ def test_a_file_without_enough_disk_space_is_not_allocated_even_briefly(
     make: Callable[[Path], object], tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        leave_room(patch, SIZE)
+        leave_space(patch, SIZE)
         with pytest.raises(OSError, match="No space left") as raised:
             make(tmp_path)
     assert raised.value.errno == errno.ENOSPC
@@ -48,7 +48,7 @@ def test_a_file_without_enough_disk_space_is_not_allocated_even_briefly(
 def test_allocation_keeps_a_margin_and_is_tried_if_the_free_space_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_room(monkeypatch, MARGIN_BYTES + SIZE)
+    leave_space(monkeypatch, MARGIN_BYTES + SIZE)
     check_space(tmp_path, SIZE)
     with pytest.raises(OSError, match="No space left"):
         check_space(tmp_path, SIZE + 512)

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from tests.support.judged import heard, heard_of, judges
+from tests.support.traffic_checks import check_response, check_unknown, checks
 
 TIMEOUT_S = 20.0
 SLACK_S = 10.0  # For a machine on which a process may be suspended for seconds
@@ -99,7 +99,7 @@ class Api:
         found = Answer(
             answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
         )
-        heard(method, path, found, None if "Content-Encoding" in sent else raw)
+        check_response(method, path, found, None if "Content-Encoding" in sent else raw)
         return found
 
     def _drop_stale(self) -> None:
@@ -313,7 +313,7 @@ class Wire:
 
     def send(self, *parts: bytes) -> None:
         for part in parts:
-            if judges:
+            if checks:
                 lines = REQUEST_LINE.findall(part)
                 self._asked += [(method.decode(), target.decode()) for method, target in lines]
             self.socket.sendall(part)
@@ -328,9 +328,9 @@ class Wire:
         answer = self._answer(method)
         if answer.status >= 200:
             if self._asked:
-                heard(*self._asked.popleft(), answer)
+                check_response(*self._asked.popleft(), answer)
             else:
-                heard_of(answer)
+                check_unknown(answer)
         return answer
 
     def _answer(self, method: str) -> Answer:

@@ -61,7 +61,7 @@ async def scenes(run: Running) -> AsyncIterator[Callable[[], Scene]]:
 
         yield make
         for scene in made:
-            scene.connection.cut()
+            scene.connection.abort()
         nursery.cancel_scope.cancel()
     for scene in made:
         scene.client.close()

@@ -46,7 +46,7 @@ class Source(Protocol):
     def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]: ...
 
 
-def reads_a_backlog_and_what_comes_live(source: Source, api: Api, topic: str) -> None:
+def reads_a_backlog_and_live_records(source: Source, api: Api, topic: str) -> None:
     """The topic contains "old", and the source was opened from its start."""
     source.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
     ok(api.append(topic, {"line": "one\ntwo\u2028three"}, "new"))
@@ -56,7 +56,7 @@ def reads_a_backlog_and_what_comes_live(source: Source, api: Api, topic: str) ->
     assert [event["id"] for event in events if event["event"] == RECORD][-1].rstrip("=")
 
 
-def comes_back_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> None:
+def reconnects_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> None:
     """A cut loses and repeats nothing, because the client sends the last event id that it
     received.
     """

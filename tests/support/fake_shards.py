@@ -10,11 +10,11 @@ from zlib import crc32
 
 import trio
 
-from topics.actors.link.arena import ArenaBlock, Holder
+from topics.actors.link.arena import ArenaBlock, BlockFiller
 from topics.actors.link.heads import HeadMark
 from topics.actors.rpc.session import Attachment, LinkSession, PendingCall, Reply
 from topics.actors.shard_client.readiness import Readiness
-from topics.actors.shard_client.shards import Batch, Listener, Shards
+from topics.actors.shard_client.shards import FlushBatch, Listener, Shards
 from topics.engine.priority import TOP_BAND
 from topics.errors import (
     Internal,
@@ -54,7 +54,7 @@ class FakeReply(Reply[Any]):
         self.is_released = True
         self._message.replies_out -= 1
 
-    def on_lost(self, give_up: Callable[[], object]) -> None:
+    def on_reclaim(self, give_up: Callable[[], object]) -> None:
         self._message.releases.append(give_up)
 
 
@@ -112,8 +112,10 @@ class FakeShards(Shards):
     routers: dict[str, Any] = field(default_factory=dict)  # By name, the bodies that created them
     ready: bool = True
     full: bool = False
-    holders: list[Holder] = field(default_factory=list)  # Of every block that was ever reserved
-    # Functions that were passed to `on_lost`
+    fillers: list[BlockFiller] = field(
+        default_factory=list
+    )  # Of every block that was ever reserved
+    # Functions that were passed to `on_reclaim`
     releases: list[Callable[[], object]] = field(default_factory=list)
     replies_out: int = 0
     blocks_out: int = 0
@@ -127,7 +129,7 @@ class FakeShards(Shards):
     leased: list[int] = field(default_factory=list)
     leases: int = 0  # Number of leases of every topic, with seqs from 1 on
     silent: set[int] = field(default_factory=set)  # Shards that do not reply
-    batch: Batch = field(default_factory=lambda: Batch([]))
+    batch: FlushBatch = field(default_factory=lambda: FlushBatch([]))
     _is_waited: bool = False  # Set by a task that waits for the next call
 
     def shard_of(self, topic: str) -> int:
@@ -169,14 +171,14 @@ class FakeShards(Shards):
 
     async def _answer_late(self, gate: trio.Event, pending: PendingCall, *asked: Any) -> None:
         await gate.wait()
-        if not pending.is_over:
+        if not pending.is_done:
             self.waiting -= 1
             self._answer_now(pending, *asked)
 
     def _answer_now(self, pending: PendingCall, params: Any, raw: bytes, shard: int) -> None:
-        if pending.is_over:
+        if pending.is_done:
             return
-        pending.is_over = True
+        pending.is_done = True
         answer: FakeReply | TopicsError
         try:
             if not self.ready:
@@ -193,17 +195,17 @@ class FakeShards(Shards):
         self._is_waited = True
         return await super().answer(shard, call, params, body)
 
-    def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
+    def notify(self, shard: int, event: Event[P], params: P, *, is_deferred: bool = False) -> None:
         self.calls.append((event.method, params, b""))
 
-    def reserve(self, shard: int, length: int, holder: Holder | None) -> FakeBlock | None:
+    def reserve(self, shard: int, length: int, filler: BlockFiller | None) -> FakeBlock | None:
         if self.full:
             return None
-        if holder is not None:
-            self.holders.append(holder)
+        if filler is not None:
+            self.fillers.append(filler)
         return FakeBlock(length, self)
 
-    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+    def abort_slowest(self, shard: int, filler: BlockFiller, now: float) -> bool:
         return False
 
     def head(self, shard: int, mark: HeadMark) -> int | None:

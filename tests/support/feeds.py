@@ -72,7 +72,7 @@ class Front(Desk):
     def turn(self) -> None:
         """Finish the iteration, as the actor does after each batch of messages."""
         self.loop.context.now = self.commits.now()
-        self.loop.end_turn()
+        self.loop.end_iteration()
 
     def written(self) -> OSError | None:
         error = super().written()

@@ -43,10 +43,10 @@ def calm() -> Pressure:
 
 def press(pressure: Pressure, pace: float = 0.0) -> None:
     """Simulate lag, so that pages are coalesced. With a ``pace``, streams are also paced."""
-    pressure.is_calm = False
+    pressure.is_unthrottled = False
     for governor in pressure.governors:
         late = PACE_AT + pace * (LATE_MAX - PACE_AT) if pace else COALESCE_AT
-        governor.is_calm, governor._late = False, late
+        governor.is_unthrottled, governor._late = False, late
 
 
 def refuse_next(pressure: Pressure) -> None:
@@ -61,9 +61,9 @@ def refuse_next(pressure: Pressure) -> None:
 def relax(pressure: Pressure) -> None:
     """Stop the simulated lag."""
     press(pressure)
-    pressure.is_calm = True
+    pressure.is_unthrottled = True
     for governor in pressure.governors:
-        governor.is_calm, governor._late = True, 0.0
+        governor.is_unthrottled, governor._late = True, 0.0
 
 
 def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
@@ -78,7 +78,7 @@ def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: byte
         live.work_ended(shard, calls.WorkEndedParams(**params))
 
 
-class Said:
+class ShardReply:
     """A reply of a shard."""
 
     def __init__(self, result: tuple[Any, ...], body: bytes) -> None:
@@ -91,7 +91,7 @@ class Said:
 SETTINGS = Settings()
 SEND_BYTES = 8192  # Approximate capacity of a client's socket, for tests whose pages are larger
 
-Then = Callable[[Any], None]
+OnResult = Callable[[Any], None]
 
 
 class Asked(NamedTuple):
@@ -100,7 +100,7 @@ class Asked(NamedTuple):
     method: str
     params: dict[str, Any]
     body: bytes
-    then: Then
+    then: OnResult
 
 
 class Block:
@@ -115,13 +115,13 @@ class Block:
 
 class Shards:
     """One shard, or two. Calls wait in ``asked`` for `answer`. ``told`` has the received events,
-    and ``quiet`` whether each was quiet.
+    and ``is_deferred`` whether each was quiet.
     """
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.quiet: list[bool] = []
+        self.deferred: list[bool] = []
         self.elsewhere: set[str] = set()  # Topics of a second shard
         self.heads: dict[str, tuple[int, int, int]] = {}  # The heads that `answer` returns
         self.blocks: list[Block] = []  # All blocks that were ever reserved
@@ -133,15 +133,17 @@ class Shards:
     def shard_of(self, topic: str) -> int:
         return int(topic in self.elsewhere)
 
-    async def answer(self, shard: int, call: Call[P, R], params: Any, body: bytes = b"") -> Said:
+    async def answer(
+        self, shard: int, call: Call[P, R], params: Any, body: bytes = b""
+    ) -> ShardReply:
         """Reply to a query of topic heads immediately. All other calls wait for `settle`."""
         if call is calls.TOPIC_HEADS:
             await trio.lowlevel.checkpoint()
             heads = {name: self.heads[name] for name in params.topics if name in self.heads}
-            return Said(calls.TopicHeadsResult(heads), b"")
-        answered, answers = trio.Event(), list[Said | TopicsError]()
+            return ShardReply(calls.TopicHeadsResult(heads), b"")
+        answered, answers = trio.Event(), list[ShardReply | TopicsError]()
 
-        def then(answer: Said | TopicsError) -> None:
+        def then(answer: ShardReply | TopicsError) -> None:
             answers.append(answer)
             answered.set()
 
@@ -151,7 +153,7 @@ class Shards:
             raise answers[0]
         return answers[0]
 
-    def call(self, shard: int, call: Call[P, R], params: Any, body: Any, then: Then) -> None:
+    def call(self, shard: int, call: Call[P, R], params: Any, body: Any, then: OnResult) -> None:
         raw = body if isinstance(body, bytes) else bytes(body.view)
         self.asked.append(Asked(call.method, params._asdict(), raw, then))
 
@@ -161,14 +163,16 @@ class Shards:
         self.blocks.append(Block(length, holder))
         return self.blocks[-1]
 
-    def notify(self, shard: int, event: Event[P], params: Any, *, quiet: bool = False) -> None:
+    def notify(
+        self, shard: int, event: Event[P], params: Any, *, is_deferred: bool = False
+    ) -> None:
         self.told.append((event.method, params._asdict()))
-        self.quiet.append(quiet)
+        self.deferred.append(is_deferred)
 
     def settle(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
         """Reply to the oldest call of this method and return its params."""
         params, then = self._next(method)
-        then(Said(BY_METHOD[method].result(**result), body))
+        then(ShardReply(BY_METHOD[method].result(**result), body))
         return params
 
     def refuse(self, method: str, failure: TopicsError) -> None:
@@ -176,7 +180,7 @@ class Shards:
         _, then = self._next(method)
         then(failure)
 
-    def _next(self, method: str) -> tuple[dict[str, Any], Then]:
+    def _next(self, method: str) -> tuple[dict[str, Any], OnResult]:
         number = [asked.method for asked in self.asked].index(method)
         _, params, _, then = self.asked.pop(number)
         return params, then
@@ -224,7 +228,7 @@ class Listener:
 def make_heartbeat_due(stream: Stream) -> None:
     """Pretend that nothing was sent for the duration of a heartbeat."""
     stream.outbox.last_sent -= stream.heartbeat_s
-    stream.live.look_in(stream, 0.0)
+    stream.live.schedule_check(stream, 0.0)
 
 
 class Client(Listener):

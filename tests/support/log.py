@@ -230,7 +230,7 @@ def log_files(path: Path) -> list[Path]:
     return sorted((path / "wal" / "00").glob("*.wal"))
 
 
-class ForgetfulDisk:
+class LossyDisk:
     """Record for every file and folder the contents of its last sync, by the strictest reading of
     POSIX.
 

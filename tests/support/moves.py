@@ -77,7 +77,7 @@ class FakePeers:
     def shard_of(self, topic: str) -> int:
         return int(topic[-1]) if topic[-1].isdigit() else 1
 
-    def ask(
+    def call(
         self,
         shard: int,
         call: object,
@@ -153,9 +153,9 @@ def exhaust(desk: Desk, topic: Topic) -> None:
 
 def wake(desk: Desk, topic: Topic) -> None:
     """Notify the mover, as a claim pass does that has found dead jobs."""
-    desk.loop.context.begin_turn()
+    desk.loop.context.begin_iteration()
     desk.loop.services.dead_letters.wake(topic)
-    desk.loop.end_turn()
+    desk.loop.end_iteration()
 
 
 def redrive(desk: Desk, topic: str, *, prefixes: list[str] | None = None, **body: Any) -> int:

@@ -10,7 +10,7 @@ from topics.errors import NotReady, TopicsError
 from topics.formats.wire.contract import Call, P, R
 
 
-async def ask(
+async def call_peer(
     loop: ShardLoop, shard: int, call: Call[P, R], params: P, body: bytes = b""
 ) -> Reply[R] | TopicsError:
     """Call ``shard`` from the shard of ``loop`` and return the reply."""
@@ -21,20 +21,20 @@ async def ask(
         answers.append(answer)
         came.set()
 
-    loop.context.begin_turn()
-    loop.context.peers.ask(shard, call, params, body, then)
+    loop.context.begin_iteration()
+    loop.context.peers.call(shard, call, params, body, then)
     assert not answers, "never from inside of ask"
-    loop.end_turn()
+    loop.end_iteration()
     await came.wait()
     return answers[0]
 
 
-async def ask_until_there(
+async def call_until_connected(
     loop: ShardLoop, shard: int, call: Call[P, R], params: P, body: bytes = b""
 ) -> Reply[R] | TopicsError:
     """Repeat the call while the peer is not ready."""
     while True:
-        answer = await ask(loop, shard, call, params, body)
+        answer = await call_peer(loop, shard, call, params, body)
         if not isinstance(answer, NotReady):
             return answer
         await trio.sleep(0.02)

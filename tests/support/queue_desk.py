@@ -122,11 +122,11 @@ class QueueDesk(Desk):
 
     def turn(self) -> None:
         """Run one iteration, as the actor does after each batch of messages."""
-        self.loop.context.begin_turn()
-        self.loop.end_turn()
+        self.loop.context.begin_iteration()
+        self.loop.end_iteration()
 
     def ask(self, call: Call[Any, Any], params: Any, body: bytes = b"") -> int:
-        self.loop.context.begin_turn()
+        self.loop.context.begin_iteration()
         return super().ask(call, params, body)
 
     def close_session(self) -> None:

@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 SHORT_MS = 100  # The shortest lease
 BOUND_S = 20.0  # For changes without a request, on a loaded machine
-TWINS_TRIED = 300
+PAIRS_TRIED = 300
 JOB_FIELDS = {"$seq", "lease_id", "deadline", "$ts", "deliveries", "data"}
 OPTIONAL_FIELDS = {"$tag", "$node", "meta", "last_error"}
 LEASE_ID = re.compile(r"lease_[0-9a-f]+")
@@ -339,7 +339,7 @@ def twins(address: tuple[str, int], base: str, shards: int = 2, **config: Any) -
 
     One client per shard creates queues at the same time. Queues without a counterpart are omitted.
     """
-    names = [f"{base}.{number}" for number in range(TWINS_TRIED)]
+    names = [f"{base}.{number}" for number in range(PAIRS_TRIED)]
 
     def make(shard: int) -> list[tuple[int, str]]:
         with Api(address) as api:

@@ -6,7 +6,7 @@ from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.shard import ShardEngine
 
 
-class Word:
+class LocalCount:
     """A count that no other process shares. ``others`` is the amount that other shards hold."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Caps:
     def __init__(
         self, engine: ShardEngine, max_topics: int = 1000, max_bytes: int = 1 << 40
     ) -> None:
-        self.topics, self.bytes = Word(), Word()
+        self.topics, self.bytes = LocalCount(), LocalCount()
         self.replayed: float | None = None
         topic_cap = SharedCap("max_topics", "many", max_topics, self.topics, self._replayed)
         byte_cap = SharedCap("max_total_bytes", "full", max_bytes, self.bytes, self._replayed)

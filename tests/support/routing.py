@@ -14,7 +14,7 @@ import trio
 
 from tests.support.shards import Shards
 from topics.actors.shard.peers import Peers
-from topics.actors.shard.routing.router_worker import Source, Worker, WorkerState
+from topics.actors.shard.routing.router_worker import RouterSource, RouterWorker, WorkerState
 from topics.engine.page import Tombstone
 from topics.engine.reading import read
 from topics.engine.routing.derivations import Derivation
@@ -32,7 +32,7 @@ WAIT_MAX_S = 20
 FILLERS = "xzy"  # A topic of each shard that no test routes
 
 
-class Asked(NamedTuple):
+class SentCall(NamedTuple):
     """A call from a service of a shard to a shard, which may be the same."""
 
     shard: int
@@ -46,9 +46,9 @@ class RoutedShards(Shards):
     """Shards with all of their services."""
 
     def __init__(self, folder: Path, nursery: trio.Nursery, count: int = 3) -> None:
-        self.asked: list[Asked] = []
-        # False: the call is made in `ask_now`
-        self.on_ask: Callable[[Asked], bool] = lambda _: True
+        self.sent_calls: list[SentCall] = []
+        # False: the call is made in `call_now`
+        self.on_call: Callable[[SentCall], bool] = lambda _: True
         self._kept: list[tuple[int, Callable[[], None]]] = []
         self.logged: list[tuple[int, Frame]] = []  # By shard
         super().__init__(folder, nursery, count, forwards=True)
@@ -61,17 +61,17 @@ class RoutedShards(Shards):
         self._spy_on_log(shard, loop.context.wal)
 
     def _spy(self, shard: int, peers: Peers) -> None:
-        ask = peers.ask
+        send = peers.call
 
         def spied(other: int, call: Any, params: Any, body: Any, then: Any) -> None:
-            asked = Asked(shard, other, call.subject, params, bytes(body))
-            self.asked.append(asked)
-            if self.on_ask(asked):
-                ask(other, call, params, body, then)
+            sent_call = SentCall(shard, other, call.subject, params, bytes(body))
+            self.sent_calls.append(sent_call)
+            if self.on_call(sent_call):
+                send(other, call, params, body, then)
             else:
-                self._kept.append((shard, partial(ask, other, call, params, body, then)))
+                self._kept.append((shard, partial(send, other, call, params, body, then)))
 
-        peers.ask = spied  # type: ignore[method-assign, assignment]
+        peers.call = spied  # type: ignore[method-assign, assignment]
 
     def _spy_on_log(self, shard: int, wal: Wal) -> None:
         append = wal.append
@@ -82,15 +82,15 @@ class RoutedShards(Shards):
 
         wal.append = spied  # type: ignore[method-assign]
 
-    def ask_now(self) -> None:
+    def call_now(self) -> None:
         """Make the calls that were held back, and hold back no further calls."""
-        self.on_ask = lambda _: True
+        self.on_call = lambda _: True
         kept, self._kept = self._kept, []
-        for shard, ask in kept:
+        for shard, call in kept:
             context = self.loops[shard].context
-            context.begin_turn()
-            ask()
-            context.end_turn()
+            context.begin_iteration()
+            call()
+            context.end_iteration()
 
     def go_on(self) -> None:
         """Deliver the messages that were held back, and hold back no further messages."""
@@ -129,10 +129,10 @@ class RoutedShards(Shards):
         seqs: list[int] = found["seqs"]
         return seqs
 
-    async def delete_records(self, topic: str, **asked: Any) -> None:
+    async def delete_records(self, topic: str, **sent_calls: Any) -> None:
         params = calls.TopicParams(topic, 1)
         found = await self.call(
-            calls.DELETE_RECORDS, params, json_bytes(asked), shard=self.shard_of(topic)
+            calls.DELETE_RECORDS, params, json_bytes(sent_calls), shard=self.shard_of(topic)
         )
         assert not isinstance(found, TopicsError), found
 
@@ -147,9 +147,9 @@ class RoutedShards(Shards):
         records: list[dict[str, Any]] = []
         tombstones: list[Tombstone] = []
         seq = 0
-        asked = Diff(limit=1000, include_tags=True)
+        sent_calls = Diff(limit=1000, include_tags=True)
         while True:
-            page = read(self.topic(topic), asked, context.store, seq)
+            page = read(self.topic(topic), sent_calls, context.store, seq)
             records += msgspec.json.decode(b"[" + b",".join(bytes(p) for p in page.chunks) + b"]")
             if page.tombstone:
                 tombstones.append(page.tombstone)
@@ -164,7 +164,7 @@ class RoutedShards(Shards):
     def router_id(self, name: str) -> int:
         return self.loops[ROUTER_OWNER].context.engine.routers.router(name).id
 
-    def worker(self, name: str) -> tuple[Source, Worker]:
+    def worker(self, name: str) -> tuple[RouterSource, RouterWorker]:
         """Return the worker of the router at its source."""
         source = self.loops[ROUTER_OWNER].context.engine.routers.router(name).source
         loop = self.loops[self.shard_of(source)]
@@ -183,7 +183,7 @@ class RoutedShards(Shards):
         """Return the forwards with copies or losses."""
         return [
             each.params
-            for each in self.asked
+            for each in self.sent_calls
             if each.subject == FORWARD.subject
             and each.params.to_seq > each.params.from_seq
             and source in (None, each.params.source)
@@ -213,12 +213,12 @@ class RoutedShards(Shards):
             source, worker = known
             if worker.state is not WorkerState.IDLE or not worker.is_known:
                 return False
-            if worker.seen < source.topic.head_seq or self._has_news(source):
+            if worker.seen < source.topic.head_seq or self._has_new_records(source):
                 return False
         return True
 
-    def _has_news(self, source: Source) -> bool:
-        return source.has_news or source.topic.pending > 0
+    def _has_new_records(self, source: RouterSource) -> bool:
+        return source.has_new_records or source.topic.pending > 0
 
     async def settle(self) -> None:
         await self.until(self.is_settled)

@@ -258,7 +258,7 @@ class Server:
             for pid in pids:
                 kill_one(pid)
             for handle in handles:
-                _wait_gone(handle)
+                _wait_exited(handle)
         self.process.wait(STOP_S)
         self.log.join(STOP_S)
 
@@ -317,10 +317,10 @@ class Server:
         self.wait_ready()
 
 
-class HastyServer(Server):
-    """A server whose long timeouts take seconds (`tests.support.hasty`)."""
+class ShortTimeoutServer(Server):
+    """A server whose long timeouts take seconds (`tests.support.short_timeouts`)."""
 
-    module = "tests.support.hasty"
+    module = "tests.support.short_timeouts"
 
 
 def kill_one(pid: int) -> None:
@@ -354,7 +354,7 @@ def _pidfd(pid: int) -> int | None:
         return None
 
 
-def _wait_gone(handle: int) -> None:
+def _wait_exited(handle: int) -> None:
     try:
         assert is_readable(handle, STOP_S), "a killed process does not go"
     finally:

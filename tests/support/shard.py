@@ -147,7 +147,7 @@ class Desk:
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
         board = Board(1)
-        self.words = board.shard(0)
+        self.cells = board.shard(0)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(
@@ -167,12 +167,12 @@ class Desk:
         self.time = trio.CancelScope()
         nursery.start_soon(self._follow_time)
         while self.loop.inbox.count:  # The shard sends itself messages about its routers
-            self.loop.turn()
+            self.loop.run_iteration()
         self.commits = self.loop.commits
         self.wire = Wire()
         self.session = self.loop.open_session("front-0", self.wire)
         while self.loop.inbox.count:  # Messages that the shard sends itself at its start
-            self.loop.turn()
+            self.loop.run_iteration()
         self._cid = 0
         self._asked: dict[int, Call[Any, Any]] = {}  # The call of each request
 
@@ -263,7 +263,7 @@ class Desk:
         self.flush()
         self.log.fail(error)
         found = self.commits.advance()
-        self.loop.context.room.show(found)
+        self.loop.context.disk_space.show(found)
         self.loop.services.retries.on_due()
         return found
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import trio
 
-from tests.support.peers import ask
+from tests.support.peers import call_peer
 from tests.support.shard import LIMITS
 from tests.support.wire import encode_refusal
 from topics.actors.link.board import Board
@@ -54,7 +54,7 @@ class FakeRegistry:
         self._loop, context = loop, loop.context
         self._topics, self._shard_of = context.engine.topics, context.peers.shard_of
         self._shard = context.engine.table.shard
-        loop.services.registry.is_told = True  # The real registry receives no messages
+        loop.services.registry.has_owner_list = True  # The real registry receives no messages
         context.routers_of = lambda topic: any(
             topic in (row.source, row.dest) for row in self.rows.values()
         )
@@ -127,7 +127,7 @@ class Pipe:
     def release(self, message: Message) -> None:
         """Do nothing, because no message is in shared memory."""
 
-    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+    def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
         """Do nothing, because no message is in shared memory."""
 
     def _put(self, message: Message) -> None:
@@ -252,9 +252,9 @@ class Shards:
     ) -> Any:
         """Return the JSON of the reply, or its result if it has no body, or the failure."""
         caller = self.caller
-        if caller not in self.loops or not self.loops[caller].context.peers.is_there(shard):
+        if caller not in self.loops or not self.loops[caller].context.peers.is_connected(shard):
             caller = shard
-        answer = await ask(self.loops[caller], shard, call, params, body)
+        answer = await call_peer(self.loops[caller], shard, call, params, body)
         if isinstance(answer, TopicsError):
             return answer
         assert isinstance(answer, Reply)

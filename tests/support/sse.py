@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.api import GAP, TIMEOUT_S, Answer, Api, Wire, ok, request
-from tests.support.judged import heard, judges
+from tests.support.traffic_checks import check_response, checks
 
 RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = (
     *("record", "tombstone", "caught-up", "topic-deleted", "error"),
@@ -172,7 +172,7 @@ class Stream(Wire):
         if self.status != 200:
             content = self._take(int(named.get("content-length", 0)))
             raise AssertionError(f"no stream: {Answer(self.status, named, content)}")
-        heard("GET", self._path, Answer(self.status, named, b""))
+        check_response("GET", self._path, Answer(self.status, named, b""))
         if named.get("transfer-encoding", "").lower() == "chunked":
             self._unchunk = Unchunk()
 
@@ -208,7 +208,7 @@ class Stream(Wire):
         self._buffer.clear()
         found = self._decoder.feed(self._unchunk.feed(piece) if self._unchunk else piece)
         self.blocks += found
-        for judge in judges:
+        for judge in checks:
             for event in found:
                 if event.data is not None:
                     judge.came(self._path, event.event, event.data)
@@ -249,9 +249,9 @@ class Stream(Wire):
 
     # --- contents of events
 
-    def told(self, topics: Iterable[str]) -> Told:
+    def told(self, topics: Iterable[str]) -> StreamContents:
         """Return everything up to the moment when each of ``topics`` has been caught up once."""
-        told = Told()
+        told = StreamContents()
         waiting = set(topics)
         while waiting:
             event = self.event(RECORD, TOMBSTONE, CAUGHT_UP)
@@ -264,7 +264,7 @@ class Stream(Wire):
         """Return the next ``count`` records of all topics. Skip caught-up events, and fail on any
         other event.
         """
-        told = Told()
+        told = StreamContents()
         while len(told.records) < count:
             told.take(self.event(RECORD, CAUGHT_UP, timeout_s=timeout_s))
         assert len(told.records) == count, f"{count} records expected, got {len(told.records)}"
@@ -272,7 +272,7 @@ class Stream(Wire):
 
 
 @dataclass(slots=True)
-class Told:
+class StreamContents:
     """The contents of a part of a stream."""
 
     events: list[SseEvent] = field(default_factory=list)
@@ -339,7 +339,7 @@ def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
         status, named = wire.head()
         assert status != 200, f"a stream where a refusal was due: {named}"
         answer = Answer(status, named, wire._take(int(named["content-length"])))
-        heard("GET", path, answer)
+        check_response("GET", path, answer)
         return answer
 
 

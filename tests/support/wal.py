@@ -158,7 +158,7 @@ def flush_immediately(wal: Log, *frames: Frame) -> LogProgress | None:
     return wal.flush(sync=False)
 
 
-def leave_room(patch: pytest.MonkeyPatch, size: int) -> None:
+def leave_space(patch: pytest.MonkeyPatch, size: int) -> None:
     """Simulate a disk that reports this much free space and fails allocations."""
     patch.setattr(
         os,

@@ -54,7 +54,7 @@ def frame(first: int, payload: bytes = b"", key: bytes = KEY) -> bytes:
 
 
 @st.composite
-def pieces_of_a_message(draw: st.DrawFn) -> bytes:
+def chunks_of_a_message(draw: st.DrawFn) -> bytes:
     """Draw a message in fragments with control frames between them. Some messages lack their end
     or their start.
     """
@@ -84,7 +84,7 @@ FRAMES = st.one_of(
         st.sampled_from([0x81, 0x82, 0x89, 0x8A]),
         PAYLOADS,
     ),
-    pieces_of_a_message(),
+    chunks_of_a_message(),
     st.builds(lambda payload: frame(0x88, payload[:125]), CLOSES),
     st.builds(frame, st.integers(0, 255), PAYLOADS),
     st.binary(max_size=12),

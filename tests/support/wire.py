@@ -105,7 +105,7 @@ class Wire:
         assert message.flags & ARENA
         self.released.append(message.message_id)
 
-    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+    def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
         """Do nothing, because no session waits for memory here."""
 
     def _put(

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.api import TIMEOUT_S, Answer, Wire, request
-from tests.support.judged import heard, heard_of, judges
 from tests.support.server import Server
+from tests.support.traffic_checks import check_response, check_unknown, checks
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
@@ -107,7 +107,7 @@ class Socket(Wire):
         if status != 101:
             content = self._take(int(self.headers.get("content-length", 0)))
             raise AssertionError(f"no upgrade: {Answer(status, self.headers, content)}")
-        heard("GET", "/v0/ws", Answer(status, self.headers, b""))
+        check_response("GET", "/v0/ws", Answer(status, self.headers, b""))
         assert self.headers["upgrade"].lower() == "websocket", self.headers
         assert "upgrade" in self.headers["connection"].lower(), self.headers
         assert self.headers["sec-websocket-accept"] == accept_of(key), self.headers
@@ -125,7 +125,7 @@ class Socket(Wire):
     def say(self, op: str, request_id: str | None = None, **fields: Any) -> None:
         """Send one command."""
         said = command(op, request_id, **fields)
-        if judges and request_id is not None:
+        if checks and request_id is not None:
             self._commands[request_id] = said
         self.text(json.dumps(said))
 
@@ -171,7 +171,7 @@ class Socket(Wire):
             whole += frame.payload
         body = json.loads(whole.decode())
         assert isinstance(body, dict), body
-        for judge in judges:
+        for judge in checks:
             judge.said(body, self._commands.pop(str(body.get("request_id")), None))
         assert not ops or body["op"] in ops, f"{ops} expected, got {str(body)[:500]}"
         return body
@@ -248,7 +248,7 @@ def shake(server: Server, content: bytes) -> Answer:
         body = wire._take(int(headers["content-length"])) if "content-length" in headers else b""
         answer = Answer(status, headers, body)
         if wire._asked:
-            heard(*wire._asked.popleft(), answer)
+            check_response(*wire._asked.popleft(), answer)
         else:
-            heard_of(answer)
+            check_unknown(answer)
         return answer

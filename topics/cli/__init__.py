@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
             given = ["--version"]
     is_server = given[:1] == ["serve"]
     if is_server:  # before any slow step, because a hang-up must not end a server
-        hold_hang_ups()
+        block_hang_ups()
     open_streams()
     shell = Shell()
     try:
@@ -210,7 +210,7 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def hold_hang_ups() -> None:
+def block_hang_ups() -> None:
     """Keep a hang-up (SIGHUP) until the supervisor listens, also where it was ignored (``nohup``):
     it does not end this process.
     """

@@ -30,7 +30,7 @@ from topics.cli.loading import (
     Lines,
     Loader,
     Rejects,
-    bad_input,
+    invalid_input,
     opened,
     reached,
 )
@@ -175,7 +175,7 @@ def append(
             with opened(shell, file, on_idle) as found:
                 lines = Lines(_recoded(found, encoding, errors, name), name)
                 for record, line in records.of(lines):
-                    loader.add(record, lines.place, line=line)
+                    loader.add(record, lines.location, line=line)
 
 
 def _is_same(path: str, file: str) -> bool:
@@ -217,10 +217,10 @@ class Records:
         """Yield the records of a file. Raise `Failed`."""
         if self._kind == "csv":
             return self._of_csv(lines)
-        return self.of_lines(lines, lambda: lines.place)
+        return self.of_lines(lines, lambda: lines.location)
 
     def of_lines(
-        self, lines: Iterable[bytes], place: Callable[[], str]
+        self, lines: Iterable[bytes], location: Callable[[], str]
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield a record for each line. Raise `Failed`."""
         for line in lines:
@@ -231,12 +231,12 @@ class Records:
                 elif text := self._checked(line.removeprefix(BYTE_ORDER_MARK).strip()):
                     yield self._of_json(text), line
             except BadLine as error:
-                self._skip(line, place(), str(error))
+                self._skip(line, location(), str(error))
 
-    def _skip(self, line: bytes, place: str, reason: str) -> None:
+    def _skip(self, line: bytes, location: str, reason: str) -> None:
         if self._rejects is None:
-            raise bad_input(place, reason) from None
-        self._rejects.add(line, place, reason)
+            raise invalid_input(location, reason) from None
+        self._rejects.add(line, location, reason)
 
     def _checked(self, line: bytes) -> bytes:
         """Return a line as UTF-8. Raise `BadLine`."""
@@ -245,9 +245,9 @@ class Records:
         except UnicodeDecodeError as error:
             if self._errors == "replace":
                 return line.decode(errors="replace").encode()
-            place = f" (byte {error.start + 1})" if self._encoding == "utf-8" else ""
+            location = f" (byte {error.start + 1})" if self._encoding == "utf-8" else ""
             how = "--encoding names another encoding, --errors replace or skip continues"
-            raise BadLine(f"not {self._encoding}{place}; {how}") from None
+            raise BadLine(f"not {self._encoding}{location}; {how}") from None
         return line
 
     def _of_json(self, text: bytes) -> bytes:
@@ -258,14 +258,16 @@ class Records:
             if self._tag_of is not None:
                 tag = self._tag_of(text) or tag
         except msgspec.ValidationError:
-            what = f"--tag-field {self._tag_field} needs objects in which it is a text or a number"
-            raise BadLine(what) from None
+            reason = (
+                f"--tag-field {self._tag_field} needs objects in which it is a text or a number"
+            )
+            raise BadLine(reason) from None
         except msgspec.DecodeError as error:
-            what = str(error).removeprefix("JSON is malformed: ")
+            reason = str(error).removeprefix("JSON is malformed: ")
             hint = "--as lines appends text"
             if text in (b"[", b"{"):
                 hint = "each value must be one line, as jq -c . prints it"
-            raise BadLine(f"not JSON: {what}; {hint}") from None
+            raise BadLine(f"not JSON: {reason}; {hint}") from None
         except RecursionError:
             raise BadLine("nested too deeply") from None
         return self._record(text, tag)
@@ -287,7 +289,7 @@ class Records:
             at = self._column(names)
             _encode(names)
         except (csv.Error, UnicodeEncodeError, BadLine) as error:
-            raise bad_input(lines.place, self._reason(error)) from None
+            raise invalid_input(lines.location, self._reason(error)) from None
         if self._rejects is not None:
             self._rejects.head = b"\n".join(raw)
         while True:
@@ -298,7 +300,7 @@ class Records:
                 if row:
                     yield self._of_row(names, row, at), b"\n".join(raw)
             except (csv.Error, UnicodeEncodeError, BadLine) as error:
-                self._skip(b"\n".join(raw), lines.place, self._reason(error))
+                self._skip(b"\n".join(raw), lines.location, self._reason(error))
 
     def _of_row(self, names: list[str], row: list[str], at: int | None) -> bytes:
         if len(row) != len(names):
@@ -341,7 +343,7 @@ def _recoded(blocks: Iterable[bytes], encoding: str, errors: str, name: str) -> 
         for block in chain(blocks, [b""]):
             yield decoder.decode(block, not block).encode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise bad_input(name, f"not {encoding}") from None
+        raise invalid_input(name, f"not {encoding}") from None
 
 
 def _tag_reader(field: str) -> Callable[[bytes], str | None]:

@@ -17,14 +17,14 @@ import click
 
 from topics.cli import units
 from topics.cli.configs import Change, Kind, change
-from topics.cli.shell import Mistake, Shell, command, nearest, pass_shell
+from topics.cli.shell import InvalidInput, Shell, command, nearest, pass_shell
 from topics.cli.topics import yes
 from topics.client import Refused, Topics
 from topics.client.watching import CURSOR_PREFIX
 from topics.errors import ExitCode
 
 KINDS: Final[dict[str, Kind]] = {"topics": "topic", "routers": "router"}
-SIGNS: Final = {"create": "+", "change": "~", "remove": "-", "keep": "="}
+SYMBOLS: Final = {"create": "+", "change": "~", "remove": "-", "keep": "="}
 # A removed router frees its dest for another one. A created router needs the final topics.
 ORDER: Final = """remove router, create topic, change topic, keep topic,
     change router, create router, keep router, remove topic"""
@@ -56,12 +56,12 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
     that the file names as source or dest of a router or as dead_letter.
     """
     path = str(getattr(file, "name", "-"))
-    asked = [*_read(file, path)]
+    wanted = [*_read(file, path)]
     with shell.client() as client:
-        changes = _changes(client, path, asked)
+        changes = _changes(client, path, wanted)
         if prune:
             changes += _unnamed(client, changes, path)
-        changes.sort(key=lambda each: ORDER.index(f"{each.word} {each.kind}"))
+        changes.sort(key=lambda each: ORDER.index(f"{each.verb} {each.kind}"))
         changes = _checked_routers(client, path, changes)
         dropped: dict[str, int] = {}
         for each in changes:
@@ -75,15 +75,15 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
             count = 0 if plan else each.apply(client)
             _show(shell, each, count or dropped.get(each.name) if each.changes_limits else None)
     if not changes:
-        shell.say(f"{path} specifies no topics and no routers")
-    is_same = all(each.word == "keep" for each in changes)
+        shell.print_note(f"{path} specifies no topics and no routers")
+    is_same = all(each.verb == "keep" for each in changes)
     return ExitCode.DIFFERENT if plan and not is_same else ExitCode.DONE
 
 
 def _confirm(shell: Shell, changes: list[Change], dropped: dict[str, int], is_sure: bool) -> None:
     """Ask before anything is removed. Raises if the user does not confirm."""
     removed = [
-        " ".join([each.kind, each.name, *each.lines()]) for each in changes if each.word == "remove"
+        " ".join([each.kind, each.name, *each.lines()]) for each in changes if each.verb == "remove"
     ]
     removed += [f"{units.counted(count)} of {name}" for name, count in dropped.items() if count]
     if removed:
@@ -96,33 +96,35 @@ def _show(shell: Shell, each: Change, dropped: int | None) -> None:
         each.emit(shell, **({} if dropped is None else {"dropped": dropped}))
         return
     lines = [*each.lines(), *([f"removes {units.counted(dropped)}"] if dropped else [])]
-    click.echo(f"{SIGNS[each.word]} {each.kind} {each.name}  {', '.join(lines)}".rstrip())
+    click.echo(f"{SYMBOLS[each.verb]} {each.kind} {each.name}  {', '.join(lines)}".rstrip())
 
 
 def _read(file: IO[bytes], path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield table, name and fields of each entry in the file. Raise `Mistake`."""
+    """Yield table, name and fields of each entry in the file. Raise `InvalidInput`."""
     try:
         document = tomllib.loads(file.read().decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Mistake(f"{path}: {error}") from None
+        raise InvalidInput(f"{path}: {error}") from None
     for table, named in document.items():
         if table not in KINDS or not isinstance(named, dict):
-            raise Mistake(f"{path}: unknown table {table}{nearest(table, KINDS)}")
+            raise InvalidInput(f"{path}: unknown table {table}{nearest(table, KINDS)}")
         for name, fields in named.items():
             if not isinstance(fields, dict):
-                raise Mistake(f"{path}: [{table}] {name} must be a table: [{table}.{name}]")
+                raise InvalidInput(f"{path}: [{table}] {name} must be a table: [{table}.{name}]")
             for field, value in fields.items():
                 if isinstance(value, dict):  # [topics.jobs.dead]
-                    raise Mistake(f'{path}: quote a name with dots: [{table}."{name}.{field}"]')
+                    raise InvalidInput(
+                        f'{path}: quote a name with dots: [{table}."{name}.{field}"]'
+                    )
             yield table, name, fields
 
 
 def _changes(
-    client: Topics, path: str, asked: list[tuple[str, str, dict[str, Any]]]
+    client: Topics, path: str, wanted: list[tuple[str, str, dict[str, Any]]]
 ) -> list[Change]:
-    """Return the changes that the file specifies. Raise `Mistake`."""
+    """Return the changes that the file specifies. Raise `InvalidInput`."""
     changes = []
-    for table, name, fields in asked:
+    for table, name, fields in wanted:
         try:
             changes.append(change(client, KINDS[table], name, fields))
         except click.ClickException as error:
@@ -132,10 +134,10 @@ def _changes(
 
 
 def _unnamed(client: Topics, changes: list[Change], path: str) -> Iterator[Change]:
-    """Yield the removal of each topic and router not named in the file. Raise `Mistake`."""
+    """Yield the removal of each topic and router not named in the file. Raise `InvalidInput`."""
     named: set[tuple[Kind, str | None]] = {(each.kind, each.name) for each in changes}
     if not any(kind == "topic" for kind, _ in named):
-        raise Mistake(f"{path} specifies no topic: --prune would remove all")
+        raise InvalidInput(f"{path} specifies no topic: --prune would remove all")
     for config in (each.new or {} for each in changes):
         named |= {("topic", config.get(end)) for end in ("source", "dest", "dead_letter")}
     for router in client.routers():
@@ -147,7 +149,8 @@ def _unnamed(client: Topics, changes: list[Change], path: str) -> Iterator[Chang
 
 
 def _checked_routers(client: Topics, path: str, changes: list[Change]) -> list[Change]:
-    """Return the changes in an order that the server accepts. Raise `Mistake` if there is none.
+    """Return the changes in an order that the server accepts. Raise `InvalidInput` if there is
+    none.
 
     A router may need another one to change first, because that one feeds its dest or is part of the
     cycle that it would close.
@@ -171,7 +174,7 @@ def _checked_routers(client: Topics, path: str, changes: list[Change]) -> list[C
             graph.put(each.name, each.new["source"], each.new["dest"])
             ordered.append(each)
         if len(refused) == len(routers):
-            raise Mistake(next(iter(refused)))
+            raise InvalidInput(next(iter(refused)))
         routers = [*refused.values()]
     return [*changes[:first], *ordered, *changes[first + len(ordered) :]]
 

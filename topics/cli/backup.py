@@ -15,17 +15,17 @@ from typing import IO, Any, Final, cast
 import click
 
 from topics.cli import units
-from topics.cli.shell import Failed, Mistake, Shell, command, pass_shell
+from topics.cli.shell import Failed, InvalidInput, Shell, command, pass_shell
 from topics.client import Topics
 from topics.client.errors import error_of
 from topics.client.http import lost
 
 MANIFEST: Final = "manifest.json"  # as in `topics.formats.disk.backup_archive`
 BLOCK_BYTES: Final = 1 << 18
-SILENT_S: Final = 120.0  # a shard may have to finish its writes before its checkpoint
+RESPONSE_MAX_S: Final = 120.0  # a shard may have to finish its writes before its checkpoint
 
 
-class Copy:
+class CopiedArchive:
     """A reader of a backup for `tarfile`, which also writes everything it reads to ``out``.
 
     It reads at most ``rate`` bytes per second, and counts them in ``size``.
@@ -81,18 +81,18 @@ def backup(shell: Shell, file: str, rate: int | None) -> None:
         sys.stdout.buffer.flush()
     else:
         size = _copy_into(shell, Path(file), rate)
-    shell.say(f"{file}: {units.size(size)}")
+    shell.print_note(f"{file}: {units.size(size)}")
 
 
 def _copy_into(shell: Shell, file: Path, rate: int | None) -> int:
     if file.exists():
-        raise Mistake(f"{file} already exists")
+        raise InvalidInput(f"{file} already exists")
     partial = file.with_name(f"{file.name}.partial")
     with partial.open("ab") as out:
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Mistake(f"{partial} is being written by another backup") from None
+            raise InvalidInput(f"{partial} is being written by another backup") from None
         try:
             partial.chmod(0o600)
             out.truncate(0)
@@ -117,10 +117,10 @@ def _copy(shell: Shell, client: Topics, out: IO[bytes], rate: int | None) -> int
 
     last = ""
     try:
-        with client.http.stream("GET", "/v0/backup", timeout=SILENT_S) as answer:
+        with client.http.stream("GET", "/v0/backup", timeout=RESPONSE_MAX_S) as answer:
             if answer.status_code != 200:
                 raise error_of(answer.status_code, answer.headers, answer.read())
-            copy = Copy(answer.iter_raw(BLOCK_BYTES), out, rate)
+            copy = CopiedArchive(answer.iter_raw(BLOCK_BYTES), out, rate)
             with (
                 _shown(shell) as show,
                 tarfile.open(fileobj=cast("IO[bytes]", copy), mode="r|") as tar,

@@ -27,11 +27,11 @@ from topics.formats.api.topic_config import Durability
 
 Operations = Generator[int]
 
-FILL: Final = 10_000  # records to read repeatedly, unless they exceed this number of bytes
+FILL_RECORDS: Final = 10_000  # records to read repeatedly, unless they exceed this number of bytes
 FILL_BYTES: Final = 64 << 20
 BATCH_BYTES: Final = 16 << 20
 WAIT_S: Final = 0.5
-BOUND: Final = 0.8  # of a core: from here on, the client is the bottleneck
+CLIENT_BOUND_SHARE: Final = 0.8  # of a core: from here on, the client is the bottleneck
 
 
 def _append(topic: Queue, data: list[str]) -> Operations:
@@ -43,7 +43,7 @@ def _append(topic: Queue, data: list[str]) -> Operations:
 
 def _read(topic: Queue, data: list[str]) -> Operations:
     chunk = [data[0]] * max(min(1000, (1 << 20) // (len(data[0]) + 2)), 1)
-    while (held := topic.state()).count < FILL and held.bytes < FILL_BYTES:
+    while (held := topic.state()).count < FILL_RECORDS and held.bytes < FILL_BYTES:
         topic.append(*chunk)  # only by the first client
     yield 0
     seq = 0
@@ -146,8 +146,10 @@ def bench(
             "  client {client_cpu_s:.1f} s of CPU in {seconds:.1f} s"
         )
         click.echo(f"{asked}\n{figures.format(**found)}")
-    if cpu_s > BOUND * took_s:
-        shell.say("this client was the bottleneck; the server can do more (topics/BENCHMARKS.md)")
+    if cpu_s > CLIENT_BOUND_SHARE * took_s:
+        shell.print_note(
+            "this client was the bottleneck; the server can do more (topics/BENCHMARKS.md)"
+        )
 
 
 def _load(operations: Operations, until: float, stop: Event) -> tuple[int, list[float]]:

@@ -25,7 +25,7 @@ from topics.cli.shell import Shell
 from topics.client import Topics, TopicsError, calls
 from topics.client.watching import CURSOR_PREFIX
 
-ANSWER_S: Final = 2.0  # a user waits for it
+RESPONSE_MAX_S: Final = 2.0  # a user waits for it
 # Bash splits words at the characters in COMP_WORDBREAKS, which has the colon of names and the
 # equals sign of FIELD=VALUE, and replaces only the last part. The reply must not repeat the others.
 BASH: Final = """\
@@ -75,7 +75,7 @@ class Name(click.ParamType[str]):
         shell = context.find_object(Shell) or Shell()
         try:
             with shell.client() as client:
-                client.timeout = ANSWER_S
+                client.timeout = RESPONSE_MAX_S
                 return [CompletionItem(name) for name in self._names(client, incomplete)]
         except (TopicsError, OSError):
             return []

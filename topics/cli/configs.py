@@ -18,7 +18,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from topics.cli import units
-from topics.cli.shell import Mistake, Shell, nearest, write_table
+from topics.cli.shell import InvalidInput, Shell, nearest, write_table
 from topics.client import NotFound, Topics, calls
 from topics.errors import ExitCode, InvalidRequest, TopicExistsIncompatible
 from topics.formats.api import router_json
@@ -52,7 +52,7 @@ VALUES: Final = {
     if hint is bool or get_origin(hint) is Literal
 }
 LIMITS: Final = {"cap_records", "cap_bytes", "ttl_ms"}
-OF_QUEUES: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms") :]
+QUEUE_FIELDS: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms") :]
 
 
 class Change(NamedTuple):
@@ -62,7 +62,7 @@ class Change(NamedTuple):
 
     kind: Kind
     name: str
-    asked: Config
+    wanted: Config
     old: Config | None
     new: Config | None
     records: int = 0
@@ -74,7 +74,7 @@ class Change(NamedTuple):
         return {field: (old[field], new[field]) for field in new if old[field] != new[field]}
 
     @property
-    def word(self) -> str:
+    def verb(self) -> str:
         """Return ``create``, ``change``, ``remove`` or ``keep``."""
         if self.new is None or self.old is None:
             return "create" if self.new else "remove"
@@ -94,43 +94,43 @@ class Change(NamedTuple):
     def emit(self, shell: Shell, **more: int) -> None:
         """Write the change as a line of JSON."""
         fields = {name: {"old": old, "new": new} for name, (old, new) in self.differences.items()}
-        shell.emit({"change": self.word, self.kind: self.name, "fields": fields, **more})
+        shell.emit({"change": self.verb, self.kind: self.name, "fields": fields, **more})
 
     @property
     def changes_limits(self) -> bool:
         """Whether the change modifies a cap or the age of a topic, so it may remove records."""
-        return self.word == "change" and not LIMITS.isdisjoint(self.differences)
+        return self.verb == "change" and not LIMITS.isdisjoint(self.differences)
 
     def dropped(self, client: Topics) -> int:
         """Let the server check the change of a topic by a dry run, and return the number of records
         that it would remove. Raise `TopicsError`.
         """
-        if self.kind != "topic" or self.word not in ("create", "change"):
+        if self.kind != "topic" or self.verb not in ("create", "change"):
             return 0
-        return client.call(calls.put_topic(self.name, self.asked, dry_run=True)).dropped
+        return client.call(calls.put_topic(self.name, self.wanted, dry_run=True)).dropped
 
     def apply(self, client: Topics) -> int:
         """Apply the change and return the number of records that caps and age have removed."""
-        if self.word == "keep":
+        if self.verb == "keep":
             return 0
         if self.kind == "topic" and self.new is None:
             client.call(calls.drop_topic(self.name))
         elif self.kind == "topic":
-            return client.call(calls.put_topic(self.name, self.asked)).dropped
+            return client.call(calls.put_topic(self.name, self.wanted)).dropped
         elif self.new is None:
             client.call(calls.drop_router(self.name))
         else:
             ends = {"source": self.new["source"], "dest": self.new["dest"]}
-            options = {name: value for name, value in self.asked.items() if name not in ends}
+            options = {name: value for name, value in self.wanted.items() if name not in ends}
             client.call(calls.put_router(self.name, **ends, options=options))
         return 0
 
 
-def change(client: Topics, kind: Kind, name: str, asked: Mapping[str, Any]) -> Change:
-    """Return what a PUT would change. Raise `Mistake` for a wrong field, or `click.ClickException`
-    if the topic has another type.
+def change(client: Topics, kind: Kind, name: str, wanted: Mapping[str, Any]) -> Change:
+    """Return what a PUT would change. Raise `InvalidInput` for a wrong field, or
+    `click.ClickException` if the topic has another type.
     """
-    fields = checked(kind, name, asked)
+    fields = checked(kind, name, wanted)
     try:
         old = config_of(client, kind, name)
     except NotFound:
@@ -144,7 +144,7 @@ def change(client: Topics, kind: Kind, name: str, asked: Mapping[str, Any]) -> C
         topic = merge(name, base, decode_config(json_bytes(fields)))
         return Change(kind, name, fields, old, msgspec.structs.asdict(topic))
     except InvalidRequest as error:
-        raise Mistake(error.message) from None
+        raise InvalidInput(error.message) from None
     except TopicExistsIncompatible as error:
         raise click.ClickException(error.message) from None
 
@@ -156,14 +156,14 @@ def config_of(client: Topics, kind: Kind, name: str) -> Config:
     return {field: config.get(field, default) for field, default in DEFAULTS[kind].items()}
 
 
-def checked(kind: Kind, name: str, asked: Mapping[str, Any]) -> Config:
-    """Return the fields with the values that the API expects. Raise `Mistake`."""
+def checked(kind: Kind, name: str, wanted: Mapping[str, Any]) -> Config:
+    """Return the fields with the values that the API expects. Raise `InvalidInput`."""
     if not (valid_router_name if kind == "router" else valid_topic_name)(name):
-        raise Mistake(f"{name!r} is not a valid {kind} name")
-    for field in asked:
+        raise InvalidInput(f"{name!r} is not a valid {kind} name")
+    for field in wanted:
         if field not in FIELDS[kind]:
-            raise Mistake(f"a {kind} has no field {field}{nearest(field, FIELDS[kind])}")
-    return {field: _value(field, value) for field, value in asked.items()}
+            raise InvalidInput(f"a {kind} has no field {field}{nearest(field, FIELDS[kind])}")
+    return {field: _value(field, value) for field, value in wanted.items()}
 
 
 def _unit(field: str) -> units.Duration | units.Amount | None:
@@ -181,7 +181,7 @@ def _value(field: str, value: object) -> object:
         try:
             return unit.convert(value, None, None)
         except click.BadParameter as error:
-            raise Mistake(f"{field}: {error.message}") from None
+            raise InvalidInput(f"{field}: {error.message}") from None
     return value
 
 
@@ -195,12 +195,12 @@ def shown(field: str, value: Any) -> str:
 
 
 def pairs(given: Iterable[str]) -> Config:
-    """Parse FIELD=VALUE arguments. Raise `Mistake`."""
+    """Parse FIELD=VALUE arguments. Raise `InvalidInput`."""
     found = {}
     for pair in given:
         field, equals, text = pair.partition("=")
         if not equals:
-            raise Mistake(f"{pair!r} is not FIELD=VALUE")
+            raise InvalidInput(f"{pair!r} is not FIELD=VALUE")
         try:
             found[field] = msgspec.json.decode(text)
         except (msgspec.MsgspecError, RecursionError):
@@ -240,29 +240,31 @@ def sets(kind: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
     """Create a topic or router. An existing one is not changed."""
     with shell.client() as client:
-        asked = change(client, kind, name, fields)
-        if asked.old is None:
-            asked.apply(client)
-    if shell.is_json or asked.word == "change":
-        show(shell, asked)
-    if asked.word == "change":
-        new = [f" {field}={shown(field, new)}" for field, (_, new) in asked.differences.items()]
+        wanted = change(client, kind, name, fields)
+        if wanted.old is None:
+            wanted.apply(client)
+    if shell.is_json or wanted.verb == "change":
+        show(shell, wanted)
+    if wanted.verb == "change":
+        new = [f" {field}={shown(field, new)}" for field, (_, new) in wanted.differences.items()]
         how = f"config {name}{''.join(new)}" if kind == "topic" else "apply"
-        shell.say(f"{kind} {name} already exists and was not changed; topics {how} changes it")
+        shell.print_note(
+            f"{kind} {name} already exists and was not changed; topics {how} changes it"
+        )
         return ExitCode.DIFFERENT
-    is_new = asked.word == "create"
-    shell.say(
+    is_new = wanted.verb == "create"
+    shell.print_note(
         f"created {kind} {name}" if is_new else f"{kind} {name} already exists with this config"
     )
     return ExitCode.DONE
 
 
-def show(shell: Shell, asked: Change, **more: int) -> None:
+def show(shell: Shell, wanted: Change, **more: int) -> None:
     """Print a change. ``more`` has additional members for the JSON output."""
     if shell.is_json:
-        asked.emit(shell, **more)
+        wanted.emit(shell, **more)
     else:
-        click.echo("".join(f"~ {line}\n" for line in asked.lines()), nl=False)
+        click.echo("".join(f"~ {line}\n" for line in wanted.lines()), nl=False)
 
 
 def table_of(config: Mapping[str, Any]) -> None:
@@ -273,6 +275,6 @@ def table_of(config: Mapping[str, Any]) -> None:
         [field, shown(field, value), shown(field, default)]
         for field, default in DEFAULTS["topic"].items()
         for value in (config.get(field, default),)
-        if value != default or config["type"] == "queue" or field not in OF_QUEUES
+        if value != default or config["type"] == "queue" or field not in QUEUE_FIELDS
     ]
     write_table(["FIELD", "VALUE", "DEFAULT"], sorted(rows, key=lambda row: row[1] == row[2]))

@@ -91,7 +91,7 @@ def add(
     by_name[name] = Context(checked_url(url), key, key_file)
     _write(Contexts(name if uses else current, by_name))
     how = "" if uses else f"; topics context use {name} makes it the current one"
-    shell.say(f"{name} {known}{how}")
+    shell.print_note(f"{name} {known}{how}")
 
 
 @context.command("use")
@@ -104,10 +104,10 @@ def use(shell: Shell, name: str) -> None:
     """
     contexts = _with(name)
     _write(contexts._replace(current=name))
-    shell.say(f"the server is {contexts.by_name[name].url}")
+    shell.print_note(f"the server is {contexts.by_name[name].url}")
     for variable in ("TOPICS_URL", "TOPICS_CONTEXT"):
         if os.environ.get(variable):
-            shell.say(f"{variable} is set and takes precedence")
+            shell.print_note(f"{variable} is set and takes precedence")
 
 
 @context.command("rm")
@@ -118,7 +118,9 @@ def rm(shell: Shell, name: str) -> None:
     current, by_name = _with(name)
     del by_name[name]
     _write(Contexts(None if current == name else current, by_name))
-    shell.say(f"{name} removed" + ("; there is no current context now" if current == name else ""))
+    shell.print_note(
+        f"{name} removed" + ("; there is no current context now" if current == name else "")
+    )
 
 
 @command("completion")

@@ -44,7 +44,7 @@ def _positions(shell: Shell, client: Topics, prefix: str) -> Iterator[dict[str, 
                 data = event.data if isinstance(event, Record) else {}
                 positions = msgspec.convert(data, dict[str, tuple[int, int]])
             except msgspec.ValidationError:
-                shell.say(f"topic {info.name} is not a cursor")
+                shell.print_note(f"topic {info.name} is not a cursor")
                 continue
             name = info.name.removeprefix(CURSOR_PREFIX)
             for topic, (seq, epoch) in positions.items():

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import click
 
 from topics import __version__
-from topics.cli.measure import Metrics, Readiness, by, readiness, sync_ms
+from topics.cli.measure import Metrics, Readiness, by_label, readiness, sync_ms
 from topics.cli.shell import Shell, command, pass_shell
 from topics.cli.units import duration, size
 from topics.client import NotFound, Refused, Topics, TopicsError, Unavailable, calls
@@ -29,10 +29,10 @@ from topics.errors import ExitCode
 
 LOG_FIX: Final = "wait; if this persists, check the server's log"
 FREE_BYTES: Final = 1 << 30
-NEAR: Final = 0.8  # of a cap
+NEAR_CAP_SHARE: Final = 0.8  # of a cap
 SYNC_MAX_MS: Final = 100.0
 LAG_MAX_MS: Final = 60_000
-AHEAD_MS: Final = 3_600_000  # the server's limit (topics.engine.future_timestamps)
+CLOCK_AHEAD_MAX_MS: Final = 3_600_000  # the server's limit (topics.engine.future_timestamps)
 NAMES_MAX: Final = 5
 
 
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     fix: str
 
 
-class Server(NamedTuple):
+class ServerState(NamedTuple):
     """A server with its metrics and readiness."""
 
     client: Topics
@@ -71,7 +71,7 @@ SERVER_FIX: Final = "topics serve starts a server; --url, TOPICS_URL or a contex
 KEY_FIX: Final = "set a key with the scope read by TOPICS_API_KEY, --key-file or a context"
 
 
-def version(server: Server) -> Iterator[Finding]:
+def version(server: ServerState) -> Iterator[Finding]:
     """Server and command have the same version."""
     other = server.metrics["topics_build_info"][0]["version"]
     if other != __version__:
@@ -79,17 +79,17 @@ def version(server: Server) -> Iterator[Finding]:
         yield Finding(what, "restart the server after an upgrade, or upgrade this program")
 
 
-def shards(server: Server) -> Iterator[Finding]:
+def shards(server: ServerState) -> Iterator[Finding]:
     """The server is ready, and all shards read and write."""
     for state, numbers in server.ready.shards.items():
         for number in numbers:
             fix = STATES.get(state, LOG_FIX)
             yield Finding(f"shard {number} is {state}", fix)
     if not server.ready.is_ready and not server.ready.shards:
-        yield Finding(server.ready.says, LOG_FIX)
+        yield Finding(server.ready.reason, LOG_FIX)
 
 
-def keys(server: Server) -> Iterator[Finding]:
+def keys(server: ServerState) -> Iterator[Finding]:
     """A server that others can reach requires keys."""
     url = server.client.target.url
     host = urlsplit(url).hostname or ""
@@ -102,7 +102,7 @@ def keys(server: Server) -> Iterator[Finding]:
         yield Finding(what, "set TOPICS_API_KEYS_FILE (topics keys hash), or TOPICS_HOST=127.0.0.1")
 
 
-def fsync(server: Server) -> Iterator[Finding]:
+def fsync(server: ServerState) -> Iterator[Finding]:
     """The disk is fast enough."""
     took_ms = sync_ms(server.metrics, None, 0.99) or 0.0
     if took_ms > SYNC_MAX_MS:
@@ -110,7 +110,7 @@ def fsync(server: Server) -> Iterator[Finding]:
         yield Finding(f"one fsync in a hundred takes longer than {duration(took_ms)}", fix)
 
 
-def disk(server: Server) -> Iterator[Finding]:
+def disk(server: ServerState) -> Iterator[Finding]:
     """The server's disk has free space."""
     yield from _space(server.metrics["topics_disk_free_bytes"])
 
@@ -125,20 +125,20 @@ USED: Final = {"max_total_bytes": "bytes_live", "max_connections": "connections_
 LIMITS: Final = {"max_connections": "the limit of open files (ulimit -n)"}
 
 
-def caps(server: Server) -> Iterator[Finding]:
+def caps(server: ServerState) -> Iterator[Finding]:
     """No cap is nearly reached."""
-    for limit, most in by(server.metrics, "topics_limit_max", "limit").items():
+    for limit, most in by_label(server.metrics, "topics_limit_max", "limit").items():
         name = USED.get(limit, limit.removeprefix("max_"))
         used = server.metrics.get(f"topics_{name}", 0)  # caps per key have no metric
-        if most and used >= NEAR * most:
+        if most and used >= NEAR_CAP_SHARE * most:
             setting = LIMITS.get(limit, f"TOPICS_{limit.upper()}")
             fix = f"delete or close unused ones, or raise {setting}"
             yield Finding(f"{used} of {most} ({limit}) are in use", fix)
 
 
-def dead_letters(server: Server) -> Iterator[Finding]:
+def dead_letters(server: ServerState) -> Iterator[Finding]:
     """There are no dead letters."""
-    queues = map(server.client.topic, by(server.metrics, "topics_topic_queue_ready", "topic"))
+    queues = map(server.client.topic, by_label(server.metrics, "topics_topic_queue_ready", "topic"))
     named: dict[str, list[str]] = {}
     for queue in queues:
         with suppress(NotFound, Unavailable):
@@ -152,20 +152,20 @@ def dead_letters(server: Server) -> Iterator[Finding]:
                 yield Finding(what, f"{fix} moves them back")
 
 
-def lag(server: Server) -> Iterator[Finding]:
+def lag(server: ServerState) -> Iterator[Finding]:
     """Routers forward records without a long lag."""
-    behind = by(server.metrics, "topics_router_lag_records", "router")
-    for name, lag_ms in by(server.metrics, "topics_router_lag_ms", "router").items():
+    behind = by_label(server.metrics, "topics_router_lag_records", "router")
+    for name, lag_ms in by_label(server.metrics, "topics_router_lag_ms", "router").items():
         if lag_ms > LAG_MAX_MS:
             what = f"router {name} is {duration(lag_ms)} behind ({behind[name]} records)"
             fix = "check whether its dest is full (cap with discard: reject) or its shard is down"
             yield Finding(what, fix)
 
 
-def clock(server: Server) -> Iterator[Finding]:
+def clock(server: ServerState) -> Iterator[Finding]:
     """No records have times in the future."""
     if count := server.metrics.get("topics_topics_ahead_of_clock", 0):
-        ahead = (time.time() * 1000) + AHEAD_MS
+        ahead = (time.time() * 1000) + CLOCK_AHEAD_MAX_MS
         found = (each.name for each in server.client.topics() if (each.last_write_ts or 0) > ahead)
         names = ", ".join([*islice(found, NAMES_MAX)])
         what = f"{count} topics have records with future times, which ttl_ms keeps: {names}"
@@ -206,8 +206,8 @@ def permissions(directory: Path) -> Iterator[Finding]:
         yield Finding(what, f"chmod 700 {directory}")
 
 
-OF_SERVER: Final = (version, shards, keys, fsync, disk, caps, dead_letters, lag, clock)
-OF_MACHINE: Final = (free_space, file_system, permissions)
+SERVER_CHECKS: Final = (version, shards, keys, fsync, disk, caps, dead_letters, lag, clock)
+MACHINE_CHECKS: Final = (free_space, file_system, permissions)
 
 
 @command("doctor")
@@ -223,15 +223,15 @@ def doctor(shell: Shell, data_dir: Path | None) -> ExitCode:
     server does not respond.
     """
     is_well = True
-    for name, says, findings in _results(shell, data_dir):
+    for name, reason, findings in _results(shell, data_dir):
         is_well = is_well and not findings
         if shell.is_json:
-            for each in findings or [Finding(says, "")]:
+            for each in findings or [Finding(reason, "")]:
                 shell.emit({"check": name, "is_well": not findings, **each._asdict()})
         elif findings:
             click.echo("\n".join(f"WRONG  {what}\n       Fix: {fix}" for what, fix in findings))
         else:
-            click.echo(f"ok     {says}")
+            click.echo(f"ok     {reason}")
     return ExitCode.DONE if is_well else ExitCode.FAILED
 
 
@@ -239,18 +239,20 @@ def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, li
     """Yield the name of each check, its message without a finding, and its findings."""
     with shell.client() as client:
         try:
-            server = Server(client, client.call(calls.metrics()), readiness(client))
+            server = ServerState(client, client.call(calls.metrics()), readiness(client))
         except TopicsError as failure:
             is_key = isinstance(failure, Refused)
             yield "server", "", [Finding(failure.message, KEY_FIX if is_key else SERVER_FIX)]
         else:
             yield "server", f"{client.target.url} answers.", []
-            for check in OF_SERVER:
+            for check in SERVER_CHECKS:
                 yield check.__name__, check.__doc__ or "", [*check(server)]
     usual = Path(os.environ.get("TOPICS_DATA_DIR") or Settings().data_dir)
     directory = data_dir or (usual if usual.is_dir() else None)
     if directory is None:
-        shell.say("no data directory found; --data-dir names it on the machine of the server")
+        shell.print_note(
+            "no data directory found; --data-dir names it on the machine of the server"
+        )
         return
-    for local in OF_MACHINE:
+    for local in MACHINE_CHECKS:
         yield local.__name__, local.__doc__ or "", [*local(directory)]

@@ -31,8 +31,8 @@ from topics.cli.loading import (
     INPUT,
     Lines,
     Loader,
-    bad_input,
     blocks,
+    invalid_input,
     opened,
     reached,
     tracked,
@@ -164,7 +164,7 @@ def _export(
         footer = {"topics": counts, "sha256": digest.hexdigest()}
         packed.write(_encode({"footer": footer}) + b"\n")
     out.flush()
-    shell.say(f"exported {units.counted(sum(counts.values()))} of {', '.join(counts)}")
+    shell.print_note(f"exported {units.counted(sum(counts.values()))} of {', '.join(counts)}")
     if shell.is_json and out is not sys.stdout.buffer:
         shell.emit(footer)
 
@@ -176,11 +176,11 @@ def _headers(file: str) -> list[Header]:
     return [header for line in lines if (header := _decoded(*line).header) is not None]
 
 
-def _decoded(line: bytes, place: str) -> Line:
+def _decoded(line: bytes, location: str) -> Line:
     try:
         return _decode(line)
     except msgspec.DecodeError:
-        raise Failed(f"{place}: {DAMAGED}", "damaged_export") from None
+        raise Failed(f"{location}: {DAMAGED}", "damaged_export") from None
 
 
 def _check_not_source(client: Topics, header: Header, to: str | None) -> None:
@@ -206,8 +206,8 @@ def _append(
 ) -> None:
     """Append all records of an export."""
     with ExitStack() as stack:
-        for line, place in content:
-            found = _decoded(line, place)
+        for line, location in content:
+            found = _decoded(line, location)
             if found.header is not None:
                 stack.close()  # completes the previous topic
                 if not again:
@@ -221,23 +221,23 @@ def _append(
                 sent = {"data": found.data, "tag": found.tag, "node": found.node}
                 if found.meta is not NOTHING:
                     sent["meta"] = found.meta
-                loader.add(_encode(sent), place, line)
+                loader.add(_encode(sent), location, line)
 
 
 def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
     """Yield the lines of an export without its footer, and their places. Raise `Failed` at the end
     if it is truncated or was changed.
     """
-    digest, last, place = hashlib.sha256(), b"", ""
+    digest, last, location = hashlib.sha256(), b"", ""
     lines = Lines(_unpacked(found), name)
     try:
         for line in lines:
-            if place:
+            if location:
                 digest.update(last + b"\n")
-                yield last, place
+                yield last, location
             elif not line.startswith(HEADER):
-                raise bad_input(name, "not an export of topics")
-            last, place = line, lines.place
+                raise invalid_input(name, "not an export of topics")
+            last, location = line, lines.location
         footer = _decode(last).footer
     except (zlib.error, msgspec.DecodeError):
         footer = None

@@ -34,7 +34,7 @@ CHUNK_RECORDS: Final = 1000
 CHUNK_BYTES: Final = 1 << 20
 LINE_MAX_BYTES: Final = 64 << 20  # as the body of a request
 BLOCK_BYTES: Final = 1 << 18
-REPORTED_REJECTS: Final = 5
+REPORTED_REJECTS_MAX: Final = 5
 LINGER_S: Final = 0.05
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 WINDOW: Final = "idempotency_window_ms"
@@ -45,7 +45,7 @@ def reached(shell: Shell) -> Topics:
     """Return a patient client of a server that answers now, so that a wrong address is reported
     immediately. Raise `TopicsError`.
     """
-    client = shell.client(is_patient=True)
+    client = shell.client(retries=True)
     if shell.timeout is None:
         with suppress(Unavailable):  # the server starts, or one of its shards is not available
             client.once(calls.ready())
@@ -78,9 +78,9 @@ def opened(
         yield found
 
 
-def bad_input(place: str, what: str) -> Failed:
-    """Return the error for wrong input at ``place``."""
-    return Failed(f"{place}: {what}", "bad_input", ExitCode.USAGE)
+def invalid_input(location: str, reason: str) -> Failed:
+    """Return the error for wrong input at ``location``."""
+    return Failed(f"{location}: {reason}", "bad_input", ExitCode.USAGE)
 
 
 def blocks(stream: IO[bytes], on_idle: Callable[[], None] | None = None) -> Iterator[bytes]:
@@ -95,7 +95,7 @@ def blocks(stream: IO[bytes], on_idle: Callable[[], None] | None = None) -> Iter
 
 
 class Lines:
-    """Iterates over lines without their line ends and without a byte order mark. ``place`` names
+    """Iterates over lines without their line ends and without a byte order mark. ``location`` names
     the last line.
     """
 
@@ -103,7 +103,7 @@ class Lines:
         self._blocks, self._name, self._number = blocks, name, 0
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The number of the last line, for messages."""
         return f"{self._name}, line {self._number}"
 
@@ -114,7 +114,7 @@ class Lines:
             incomplete += first
             if len(incomplete) > LINE_MAX_BYTES:
                 limit = units.size(LINE_MAX_BYTES)
-                raise bad_input(self.place, f"the next line is longer than {limit}")
+                raise invalid_input(self.location, f"the next line is longer than {limit}")
             if others:
                 *complete, rest = others
                 for line in (bytes(incomplete), *complete):
@@ -129,12 +129,12 @@ class Lines:
 
 
 class Mark(NamedTuple):
-    """A record to append. ``place`` is its line in the input and ``line`` the content of this line.
-    Its key is made from ``origin``.
+    """A record to append. ``location`` is its line in the input and ``line`` the content of this
+    line. Its key is made from ``origin``.
     """
 
     record: bytes
-    place: str
+    location: str
     origin: bytes
     line: bytes
 
@@ -154,14 +154,14 @@ class Rejects:
         with Path(path).open("wb") as self._file:
             yield
 
-    def add(self, line: bytes, place: str, reason: str) -> None:
+    def add(self, line: bytes, location: str, reason: str) -> None:
         """Skip a line."""
         if self._file is not None:
             is_first = self.count == 0 and self.head
             self._file.write((self.head + b"\n" if is_first else b"") + line + b"\n")
         self.count += 1
-        if self.count <= REPORTED_REJECTS:
-            self._shell.say(f"skipped {place}: {reason}")
+        if self.count <= REPORTED_REJECTS_MAX:
+            self._shell.print_note(f"skipped {location}: {reason}")
 
 
 class Loader:
@@ -195,11 +195,11 @@ class Loader:
         self.appended = self.deduped = self.first_seq = self.last_seq = 0
 
     def add(
-        self, record: bytes, place: str, origin: bytes | None = None, line: bytes = b""
+        self, record: bytes, location: str, origin: bytes | None = None, line: bytes = b""
     ) -> None:
         """Append a record (§2), immediately if it completes a chunk. See `Mark`."""
         self._unsent += 1
-        for chunk in self._chunker.add(record, Mark(record, place, origin or record, line)):
+        for chunk in self._chunker.add(record, Mark(record, location, origin or record, line)):
             self._append(chunk)
 
     def flush(self) -> None:
@@ -225,9 +225,9 @@ class Loader:
                 if self._rejects is None:
                     if key == calls.AUTO and index:
                         self._send(_array(marks[:index]), key)
-                    raise bad_input(marks[index].place, error.message) from None
+                    raise invalid_input(marks[index].location, error.message) from None
                 mark = marks.pop(index)
-                self._rejects.add(mark.line, mark.place, error.message)
+                self._rejects.add(mark.line, mark.location, error.message)
                 self._unsent -= 1
                 refused, records = refused + 1, _array(marks)
 
@@ -241,9 +241,9 @@ class Loader:
     def _send(self, records: bytes, key: str) -> None:
         """Append records with one request. Raise `TopicsError`."""
         receipt = self._client.call(calls.append(self._topic, {"records": Raw(records)}, key))
-        self._shell.back()
+        self._shell.report_reconnected()
         if receipt.created:
-            self._shell.say(f"created topic {self._topic}")
+            self._shell.print_note(f"created topic {self._topic}")
         self._unsent -= receipt.count
         if receipt.deduped:
             self.deduped += receipt.count
@@ -257,7 +257,7 @@ class Loader:
         """
         if self._is_open:
             return
-        self._is_open, name, say = True, self._topic, self._shell.say
+        self._is_open, name, print_note = True, self._topic, self._shell.print_note
         config = self._config
         # A key with the scope write alone may append, but it must not ignore a config.
         with suppress(*() if config else (Refused,)):
@@ -266,9 +266,9 @@ class Loader:
             except NotFound:
                 window_ms = max(config.get(WINDOW, 0), WINDOW_MS)
                 self._client.call(calls.put_topic(name, {**config, WINDOW: window_ms}))
-                say(f"created topic {name}, which recognizes repeated records for 7 days")
+                print_note(f"created topic {name}, which recognizes repeated records for 7 days")
             if self._keys is not None and window_ms < units.MS["h"]:
-                say(
+                print_note(
                     f"{name} recognizes repeated records only for {units.duration(window_ms)}, so a"
                     f" later run appends them again; topics config {name} {WINDOW}=7d prevents this"
                 )
@@ -280,13 +280,13 @@ class Loader:
         self, _kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         try:
-            if error is None or (not self._is_keyed and _is_bad_input(error)):
+            if error is None or (not self._is_keyed and _is_invalid_input(error)):
                 self.flush()
         except BaseException as failure:
             error = failure
             raise
         finally:
-            is_wrong = isinstance(error, Invalid) or _is_bad_input(error)
+            is_wrong = isinstance(error, Invalid) or _is_invalid_input(error)
             if error is None or is_wrong or self.appended or self.deduped:
                 self._report(is_complete=error is None)
 
@@ -309,14 +309,14 @@ class Loader:
                 text += ", run the command again to continue"
             elif self._unsent:
                 text += f", {units.counted(self._unsent)} read and not appended"
-        self._shell.say(text)
+        self._shell.print_note(text)
         if self._shell.is_json and is_complete:
             counts = ("appended", "deduped", "first_seq", "last_seq")
             members = {name: getattr(self, name) for name in counts}
             self._shell.emit({"topic": self._topic, **members, "skipped": skipped})
 
 
-def _is_bad_input(error: BaseException | None) -> bool:
+def _is_invalid_input(error: BaseException | None) -> bool:
     return isinstance(error, Failed) and error.code == "bad_input"
 
 

@@ -14,11 +14,11 @@ from topics.client import ConnectionLost, Throttled, Topics, TopicsError, Unavai
 
 Metrics = dict[str, Any]
 
-AWAY: Final = (ConnectionLost, Unavailable, Throttled)
+TEMPORARY_ERRORS: Final = (ConnectionLost, Unavailable, Throttled)
 SYNCS: Final = "topics_wal_fsync_latency_us"
 
 
-def by(metrics: Metrics, name: str, label: str) -> dict[str, int]:
+def by_label(metrics: Metrics, name: str, label: str) -> dict[str, int]:
     """Return the values of a metric by one of its labels, summed over its other labels."""
     found: dict[str, int] = {}
     for row in metrics.get(name, ()):
@@ -47,28 +47,28 @@ class Readiness(NamedTuple):
     """Whether the server is ready, its message, and the numbers of shards by their fault."""
 
     is_ready: bool
-    says: str
+    reason: str
     shards: dict[str, list[int]]
 
     def __str__(self) -> str:
         found = [
             f"shard {number} {state}" for state in self.shards for number in self.shards[state]
         ]
-        return ", ".join([self.says, *found])
+        return ", ".join([self.reason, *found])
 
 
 def readiness(client: Topics) -> Readiness:
     """Return the readiness of the server. Raise `TopicsError`."""
     try:
-        answer, says, is_ready = client.once(calls.ready()), "ready", True
+        answer, reason, is_ready = client.once(calls.ready()), "ready", True
     except Unavailable as failure:
-        answer, says, is_ready = failure.detail, f"not ready: {failure.message}", False
+        answer, reason, is_ready = failure.detail, f"not ready: {failure.message}", False
         if progress := answer.get("replay_progress"):
-            says += f" ({progress:.0%})"
+            reason += f" ({progress:.0%})"
     shards: dict[str, list[int]] = {}
     for each in answer.get("shards", ()):
         shards.setdefault(each["state"], []).append(each["shard"])
-    return Readiness(is_ready, says, shards)
+    return Readiness(is_ready, reason, shards)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def own_topic(shell: Shell, client: Topics, prefix: str, **config: Any) -> Itera
         try:
             client.topic(name).drop()
         except TopicsError as failure:
-            shell.say(f"topic {name} could not be deleted: {failure.message}")
+            shell.print_note(f"topic {name} could not be deleted: {failure.message}")
 
 
 def percentile(times: Sequence[float], share: float) -> float | None:

@@ -19,7 +19,7 @@ import httpx2
 import msgspec
 from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
 
-from topics.cli.measure import AWAY, own_topic, percentile
+from topics.cli.measure import TEMPORARY_ERRORS, own_topic, percentile
 from topics.cli.shell import Shell, command, pass_shell
 from topics.cli.units import DURATION, Duration
 from topics.client import ConnectionLost, Topics
@@ -31,7 +31,7 @@ from topics.errors import ExitCode
 
 CONFIG: Final = {"durability": "ephemeral", "cap_records": 100}
 HEARTBEAT_S: Final = 1.0
-SILENCE_S: Final = 2.5  # heartbeats are missing
+HEARTBEAT_MAX_S: Final = 2.5  # heartbeats are missing
 BUFFERS: Final = (
     "a proxy between this machine and the server buffers the stream: its heartbeats, one per"
     " second, are late as well. Switch off its buffering (nginx: proxy_buffering off; and no gzip)"
@@ -65,7 +65,7 @@ def ping(shell: Shell, via: str, count: int | None, interval: int, wait: int) ->
     results: list[dict[str, Any]] = []
     with shell.client() as client, own_topic(shell, client, "ping", **CONFIG) as name:
         listen = by_web_socket if via == "ws" else by_watch
-        with Run(client.topic(name), listen, wait / 1000) as run:
+        with PingRun(client.topic(name), listen, wait / 1000) as run:
             try:
                 while len(results) != count:
                     sleep(interval / 1000 if results else 0)
@@ -91,7 +91,7 @@ def _show(shell: Shell, found: dict[str, Any], text: str) -> None:
         click.echo(text.format(**shown).rstrip(" -"))
 
 
-class Run:
+class PingRun:
     """A topic and a stream, which is opened again when it ends. ``proxy`` is what proxies on the
     path say about themselves.
     """
@@ -137,12 +137,12 @@ class Run:
                     break
             else:
                 raise ended()
-            if silence_s >= SILENCE_S:
+            if silence_s >= HEARTBEAT_MAX_S:
                 found["why"] = BUFFERS
         except TimeoutError:
             self._end()
             found["why"] = BUFFERS
-        except AWAY as failure:
+        except TEMPORARY_ERRORS as failure:
             if number == 1:
                 raise
             self._end()

@@ -79,7 +79,7 @@ def info(shell: Shell, name: str) -> None:
     click.echo()
     configs.table_of(state.config)
     if left := told.get("dead_letters"):
-        shell.say(f"{left} dead letters: topics queue redrive {dead} moves them back")
+        shell.print_note(f"{left} dead letters: topics queue redrive {dead} moves them back")
 
 
 @queue.command("peek")
@@ -124,7 +124,7 @@ def leases(shell: Shell, name: str, node: str | None) -> None:
     columns["last_error"] = "LAST ERROR"
     empty = f"no job of {name} is leased" + (f" by {node}" if node else "")
     with shell.client() as client:
-        shell.table(client.queue(name).leases(node), columns, {"deadline": units.left}, empty)
+        shell.table(client.queue(name).leases(node), columns, {"deadline": units.remaining}, empty)
 
 
 @queue.command("redrive")
@@ -141,7 +141,7 @@ def redrive(
     The exit code is 1 if some were skipped, because their queue does not exist or is full.
     """
     moved = 0
-    with shell.client(is_patient=True) as client:
+    with shell.client(retries=True) as client:
         while True:
             most = None if limit is None else min(limit - moved, REDRIVE_MAX)
             done = client.queue(name).redrive(to=to, tag=tag, limit=most)
@@ -168,4 +168,4 @@ def _summary(client: Topics, state: TopicState) -> dict[str, Any]:
 
 
 def _holder(lease: Lease) -> str:
-    return f"{lease.node} ({units.left(lease.deadline)} left, delivery {lease.deliveries})"
+    return f"{lease.node} ({units.remaining(lease.deadline)} left, delivery {lease.deliveries})"

@@ -45,7 +45,7 @@ from topics.errors import ExitCode
 STREAM_TOPICS: Final = 64  # the server's limit for one stream
 QUEUED_EVENTS: Final = 256
 WAIT_S: Final = 0.5
-SCAN_EVERY_S: Final = 2.0  # for new topics that a glob matches
+SCAN_INTERVAL_S: Final = 2.0  # for new topics that a glob matches
 GLOB: Final = re.compile(r"[*?\[]")
 FIELDS: Final[dict[str, Callable[[Record], str]]] = {
     "t": lambda record: record.topic,
@@ -137,7 +137,7 @@ def read(
             if output.is_full:
                 break
         if not output.shown:
-            shell.say(f"no matching records in {', '.join(starts)}")
+            shell.print_note(f"no matching records in {', '.join(starts)}")
 
 
 @command("tail", params=[*OPTIONS])
@@ -160,7 +160,7 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
     with reached(shell) as client:
         names = _names_of(client, topics)
         if not names:
-            shell.say(f"no topic matches {' '.join(topics)} yet")
+            shell.print_note(f"no topic matches {' '.join(topics)} yet")
         output.is_named = len(names) != 1 or names[0] not in topics
         starts: dict[str, Start] = dict.fromkeys(names, TAIL)
         if last:
@@ -176,7 +176,7 @@ def pages(
     head, reading = state.head_seq, calls.Reading(state.name, after, limit, None, follow=False)
     while reading.seq < head and not reading.is_done:
         events = reading.take(client.call(reading.call()))
-        shell.back()
+        shell.report_reconnected()
         yield [each for each in events if not isinstance(each, Record) or each.seq <= head]
 
 
@@ -254,13 +254,13 @@ def _follow(
 ) -> None:
     """Show events until the output is complete. Raise `Failed` if all topics are deleted."""
     globs = [name for name in names if GLOB.search(name)]
-    streams = Streams(client, starts, globs)
+    streams = EventStreams(client, starts, globs)
     try:
         while streams.topics or globs:
             event = streams.next()
             if isinstance(event, Exception):
                 raise event
-            shell.back()
+            shell.report_reconnected()
             output.show([event])
             if streams.queue.empty():
                 output.flush()
@@ -273,7 +273,7 @@ def _follow(
         shell.is_quiet = True  # the streams break when the command ends
 
 
-class Streams:
+class EventStreams:
     """Receives events of many topics, with a stream and a thread for each `STREAM_TOPICS` of them,
     and for new topics that a glob matches.
     """
@@ -312,7 +312,7 @@ class Streams:
 
     def _scan(self) -> None:
         while True:
-            sleep(SCAN_EVERY_S)
+            sleep(SCAN_INTERVAL_S)
             with suppress(ConnectionLost, Throttled, Unavailable):  # the streams report it, too
                 found = _names_of(self._client, self._globs)
                 self._begin([(name, 0) for name in found if name not in self.topics])
@@ -336,7 +336,7 @@ class Output:
         if form is None and (shell.is_json or not sys.stdout.isatty()):
             form = "json"
         self._is_json = form == "json"
-        self._write = self._for_people if form is None else _template(form)
+        self._write = self._for_terminal if form is None else _template(form)
 
     @property
     def is_full(self) -> bool:
@@ -377,7 +377,7 @@ class Output:
         if kind == "tombstone" and self._fails:
             raise Failed(f"{event.topic}: {what}", "records_lost")
 
-    def _for_people(self, records: list[Record]) -> bytes:
+    def _for_terminal(self, records: list[Record]) -> bytes:
         return "".join(map(self._line, records)).encode()
 
     def _line(self, record: Record) -> str:

@@ -94,7 +94,7 @@ def graph(shell: Shell, mermaid: bool) -> None:
         for each in found:
             shell.emit({"router": each.name, "source": each.source, "dest": each.dest})
     elif not found:
-        shell.say("there are no routers")
+        shell.print_note("there are no routers")
     else:
         for line in _mermaid(found) if mermaid else _tree(found):
             click.echo(line)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from topics.cli.shell import Failed, Mistake, Shell, command, group, pass_shell, secret
+from topics.cli.shell import Failed, InvalidInput, Shell, command, group, pass_shell, secret
 from topics.errors import ExitCode
 from topics.imports import gc_frozen
 
@@ -60,14 +60,14 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
         start = boot.read(environ)
     except ConfigError as error:
         problems = "".join(f"\n  {problem}" for problem in error.problems)
-        raise Mistake(f"invalid settings:{problems}") from None
+        raise InvalidInput(f"invalid settings:{problems}") from None
     if print_config:
         _print_config(start)
         return ExitCode.DONE
     try:
         check_path(start.settings.data_dir)
     except NotADataDirectory as error:
-        raise Mistake(f"{error} (TOPICS_DATA_DIR={start.settings.data_dir})") from None
+        raise InvalidInput(f"{error} (TOPICS_DATA_DIR={start.settings.data_dir})") from None
     return _run(start, environ)
 
 
@@ -129,7 +129,7 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
             _backup(source), directory, as_new=as_new, with_damage=damaged
         )
     for finding in findings:
-        shell.say(finding)
+        shell.print_note(finding)
     summary = {
         "created_ms": found.created_ms,
         "shards": found.shards,
@@ -141,7 +141,9 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
 
 
 def _backup(source: str) -> Any:
-    """Return the tar of a backup, or the function that unpacks a generation. Raise `Mistake`."""
+    """Return the tar of a backup, or the function that unpacks a generation. Raise
+    `InvalidInput`.
+    """
     from functools import partial
 
     from topics.storage.standby import Standby
@@ -154,7 +156,7 @@ def _backup(source: str) -> Any:
     if number.isascii() and number.isdigit():
         found = copy.generation(int(number))
     if found is None:
-        raise Mistake(f"{source}: {number!r} is not the number of a generation")
+        raise InvalidInput(f"{source}: {number!r} is not the number of a generation")
     return partial(copy.unpack, found, link=False)
 
 
@@ -168,7 +170,7 @@ def restore_errors(source: str, unchanged: str) -> Iterator[None]:
     try:
         yield
     except CannotRestore as error:
-        raise Mistake(str(error)) from None
+        raise InvalidInput(str(error)) from None
     except BadStandby as error:
         raise Failed(f"{error}; {unchanged}", "bad_backup", ExitCode.DAMAGED) from None
     except NotABackup as error:
@@ -200,7 +202,7 @@ def hash_key(alias: bool) -> ExitCode:
     try:
         digest = digest_of(secret("Key: "))
     except ValueError as error:
-        raise Mistake(str(error)) from None
+        raise InvalidInput(str(error)) from None
     sys.stdout.write(f"{HASHED.decode()}{digest.hex()}\n")
     if alias:
         sys.stdout.write(f"# alias {Principal(digest).alias}\n")
@@ -222,7 +224,7 @@ def check_keys(shell: Shell, file: Path) -> None:
     except OSError as error:
         errors = [error.strerror or str(error)]
     if errors:
-        raise Mistake("\n".join(f"{file}: {each}" for each in errors))
+        raise InvalidInput("\n".join(f"{file}: {each}" for each in errors))
     if not shell.is_json:
         rows = [row | {"prefixes": row["prefixes"] or ("(all names)",)} for row in rows]
     titles = {"line": "LINE", "alias": "ALIAS", "scopes": "SCOPES", "prefixes": "PREFIXES"}
@@ -238,7 +240,7 @@ def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
     except DataDirectoryInUse as error:
         raise click.ClickException(f"{error}; stop it first, or {name} a copy") from None
     except NotADataDirectory as error:
-        raise Mistake(str(error)) from None
+        raise InvalidInput(str(error)) from None
     except DataDirectoryDamaged as error:
         raise Failed(str(error), "damaged", ExitCode.DAMAGED) from None
 

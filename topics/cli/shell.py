@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SECRET_MAX_BYTES: Final = 64 * 1024  # the limit of a request's header
 
 
-class Mistake(click.ClickException):
+class InvalidInput(click.ClickException):
     """A wrong argument, field or file."""
 
     exit_code = ExitCode.USAGE
@@ -57,14 +57,14 @@ class Shell:
     timeout: float | None = None
     is_away: bool = False  # an interruption of the server has been reported
 
-    def client(self, *, is_patient: bool = False) -> Topics:
+    def client(self, *, retries: bool = False) -> Topics:
         """Return a client. A patient one retries as `topics.client` does: streams and workers
         without end. Any other fails at the first failure. Raise `TopicsError`.
         """
         from topics.client import Retry, Topics
         from topics.client.settings import read_key
 
-        retry = None if is_patient else Retry(deadline=0.0)
+        retry = None if retries else Retry(deadline=0.0)
         return Topics(
             self.url,
             key=read_key(self.key_file) if self.key_file else None,
@@ -76,16 +76,16 @@ class Shell:
 
     def _on_pause(self, failure: TopicsError, _pause_s: float) -> None:
         if not self.is_away:
-            self.say(f"{failure.message}; trying again")
+            self.print_note(f"{failure.message}; trying again")
         self.is_away = True
 
-    def back(self) -> None:
+    def report_reconnected(self) -> None:
         """Report the end of an interruption. To be called after each response or event."""
         if self.is_away:
             self.is_away = False
-            self.say("connected again")
+            self.print_note("connected again")
 
-    def say(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Write a message for users to stderr."""
         if not self.is_quiet:
             _write_stderr(f"topics: {text}")
@@ -101,14 +101,14 @@ class Shell:
         if self.is_json:
             self.emit(value)
         else:
-            self.say(text)
+            self.print_note(text)
 
     def confirm(self, question: str, is_sure: bool) -> None:
         """Ask on a terminal unless ``--yes`` was given. Raise if the user does not confirm."""
         if is_sure:
             return
         if not sys.stdin.isatty():
-            raise Mistake(f"{question} Confirm with --yes, because stdin is no terminal.")
+            raise InvalidInput(f"{question} Confirm with --yes, because stdin is no terminal.")
         if not click.confirm(question, err=True):
             raise click.ClickException("nothing was changed")
 
@@ -126,7 +126,7 @@ class Shell:
         """
         rows = [*rows]
         if not rows and empty:
-            self.say(empty)
+            self.print_note(empty)
             return
         if self.is_json:
             for row in rows:
@@ -222,10 +222,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def has_colours() -> bool:
     """Return whether text on the terminal may have colours (https://no-color.org)."""
-    return not os.environ.get("NO_COLOR") and not is_dumb()
+    return not os.environ.get("NO_COLOR") and not is_dumb_terminal()
 
 
-def is_dumb() -> bool:
+def is_dumb_terminal() -> bool:
     """Return whether the terminal only shows plain lines."""
     return os.environ.get("TERM") == "dumb"
 

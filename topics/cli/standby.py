@@ -18,9 +18,9 @@ import click
 import msgspec
 
 from topics.cli import units
-from topics.cli.backup import BLOCK_BYTES, SILENT_S, Copy
+from topics.cli.backup import BLOCK_BYTES, RESPONSE_MAX_S, CopiedArchive
 from topics.cli.server import restore_errors
-from topics.cli.shell import Failed, Mistake, Shell, group, pass_shell
+from topics.cli.shell import Failed, InvalidInput, Shell, group, pass_shell
 from topics.client import Invalid, Refused, Topics, TopicsError, calls
 from topics.client.errors import error_of
 from topics.client.http import lost
@@ -157,7 +157,7 @@ def _rounds(
                 raise
             figures.failed += 1
             if str(error) != reported:
-                shell.say(f"{error}; trying again")
+                shell.print_note(f"{error}; trying again")
             reported, pause_s = str(error), min(2 * pause_s, max(PAUSE_MAX_S, every_s))
         else:
             figures.newest, figures.kept = found, len(copy.numbers())
@@ -184,12 +184,12 @@ def _round(client: Topics, copy: Standby, rate: int | None) -> Generation:
     headers = {"Content-Type": "application/json"}
     try:
         with client.http.stream(
-            "POST", "/v0/backup", content=body, headers=headers, timeout=SILENT_S
+            "POST", "/v0/backup", content=body, headers=headers, timeout=RESPONSE_MAX_S
         ) as answer:
             if answer.status_code != 200:
                 raise error_of(answer.status_code, answer.headers, answer.read())
             has_begun = True
-            blocks = Copy(answer.iter_raw(BLOCK_BYTES), None, rate)
+            blocks = CopiedArchive(answer.iter_raw(BLOCK_BYTES), None, rate)
             with tarfile.open(fileobj=cast("IO[bytes]", blocks), mode="r|") as tar:
                 found = copy.receive(
                     *(tar, known, counters),
@@ -223,7 +223,7 @@ def _metrics(address: str | None, figures: Figures) -> Iterator[None]:
         return
     host, _, port = address.rpartition(":")
     if not port.isdigit() or int(port) > 65_535:
-        raise Mistake(f"--metrics-port {address}: not a port or HOST:PORT")
+        raise InvalidInput(f"--metrics-port {address}: not a port or HOST:PORT")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -253,7 +253,7 @@ def _usage() -> Iterator[None]:
     try:
         yield
     except (BadStandby, StandbyInUse) as error:
-        raise Mistake(str(error)) from None
+        raise InvalidInput(str(error)) from None
     except Fenced as error:
         raise Failed(str(error), "fenced") from None
 
@@ -381,9 +381,9 @@ def promote(
             )
         copy.unlock()
     for finding in findings:
-        shell.say(finding)
+        shell.print_note(finding)
     if generation is None:
-        shell.say(f"{directory} was promoted before")
+        shell.print_note(f"{directory} was promoted before")
         return
     age = units.duration(_age_ms(generation))
     text = f"{directory}: generation {generation.number}, as of {age} ago; later writes are lost"

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from topics.cli.measure import AWAY, Metrics, by, readiness, sync_ms
-from topics.cli.shell import Shell, aligned, command, is_dumb, pass_shell
+from topics.cli.measure import TEMPORARY_ERRORS, Metrics, by_label, readiness, sync_ms
+from topics.cli.shell import Shell, aligned, command, is_dumb_terminal, pass_shell
 from topics.cli.units import Duration, duration, size
 from topics.client import Topics, Unavailable, calls
 from topics.errors import ExitCode
@@ -71,7 +71,7 @@ def top(shell: Shell, once: bool, interval: int, rows: int) -> ExitCode:
     with shell.client() as client:
         every = reports(client, interval / 1000, rows)
         try:
-            if once or shell.is_json or not sys.stdout.isatty() or is_dumb():
+            if once or shell.is_json or not sys.stdout.isatty() or is_dumb_terminal():
                 next(every)
                 for each in every:
                     shell.emit(each) if shell.is_json else click.echo("\n".join([*lines(each), ""]))
@@ -94,7 +94,7 @@ def reports(client: Topics, interval_s: float, rows: int) -> Iterator[Report]:
         head = {"ts": int(1000 * time.time()), "server": client.target.url}
         try:
             after, ready = sample(client), readiness(client)
-        except AWAY as failure:
+        except TEMPORARY_ERRORS as failure:
             if report is None:
                 raise
             before, report = None, {"is_ready": False, "state": f"unreachable: {failure.message}"}
@@ -111,7 +111,7 @@ def sample(client: Topics) -> Sample:
     """Return the current counters of the server. Raise `TopicsError`."""
     metrics = client.call(calls.metrics())
     names = ("head_seq", "records_live", "bytes_live")
-    heads, counts, sizes = (by(metrics, f"topics_topic_{name}", "topic") for name in names)
+    heads, counts, sizes = (by_label(metrics, f"topics_topic_{name}", "topic") for name in names)
     topics = {name: (heads[name], counts[name], sizes[name]) for name in heads}
     if metrics["topics_topic_metrics_truncated"]:  # the list has all, unless a shard is down
         with suppress(Unavailable):
@@ -130,14 +130,14 @@ def report_of(before: Sample | None, after: Sample, rows: int) -> Report:
 
     def requests(label: str, *parts: str) -> float | None:
         now, earlier = (
-            sum(count for text, count in by(each, "topics_http_requests_total", label).items()
+            sum(count for text, count in by_label(each, "topics_http_requests_total", label).items()
                 if text.startswith(parts))
             for each in (metrics, then)
         )  # fmt: skip
         return rate(now, earlier)
 
     def of(label: str, name: str, each: Metrics = metrics) -> dict[str, int]:
-        return by(each, f"topics_{label}_{name}", label)
+        return by_label(each, f"topics_{label}_{name}", label)
 
     heads = {name: head for name, (head, *_) in before.topics.items()} if before else {}
     ready, in_flight = of("topic", "queue_ready"), of("topic", "queue_in_flight")
@@ -171,7 +171,7 @@ def report_of(before: Sample | None, after: Sample, rows: int) -> Report:
         "writes_per_s": requests("route", "append"),
         "reads_per_s": requests("route", "diff"),
         "errors_per_s": requests("status", "4", "5"),
-        "streams": by(metrics, "topics_streams", "kind"),
+        "streams": by_label(metrics, "topics_streams", "kind"),
         "disk_free_bytes": metrics["topics_disk_free_bytes"],
         "fsync_p50_ms": sync_ms(metrics, then, 0.5) if before else None,
         "fsync_p99_ms": sync_ms(metrics, then, 0.99) if before else None,

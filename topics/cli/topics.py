@@ -115,22 +115,22 @@ def config(
             else:
                 configs.table_of(state.config)
             return ExitCode.DONE
-        asked = configs.change(client, "topic", topic, configs.pairs(pairs))
-        dropped = asked.dropped(client)
+        wanted = configs.change(client, "topic", topic, configs.pairs(pairs))
+        dropped = wanted.dropped(client)
         if not dry_run:
             if dropped:
-                changes = ", ".join(asked.lines())
+                changes = ", ".join(wanted.lines())
                 loss = f"{units.counted(dropped)} of {topic}"
                 shell.confirm(f"Change {changes} and remove {loss}?", is_sure)
-            dropped = asked.apply(client)
-    configs.show(shell, asked, **({"dropped": dropped} if asked.changes_limits else {}))
+            dropped = wanted.apply(client)
+    configs.show(shell, wanted, **({"dropped": dropped} if wanted.changes_limits else {}))
     if dropped:
         verb = "would remove" if dry_run else "removed"
-        shell.say(f"this {verb} {units.counted(dropped)}")
-    if asked.word == "keep":
-        shell.say("nothing to change")
+        shell.print_note(f"this {verb} {units.counted(dropped)}")
+    if wanted.verb == "keep":
+        shell.print_note("nothing to change")
     elif dry_run:
-        shell.say("nothing was changed because of --dry-run")
+        shell.print_note("nothing was changed because of --dry-run")
         return ExitCode.DIFFERENT
     return ExitCode.DONE
 

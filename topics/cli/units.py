@@ -58,7 +58,7 @@ def age(ts_ms: float) -> str:
     return duration(max(0.0, 1000 * time() - ts_ms))
 
 
-def left(ts_ms: float) -> str:
+def remaining(ts_ms: float) -> str:
     """Return the time that is left until a time."""
     return duration(max(0.0, ts_ms - 1000 * time()))
 

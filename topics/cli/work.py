@@ -92,17 +92,17 @@ def work(
     slots, lease_s = 1 if once else concurrency, lease_ms / 1000
     logging.getLogger("topics.client").setLevel(logging.CRITICAL)  # `Shell` reports pauses
     with (
-        shell.client(is_patient=True) as client,
+        shell.client(retries=True) as client,
         client.queue(queue).worker(lease=lease_s, drain=drain) as worker,
     ):
-        crew = Crew(shell, client, worker, command, slots)
-        crew.run(once=once, drain=drain)
-    if drain and not crew.begun:
-        shell.say(f"{queue} has no jobs")
-    return ExitCode.FAILED if crew.failed and (once or drain) else ExitCode.DONE
+        pool = WorkerPool(shell, client, worker, command, slots)
+        pool.run(once=once, drain=drain)
+    if drain and not pool.begun:
+        shell.print_note(f"{queue} has no jobs")
+    return ExitCode.FAILED if pool.failed and (once or drain) else ExitCode.DONE
 
 
-class Crew:
+class WorkerPool:
     """The running programs, each with its thread and its job."""
 
     def __init__(
@@ -126,7 +126,7 @@ class Crew:
         """Work until the worker stops. Raise `TopicsError` or `OSError`."""
         threading.Thread(target=self._monitor, daemon=True).start()
         try:
-            while self._claim(is_one=once) and drain and not once:
+            while self._claim(is_single=once) and drain and not once:
                 self._join()  # then check again, because programs may append jobs
             self._join()
         except KeyboardInterrupt:
@@ -141,16 +141,16 @@ class Crew:
         if self._failure is not None:
             raise self._failure
 
-    def _claim(self, *, is_one: bool) -> bool:
+    def _claim(self, *, is_single: bool) -> bool:
         """Start jobs until the worker has no more. Return whether there was one."""
         before = self.begun
         for job in self._worker:
-            self._shell.back()
+            self._shell.report_reconnected()
             self._threads = [each for each in self._threads if each.is_alive()]
             self._threads.append(threading.Thread(target=self._work, args=(job,), daemon=True))
             self._threads[-1].start()
             self.begun += 1
-            if is_one:
+            if is_single:
                 break
             while not self._slots.acquire(timeout=WAIT_S):
                 pass
@@ -190,15 +190,15 @@ class Crew:
             if code == 0 or job.lost:
                 is_settled = job.ack()
             elif self._is_interrupted or (code in STOPPED and self._worker.is_stopped(MONITOR_S)):
-                self._say(job, "released")
+                self._report(job, "released")
                 is_settled = job.nack(delay=0.0)
             else:
                 self.failed += 1
                 how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-                self._say(job, f"{how}, delivery {job.record.deliveries}")
+                self._report(job, f"{how}, delivery {job.record.deliveries}")
                 is_settled = job.nack(error=last_line or how)
             if not is_settled:
-                self._say(job, "the lease was lost, so the job will run again")
+                self._report(job, "the lease was lost, so the job will run again")
         except Exception as failure:
             self._failure = self._failure or failure
             if isinstance(failure, OSError):  # the program was not started
@@ -239,16 +239,16 @@ class Crew:
             with self._lock:
                 lost = {process for process, job in self._running.items() if job.lost} - stopped
                 for process in lost:
-                    self._say(self._running[process], "the lease is lost, stopping the command")
+                    self._report(self._running[process], "the lease is lost, stopping the command")
                     process.terminate()
             stopped |= lost
             if self._shell.is_away:  # the next job, which would show it, may take long to arrive
                 with suppress(TopicsError):
                     self._client.once(calls.ready())
-                    self._shell.back()
+                    self._shell.report_reconnected()
 
-    def _say(self, job: Job, text: str) -> None:
-        self._shell.say(f"{job.record.topic}#{job.record.seq}: {text}")
+    def _report(self, job: Job, text: str) -> None:
+        self._shell.print_note(f"{job.record.topic}#{job.record.seq}: {text}")
 
 
 def _copy(stderr: Any, end: bytearray) -> None:

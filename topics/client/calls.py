@@ -30,7 +30,7 @@ PAGE: Final = 1000  # the server's maximum
 WAIT_S: Final = 25.0  # of one long poll; the server's maximum is 30
 SHUTDOWN_S: Final = 0.8  # for each request after Ctrl-C, a cancellation or an exception
 ATTEMPT_MIN_S: Final = 0.2  # a request may take this long after its deadline, too
-CHANCE: Final = random.SystemRandom()  # does not disturb a program that seeds `random`
+RANDOM: Final = random.SystemRandom()  # does not disturb a program that seeds `random`
 
 
 class Call(NamedTuple, Generic[T]):
@@ -117,7 +117,7 @@ class Tries:
         self._connects += lost and not failure.was_sent  # type: ignore[attr-defined]
         pause = named or 0.0
         if named is None or retry.tries < inf:
-            pause = max(pause, self._pause * CHANCE.uniform(0.5, 1.0))
+            pause = max(pause, self._pause * RANDOM.uniform(0.5, 1.0))
             self._pause = min(2 * self._pause, retry.most)
         is_over = self._tries > retry.tries or self._connects > retry.connects
         if is_over or now + pause > min(self._until, self._last):

@@ -21,8 +21,8 @@ from topics.client.settings import Target
 from topics.client.watching import HEARTBEAT_S
 
 CONNECT_S: Final = 10.0
-KEPT_S: Final = 60.0  # of an idle connection; the server closes it after 75 s
-KEPT_MAX: Final = 16
+KEEPALIVE_S: Final = 60.0  # of an idle connection; the server closes it after 75 s
+KEEPALIVE_MAX: Final = 16
 FAILURES: Final = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
 
 
@@ -56,7 +56,7 @@ def http_options(target: Target, timeout: float) -> dict[str, Any]:
         "headers": headers_of(target),
         "timeout": timeouts(timeout, min(timeout, CONNECT_S)),
         "verify": certificates(target) or False,
-        "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=KEPT_MAX),
+        "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=KEEPALIVE_MAX),
         "trust_env": False,
     }
 

@@ -13,8 +13,8 @@ from topics.client.values import JobRecord
 
 ERROR_MAX_BYTES: Final = 1024
 DELAY_MAX_S: Final = 300.0
-EXTEND_PART: Final = 3.0  # leases are extended after this fraction of their time
-EXTEND_AGAIN_S: Final = 1.0  # after an extension that failed
+EXTEND_DIVISOR: Final = 3.0  # leases are extended after this fraction of their time
+EXTEND_RETRY_S: Final = 1.0  # after an extension that failed
 
 
 class HeldJob:
@@ -90,10 +90,10 @@ class HeldJob:
         """Return the fields of a nack. The default ``delay`` is 1, 2, 4, … s, varied at random."""
         if delay is None:
             doubled = 2.0 ** min(self.record.deliveries - 1, 16)
-            delay = min(doubled, DELAY_MAX_S) * calls.CHANCE.uniform(0.8, 1.2)
+            delay = min(doubled, DELAY_MAX_S) * calls.RANDOM.uniform(0.8, 1.2)
         fields: dict[str, Any] = {"delay_ms": int(1000 * delay)}
         if error is not None:
-            fields["error"] = _cut(error)
+            fields["error"] = _truncated(error)
         return fields
 
     def failed(self, error: Exception) -> dict[str, Any]:
@@ -104,8 +104,8 @@ class HeldJob:
 
 def worker_name() -> str:
     """Return a unique node name."""
-    return f"{socket.gethostname()[:64]}:{os.getpid()}:{calls.CHANCE.randrange(1 << 32):08x}"
+    return f"{socket.gethostname()[:64]}:{os.getpid()}:{calls.RANDOM.randrange(1 << 32):08x}"
 
 
-def _cut(text: str) -> str:
+def _truncated(text: str) -> str:
     return text.encode("utf-8", "replace")[:ERROR_MAX_BYTES].decode("utf-8", "ignore")

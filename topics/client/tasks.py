@@ -170,7 +170,7 @@ class AsyncBackground:
         with _unwrapped():  # the caller's exception is not passed in: the group would wrap it
             await tasks.__aexit__(None, None, None)
 
-    async def _ends_within(self, wait_s: float) -> bool:
+    async def _wait_for_end(self, wait_s: float) -> bool:
         """Wait; `_end` cancels the task."""
         await anyio.sleep(wait_s)
         return False
@@ -185,7 +185,7 @@ class AsyncSending(AsyncBackground):
         """Start the task."""
         await self._begin(self._run)
 
-    async def _begin_to_send(self) -> None:
+    async def _start_sending(self) -> None:
         """Raise `RuntimeError` outside of ``async with``, because no task sends there."""
         if self._tasks is None:
             raise RuntimeError("use `async with`: a task of this object sends the records")
@@ -204,7 +204,7 @@ class AsyncWorking(AsyncBackground):
         """Claim no more jobs. Loops end after their current job."""
         self._stop.set()
 
-    async def _together(
+    async def _run_concurrently(
         self, run: Callable[[], Coroutine[Any, Any, None]], concurrency: int
     ) -> None:
         """Run ``run`` several times concurrently. Raise the first failure."""

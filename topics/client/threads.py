@@ -42,7 +42,7 @@ __all__ = [
     "shielded",
 ]
 T = TypeVar("T")
-AT_EXIT_S: Final = 5.0  # for all records that a program did not flush
+EXIT_FLUSH_MAX_S: Final = 5.0  # for all records that a program did not flush
 Opened = WeakSet  # an abandoned stream is closed when its last reference is dropped
 Sent = Future
 
@@ -182,14 +182,14 @@ class Background:
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join(SHUTDOWN_S)
 
-    def _ends_within(self, wait_s: float) -> bool:
+    def _wait_for_end(self, wait_s: float) -> bool:
         """Wait, and return whether `_end` was called."""
         return self._done.wait(wait_s)
 
 
 class Sending(Background):
     """The base class of `Producer` and `Publisher`: a thread that need not be in a ``with`` block.
-    Records that are not flushed when the program exits are sent then, for up to `AT_EXIT_S`.
+    Records that are not flushed when the program exits are sent then, for up to `EXIT_FLUSH_MAX_S`.
     """
 
     _run: Callable[[], None]
@@ -198,9 +198,9 @@ class Sending(Background):
 
     def _enter(self) -> None:
         """Start the thread, unless a send has started it."""
-        self._begin_to_send()
+        self._start_sending()
 
-    def _begin_to_send(self) -> None:
+    def _start_sending(self) -> None:
         """Start the thread once. Raise `RuntimeError` after a fork, because the child has no
         thread.
         """
@@ -222,7 +222,7 @@ os.register_at_fork(after_in_child=_SENDING.clear)
 
 @atexit.register
 def _close_all() -> None:
-    until = monotonic() + AT_EXIT_S
+    until = monotonic() + EXIT_FLUSH_MAX_S
     for each in [*_SENDING]:
         LOG.warning("%s not closed before exit, its records are sent now", each._name)  # noqa: SLF001
         try:
@@ -262,7 +262,7 @@ class Working(Background):
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
 
-    def _together(self, run: Callable[[], None], concurrency: int) -> None:
+    def _run_concurrently(self, run: Callable[[], None], concurrency: int) -> None:
         """Run ``run`` in several threads, or in this one. Raise the first failure."""
         if concurrency == 1:
             run()

@@ -59,7 +59,7 @@ class _Failure(msgspec.Struct):
 
 
 _batch = msgspec.json.Decoder(_Batch).decode
-_OTHERS: Final[Mapping[str, type[Tombstone | CaughtUp | TopicDeleted]]] = {
+_OTHER_EVENTS: Final[Mapping[str, type[Tombstone | CaughtUp | TopicDeleted]]] = {
     "tombstone": Tombstone,
     "caught-up": CaughtUp,
     "topic-deleted": TopicDeleted,
@@ -138,7 +138,7 @@ class Watching:
             self.cursors = cursors
         if name == "record":
             return self._records(_batch(data), cursors)
-        kind = _OTHERS.get(name)
+        kind = _OTHER_EVENTS.get(name)
         if kind is None:
             return iter(())  # an id without an event, or an event of a later version
         event = msgspec.json.decode(data, type=kind)
@@ -175,7 +175,7 @@ class Watching:
 
 CURSOR_PREFIX: Final = "cursor:"
 CURSOR_CONFIG: Final = {"cap_records": 1, "durability": "fsync"}
-SAVE_EVERY_S: Final = 1.0
+SAVE_INTERVAL_S: Final = 1.0
 
 
 class Progress:

@@ -70,11 +70,11 @@ class AccessLog:
     def __init__(self, level: Level, write: Write) -> None:
         self._has_all, self._write = level == "all", write
 
-    def wants(self, route: Route | None, status: int) -> bool:
+    def includes(self, route: Route | None, status: int) -> bool:
         """Return whether a request with this route and status is logged."""
         return self._has_all or status in ALWAYS_AUDITED or (route is not None and route.is_audited)
 
-    def tell(self, subject: Subject, finished: Finished) -> None:
+    def write_line(self, subject: Subject, finished: Finished) -> None:
         """Write the line of a request."""
         route, topic, router = subject.route, subject.topic, subject.router
         members = {

@@ -17,10 +17,10 @@ from topics.formats.api.response_heads import JSON
 Stream = Callable[[Any], Awaitable[None]]
 
 
-class Held(Protocol):
+class BodyOwner(Protocol):
     """The owner of the memory of a response body: the `Reply` of a shard, or a substitute."""
 
-    def on_lost(self, give_up: Callable[[], object]) -> None:
+    def on_reclaim(self, give_up: Callable[[], object]) -> None:
         """Call ``give_up`` if the memory is needed. It must soon lead to `release`."""
 
     def release(self) -> None:
@@ -38,16 +38,16 @@ class Answer(msgspec.Struct, eq=False):
 
     status: int
     body: bytes | memoryview = b""
-    reply: Held | None = None
+    reply: BodyOwner | None = None
     headers: Headers = ()
     stream: Stream | None = None
     media_type: bytes = JSON
     on_unsent: Callable[[], None] | None = None
 
-    def on_lost(self, release: Callable[[], object]) -> None:
+    def on_reclaim(self, release: Callable[[], object]) -> None:
         """Call ``release`` if the shared memory is needed before `done`. It must lead to `done`."""
         if self.reply is not None:
-            self.reply.on_lost(release)
+            self.reply.on_reclaim(release)
 
     def unsent(self) -> None:
         """Report that the response could not be sent, or not completely. Safe to call twice."""

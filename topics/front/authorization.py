@@ -37,17 +37,17 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
     return principal
 
 
-def key_of(access: Access, said: bytes) -> bytes | None:
+def key_of(access: Access, initial_input: bytes) -> bytes | None:
     """Return the digest of the known key in the start of a request, or None.
 
     The result only decides which new client is served first. It does not authorize any request.
     """
     if not access.enabled:
         return None
-    line, _, _ = said.partition(b"\r\n")
+    line, _, _ = initial_input.partition(b"\r\n")
     token = find_token(line.partition(b"?")[2].partition(b" ")[0])
-    if (at := said.lower().find(AUTHORIZATION)) >= 0:
-        value, _, _ = said[at + len(AUTHORIZATION) :].partition(b"\r\n")
+    if (at := initial_input.lower().find(AUTHORIZATION)) >= 0:
+        value, _, _ = initial_input[at + len(AUTHORIZATION) :].partition(b"\r\n")
         bearer = BEARER.fullmatch(value.strip(b" \t"))
         token = None if bearer is None else bearer[1]
     principal = None if token is None else access.authenticate(token)

@@ -42,7 +42,7 @@ def too_large(limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the body is larger than {limit} bytes", max=limit)
 
 
-def no_room() -> Throttled:
+def no_space() -> Throttled:
     """Return the error for a body that finds no space in the shared memory for long bodies."""
     return Throttled(
         "no memory for another large body at the moment", retry_after_ms=RETRY_AFTER_MS

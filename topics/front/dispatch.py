@@ -46,7 +46,7 @@ async def compressed(answer: Answer) -> Answer:
         return answer
     try:
         with trio.CancelScope() as scope:
-            answer.on_lost(scope.cancel)
+            answer.on_reclaim(scope.cancel)
             body = await _gzip(memoryview(answer.body))
             headers = (*answer.headers, *GZIP_HEADERS)
             packed = Answer(answer.status, body, headers=headers, media_type=answer.media_type)
@@ -74,7 +74,7 @@ async def _gzip(view: memoryview) -> bytes:
 log = structlog.get_logger()
 
 # A callback that is called once, with the response or the failure.
-Then: TypeAlias = Callable[[Answer | TopicsError], None]
+OnResult: TypeAlias = Callable[[Answer | TopicsError], None]
 
 
 class Pending(Protocol):
@@ -85,7 +85,7 @@ class Pending(Protocol):
 
 
 # The result of an operation; see the module's description.
-Begun: TypeAlias = Pending | Coroutine[Any, Any, Answer] | None
+PendingResult: TypeAlias = Pending | Coroutine[Any, Any, Answer] | None
 Operation: TypeAlias = Callable[..., Any]
 
 
@@ -161,7 +161,7 @@ class Dispatcher:
 UNEXPECTED = "internal error"
 
 
-async def answer_of(begin: Callable[[Then], Begun]) -> Answer:
+async def answer_of(begin: Callable[[OnResult], PendingResult]) -> Answer:
     """Run a plain operation in a task. Return its response, or raise its failure.
 
     If the task is cancelled, the call is abandoned, and a later result is released.

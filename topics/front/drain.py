@@ -14,7 +14,7 @@ import trio
 
 from topics.errors import ShuttingDown, TopicsError
 from topics.front.answers import Answer
-from topics.front.dispatch import Pending, Then
+from topics.front.dispatch import OnResult, Pending
 from topics.front.error_answers import RETRY_AFTER_MS
 from topics.front.request import Request
 
@@ -27,32 +27,34 @@ class WaitingCall:
     ``then`` is called with its result, or with the failure that ends it.
     """
 
-    __slots__ = ("_asked", "_calls", "_then", "request")
+    __slots__ = ("_calls", "_shard_call", "_then", "request")
 
-    def __init__(self, calls: set[WaitingCall], request: Request, then: Then) -> None:
+    def __init__(self, calls: set[WaitingCall], request: Request, then: OnResult) -> None:
         self._calls, self._then, self.request = calls, then, request
-        self._asked: Pending | None = None  # the call to the shard, whose callback is `answered`
+        self._shard_call: Pending | None = (
+            None  # the call to the shard, whose callback is `answered`
+        )
         calls.add(self)
 
-    def wait_for(self, asked: Pending | None) -> None:
+    def attach(self, shard_call: Pending | None) -> None:
         """Store the call to a shard whose callback is `answered`, unless the result has already
         arrived.
         """
         if self in self._calls:
-            self._asked = asked
+            self._shard_call = shard_call
 
     def answered(self, result: Answer | TopicsError) -> None:
         """Pass on the result of the shard."""
         self._calls.discard(self)
-        self._asked = None
+        self._shard_call = None
         self._then(result)
 
     def abandon(self) -> None:
         """Abandon the call, because its client has disconnected."""
         self._calls.discard(self)
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            asked.abandon()
+        shard_call, self._shard_call = self._shard_call, None
+        if shard_call is not None:
+            shard_call.abandon()
 
     def fail(self, failure: TopicsError) -> None:
         """Stop the call with a failure if it still waits."""
@@ -73,8 +75,8 @@ class Drain:
         """Start the drain: new requests are refused from now on."""
         self.is_draining = True
 
-    def waiting(self, request: Request, then: Then) -> WaitingCall:
-        """Register a call that may wait for records. The caller must call `wait_for` afterwards."""
+    def waiting(self, request: Request, then: OnResult) -> WaitingCall:
+        """Register a call that may wait for records. The caller must call `attach` afterwards."""
         call = WaitingCall(self._calls, request, then)
         if not self._may_wait:
             # A body may arrive after the waiting calls were ended. Then there is time to read a

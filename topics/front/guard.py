@@ -46,7 +46,7 @@ from topics.front.body_limits import BodyLimits, too_large
 from topics.front.cors import Cors
 from topics.front.drain import Drain, shutting_down
 from topics.front.hosts import HostRule, is_from_foreign_page
-from topics.front.keys import Keys, key_is_gone
+from topics.front.keys import Keys, key_removed_error
 from topics.front.limits import Slots
 from topics.front.media import accepts_gzip, check_body_media
 from topics.front.queries import find_token, parse_query
@@ -115,7 +115,7 @@ class Guard:
             gzip_in=gzip_in,
             gzip_out=accepts_gzip(fields.joined(b"accept-encoding")),
             wrong_media=wrong_media,
-            head=_kept(fields) if route.streams or route.negotiates else None,
+            head=_kept_fields(fields) if route.streams or route.negotiates else None,
             is_timed=is_requested(query),
         )
 
@@ -179,7 +179,7 @@ class Guard:
         if principal is request.principal or request.principal is ANYONE:
             return request
         if principal is None:
-            raise key_is_gone()
+            raise key_removed_error()
         authorize(principal, request.route.scope, request.topic or request.router or None)
         return replace(request, principal=principal)
 
@@ -216,7 +216,7 @@ class Guard:
             raise too_large(most)
 
 
-def _kept(fields: HeadFields) -> HeadFields:
+def _kept_fields(fields: HeadFields) -> HeadFields:
     """Return the fields that a request keeps.
 
     A stream may last for days and must not keep the token.

@@ -6,7 +6,7 @@ complete request (`UnreadInput`).
     memory of                           bound                   its name in a refusal
     all clients                         TOPICS_MAX_HELD_BYTES   max_held_bytes
     the clients of one key              half of that            max_held_bytes_per_key
-    a client, after its first block     `BEHIND_MAX_BYTES`
+    a client, after its first block     `BACKLOG_MAX_BYTES`
     unread input of all clients         TOPICS_MAX_HELD_BYTES
 
     a sum of clients holds    disconnected, slowest first                     new long responses
@@ -15,7 +15,7 @@ complete request (`UnreadInput`).
     more                      clients, until the sum is within the bound      refused (`refusal`)
 
 A *block* is one object in memory. A block that many clients wait for, such as a page of a feed,
-counts once in each sum. A client that reads less than `TAKE_MIN_BYTES_PER_S` is disconnected, too
+counts once in each sum. A client that reads less than `READ_MIN_BYTES_PER_S` is disconnected, too
 (`Holding.due`). This depends on the age of the oldest unsent byte, not on the time since the client
 last read a byte.
 
@@ -32,17 +32,17 @@ from topics.errors import Throttled
 from topics.front.transfer_rate import TransferRate
 
 DEFAULT_MAX_BYTES = 96 << 20
-BEHIND_MAX_BYTES = 32 << 20
+BACKLOG_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
 STALL_MAX_S = 30.0  # §7.6; the largest age of the oldest unsent byte
 UNREAD_MIN_BYTES = 1024  # less unread input of one client is not counted
-TAKE_MIN_BYTES_PER_S = 16 * 1024  # `STALL_MAX_S` grows by one second for each 16 KiB read
+READ_MIN_BYTES_PER_S = 16 * 1024  # `STALL_MAX_S` grows by one second for each 16 KiB read
 
 
 class Client(Protocol):
     """A connection, a stream or a body that holds memory because its client is slow."""
 
-    def shed(self) -> None:
+    def disconnect(self) -> None:
         """Disconnect the client now, because its memory is needed."""
 
 
@@ -61,9 +61,9 @@ class Holding:
     @property
     def due(self) -> float:
         """The time at which the client counts as too slow."""
-        return self.since + STALL_MAX_S + self._taken / TAKE_MIN_BYTES_PER_S
+        return self.since + STALL_MAX_S + self._taken / READ_MIN_BYTES_PER_S
 
-    def took(self, count: int, now: float) -> None:
+    def count_sent(self, count: int, now: float) -> None:
         """Count ``count`` bytes that the client has accepted."""
         self._taken += count
         self.rate.count(count, now)
@@ -159,7 +159,7 @@ class HeldMemory:
         self.unread = UnreadInput(most, lambda: self.on_excess())
         self._all = _Sum(most)
         self._keys: dict[bytes, _Sum] = {}  # keys with held memory; b"" without keys
-        self._overlong: list[Holding] = []  # holdings above `BEHIND_MAX_BYTES`
+        self._overlong: list[Holding] = []  # holdings above `BACKLOG_MAX_BYTES`
 
     @property
     def size(self) -> int:
@@ -192,7 +192,7 @@ class HeldMemory:
         holding.size += length
         holding.rate.count(length, now)  # an initial credit of some seconds
         # The first block does not count: it may be a single long response.
-        if holding.size - holding.blocks[0][1] > BEHIND_MAX_BYTES:
+        if holding.size - holding.blocks[0][1] > BACKLOG_MAX_BYTES:
             self._overlong.append(holding)
             self.on_excess()
         for one in (of_key, self._all):

@@ -42,7 +42,7 @@ class Keys:
             return None
         now = self.access.current(principal)
         if now is None:
-            return key_is_gone()
+            return key_removed_error()
         if now is principal or now.has_rights_of(principal):
             return None
         return Unauthorized("the rights of this key have changed")
@@ -53,6 +53,6 @@ class Keys:
             raise failure
 
 
-def key_is_gone() -> Unauthorized:
+def key_removed_error() -> Unauthorized:
     """Return the error for a request whose key was removed in the meantime."""
     return Unauthorized("this key was removed")

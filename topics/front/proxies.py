@@ -39,18 +39,18 @@ class TrustedProxies:
         client's address.
         """
         found = _address(peer)
-        if found is None or not self._trust(found):
+        if found is None or not self._is_trusted(found):
             return peer
         hops = forwarded.decode("latin-1").rsplit(",", HOPS_MAX)
         for hop in reversed(hops):
             found = _address(hop.strip(" \t"))
             if found is None:
                 return peer
-            if not self._trust(found):
+            if not self._is_trusted(found):
                 break
         return str(found)  # if all addresses are trusted proxies: the leftmost one
 
-    def _trust(self, address: Address) -> bool:
+    def _is_trusted(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
 
 

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 import structlog
 import trio
 
-from topics.actors.link.beat import wait_beat
 from topics.actors.link.board import Board
 from topics.actors.link.event_loop import EventLoop
+from topics.actors.link.tick import wait_tick
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
@@ -35,7 +35,7 @@ from topics.front.dispatch import Dispatcher
 from topics.front.guard import Guard
 from topics.front.held_memory import HeldMemory
 from topics.front.http.accepting import Acceptor, connections_max
-from topics.front.http.admin_plane import AdminPlane, Application
+from topics.front.http.admin_plane import AdminApplication, AdminPlane
 from topics.front.http.body_reader import BodyReader
 from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.http.exchange import HttpParts
@@ -104,8 +104,8 @@ class Server:
             self._lines_of_unread,
             self.slots.connections,
             lambda: self.connections.request_count,
-            self.connections.make_room,
-            lambda said: key_of(self.keys.access, said),
+            self.connections.evict,
+            lambda initial_input: key_of(self.keys.access, initial_input),
         )
         lag = EventLoop.of_this_run().lag
         self.pressure = Pressure(shards.count, shards.delay_ms, lag=lag)
@@ -142,14 +142,14 @@ class Server:
             counts=self.request_counts,
             log=log,
             proxies=TrustedProxies(settings.trusted_proxies),
-            left=self.slots.connections.release,
+            on_end=self.slots.connections.release,
         )
 
     def _lines_of_unread(self) -> bytes:
         """Return the header lines of a response to a client from which nothing was read."""
         return self._ids.line() + self.guard.cors.lines_of_unread
 
-    def _load_admin(self) -> Application:
+    def _load_admin(self) -> AdminApplication:
         """Import and build the admin plane, in a thread.
 
         The import is here, because the data plane must start to serve without it.
@@ -181,9 +181,9 @@ class Server:
             admin.start_soon(self._admin.run)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.connections.run, self._tick)
-                nursery.start_soon(self.connections.shed)
+                nursery.start_soon(self.connections.disconnect_excess)
                 nursery.start_soon(self.live.run)
-                nursery.start_soon(self._look_for_keys)
+                nursery.start_soon(self._watch_keys)
                 nursery.start_soon(self.pressure.run)
                 poller = Poller(nursery, self.connections)
                 nursery.start_soon(poller.run)
@@ -191,12 +191,12 @@ class Server:
                 nursery.cancel_scope.cancel()
             self._admin.end()
 
-    async def _look_for_keys(self) -> None:
+    async def _watch_keys(self) -> None:
         """Check for new keys at each tick, until cancelled."""
         while True:
             if (access := self._key_source.changed()) is not None:
                 self._replace_keys(access)
-            await wait_beat()
+            await wait_tick()
 
     def _replace_keys(self, access: Access) -> None:
         """Replace the keys, and end everything that they no longer permit.
@@ -205,7 +205,7 @@ class Server:
         """
         self.keys.access = access
         # Cached heads contain admissions by the old keys.
-        self.parts.heads.forget()
+        self.parts.heads.clear()
         self.guard.drain.end_refused(self.guard.renewed)
         self.live.end_refused()
         self._context.watches.end_refused()
@@ -232,8 +232,8 @@ class Server:
     async def _accept(self, listener: socket.socket, poller: Poller) -> None:
         """Accept clients and start a protocol for each of them, until cancelled."""
 
-        def take(sock: socket.socket, said: bytes) -> None:
-            connection = Connection(sock, self.connections, said)
+        def take(sock: socket.socket, initial_input: bytes) -> None:
+            connection = Connection(sock, self.connections, initial_input)
             self.connections.add(connection)
             Http1Protocol(connection, self.parts, poller).begin()
 
@@ -248,14 +248,14 @@ class Server:
         self.connections.drain()
         # Reads that finish on their own get a normal response.
         with trio.move_on_after(self._poll_grace_s):
-            await self.connections.wait_empty()
+            await self.connections.wait_closed()
         self.guard.drain.stop_waiting()
         with trio.move_on_after(self._drain_s - self._poll_grace_s):
-            await self.connections.wait_empty()
-        if self.connections.leaving:
-            count = self.connections.leaving
+            await self.connections.wait_closed()
+        if self.connections.draining_count:
+            count = self.connections.draining_count
             log.warning("connections cut", count=count, reason="the drain timed out")
-            self.connections.cut_all()
+            self.connections.abort_all()
 
     async def _end_late(self) -> None:
         """Wait a short time for responses to clients that connected during the drain.
@@ -264,5 +264,5 @@ class Server:
         """
         self.connections.drain()
         with trio.move_on_after(LATE_SHARE * self._drain_s):
-            await self.connections.wait_empty()
-        self.connections.cut_all()
+            await self.connections.wait_closed()
+        self.connections.abort_all()

@@ -21,7 +21,7 @@ from topics.front.answers import Answer, elapsed_ms
 from topics.front.queries import Parameter, Query, boolean
 from topics.front.route import Route
 
-ASKED = Parameter("server_timing", boolean, default=False)
+SERVER_TIMING = Parameter("server_timing", boolean, default=False)
 METRICS = {
     b"server_total_ms": b"total",
     b"wal_append_ms": b"wal",
@@ -34,13 +34,13 @@ _MEMBER = re.compile(rb'"(\w+)":([0-9.]+)')
 
 
 def parameters_of(route: Route, query: bytes) -> tuple[Parameter[Any], ...]:
-    """Return the parameters of a route, and `ASKED` if the query may contain it."""
-    return (*route.parameters, ASKED) if b"server_timing" in query else route.parameters
+    """Return the parameters of a route, and `SERVER_TIMING` if the query may contain it."""
+    return (*route.parameters, SERVER_TIMING) if b"server_timing" in query else route.parameters
 
 
 def is_requested(query: Query) -> bool:
     """Return whether the client has requested the field."""
-    return query[ASKED]
+    return query[SERVER_TIMING]
 
 
 def server_timing(answer: Answer, at: int) -> Headers:

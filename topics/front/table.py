@@ -53,7 +53,7 @@ ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS, *rows.ROWS)
 def operations_for(context: RouteContext) -> dict[Route, Operation]:
     """Return the operation of each row of the data plane, bound to a front."""
     return {
-        records.APPEND_ROUTE: records.Appends(context.shards, context.pressure).append,
+        records.APPEND_ROUTE: records.AppendGroups(context.shards, context.pressure).append,
         read_ahead.DIFF_ROUTE: read_ahead.ReadAhead(context.shards, context.drain).diff,
         **{route: partial(operation, context) for route, operation in OPERATIONS.items()},
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from topics.config import API_KEYS, ConfigError, Problem, Settings, unknown_variables
 from topics.engine.access import Access
-from topics.process.keys import KeySources, key_files, take_fixed
+from topics.process.keys import KeySources, key_files, pop_environment_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def _read_keys(
     """
     sources = KeySources(files=tuple(key_files(environ)))
     try:
-        sources = replace(sources, fixed=Access.parse(take_fixed(environ)).principals)
+        sources = replace(sources, fixed=Access.parse(pop_environment_keys(environ)).principals)
     except ValueError as error:
         problems.append(Problem(API_KEYS, None, str(error)))
     found = [*sources.fixed]

@@ -24,7 +24,7 @@ from setproctitle import setproctitle
 from topics.errors import ExitCode
 from topics.process import logs
 
-KEPT_BYTES = 16 << 20  # freed memory that malloc keeps, see `keep_memory`
+MALLOC_KEPT_BYTES = 16 << 20  # freed memory that malloc keeps, see `keep_memory`
 # The highest limit of open files that is set. A higher limit has no benefit, and it slows down
 # programs that close every possible descriptor.
 FILES_MAX = 1 << 20
@@ -58,9 +58,9 @@ def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int
 def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) -> NoReturn:
     exit_code: int = ExitCode.FAILED
     try:
-        die_with(parent)
+        exit_with_parent(parent)
         logs.configure(name, log_level)
-        threading.excepthook = partial(_end_with_thread, threading.excepthook)
+        threading.excepthook = partial(_exit_with_thread, threading.excepthook)
         setproctitle(f"topics: {name}")
         faulthandler.enable(file=logs.crash_descriptor())
         keep_memory()
@@ -80,14 +80,14 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
         os._exit(exit_code)
 
 
-def _end_with_thread(
-    tell: Callable[[threading.ExceptHookArgs], object], failure: threading.ExceptHookArgs
+def _exit_with_thread(
+    report: Callable[[threading.ExceptHookArgs], object], failure: threading.ExceptHookArgs
 ) -> NoReturn:
     """Report the exception of a thread and end the process.
 
     Otherwise the process would wait forever for the result of the dead thread.
     """
-    tell(failure)
+    report(failure)
     os._exit(ExitCode.FAILED)
 
 
@@ -99,8 +99,8 @@ def keep_memory() -> None:
     With a C library other than glibc, this function has no effect.
     """
     with contextlib.suppress(AttributeError):
-        _libc.mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)
-        _libc.mallopt(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
+        _libc.mallopt(_M_MMAP_THRESHOLD, MALLOC_KEPT_BYTES)
+        _libc.mallopt(_M_TRIM_THRESHOLD, 2 * MALLOC_KEPT_BYTES)
 
 
 def raise_file_limit() -> tuple[int, int]:
@@ -122,7 +122,7 @@ def raise_file_limit() -> tuple[int, int]:
     return before, wanted
 
 
-def die_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent, the process ``parent``, dies.
 
     If the parent is already dead, this process exits immediately. Raises ``OSError`` if the kernel

@@ -36,11 +36,11 @@ from typing import Final
 import structlog
 
 from topics.actors.link import counters
-from topics.actors.link.board import Board, ShardWords
+from topics.actors.link.board import Board, ShardCells
 from topics.actors.link.key_table import KeyTable
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.liveness import Liveness
 from topics.actors.link.process_id import FRONT, ProcessId
-from topics.actors.link.pulse import Pulse
 from topics.process.children import fork
 from topics.process.notify import Notifier
 from topics.storage.folders import Folders
@@ -110,50 +110,52 @@ class Child:
     def __init__(self, id: ProcessId, board: Board, main: Callable[[], None]) -> None:
         self.id = id
         self.name = str(id)
-        self.words = board.process(id)
+        self.cells = board.process(id)
         self.main = main
         self.pid = 0  # 0 while no process runs
         self.due = 0.0  # time of the next fork; meaningful while no process runs
         self.failures = 0  # number of consecutive deaths
         self.spawned_at = 0.0
         self.up_at = math.inf  # time at which the supervisor first saw it serve
-        self.pulse = Pulse()
+        self.pulse = Liveness()
         self._heartbeat_ms_before = 0  # the last heartbeat of the previous process
         self.is_stalled = False  # It shows no sign of life, and this has been logged.
-        self.is_condemned = False  # SIGKILL was sent because it stalled, and it is not yet reaped.
+        self.is_being_killed = (
+            False  # SIGKILL was sent because it stalled, and it is not yet reaped.
+        )
         self.is_damaged = False  # Its data is damaged, so it is not restarted.
 
     @property
     def is_up(self) -> bool:
         """Whether the process serves requests. A shard that serves only reads counts as up."""
-        return self.words.state.name in UP_STATES
+        return self.cells.state.name in UP_STATES
 
     @property
-    def has_beaten(self) -> bool:
+    def has_heartbeat(self) -> bool:
         """Whether the process has sent a heartbeat since the fork. Before, it imports modules."""
-        return self.words.heartbeat_ms != self._heartbeat_ms_before
+        return self.cells.heartbeat_ms != self._heartbeat_ms_before
 
     def begin(self, now: float) -> None:
         """Record that a new process is forked at ``now``."""
         self.spawned_at, self.up_at = now, math.inf
-        self._heartbeat_ms_before = self.words.heartbeat_ms
-        self.is_stalled = self.is_condemned = False
-        self.words.spawns += 1
+        self._heartbeat_ms_before = self.cells.heartbeat_ms
+        self.is_stalled = self.is_being_killed = False
+        self.cells.spawns += 1
 
     def watch(self, now: float) -> float:
         """Check for a sign of life, and return the number of seconds since the last one.
 
         Signs of life are a heartbeat, a change of state and progress of a replay.
         """
-        words = self.words
+        cells = self.cells
         if self.is_up:
             self.up_at = min(self.up_at, now)
-        sign = [words.spawns, words.heartbeat_ms, words.state]
-        if isinstance(words, ShardWords):
+        sign = [cells.spawns, cells.heartbeat_ms, cells.state]
+        if isinstance(cells, ShardCells):
             # `disk_silent_ms` grows while the loop itself is blocked by the disk. It counts as a
             # sign of life, so that a slow disk does not get the shard killed.
-            sign += words.progress_ppm, words.disk_silent_ms
-        return self.pulse.look(tuple(sign), now)
+            sign += cells.progress_ppm, cells.disk_silent_ms
+        return self.pulse.observe(tuple(sign), now)
 
     def schedule(self, now: float) -> float:
         """Schedule the restart after a death or a failed fork. Returns the delay in seconds."""
@@ -171,7 +173,7 @@ def _nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class ChildMains:
     """The main functions of the children. That of a shard takes the index of the shard.
 
     The ``load_*`` functions import modules in the parent before each fork. Only the first call
@@ -208,7 +210,7 @@ class Shared:
 class Family:
     """The child processes of one server: the front and the shards."""
 
-    def __init__(self, shared: Shared, workers: Workers, log_level: str) -> None:
+    def __init__(self, shared: Shared, workers: ChildMains, log_level: str) -> None:
         board = shared.board
         self._shared = shared
         self._log_level = log_level
@@ -236,9 +238,9 @@ class Family:
             delay_s = child.schedule(now)
             log.warning("fork failed", child=child.name, error=error.strerror, retry_in_s=delay_s)
             return
-        child.words.pid = child.pid
+        child.cells.pid = child.pid
         log.info(
-            "process started", child=child.name, child_pid=child.pid, spawns=child.words.spawns
+            "process started", child=child.name, child_pid=child.pid, spawns=child.cells.spawns
         )
 
     def _run(self, child: Child) -> None:
@@ -255,13 +257,13 @@ class Family:
             # If the supervisor is process 1 of a container, it also inherits and reaps orphaned
             # processes. Their pids are ignored.
             if child := by_pid.pop(pid, None):
-                self._bury(child)
+                self._record_exit(child)
                 yield child, pid, wait_status
 
-    def _bury(self, child: Child) -> None:
+    def _record_exit(self, child: Child) -> None:
         board, child.pid, child.is_stalled = self._shared.board, 0, False
-        child.words.clear()
-        counters.forget_gauges(board, child.id)
+        child.cells.clear()
+        counters.reset_gauges(board, child.id)
         self._shared.links.end_sessions(child.id)
 
     def send(self, number: signal.Signals, children: Iterable[Child]) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import structlog
 import trio
 
-from topics.actors.link.beat import wait_beat
 from topics.actors.link.board import Board, FrontState
-from topics.actors.link.counters import CounterWords
+from topics.actors.link.counters import CounterCells
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.key_table import KeyReader, KeyTable
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import FRONT
+from topics.actors.link.tick import wait_tick
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.front.http.accepting import connections_max
@@ -37,7 +37,7 @@ def main(
     listener: socket.socket,
 ) -> None:
     """Run the front. Returns after SIGTERM, when all requests in flight are answered."""
-    _tell_unreachable_cap(settings, connections_max(settings.shards))
+    _warn_unreachable_cap(settings, connections_max(settings.shards))
     own = [Link(memory, board, FRONT) for memory in links]
     freeze_survivors()
     EventLoop().run(_serve, settings, keys, listener, board, own)
@@ -62,7 +62,7 @@ async def _serve(
     board.front.state = FrontState.SERVING
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shards.run)
-        nursery.start_soon(_beat, board)
+        nursery.start_soon(_publish_heartbeat, board)
         server = Server(
             settings,
             KeyReader(keys),
@@ -71,7 +71,7 @@ async def _serve(
             board=board,
             write_request=logs.write_request,
         )
-        nursery.start_soon(measure, CounterWords(board, FRONT), links, server.measured)
+        nursery.start_soon(measure, CounterCells(board, FRONT), links, server.measured)
         # Accept connections only when the links are established (or after a timeout), so that a
         # restarted front rejects no request because of a missing link session.
         await shards.wait_linked()
@@ -79,14 +79,14 @@ async def _serve(
         nursery.cancel_scope.cancel()
 
 
-def _tell_unreachable_cap(settings: Settings, most: int) -> None:
+def _warn_unreachable_cap(settings: Settings, most: int) -> None:
     cap = settings.max_sse_connections
     if cap > most:
         log.warning("stream limit unreachable", max_sse_connections=cap, max_connections=most)
 
 
-async def _beat(board: Board) -> None:
+async def _publish_heartbeat(board: Board) -> None:
     while True:
         board.front.heartbeat_ms = time.monotonic_ns() // 1_000_000
-        logs.tell_dropped()
-        await wait_beat()
+        logs.report_dropped()
+        await wait_tick()

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 
 import structlog
 
-from topics.actors.link import pulse
+from topics.actors.link import liveness
 from topics.process import logs
 from topics.process.family import Child, Family, Shared
 
-STALLED_S = pulse.STALLED_S
+STALLED_S = liveness.STALLED_S
 # Imports usually take 0.1 s, but several seconds if many processes compete for the cores.
-FIRST_SIGN_S = 15.0
+FIRST_HEARTBEAT_S = 15.0
 # This also applies during a recovery, because each step of a recovery is a sign of life.
 KILL_AFTER_S = 30.0
 TICK_S = 1.0
@@ -56,7 +56,7 @@ class Health:
         now = time.monotonic()
         if now < self.next_at:
             return
-        logs.tell_dropped()
+        logs.report_dropped()
         for child in self._family.alive():
             self._check(child, child.watch(now))
         waiting = [child for child in self._family.shards if not (child.is_up or child.is_damaged)]
@@ -75,8 +75,8 @@ class Health:
         A child that waits in the kernel does not end immediately. So SIGKILL is sent and logged
         only once.
         """
-        if silent_s >= KILL_AFTER_S and not child.is_condemned:
-            child.is_condemned = True
+        if silent_s >= KILL_AFTER_S and not child.is_being_killed:
+            child.is_being_killed = True
             log.error(
                 "stalled process killed",
                 child=child.name,
@@ -84,7 +84,7 @@ class Health:
                 silent_s=round(silent_s, 1),
             )
             self._family.send(signal.SIGKILL, [child])
-        elif child.is_stalled != (silent_s >= _patience_s(child)):
+        elif child.is_stalled != (silent_s >= _stall_limit_s(child)):
             child.is_stalled = not child.is_stalled
             fields = {"child": child.name, "child_pid": child.pid}
             if child.is_stalled:
@@ -133,6 +133,6 @@ class Health:
         return min(TICK_S, watchdog_ms / 3000) if watchdog_ms else TICK_S
 
 
-def _patience_s(child: Child) -> float:
+def _stall_limit_s(child: Child) -> float:
     """Return the number of seconds without a sign of life after which a child counts as stalled."""
-    return STALLED_S if child.has_beaten else max(FIRST_SIGN_S, STALLED_S)
+    return STALLED_S if child.has_heartbeat else max(FIRST_HEARTBEAT_S, STALLED_S)

@@ -41,7 +41,7 @@ from topics.engine.access import Access, Principal, Scope
 CREDENTIAL = "topics.api-keys"
 KEY_FILE_MAX_BYTES = 1024 * 1024
 SETTLE_S: Final = 0.25
-GIVE_UP_S: Final = 5.0
+RELOAD_TIMEOUT_S: Final = 5.0
 _ANYTHING = re.compile(rb"[^,\s]")
 _NO_KEY = re.compile(rb"^[ \t]*#.*$|[\r\n]+", re.MULTILINE)  # in a key file: comments and line ends
 _LINE_ENDS = bytes.maketrans(b"\r", b",")
@@ -150,7 +150,7 @@ def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return found, mistakes
 
 
-def take_fixed(environ: MutableMapping[str, str]) -> bytearray:
+def pop_environment_keys(environ: MutableMapping[str, str]) -> bytearray:
     """Remove TOPICS_API_KEYS from the environment and return its value.
 
     The copies of the value in memory are overwritten, also the one that /proc/PID/environ shows.
@@ -225,16 +225,16 @@ class KeyReload:
         self._access = access
         self.table = KeyTable.of(access)
         self.next_at = math.inf  # when to call `advance`, in monotonic seconds; infinite if idle
-        self._give_up_at = math.inf
+        self._reload_deadline = math.inf
         self._seen: list[FileState] = []
 
-    def hang_up(self, now: float) -> None:
+    def start_reload(self, now: float) -> None:
         """Start a reload after a SIGHUP, unless one is in progress."""
         if not self._sources.files:
             log.info("signal ignored", signal="SIGHUP", reason="there is no key file")
         elif self.next_at == math.inf:
-            self._give_up_at = now + GIVE_UP_S
-            self._look_again(now)
+            self._reload_deadline = now + RELOAD_TIMEOUT_S
+            self._check_files(now)
 
     def advance(self, now: float) -> None:
         """Continue a reload: read the key files when they have not changed for SETTLE_S.
@@ -244,22 +244,22 @@ class KeyReload:
         """
         if now < self.next_at:
             return
-        if now < self._give_up_at and self._sources.state() != self._seen:
-            self._look_again(now)
+        if now < self._reload_deadline and self._sources.state() != self._seen:
+            self._check_files(now)
             return
         try:
             access = self._read()
-            if access is None and now < self._give_up_at:
-                self._look_again(now)
+            if access is None and now < self._reload_deadline:
+                self._check_files(now)
                 return
             self._publish(access)
         except ValueError as error:
             self._board.keys_reload_failed += 1
             keys = len(self._access.principals)  # these remain valid
             log.error("keys not reloaded", keys=keys, reason=str(error))  # noqa: TRY400
-        self.next_at = self._give_up_at = math.inf
+        self.next_at = self._reload_deadline = math.inf
 
-    def _look_again(self, now: float) -> None:
+    def _check_files(self, now: float) -> None:
         self._seen, self.next_at = self._sources.state(), now + SETTLE_S
 
     def _read(self) -> Access | None:

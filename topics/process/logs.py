@@ -57,7 +57,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from topics.process.terminal import Sentences
+from topics.process.terminal import LineRenderer
 from topics.storage.folders import shown
 
 Send = Callable[[bytes], int]
@@ -73,7 +73,7 @@ _stderr: DescriptorSink | None = None  # shared with the processes that this pro
 _sink: DescriptorSink | None = None  # set by `configure`
 _process = ""  # set by `configure`
 _show: Callable[[EventDict], str] = json.dumps  # renders a line; set by `configure`
-_told_count = 0  # number of dropped lines that have been reported in the log
+_reported_count = 0  # number of dropped lines that have been reported in the log
 
 
 def configure(process: str, level: str = "info", sink: DescriptorSink | None = None) -> None:
@@ -81,9 +81,9 @@ def configure(process: str, level: str = "info", sink: DescriptorSink | None = N
 
     Each line contains the name ``process``. Events below ``level`` are discarded.
     """
-    global _process, _show, _sink, _told_count
+    global _process, _show, _sink, _reported_count
     _process = process
-    _told_count = 0
+    _reported_count = 0
     _sink = sink = _stderr_sink() if sink is None else sink
     sink.dropped = 0  # The parent reports the lines that it dropped before the fork.
     _show = _shower(sink)
@@ -114,20 +114,21 @@ def write_request(members: Mapping[str, Any]) -> None:
     if sink is None:
         return
     event = {
-        name: _clean(value) if _is_suspect(value) else value for name, value in members.items()
+        name: _clean(value) if _may_contain_secret(value) else value
+        for name, value in members.items()
     }
     if sink.write(_show(_framed({"event": "request", **event}, "info"))):
-        tell_dropped()
+        report_dropped()
 
 
-def _is_suspect(value: Any) -> bool:
+def _may_contain_secret(value: Any) -> bool:
     """Return whether the value may contain a token or a query string."""
     return isinstance(value, str) and ("?" in value or " " in value)
 
 
-def tell_dropped() -> None:
+def report_dropped() -> None:
     """Log the number of dropped lines, if any. Called with each heartbeat."""
-    global _told_count
+    global _reported_count
     sink = _sink
     if sink is not None and sink.dropped:
         count, sink.dropped = sink.dropped, 0
@@ -136,12 +137,12 @@ def tell_dropped() -> None:
         if sink.dropped:
             sink.dropped += count - 1
         else:
-            _told_count += count
+            _reported_count += count
 
 
 def dropped_count() -> int:
     """Return the number of lines that this process has dropped since `configure`."""
-    return _told_count + (0 if _sink is None else _sink.dropped)
+    return _reported_count + (0 if _sink is None else _sink.dropped)
 
 
 def crash_descriptor() -> int:
@@ -178,7 +179,7 @@ def _shower(sink: DescriptorSink) -> Callable[[EventDict], str]:
     if not sink.isatty():
         return json.dumps
     is_dumb = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    return Sentences(is_colored=not is_dumb)
+    return LineRenderer(is_colored=not is_dumb)
 
 
 def _log_uncaught(
@@ -232,7 +233,7 @@ class _Lines:
 
     def msg(self, line: str) -> None:
         if self._sink.write(line):
-            tell_dropped()
+            report_dropped()
 
     debug = info = warning = error = exception = critical = log = msg
 
@@ -258,7 +259,7 @@ class DescriptorSink:
     def __init__(self, fd: int) -> None:
         self.dropped = 0  # number of dropped lines since the last report
         self.fd, self._send, self._close = _open(fd)
-        self._is_torn = False  # The last line was written in part, without its line end.
+        self._is_line_incomplete = False  # The last line was written in part, without its line end.
 
     def write(self, line: str) -> bool:
         """Write ``line``, which has no line end, and return whether it was written completely.
@@ -266,14 +267,14 @@ class DescriptorSink:
         Never blocks or raises (except for the terminal of another user, see the table above).
         """
         data = line.encode("utf-8", "backslashreplace") + b"\n"
-        if self._is_torn:
+        if self._is_line_incomplete:
             data = b"\n" + data
         try:
             sent = self._send(data)
         except OSError:
             sent = 0
         if sent:
-            self._is_torn = sent < len(data)
+            self._is_line_incomplete = sent < len(data)
         if sent < len(data):
             self.dropped += 1
         return sent == len(data)

@@ -15,9 +15,9 @@ from typing import Final
 
 import trio
 
-from topics.actors.link.beat import next_beat, wait_beat
-from topics.actors.link.counters import LAG_BOUNDS_US, CounterWords, Values
+from topics.actors.link.counters import LAG_BOUNDS_US, CounterCells, Values
 from topics.actors.link.link import Link
+from topics.actors.link.tick import next_tick, wait_tick
 from topics.process import logs
 
 PAGE_BYTES: Final = resource.getpagesize()
@@ -32,7 +32,7 @@ UNKNOWN: Final = dict.fromkeys(
 
 
 async def measure(
-    counters: CounterWords, links: Sequence[Link], counts: Callable[[], Values]
+    counters: CounterCells, links: Sequence[Link], counts: Callable[[], Values]
 ) -> None:
     """Store the metrics with each tick until cancelled.
 
@@ -41,8 +41,8 @@ async def measure(
     """
     lags, lag_us, beats, known = [0] * (len(LAG_BOUNDS_US) + 1), 0, 0, UNKNOWN
     while True:
-        due = next_beat(trio.current_time())
-        await wait_beat()
+        due = next_tick(trio.current_time())
+        await wait_tick()
         late_us = int((trio.current_time() - due) * 1e6)
         lags[bisect_left(LAG_BOUNDS_US, late_us)] += 1
         lag_us, beats = lag_us + late_us, beats + 1

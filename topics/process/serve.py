@@ -38,17 +38,17 @@ from topics.errors import ExitCode
 from topics.imports import gc_frozen, lazily
 from topics.process.boot import Boot
 from topics.process.children import forbid_dumps, raise_file_limit
-from topics.process.family import Links, Shared, Workers, descriptors_of
+from topics.process.family import ChildMains, Links, Shared, descriptors_of
 from topics.process.keys import KeyReload
 from topics.process.notify import Notifier
 from topics.process.supervisor import Supervisor
 from topics.storage.data_dir import FOLDERS, DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 from topics.storage.fence import Fenced, check_fence
 
-MakeWorkers = Callable[[Settings, Shared], Workers]
+MakeMains = Callable[[Settings, Shared], ChildMains]
 # Descriptors of the supervisor besides doorbells and folders: the listening socket, the log, the
 # lock file and systemd's socket, with a reserve.
-OTHER_FILES = 65
+OTHER_DESCRIPTORS = 65
 # The number of connections that can wait while the front restarts. The kernel limits it to
 # net.core.somaxconn (4,096 by default).
 BACKLOG = 65_535
@@ -56,7 +56,7 @@ BACKLOG = 65_535
 log = structlog.get_logger()
 
 
-def real_workers(settings: Settings, shared: Shared) -> Workers:
+def server_mains(settings: Settings, shared: Shared) -> ChildMains:
     """Return the main functions of the front and the shards.
 
     A worker imports in the child the modules that were not loaded before the fork.
@@ -75,7 +75,7 @@ def real_workers(settings: Settings, shared: Shared) -> Workers:
         folders = shared.folders[index]
         shard_writer.main(settings, folders, board, links.of(shard_id(index)), index)
 
-    return Workers(front, shard, load_shared, load_shard)
+    return ChildMains(front, shard, load_shared, load_shard)
 
 
 def load_shared() -> None:
@@ -97,7 +97,7 @@ def load_shard() -> None:
 def serve(
     start: Boot,
     notifier: Notifier,
-    make_workers: MakeWorkers = real_workers,
+    make_mains: MakeMains = server_mains,
 ) -> ExitCode:
     """Run a server until it stops, and return the exit code of the process."""
     if start.access.enabled:
@@ -116,7 +116,7 @@ def serve(
         log.critical("start failed", reason=str(error))
         return ExitCode.FAILED
     except OSError as error:
-        log.critical("start failed", reason=_why_not(error, settings))
+        log.critical("start failed", reason=_describe_error(error, settings))
         return ExitCode.FAILED
     try:
         if settings.fence is not None:
@@ -126,7 +126,7 @@ def serve(
         return ExitCode.FAILED
     settings = _with_stored_shards(settings, directory.shards)
     log.info("file limit set", soft_limit=file_limit, previous_limit=soft_limit)
-    if (refusal := _too_few_files(settings.shards, file_limit)) is not None:
+    if (refusal := _file_limit_error(settings.shards, file_limit)) is not None:
         log.critical("start failed", reason=refusal)
         return ExitCode.FAILED
     _announce(settings, start.access, listener)
@@ -135,10 +135,10 @@ def serve(
     keys = KeyReload(board, start.sources, start.access)
     links = Links(board, LinkSizes.of(settings))
     shared = Shared(board, links, listener, notifier, keys.table, directory.folders)
-    return Supervisor(settings, shared, make_workers(settings, shared), keys).run()
+    return Supervisor(settings, shared, make_mains(settings, shared), keys).run()
 
 
-def _why_not(error: OSError, settings: Settings) -> str:
+def _describe_error(error: OSError, settings: Settings) -> str:
     """Describe an error of the system together with the settings that may have caused it."""
     if error.errno == errno.EADDRINUSE:
         return (
@@ -219,12 +219,12 @@ def _announce(settings: Settings, access: Access, listener: socket.socket) -> No
     )
 
 
-def _too_few_files(shards: int, limit: int) -> str | None:
+def _file_limit_error(shards: int, limit: int) -> str | None:
     """Return an error message if the limit of open files is too low for ``shards`` shards.
 
     Returns None if it is sufficient.
     """
-    needed = descriptors_of(shards) + len(FOLDERS) * shards + OTHER_FILES
+    needed = descriptors_of(shards) + len(FOLDERS) * shards + OTHER_DESCRIPTORS
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return None
     return (

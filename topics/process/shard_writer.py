@@ -16,13 +16,13 @@ from typing import Final
 import structlog
 import trio
 
-from topics.actors.link.beat import BEAT_S
-from topics.actors.link.board import Board, ShardState, ShardWords, StartFailure
-from topics.actors.link.counters import CounterWords
+from topics.actors.link.board import Board, ShardCells, ShardState, StartFailure
+from topics.actors.link.counters import CounterCells
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import shard_id
+from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
@@ -53,26 +53,26 @@ def main(
     Exits with an `ExitCode` if the shard cannot be recovered.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    words = board.shard(index)
-    words.progress_ppm = 0
-    words.state = ShardState.RECOVERING
-    shard = _recover(settings, folders, words, index)
-    words.start_failure = StartFailure.NONE
+    cells = board.shard(index)
+    cells.progress_ppm = 0
+    cells.state = ShardState.RECOVERING
+    shard = _recover(settings, folders, cells, index)
+    cells.start_failure = StartFailure.NONE
     # Start at a random lease number, so that no lease token of an earlier process is valid.
     shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
     freeze_survivors()
     EventLoop().run(_serve, settings, board, links, index, shard)
-    words.state = ShardState.STOPPED
+    cells.state = ShardState.STOPPED
 
 
-def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int) -> RecoveredShard:
+def _recover(settings: Settings, folders: Folders, cells: ShardCells, index: int) -> RecoveredShard:
     """Recover the shard from its files. Exits if they cannot be read or are damaged."""
 
     def report(share: float) -> None:
-        words.progress_ppm = int(share * 1e6)
-        words.heartbeat_ms = time.monotonic_ns() // 1_000_000
+        cells.progress_ppm = int(share * 1e6)
+        cells.heartbeat_ms = time.monotonic_ns() // 1_000_000
 
-    _wait_for_directory(folders, words)
+    _wait_for_directory(folders, cells)
     began = time.monotonic()
     try:
         shard = recover(
@@ -98,11 +98,11 @@ def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int
         log.critical("data directory lost", refused="the start", reason=error.strerror)
         sys.exit(ExitCode.FAILED)
     except OSError as error:  # The supervisor starts another process after a delay.
-        words.start_failure = failure_of(error)
+        cells.start_failure = failure_of(error)
         log.critical("start failed", path=error.filename, error=str(error))
         sys.exit(ExitCode.FAILED)
     except Exception:
-        words.start_failure = StartFailure.START_FAILED
+        cells.start_failure = StartFailure.START_FAILED
         raise
     log.info(
         "shard recovered",
@@ -119,7 +119,7 @@ def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int
     return shard
 
 
-def _wait_for_directory(folders: Folders, words: ShardWords) -> None:
+def _wait_for_directory(folders: Folders, cells: ShardCells) -> None:
     """Wait while the data directory is not at its path, or another server may have it.
 
     Otherwise a shard that was killed in this state would start from the remaining files only.
@@ -128,12 +128,12 @@ def _wait_for_directory(folders: Folders, words: ShardWords) -> None:
         try:
             return folders.check()
         except DirectoryLost as error:
-            if words.state is not ShardState.DIRECTORY_LOST:
+            if cells.state is not ShardState.DIRECTORY_LOST:
                 reason = error.strerror
                 log.critical("data directory lost", refused="the start", reason=reason)
-        words.state = ShardState.DIRECTORY_LOST
-        words.heartbeat_ms = time.monotonic_ns() // 1_000_000
-        time.sleep(BEAT_S)
+        cells.state = ShardState.DIRECTORY_LOST
+        cells.heartbeat_ms = time.monotonic_ns() // 1_000_000
+        time.sleep(TICK_INTERVAL_S)
 
 
 def failure_of(error: OSError) -> StartFailure:
@@ -156,8 +156,8 @@ async def _serve(
     on_sigterm(stop.set)
     async with trio.open_nursery() as nursery:
         own = [Link(memory, board, shard_id(index)) for memory in links]
-        counters = CounterWords(board, shard_id(index))
-        loop.services.gauges.tell = counters.store
+        counters = CounterCells(board, shard_id(index))
+        loop.services.gauges.publish = counters.store
         nursery.start_soon(
             measure, counters, own, lambda: {"topics_inbox_messages": loop.inbox.count}
         )
@@ -167,8 +167,8 @@ async def _serve(
     try:
         shard.wal.stop()
     except DirectoryLost as error:
-        loop.context.room.show(error)
-    if loop.context.room.broken is None:
+        loop.context.disk_space.show(error)
+    if loop.context.disk_space.broken is None:
         try:
             loop.services.sealing.write_last()
         except OSError as error:  # The next start replays more of the log instead.

@@ -39,11 +39,11 @@ from enum import IntEnum
 
 import structlog
 
-from topics.actors.link.board import ShardState, ShardWords
+from topics.actors.link.board import ShardCells, ShardState
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.process.children import describe_exit, wait_for_signal
-from topics.process.family import Child, Family, Shared, Workers
+from topics.process.family import Child, ChildMains, Family, Shared
 from topics.process.health import TICK_S, Health
 from topics.process.keys import KeyReload
 
@@ -60,11 +60,11 @@ class Supervisor:
     """The main loop of the parent process of one server."""
 
     def __init__(
-        self, settings: Settings, shared: Shared, workers: Workers, keys: KeyReload
+        self, settings: Settings, shared: Shared, workers: ChildMains, keys: KeyReload
     ) -> None:
         self._keys = keys
         self._family = Family(shared, workers, settings.log_level)
-        self._drain = Drain(self._family, shared, settings.drain_ms)
+        self._shutdown = Shutdown(self._family, shared, settings.drain_ms)
         self._health = Health(self._family, shared)
         self._exit_code = ExitCode.DONE
         self._interrupts = 0
@@ -78,17 +78,17 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            while not self._drain.is_over:
-                if self._drain.phase is Phase.RUNNING:
+            while not self._shutdown.is_over:
+                if self._shutdown.phase is Phase.RUNNING:
                     self._spawn_due()
                     self._health.tick()
                     self._keys.advance(time.monotonic())
-                received = wait_for_signal(SIGNALS, self._patience_s())
+                received = wait_for_signal(SIGNALS, self._timeout_s())
                 if received is not None:
                     self._on_signal(received)
                 for child, pid, wait_status in self._family.reap():
                     self._on_death(child, pid, wait_status)
-                self._drain.advance()
+                self._shutdown.advance()
             return self._exit_code
         finally:
             self._family.kill_all()
@@ -107,49 +107,49 @@ class Supervisor:
         now = time.monotonic()
         details = {"child": child.name, "child_pid": pid, **describe_exit(wait_status)}
         is_damaged = os.waitstatus_to_exitcode(wait_status) == ExitCode.DAMAGED
-        if is_damaged and isinstance(child.words, ShardWords):
+        if is_damaged and isinstance(child.cells, ShardCells):
             # The shard itself has logged the file and the offset of the damage.
             log.critical("damaged shard not restarted", **details)
-            self._give_up(child, child.words)
-        elif self._drain.phase is not Phase.RUNNING:
+            self._mark_damaged(child, child.cells)
+        elif self._shutdown.phase is not Phase.RUNNING:
             log.info("process ended", **details)
         else:
             uptime_s, retry_in_s = round(now - child.spawned_at, 3), child.schedule(now)
             log.error("process died", **details, uptime_s=uptime_s, retry_in_s=retry_in_s)
 
-    def _give_up(self, shard: Child, words: ShardWords) -> None:
+    def _mark_damaged(self, shard: Child, cells: ShardCells) -> None:
         """Mark a shard as damaged, so that it is not restarted. Stop the server if all are."""
         shard.is_damaged, shard.due = True, math.inf
-        words.state = ShardState.DAMAGED
+        cells.state = ShardState.DAMAGED
         self._exit_code = max(self._exit_code, ExitCode.DAMAGED)
         if all(other.is_damaged for other in self._family.shards):
-            self._drain.begin()
+            self._shutdown.begin()
 
     def _on_signal(self, received: signal.Signals) -> None:
         if received is signal.SIGCHLD:
             return
         log.info("signal received", signal=received.name)
         if received is signal.SIGHUP:
-            self._on_hang_up()
+            self._on_sighup()
             return
         # The second Ctrl-C kills all processes without a drain.
         self._interrupts += received is signal.SIGINT
         if self._interrupts > 1:
             self._exit_code = ExitCode.INTERRUPTED
-            self._drain.kill()
+            self._shutdown.kill()
         else:
-            self._drain.begin()
+            self._shutdown.begin()
 
-    def _on_hang_up(self) -> None:
-        if self._drain.phase is Phase.RUNNING:
-            self._keys.hang_up(time.monotonic())
+    def _on_sighup(self) -> None:
+        if self._shutdown.phase is Phase.RUNNING:
+            self._keys.start_reload(time.monotonic())
         else:
             log.info("signal ignored", signal="SIGHUP", reason="the server is stopping")
 
-    def _patience_s(self) -> float:
+    def _timeout_s(self) -> float:
         """Return the number of seconds until the next timed action, at most TICK_S."""
-        next_at = self._drain.next_at
-        if self._drain.phase is Phase.RUNNING:
+        next_at = self._shutdown.next_at
+        if self._shutdown.phase is Phase.RUNNING:
             due = [child.due for child in self._family if not child.pid]
             next_at = min([self._health.next_at, self._keys.next_at, *due])
         return max(0.0, min(TICK_S, next_at - time.monotonic()))
@@ -164,7 +164,7 @@ class Phase(IntEnum):
     KILL = 3
 
 
-class Drain:
+class Shutdown:
     """The stop of a server: its current phase and the transitions to the next one."""
 
     def __init__(self, family: Family, shared: Shared, drain_ms: int) -> None:

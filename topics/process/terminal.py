@@ -28,7 +28,7 @@ NOT_SHOWN: Final = {
 Event = Mapping[str, Any]
 
 
-class Sentences:
+class LineRenderer:
     """Renders the events of one process as lines.
 
     Raises `structlog.DropEvent` for an event that is omitted.
@@ -36,7 +36,7 @@ class Sentences:
 
     def __init__(self, *, is_colored: bool) -> None:
         self._is_colored = is_colored
-        self._url, self._place, self._interrupts = "", "", 0
+        self._url, self._data_dir, self._interrupts = "", "", 0
         self._own: dict[str, Callable[[Event], str | None]] = {
             "file limit set": lambda _: None,
             "listening": self._listening,
@@ -67,10 +67,10 @@ class Sentences:
         return f"\x1b[{color}m{text}\x1b[0m" if self._is_colored and color else text
 
     def _listening(self, event: Event) -> str:
-        place = Path(event["data_dir"])
+        location = Path(event["data_dir"])
         self._url = event["url"]
-        self._place = str(
-            place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+        self._data_dir = str(
+            location.relative_to(Path.cwd()) if location.is_relative_to(Path.cwd()) else location
         )
         keys = f"{event['keys']} keys" if event["auth"] == "keys" else "no keys"
         return f"starting  {_shown(self._url)}  {event['shards']} shards, {keys}"
@@ -79,7 +79,7 @@ class Sentences:
         count = event["topics"]
         topics = "1 topic" if count == 1 else f"{count} topics"
         damaged = "".join(f", shard {number} is damaged" for number in event["damaged"])
-        return f"ready  {_shown(self._url)}  data {_shown(self._place)} ({topics}){damaged}"
+        return f"ready  {_shown(self._url)}  data {_shown(self._data_dir)} ({topics}){damaged}"
 
     def _signal(self, event: Event) -> str:
         if event["signal"] != "SIGINT":

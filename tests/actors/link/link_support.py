@@ -26,9 +26,9 @@ class End:
     got: list[Message] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
-    def turn(self) -> list[Message]:
+    def run_once(self) -> list[Message]:
         before = len(self.got)
-        self.link.turn(
+        self.link.run_once(
             lambda: self.log.append("open"), self.got.extend, lambda: self.log.append("close")
         )
         return self.got[before:]
@@ -48,7 +48,7 @@ class Pair:
 
     def connect(self) -> None:
         for end in (self.front, self.shard, self.front):
-            end.turn()
+            end.run_once()
         assert self.front.link.connected
         assert self.shard.link.connected
 
@@ -68,9 +68,9 @@ def exchange(sender: End, receiver: End) -> list[Message]:
     """Run iterations of both ends until no message to ``receiver`` is in flight."""
     got: list[Message] = []
     sender.link.flush()
-    while (frames := receiver.turn()) or sender.link.backlog_bytes:
+    while (frames := receiver.run_once()) or sender.link.backlog_bytes:
         got += frames
-        sender.turn()
+        sender.run_once()
     return got
 
 
@@ -117,12 +117,12 @@ def echo(link: Link, frame: Message) -> None:
     link.release(frame)
 
 
-async def asleep(nursery: trio.Nursery, pair: Pair) -> Running:
+async def start_sleeping(nursery: trio.Nursery, pair: Pair) -> Running:
     """Return the running and sleeping shard end of a connected pair."""
     pair.connect()
     shard = Running(pair.shard.link)
     nursery.start_soon(shard.run)
-    while not pair.shard.link._asleep:
+    while not pair.shard.link._is_asleep:
         await trio.testing.wait_all_tasks_blocked()
     return shard
 

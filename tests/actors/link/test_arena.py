@@ -43,7 +43,7 @@ def test_a_block_is_free_only_after_its_release() -> None:
     _, writer, reader = arena_ends(pages=4)
     block = writer.reserve(4 * PAGE_BYTES)
     assert block is not None
-    writer.take_over(block)
+    writer.mark_sent(block)
     block.free()  # The holder has nothing left to free
     assert writer.reserve(1) is None
     view = reader.open(block.offset, block.length)
@@ -208,10 +208,10 @@ def test_a_slow_reader_is_notified_once_when_a_session_waits_for_its_block() -> 
             reader.begin(2)
         block = writer.reserve(1)
         assert block is not None
-        writer.take_over(block)
+        writer.mark_sent(block)
         view = reader.open(block.offset, block.length)
         assert view is not None
-        reader.on_lost(view, partial(told.append, name))
+        reader.on_reclaim(view, partial(told.append, name))
         views.append(view)
     reader.release(views[1])
     reader.reclaim(3)
@@ -237,7 +237,7 @@ def test_the_next_session_does_not_reuse_blocks_that_are_still_read() -> None:
     views = []
     for _ in range(2):
         block = filled(writer, 1, b"s")
-        writer.take_over(block)
+        writer.mark_sent(block)
         view = reader.open(block.offset, block.length)
         assert view is not None
         views.append(view)
@@ -258,10 +258,10 @@ def test_the_next_session_does_not_reuse_blocks_that_are_still_read() -> None:
 def test_pages_returned_to_the_system_are_zeros_and_their_neighbours_are_kept() -> None:
     memory = ArenaMemory(2 * PAGE_BYTES)
     memory.view[:] = b"x" * len(memory.view)
-    memory.give_back(PAGE_BYTES, 2 * PAGE_BYTES)
+    memory.release_pages(PAGE_BYTES, 2 * PAGE_BYTES)
     kept = b"x" * PAGE_BYTES
     assert bytes(memory.view) == kept + bytes(2 * PAGE_BYTES) + kept
-    memory.give_back(0, 0)
+    memory.release_pages(0, 0)
     assert memory.view[0] == ord("x")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from topics.actors.link.board import COUNTERS, Board, FrontState, FrontWords, ShardState, ShardWords
+from topics.actors.link.board import COUNTERS, Board, FrontCells, FrontState, ShardCells, ShardState
+from topics.actors.link.liveness import STALLED_S, STEP_MAX_S, Liveness
 from topics.actors.link.process_id import ProcessId
-from topics.actors.link.pulse import LOOK_MAX_S, STALLED_S, Pulse
 
 
 def pairs(board: Board) -> list[tuple[ProcessId, ProcessId]]:
@@ -24,7 +24,7 @@ def test_a_new_board_has_all_processes_down_and_all_pairs_in_session_1() -> None
 def test_no_two_fields_share_a_cell() -> None:
     board = Board(3)
     value = 10
-    expected: list[tuple[FrontWords | ShardWords, str, int]] = []
+    expected: list[tuple[FrontCells | ShardCells, str, int]] = []
     for process, words in enumerate(map(board.process, board.processes)):
         for name in (
             "pid",
@@ -84,16 +84,16 @@ def test_the_numbers_of_states_never_change() -> None:
 
 
 def test_the_silence_grows_until_the_heartbeat_changes() -> None:
-    pulse = Pulse()
+    pulse = Liveness()
     assert [
-        pulse.look(sign, now)
+        pulse.observe(sign, now)
         for sign, now in [(1, 10.0), (1, 10.5), (1, 11.5), (2, 12.0), (2, 12.5)]
     ] == [0.0, 0.5, 1.5, 0.0, 0.5]
 
 
 def test_a_watcher_does_not_count_the_time_in_which_it_was_suspended_itself() -> None:
-    pulse = Pulse()
-    pulse.look(1, 10.0)
-    pulse.look(1, 10.5)
-    assert pulse.look(1, 1000.0) == 0.5 + LOOK_MAX_S < STALLED_S
-    assert pulse.look(2, 1000.5) == 0.0
+    pulse = Liveness()
+    pulse.observe(1, 10.0)
+    pulse.observe(1, 10.5)
+    assert pulse.observe(1, 1000.0) == 0.5 + STEP_MAX_S < STALLED_S
+    assert pulse.observe(2, 1000.5) == 0.0

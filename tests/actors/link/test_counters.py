@@ -13,10 +13,10 @@ from topics.actors.link.counters import (
     EACH,
     GAUGE,
     HISTOGRAM,
-    LARGEST,
+    MAX,
     SUM,
     TABLE,
-    CounterWords,
+    CounterCells,
     Metric,
 )
 from topics.actors.link.process_id import FRONT, ProcessId, ProcessKind, shard_id
@@ -34,7 +34,7 @@ def values(board: Board, name: str) -> list[Value]:
 def test_declared_names_and_kinds_follow_the_rules_of_metrics() -> None:
     for table in TABLE.values():
         assert len({metric.name for metric in table}) == len(table), "a name stands there once"
-        assert sum(metric.words for metric in table) <= COUNTERS
+        assert sum(metric.cells for metric in table) <= COUNTERS
     for metric in chain(*TABLE.values()):
         assert metric.name.startswith("topics_")
         assert metric.name.endswith("_total") == (metric.kind is COUNTER)
@@ -50,7 +50,7 @@ def test_counters_continue_after_a_restart_and_gauges_begin_with_0(process: Proc
     board = Board(1)
     lag = [0] * len(counters.LAG_BOUNDS_US)
     for life in range(2):
-        words = CounterWords(board, process)
+        words = CounterCells(board, process)
         assert values(board, "topics_link_backlog_bytes") == [0]
         for count in (3, 5):
             words.store(
@@ -64,13 +64,13 @@ def test_counters_continue_after_a_restart_and_gauges_begin_with_0(process: Proc
     assert values(board, "topics_link_backlog_bytes") == [99]
     found = dict(shown(board)["topics_loop_lag_us"].series)[(("process", str(process)),)]
     assert found == Histogram(counters.LAG_BOUNDS_US, [*lag, 10], 100)
-    counters.forget_gauges(board, process)
+    counters.reset_gauges(board, process)
     assert values(board, "topics_link_backlog_bytes") == [0]
     assert values(board, "topics_link_late_bells_total") == [10]
 
 
 TEMPERATURE = Metric("topics_temperature", GAUGE, "Of now.", SUM, ("room",), [("a",), ("b",)])
-PEAK = Metric("topics_peak", GAUGE, "Of all.", LARGEST)
+PEAK = Metric("topics_peak", GAUGE, "Of all.", MAX)
 SIZE = Metric("topics_size", GAUGE, "Of each.", EACH)
 WAITS = Metric(
     "topics_waits_us",
@@ -95,7 +95,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Board:
 
 def test_values_of_processes_are_added_compared_or_shown_individually(declared: Board) -> None:
     for index, value in enumerate((7, 5)):
-        CounterWords(declared, shard_id(index)).store(
+        CounterCells(declared, shard_id(index)).store(
             {"topics_temperature": (value, 1), "topics_peak": value, "topics_size": value}
         )
     assert list(declared.shard(0).counters)[:4] == [7, 1, 7, 7]
@@ -111,7 +111,7 @@ def test_values_of_processes_are_added_compared_or_shown_individually(declared: 
 def test_a_sparse_metric_shows_only_the_rows_that_have_counted(declared: Board) -> None:
     assert shown(declared)["topics_waits_us"].series == []
     for index in range(2):
-        CounterWords(declared, shard_id(index)).store(
+        CounterCells(declared, shard_id(index)).store(
             {"topics_waits_us": [*NONE_YET, 0, 0, 1, 21, 1]}
         )
     expected = Histogram((10, 20), [0, 0, 2], 42)
@@ -119,14 +119,14 @@ def test_a_sparse_metric_shows_only_the_rows_that_have_counted(declared: Board) 
 
 
 def test_a_negative_value_stops_no_process(declared: Board) -> None:
-    CounterWords(declared, shard_id(0)).store({"topics_temperature": (-1, 5)})
+    CounterCells(declared, shard_id(0)).store({"topics_temperature": (-1, 5)})
     assert values(declared, "topics_temperature") == [0, 5]
 
 
 def test_every_metric_is_shown_once_for_all_kinds_of_processes() -> None:
     board = Board(2)
     for process in (FRONT, shard_id(1)):
-        CounterWords(board, process).store({"topics_link_late_bells_total": 1})
+        CounterCells(board, process).store({"topics_link_late_bells_total": 1})
     found = [family.name for family in counters.families(board)]
     assert found == list(dict.fromkeys(metric.name for metric in chain(*TABLE.values())))
     assert values(board, "topics_link_late_bells_total") == [2]

@@ -35,7 +35,7 @@ def bell() -> Iterator[int]:
     os.close(fd)
 
 
-class Turns:
+class CountedIterations:
     """Count the iterations, and the calls of tasks that were not flushed."""
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ def test_a_ready_descriptor_is_served_in_an_iteration_until_it_is_unwatched(
     run: Callable[[Main], None], bell: int
 ) -> None:
     async def main(loop: EventLoop) -> None:
-        loop.turn = turns = Turns()
+        loop.iteration = iterations = CountedIterations()
         served = trio.Event()
 
         def ready(events: int) -> None:
             assert events == select.EPOLLIN
-            assert turns.is_open
+            assert iterations.is_open
             os.eventfd_read(bell)
             served.set()
 
@@ -68,9 +68,9 @@ def test_a_ready_descriptor_is_served_in_an_iteration_until_it_is_unwatched(
             os.eventfd_write(bell, 1)
             await served.wait()
             served = trio.Event()
-        assert turns.count >= 3
-        assert not turns.is_open
-        loop.leave(bell)
+        assert iterations.count >= 3
+        assert not iterations.is_open
+        loop.unwatch(bell)
         os.eventfd_write(bell, 1)
         await trio.lowlevel.checkpoint()
         assert not served.is_set()
@@ -82,14 +82,14 @@ def test_calls_of_tasks_are_flushed_in_the_same_iteration(run: Callable[[Main], 
     """With another clock, the loop does not flush for them."""
 
     async def main(loop: EventLoop) -> None:
-        loop.turn = turns = Turns()
+        loop.iteration = iterations = CountedIterations()
         is_clock = trio.lowlevel.current_clock() is loop
         for wait in (trio.lowlevel.checkpoint, partial(trio.sleep, 0.001)):
             await trio.lowlevel.checkpoint()
-            assert turns.runs_tasks is is_clock
-            turns.asked = int(turns.runs_tasks)
+            assert iterations.runs_tasks is is_clock
+            iterations.asked = int(iterations.runs_tasks)
             await wait()
-            assert not turns.asked
+            assert not iterations.asked
 
     run(main)
 
@@ -105,7 +105,7 @@ def test_a_descriptor_that_is_unwatched_in_an_iteration_is_not_served_in_it(
         def ready(_events: int) -> None:
             served.append(1)
             for fd in (bell, other):
-                loop.leave(fd)
+                loop.unwatch(fd)
 
         for fd in (bell, other):
             loop.watch(fd, select.EPOLLIN, ready)
@@ -126,7 +126,7 @@ def test_tasks_that_never_pause_do_not_delay_descriptors(
         os.eventfd_write(bell, 7)
         while not served:
             await trio.lowlevel.checkpoint()
-        loop.leave(bell)
+        loop.unwatch(bell)
 
     run(main)
 
@@ -169,7 +169,7 @@ def test_a_served_function_can_set_a_deadline_for_a_sleeping_task(
             os.eventfd_write(bell, 1)
             await trio.sleep_forever()
         assert scope.cancelled_caught
-        loop.leave(bell)
+        loop.unwatch(bell)
 
     run(main)
 

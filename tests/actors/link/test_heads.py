@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from topics.actors.link.board import Board
-from topics.actors.link.heads import SLOTS, HeadReader, HeadWriter, holds_still
+from topics.actors.link.heads import SLOTS, HeadSlotReader, HeadSlotWriter, depends_only_on_version
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.changes.delete_topic import DeleteTopic
@@ -40,7 +40,7 @@ def append(to: Topic, count: int = 1) -> Append:
 
 def test_an_append_moves_the_head_and_keeps_the_page_valid() -> None:
     shared, a = words(), topic(1)
-    writer, reader = HeadWriter(shared), HeadReader(shared)
+    writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     mark = writer.mark(a)
     assert reader.head(mark) == 10
     commit(append(a, 3))
@@ -51,7 +51,7 @@ def test_an_append_moves_the_head_and_keeps_the_page_valid() -> None:
 
 def test_any_other_change_invalidates_the_page_permanently() -> None:
     shared, a = words(), topic(1)
-    writer, reader = HeadWriter(shared), HeadReader(shared)
+    writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     for change in (
         PutTopic(a, [], a.config, Now(0, 0)),
         DeleteRecords(a, 5, None, None),
@@ -67,7 +67,7 @@ def test_any_other_change_invalidates_the_page_permanently() -> None:
 
 def test_changes_of_other_topics_do_not_affect_a_page() -> None:
     shared, a, b = words(), topic(1), topic(2, 77)
-    writer, reader = HeadWriter(shared), HeadReader(shared)
+    writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     mark = writer.mark(a)
     for change in (append(b), DeleteRecords(b, 5, None, None), DeleteTopic(b, [], sync=True)):
         writer.mark(b)
@@ -78,7 +78,7 @@ def test_changes_of_other_topics_do_not_affect_a_page() -> None:
 
 def test_the_least_recently_assigned_slot_is_reused_for_another_topic() -> None:
     shared = words()
-    writer, reader = HeadWriter(shared), HeadReader(shared)
+    writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     marks = [writer.mark(topic(number, number)) for number in range(1, SLOTS + 2)]
     assert [reader.head(mark) for mark in marks] == [None, *range(2, SLOTS + 2)]
     assert marks[0].slot == marks[-1].slot
@@ -86,7 +86,7 @@ def test_the_least_recently_assigned_slot_is_reused_for_another_topic() -> None:
 
 def test_the_slot_of_a_deleted_topic_is_reused_first() -> None:
     shared = words()
-    writer, reader = HeadWriter(shared), HeadReader(shared)
+    writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     topics = [topic(number, number) for number in range(1, SLOTS + 1)]
     marks = [writer.mark(each) for each in topics]
     commit(DeleteTopic(topics[5], [], sync=True))
@@ -99,21 +99,25 @@ def test_the_slot_of_a_deleted_topic_is_reused_first() -> None:
 
 def test_a_new_shard_process_invalidates_every_page() -> None:
     shared, a = words(), topic(1)
-    before = HeadWriter(shared).mark(a)
-    after = HeadWriter(shared)
-    assert HeadReader(shared).head(before) is None
+    before = HeadSlotWriter(shared).mark(a)
+    after = HeadSlotWriter(shared)
+    assert HeadSlotReader(shared).head(before) is None
     assert after.mark(a) != before
 
 
 def test_only_a_full_page_below_the_head_holds_still() -> None:
     page = Page(0, 5, 10, 1, None, count=5)
-    assert holds_still(topic(1), page)
-    assert not holds_still(topic(1), Page(0, 10, 10, 1, None, count=10)), (
+    assert depends_only_on_version(topic(1), page)
+    assert not depends_only_on_version(topic(1), Page(0, 10, 10, 1, None, count=10)), (
         "at the head, an append adds to it"
     )
-    assert not holds_still(topic(1), Page(0, 5, 10, 1, None)), (
+    assert not depends_only_on_version(topic(1), Page(0, 5, 10, 1, None)), (
         "a long poll waits for what it does not have"
     )
-    assert not holds_still(topic(1), Page(0, 5, 10, 1, Tombstone(1, 2, "cap", 3, 10), count=3))
-    assert not holds_still(topic(1, ttl_ms=1000), page), "time takes its records"
-    assert not holds_still(topic(1, cap_records=20), page), "an append takes its records"
+    assert not depends_only_on_version(
+        topic(1), Page(0, 5, 10, 1, Tombstone(1, 2, "cap", 3, 10), count=3)
+    )
+    assert not depends_only_on_version(topic(1, ttl_ms=1000), page), "time takes its records"
+    assert not depends_only_on_version(topic(1, cap_records=20), page), (
+        "an append takes its records"
+    )

@@ -9,16 +9,16 @@ import pytest
 import trio
 import trio.testing
 
-from tests.actors.link.link_support import SMALL, Pair, Running, asleep, echo, exchange
+from tests.actors.link.link_support import SMALL, Pair, Running, echo, exchange, start_sleeping
 from tests.support.wire import encode
 from topics.actors.link import arena
 from topics.actors.link import link as link_module
 from topics.actors.link.arena import PAGE_BYTES
-from topics.actors.link.beat import BEAT_S, next_beat
-from topics.actors.link.link import HURRY_S, QUIET_MAX, Guard
+from topics.actors.link.link import DEFERRED_MAX, RELEASE_DELAY_S, LinkTimer
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.link.ring import HEAD, RingDamaged
+from topics.actors.link.tick import TICK_INTERVAL_S, next_tick
 from topics.formats.wire.message import Message, PeerClosed
 
 
@@ -32,10 +32,10 @@ def test_nothing_can_be_sent_before_both_ends_are_connected() -> None:
         with pytest.raises(PeerClosed, match="front 0 to shard 0"):
             attempt()
     assert pair.front.link.reserve(1) is None
-    pair.front.turn()
+    pair.front.run_once()
     assert pair.front.log == []
-    pair.shard.turn()
-    pair.front.turn()
+    pair.shard.run_once()
+    pair.front.run_once()
     assert (pair.front.log, pair.shard.log) == (["open"], ["open"])
     pair.close()
 
@@ -43,10 +43,12 @@ def test_nothing_can_be_sent_before_both_ends_are_connected() -> None:
 def test_a_message_arrives_as_it_was_sent(pair: Pair) -> None:
     message_id = pair.front.link.send("rpc/append", b"payload", b"attachment")
     assert pair.front.link.backlog_bytes > 0
-    assert pair.shard.turn() == [], "nothing travels before the flush"
+    assert pair.shard.run_once() == [], "nothing travels before the flush"
     pair.front.link.flush()
     assert pair.front.link.backlog_bytes == 0
-    assert pair.shard.turn() == [Message(message_id, 0, "rpc/append", b"payload", b"attachment")]
+    assert pair.shard.run_once() == [
+        Message(message_id, 0, "rpc/append", b"payload", b"attachment")
+    ]
 
 
 def test_message_ids_are_unique_and_may_be_taken_in_advance(pair: Pair) -> None:
@@ -57,7 +59,7 @@ def test_message_ids_are_unique_and_may_be_taken_in_advance(pair: Pair) -> None:
     assert link.send("c", b"", message_id=taken) == taken
     assert len({first, taken, third}) == 3
     link.flush()
-    assert [frame.message_id for frame in pair.shard.turn()] == [first, third, taken]
+    assert [frame.message_id for frame in pair.shard.run_once()] == [first, third, taken]
 
 
 def test_messages_sent_by_callbacks_are_flushed_when_they_return(pair: Pair) -> None:
@@ -68,8 +70,8 @@ def test_messages_sent_by_callbacks_are_flushed_when_they_return(pair: Pair) -> 
         for _ in frames:
             pair.shard.link.send("pong", b"")
 
-    pair.shard.link.turn(lambda: None, answer, lambda: None)
-    assert [frame.subject for frame in pair.front.turn()] == ["pong"]
+    pair.shard.link.run_once(lambda: None, answer, lambda: None)
+    assert [frame.subject for frame in pair.front.run_once()] == ["pong"]
 
 
 def test_a_send_is_refused_after_a_new_session_even_before_the_link_has_noticed_it(
@@ -81,9 +83,9 @@ def test_a_send_is_refused_after_a_new_session_even_before_the_link_has_noticed_
     with pytest.raises(PeerClosed):
         pair.front.link.send("new", b"")
     pair.front.link.flush()
-    assert pair.memory.rings[0].words[HEAD] == 0, "and what was queued is not published"
+    assert pair.memory.rings[0].cells[HEAD] == 0, "and what was queued is not published"
     assert pair.front.log == ["open"]
-    pair.front.turn()
+    pair.front.run_once()
     assert pair.front.log == ["open", "close"]
     assert pair.front.link.backlog_bytes == 0
 
@@ -93,7 +95,7 @@ def test_a_new_session_sees_no_data_of_the_old_one(pair: Pair) -> None:
         pair.front.link.send(subject, b"old")
         pair.front.link.flush()
         if subject == "read":
-            pair.shard.turn()
+            pair.shard.run_once()
     pair.front.link.send("unflushed", b"old")
     pair.restart_shard()
     pair.connect()
@@ -106,9 +108,9 @@ def test_a_new_session_sees_no_data_of_the_old_one(pair: Pair) -> None:
 def test_a_partial_message_is_discarded_with_its_session(pair: Pair) -> None:
     pair.front.link.send("big", b"p" * 20_000)
     pair.front.link.flush()
-    assert pair.shard.turn() == []
+    assert pair.shard.run_once() == []
     pair.bump()
-    pair.shard.turn()
+    pair.shard.run_once()
     pair.connect()
     pair.front.link.send("small", b"")
     assert [frame.subject for frame in exchange(pair.front, pair.shard)] == ["small"]
@@ -118,14 +120,14 @@ def test_a_front_that_has_not_noticed_the_restart_cannot_reach_the_new_shard(pai
     pair.front.link.send("a", b"x" * 500)
     stale = pair.front.link.queue
     pair.restart_shard()
-    pair.shard.turn()
+    pair.shard.run_once()
     pair.front.link.producer.write(
         b"".join(stale)
     )  # as if the new session began between its check of the board and its store
-    assert pair.shard.turn() == []
+    assert pair.shard.run_once() == []
     assert not pair.shard.link.connected
     pair.connect()
-    assert pair.shard.turn() == []
+    assert pair.shard.run_once() == []
 
 
 # --- trio ---
@@ -167,7 +169,7 @@ async def test_a_sleeping_link_is_woken_once_for_messages_flushed_together(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     pair = Pair()
-    shard = await asleep(nursery, pair)
+    shard = await start_sleeping(nursery, pair)
     before = pair.front.link.producer.bells
     for _ in range(10):
         pair.front.link.send("n", b"")
@@ -211,7 +213,7 @@ def test_a_message_that_fills_the_ring_exactly_is_sent_in_one_write(pair: Pair) 
     pair.front.link.send("", b"p" * (SMALL.ring_bytes - 24))
     pair.front.link.flush()
     assert pair.front.link.backlog_bytes == 0
-    assert [len(frame.payload) for frame in pair.shard.turn()] == [SMALL.ring_bytes - 24]
+    assert [len(frame.payload) for frame in pair.shard.run_once()] == [SMALL.ring_bytes - 24]
 
 
 def test_a_message_larger_than_the_ring_arrives_completely(pair: Pair) -> None:
@@ -241,9 +243,9 @@ def test_a_shard_that_cannot_reply_stops_reading_but_a_front_continues_to_read(p
         end.link.flush()
         other.link.send("ask", b"")
         other.link.flush()
-        assert [frame.subject for frame in end.turn()] == (["ask"] if reads_on else [])
+        assert [frame.subject for frame in end.run_once()] == (["ask"] if reads_on else [])
         exchange(end, other)
-        assert end.turn() == [] or not reads_on
+        assert end.run_once() == [] or not reads_on
         assert end.got[-1].subject == "ask"
 
 
@@ -259,7 +261,7 @@ async def test_a_backlog_is_sent_when_the_other_end_has_read(nursery: trio.Nurse
     assert front.link.backlog_bytes > 0
     while not pair.shard.got:
         await trio.testing.wait_all_tasks_blocked()
-        pair.shard.turn()
+        pair.shard.run_once()
     assert pair.shard.got[0].payload == payload
 
 
@@ -289,10 +291,10 @@ def test_no_data_is_unread_while_the_other_end_is_still_in_the_previous_session(
     link.send("a", bytes(100))
     exchange(pair.front, pair.shard)
     pair.bump()
-    pair.front.turn()
+    pair.front.run_once()
     assert link.unread_bytes == 0
-    pair.shard.turn()
-    pair.front.turn()
+    pair.shard.run_once()
+    pair.front.run_once()
     link.send("b", bytes(100))
     link.flush()
     assert link.unread_bytes > 100
@@ -302,40 +304,42 @@ def test_quiet_messages_wait_for_another_message_and_keep_their_order(pair: Pair
     link = pair.front.link
     for subject in ("first", "second"):
         link.send(subject, b"")
-        link.quieten()
+        link.defer_flush()
         link.flush()
         link.check()
-        assert pair.shard.turn() == []
+        assert pair.shard.run_once() == []
     link.send("third", b"", b"attachment")
     link.flush()
-    assert [frame.subject for frame in pair.shard.turn()] == ["first", "second", "third"]
+    assert [frame.subject for frame in pair.shard.run_once()] == ["first", "second", "third"]
     link.send("fourth", b"")
     link.flush()
-    assert [frame.subject for frame in pair.shard.turn()] == ["fourth"], "it is not quiet itself"
+    assert [frame.subject for frame in pair.shard.run_once()] == ["fourth"], (
+        "it is not quiet itself"
+    )
 
 
 def test_too_many_quiet_messages_are_sent_without_another_message(pair: Pair) -> None:
     link = pair.front.link
-    for _ in range(QUIET_MAX + 1):
+    for _ in range(DEFERRED_MAX + 1):
         link.flush()
-        assert pair.shard.turn() == []
+        assert pair.shard.run_once() == []
         link.send("quiet", b"")
-        link.quieten()
+        link.defer_flush()
     link.flush()
-    assert len(pair.shard.turn()) == QUIET_MAX + 1
+    assert len(pair.shard.run_once()) == DEFERRED_MAX + 1
 
 
 def test_quiet_messages_are_discarded_with_their_session(pair: Pair) -> None:
     link = pair.front.link
     link.send("old", b"")
-    link.quieten()
+    link.defer_flush()
     pair.bump()
     for _ in range(3):
-        pair.front.turn()
-        pair.shard.turn()
+        pair.front.run_once()
+        pair.shard.run_once()
     link.send("new", b"")
     link.flush()
-    assert [frame.subject for frame in pair.shard.turn()] == ["new"]
+    assert [frame.subject for frame in pair.shard.run_once()] == ["new"]
 
 
 # --- receiving: arena attachments, releases, and damaged bytes ---
@@ -344,7 +348,7 @@ def test_quiet_messages_are_discarded_with_their_session(pair: Pair) -> None:
 def test_bytes_that_are_not_a_message_stop_the_link(pair: Pair) -> None:
     pair.front.link.producer.write(b"\xff" * 24)
     with pytest.raises(RingDamaged, match="no message"):
-        pair.shard.turn()
+        pair.shard.run_once()
 
 
 @pytest.mark.parametrize("flags", [2, 4])
@@ -354,7 +358,7 @@ def test_an_invalid_arena_reference_stops_the_link(
 ) -> None:
     pair.front.link.producer.write(encode(1, "", b"", attachment, flags))
     with pytest.raises(RingDamaged, match="no arena block"):
-        pair.shard.turn()
+        pair.shard.run_once()
 
 
 def test_a_long_attachment_is_read_in_place_and_its_block_freed_by_the_release(pair: Pair) -> None:
@@ -412,14 +416,14 @@ async def test_the_guard_finds_and_counts_data_whose_doorbell_was_lost(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Pair()
-    shard = await asleep(nursery, pair)
+    shard = await start_sleeping(nursery, pair)
     with monkeypatch.context() as lost:
         lost.setattr(os, "eventfd_write", lambda fd, value: None)
         pair.front.link.send("n", b"")
         pair.front.link.flush()
     started = trio.current_time()
     await shard.inbox.receive()
-    assert trio.current_time() - started <= BEAT_S
+    assert trio.current_time() - started <= TICK_INTERVAL_S
     assert pair.shard.link.late_bells == 1
 
 
@@ -433,9 +437,9 @@ async def test_a_release_that_is_not_flushed_is_sent_by_the_guard(
     pair.front.link.send("a", b"", bytes(5000))
     pair.front.link.flush()
     shard.link.release(await shard.inbox.receive())
-    await trio.sleep(2 * HURRY_S)
+    await trio.sleep(2 * RELEASE_DELAY_S)
     assert shard.link.backlog_bytes == 0
-    pair.front.turn()
+    pair.front.run_once()
     assert pair.front.link.writer.used_bytes == 0
 
 
@@ -448,14 +452,14 @@ async def test_the_pages_of_a_large_block_are_returned_soon_after_its_release(
     nursery.start_soon(front.run)
     nursery.start_soon(shard.run)
     await trio.testing.wait_all_tasks_blocked()
-    await trio.sleep_until(next_beat(trio.current_time()) + 0.01)
+    await trio.sleep_until(next_tick(trio.current_time()) + 0.01)
     front.link.send("a", b"", bytes(20_000))
     front.link.flush()
     shard.link.release(await shard.inbox.receive())
     shard.link.flush()
     await trio.testing.wait_all_tasks_blocked()
     assert front.link.writer.has_unused
-    await trio.sleep(2 * HURRY_S)
+    await trio.sleep(2 * RELEASE_DELAY_S)
     assert not front.link.writer.has_unused
 
 
@@ -464,11 +468,11 @@ async def test_all_links_of_a_process_share_one_guard(nursery: trio.Nursery) -> 
     for pair in pairs:
         nursery.start_soon(Running(pair.front.link).run)
     await trio.testing.wait_all_tasks_blocked()
-    assert Guard.of_this_run().links == {pair.front.link for pair in pairs}
+    assert LinkTimer.of_this_run().links == {pair.front.link for pair in pairs}
     nursery.cancel_scope.cancel()
     with trio.CancelScope(shield=True):
         await trio.testing.wait_all_tasks_blocked()
-    assert Guard.of_this_run().links == set()
+    assert LinkTimer.of_this_run().links == set()
 
 
 # --- the memory of a link ---

@@ -33,9 +33,9 @@ class LinksInAnyOrder(RuleBasedStateMachine):
         return self.pair.front if name == "front" else self.pair.shard
 
     @rule(name=st.sampled_from(["front", "shard"]))
-    def turn(self, name: str) -> None:
+    def run_once(self, name: str) -> None:
         end, other = self.end(name), "shard" if name == "front" else "front"
-        for frame in end.turn():
+        for frame in end.run_once():
             got = self.got.setdefault((other, end.link._session), [])
             got.append(bytes(frame.attachment))
             assert self.sent[other, end.link._session][: len(got)] == got
@@ -86,8 +86,8 @@ class LinksInAnyOrder(RuleBasedStateMachine):
     def settle(self) -> None:
         """Let both ends run, after which they must be connected and have received all messages."""
         for _ in range(3):
-            self.turn("front")
-            self.turn("shard")
+            self.run_once("front")
+            self.run_once("shard")
         assert self.pair.front.link.connected
         assert self.pair.shard.link.connected
         while (
@@ -97,10 +97,10 @@ class LinksInAnyOrder(RuleBasedStateMachine):
             or self.held["shard"]
         ):
             for name in ("front", "shard"):
-                self.turn(name)
+                self.run_once(name)
                 self.release_one(name)
-        self.turn("front")
-        self.turn("shard")
+        self.run_once("front")
+        self.run_once("shard")
         session = self.pair.board.session(*self.pair.memory.ends)
         for name in ("front", "shard"):
             assert self.got.get((name, session), []) == self.sent.get((name, session), [])
@@ -120,7 +120,7 @@ def test_a_block_of_a_closed_session_cannot_be_sent_but_is_freed(pair: Pair) -> 
     with pytest.raises(PeerClosed):
         pair.front.link.send("a", b"", block)
     pair.bump()
-    pair.shard.turn()
+    pair.shard.run_once()
     pair.connect()
 
 
@@ -132,7 +132,7 @@ def test_a_session_waits_while_a_reader_still_uses_its_half_of_the_arena(pair: P
     assert bytes(frame.attachment) == b"s" * 2000, "the next session goes on beside the slow reader"
     pair.restart_shard()
     for end in (pair.shard, pair.front, pair.shard, pair.front):
-        end.turn()
+        end.run_once()
     assert not pair.front.link.connected
     pair.front.link.release(frame)
     pair.connect()

@@ -22,7 +22,7 @@ from topics.actors.link.ring import (
     RingDamaged,
     RingMemory,
     RingProducer,
-    Sleeper,
+    SleepState,
 )
 
 SIZE = PAGE_BYTES
@@ -71,25 +71,25 @@ def test_a_ring_of_an_invalid_size_is_rejected() -> None:
 def test_a_ring_can_be_filled_to_the_last_byte_and_drained(ends: Ends) -> None:
     everything = bytes(range(256)) * (SIZE // 256)
     assert ends.producer.write(everything) == SIZE
-    assert ends.producer.room() == 0
+    assert ends.producer.free_bytes() == 0
     assert ends.producer.write(b"x") == 0
     assert ends.consumer.read() == everything
-    assert ends.producer.room() == SIZE
+    assert ends.producer.free_bytes() == SIZE
 
 
 def test_a_counter_that_was_reset_shows_no_wrong_space_or_data(ends: Ends) -> None:
     for _ in range(3):
         ends.producer.write(bytes(SIZE // 2))
         ends.consumer.read()
-    ends.memory.words[TAIL] = 0  # The consumer is one session ahead
-    assert ends.producer.room() == 0
+    ends.memory.cells[TAIL] = 0  # The consumer is one session ahead
+    assert ends.producer.free_bytes() == 0
     assert ends.producer.write(b"x") == 0
-    ends.memory.words[HEAD] = 0  # The producer too
+    ends.memory.cells[HEAD] = 0  # The producer too
     assert ends.consumer.read() == b""
 
 
 def test_more_bytes_than_the_ring_can_hold_are_damage(ends: Ends) -> None:
-    ends.memory.words[HEAD] = SIZE + 1
+    ends.memory.cells[HEAD] = SIZE + 1
     with pytest.raises(RingDamaged, match=f"{SIZE + 1} bytes wait in a ring of {SIZE}"):
         ends.consumer.read()
 
@@ -140,11 +140,11 @@ def test_an_awake_consumer_is_not_notified(ends: Ends) -> None:
 
 def test_a_sleeping_consumer_is_notified_once_per_sleep(ends: Ends) -> None:
     for _ in range(2):
-        ends.consumer.sleeper.fall_asleep()
+        ends.consumer.sleep_state.begin_sleep()
         ends.producer.write(b"a")
         ends.producer.write(b"b")
         assert rings_of(ends.data_bell) == 1
-        ends.consumer.sleeper.wake_up()
+        ends.consumer.sleep_state.end_sleep()
         ends.producer.write(b"c")
         assert rings_of(ends.data_bell) == 0
     assert ends.producer.bells == 2
@@ -152,8 +152,8 @@ def test_a_sleeping_consumer_is_notified_once_per_sleep(ends: Ends) -> None:
 
 def test_a_producer_that_waits_for_space_is_notified_once(ends: Ends) -> None:
     ends.producer.write(bytes(SIZE))
-    ends.producer.sleeper.fall_asleep()
-    ends.producer.sleeper.fall_asleep()
+    ends.producer.sleep_state.begin_sleep()
+    ends.producer.sleep_state.begin_sleep()
     ends.consumer.read()
     ends.producer.write(b"x")
     ends.consumer.read()
@@ -161,18 +161,18 @@ def test_a_producer_that_waits_for_space_is_notified_once(ends: Ends) -> None:
     assert ends.consumer.bells == 1
 
 
-@pytest.mark.parametrize("died_asleep", [False, True])
-def test_the_successor_of_a_consumer_is_notified_too(ends: Ends, died_asleep: bool) -> None:
-    ends.consumer.sleeper.fall_asleep()
-    if died_asleep:
+@pytest.mark.parametrize("died_sleeping", [False, True])
+def test_the_successor_of_a_consumer_is_notified_too(ends: Ends, died_sleeping: bool) -> None:
+    ends.consumer.sleep_state.begin_sleep()
+    if died_sleeping:
         ends.producer.write(b"a")
     else:
-        ends.consumer.sleeper.wake_up()
+        ends.consumer.sleep_state.end_sleep()
     rings_of(ends.data_bell)
     successor = RingConsumer(ends.memory, ends.room_bell, load_fences())
     ends.producer.write(b"b")
     assert rings_of(ends.data_bell) == 0
-    successor.sleeper.fall_asleep()
+    successor.sleep_state.begin_sleep()
     ends.producer.write(b"c")
     assert rings_of(ends.data_bell) == 1
 
@@ -205,12 +205,12 @@ class Machine:
         self.ends = Ends()
         self.stored: list[tuple[int, int]] = []
 
-    def fences(self, sleeper: Sleeper) -> Fences:
-        words = self.ends.memory.words
+    def fences(self, sleep_state: SleepState) -> Fences:
+        words = self.ends.memory.cells
 
         def full() -> None:
             self.stored.append((words[HEAD], words[TAIL]))
-            sleeper.fall_asleep()
+            sleep_state.begin_sleep()
 
         return Fences(full=Fence(full), order=None)
 
@@ -218,7 +218,7 @@ class Machine:
 def test_a_producer_stores_then_fences_then_checks_the_sleeper() -> None:
     machine = Machine()
     ends = machine.ends
-    fences = machine.fences(ends.consumer.sleeper)
+    fences = machine.fences(ends.consumer.sleep_state)
     RingProducer(ends.memory, ends.data_bell, fences).write(b"abc")
     assert machine.stored == [(3, 0)], "the store comes first"
     assert rings_of(ends.data_bell) == 1, "the look comes last"
@@ -228,7 +228,7 @@ def test_a_consumer_stores_then_fences_then_checks_the_sleeper() -> None:
     machine = Machine()
     ends = machine.ends
     ends.producer.write(b"abc")
-    fences = machine.fences(ends.producer.sleeper)
+    fences = machine.fences(ends.producer.sleep_state)
     RingConsumer(ends.memory, ends.room_bell, fences).read()
     assert machine.stored == [(3, 3)], "the store comes first"
     assert rings_of(ends.room_bell) == 1, "the look comes last"

@@ -25,7 +25,7 @@ from tests.support.wire import (
 )
 from topics.actors.rpc.message_router import (
     MessageRouter,
-    RouterConfig,
+    MessageRouterConfig,
     RpcErrorPayload,
     default_error_mapper,
 )
@@ -258,7 +258,7 @@ def custom_mapper(error: Exception, message: Inbound) -> RpcErrorPayload:
     ],
 )
 def test_s7_exceptions_are_mapped_to_errors(error: Exception, answer: dict[str, Any]) -> None:
-    bench = Bench(MessageRouter(RouterConfig(error_mapper=custom_mapper)))
+    bench = Bench(MessageRouter(MessageRouterConfig(error_mapper=custom_mapper)))
     bench.router.route("rpc/append", bench.fail("append", error))
     with capture_logs() as logs:
         bench.request("append")
@@ -336,13 +336,13 @@ def test_a_disconnected_peer_is_not_an_error_for_a_reply(bench: Bench, subject: 
 TIMEOUT = {"subject": "rpc/append", "t": "E", "cid": 7, "code": 1103, "message": "Handler timeout"}
 
 
-class Silent:
+class UnresponsiveRouter:
     """A router whose handler keeps every request and replies to none. ``sweeping()`` runs its
     deadlines.
     """
 
     def __init__(self, nursery: trio.Nursery, timeout_ms: int = 30_000) -> None:
-        self.bench = Bench(MessageRouter(RouterConfig(rpc_timeout_ms=timeout_ms)))
+        self.bench = Bench(MessageRouter(MessageRouterConfig(rpc_timeout_ms=timeout_ms)))
         self.kept: list[Inbound] = []
         self.bench.router.route("rpc/append", self._keep)
         nursery.start_soon(self.bench.router.expire_overdue)
@@ -353,12 +353,12 @@ class Silent:
 
 
 @pytest.fixture
-async def silent(nursery: trio.Nursery) -> Silent:
-    return Silent(nursery)
+async def silent(nursery: trio.Nursery) -> UnresponsiveRouter:
+    return UnresponsiveRouter(nursery)
 
 
 async def test_s5_a_request_without_a_reply_times_out_after_exactly_thirty_seconds(
-    autojump_clock: MockClock, silent: Silent
+    autojump_clock: MockClock, silent: UnresponsiveRouter
 ) -> None:
     start = trio.current_time()
     silent.bench.request()
@@ -373,7 +373,7 @@ async def test_s5_a_request_without_a_reply_times_out_after_exactly_thirty_secon
 async def test_s5_the_timeout_is_configurable(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
-    silent = Silent(nursery, timeout_ms=50)
+    silent = UnresponsiveRouter(nursery, timeout_ms=50)
     silent.bench.request()
     await trio.sleep(0.049)
     assert silent.bench.wire.answers() == []
@@ -382,7 +382,7 @@ async def test_s5_the_timeout_is_configurable(
 
 
 async def test_s5_each_request_has_its_own_deadline(
-    autojump_clock: MockClock, silent: Silent
+    autojump_clock: MockClock, silent: UnresponsiveRouter
 ) -> None:
     other = Bench(silent.bench.router)
     start = trio.current_time()
@@ -402,7 +402,7 @@ async def test_s5_each_request_has_its_own_deadline(
 
 
 async def test_s5_a_request_after_an_idle_time_has_a_timeout_too(
-    autojump_clock: MockClock, silent: Silent
+    autojump_clock: MockClock, silent: UnresponsiveRouter
 ) -> None:
     for _ in range(3):
         await trio.sleep(100)
@@ -412,7 +412,7 @@ async def test_s5_a_request_after_an_idle_time_has_a_timeout_too(
 
 
 async def test_s5_a_reply_in_time_leaves_no_state(
-    autojump_clock: MockClock, silent: Silent
+    autojump_clock: MockClock, silent: UnresponsiveRouter
 ) -> None:
     silent.bench.request()
     assert len(silent.bench.session.unanswered) == 1
@@ -424,7 +424,7 @@ async def test_s5_a_reply_in_time_leaves_no_state(
 
 
 async def test_s5_a_late_reply_is_dropped_and_logged_once(
-    autojump_clock: MockClock, silent: Silent
+    autojump_clock: MockClock, silent: UnresponsiveRouter
 ) -> None:
     silent.bench.request(flags=ARENA)
     await trio.sleep(31)
@@ -478,7 +478,7 @@ async def test_s5_a_handler_that_raises_after_its_timeout_is_logged(
 
 
 async def test_s5_requests_of_a_closed_session_do_not_time_out(
-    autojump_clock: MockClock, silent: Silent
+    autojump_clock: MockClock, silent: UnresponsiveRouter
 ) -> None:
     silent.bench.request()
     silent.bench.session.close()
@@ -489,7 +489,7 @@ async def test_s5_requests_of_a_closed_session_do_not_time_out(
 
 
 async def test_s5_a_disconnected_peer_is_not_an_error_at_the_deadline(
-    autojump_clock: MockClock, silent: Silent
+    autojump_clock: MockClock, silent: UnresponsiveRouter
 ) -> None:
     silent.bench.request()
     silent.bench.wire.broken = True

@@ -13,7 +13,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from tests.support.wire import Bench, Inbound, encode_notification, payload_for
-from topics.actors.rpc.message_router import MessageRouter, RouterConfig
+from topics.actors.rpc.message_router import MessageRouter, MessageRouterConfig
 from topics.actors.rpc.route_table import Mode, SubjectKind, SubjectPolicy
 
 # §1, §4, §8: which handlers are called, and in which order
@@ -216,14 +216,14 @@ POLICIES: list[tuple[str, SubjectPolicy, str, list[dict[str, Any]]]] = [
 def classifying(kind: SubjectKind) -> Bench:
     """Return a bench that classifies all subjects as this kind."""
     policy = SubjectPolicy(classify=lambda _subject: kind)
-    return Bench(MessageRouter(RouterConfig(subject_policy=policy)))
+    return Bench(MessageRouter(MessageRouterConfig(subject_policy=policy)))
 
 
 @pytest.mark.parametrize(("rule", "policy", "subject", "sent"), POLICIES)
 def test_s3_the_policy_decides_which_subjects_are_accepted(
     rule: str, policy: SubjectPolicy, subject: str, sent: list[dict[str, Any]]
 ) -> None:
-    bench = Bench(MessageRouter(RouterConfig(subject_policy=policy)))
+    bench = Bench(MessageRouter(MessageRouterConfig(subject_policy=policy)))
     bench.router.route_prefix("", bench.note("called"))
     for _ in range(2):
         bench.put(subject, b"opaque")

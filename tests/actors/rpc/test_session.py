@@ -324,7 +324,7 @@ def test_a_handler_receives_the_params_and_the_caller_the_result(pair: Pair) -> 
     reply = asked.reply()
     assert (type(seen[0][0]), seen) == (TopicPutParams, [(PUT, b"body")])
     assert (type(reply.result), reply.result) == (PutResult, PutResult(created=True))
-    assert (reply.body, asked.pending.is_over) == (b"answer", True)
+    assert (reply.body, asked.pending.is_done) == (b"answer", True)
 
 
 async def test_a_request_has_the_attributes_of_its_call(pair: Pair) -> None:
@@ -335,7 +335,7 @@ async def test_a_request_has_the_attributes_of_its_call(pair: Pair) -> None:
     (request,) = kept
     assert (request.subject, request.method, request.cid) == (DIFF.subject, "diff", asked.cid)
     assert (request.session, request.is_open, request.rpc) == (pair.server, True, request)
-    request.outlast()
+    request.disable_timeout()
     assert not pair.server.unanswered
     request.error(2001, "no such topic", {"code": "topic_not_found"})
     assert not request.is_open
@@ -489,7 +489,7 @@ def test_abandoning_a_call_of_a_disconnected_peer_is_not_an_error(pair: Pair) ->
     asked = pair.ask(DIFF, PARAMS)
     pair.to_shard.broken = True
     asked.pending.abandon()
-    assert (asked.pending.is_over, asked.told) == (True, [])
+    assert (asked.pending.is_done, asked.told) == (True, [])
 
 
 def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> None:
@@ -509,7 +509,7 @@ def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
     first = pair.caller.call(DIFF, PARAMS, b"", lambda _: others[0].pending.abandon())
     others += [pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)]
     pair.caller.close()
-    assert (first.is_over, others[0].told) == (True, [])
+    assert (first.is_done, others[0].told) == (True, [])
     assert list(map(type, others[1].told)) == [PeerClosed]
 
 

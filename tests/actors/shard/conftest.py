@@ -23,7 +23,7 @@ def desk(tmp_path: Path, nursery: trio.Nursery) -> Desk:
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stream bodies of more than 4,000 bytes, decode them by 500 and write them by 1,000 bytes."""
     monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", LONG)
     monkeypatch.setattr(streamed_appends, "RUN_BYTES", 1000)

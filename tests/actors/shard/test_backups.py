@@ -107,7 +107,7 @@ async def test_a_backup_waits_for_a_forward_in_flight(routed: RoutedShards) -> N
     routed.hold_forwards(0, 1)  # The request of shard 0 does not arrive
     await routed.write("a", [{"data": 1}])
     moves = routed.loops[0].context.moves
-    await until(lambda: moves._under_way)
+    await until(lambda: moves._in_flight)
     answers: list[Any] = []
 
     async def hold() -> None:
@@ -183,7 +183,7 @@ async def test_a_redrive_waits_for_a_backup_and_a_backup_for_a_redrive(
     await ask_all(routed, calls.BACKUP_FILES)
     await until(lambda: answers)
     assert answers[0]["moved"] == 1
-    assert not moves._under_way
+    assert not moves._in_flight
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ async def test_a_backup_that_ends_before_it_has_begun_leaves_no_pin(
     async def never(_: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(sealing.Sealing, "_pin_if_asked", never)
+    monkeypatch.setattr(sealing.Sealing, "_pin_requested", never)
     answers: list[Any] = []
 
     async def begin() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.shard import Desk
-from topics.actors.link.pulse import DISK_STALLED
+from topics.actors.link.liveness import DISK_STALLED
 from topics.actors.shard.context import Clock
 from topics.engine.now import Now
 from topics.errors import NotReady, TopicNotFound
@@ -23,11 +23,11 @@ async def test_records_that_expired_before_the_start_was_logged_are_reported_lat
     desk.append("a", 1)
     desk.synced()
     desk.answers()
-    desk.loop.context.room.owed = [object()]  # type: ignore[list-item]
+    desk.loop.context.disk_space.unwritten = [object()]  # type: ignore[list-item]
     now = desk.loop.context.now
     desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
     assert desk.seqs("a") == []
-    desk.loop.context.room.owed = []
+    desk.loop.context.disk_space.unwritten = []
     before = desk.log.next_lsn
     assert desk.seqs("a") == []
     assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [
@@ -47,10 +47,10 @@ async def test_a_damaged_topic_can_still_be_used(
 
     monkeypatch.setattr(context.engine, "expire", expire)
     monkeypatch.setattr(context.store, "report", reported.append)
-    assert context.fresh_topic("a").name == "a"
+    assert context.find_topic("a").name == "a"
     assert [damage.reason for damage in reported] == ["a bad checksum"]
     with pytest.raises(TopicNotFound):
-        context.fresh_topic("b")
+        context.find_topic("b")
 
 
 async def test_writes_to_a_stalled_disk_are_refused_with_the_reason(desk: Desk) -> None:
@@ -78,15 +78,15 @@ async def test_what_waited_for_a_topic_is_handled_in_its_order_in_one_turn_of_it
         for number in range(3)
     ]
     context.now = Now(0, 0)
-    context.end_turn = lambda: order.append(("end", 0))
+    context.end_iteration = lambda: order.append(("end", 0))
 
     def handle(request: Any) -> None:
         order.append((context.now.ts > 0, request.number))
 
-    context.held.take("a")
+    context.held.hold("a")
     for request in requests[1:]:
         assert context.held.defer_if_held("a", handle, request)
-    context.give_back("a", (handle, requests[0]))
+    context.release_topic("a", (handle, requests[0]))
     assert order == [(True, 0), (True, 1), (True, 2), ("end", 0)]
 
 

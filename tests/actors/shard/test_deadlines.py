@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from topics.actors.link.beat import BEAT_S
+from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.actors.shard.deadlines import SWEEP_MIN, Deadlines
 
 
@@ -112,9 +112,9 @@ async def test_a_repeated_call_is_made_at_once_and_then_regularly(
     deadlines: Deadlines, autojump_clock: MockClock
 ) -> None:
     made: list[float] = []
-    deadlines.call_each_beat(lambda: made.append(trio.current_time()))
+    deadlines.call_each_tick(lambda: made.append(trio.current_time()))
     assert len(made) == 1
-    await trio.sleep(3.5 * BEAT_S)
+    await trio.sleep(3.5 * TICK_INTERVAL_S)
     assert len(made) == 4
 
 

@@ -131,13 +131,13 @@ async def test_a_large_delete_gets_one_reply_when_its_last_slice_is_durable(
 async def test_the_reply_to_a_large_delete_is_sent_in_an_iteration(
     sliced: Desk, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
-    end_turn, sent_in_turns = sliced.loop.context.end_turn, list[int]()
+    end_iteration, sent_in_turns = sliced.loop.context.end_iteration, list[int]()
 
     def note_end() -> None:
         sent_in_turns.append(len(sliced.wire.sent))
-        end_turn()
+        end_iteration()
 
-    monkeypatch.setattr(sliced.loop.context, "end_turn", note_end)
+    monkeypatch.setattr(sliced.loop.context, "end_iteration", note_end)
     number = sliced.delete_records("a", match="t")
     gone = [sliced.delete("a")] if outcome == "gone" else []
     with trio.fail_after(10):
@@ -239,12 +239,12 @@ async def test_a_slice_of_a_capped_topic_is_decided_while_no_change_is_pending(
 
 async def test_a_large_delete_waits_for_a_held_topic(sliced: Desk) -> None:
     number = sliced.delete_records("a", match="t")
-    sliced.loop.context.held.take("a")  # As a streamed append does
+    sliced.loop.context.held.hold("a")  # As a streamed append does
     sliced.synced()
     await wait_all_tasks_blocked()
     sliced.synced()
     assert sliced.seqs("a") == [3, 4, 5, 6, 7]
-    sliced.loop.context.give_back("a")
+    sliced.loop.context.release_topic("a")
     assert (await finish(sliced, number))[number]["deleted"] == 7
 
 

@@ -39,7 +39,7 @@ class Time:
         self.context = desk.loop.context
         self.context.clock = self.commit_clock = lambda: Now(self.ts, self.ts)
         desk.commits.now = self.context.clock
-        self.context.begin_turn()
+        self.context.begin_iteration()
 
     @property
     def service(self) -> Expiry:
@@ -47,7 +47,7 @@ class Time:
 
     def turn(self) -> None:
         """Run the next sweep, as a deadline does."""
-        self.context.begin_turn()
+        self.context.begin_iteration()
         self.service.sweep()
         self.desk.written()
 
@@ -135,8 +135,8 @@ async def test_on_a_full_disk_expired_records_are_removed_before_their_bucket_en
     filled(desk, "b", ttl_ms=2 * TTL_MS)
     time.to(START_TS + TTL_MS + 1)
     assert count(desk) == 2
-    desk.loop.context.room.on_short()
-    desk.loop.context.begin_turn()
+    desk.loop.context.disk_space.on_disk_full()
+    desk.loop.context.begin_iteration()
     desk.loop.deadlines.run_due(-math.inf)
     assert (count(desk), count(desk, "b")) == (0, 2)
     time.to(START_TS + SWEEP_MS)
@@ -148,7 +148,7 @@ async def test_a_topic_whose_delete_is_undone_is_swept_as_before(desk: Desk, tim
     desk.make("b")
     desk.delete("a")
     desk.flush()
-    time.service.hurry()
+    time.service.expire_soon()
     time.service.sweep()
     for _ in range(2):
         desk.failed(FULL)
@@ -369,10 +369,10 @@ async def test_expired_records_are_removed_when_bytes_are_scarce(tmp_path: Path)
         loop.context.clock = lambda: Now(*(at + 60_001 for at in clock()))
 
         def sweep() -> None:
-            loop.context.begin_turn()
+            loop.context.begin_iteration()
             quotas.sweep()
             loop.deadlines.run_due(-math.inf)
-            loop.context.end_turn()
+            loop.context.end_iteration()
 
         sweep()
         assert 900 < held(shards)[1] < 1050, "there is room enough"

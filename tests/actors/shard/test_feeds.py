@@ -165,7 +165,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
             front.wire.take()
             nodes: dict[int, str | None] = {}
             pages: list[dict[str, Any]] = []
-            under_way, deleted = 0, 0
+            in_flight, deleted = 0, 0
             for step, what in operations:
                 if step == "append":
                     nodes |= enumerate(what, len(nodes) + 1)
@@ -183,12 +183,12 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
                     front.synced()
                 elif step == "taken":
                     front.taken()
-                    under_way = max(under_way - 1, 0)
+                    in_flight = max(in_flight - 1, 0)
                 else:
                     front.turn()
                 new = front.events()
-                under_way += len(new)
-                assert under_way <= 2
+                in_flight += len(new)
+                assert in_flight <= 2
                 if new and view["strong"]:
                     assert (
                         new[-1]["to_seq"] == new[-1]["head_seq"]
@@ -244,7 +244,7 @@ async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
 async def test_many_feeds_are_served_in_turns_between_which_others_come(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "TURN_COST_MAX", 40 * feeds.PAGE_COST)
+    monkeypatch.setattr(feeds, "ITERATION_COST_MAX", 40 * feeds.PAGE_COST)
     names = [f"t{number}" for number in range(30)]
     for name in names:
         front.make(name)

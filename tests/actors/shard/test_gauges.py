@@ -17,11 +17,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.feeds import BROKEN
 from tests.support.queue_desk import QueueDesk, trio_clock
 from tests.support.wal import sync_by
-from topics.actors.link.beat import BEAT_S
 from topics.actors.link.counters import TABLE
 from topics.actors.link.process_id import ProcessKind
+from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.actors.shard import gauges
-from topics.actors.shard.gauges import DISK_S, FIRST_LOOK_MAX_S
+from topics.actors.shard.gauges import DISK_S, FIRST_MEASURE_MAX_S
 from topics.engine import usage
 from topics.errors import NotReady
 from topics.storage.recovery.shard_recovery import recover
@@ -48,7 +48,7 @@ class GaugeDesk(QueueDesk):
         )
         super().__init__(path, nursery, shard=self.shard)
         self.last: dict[str, Any] = {}
-        self.services.gauges.tell = self.last.update
+        self.services.gauges.publish = self.last.update
         self._scope = trio.CancelScope()
         nursery.start_soon(self._follow)
 
@@ -67,9 +67,9 @@ class GaugeDesk(QueueDesk):
     async def beat(self) -> dict[str, Any]:
         """Return the values that a tick reports now."""
         self.last.clear()
-        self.loop.context.begin_turn()
-        self.services.gauges.beat()
-        self.loop.end_turn()
+        self.loop.context.begin_iteration()
+        self.services.gauges.update()
+        self.loop.end_iteration()
         await wait_all_tasks_blocked()
         return self.last
 
@@ -119,7 +119,7 @@ async def desk(  # the clock counts only when the test itself asks for it, too
 # Contents of topics
 
 
-class Walk:
+class RandomClients:
     """Random actions of clients. The gauges always agree with the count."""
 
     NAMES = ("a", "b", "c", "q", "r", "s")
@@ -214,7 +214,7 @@ class Walk:
 async def test_the_gauges_are_what_counting_says(
     desk: GaugeDesk, mock_clock: MockClock, seed: int
 ) -> None:
-    walk = Walk(desk, seed)
+    walk = RandomClients(desk, seed)
     await walk.run(60)
     walk.desk = await desk.again()
     await walk.run(20)
@@ -257,7 +257,7 @@ async def test_what_the_log_has_lost_does_not_count(
     monkeypatch.setattr(desk.log.writer.state, "report", lambda _: None)  # nothing is heard of
     desk.delete("a")
     desk.put("b", type="queue")
-    for topic in desk.commits.leaving():
+    for topic in desk.commits.deleting_topics():
         desk.services.gauges._usage.touch(topic)
     desk.services.gauges._usage.touch(desk.engine.topic("b"))
     told = await desk.beat()
@@ -278,13 +278,13 @@ async def test_many_topics_are_counted_in_turns_of_their_own(
     for number in range(10):
         desk.put(str(number))
     await desk.settled()
-    before = desk.loop.context.turn_count
+    before = desk.loop.context.iteration_count
     told = await desk.beat()
     assert told["topics_topics"] == 10
-    assert desk.loop.context.turn_count - before >= 3
-    before = desk.loop.context.turn_count
+    assert desk.loop.context.iteration_count - before >= 3
+    before = desk.loop.context.iteration_count
     await desk.beat()
-    assert desk.loop.context.turn_count - before == 1, "nothing has changed"
+    assert desk.loop.context.iteration_count - before == 1, "nothing has changed"
 
 
 # The log
@@ -347,7 +347,7 @@ async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
     desk.put("a")
     await desk.settled()
     desk.log.writer.state.fail(BROKEN)
-    while desk.loop.context.room.broken is None:
+    while desk.loop.context.disk_space.broken is None:
         await trio.lowlevel.checkpoint()
     desk.append("a", 1)
     desk.append("a", 2)
@@ -393,7 +393,7 @@ async def test_a_disk_that_does_not_answer_keeps_nothing_else_from_being_told(
     nursery.start_soon(desk.services.gauges.run)
     await wait_all_tasks_blocked()
     assert desk.last == {}
-    mock_clock.jump(FIRST_LOOK_MAX_S)
+    mock_clock.jump(FIRST_MEASURE_MAX_S)
     while not desk.last:
         await trio.lowlevel.checkpoint()
     assert (desk.last["topics_topics"], desk.last["topics_disk_free_bytes"]) == (0, 0)
@@ -436,16 +436,16 @@ async def test_a_shard_beats_in_turns_from_its_start_on(
     desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at: list[float] = []
-    desk.services.gauges.tell = lambda _: at.append(trio.current_time())
+    desk.services.gauges.publish = lambda _: at.append(trio.current_time())
     start = trio.current_time()
     nursery.start_soon(desk.services.gauges.run)
     while not at:
         await trio.lowlevel.checkpoint()
     for _ in range(4):
-        mock_clock.jump(BEAT_S / 2)
+        mock_clock.jump(TICK_INTERVAL_S / 2)
         for _ in range(20):
             await trio.lowlevel.checkpoint()
-    assert [round(time - start, 3) for time in at] == [0, BEAT_S, 2 * BEAT_S]
+    assert [round(time - start, 3) for time in at] == [0, TICK_INTERVAL_S, 2 * TICK_INTERVAL_S]
 
 
 async def test_what_is_told_is_declared_as_it_is_told(
@@ -453,5 +453,5 @@ async def test_what_is_told_is_declared_as_it_is_told(
 ) -> None:
     metrics = {metric.name: metric for metric in TABLE[ProcessKind.SHARD]}
     for name, value in (await desk.beat()).items():
-        assert metrics[name].words == (1 if isinstance(value, int) else len(value)), name
+        assert metrics[name].cells == (1 if isinstance(value, int) else len(value)), name
     assert metrics["topics_topics_by_class"].rows == [(name,) for name in CLASSES]

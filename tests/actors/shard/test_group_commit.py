@@ -234,10 +234,10 @@ async def test_what_is_committed_behind_the_services_of_a_turn_has_another_turn(
     monkeypatch.setattr(desk.loop, "_with_due", [follower])
     woken: list[bool] = []
     monkeypatch.setattr(desk.loop.deadlines, "wake", lambda: woken.append(True))
-    desk.loop.end_turn()
+    desk.loop.end_iteration()
     assert woken == [True]
     del woken[:]
-    desk.loop.turn()
+    desk.loop.run_iteration()
     assert (seen, woken) == ([0, 1], [])
 
 

@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from tests.support.shard import Desk
-from topics.actors.link.beat import BEAT_S
-from topics.actors.shard.group_commit import USUAL_S
-from topics.actors.shard.heartbeat import LOOK_MS
-from topics.actors.shard.inbox import FEW_MAX, FIRST_COST_S
+from topics.actors.link.tick import TICK_INTERVAL_S
+from topics.actors.shard.group_commit import SYNC_INITIAL_S
+from topics.actors.shard.heartbeat import CHECK_INTERVAL_MS
+from topics.actors.shard.inbox import FIFO_MAX, FIRST_COST_S
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.wire.message import Message
@@ -26,21 +26,23 @@ async def test_a_beat_tells_the_time_the_topics_and_how_the_disk_is(desk: Desk) 
     desk.make("a")
     desk.make("b")
     before = time.monotonic_ns() // 1_000_000
-    desk.loop.services.heartbeat.beat()
-    assert before <= desk.words.heartbeat_ms <= time.monotonic_ns() // 1_000_000
-    assert desk.words.topics == 2
-    assert desk.words.disk_silent_ms == 0
+    desk.loop.services.heartbeat.publish()
+    assert before <= desk.cells.heartbeat_ms <= time.monotonic_ns() // 1_000_000
+    assert desk.cells.topics == 2
+    assert desk.cells.disk_silent_ms == 0
 
 
 async def test_the_shard_ticks_twice_a_second_from_its_start(
     desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats: list[float] = []
-    monkeypatch.setattr(logs, "tell_dropped", lambda: beats.append(trio.current_time()))
-    await trio.sleep_until(10.2 * BEAT_S)
+    monkeypatch.setattr(logs, "report_dropped", lambda: beats.append(trio.current_time()))
+    await trio.sleep_until(10.2 * TICK_INTERVAL_S)
     await desk.loop.services.heartbeat.run()
-    await trio.sleep(2 * BEAT_S)
-    assert beats == pytest.approx([10.2 * BEAT_S, 11 * BEAT_S, 12 * BEAT_S])
+    await trio.sleep(2 * TICK_INTERVAL_S)
+    assert beats == pytest.approx(
+        [10.2 * TICK_INTERVAL_S, 11 * TICK_INTERVAL_S, 12 * TICK_INTERVAL_S]
+    )
 
 
 async def test_a_beat_sweeps_keys_that_are_over(desk: Desk) -> None:
@@ -50,13 +52,13 @@ async def test_a_beat_sweeps_keys_that_are_over(desk: Desk) -> None:
     topic.dedupe.extend(((n, n, 1, now.ms - age_ms) for n, age_ms in ages), 1000)
     changed: list[Topic] = []
     desk.loop.context.note_changed = changed.append
-    desk.loop.services.heartbeat.beat()
+    desk.loop.services.heartbeat.publish()
     assert (len(topic.dedupe), changed) == (1, [topic, topic])
 
 
 async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -> None:
     """They do not expire until the topic is created again."""
-    context, beat = desk.loop.context, desk.loop.services.heartbeat.beat
+    context, publish = desk.loop.context, desk.loop.services.heartbeat.publish
     right = context.clock()
     now = right
 
@@ -64,7 +66,7 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
         nonlocal now
         now = Now(right.ts + ahead_ms, right.ms + ahead_ms % YEAR_MS)
         context.clock = lambda: now
-        context.begin_turn()
+        context.begin_iteration()
 
     def append(name: str) -> int:
         desk.append(name, 1)
@@ -79,18 +81,18 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
     set_clock(YEAR_MS)
     future_ts = append("a")
     with capture_logs() as logged:
-        beat()
+        publish()
         assert logged == [], "nothing is ahead of a clock that is ahead itself"
         set_clock(5000)
         for _ in range(3):
-            beat()
+            publish()
     (line,) = logged
     assert (line["log_level"], line["names"], line["count"]) == ("warning", ["a"], 1)
     assert line["ahead_ms"] == YEAR_MS - 5000
     assert append("a") == future_ts, "later records have the same time"
     set_clock(3_600_000)
     for name in ("a", "b"):
-        context.freshen(desk.engine.topic(name))
+        context.remove_expired(desk.engine.topic(name))
     assert [desk.engine.topic(name).count for name in ("a", "b")] == [2, 0]
     assert len(desk.engine.future_timestamps.found) == 1
     # The solution is to create the topic again.
@@ -98,10 +100,10 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
     desk.synced()
     desk.make("a", ttl_ms=1000)
     assert append("a") == now.ts
-    beat()
+    publish()
     assert desk.engine.future_timestamps.found == set()
     set_clock(3_600_000 + 1001)
-    context.freshen(desk.engine.topic("a"))
+    context.remove_expired(desk.engine.topic("a"))
     assert desk.engine.topic("a").count == 0
 
 
@@ -111,7 +113,7 @@ async def test_a_hanging_disk_is_reported_by_the_heartbeat(
     desk.log.is_syncing = True
     await desk.loop.services.heartbeat.run()
     await trio.sleep(3)
-    assert desk.words.disk_silent_ms >= 2000
+    assert desk.cells.disk_silent_ms >= 2000
 
 
 # The delay
@@ -131,8 +133,8 @@ def slow(desk: Desk) -> Desk:
 def turn(desk: Desk, after_ms: int) -> int:
     """Run an iteration. Return the delay that the fronts then see."""
     desk.elapsed[0] += after_ms  # type: ignore[attr-defined]
-    desk.loop.turn()
-    return int(desk.words.delay_ms)
+    desk.loop.run_iteration()
+    return int(desk.cells.delay_ms)
 
 
 def flood(desk: Desk, count: int) -> None:
@@ -141,34 +143,34 @@ def flood(desk: Desk, count: int) -> None:
 
 
 async def test_an_idle_shard_has_no_delay(slow: Desk) -> None:
-    assert [turn(slow, LOOK_MS) for _ in range(3)] == [0, 0, 0]
+    assert [turn(slow, CHECK_INTERVAL_MS) for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.slow
 async def test_what_waits_in_the_inbox_delays(slow: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     inbox = slow.loop.inbox
-    turn(slow, LOOK_MS)
-    flood(slow, FEW_MAX)
-    slow.loop.services.heartbeat.look()
-    assert slow.words.delay_ms == 0, "the next turn takes all of it"
+    turn(slow, CHECK_INTERVAL_MS)
+    flood(slow, FIFO_MAX)
+    slow.loop.services.heartbeat.publish_delay()
+    assert slow.cells.delay_ms == 0, "the next turn takes all of it"
     flood(slow, 4000)
-    slow.loop.services.heartbeat.look()
-    assert slow.words.delay_ms == int(1000 * (FEW_MAX + 4000) * FIRST_COST_S)
+    slow.loop.services.heartbeat.publish_delay()
+    assert slow.cells.delay_ms == int(1000 * (FIFO_MAX + 4000) * FIRST_COST_S)
     while inbox.count:
-        slow.loop.turn()
-    assert turn(slow, LOOK_MS) == 0
+        slow.loop.run_iteration()
+    assert turn(slow, CHECK_INTERVAL_MS) == 0
 
 
 async def test_a_log_that_is_slower_than_usual_delays(slow: Desk) -> None:
     slow.append("strong", 1)
     slow.flush()
-    usual_ms = 2 * round(1000 * slow.commits.usual_s)
-    assert turn(slow, LOOK_MS) == 0
+    usual_ms = 2 * round(1000 * slow.commits.average_s)
+    assert turn(slow, CHECK_INTERVAL_MS) == 0
     assert turn(slow, usual_ms) == 0
-    assert turn(slow, LOOK_MS + 5) == LOOK_MS + 5
-    assert turn(slow, 400) == LOOK_MS + 405
+    assert turn(slow, CHECK_INTERVAL_MS + 5) == CHECK_INTERVAL_MS + 5
+    assert turn(slow, 400) == CHECK_INTERVAL_MS + 405
     slow.synced()
-    assert turn(slow, LOOK_MS) == 0
+    assert turn(slow, CHECK_INTERVAL_MS) == 0
 
 
 async def test_each_group_that_the_log_does_begins_anew(slow: Desk) -> None:
@@ -177,35 +179,35 @@ async def test_each_group_that_the_log_does_begins_anew(slow: Desk) -> None:
         slow.synced()
         slow.append("strong", 1)
         slow.flush()
-        assert turn(slow, LOOK_MS) == 0
+        assert turn(slow, CHECK_INTERVAL_MS) == 0
 
 
 async def test_what_a_sync_usually_takes_is_learned(slow: Desk) -> None:
-    assert slow.commits.usual_s == pytest.approx(USUAL_S, abs=0.001)
+    assert slow.commits.average_s == pytest.approx(SYNC_INITIAL_S, abs=0.001)
     for _ in range(300):
         slow.append("strong", 1)
         slow.synced()  # 1.5 ms for the write, 2.5 ms for the sync
-    assert slow.commits.usual_s == pytest.approx(0.004, rel=0.01)
+    assert slow.commits.average_s == pytest.approx(0.004, rel=0.01)
     slow.make("weak")
     for _ in range(300):
         slow.append("weak", 1)
         slow.written()
-    assert slow.commits.usual_s == pytest.approx(0.004, rel=0.01), "these were no syncs"
+    assert slow.commits.average_s == pytest.approx(0.004, rel=0.01), "these were no syncs"
 
 
 async def test_a_turn_does_not_look_each_time(slow: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     heartbeat = slow.loop.services.heartbeat
-    real = heartbeat.look
+    real = heartbeat.publish_delay
 
-    def look() -> None:
+    def publish_delay() -> None:
         looks.append(1)
         real()
 
-    monkeypatch.setattr(heartbeat, "look", look)
+    monkeypatch.setattr(heartbeat, "publish_delay", publish_delay)
     for _ in range(100):
         turn(slow, 1)
-    assert len(looks) == 100 // LOOK_MS
+    assert len(looks) == 100 // CHECK_INTERVAL_MS
 
 
 async def test_a_delay_ends_also_when_nothing_happens_any_more(
@@ -219,9 +221,9 @@ async def test_a_delay_ends_also_when_nothing_happens_any_more(
     desk.flush()
     for _ in range(3):
         await trio.sleep(0.1)
-        desk.loop.turn()
-    assert desk.words.delay_ms >= 100
+        desk.loop.run_iteration()
+    assert desk.cells.delay_ms >= 100
     desk.log.sync()
     desk.commits.advance()  # and no turn
-    await trio.sleep(3 * LOOK_MS / 1000)
-    assert desk.words.delay_ms == 0
+    await trio.sleep(3 * CHECK_INTERVAL_MS / 1000)
+    assert desk.cells.delay_ms == 0

@@ -40,13 +40,13 @@ def test_what_a_held_topic_is_asked_waits_in_its_order_and_nothing_else_does() -
     asked: list[Any] = [*requests]
     assert not held.defer_if_held("a", handled.append, asked[0])
     assert not held.defer_call_if_held("a", handled.clear)
-    held.take("a")
+    held.hold("a")
     assert held.defer_if_held("a", handled.append, asked[0])
     assert held.defer_call_if_held("a", lambda: handled.append("work of the shard"))
     assert held.defer_if_held("a", handled.append, asked[1])
     assert not held.defer_if_held("b", handled.append, asked[0])
     assert not held.defer_call_if_held("b", handled.clear)
-    deferred = held.give_back("a")
+    deferred = held.release("a")
     assert handled == []
     for call in deferred:
         call()
@@ -56,11 +56,11 @@ def test_what_a_held_topic_is_asked_waits_in_its_order_and_nothing_else_does() -
 
 def test_a_topic_is_held_once_at_a_time() -> None:
     held = HeldTopics()
-    held.take("a")
+    held.hold("a")
     with pytest.raises(AssertionError, match="held once"):
-        held.take("a")
-    held.give_back("a")
-    held.take("a")
+        held.hold("a")
+    held.release("a")
+    held.hold("a")
 
 
 @pytest.mark.parametrize(

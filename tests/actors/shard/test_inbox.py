@@ -13,9 +13,9 @@ from topics.actors.shard.inbox import (
     BY_TOPIC,
     COST_BYTES,
     COST_MAX,
-    FEW_MAX,
+    FIFO_MAX,
     FIRST_COST_S,
-    TURN_S,
+    ITERATION_MAX_S,
     Inbox,
     first_param,
 )
@@ -31,7 +31,7 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.contract import Call
 from topics.formats.wire.message import Message
 
-MESSAGE_S = TURN_S / 40
+MESSAGE_S = ITERATION_MAX_S / 40
 
 
 class Session:
@@ -78,19 +78,19 @@ class Desk:
         self.box.put(session or self.session, [message])
         return [self._number]
 
-    def turn(self) -> list[int]:
+    def next_batch(self) -> list[int]:
         return [message.message_id for message in self.messages()]
 
     def drain(self) -> list[int]:
         """Take all waiting messages, iteration by iteration."""
         taken = []
         while self.box.count:
-            taken += self.turn()
+            taken += self.next_batch()
         return taken
 
     def messages(self) -> list[Message]:
         taken: list[Message] = []
-        for _, messages in self.box.turn():
+        for _, messages in self.box.next_batch():
             taken += messages
             self.now += MESSAGE_S * len(messages)
         return taken
@@ -109,22 +109,22 @@ def desk() -> Desk:
 
 def test_few_messages_are_taken_at_once_in_order_of_arrival(desk: Desk) -> None:
     other: Any = Session()
-    first = desk.put("low0", FEW_MAX - 2)
+    first = desk.put("low0", FIFO_MAX - 2)
     second = desk.put("high4", 1, other)
     third = desk.put("low0", 1)
-    taken = [*desk.box.turn()]
+    taken = [*desk.box.next_batch()]
     assert [session for session, _ in taken] == [desk.session, other, desk.session]
     assert [message.message_id for _, each in taken for message in each] == first + second + third
     assert (desk.box.count, desk.looked_up) == (0, 0), "nothing is read of them"
-    assert desk.turn() == []
+    assert desk.next_batch() == []
 
 
 def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(desk: Desk) -> None:
     low, high = desk.put("low0", 200), desk.put("high4", 20)
-    taken = desk.turn()
+    taken = desk.next_batch()
     assert set(high) <= set(taken)
     assert taken[0] == high[0]
-    assert TURN_S / MESSAGE_S <= len(taken) <= TURN_S / MESSAGE_S + 1
+    assert ITERATION_MAX_S / MESSAGE_S <= len(taken) <= ITERATION_MAX_S / MESSAGE_S + 1
     assert desk.box.count == len(low + high) - len(taken)
 
 
@@ -136,7 +136,7 @@ def test_a_request_of_an_urgent_topic_comes_before_a_flood_of_the_same_kind(
     asked = BY_SUBJECT[call]
     desk.put("low0", 300, call=asked)
     urgent = desk.put("high4", 2, call=asked)
-    assert desk.turn()[:2] == urgent
+    assert desk.next_batch()[:2] == urgent
 
 
 def test_each_message_is_taken_once_and_what_is_asked_of_a_topic_stays_in_order(
@@ -147,7 +147,7 @@ def test_each_message_is_taken_once_and_what_is_asked_of_a_topic_stays_in_order(
         low += desk.put("low0", 3, call=call)
         high += desk.put("high4", 1, call=call)
     while desk.box.count:
-        taken += desk.turn()
+        taken += desk.next_batch()
         if len(taken) < 120:
             high += desk.put("high4", 10)
     assert [number for number in taken if number in low] == low
@@ -159,12 +159,12 @@ def test_a_cancellation_stays_behind_its_request(desk: Desk) -> None:
     other: Any = Session()
     desk.put("high4", 300)
     *_, claim = desk.put("low0", 50, call=CLAIM)
-    assert claim not in desk.turn()
+    assert claim not in desk.next_batch()
     [cancelled] = desk.tell(CALL_CANCELLED, claim)
     [of_another] = desk.tell(CALL_CANCELLED, claim, other)
     taken = desk.drain()
     assert taken.index(of_another) < taken.index(claim) < taken.index(cancelled)
-    assert not desk.box._asked, "nothing is kept of what was taken"
+    assert not desk.box._acks_by_call, "nothing is kept of what was taken"
 
 
 def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(desk: Desk) -> None:
@@ -181,12 +181,12 @@ def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(des
 
 def test_topics_of_a_band_take_turns_and_a_long_body_counts_more(desk: Desk) -> None:
     flood, quiet = desk.put("flood1", 200), desk.put("quiet1", 5)
-    taken = desk.turn()
+    taken = desk.next_batch()
     assert set(quiet) < set(taken)
     desk = Desk()
     desk.put("long3", 100, body=bytes(COST_BYTES * COST_MAX))
     short = desk.put("short1", 100)
-    assert len(set(desk.turn()) & set(short)) > len(taken) // 2
+    assert len(set(desk.next_batch()) & set(short)) > len(taken) // 2
     assert flood
 
 
@@ -209,19 +209,19 @@ def test_any_bytes_name_a_topic_or_none(cut: int, more: bytes, name: str) -> Non
 
 
 def test_what_comes_during_a_turn_waits_for_the_next_one(desk: Desk) -> None:
-    for count in (1, FEW_MAX + 1):
+    for count in (1, FIFO_MAX + 1):
         first = desk.put("a4", count)
-        taken = desk.box.turn()
+        taken = desk.box.next_batch()
         session, messages = next(iter(taken))
         late = desk.put("a4")
         rest = [message.message_id for _, each in taken for message in each]
         assert [message.message_id for message in messages] + rest == first
-        assert (desk.box.count, desk.turn()) == (1, late)
+        assert (desk.box.count, desk.next_batch()) == (1, late)
         assert session is desk.session
 
 
 def test_messages_tell_how_long_they_were_parked(desk: Desk) -> None:
-    desk.put("a1", FEW_MAX + 100)
+    desk.put("a1", FIFO_MAX + 100)
     turns = []
     while desk.box.count:
         turns.append([message.parked_ms for message in desk.messages()])
@@ -239,10 +239,10 @@ def test_messages_tell_how_long_they_were_parked(desk: Desk) -> None:
 
 
 def test_few_messages_wait_for_nothing(desk: Desk) -> None:
-    desk.put("a1", FEW_MAX)
+    desk.put("a1", FIFO_MAX)
     assert desk.box.wait_s == 0.0
     desk.put("a1")
-    assert desk.box.wait_s == pytest.approx((FEW_MAX + 1) * FIRST_COST_S)
+    assert desk.box.wait_s == pytest.approx((FIFO_MAX + 1) * FIRST_COST_S)
 
 
 def test_the_wait_follows_what_messages_take_together_with_all_that_ends_a_turn(
@@ -252,18 +252,18 @@ def test_the_wait_follows_what_messages_take_together_with_all_that_ends_a_turn(
     desk.put("a1", 5000)
     for _ in range(50):
         before = desk.box.count
-        desk.turn()
+        desk.next_batch()
         desk.now += end_s
     cost_s = MESSAGE_S + end_s / (before - desk.box.count)
     assert desk.box.wait_s == pytest.approx(desk.box.count * cost_s, rel=0.05)
 
 
 def test_a_pause_between_two_floods_is_no_cost(desk: Desk) -> None:
-    desk.put("a1", FEW_MAX + 1)
+    desk.put("a1", FIFO_MAX + 1)
     while desk.box.count:
-        desk.turn()
+        desk.next_batch()
     cost_s = desk.box._cost_s
     desk.now += 3600
-    desk.put("a1", FEW_MAX + 1)
-    desk.turn()
+    desk.put("a1", FIFO_MAX + 1)
+    desk.next_batch()
     assert desk.box._cost_s == cost_s

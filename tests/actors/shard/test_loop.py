@@ -35,7 +35,7 @@ async def test_the_loop_calls_only_the_hooks_that_a_service_defines(desk: Desk) 
     loop = desk.loop
     hooks: list[tuple[list[Any], str]] = [
         (loop._on_config, "on_config"),
-        (loop._on_loss, "on_loss"),
+        (loop._on_rollback, "on_rollback"),
         (loop._on_closed, "on_session_closed"),
     ]
     for called, name in hooks:
@@ -64,7 +64,7 @@ async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_
     busy.is_due = True
     desk.loop._with_due.append(busy)
     async with trio.open_nursery() as nursery:
-        desk.loop.end_turn()
+        desk.loop.end_iteration()
         nursery.start_soon(other)
     await wait_all_tasks_blocked()
     assert (order[0], order.count("turn"), order[-1]) == ("turn", 3, "turn")
@@ -75,10 +75,10 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is lost, each is answered, and the seqs follow the order of arrival."""
-    for name, most in (("FEW_MAX", 3), ("WAITING_MAX", 6), ("LOOK_MS", 0)):
+    for name, most in (("FIFO_MAX", 3), ("WAITING_MAX", 6), ("CHECK_INTERVAL_MS", 0)):
         monkeypatch.setattr(loop_module, name, most)
-    monkeypatch.setattr(inbox, "FEW_MAX", 3)
-    monkeypatch.setattr(inbox, "TURN_S", 0.0)
+    monkeypatch.setattr(inbox, "FIFO_MAX", 3)
+    monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)
     settings = Settings()
     board, memory = (
         Board(1),
@@ -91,7 +91,7 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     def look() -> None:  # at the end of a turn
         turns.append(loop.inbox.count)
 
-    monkeypatch.setattr(loop.services.heartbeat, "look", look)
+    monkeypatch.setattr(loop.services.heartbeat, "publish_delay", look)
     nursery.start_soon(loop.run, [Link(memory, board, shard_id(0))], stop)
     router, link = MessageRouter(), Link(memory, board, FRONT)
     sessions: list[LinkSession] = []
@@ -133,23 +133,23 @@ async def test_a_flood_of_one_band_leaves_the_others_their_share(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The requests of the highest band come last and are answered in the first turns."""
-    monkeypatch.setattr(inbox, "TURN_S", 0.0)  # a turn takes one message
+    monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)  # a turn takes one message
     for topic, priority in (("low", -1), ("usual", 0), ("high", 800)):
         desk.make(topic, priority=priority, durability="ephemeral")
     await wait_all_tasks_blocked()
     flood = [*_arrive(desk, "low", 200), *_arrive(desk, "usual", 200)]
     urgent = _arrive(desk, "high", 5)
     for _ in urgent:
-        desk.loop.turn()
+        desk.loop.run_iteration()
     answered = dict(desk.bodies())
     assert [*answered] == urgent
     assert answered[urgent[0]]["performance"]["throttle_wait_ms"] == 0.0
     while desk.loop.inbox.count:
-        desk.loop.turn()
+        desk.loop.run_iteration()
     late = dict(desk.bodies())
     assert sorted([*answered, *late]) == sorted(flood + urgent)
     waits = [late[number]["performance"]["throttle_wait_ms"] for number in flood if number in late]
-    assert min(waits[: -inbox.FEW_MAX]) > 0.0
+    assert min(waits[: -inbox.FIFO_MAX]) > 0.0
     for topic, count in (("low", 200), ("usual", 200), ("high", 5)):
         assert desk.loop.context.engine.topic(topic).head_seq == count
 
@@ -157,7 +157,7 @@ async def test_a_flood_of_one_band_leaves_the_others_their_share(
 async def test_diffs_and_claims_tell_how_long_they_were_parked(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "TURN_S", 0.0)
+    monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)
     desk.make("low", priority=-1)
     desk.make("queue", type="queue", priority=-1)
     for topic in ("low", "queue"):
@@ -167,7 +167,7 @@ async def test_diffs_and_claims_tell_how_long_they_were_parked(
         _come(desk, calls.CLAIM, calls.TopicParams("queue", 0), b'{"node":"n"}'),
     ]
     while desk.loop.inbox.count:
-        desk.loop.turn()
+        desk.loop.run_iteration()
     answers = dict(desk.bodies())
     for number in asked[1:]:
         assert answers[number]["performance"]["throttle_wait_ms"] > 0.0

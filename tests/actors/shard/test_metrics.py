@@ -96,7 +96,7 @@ async def test_what_is_too_old_is_not_shown_and_the_log_hears_of_it(desk: Desk) 
 
 async def test_a_held_topic_is_shown_immediately(desk: Desk) -> None:
     desk.make("a")
-    desk.loop.context.held.take("a")
+    desk.loop.context.held.hold("a")
     assert await names(desk) == (["a"], False)
 
 
@@ -112,12 +112,12 @@ async def test_a_topic_deleted_between_two_steps_has_no_row(
     monkeypatch.setattr(metrics, "TOPICS_PER_STEP", 1)
     desk.make("a", ttl_ms=60_000)
     desk.make("b")
-    freshen = desk.loop.context.freshen
+    remove_expired = desk.loop.context.remove_expired
 
     def remove(topic: Any) -> None:
-        freshen(topic)
+        remove_expired(topic)
         if topic.name == "a":
             desk.engine.table.remove(desk.engine.topic("b"))
 
-    monkeypatch.setattr(desk.loop.context, "freshen", remove)
+    monkeypatch.setattr(desk.loop.context, "remove_expired", remove)
     assert await names(desk) == (["a"], False)

@@ -11,7 +11,7 @@ import msgspec
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.peers import ask, ask_until_there
+from tests.support.peers import call_peer, call_until_connected
 from tests.support.shard import LIMITS, Desk
 from tests.support.wire import Wire, encode_failure, encode_success
 from topics.actors.link.board import Board
@@ -78,8 +78,8 @@ class PeersBench:
 
         return wire, answer, session.close
 
-    def ask(self, shard: int) -> None:
-        self.peers.ask(shard, TOPIC_GET, STATE, b"", lambda got: self.told.append(outcome_of(got)))
+    def call_peer(self, shard: int) -> None:
+        self.peers.call(shard, TOPIC_GET, STATE, b"", lambda got: self.told.append(outcome_of(got)))
 
     def turn(self) -> list[str]:
         """Run an iteration. Return all outcomes that the callers have received."""
@@ -92,7 +92,7 @@ class PeersBench:
 
 def test_a_peer_that_is_away_fails_the_call_in_the_next_turn_not_inside_of_ask() -> None:
     bench = PeersBench()
-    bench.ask(2)
+    bench.call_peer(2)
     assert (bench.told, bench.wakes) == ([], 1)
     assert bench.turn() == ["not_ready"]
     assert bench.turn() == []
@@ -101,9 +101,9 @@ def test_a_peer_that_is_away_fails_the_call_in_the_next_turn_not_inside_of_ask()
 def test_replies_and_failures_of_a_peer_reach_the_caller() -> None:
     bench = PeersBench()
     wire, answer, _ = bench.connect(3)
-    bench.ask(3)
+    bench.call_peer(3)
     answer(encode_success(wire.message_ids[-1], NO_RESULT))
-    bench.ask(3)
+    bench.call_peer(3)
     data = {"code": TopicNotFound.code, "detail": {"topic": "a"}}
     answer(encode_failure(wire.message_ids[-1], 2001, "none", data))
     assert bench.told == ["reply", "topic_not_found"]
@@ -113,12 +113,12 @@ def test_replies_and_failures_of_a_peer_reach_the_caller() -> None:
 def test_a_peer_that_goes_fails_its_calls_in_the_next_turn() -> None:
     bench = PeersBench()
     _, _, close = bench.connect(1)
-    bench.ask(1)
-    bench.ask(1)
+    bench.call_peer(1)
+    bench.call_peer(1)
     close()
     assert bench.told == []
     assert bench.turn() == ["not_ready", "not_ready"]
-    bench.ask(1)
+    bench.call_peer(1)
     assert bench.turn() == ["not_ready"]
 
 
@@ -126,7 +126,7 @@ def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_n
     bench = PeersBench()
     wire, _, _ = bench.connect(1)
     wire.broken = True
-    bench.ask(1)
+    bench.call_peer(1)
     assert bench.told == []
     assert bench.turn() == ["not_ready"]
 
@@ -136,9 +136,9 @@ def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
 
     def again(answer: Reply[Any] | TopicsError) -> None:
         bench.told.append(outcome_of(answer))
-        bench.ask(0)
+        bench.call_peer(0)
 
-    bench.peers.ask(0, TOPIC_GET, STATE, b"", again)
+    bench.peers.call(0, TOPIC_GET, STATE, b"", again)
     assert bench.turn() == ["not_ready"]
     assert bench.turn() == ["not_ready"]
 
@@ -148,7 +148,7 @@ def test_a_reconnected_peer_is_called_on_its_new_session() -> None:
     _, _, close_old = bench.connect(1)
     wire, answer, _ = bench.connect(1)
     close_old()
-    bench.ask(1)
+    bench.call_peer(1)
     answer(encode_success(wire.message_ids[-1], NO_RESULT))
     assert bench.told == ["reply"]
 
@@ -157,14 +157,14 @@ def test_whoever_wants_to_know_is_told_of_each_session_and_asks_first() -> None:
     bench, told = PeersBench(), list[tuple[int, bool]]()
 
     def opened(shard: int) -> None:
-        told.append((shard, bench.peers.is_there(shard)))
-        bench.ask(shard)
+        told.append((shard, bench.peers.is_connected(shard)))
+        bench.call_peer(shard)
 
     bench.peers.on_open.append(opened)
     wire, _, close = bench.connect(2)
     assert len(wire.message_ids) == 1
     close()
-    assert not bench.peers.is_there(2)
+    assert not bench.peers.is_connected(2)
     bench.connect(2)
     assert told == [(2, True), (2, True)]
 
@@ -182,7 +182,7 @@ async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_
     got: list[Reply[Any] | TopicsError] = []
 
     async def append() -> None:
-        got.append(await ask(desk.loop, 0, APPEND, append_to("a"), records(1, 2)))
+        got.append(await call_peer(desk.loop, 0, APPEND, append_to("a"), records(1, 2)))
 
     nursery.start_soon(append)
     await wait_all_tasks_blocked()
@@ -201,7 +201,7 @@ async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_
 
 
 async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(desk: Desk) -> None:
-    failure = await ask(desk.loop, 0, TOPIC_GET, STATE)
+    failure = await call_peer(desk.loop, 0, TOPIC_GET, STATE)
     assert isinstance(failure, TopicNotFound)
     assert failure.detail["topic"] == "a"
 
@@ -211,14 +211,14 @@ async def test_a_message_to_oneself_is_handled_in_a_later_turn(desk: Desk) -> No
     told: list[int] = []
 
     def then(answer: Reply[Any] | TopicsError) -> None:
-        told.append(desk.loop.context.turn_count - before)
+        told.append(desk.loop.context.iteration_count - before)
         if len(told) < 4:
-            desk.loop.context.peers.ask(0, TOPIC_GET, STATE, b"", then)
+            desk.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
 
     await wait_all_tasks_blocked()
-    before = desk.loop.context.turn_count
-    desk.loop.context.peers.ask(0, TOPIC_GET, STATE, b"", then)
-    desk.loop.end_turn()
+    before = desk.loop.context.iteration_count
+    desk.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
+    desk.loop.end_iteration()
     await wait_all_tasks_blocked()
     assert told == [2, 4, 6, 8], "a turn for each request, and one for each answer"
 
@@ -233,9 +233,9 @@ async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(
     def then(_: object) -> None:
         pass
 
-    desk.loop.context.peers.ask(0, APPEND, append_to("a"), body, then)
+    desk.loop.context.peers.call(0, APPEND, append_to("a"), body, then)
     body[:] = bytes(len(body))
-    desk.loop.end_turn()
+    desk.loop.end_iteration()
     await wait_all_tasks_blocked()
     desk.diff("a")
     ((_, page),) = desk.bodies()
@@ -246,7 +246,7 @@ async def test_calls_to_oneself_fail_when_the_log_does(desk: Desk, nursery: trio
     got: list[Reply[Any] | TopicsError] = []
 
     async def append() -> None:
-        got.append(await ask(desk.loop, 0, APPEND, append_to("a"), records(1)))
+        got.append(await call_peer(desk.loop, 0, APPEND, append_to("a"), records(1)))
 
     nursery.start_soon(append)
     await wait_all_tasks_blocked()
@@ -303,7 +303,7 @@ async def test_two_shards_call_each_other_over_their_link(
     async def append(caller: int) -> None:
         body = records(*["x" * 60_000] * 8, "y" * 300_000)
         for _ in range(2):
-            reply = await ask_until_there(
+            reply = await call_until_connected(
                 both.loops[caller], 1 - caller, APPEND, append_to("a"), body
             )
             assert isinstance(reply, Reply)
@@ -325,9 +325,9 @@ async def test_a_peer_can_be_asked_while_a_link_session_with_it_is_open(
     both = Shards(tmp_path, nursery)
     both.start(0)
     with trio.fail_after(30):
-        assert outcome_of(await ask(both.loops[0], 1, TOPIC_GET, STATE)) == "not_ready"
+        assert outcome_of(await call_peer(both.loops[0], 1, TOPIC_GET, STATE)) == "not_ready"
         both.start(1)
         both.end_session()
-        answer = await ask_until_there(both.loops[0], 1, TOPIC_GET, STATE)
+        answer = await call_until_connected(both.loops[0], 1, TOPIC_GET, STATE)
         assert isinstance(answer, TopicNotFound)
     both.close()

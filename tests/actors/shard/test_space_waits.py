@@ -28,7 +28,7 @@ def backup(desk: Desk) -> Pin:
 async def freed(desk: Desk) -> None:
     """The sealing task deletes the files, and the shard continues."""
     await wait_all_tasks_blocked()
-    desk.loop.services.sealing._tell_freed()
+    desk.loop.services.sealing._notify_freed()
     await wait_all_tasks_blocked()
 
 
@@ -215,11 +215,11 @@ async def test_a_lost_append_waits_for_the_one_that_holds_its_topic(desk: Desk) 
     number = desk.append("a", 1)
     desk.failed(FULL)
     await wait_all_tasks_blocked()
-    desk.loop.context.held.take("a")
+    desk.loop.context.held.hold("a")
     await freed(desk)
     desk.synced()
     assert desk.answers() == []
-    desk.loop.context.give_back("a")
+    desk.loop.context.release_topic("a")
     desk.synced()
     assert desk.answers() == [(number, 200)]
 

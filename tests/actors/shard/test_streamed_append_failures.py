@@ -29,7 +29,7 @@ from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import AppendParams
 from topics.formats.wire.envelope import ErrorCode, decode
 
-pytestmark = pytest.mark.usefixtures("small_pieces")
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 # Requests that have timed out
@@ -45,14 +45,14 @@ async def test_a_long_write_whose_file_hangs_is_a_disk_that_does_not_answer(
     number = desk.append_raw("a", body(PADDING))
     await held_up(desk, held)
     for now in range(12):
-        desk.loop.context.disk.look(now)
-    assert desk.words.disk_silent_ms == 11_000
+        desk.loop.context.disk.check(now)
+    assert desk.cells.disk_silent_ms == 11_000
     refused = desk.append("b", 1)
     assert desk.answers() == [(refused, "not_ready")]
     held.open()
     await held_up(desk, held, 2)
-    desk.loop.context.disk.look(12)
-    assert desk.words.disk_silent_ms == 0
+    desk.loop.context.disk.check(12)
+    assert desk.cells.disk_silent_ms == 0
     assert (await until(desk, number))[number]["first_seq"] == 1
 
 

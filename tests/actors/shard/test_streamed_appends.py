@@ -27,7 +27,7 @@ from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags
 from topics.storage.verify import verify_blob
 
-pytestmark = pytest.mark.usefixtures("small_pieces")
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 # Boundaries of chunks

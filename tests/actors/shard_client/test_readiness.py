@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from topics.actors.link.board import Board, ShardState, ShardWords, StartFailure
-from topics.actors.shard_client.readiness import Readiness, unready
+from topics.actors.link.board import Board, ShardCells, ShardState, StartFailure
+from topics.actors.shard_client.readiness import Readiness, unavailable_error
 from topics.actors.shard_client.shards import ShardLink, Shards
 
 
@@ -14,8 +14,8 @@ class View(ShardLink):
 
     is_connected = is_stalled = False
 
-    def __init__(self, words: ShardWords, *, is_connected: bool, is_stalled: bool) -> None:
-        self.words, self.number = words, 0
+    def __init__(self, words: ShardCells, *, is_connected: bool, is_stalled: bool) -> None:
+        self.cells, self.number = words, 0
         self.is_connected, self.is_stalled = is_connected, is_stalled
 
 
@@ -44,7 +44,7 @@ def readiness_of(views: list[View], *, draining: bool) -> Readiness:
     return shards.readiness()
 
 
-TROUBLES = [
+STATE_REASONS = [
     (view(), "", None),
     (view(ShardState.READ_ONLY), "", None),
     (view(is_connected=False), "connecting", None),
@@ -69,11 +69,13 @@ TROUBLES = [
 ]
 
 
-@pytest.mark.parametrize(("shard", "trouble", "reason"), TROUBLES, ids=range(len(TROUBLES)))
+@pytest.mark.parametrize(
+    ("shard", "unavailable_reason", "reason"), STATE_REASONS, ids=range(len(STATE_REASONS))
+)
 def test_each_fault_has_its_name_and_its_reason(
-    shard: View, trouble: str, reason: str | None
+    shard: View, unavailable_reason: str, reason: str | None
 ) -> None:
-    assert shard.trouble == trouble
+    assert shard.unavailable_reason == unavailable_reason
     assert shard.not_ready().detail.get("reason") == reason
 
 
@@ -81,7 +83,7 @@ def test_the_progress_is_that_of_all_shards_together() -> None:
     replaying = view(ShardState.RECOVERING, progress_ppm=500_000, is_connected=False)
     found = readiness_of([view(), replaying], draining=False)
     assert (found.ready, found.progress, found.topics) == (False, 0.75, 6)
-    assert found.unwell == ((1, "recovering"),)
+    assert found.unavailable == ((1, "recovering"),)
     assert replaying.not_ready().detail == {"replay_progress": 0.5}
 
 
@@ -94,7 +96,7 @@ REPLAYING = (0, "recovering")
 
 
 @pytest.mark.parametrize(
-    ("unwell", "message", "reason"),
+    ("unavailable", "message", "reason"),
     [
         ((REPLAYING,), "the log is being replayed", None),
         ((REPLAYING, (1, "stalled")), "shard 1 does not respond", "stalled"),
@@ -108,11 +110,11 @@ REPLAYING = (0, "recovering")
     ],
 )
 def test_a_fault_takes_precedence_over_a_replay_as_the_reason(
-    unwell: tuple[tuple[int, str], ...], message: str, reason: str | None
+    unavailable: tuple[tuple[int, str], ...], message: str, reason: str | None
 ) -> None:
-    failure = unready(Readiness(False, 0.5, 0, False, unwell))
+    failure = unavailable_error(Readiness(False, 0.5, 0, False, unavailable))
     assert (failure.message, failure.detail.get("reason")) == (message, reason)
     assert failure.detail["replay_progress"] == 0.5
     assert failure.detail["shards"] == [
-        {"shard": shard, "state": state} for shard, state in unwell
+        {"shard": shard, "state": state} for shard, state in unavailable
     ], "all of them are named"

@@ -22,7 +22,7 @@ class Filler:
     def turnover_s(self, now: float) -> float:
         return self.seconds
 
-    def give_up(self, failure: Exception) -> None:
+    def abort(self, failure: Exception) -> None:
         self.failures.append(failure)
 
 
@@ -33,12 +33,12 @@ class Front:
         self.pair = Pair()
         self.shards = Shards([self.pair.front.link], self.pair.board)
         self.turn()
-        self.pair.shard.turn()
+        self.pair.shard.run_once()
         self.turn()
 
     def turn(self) -> None:
         link = self.shards._links[0]
-        link.link.turn(link.opened, link.arrived, link.closed)
+        link.link.run_once(link.opened, link.arrived, link.closed)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_only_the_slowest_body_is_dropped_to_free_memory(front: Front) -> None:
     fast, slow, slowest, asks = Filler(1), Filler(20), Filler(500), Filler(3)
     for filler in (fast, slow, slowest):
         assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
-    assert front.shards.make_room(0, asks, 0.0)
+    assert front.shards.abort_slowest(0, asks, 0.0)
     assert [len(filler.failures) for filler in (fast, slow, slowest, asks)] == [0, 0, 1, 0]
     assert isinstance(slowest.failures[0], Throttled)
 
@@ -65,7 +65,7 @@ def test_a_body_that_fills_a_tenth_of_its_memory_per_second_keeps_it(
     fillers = [Filler(seconds) for seconds in others]
     for filler in fillers:
         assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
-    assert not front.shards.make_room(0, Filler(0.1), 0.0)
+    assert not front.shards.abort_slowest(0, Filler(0.1), 0.0)
     assert all(filler.failures == [] for filler in fillers)
 
 
@@ -73,8 +73,8 @@ def test_the_slowest_body_cannot_displace_others(front: Front) -> None:
     slow, slower = Filler(20), Filler(30)
     for filler in (slow, slower):
         assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
-    assert not front.shards.make_room(0, slower, 0.0)
-    assert not front.shards.make_room(0, Filler(40), 0.0)
+    assert not front.shards.abort_slowest(0, slower, 0.0)
+    assert not front.shards.abort_slowest(0, Filler(40), 0.0)
     assert slow.failures == slower.failures == []
 
 
@@ -88,7 +88,7 @@ def test_the_end_of_a_shard_fails_the_bodies_in_its_arena_and_new_reservations(
     with pytest.raises(NotReady):
         front.shards.reserve(0, PAGE_BYTES, filler)
     with pytest.raises(NotReady):
-        front.shards.make_room(0, filler, 0.0)
+        front.shards.abort_slowest(0, filler, 0.0)
     assert filler.failures == [], "nobody is told twice"
     front.turn()
     assert [type(failure) for failure in filler.failures] == [NotReady]
@@ -96,6 +96,6 @@ def test_the_end_of_a_shard_fails_the_bodies_in_its_arena_and_new_reservations(
     for _ in range(2):
         front.pair.restart_shard()
         front.turn()
-        front.pair.shard.turn()
+        front.pair.shard.run_once()
         front.turn()
         assert front.pair.front.link.connected

@@ -11,7 +11,7 @@ import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from topics.actors.link.board import Board, ShardState
-from topics.actors.link.heads import HeadWriter
+from topics.actors.link.heads import HeadSlotWriter
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
@@ -60,7 +60,7 @@ class Shard:
     """
 
     def __init__(self, board: Board, number: int, router: MessageRouter) -> None:
-        self.words, self.number = board.shard(number), number
+        self.cells, self.number = board.shard(number), number
         self.memory = LinkMemory(FRONT, shard_id(number), LinkSizes.of(SETTINGS))
         self.link = Link(self.memory, board, shard_id(number))
         self.asked: list[InboundMessage[Any, Any]] = []
@@ -73,7 +73,7 @@ class Shard:
         self.given_back: list[UnclaimedParams] = []
         router.subscribe(UNCLAIMED, lambda event: self.given_back.append(event.params))
         self.session: LinkSession | None = None
-        self.words.state = ShardState.READY
+        self.cells.state = ShardState.READY
 
     def _get(self, request: InboundMessage[TopicGetParams, Any]) -> None:
         self.names.append(request.params.topic)
@@ -81,7 +81,7 @@ class Shard:
 
     async def beat(self) -> None:
         while True:
-            self.words.heartbeat_ms += self.awake
+            self.cells.heartbeat_ms += self.awake
             await trio.sleep(0.5)
 
     async def run(self) -> None:
@@ -177,7 +177,7 @@ async def test_calls_of_a_stalled_shard_fail_and_new_calls_are_refused(
         desk.shards.reserve(0, 100_000, None)
     await wait_all_tasks_blocked()
     assert new == ["stalled"]
-    assert desk.shards.readiness().unwell == ((0, "stalled"),)
+    assert desk.shards.readiness().unavailable == ((0, "stalled"),)
     assert not desk.shards.readiness().ready
 
 
@@ -218,12 +218,12 @@ async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
 ) -> None:
     poll = desk.ask(DIFF, POLL)
     await desk.stall()
-    desk.shard.words.state = ShardState.DOWN
+    desk.shard.cells.state = ShardState.DOWN
     desk.board.bump_session(*desk.memory.ends)
     desk.memory.ring_doorbells()
     await trio.sleep(0.1)
     assert poll == [None]
-    assert desk.shards.readiness().unwell == ((0, "down"),)
+    assert desk.shards.readiness().unavailable == ((0, "down"),)
 
 
 async def test_a_hanging_disk_fails_the_waiting_writes_and_no_reads(
@@ -231,10 +231,10 @@ async def test_a_hanging_disk_fails_the_waiting_writes_and_no_reads(
 ) -> None:
     read, hanging = desk.ask(DIFF), desk.ask(APPEND)
     await trio.sleep(1)
-    desk.shard.words.disk_silent_ms = 10_500
+    desk.shard.cells.disk_silent_ms = 10_500
     await trio.sleep(0.6)
     assert (read, hanging) == ([], ["disk_stalled"])
-    assert desk.shards.readiness().unwell == ((0, "disk_stalled"),)
+    assert desk.shards.readiness().unavailable == ((0, "disk_stalled"),)
     await wait_all_tasks_blocked()
     asked = len(desk.shard.asked)
     refused = desk.ask(APPEND)
@@ -242,7 +242,7 @@ async def test_a_hanging_disk_fails_the_waiting_writes_and_no_reads(
     assert (refused, len(desk.shard.asked)) == (["disk_stalled"], asked), (
         "it never reaches the ring"
     )
-    desk.shard.words.disk_silent_ms = 0
+    desk.shard.cells.disk_silent_ms = 0
     await desk.shard.answer()
     assert (read, hanging) == ([OK], ["disk_stalled"])
     assert desk.shards.readiness().ready
@@ -340,21 +340,21 @@ async def test_calls_made_in_an_iteration_of_a_ring_are_sent_at_its_end(
 async def test_a_damaged_shard_is_reported_as_damaged(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk.shard.words.state = ShardState.DAMAGED
+    desk.shard.cells.state = ShardState.DAMAGED
     shards = Shards(
         [Link(desk.memory, desk.board, FRONT)], desk.board
     )  # one that has no session yet
     with pytest.raises(NotReady) as refused:
         await shards.answer(0, APPEND, NOTHING)
     assert refused.value.detail == {"reason": "damaged", "replay_progress": 0.0}
-    assert shards.readiness().unwell == ((0, "damaged"),)
+    assert shards.readiness().unavailable == ((0, "damaged"),)
 
 
 async def test_the_delay_of_a_shard_is_the_sum_of_ring_and_inbox(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     assert desk.shards.delay_ms(0) == 0
-    desk.shard.words.delay_ms = 7
+    desk.shard.cells.delay_ms = 7
     assert desk.shards.delay_ms(0) == 7
     backlog = [b"x" * 1000] * 10
     link = desk.shards._links[0].link
@@ -367,7 +367,7 @@ async def test_the_delay_of_a_shard_is_the_sum_of_ring_and_inbox(
 async def test_a_shard_without_calls_delays_no_request(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk.shard.words.delay_ms = 700
+    desk.shard.cells.delay_ms = 700
     await desk.stall()
     assert desk.shards.delay_ms(0) == 0
 
@@ -376,8 +376,8 @@ async def test_a_successor_is_not_ready_before_its_link_session_is_open(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     desk.board.bump_session(*desk.memory.ends)  # It died, and no doorbell was rung yet
-    desk.shard.words.state = ShardState.READY
-    assert desk.shards.readiness().unwell == ((0, "connecting"),)
+    desk.shard.cells.state = ShardState.READY
+    assert desk.shards.readiness().unavailable == ((0, "connecting"),)
 
 
 async def test_a_call_reaches_the_specified_shard_and_its_reply_the_caller(
@@ -425,7 +425,7 @@ async def test_the_head_of_a_page_is_read_from_the_cells_of_its_shard(
 ) -> None:
     topic = Topic(1, "a", 1, TopicConfig())
     topic.head_seq = 10
-    mark = HeadWriter(desk.board.heads(1)).mark(topic)
+    mark = HeadSlotWriter(desk.board.heads(1)).mark(topic)
     assert (desk.shards.head(1, mark), desk.shards.head(0, mark)) == (10, None)
 
 
@@ -435,7 +435,7 @@ async def test_the_front_is_ready_if_each_shard_is(
     assert desk.shards.readiness().ready
     desk.board.shard(1).state = ShardState.RECOVERING
     assert not desk.shards.readiness().ready
-    assert [number for number, _ in desk.shards.readiness().unwell] == [1]
+    assert [number for number, _ in desk.shards.readiness().unavailable] == [1]
 
 
 async def test_a_front_waits_for_its_sessions_with_the_serving_shards(

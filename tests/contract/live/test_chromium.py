@@ -17,7 +17,7 @@ from tests.support.event_sources import (
     TIMEOUT_S,
     Event,
     at,
-    reads_a_backlog_and_what_comes_live,
+    reads_a_backlog_and_live_records,
     records,
     works_on_a_queue,
 )
@@ -71,7 +71,7 @@ def test_chromium_receives_the_events_of_a_watch(
     browser: chromium.Chromium, api: Api, topic: str, url: str
 ) -> None:
     browser.open(at(api.address, "/v0/health"))
-    reads_a_backlog_and_what_comes_live(Tab(browser, "watch", url), api, topic)
+    reads_a_backlog_and_live_records(Tab(browser, "watch", url), api, topic)
 
 
 @pytest.fixture

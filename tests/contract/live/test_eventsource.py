@@ -18,8 +18,8 @@ from tests.support.event_sources import (
     TIMEOUT_S,
     Event,
     at,
-    comes_back_by_itself,
     leaves_the_session_to_another,
+    reconnects_by_itself,
     works_again_after_a_cut,
 )
 from tests.support.queues import Queue, work_path
@@ -83,7 +83,7 @@ def test_eventsource_reconnects_automatically(
     if others:
         url = session(api, [topic, *names])["stream_url"]
     with NodeSource(at(relay.address, url)) as source:
-        comes_back_by_itself(source, api, topic, relay)
+        reconnects_by_itself(source, api, topic, relay)
     assert relay.connections == 3
 
 

@@ -13,7 +13,7 @@ from tests.support.event_sources import (
     TIMEOUT_S,
     Event,
     at,
-    reads_a_backlog_and_what_comes_live,
+    reads_a_backlog_and_live_records,
     records,
 )
 from tests.support.queues import Queue, work_path
@@ -61,7 +61,7 @@ def test_httpx_receives_the_events_of_a_watch(
     server: Server, api: Api, topic: str, url: str
 ) -> None:
     with HttpxSource(at(server.address, url)) as source:
-        reads_a_backlog_and_what_comes_live(source, api, topic)
+        reads_a_backlog_and_live_records(source, api, topic)
         assert source.source.response.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 

@@ -15,7 +15,7 @@ from tests.support.event_sources import (
     TIMEOUT_S,
     Event,
     at,
-    reads_a_backlog_and_what_comes_live,
+    reads_a_backlog_and_live_records,
     records,
     works_on_a_queue,
 )
@@ -63,7 +63,7 @@ class RequestsSource:
 def test_sseclient_watches_topics_in_one_request(server: Server, api: Api, topic: str) -> None:
     ok(api.append(topic, "old"), 201)
     with RequestsSource(at(server.address, f"/v0/watch?topic={topic}")) as source:
-        reads_a_backlog_and_what_comes_live(source, api, topic)
+        reads_a_backlog_and_live_records(source, api, topic)
 
 
 def test_sseclient_receives_the_jobs_of_a_queue(queue: Queue) -> None:

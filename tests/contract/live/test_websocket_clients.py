@@ -24,7 +24,7 @@ def talk(socket: Any, topic: str) -> None:
     def hear() -> Any:
         return json.loads(socket.recv(timeout=TIMEOUT_S))
 
-    def hear_past_caught_up() -> Any:
+    def read_past_caught_up() -> Any:
         while (message := hear())["op"] == "caught_up":
             pass
         return message
@@ -38,7 +38,7 @@ def talk(socket: Any, topic: str) -> None:
     while waiting:
         waiting.discard(hear()["op"])
     say("nope")
-    assert hear_past_caught_up()["op"] == "error"
+    assert read_past_caught_up()["op"] == "error"
     say("ping")
     assert hear()["op"] == "pong"
 

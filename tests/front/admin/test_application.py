@@ -44,7 +44,7 @@ async def asked(handle: Handler, call: AdminCall, response: Response | None) -> 
     application = Application(wrapped, hypercorn_config(), WorkerContext(None), cast("Any", None))
     plane = AdminPlane(lambda: application)
     plane._application = application
-    return await plane.ask(call)
+    return await plane.call(call)
 
 
 def call_of(target: bytes, body: Body) -> AdminCall:

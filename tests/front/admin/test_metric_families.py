@@ -115,7 +115,7 @@ async def lines(
     """Return the lines with values of both blocks."""
     context: Any = context_of(shards, most, reads or trio.CapacityLimiter(1))
     params = MetricsParams(prefixes, most, most)
-    found = await metrics._ask_all(context, params) if most else []
+    found = await metrics._call_all(context, params) if most else []
     text = b"".join(text_chunks(metrics.row_families(context, found))).decode()
     assert shards.replies_out == 0
     return [line for line in text.splitlines() if not line.startswith("#")]

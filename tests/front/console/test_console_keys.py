@@ -13,15 +13,15 @@ from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 
-BOSS, READER, WRITER = "boss-key", "reader-key", "writer-key"
+ADMIN_KEY, READER, WRITER = "boss-key", "reader-key", "writer-key"
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    keys = f"{BOSS},{READER}:read,{WRITER}:read+write:mine"
+    keys = f"{ADMIN_KEY},{READER}:read,{WRITER}:read+write:mine"
     data_dir = tmp_path_factory.mktemp("guarded") / "data"
     with Server(data_dir, shards=1, api_keys=keys) as server:
-        with Api(server.address, token=BOSS) as api:
+        with Api(server.address, token=ADMIN_KEY) as api:
             create(api, "mine", "a record")
             create(api, "jobs", type="queue", dead_letter="mine.dead")
             create(api, "mine.dead", 1)
@@ -96,7 +96,7 @@ def test_with_a_read_only_key_the_console_names_the_missing_scope(
     console.ask("document.querySelector('dialog').close()")
     assert console.wait(console.is_off("Delete the topic"))
     console.click("sign out")
-    sign_in(console, BOSS)  # the scopes that the other key lacks do not matter now
+    sign_in(console, ADMIN_KEY)  # the scopes that the other key lacks do not matter now
     assert console.wait(f"({console.is_off('Delete the topic')}) === false")
 
 

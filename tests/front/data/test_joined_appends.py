@@ -16,10 +16,10 @@ from topics.formats.wire.calls import AppendParams
 from topics.front.answers import Answer
 from topics.front.data.records import (
     APPEND_ROUTE,
-    JOINED_FIRST,
+    JOINED_FIRST_MAX,
     JOINED_MAX,
     JOINED_MAX_BYTES,
-    Appends,
+    AppendGroups,
 )
 from topics.front.pressure.pressure import Pressure
 from topics.front.queries import parse_query
@@ -33,7 +33,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.shards = FakeShards(topics={"a": []})
-        self.appends = Appends(self.shards, Pressure(1, lambda _: 0.0))
+        self.appends = AppendGroups(self.shards, Pressure(1, lambda _: 0.0))
         self.heard: list[tuple[str, Any]] = []
 
     def request(self, topic: str, **fields: Any) -> Request:
@@ -142,16 +142,16 @@ def test_a_full_group_is_sent_before_the_end_of_the_batch() -> None:
     desk = Desk()
     long = b'{"records":[{"data":"%b"}]}' % (b"x" * JOINED_MAX_BYTES)
     with desk.shards.batch:
-        for number in range(JOINED_FIRST):
+        for number in range(JOINED_FIRST_MAX):
             desk.append(str(number))
-        assert desk.sent == [JOINED_FIRST]
+        assert desk.sent == [JOINED_FIRST_MAX]
         for number in range(JOINED_MAX):
             desk.append(str(number))
-        assert desk.sent == [JOINED_FIRST, JOINED_MAX]
+        assert desk.sent == [JOINED_FIRST_MAX, JOINED_MAX]
         desk.append("one more")
         desk.append("long", body=long)
-        assert desk.sent == [JOINED_FIRST, JOINED_MAX, 2]
-    assert len(desk.heard) == JOINED_FIRST + JOINED_MAX + 2
+        assert desk.sent == [JOINED_FIRST_MAX, JOINED_MAX, 2]
+    assert len(desk.heard) == JOINED_FIRST_MAX + JOINED_MAX + 2
 
 
 def test_appends_that_follow_responses_are_joined() -> None:

@@ -53,7 +53,7 @@ async def test_jobs_of_a_disconnected_client_are_released(
 
 
 async def cut_later(connection: Connection) -> None:
-    connection.cut()
+    connection.abort()
 
 
 async def test_jobs_that_cannot_be_sent_are_released(

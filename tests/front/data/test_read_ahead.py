@@ -17,7 +17,7 @@ from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer
 from topics.front.data import read_ahead
 from topics.front.data.read_ahead import (
-    GUESSES_MAX,
+    PREDICTIONS_MAX,
     RUN_PAGES_MAX,
     RUNS_MAX,
     PageKey,
@@ -202,7 +202,7 @@ def test_without_a_page_read_ahead_the_shard_is_requested(gone: bool) -> None:
 def test_predictions_are_bounded_and_the_oldest_is_dropped() -> None:
     shard = Shard(100_000)
     ahead = ReadAhead(cast("Any", shard), Drain())
-    readers = [Reader(ahead, limit) for limit in range(1, GUESSES_MAX + 2)]
+    readers = [Reader(ahead, limit) for limit in range(1, PREDICTIONS_MAX + 2)]
     for reader in readers:
         reader.page()
     oldest, _, another, *_ = readers

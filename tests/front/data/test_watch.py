@@ -102,11 +102,11 @@ async def test_a_session_does_not_expire_while_its_stream_opens() -> None:
     async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         asked, client = await watch_of(run), await run.connect()
         (session,) = run.server._context.watches._sessions.values()
-        session.left_at -= SESSION_TTL_S - 10
+        session.ended_at -= SESSION_TTL_S - 10
         slow = await slow_client(run, client)
         await client.say(asked)
         await slow.asked.wait()
-        session.left_at -= 20
+        session.ended_at -= 20
         assert (await created(run))[0] == 200
         assert run.server.slots.watch_sessions.used == 2
         slow.takes.set()

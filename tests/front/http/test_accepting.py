@@ -25,8 +25,8 @@ from topics.front.http import accepting
 from topics.front.http.accepting import (
     FILES_RESERVED,
     LINGERING_MAX,
-    TAKEN_PER_TURN_MAX,
-    TAKEN_PER_TURN_MIN,
+    TAKEN_PER_ITERATION_MAX,
+    TAKEN_PER_ITERATION_MIN,
     Acceptor,
     Refusals,
     connections_max,
@@ -67,33 +67,33 @@ async def turns_of(listener: socket.socket, count: int, others: int) -> list[int
     Each iteration also serves ``others`` requests.
     """
     clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
-    turns: list[int] = []
+    scheduler: list[int] = []
     turn = 0
 
     def take(sock: socket.socket, said: bytes) -> None:
         clients.append(sock)
-        turns.append(turn)
+        scheduler.append(turn)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            acceptor_of(1000, lambda: turn * others + len(turns)).run, listener, take
+            acceptor_of(1000, lambda: turn * others + len(scheduler)).run, listener, take
         )
         with trio.fail_after(5):
-            while len(turns) < count:
+            while len(scheduler) < count:
                 turn += 1
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
     for sock in clients:
         sock.close()
-    return [turns.count(turn) for turn in sorted(set(turns))]
+    return [scheduler.count(turn) for turn in sorted(set(scheduler))]
 
 
 async def test_few_waiting_clients_are_taken_in_one_iteration(listener: socket.socket) -> None:
-    assert await turns_of(listener, TAKEN_PER_TURN_MIN, 0) == [TAKEN_PER_TURN_MIN]
+    assert await turns_of(listener, TAKEN_PER_ITERATION_MIN, 0) == [TAKEN_PER_ITERATION_MIN]
 
 
 async def test_one_iteration_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
-    few, many = TAKEN_PER_TURN_MIN, TAKEN_PER_TURN_MAX
+    few, many = TAKEN_PER_ITERATION_MIN, TAKEN_PER_ITERATION_MAX
     calm = await turns_of(listener, 10 * few, 1)
     assert max(calm) <= 2 * few, "tasks run in any order, so two iterations may count as one"
     busy = await turns_of(listener, 5 * many, 1000)
@@ -103,7 +103,7 @@ async def test_one_iteration_takes_a_bounded_number_of_clients(listener: socket.
 
 async def test_clients_are_accepted_before_they_are_taken(listener: socket.socket) -> None:
     """Early accepts keep the kernel's queue from overflowing. A stop closes waiting clients."""
-    count, taken = 4 * TAKEN_PER_TURN_MIN, list[socket.socket]()
+    count, taken = 4 * TAKEN_PER_ITERATION_MIN, list[socket.socket]()
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(count)]
     acceptor, accepted = acceptor_of(1000, int), list[int]()
 
@@ -116,7 +116,7 @@ async def test_clients_are_accepted_before_they_are_taken(listener: socket.socke
         while acceptor.slots.used < count:
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
-    assert accepted[0] > TAKEN_PER_TURN_MIN
+    assert accepted[0] > TAKEN_PER_ITERATION_MIN
     assert len(taken) < count
     assert acceptor.slots.used == len(taken)
     assert [client.recv(1) for client in clients[len(taken) :]] == [b""] * (count - len(taken))
@@ -127,17 +127,17 @@ async def test_clients_are_accepted_before_they_are_taken(listener: socket.socke
 async def test_no_client_is_refused_while_taking_a_waiting_one_could_free_a_slot(
     listener: socket.socket,
 ) -> None:
-    most, taken, ended = TAKEN_PER_TURN_MIN + 2, list[socket.socket](), list[socket.socket]()
+    most, taken, ended = TAKEN_PER_ITERATION_MIN + 2, list[socket.socket](), list[socket.socket]()
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(40)]
     acceptor = acceptor_of(most, int)
 
-    def make_room(_keyless_only: bool) -> bool:
+    def evict(_keyless_only: bool) -> bool:
         if taken:
             ended.append(taken.pop(0))
             acceptor.slots.release()
         return bool(ended)
 
-    acceptor._make_room = make_room
+    acceptor._evict = evict
     async with trio.open_nursery() as nursery:
         nursery.start_soon(acceptor.run, listener, lambda sock, _: taken.append(sock))
         await wait_all_tasks_blocked(0.001)
@@ -148,7 +148,7 @@ async def test_no_client_is_refused_while_taking_a_waiting_one_could_free_a_slot
         sock.close()
 
 
-FLOOD = 5 * TAKEN_PER_TURN_MIN
+FLOOD = 5 * TAKEN_PER_ITERATION_MIN
 
 
 async def taken_of(acceptor: Acceptor, listener: socket.socket, count: int) -> list[bytes]:
@@ -185,7 +185,7 @@ async def test_a_client_with_a_key_does_not_wait_for_many_without_or_with_one_ot
 ) -> None:
     clients = connected(listener, FLOOD, said) + connected(listener, 1, b"key")
     heard = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
-    assert b"key" in heard[: TAKEN_PER_TURN_MIN + 1]
+    assert b"key" in heard[: TAKEN_PER_ITERATION_MIN + 1]
     assert len(heard) == FLOOD + 1
     for client in clients:
         client.close()
@@ -195,13 +195,13 @@ async def test_a_client_with_a_key_does_not_wait_for_many_without_or_with_one_ot
 async def test_if_many_wait_and_no_slot_is_free_the_oldest_is_refused_for_a_new_client(
     said: bytes, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accepting, "WAITING_MAX", 2 * TAKEN_PER_TURN_MIN)
+    monkeypatch.setattr(accepting, "WAITING_MAX", 2 * TAKEN_PER_ITERATION_MIN)
     clients = connected(listener, FLOOD + 4, said) + connected(listener, 1, b"key")
     acceptor = acceptor_of(FLOOD, int)
     heard = await taken_of(acceptor, listener, FLOOD)
-    assert b"key" in heard[: 2 * TAKEN_PER_TURN_MIN]
+    assert b"key" in heard[: 2 * TAKEN_PER_ITERATION_MIN]
     assert acceptor.refusals.count == 5
-    refused = clients[TAKEN_PER_TURN_MIN:][:5]
+    refused = clients[TAKEN_PER_ITERATION_MIN:][:5]
     assert all(client.recv(4096).startswith(b"HTTP/1.1 429 ") for client in refused)
     for client in clients:
         client.close()
@@ -230,7 +230,7 @@ async def test_a_client_without_a_key_does_not_wait_for_many_with_one(
 ) -> None:
     clients = connected(listener, FLOOD, b"key") + connected(listener, 1, b"no")
     heard = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
-    assert b"no" in heard[: 2 * TAKEN_PER_TURN_MIN + 2]
+    assert b"no" in heard[: 2 * TAKEN_PER_ITERATION_MIN + 2]
     for client in clients:
         client.close()
 
@@ -272,10 +272,10 @@ async def test_without_free_slots_waiting_clients_that_closed_their_side_are_dis
     left = connected(listener, FLOOD, b"left")
     for client in left:
         client.shutdown(socket.SHUT_WR)
-    here = connected(listener, TAKEN_PER_TURN_MIN, b"here")
+    here = connected(listener, TAKEN_PER_ITERATION_MIN, b"here")
     acceptor = acceptor_of(FLOOD // 2, int)
-    heard = await taken_of(acceptor, listener, TAKEN_PER_TURN_MIN)
-    assert heard.count(b"here") == TAKEN_PER_TURN_MIN
+    heard = await taken_of(acceptor, listener, TAKEN_PER_ITERATION_MIN)
+    assert heard.count(b"here") == TAKEN_PER_ITERATION_MIN
     assert acceptor.refusals.count == 0
     for client in (*left, *here):
         client.close()
@@ -304,7 +304,9 @@ async def test_a_client_above_the_limit_gets_429_until_another_one_disconnects()
         first, second = await run.connect(), await run.connect()
         for client in (first, second):
             await client.say(APPEND[:-5])
-        await run.until(lambda: [one.quiet_since for one in run.server.connections] == 2 * [NEVER])
+        await run.until(
+            lambda: [one.inactive_since for one in run.server.connections] == 2 * [NEVER]
+        )
         third = await run.connect()
         answer = await third.hear()
         assert (answer.status, answer.code, answer.headers["connection"]) == (
@@ -323,7 +325,7 @@ async def test_a_client_above_the_limit_gets_429_until_another_one_disconnects()
     assert slots.used == 0
 
 
-class Poor:
+class WithoutDescriptors:
     """A listener in a process whose last free descriptor is the acceptor's spare."""
 
     def __init__(self, listener: socket.socket, acceptor: Acceptor) -> None:
@@ -349,7 +351,9 @@ async def test_without_a_free_descriptor_clients_get_429_and_one_line_is_logged(
     taken: list[socket.socket] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            acceptor.run, cast("Any", Poor(listener, acceptor)), lambda sock, _: taken.append(sock)
+            acceptor.run,
+            cast("Any", WithoutDescriptors(listener, acceptor)),
+            lambda sock, _: taken.append(sock),
         )
         await wait_all_tasks_blocked(0.001)
         acceptor.tick()

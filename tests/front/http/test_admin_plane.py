@@ -27,7 +27,7 @@ class Echo:
         self.serves = trio.Event()
         self.has_ended = False
 
-    async def ask(self, call: AdminCall) -> Answer:
+    async def call(self, call: AdminCall) -> Answer:
         assert self.serves.is_set()
         return Answer(200, call.request.router.encode())
 
@@ -38,10 +38,10 @@ class Echo:
         self.has_ended = True
 
 
-async def ask(plane: AdminPlane, call: AdminCall) -> Answer:
+async def call_plane(plane: AdminPlane, call: AdminCall) -> Answer:
     """Send a call to the admin plane like a connection."""
     await plane.loaded()
-    return await plane.ask(call)
+    return await plane.call(call)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ async def test_requests_before_the_load_wait_and_are_answered() -> None:
         plane = AdminPlane(load)
 
         async def ask_for(name: bytes) -> None:
-            answer = await ask(plane, call_of(b"/v0/routers/%b" % name, b""))
+            answer = await call_plane(plane, call_of(b"/v0/routers/%b" % name, b""))
             answers.append(bytes(answer.body))
 
         with trio.fail_after(10):
@@ -107,7 +107,7 @@ async def test_the_admin_plane_is_loaded_in_a_thread_with_its_first_request(
         mock_clock.jump(3600.0)
         await trio.testing.wait_all_tasks_blocked()
         assert not threads
-        await ask(plane, call_of(b"/v0/routers/a", b""))
+        await call_plane(plane, call_of(b"/v0/routers/a", b""))
         plane.end()
     assert threads != [threading.get_ident()]
 
@@ -141,7 +141,7 @@ async def test_a_failed_load_of_the_admin_plane_ends_the_front() -> None:
     with pytest.RaisesGroup(failure, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(plane.run)
-            await ask(plane, call_of(b"/v0/routers/a", b""))
+            await call_plane(plane, call_of(b"/v0/routers/a", b""))
 
 
 async def test_the_load_uses_a_short_switch_interval_and_no_garbage_collector() -> None:
@@ -154,7 +154,7 @@ async def test_the_load_uses_a_short_switch_interval_and_no_garbage_collector() 
     plane = AdminPlane(load)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(plane.run)
-        await ask(plane, call_of(b"/v0/routers/a", b""))
+        await call_plane(plane, call_of(b"/v0/routers/a", b""))
         plane.end()
     assert [found for found, _ in during] == [pytest.approx(SWITCH_S, abs=1e-6)]
     assert [collects for _, collects in during] == [False]

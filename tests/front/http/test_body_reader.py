@@ -83,7 +83,7 @@ async def test_a_body_whose_block_is_needed_gets_429() -> None:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
         await run.until(lambda: run.shards.blocks_out == 1)
-        run.shards.holders[0].give_up(Throttled("no room", retry_after_ms=1000))
+        run.shards.fillers[0].abort(Throttled("no room", retry_after_ms=1000))
         answer = await client.hear()
         assert (answer.status, answer.code) == (429, "throttled")
         assert answer.headers["connection"] == "close"

@@ -20,7 +20,7 @@ from topics.actors.link.arena import ArenaBlock
 from topics.config import Settings
 from topics.errors import NotReady, PayloadTooLarge, Throttled
 from topics.front.http import body_sink
-from topics.front.http.body_sink import STEP_BYTES, STEPS_PER_TURN, BodySink, GzipSink
+from topics.front.http.body_sink import STEP_BYTES, STEPS_PER_ITERATION, BodySink, GzipSink
 
 INLINE = 1000
 FIRST_BYTES = 500
@@ -41,7 +41,7 @@ def no_ledger(_sink: BodySink, _length: int) -> None:
 
 
 def sink_of(front: Front, max_bytes: int = ARENA) -> BodySink:
-    return BodySink(front.shards, 0, inline_bytes=INLINE, max_bytes=max_bytes, keep=no_ledger)
+    return BodySink(front.shards, 0, inline_bytes=INLINE, max_bytes=max_bytes, on_size=no_ledger)
 
 
 def used(front: Front) -> int:
@@ -65,9 +65,9 @@ async def test_a_body_holds_memory_in_proportion_to_its_arrived_bytes(
     body = random.Random(declared).randbytes(declared)
     with sink_of(front, declared) as sink:
         while sink.length < declared:
-            room = await sink.room(100)
+            room = await sink.writable(100)
             room[:] = body[sink.length : sink.length + len(room)]
-            sink.took(len(room))
+            sink.advance(len(room))
             assert len(sink._view) <= max(2 * sink.length, FIRST_BYTES)
             assert used(front) <= (0 if sink.length <= INLINE else 2 * sink.length + 4096)
         block = sink.finish()
@@ -138,15 +138,15 @@ async def after(seconds: float, block: ArenaBlock) -> None:
 
 
 async def test_a_body_fails_and_frees_its_block_if_its_shard_crashes(front: Front) -> None:
-    await fail_when_the_shard_goes(front, trio.sleep_forever)
+    await fail_when_the_shard_closes(front, trio.sleep_forever)
     assert not front.pair.front.link.writer.is_used(1)
 
 
 async def test_a_complete_body_is_not_sent_after_its_shard_crashed(front: Front) -> None:
-    await fail_when_the_shard_goes(front, None)
+    await fail_when_the_shard_closes(front, None)
 
 
-async def fail_when_the_shard_goes(
+async def fail_when_the_shard_closes(
     front: Front,
     rest: Callable[[], Awaitable[None]] | None,
 ) -> None:
@@ -197,7 +197,7 @@ ROOM = 100_000
 def gunzipped(inline_bytes: int = ROOM) -> BodySink:
     """Return a sink that needs no shared memory for the bodies of these tests."""
     return BodySink(
-        cast("Any", FakeShards()), 0, inline_bytes=inline_bytes, max_bytes=ROOM, keep=no_ledger
+        cast("Any", FakeShards()), 0, inline_bytes=inline_bytes, max_bytes=ROOM, on_size=no_ledger
     )
 
 
@@ -229,21 +229,21 @@ async def test_the_bound_applies_to_compressed_bytes_that_inflate_to_nothing() -
 async def test_a_fragment_that_inflates_to_many_bytes_yields_to_other_tasks(
     nursery: trio.Nursery,
 ) -> None:
-    turns = 0
+    scheduler = 0
 
     async def others() -> None:
-        nonlocal turns
+        nonlocal scheduler
         while True:
             await trio.lowlevel.checkpoint()
-            turns += 1
+            scheduler += 1
 
     nursery.start_soon(others)
-    size = 4 * STEPS_PER_TURN * STEP_BYTES
+    size = 4 * STEPS_PER_ITERATION * STEP_BYTES
     shards = cast("Any", FakeShards())
-    with BodySink(shards, 0, inline_bytes=size, max_bytes=size, keep=no_ledger) as plain:
+    with BodySink(shards, 0, inline_bytes=size, max_bytes=size, on_size=no_ledger) as plain:
         await GzipSink(plain, size).write(zlib.compress(bytes(size), wbits=31))
         assert plain.length == size
-    assert turns >= 2, "the sink did not yield between portions"
+    assert scheduler >= 2, "the sink did not yield between portions"
     nursery.cancel_scope.cancel()
 
 

@@ -66,7 +66,7 @@ def test_a_body_below_the_minimum_rate_reaches_its_deadline() -> None:
             connection.begin_body()
             while connection.deadline > connections.now and connections.now < 1000:
                 connections.now += 1
-                connection.earned(round(share * 64 * 1024))
+                connection.extend_body_deadline(round(share * 64 * 1024))
             assert connections.now == pytest.approx(min(ends_s, 1000), abs=2)
 
 
@@ -116,7 +116,7 @@ async def test_a_disconnected_client_is_detected_before_the_response(end: str) -
         elif end == "half":
             theirs.shutdown(socket.SHUT_WR)
         elif end == "cut":
-            connection.cut()
+            connection.abort()
         is_gone = end in ("close", "cut")
         with pytest.raises(ConnectionResetError) if is_gone else contextlib.nullcontext():
             await connection.check_client()

@@ -97,9 +97,9 @@ async def test_the_drain_does_not_wait_for_a_late_client_that_sends_nothing(
         connections.add(late)
         assert late.is_late
         with trio.fail_after(10):
-            await connections.wait_empty()
+            await connections.wait_closed()
         connections.drain()
-        assert connections.leaving == 1
+        assert connections.draining_count == 1
         assert late.closing
 
 
@@ -148,10 +148,10 @@ async def test_the_drain_closes_idle_connections_without_input_and_waits_for_oth
     connections, connection, client = pair
     client.send(said)
     connections.drain()
-    assert (ended(connection), connections.leaving) == (end, 1)
+    assert (ended(connection), connections.draining_count) == (end, 1)
     connections.remove(connection)
     with trio.fail_after(10):
-        await connections.wait_empty()
+        await connections.wait_closed()
 
 
 async def test_a_request_received_before_its_idle_connection_is_closed_is_answered() -> None:
@@ -171,7 +171,7 @@ async def test_a_request_received_before_its_idle_connection_is_closed_is_answer
 def test_a_connection_with_unread_input_is_not_displaced(pair: Pair, how: str) -> None:
     connections, connection, client = pair
     client.send(b"GET") if how == "said" else client.close()
-    assert not connections.make_room(keyless_only=False)
+    assert not connections.evict(keyless_only=False)
     assert ended(connection) == "open"
 
 
@@ -184,7 +184,7 @@ def test_with_keys_a_client_without_one_is_displaced_despite_its_input(
     if has_key:
         connection.principal = Access.parse("key").authenticate(b"key") or ANYONE
     client.send(b"GET")
-    assert connections.make_room(keyless_only=False) is not has_key
+    assert connections.evict(keyless_only=False) is not has_key
     assert ended(connection) == ("open" if has_key else "closed")
 
 
@@ -199,9 +199,9 @@ def test_many_waiting_clients_displace_only_a_client_without_a_key(
     connections.has_keys = keyed_server
     if keyed_client:
         connection.principal = Access.parse("key").authenticate(b"key") or ANYONE
-    assert connections.make_room(keyless_only=True) is is_closed
+    assert connections.evict(keyless_only=True) is is_closed
     assert ended(connection) == ("closed" if is_closed else "open")
-    assert connections.make_room(keyless_only=False) is not is_closed
+    assert connections.evict(keyless_only=False) is not is_closed
 
 
 def ports_of(run: Running) -> set[int]:

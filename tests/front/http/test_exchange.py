@@ -93,7 +93,7 @@ async def test_heads_that_differ_only_in_trace_fields_share_a_cache_entry() -> N
                 if fields_of_one:
                     assert answer.headers["x-request-id"] == f"id-{number}"
                 assert answer.headers.get("traceparent") == fields_of_one.get("traceparent")
-        assert len(run.server.parts.heads.remembered) == 1
+        assert len(run.server.parts.heads.cache) == 1
 
 
 async def test_pipelined_requests_keep_their_own_ids() -> None:
@@ -331,7 +331,7 @@ async def test_for_a_trusted_proxy_each_line_has_the_client_of_its_request() -> 
         assert seen[:6] == ["192.0.2.1"] * 2 + ["192.0.2.2"] * 2 + ["192.0.2.1"] * 2
         assert seen[6:] == [own] * 4
         # All clients share one cached decision, because it contains no address.
-        assert len(run.server.parts.heads.remembered) == 1
+        assert len(run.server.parts.heads.cache) == 1
 
 
 @pytest.mark.parametrize("proxies", ["", "10.0.0.0/8"])

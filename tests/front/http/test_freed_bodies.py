@@ -26,7 +26,7 @@ SLACK_BYTES = 30_000  # a connection, its task, its state
 FEW = 8
 
 
-class Silent(Shards):
+class UnresponsiveShards(Shards):
     """Shards that take bodies and never reply."""
 
     def call(
@@ -103,7 +103,7 @@ async def held_by(run: Running, shards: Shards, said: bytes, kind: str) -> int:
 
 @pytest.mark.parametrize("said", WAITING.values(), ids=WAITING.keys())
 async def test_a_waiting_request_holds_no_body(said: bytes) -> None:
-    shards = Silent()
+    shards = UnresponsiveShards()
     async with running(shards=shards, settings=Settings(drain_ms=1000)) as run:
         assert await held_by(run, shards, said, "waits") < SLACK_BYTES
 

@@ -31,7 +31,7 @@ async def test_heads_are_cached_by_digest_and_never_with_an_idempotency_key() ->
             )
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 401
         heads = run.server.parts.heads
-        for memory in (heads.remembered, heads.of_topics):
+        for memory in (heads.cache, heads.topic_cache):
             assert len(memory) == 1
             assert "sesame" not in repr(memory.entries)
 
@@ -88,7 +88,7 @@ async def test_a_long_head_is_neither_cached_nor_kept_by_a_stream(
         long = {f"x_{number}": "x" * 9000 for number in range(6)}
         await client.say(request("GET", path, b"", **fields, **long))
         assert (await client.hear(method="HEAD")).status in (200, 101)
-        assert len(run.server.parts.heads.remembered) == 0
+        assert len(run.server.parts.heads.cache) == 0
         [asked] = admitted
         assert asked.head is not None
         if path == "/v0/ws":
@@ -167,7 +167,7 @@ async def test_a_head_cached_without_its_topic_applies_to_the_requested_topic() 
             "c": [{"data": 3}],
         }
         heads = run.server.parts.heads
-        assert (len(heads.remembered), len(heads.of_topics)) == (3, 1)
+        assert (len(heads.cache), len(heads.topic_cache)) == (3, 1)
 
 
 async def test_a_head_cached_without_its_topic_keeps_its_trace_fields() -> None:
@@ -176,7 +176,7 @@ async def test_a_head_cached_without_its_topic_keeps_its_trace_fields() -> None:
         for topic in ("a", "b"):
             answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", x_request_id=topic)
             assert (answer.status, answer.headers["x-request-id"]) == (201, topic)
-        assert len(run.server.parts.heads.of_topics) == 1
+        assert len(run.server.parts.heads.topic_cache) == 1
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ async def test_a_cached_head_contains_no_long_text() -> None:
         for path in ("/v0/watch/" + "x" * 8000, "/v0/topics/" + "x" * 8000):
             assert (await client.ask("GET", path)).status in (400, 404)
         heads = run.server.parts.heads
-        for head in (*heads.remembered.entries.values(), *heads.of_topics.entries.values()):
+        for head in (*heads.cache.entries.values(), *heads.topic_cache.entries.values()):
             request = head.request
             texts_of = [*request.query._values.values(), request.topic, request.wid]
             assert max(len(str(text)) for text in texts_of) <= 512

@@ -280,13 +280,13 @@ async def test_a_connection_closed_earlier_in_the_iteration_is_skipped() -> None
         heads = run.server.parts.heads
         decide = heads.decide
 
-        def cut_all(raw: bytes) -> Any:
+        def abort_all(raw: bytes) -> Any:
             for scene in several:
-                scene.connection.cut()
+                scene.connection.abort()
             heads.decide = decide  # type: ignore[method-assign]
             return decide(raw)
 
-        heads.decide = cut_all  # type: ignore[method-assign]
+        heads.decide = abort_all  # type: ignore[method-assign]
         for scene in several:
             scene.client.sendall(HEALTH)
         several[0].turn()

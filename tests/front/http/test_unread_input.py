@@ -18,7 +18,7 @@ from topics.config import Settings
 from topics.formats.api.request_heads import HeadFields
 from topics.front.http.connection import NEVER, Timings
 from topics.front.http.http1_protocol import Http1Protocol, State
-from topics.front.http.poller import UNKNOWN_PER_PASS
+from topics.front.http.poller import KEYLESS_PER_PASS
 from topics.front.limits import Cap
 
 LONG = 60_000
@@ -55,7 +55,7 @@ async def test_a_route_without_a_key_neither_waits_for_a_body_nor_keeps_it(path:
         assert (await client.hear()).status == 200
         await run.until(lambda: unread(run) == 0 and kept(run) < 10_000)
         [connection] = run.server.connections
-        assert connection.quiet_since < NEVER
+        assert connection.inactive_since < NEVER
         await client.say(b"z")
         assert (await client.ask("GET", "/v0/topics", **KEY)).status == 200
 
@@ -230,7 +230,7 @@ async def test_an_iteration_serves_a_bounded_number_of_clients_without_a_key() -
     async with running(keys="key") as run, scenes(run) as make:
         known = make()
         known.say(request("GET", "/v0/topics/a", b"", **KEY))
-        unknown = [make() for _ in range(2 * UNKNOWN_PER_PASS + 1)]
+        unknown = [make() for _ in range(2 * KEYLESS_PER_PASS + 1)]
         for scene in unknown:
             scene.client.sendall(health)
         known.client.sendall(listing)
@@ -239,13 +239,13 @@ async def test_an_iteration_serves_a_bounded_number_of_clients_without_a_key() -
             known.turn()
             answered.append(sum(is_readable(scene.client.fileno(), 0) for scene in unknown))
             assert is_readable(known.client.fileno(), 0)
-        assert answered == [UNKNOWN_PER_PASS, 2 * UNKNOWN_PER_PASS, len(unknown)]
+        assert answered == [KEYLESS_PER_PASS, 2 * KEYLESS_PER_PASS, len(unknown)]
 
 
 async def test_clients_that_immediately_send_again_do_not_delay_a_new_client() -> None:
     health = request("GET", "/v0/health")
     async with running(keys="key") as run, scenes(run) as make:
-        fast = [make() for _ in range(2 * UNKNOWN_PER_PASS)]
+        fast = [make() for _ in range(2 * KEYLESS_PER_PASS)]
         for scene in fast:
             scene.client.sendall(health)
         fast[0].turn()
@@ -262,7 +262,7 @@ async def test_clients_that_immediately_send_again_do_not_delay_a_new_client() -
 
 async def test_without_configured_keys_an_iteration_serves_all_clients() -> None:
     async with running() as run, scenes(run) as make:
-        everybody = [make() for _ in range(UNKNOWN_PER_PASS + 1)]
+        everybody = [make() for _ in range(KEYLESS_PER_PASS + 1)]
         for scene in everybody:
             scene.client.sendall(request("GET", "/v0/health"))
         everybody[0].turn()

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.support.live_desk import Client, Desk, desk
-from topics.actors.link.beat import BEAT_S
+from topics.actors.link.tick import TICK_INTERVAL_S
 
 STEP_S = 0.05
 
@@ -40,12 +40,14 @@ async def heartbeats_are_in_time(front: Desk, heartbeat_s: float, offset_s: floa
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     stream = client.stream
     stream.heartbeat_s = heartbeat_s
-    await trio.sleep(2 * BEAT_S - trio.current_time() % BEAT_S + offset_s)
+    await trio.sleep(2 * TICK_INTERVAL_S - trio.current_time() % TICK_INTERVAL_S + offset_s)
     client.hear()
     stream.outbox.write(b": x\n\n")
     client.hear()
-    front.live.look_in(stream, stream.quiet_s())
+    front.live.schedule_check(stream, stream.until_check_s())
     last = trio.current_time()
     for _ in range(3):
         before, last = last, await next_heartbeat(client)
-        assert heartbeat_s - BEAT_S - 2 * STEP_S <= last - before <= heartbeat_s + 2 * STEP_S
+        assert (
+            heartbeat_s - TICK_INTERVAL_S - 2 * STEP_S <= last - before <= heartbeat_s + 2 * STEP_S
+        )

@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.front.conftest import Logged
 from tests.front.live.streams_support import BUG, broken, two
 from tests.support.live_desk import Desk, desk, make_heartbeat_due, page, records
-from topics.actors.link.beat import BEAT_S
+from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.front.live.streams import StreamKind
 
 
@@ -44,7 +44,7 @@ async def test_an_unexpected_error_ends_one_stream(
         if fails == "heartbeat":
             for client in (first, second):
                 make_heartbeat_due(client.stream)
-            await trio.sleep(BEAT_S * 1.5)
+            await trio.sleep(TICK_INTERVAL_S * 1.5)
             assert second.hear() == b": hb\n\n"
         await front.page(0, 1)
         assert b'"$seq":1' in second.hear()

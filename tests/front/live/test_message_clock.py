@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.live_desk import Desk
-from topics.actors.link.beat import BEAT_S
+from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.front.http.connection import Timings
 from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_publish import UNANSWERED_MAX
@@ -41,7 +41,7 @@ async def test_a_message_that_never_completes_ends_its_socket(
 ) -> None:
     async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
         client.send(BEGUN)
-        await trio.sleep(PATIENCE.body_grace_s + 2 * BEAT_S)
+        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_INTERVAL_S)
         assert stream.ended
         assert (
             b'"code":"throttled","message":"the message was not received in time"'
@@ -84,5 +84,5 @@ async def test_a_message_that_is_not_read_because_of_a_slow_shard_is_not_late(
         client.send(said[:10])
         await wait_all_tasks_blocked()
         client.send(said[10:])
-        await trio.sleep(PATIENCE.body_grace_s + 2 * BEAT_S)
+        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_INTERVAL_S)
         assert not stream.ended

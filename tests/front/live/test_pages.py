@@ -7,32 +7,32 @@ import pytest
 from tests.support.live_desk import page
 from topics.formats.wire.calls import FeedReadResult
 from topics.front.live import pages
-from topics.front.live.pages import FeedPage, FeedPages, KeptPages
+from topics.front.live.pages import FeedPage, FeedPages, PageCache
 
-KEPT_MAX_BYTES = 1000
+CACHE_MAX_BYTES = 1000
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> KeptPages:
-    monkeypatch.setattr(pages, "KEPT_MAX_BYTES", KEPT_MAX_BYTES)
+def kept(monkeypatch: pytest.MonkeyPatch) -> PageCache:
+    monkeypatch.setattr(pages, "CACHE_MAX_BYTES", CACHE_MAX_BYTES)
     monkeypatch.setattr(pages, "PAGE_OVERHEAD_BYTES", 0)
-    return KeptPages()
+    return PageCache()
 
 
-def keep(kept: KeptPages, feed: FeedPages, from_seq: int, size: int = 300) -> None:
+def keep(kept: PageCache, feed: FeedPages, from_seq: int, size: int = 300) -> None:
     """Keep a page of one record."""
     told = FeedReadResult(**page(from_seq, from_seq + 1), epoch=1)
-    kept.keep(feed, FeedPage("t", told, b"x" * size))
+    kept.add(feed, FeedPage("t", told, b"x" * size))
 
 
-def kept_seqs(kept: KeptPages, *feeds: FeedPages) -> list[list[int]]:
+def kept_seqs(kept: PageCache, *feeds: FeedPages) -> list[list[int]]:
     """Return the start of each kept page, by feed."""
     sizes = [page.size for feed in feeds for page in feed.pages]
-    assert sum(sizes) == kept.size <= KEPT_MAX_BYTES
+    assert sum(sizes) == kept.size <= CACHE_MAX_BYTES
     return [[page.follows_seq for page in feed.pages] for feed in feeds]
 
 
-def test_all_feeds_share_one_bound_of_kept_bytes(kept: KeptPages) -> None:
+def test_all_feeds_share_one_bound_of_kept_bytes(kept: PageCache) -> None:
     feeds = [FeedPages() for _ in range(20)]
     for feed in feeds:
         keep(kept, feed, 0)
@@ -40,7 +40,7 @@ def test_all_feeds_share_one_bound_of_kept_bytes(kept: KeptPages) -> None:
     assert kept_seqs(kept, *feeds) == [*[[]] * 17, *[[0]] * 3]
 
 
-def test_pages_of_a_busy_feed_evict_those_of_idle_feeds_first(kept: KeptPages) -> None:
+def test_pages_of_a_busy_feed_evict_those_of_idle_feeds_first(kept: PageCache) -> None:
     idle, busy = FeedPages(), FeedPages()
     keep(kept, idle, 0)
     for seq in range(3):
@@ -51,25 +51,25 @@ def test_pages_of_a_busy_feed_evict_those_of_idle_feeds_first(kept: KeptPages) -
     assert kept_seqs(kept, idle, busy) == [[], [2, 3, 4]]
 
 
-def test_a_page_above_the_bound_is_not_kept(kept: KeptPages) -> None:
+def test_a_page_above_the_bound_is_not_kept(kept: PageCache) -> None:
     first, second = FeedPages(), FeedPages()
     keep(kept, first, 0)
-    keep(kept, second, 0, KEPT_MAX_BYTES + 1)
+    keep(kept, second, 0, CACHE_MAX_BYTES + 1)
     assert kept_seqs(kept, first, second) == [[], []]
     keep(kept, first, 1)
     assert kept_seqs(kept, first, second) == [[1], []]
 
 
-def test_an_ended_feed_keeps_no_pages(kept: KeptPages) -> None:
+def test_an_ended_feed_keeps_no_pages(kept: PageCache) -> None:
     first, second = FeedPages(), FeedPages()
     keep(kept, first, 0)
     keep(kept, second, 0)
-    kept.forget(first)
+    kept.remove(first)
     assert kept_seqs(kept, first, second) == [[], [0]]
 
 
-def test_the_pages_of_one_feed_are_bounded_by_number(kept: KeptPages) -> None:
+def test_the_pages_of_one_feed_are_bounded_by_number(kept: PageCache) -> None:
     feed = FeedPages()
-    for seq in range(2 * pages.KEPT_MAX_PAGES):
+    for seq in range(2 * pages.CACHE_MAX_PAGES):
         keep(kept, feed, seq, 2)
-    assert kept_seqs(kept, feed) == [[*range(pages.KEPT_MAX_PAGES, 2 * pages.KEPT_MAX_PAGES)]]
+    assert kept_seqs(kept, feed) == [[*range(pages.CACHE_MAX_PAGES, 2 * pages.CACHE_MAX_PAGES)]]

@@ -8,7 +8,7 @@ import pytest
 
 from topics.engine.access import ANYONE
 from topics.formats.api.watch import ID_MAX_BYTES, MAP_MAX_TOPICS, View, decode_id, encode_id
-from topics.front.live.watch_sessions import MAPS_KEPT, MOVES_KEPT, WatchSession
+from topics.front.live.watch_sessions import MAPS_MAX, MOVES_MAX, WatchSession
 
 TOPICS = [f"t{number}" for number in range(MAP_MAX_TOPICS + 1)]
 
@@ -43,23 +43,23 @@ def test_an_id_of_many_topics_is_a_number_that_rewinds_to_its_cursors() -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        MOVES_KEPT + 1,
-        3 * MOVES_KEPT,
-        pytest.param((MAPS_KEPT + 5) * MOVES_KEPT, marks=pytest.mark.slow),
+        MOVES_MAX + 1,
+        3 * MOVES_MAX,
+        pytest.param((MAPS_MAX + 5) * MOVES_MAX, marks=pytest.mark.slow),
     ],
 )
 def test_an_id_of_any_age_rewinds_to_its_cursors_or_below(frames: int) -> None:
     session = many()
     told = walk(session, frames)
     for id_, known in (
-        told[-MOVES_KEPT // 2],
+        told[-MOVES_MAX // 2],
         told[len(told) // 2],
-        told[MOVES_KEPT // 2],
+        told[MOVES_MAX // 2],
         told[0],
     ):
         session.rewind(id_)
         assert all(seq <= known[topic] for topic, seq in seqs(session).items())
-    assert len(session.maps) <= MAPS_KEPT
+    assert len(session.maps) <= MAPS_MAX
 
 
 def test_an_id_never_advances_a_cursor() -> None:
@@ -210,7 +210,7 @@ def test_a_checkpoint_with_a_complete_map_also_rewinds_to_the_old_topic() -> Non
     session = many()
     walk(session, 3)
     id_ = session.id()
-    walk(session, 2 * MOVES_KEPT)
+    walk(session, 2 * MOVES_MAX)
     session.move("t0", 0, 2)
     session.rewind(id_)
     assert session.cursors["t0"] == (1, 1)

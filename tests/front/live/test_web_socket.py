@@ -22,7 +22,7 @@ from topics.formats.api.limits import WEBSOCKET_MESSAGE_MAX_BYTES, limits_of
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import web_socket_publish
 from topics.front.live.streams import UNSENT_MAX_BYTES, Outbox
-from topics.front.live.web_socket import FRAMES_PER_TURN, WebSocket
+from topics.front.live.web_socket import FRAMES_PER_ITERATION, WebSocket
 from topics.front.live.web_socket_publish import Publishes
 
 APPENDED = AppendResult(bytes((AppendOutcome.APPENDED,)))
@@ -55,7 +55,7 @@ async def test_a_socket_with_many_messages_yields_to_other_tasks(
     count, turn, takes = 1000, 0, 0
     handled: Counter[int] = Counter()  # by iteration of the loop
     writes: list[int] = []
-    take, write = WebSocket._take, Outbox.write
+    take, write = WebSocket._handle_frames, Outbox.write
 
     async def counted_take(self: WebSocket, frames: list[Frame]) -> bool:
         nonlocal takes
@@ -67,7 +67,7 @@ async def test_a_socket_with_many_messages_yields_to_other_tasks(
         writes.append(len(data))
         write(self, data)
 
-    monkeypatch.setattr(WebSocket, "_take", counted_take)
+    monkeypatch.setattr(WebSocket, "_handle_frames", counted_take)
     monkeypatch.setattr(Outbox, "write", counted_write)
     async with running() as run:
         client = await open_socket(run)
@@ -76,7 +76,7 @@ async def test_a_socket_with_many_messages_yields_to_other_tasks(
             while sum(handled.values()) < count:
                 turn += 1
                 await trio.lowlevel.checkpoint()
-        assert max(handled.values()) <= 2 * FRAMES_PER_TURN, (
+        assert max(handled.values()) <= 2 * FRAMES_PER_ITERATION, (
             "tasks run in any order, so two iterations may count as one"
         )
         assert len(writes) <= takes, "the responses of a read were not joined"
@@ -93,7 +93,7 @@ async def test_sockets_share_one_bound_and_get_the_reason_of_their_close() -> No
                 await client.say(begun)
         await run.until(lambda: len(run.server.live.streams) == 2)
         assert unread.size <= unread.most
-        gone = [client for client in sockets if await says_goodbye(client)]
+        gone = [client for client in sockets if await sends_close(client)]
         assert len(gone) == 2
         for client in sockets:
             client.stream.socket.close()
@@ -101,7 +101,7 @@ async def test_sockets_share_one_bound_and_get_the_reason_of_their_close() -> No
         assert (unread.size, unread._kept) == (0, {})
 
 
-async def says_goodbye(client: RawClient) -> bool:
+async def sends_close(client: RawClient) -> bool:
     heard = b""
     with trio.move_on_after(0.05):
         heard = await client.stream.receive_some(4096)
@@ -143,16 +143,16 @@ def long_publish(*, shape: bytes = b'{"data":1}', size: int = 20 << 20) -> bytes
 async def test_the_decoding_of_a_long_publish_yields_to_other_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    turns, asked = 0, list[tuple[bool, int]]()
+    scheduler, asked = 0, list[tuple[bool, int]]()
 
     async def add(_: Publishes, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
         assert (topic, request_id) == ("a", b"7")
         asked.append((seqs, len(message)))
 
-    async def count_turns() -> None:
-        nonlocal turns
+    async def count_iterations() -> None:
+        nonlocal scheduler
         while True:
-            turns += 1
+            scheduler += 1
             await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr(Publishes, "add_long", add)
@@ -161,12 +161,12 @@ async def test_the_decoding_of_a_long_publish_yields_to_other_tasks(
         await run.until(lambda: len(run.server.connections) == 1)
         [connection] = run.server.connections
         socket = WebSocket(run.server.live, connection, ANYONE, Settings(), limits_of(Settings()))
-        nursery.start_soon(count_turns)
+        nursery.start_soon(count_iterations)
         await trio.lowlevel.checkpoint()
-        before, message = turns, long_publish()
-        await socket._take([Frame(Opcode.TEXT, message)])
+        before, message = scheduler, long_publish()
+        await socket._handle_frames([Frame(Opcode.TEXT, message)])
         assert asked == [(False, len(message))]
-        assert turns - before > 15, "fewer than about one iteration for each MiB"
+        assert scheduler - before > 15, "fewer than about one iteration for each MiB"
         nursery.cancel_scope.cancel()
 
 

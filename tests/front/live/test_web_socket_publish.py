@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 from websockets.frames import Frame, Opcode
 
-from tests.support.live_desk import Asked, Desk, Said, SocketClient, refuse_next
+from tests.support.live_desk import Asked, Desk, ShardReply, SocketClient, refuse_next
 from topics.config import Settings
 from topics.engine.priority import BANDS, TOP_BAND
 from topics.errors import NotReady, TopicFull, TopicsError
@@ -40,7 +40,9 @@ class Publisher(SocketClient):
 
     async def say(self, *messages: bytes) -> None:
         """Deliver these messages in one read."""
-        assert await self.stream._take([Frame(Opcode.TEXT, message) for message in messages])
+        assert await self.stream._handle_frames(
+            [Frame(Opcode.TEXT, message) for message in messages]
+        )
 
     def sent(self) -> list[list[bytes]]:
         """Return the bodies in each message to the shards."""
@@ -68,7 +70,7 @@ def answer(asked: Asked, *answers: bytes | TopicsError) -> None:
         [len(body) for body in bodies] if len(answers) > 1 else None,
         [(failure.code, failure.message, failure.detail) for failure in failures],
     )
-    asked.then(Said(result, b"".join(bodies)))
+    asked.then(ShardReply(result, b"".join(bodies)))
 
 
 @pytest.fixture
@@ -131,7 +133,7 @@ async def test_the_copy_of_a_long_publish_can_be_aborted(desk: Publisher, end: s
         [block] = desk.shards.blocks
         copied.append(bytes(block.view).count(b"x"))
         if end == "the shard goes":
-            block.holder.give_up(NotReady("gone"))
+            block.holder.abort(NotReady("gone"))
         else:
             nursery.cancel_scope.cancel()
 

@@ -22,7 +22,7 @@ from tests.support.live_desk import (
     press,
     socket_pair,
 )
-from topics.actors.link.beat import BEAT_S
+from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import NotAQueue, NotReady, Throttled, TopicNotFound, TopicsError
@@ -88,7 +88,7 @@ async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription
     return subscription
 
 
-class Worker(Listener):
+class JobReceiver(Listener):
     """A running stream of a subscription, and the other end of its socket."""
 
     def __init__(self, front: Desk, subscription: WorkSubscription) -> None:
@@ -107,9 +107,9 @@ class Worker(Listener):
             self.sock.close()
 
 
-async def worker(front: Desk) -> Worker:
+async def worker(front: Desk) -> JobReceiver:
     """Return a worker that has received the start of its stream."""
-    made = Worker(front, await opened(front))
+    made = JobReceiver(front, await opened(front))
     await wait_all_tasks_blocked()
     assert made.hear() == OPENING
     return made
@@ -146,14 +146,14 @@ async def test_a_heartbeat_is_sent_only_without_other_data(
     front: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     client = await worker(front)
-    await trio.sleep(BEAT_S * 1.5)
+    await trio.sleep(TICK_INTERVAL_S * 1.5)
     assert client.hear() == b""
     make_heartbeat_due(client.stream)
-    await trio.sleep(BEAT_S * 1.5)
+    await trio.sleep(TICK_INTERVAL_S * 1.5)
     assert client.hear() == b": hb\n\n"
     make_heartbeat_due(client.stream)
     await jobs(front, 1)
-    await trio.sleep(BEAT_S * 1.5)
+    await trio.sleep(TICK_INTERVAL_S * 1.5)
     assert client.hear() == event(1)
     assert front.shards.told == [TAKEN]
 
@@ -176,7 +176,7 @@ async def test_a_stalled_client_is_disconnected_and_loses_its_leases(
 ) -> None:
     client = await worker(front)
     await jobs(front, 1, data=LONG)
-    await trio.sleep(STALL_MAX_S + BEAT_S * 1.5)
+    await trio.sleep(STALL_MAX_S + TICK_INTERVAL_S * 1.5)
     assert client.stream.ended
     assert front.shards.told[-1] == ("work.close", {"work": 1, "pages": 1})
 
@@ -242,7 +242,7 @@ async def test_jobs_that_arrive_before_the_client_is_ready_are_kept(front: Desk)
     subscription = await opened(front)
     await jobs(front, 1, 2)
     assert front.shards.told == []
-    worker = Worker(front, subscription)
+    worker = JobReceiver(front, subscription)
     await wait_all_tasks_blocked()
     assert worker.hear() == OPENING + event(1) + event(2)
     assert front.shards.told == [("work.taken", {"work": 1})]
@@ -254,7 +254,7 @@ async def test_an_end_before_the_client_is_ready_is_sent_after_the_jobs(
     subscription = await opened(front)
     await jobs(front, 1)
     front.live.closed(0)
-    worker = Worker(front, subscription)
+    worker = JobReceiver(front, subscription)
     await wait_all_tasks_blocked()
     heard = worker.hear()
     assert heard.startswith(OPENING + event(1))

@@ -89,7 +89,7 @@ class Population:
         if not self._due or self._due[0][0] > self.now:
             until = self._ticked + TICK_S
             self.now = max(self.now, min(until, end, self._due[0][0] if self._due else end))
-        self._lag.pass_began = self.now
+        self._lag.pass_started = self.now
         ready = []
         while self._due and self._due[0][0] <= self.now:
             ready.append(heapq.heappop(self._due)[2])
@@ -102,7 +102,7 @@ class Population:
 
     def _tick(self) -> None:
         self._ticked = self.now
-        lag_ms = self._lag.take_ms(self.now)
+        lag_ms = self._lag.read_mean_ms(self.now)
         self.tally.lags_ms.append(lag_ms)
         self.governor.tick(self.now, lag_ms)
         self.promises.expire(self.now)
@@ -130,10 +130,10 @@ class Population:
 
     def _refused_until(self, writer: Writer) -> float | None:
         governor, holder = self.governor, (b"", writer.topic)
-        if governor.is_calm or governor.admits(writer.band):
+        if governor.is_unthrottled or governor.admits(writer.band):
             return None
         if self.promises.redeem(holder, self.now):
             return None
         governor.refuse()
         apart_s = 1 / (RETRY_PART * max(governor.taken_per_s, RATE_MIN))
-        return self.promises.give(holder, self.now, apart_s)
+        return self.promises.promise(holder, self.now, apart_s)

@@ -44,7 +44,7 @@ class Ticks:
 
     def _write(self) -> None:
         for _ in range(round(self._writes * TICK_S)):
-            if not self.governor.is_calm:
+            if not self.governor.is_unthrottled:
                 self.came += 1
                 if not self.governor.admits(self._band):
                     self.refused += 1
@@ -129,7 +129,7 @@ def test_all_measures_end_within_two_seconds_after_the_overload() -> None:
     population.measure(4.0)
     assert population.governor.share
     population.measure(2.0)
-    assert population.governor.is_calm
+    assert population.governor.is_unthrottled
     assert not population.measure(5.0).refused
 
 
@@ -161,7 +161,7 @@ def test_a_short_delay_causes_no_refusals(delays: list[float]) -> None:
         ticks.run(TICK_S, delay_ms)
     assert not ticks.governor.share
     ticks.run(1.0, 0.0)
-    assert ticks.governor.is_calm
+    assert ticks.governor.is_unthrottled
     assert ticks.refused == 0
 
 
@@ -172,7 +172,7 @@ def test_a_clock_that_moves_back_does_no_harm() -> None:
     ticks.run(1.0, 50.0)
     assert 0.0 < ticks.governor.share <= SHARE_MAX
     ticks.run(2.0, 0.0)
-    assert ticks.governor.is_calm
+    assert ticks.governor.is_unthrottled
 
 
 def test_a_few_writers_of_a_slow_machine_are_not_refused() -> None:

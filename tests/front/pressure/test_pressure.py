@@ -17,14 +17,14 @@ from topics.errors import Throttled
 from topics.front.pressure import pressure as module
 from topics.front.pressure.governor import TICK_S
 from topics.front.pressure.pressure import (
-    LIFE_S,
+    PROMISE_LIFETIME_S,
     REFUSAL_HOLD_S,
     RETRY_MAX_S,
     RETRY_MIN_S,
     Bands,
     Pressure,
     Promises,
-    hold_back,
+    delay_refusal,
 )
 
 KEY, OTHER = b"k", b"o"
@@ -88,8 +88,8 @@ def pressed(desk: Desk) -> Desk:
 
 def test_a_calm_front_refuses_nothing_and_counts_nothing(desk: Desk) -> None:
     assert desk.run(1.0) == 0
-    assert desk.pressure.is_calm
-    assert desk.pressure.governors[0]._came == [0] * 5
+    assert desk.pressure.is_unthrottled
+    assert desk.pressure.governors[0]._arrived == [0] * 5
 
 
 def test_a_refusal_contains_a_retry_time_that_is_kept_as_a_promise(pressed: Desk) -> None:
@@ -118,12 +118,12 @@ def test_a_write_that_is_accepted_without_its_promise_keeps_it(pressed: Desk) ->
 
 def test_each_holder_gets_its_own_time_after_its_previous_one() -> None:
     promises = Promises()
-    dues = [promises.give((KEY, str(number)), 0.0, 0.1) for number in range(100)]
+    dues = [promises.promise((KEY, str(number)), 0.0, 0.1) for number in range(100)]
     assert dues == pytest.approx([RETRY_MIN_S + 0.1 * number for number in range(100)])
-    due = [promises.give((KEY, "0"), 0.0, 0.1) for _ in range(3)]
+    due = [promises.promise((KEY, "0"), 0.0, 0.1) for _ in range(3)]
     assert due == pytest.approx([11.0, 21.0, RETRY_MAX_S])
     assert promises.count == 102, "a time at the bound was promised"
-    assert promises.give((KEY, "new"), 0.0, 0.1) == pytest.approx(11.0), "a new holder"
+    assert promises.promise((KEY, "new"), 0.0, 0.1) == pytest.approx(11.0), "a new holder"
 
 
 def test_loop_lag_affects_all_writes_and_shard_lag_only_its_topics(desk: Desk) -> None:
@@ -195,10 +195,10 @@ async def test_ticks_are_rare_while_the_loop_is_idle_and_calm(autojump_clock: Mo
         await wait_all_tasks_blocked()
         await trio.sleep(1.01)
         assert lags == [0.0] * 2
-        pressure.is_calm = False
+        pressure.is_unthrottled = False
         await trio.sleep(1.01)
         assert 9 <= len(lags) - 2 <= 12, "the current idle pause ends first"
-        pressure.is_calm = True
+        pressure.is_unthrottled = True
         pressure._lag_ms = 5.0
         lags.clear()
         await trio.sleep(1.01)
@@ -211,7 +211,7 @@ async def test_ticks_are_rare_while_the_loop_is_idle_and_calm(autojump_clock: Mo
 
 def test_a_promise_is_redeemed_once_by_its_holder_and_not_before_its_time() -> None:
     promises = Promises()
-    due = promises.give((KEY, "t"), 4.0, 0.1)
+    due = promises.promise((KEY, "t"), 4.0, 0.1)
     assert due == 4.0 + RETRY_MIN_S
     for holder in ((KEY, "t"), (OTHER, "t"), (KEY, "u")):
         assert not promises.redeem(holder, due - 0.001)
@@ -224,14 +224,16 @@ def test_a_promise_is_redeemed_once_by_its_holder_and_not_before_its_time() -> N
 @pytest.mark.parametrize("forget", ["redeem", "expire"])
 def test_a_promise_expires(forget: str) -> None:
     promises = Promises()
-    promises.give((KEY, "t"), 4.0, 0.0)
-    promises.give((KEY, "t"), 9.0, 0.0)
+    promises.promise((KEY, "t"), 4.0, 0.0)
+    promises.promise((KEY, "t"), 9.0, 0.0)
     if forget == "redeem":
-        assert promises.redeem((KEY, "t"), 5.5 + LIFE_S), "the second promise was not redeemed"
+        assert promises.redeem((KEY, "t"), 5.5 + PROMISE_LIFETIME_S), (
+            "the second promise was not redeemed"
+        )
     else:
-        promises.expire(5.5 + LIFE_S)
+        promises.expire(5.5 + PROMISE_LIFETIME_S)
         assert promises.count == 1
-        promises.expire(10.5 + LIFE_S)
+        promises.expire(10.5 + PROMISE_LIFETIME_S)
     assert (promises.count, promises._due) == (0, {})
 
 
@@ -239,7 +241,7 @@ def test_the_number_of_promises_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "PROMISES_MAX", 3)
     promises = Promises()
     for number in range(4):
-        assert promises.give((KEY, str(number)), 4.0, 0.0) == 5.0
+        assert promises.promise((KEY, str(number)), 4.0, 0.0) == 5.0
     assert [promises.redeem((KEY, str(number)), 5.0) for number in range(4)] == [True] * 3 + [False]
 
 
@@ -270,19 +272,19 @@ def test_a_bounded_number_of_bands_other_than_the_default_is_kept(
 def test_the_lag_is_the_mean_wait_of_an_event(spent_s: float, idle_s: float, lag_ms: float) -> None:
     lag, now = LoopLag(0.0), 0.0
     for _ in range(10):
-        lag.pass_began = now
+        lag.pass_started = now
         now += spent_s
         lag.end_pass(now)
         now += idle_s
-    assert lag.take_ms(now) == pytest.approx(lag_ms)
+    assert lag.read_mean_ms(now) == pytest.approx(lag_ms)
 
 
 def test_a_stop_of_the_process_counts_in_one_window() -> None:
     lag = LoopLag(0.0)
-    lag.take_ms(4.99)
+    lag.read_mean_ms(4.99)
     lag.end_pass(5.0)
-    assert lag.take_ms(5.0) == pytest.approx(2500.0), "more than half of the iteration"
-    assert lag.take_ms(5.05) == 0.0
+    assert lag.read_mean_ms(5.0) == pytest.approx(2500.0), "more than half of the iteration"
+    assert lag.read_mean_ms(5.05) == 0.0
 
 
 # Appends
@@ -311,5 +313,5 @@ async def test_a_refusal_is_sent_after_a_delay_and_frees_its_body_immediately(
             break
     assert refusal is not None
     with pytest.raises(Throttled):
-        await hold_back(refusal)
+        await delay_refusal(refusal)
     assert trio.current_time() - began == pytest.approx(REFUSAL_HOLD_S)

@@ -24,7 +24,7 @@ from tests.support.jobs import (
     known,
     nack,
 )
-from tests.support.log import Client, ForgetfulDisk, append_streamed, log_files
+from tests.support.log import Client, LossyDisk, append_streamed, log_files
 from tests.support.recovery import frames_of
 from topics.engine.now import Now
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
@@ -244,7 +244,7 @@ def aged(each: Known, now: Now) -> Known:
 def test_leases_and_moves_are_as_durable_as_their_class_specifies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     client = Client(tmp_path / "data", sync_ms=60_000)
     config = {"type": "queue", "max_deliveries": 1, "dead_letter": "d"}
     client.put("disk", **config)

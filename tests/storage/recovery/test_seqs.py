@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.log import (
     Client,
-    ForgetfulDisk,
+    LossyDisk,
 )
 from tests.support.recovery import CLASSES
 from topics.engine.topic import RESERVE_MIN
@@ -23,7 +23,7 @@ from topics.engine.topic import RESERVE_MIN
 def test_no_seq_is_assigned_twice_after_power_failures(
     durability: str, losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     client = Client(tmp_path / "0", sync_ms=60_000)
     client.put("a", durability=durability)
     client.append("a", "first")
@@ -44,7 +44,7 @@ def test_no_seq_is_assigned_twice_after_power_failures(
 def test_a_topic_that_became_fsync_loses_nothing_and_reports_no_loss(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     client = Client(tmp_path / "data", sync_ms=60_000)
     client.put("a", durability=before)
     client.append("a", "old class")
@@ -72,7 +72,7 @@ def test_an_orderly_stop_keeps_the_head_of_a_topic_in_memory(tmp_path: Path) -> 
 def test_no_seq_is_assigned_twice_after_a_kill_soon_after_an_orderly_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     client = Client(tmp_path / "data")
     client.put("a", durability="ephemeral")
     client.append("a", 1, 2, 3)
@@ -89,7 +89,7 @@ def test_no_seq_is_assigned_twice_after_a_kill_soon_after_an_orderly_start(
 def test_records_in_memory_never_exceed_their_seq_reservation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     client = Client(tmp_path / "data", sync_ms=60_000)
     client.put("a", durability="ephemeral")
     last = 0
@@ -108,7 +108,7 @@ def test_records_in_memory_never_exceed_their_seq_reservation(
 def test_no_seq_is_assigned_twice_after_a_change_of_the_durability_class(
     before: str, after: str, loses_power: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     client = Client(tmp_path / "0", sync_ms=60_000)
     client.put("a", durability=before)
     client.append("a", *range(5000))

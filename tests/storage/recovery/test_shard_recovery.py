@@ -17,7 +17,7 @@ from tests.support.log import (
     FILE_BYTES,
     START,
     Client,
-    ForgetfulDisk,
+    LossyDisk,
     failing,
     log_files,
     state,
@@ -213,7 +213,7 @@ def test_written_frames_are_synced_before_a_frame_states_that_they_are(
     client.append("a", "written, not synced")
     shutil.copytree(tmp_path / "data", tmp_path / "killed")
     client.kill()
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     writes: list[int] = []
     real = os.pwritev
 
@@ -232,7 +232,7 @@ def test_written_frames_are_synced_before_a_frame_states_that_they_are(
 def test_file_names_that_a_killed_process_did_not_sync_are_synced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     make_directory(tmp_path / "data")
     with monkeypatch.context() as patch:
         for module in (disk_functions, wal_file):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.formats.disk.segment_support import plain
 from tests.storage.segments.segments_support import add, dead_of, reopened
-from tests.support.log import ForgetfulDisk
+from tests.support.log import LossyDisk
 from topics.engine.locators import in_extent
 from topics.storage.segments.delete_flags import BLOCK_BYTES
 from topics.storage.segments.segment_store import SegmentStore
@@ -79,7 +79,7 @@ def test_delete_flags_in_several_blocks_change_no_other_byte(store: SegmentStore
 def test_synced_delete_flags_survive_a_power_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgetful = ForgetfulDisk(monkeypatch)
+    forgetful = LossyDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
     add(store, 2)
@@ -99,7 +99,7 @@ def test_synced_delete_flags_survive_a_power_failure(
 def test_delete_flags_that_a_killed_process_did_not_sync_are_synced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgetful = ForgetfulDisk(monkeypatch)
+    forgetful = LossyDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
     store.flag_deleted(in_extent(1, 0), [1], 0)

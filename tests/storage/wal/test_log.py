@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.log import ForgetfulDisk, failing
+from tests.support.log import LossyDisk, failing
 from tests.support.wal import (
     FILE_BYTES,
     ROOM,
@@ -116,7 +116,7 @@ def test_a_stop_raises_if_the_last_frames_did_not_reach_the_disk(
 def test_the_old_name_of_a_reused_log_file_is_durably_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     wal = start(tmp_path / "wal")
     for seq in range(1, 4):
         wal.append(frame(ROOM - 200, seq))

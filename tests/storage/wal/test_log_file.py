@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.support.log import ForgetfulDisk
+from tests.support.log import LossyDisk
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from topics.storage.disk import Damaged
 from topics.storage.wal import log_file as wal_file
@@ -73,7 +73,7 @@ def test_only_the_name_of_the_first_log_file_made_from_a_spare_is_synced(
     """A power failure may lose the names of the others, but the file before them identifies their
     place.
     """
-    disk = ForgetfulDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     for base in (0, 4096, 8192):
         spare = prepare(tmp_path, f"{base:016x}.fresh", SIZE)
         WalFile(tmp_path, FileHeader(0, base, 7, SIZE), SIZE).create(spare)

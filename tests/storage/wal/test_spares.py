@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.log import failing
-from tests.support.wal import leave_room
+from tests.support.wal import leave_space
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.wal import FileHeader
 from topics.storage.disk import MARGIN_BYTES
@@ -68,7 +68,7 @@ def test_a_log_file_whose_removal_was_not_synced_is_added_by_the_next_attempt(
 def test_space_is_found_when_there_are_a_spare_and_the_reserve(tmp_path: Path) -> None:
     stock = SpareFiles(tmp_path, 0, SIZE)
     with pytest.MonkeyPatch.context() as patch:
-        leave_room(patch, SIZE)
+        leave_space(patch, SIZE)
         assert not stock.fill("a")
         with pytest.raises(OSError, match="No space left"):
             stock.fill_reserve()

@@ -40,7 +40,7 @@ MAP_NORESERVE: Final = 0x4000
 # For smaller blocks, new pages cost more than the unused pages occupy.
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES
 # Pages that one call returns. It blocks the loop for about a millisecond.
-PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES
+TRIM_PAGES: Final = (2 << 20) // PAGE_BYTES
 # Bytes of a moving block that one step copies. It takes about a millisecond, mostly for new pages.
 SLICE_BYTES: Final = 1 << 20
 
@@ -61,7 +61,7 @@ class ArenaMemory:
         """Return the offset of the half of ``session``."""
         return (session & 1) * self.half_bytes
 
-    def give_back(self, start: int, length: int) -> None:
+    def release_pages(self, start: int, length: int) -> None:
         """Return the pages of a range to the system, for all processes.
 
         They read as zeros afterwards.
@@ -75,13 +75,13 @@ def pages_of(length: int) -> int:
     return -(-length // PAGE_BYTES)
 
 
-class Holder(Protocol):
+class BlockFiller(Protocol):
     """The code that fills a block. It can be made to give up, so that others get the space."""
 
     def turnover_s(self, now: float) -> float:
         """Return the seconds in which it receives as many bytes as it holds, at its recent rate."""
 
-    def give_up(self, failure: Exception) -> None:
+    def abort(self, failure: Exception) -> None:
         """Free the block soon, and fail with ``failure``."""
 
 
@@ -91,7 +91,7 @@ class ArenaBlock:
     Fill ``view``, then pass the block to ``Link.send``, which takes ownership, or call ``free``.
     """
 
-    __slots__ = ("holder", "length", "moving_from", "offset", "session", "view", "writer")
+    __slots__ = ("filler", "length", "moving_from", "offset", "session", "view", "writer")
 
     def __init__(
         self, writer: ArenaWriter, session: int, offset: int, length: int, view: memoryview
@@ -102,7 +102,7 @@ class ArenaBlock:
         self.length = length
         self.view = view
         """The memory, ``length`` bytes, writable until the block grows, is sent or is freed."""
-        self.holder: Holder | None = None
+        self.filler: BlockFiller | None = None
         self.moving_from: int | None = None  # the old offset, while the block moves
 
     def shrink(self, length: int) -> None:
@@ -210,9 +210,9 @@ class ArenaWriter:
             piece = old[start : start + SLICE_BYTES]
             block.view[start : start + len(piece)] = piece
             yield
-        self._leave_old_row(block)
+        self._free_old_row(block)
 
-    def _leave_old_row(self, block: ArenaBlock) -> None:
+    def _free_old_row(self, block: ArenaBlock) -> None:
         left, block.moving_from = block.moving_from, None
         if left is not None and block.session == self.session:
             self._free(left)
@@ -234,10 +234,10 @@ class ArenaWriter:
         """Free the row of an unsent block, or both rows while it moves."""
         self._filling[block.session & 1].remove(block)
         if block.session == self.session:
-            self._leave_old_row(block)
+            self._free_old_row(block)
             self._free(block.offset)
 
-    def take_over(self, block: ArenaBlock) -> None:
+    def mark_sent(self, block: ArenaBlock) -> None:
         """Mark the block as sent. From now on only a RELEASE of the consumer frees it.
 
         Raises ValueError for a block that was sent or freed before, or belongs to another arena.
@@ -275,15 +275,15 @@ class ArenaWriter:
         # blocks.
         if self._returning:
             row = self._returning[-1]
-            left = max(allocator.pages(row) - PORTION_PAGES, 0)
-            self._give_back(row + left, allocator.pages(row) - left)
+            left = max(allocator.pages(row) - TRIM_PAGES, 0)
+            self._release_pages(row + left, allocator.pages(row) - left)
             if left:
                 allocator.shrink(row, left)
             else:
                 allocator.free(self._returning.pop())
         elif not allocator.used and allocator.high_water > LARGE_PAGES:
-            left = max(allocator.high_water - PORTION_PAGES, 0)
-            self._give_back(left, allocator.high_water - left)
+            left = max(allocator.high_water - TRIM_PAGES, 0)
+            self._release_pages(left, allocator.high_water - left)
             allocator.high_water = left
         return self.has_unused
 
@@ -293,8 +293,8 @@ class ArenaWriter:
         allocator = self._allocator
         return bool(self._returning) or (not allocator.used and allocator.high_water > LARGE_PAGES)
 
-    def _give_back(self, page: int, pages: int) -> None:
-        self._memory.give_back(self._offset(page), pages * PAGE_BYTES)
+    def _release_pages(self, page: int, pages: int) -> None:
+        self._memory.release_pages(self._offset(page), pages * PAGE_BYTES)
 
     def _offset(self, page: int) -> int:
         return self._memory.base(self.session) + page * PAGE_BYTES
@@ -318,14 +318,14 @@ class ArenaReader:
     for the half of its block.
     """
 
-    __slots__ = ("_held", "_memory", "_on_lost", "_view", "session")
+    __slots__ = ("_held", "_memory", "_on_reclaim", "_view", "session")
 
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
         self._view = memory.view.toreadonly()
         # By half, then by id of the view. The id is unique while the view is stored here.
         self._held: tuple[dict[int, _Held], dict[int, _Held]] = ({}, {})
-        self._on_lost: dict[int, Callable[[], object]] = {}  # also by id of the view
+        self._on_reclaim: dict[int, Callable[[], object]] = {}  # also by id of the view
         self.session = 0
 
     def is_used(self, session: int) -> bool:
@@ -341,7 +341,7 @@ class ArenaReader:
         assert not self.is_used(session), "no reader uses a half that is reused"
         self.session = session
         if not self.is_used(session + 1):
-            self._give_back(session + 1)
+            self._release_half(session + 1)
 
     @property
     def held(self) -> int:
@@ -360,15 +360,15 @@ class ArenaReader:
         self._held[self.session & 1][id(view)] = (view, offset, length)
         return view
 
-    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+    def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
         """Call ``release`` once when a session waits for the memory of ``view``."""
         if any(id(view) in half for half in self._held):
-            self._on_lost[id(view)] = release
+            self._on_reclaim[id(view)] = release
 
     def reclaim(self, session: int) -> None:
         """Call the registered callbacks of blocks that delay the start of ``session``."""
         for view in [*self._held[session & 1]]:
-            if (release := self._on_lost.pop(view, None)) is not None:
+            if (release := self._on_reclaim.pop(view, None)) is not None:
                 release()
 
     def release(self, view: memoryview) -> tuple[int, int] | None:
@@ -378,18 +378,18 @@ class ArenaReader:
         or the block was released before.
         """
         half = self.session & 1
-        self._on_lost.pop(id(view), None)
+        self._on_reclaim.pop(id(view), None)
         if (block := self._held[half].pop(id(view), None)) is not None:
             return block[1:]
         left = self._held[1 - half]
         if left.pop(id(view), None) is not None and not left:
-            self._give_back(half + 1)
+            self._release_half(half + 1)
         return None
 
-    def _give_back(self, session: int) -> None:
+    def _release_half(self, session: int) -> None:
         # The session of that half has ended, and the next session there waits for this end. So no
         # process writes to it now.
-        self._memory.give_back(self._memory.base(session), self._memory.half_bytes)
+        self._memory.release_pages(self._memory.base(session), self._memory.half_bytes)
 
 
 class PageAllocator:
@@ -399,7 +399,7 @@ class PageAllocator:
     page.
     """
 
-    __slots__ = ("_holes", "_taken", "count", "high_water", "used")
+    __slots__ = ("_holes", "_rows", "count", "high_water", "used")
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -408,42 +408,42 @@ class PageAllocator:
         # the system.
         self.high_water = 0
         self._holes: list[tuple[int, int]] = [(0, count)] if count else []  # (first page, pages)
-        self._taken: dict[int, int] = {}  # first page -> pages
+        self._rows: dict[int, int] = {}  # first page -> pages
 
     def allocate(self, pages: int) -> int | None:
         """Allocate ``pages`` contiguous pages. Return the first one, or None if there are none."""
         assert pages > 0, "an allocation has at least one page"
         start = self._first_fit(pages)
         if start is not None:
-            self._take(start, pages)
+            self._allocate_at(start, pages)
         return start
 
     def pages(self, start: int) -> int:
         """Return the number of pages of the row at ``start``. Raises KeyError if there is none."""
-        return self._taken[start]
+        return self._rows[start]
 
     def free(self, start: int) -> None:
         """Free the row at ``start``. Raises KeyError if there is none."""
-        self._add_hole(start, self._taken.pop(start))
+        self._add_hole(start, self._rows.pop(start))
 
     def shrink(self, start: int, pages: int) -> None:
         """Keep only the first ``pages`` pages (at least one) of the row at ``start``."""
-        before = self._taken[start]
+        before = self._rows[start]
         assert 0 < pages <= before, "a shrunk row is neither empty nor longer"
         if pages < before:
-            self._taken[start] = pages
+            self._rows[start] = pages
             self._add_hole(start + pages, before - pages)
 
     def extend(self, start: int, pages: int) -> bool:
         """Extend the row at ``start`` if the pages after it are free. Return whether they are."""
-        before = self._taken[start]
+        before = self._rows[start]
         # Find the hole that begins directly after the row, if any.
         hole, length = self._holes[self._hole_around(start + before)] if self._holes else (-1, 0)
         if hole != start + before or before + length < pages:
             return False
-        self._take(hole, pages - before)
-        self._taken[start] = pages
-        del self._taken[hole]
+        self._allocate_at(hole, pages - before)
+        self._rows[start] = pages
+        del self._rows[hole]
         return True
 
     def _first_fit(self, pages: int) -> int | None:
@@ -452,13 +452,13 @@ class PageAllocator:
     def _hole_around(self, page: int) -> int:
         return bisect_right(self._holes, (page, self.count)) - 1
 
-    def _take(self, start: int, pages: int) -> None:
+    def _allocate_at(self, start: int, pages: int) -> None:
         """Remove a row from the hole that contains it."""
         index = self._hole_around(start)
         hole, length = self._holes.pop(index)
         rest = [(hole, start - hole), (start + pages, hole + length - start - pages)]
         self._holes[index:index] = [(first, left) for first, left in rest if left]
-        self._taken[start] = pages
+        self._rows[start] = pages
         self.used += pages
         self.high_water = max(self.high_water, start + pages)
 

@@ -35,18 +35,18 @@ import mmap
 from enum import IntEnum
 from typing import Final
 
-from topics.actors.link.heads import SLOT_WORDS, SLOTS
+from topics.actors.link.heads import SLOT_CELLS, SLOTS
 from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 
-LINE_WORDS: Final = 8
-COUNTERS_AT: Final = 2 * LINE_WORDS
+LINE_CELLS: Final = 8
+COUNTERS_AT: Final = 2 * LINE_CELLS
 COUNTERS: Final = 2048
 LIMITS_AT: Final = COUNTERS_AT + COUNTERS
 LIMITS: Final = 8
-PROCESS_WORDS: Final = LIMITS_AT + LIMITS
-HEADS_WORDS: Final = SLOTS * SLOT_WORDS
-assert PROCESS_WORDS == 259 * LINE_WORDS
-assert HEADS_WORDS == 16 * LINE_WORDS
+PROCESS_CELLS: Final = LIMITS_AT + LIMITS
+HEADS_CELLS: Final = SLOTS * SLOT_CELLS
+assert PROCESS_CELLS == 259 * LINE_CELLS
+assert HEADS_CELLS == 16 * LINE_CELLS
 
 
 class ShardState(IntEnum):
@@ -87,38 +87,38 @@ class FrontState(IntEnum):
     DRAINING = 3
 
 
-class _Word:
+class _Cell:
     """A cell as an attribute: each access is one load or one store."""
 
     def __init__(self, at: int) -> None:
         self._at = at
 
-    def __get__(self, owner: ProcessWords | Board, _kind: type[ProcessWords | Board]) -> int:
-        return int(owner.words[self._at])
+    def __get__(self, owner: ProcessCells | Board, _kind: type[ProcessCells | Board]) -> int:
+        return int(owner.cells[self._at])
 
-    def __set__(self, owner: ProcessWords | Board, value: int) -> None:
-        owner.words[self._at] = value
+    def __set__(self, owner: ProcessCells | Board, value: int) -> None:
+        owner.cells[self._at] = value
 
 
-class ProcessWords:
+class ProcessCells:
     """The cells that every child process has."""
 
-    __slots__ = ("words",)
+    __slots__ = ("cells",)
 
-    heartbeat_ms = _Word(1)
+    heartbeat_ms = _Cell(1)
     """CLOCK_MONOTONIC of the last heartbeat, in ms; 0 before the first."""
-    pid = _Word(2)
+    pid = _Cell(2)
     """Process id; 0 if no process runs."""
-    spawns = _Word(3)
+    spawns = _Cell(3)
     """Number of forks of this process since the supervisor started."""
 
-    def __init__(self, words: memoryview) -> None:
-        self.words = words
+    def __init__(self, cells: memoryview) -> None:
+        self.cells = cells
 
     @property
     def counters(self) -> memoryview:
         """COUNTERS cells for the metrics. Only the process itself stores there."""
-        return self.words[COUNTERS_AT : COUNTERS_AT + COUNTERS]
+        return self.cells[COUNTERS_AT : COUNTERS_AT + COUNTERS]
 
     def clear(self) -> None:
         """Mark the process as not running.
@@ -126,10 +126,10 @@ class ProcessWords:
         Only the supervisor, between a death and the next fork.
         """
         self.pid = 0
-        self.words[0] = 0  # DOWN, of either kind
+        self.cells[0] = 0  # DOWN, of either kind
 
 
-class FrontWords(ProcessWords):
+class FrontCells(ProcessCells):
     """The cells of the front: its state and counters."""
 
     __slots__ = ()
@@ -137,46 +137,46 @@ class FrontWords(ProcessWords):
     @property
     def state(self) -> FrontState:
         """See FrontState."""
-        return FrontState(self.words[0])
+        return FrontState(self.cells[0])
 
     @state.setter
     def state(self, value: FrontState) -> None:
-        self.words[0] = value
+        self.cells[0] = value
 
 
-class ShardWords(ProcessWords):
+class ShardCells(ProcessCells):
     """The cells of a shard, which also contain its replay progress, disk delays and limits."""
 
     __slots__ = ()
 
-    progress_ppm = _Word(4)
+    progress_ppm = _Cell(4)
     """Progress of the replay, in parts per million."""
-    topics = _Word(5)
+    topics = _Cell(5)
     """Number of topics of the shard."""
-    disk_silent_ms = _Word(6)
+    disk_silent_ms = _Cell(6)
     """How long, in ms, the log or streamed appends have waited for the disk without progress."""
-    delay_ms = _Word(7)
+    delay_ms = _Cell(7)
     """Expected delay in ms: of a new message until it is handled, plus of a write in the log.
 
     The usual duration of a write and a sync is not included.
     """
 
-    start_failure = _Word(8)
+    start_failure = _Cell(8)
     """See StartFailure."""
 
     @property
     def state(self) -> ShardState:
         """See ShardState."""
-        return ShardState(self.words[0])
+        return ShardState(self.cells[0])
 
     @state.setter
     def state(self, value: ShardState) -> None:
-        self.words[0] = value
+        self.cells[0] = value
 
     @property
     def limits(self) -> memoryview:
         """LIMITS cells: the shard's usage of each shared limit."""
-        return self.words[LIMITS_AT : LIMITS_AT + LIMITS]
+        return self.cells[LIMITS_AT : LIMITS_AT + LIMITS]
 
     def clear(self) -> None:
         """Also reset the replay progress and both delays. The start failure remains."""
@@ -190,9 +190,9 @@ class Board:
     It exists until the last process that maps it ends.
     """
 
-    keys_reload_failed = _Word(1)
+    keys_reload_failed = _Cell(1)
     """Number of refused reloads of the keys since the start."""
-    started_monotonic_ms = _Word(2)
+    started_monotonic_ms = _Cell(2)
     """CLOCK_MONOTONIC of the start, in ms."""
 
     def __init__(self, shards: int) -> None:
@@ -201,15 +201,15 @@ class Board:
         self.processes = (FRONT, *map(shard_id, range(shards)))
         count = len(self.processes)
         pairs = count * (count - 1) // 2
-        self._sessions_at = LINE_WORDS
-        self._processes_at = self._sessions_at + _whole_lines(pairs)
-        self._heads_at = self._processes_at + count * PROCESS_WORDS
-        length = self._heads_at + shards * HEADS_WORDS
-        self.words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
+        self._sessions_at = LINE_CELLS
+        self._processes_at = self._sessions_at + _round_up_to_lines(pairs)
+        self._heads_at = self._processes_at + count * PROCESS_CELLS
+        length = self._heads_at + shards * HEADS_CELLS
+        self.cells = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
         for pair in range(pairs):
             # The session fields of new rings are 0, so no data flow before both sides have started.
-            self.words[self._sessions_at + pair] = 1
-        self.front = FrontWords(self._process(FRONT))
+            self.cells[self._sessions_at + pair] = 1
+        self.front = FrontCells(self._process(FRONT))
 
     def session(self, one: ProcessId, other: ProcessId) -> int:
         """Return the number of the current link session of the two processes."""
@@ -227,24 +227,24 @@ class Board:
         low, high = sorted((self._rank(one), self._rank(other)))
         assert low < high, "a pair has two processes"
         at = self._sessions_at + high * (high - 1) // 2 + low
-        return self.words[at : at + 1]
+        return self.cells[at : at + 1]
 
-    def shard(self, index: int) -> ShardWords:
+    def shard(self, index: int) -> ShardCells:
         """Return the cells of shard ``index``."""
-        return ShardWords(self._process(shard_id(index)))
+        return ShardCells(self._process(shard_id(index)))
 
     def heads(self, shard: int) -> memoryview:
         """Return the head slots of ``shard`` (`topics.actors.link.heads`)."""
-        at = self._heads_at + shard * HEADS_WORDS
-        return self.words[at : at + HEADS_WORDS]
+        at = self._heads_at + shard * HEADS_CELLS
+        return self.cells[at : at + HEADS_CELLS]
 
-    def process(self, process: ProcessId) -> FrontWords | ShardWords:
+    def process(self, process: ProcessId) -> FrontCells | ShardCells:
         """Return the cells of a process."""
         return self.front if process == FRONT else self.shard(process.index)
 
     def _process(self, process: ProcessId) -> memoryview:
-        at = self._processes_at + self._rank(process) * PROCESS_WORDS
-        return self.words[at : at + PROCESS_WORDS]
+        at = self._processes_at + self._rank(process) * PROCESS_CELLS
+        return self.cells[at : at + PROCESS_CELLS]
 
     def _rank(self, process: ProcessId) -> int:
         if process == FRONT:
@@ -255,12 +255,12 @@ class Board:
     @property
     def draining(self) -> bool:
         """Whether the server is shutting down."""
-        return bool(self.words[0])
+        return bool(self.cells[0])
 
     @draining.setter
     def draining(self, value: bool) -> None:
-        self.words[0] = int(value)
+        self.cells[0] = int(value)
 
 
-def _whole_lines(words: int) -> int:
-    return -(-words // LINE_WORDS) * LINE_WORDS
+def _round_up_to_lines(cells: int) -> int:
+    return -(-cells // LINE_CELLS) * LINE_CELLS

@@ -9,9 +9,9 @@ in the order of the table, and one such block for each row of label values:
     HISTOGRAM   len(bounds) + 3  observations up to each bound, those above the last one, the sum
                                  of all and their number; each only grows
 
-A process stores only in its own cells. A reader combines the cells of all processes as `Across`
-specifies. The values are plain numbers of the process, stored with each tick, never once per
-record.
+A process stores only in its own cells. A reader combines the cells of all processes as
+`Aggregation` specifies. The values are plain numbers of the process, stored with each tick, never
+once per record.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ Values: TypeAlias = Mapping[str, int | Sequence[int]]
 """Values by the names of metrics: gauges, and counts since this process started."""
 
 
-class Across(Enum):
+class Aggregation(Enum):
     """How a reader combines the cells of several processes."""
 
     SUM = "sum"
-    LARGEST = "largest"
+    MAX = "largest"
     EACH = "each"  # one series per process, with the label ``process``
 
 
-SUM, LARGEST, EACH = Across
+SUM, MAX, EACH = Aggregation
 
 
 class Metric(NamedTuple):
@@ -59,21 +59,21 @@ class Metric(NamedTuple):
     name: str
     kind: MetricKind
     help: str
-    across: Across = SUM
+    aggregation: Aggregation = SUM
     labels: tuple[str, ...] = ()
     rows: Sequence[tuple[str, ...]] = ((),)
     bounds: tuple[int, ...] = ()
     is_sparse: bool = False
 
     @property
-    def row_words(self) -> int:
+    def row_cells(self) -> int:
         """The number of cells of one row."""
         return len(self.bounds) + 3 if self.kind is HISTOGRAM else 1
 
     @property
-    def words(self) -> int:
+    def cells(self) -> int:
         """The number of cells of the metric."""
-        return len(self.rows) * self.row_words
+        return len(self.rows) * self.row_cells
 
 
 _ROUTES: Final = [(route,) for route in ROUTE_NAMES]
@@ -145,7 +145,7 @@ _OF_SHARDS = (
            "Changes that wait for their write or fsync."),
     Metric("topics_wal_queue_depth_peak", GAUGE,
            "Maximum of topics_wal_queue_depth in a shard since its process started.",
-           LARGEST),
+           MAX),
     Metric("topics_wal_submit_full_total", COUNTER,
            "Writes refused because the disk was full or did not respond, or because the log "
            "was broken."),
@@ -184,9 +184,9 @@ _OF_SHARDS = (
     Metric("topics_checkpoint_age_ms", GAUGE,
            "Age of the newest checkpoint, maximum of all shards; 0: no checkpoint. An idle "
            "shard writes no checkpoints.",
-           LARGEST),
+           MAX),
     Metric("topics_disk_free_bytes", GAUGE,
-           "Free bytes on the file system of the data directory.", LARGEST),
+           "Free bytes on the file system of the data directory.", MAX),
     Metric("topics_inbox_messages", GAUGE, "Messages that wait for the event loop of their shard."),
     Metric("topics_turns_total", COUNTER, "Iterations of the event loops of the shards."),
 )
@@ -202,21 +202,21 @@ def _blocks(kind: ProcessKind) -> Iterator[tuple[Metric, slice]]:
     """Yield each metric of a kind of process, and the range of its cells."""
     at = 0
     for metric in TABLE[kind]:
-        yield metric, slice(at, at := at + metric.words)
+        yield metric, slice(at, at := at + metric.cells)
     assert at <= COUNTERS, "the metrics of a process fit into its counters"
 
 
-class CounterWords:
+class CounterCells:
     """The counters of this process.
 
     Gauges start at 0, others at the value of the process before.
     """
 
     def __init__(self, board: Board, own: ProcessId) -> None:
-        forget_gauges(board, own)
-        self._words = board.process(own).counters
+        reset_gauges(board, own)
+        self._cells = board.process(own).counters
         self._blocks = {
-            metric.name: (block, self._words[block].tolist()) for metric, block in _blocks(own.kind)
+            metric.name: (block, self._cells[block].tolist()) for metric, block in _blocks(own.kind)
         }
 
     def store(self, values: Values) -> None:
@@ -225,60 +225,60 @@ class CounterWords:
         A negative value is stored as 0. It can result from a difference of values of two processes,
         one of which changes during the reading.
         """
-        words = self._words
+        cells = self._cells
         for name, value in values.items():
             block, bases = self._blocks[name]
             own = (value,) if isinstance(value, int) else value
             for at, (base, count) in enumerate(zip(bases, own, strict=True), block.start):
-                words[at] = max(0, base + count)
+                cells[at] = max(0, base + count)
 
 
-def forget_gauges(board: Board, process: ProcessId) -> None:
+def reset_gauges(board: Board, process: ProcessId) -> None:
     """Set the gauges of the process to 0. Its counters keep their values."""
-    words = board.process(process).counters
+    cells = board.process(process).counters
     for metric, block in _blocks(process.kind):
         if metric.kind is GAUGE:
             for at in range(block.start, block.stop):
-                words[at] = 0
+                cells[at] = 0
 
 
 def families(board: Board) -> Iterator[MetricFamily]:
     """Yield all metrics of the table, as they are shown."""
     found: dict[str, tuple[Metric, list[tuple[ProcessId, list[int]]]]] = {}
     for process in board.processes:
-        words = board.process(process).counters.tolist()
+        cells = board.process(process).counters.tolist()
         for metric, block in _blocks(process.kind):
-            found.setdefault(metric.name, (metric, []))[1].append((process, words[block]))
+            found.setdefault(metric.name, (metric, []))[1].append((process, cells[block]))
     for name, (metric, parts) in found.items():
         yield MetricFamily(name, metric.kind, metric.help, [*_shown(metric, parts)])
 
 
 def _shown(metric: Metric, parts: Sequence[tuple[ProcessId, list[int]]]) -> Iterator[Series]:
-    if metric.across is EACH:
-        for process, words in parts:
-            yield from _series(metric, words, (("process", str(process)),))
+    if metric.aggregation is EACH:
+        for process, cells in parts:
+            yield from _series(metric, cells, (("process", str(process)),))
     else:
-        words = parts[0][1]
+        cells = parts[0][1]
         if len(parts) > 1:
-            together = max if metric.across is LARGEST else sum
-            words = [*map(together, zip(*(words for _, words in parts), strict=True))]
-        yield from _series(metric, words, ())
+            together = max if metric.aggregation is MAX else sum
+            cells = [*map(together, zip(*(cells for _, cells in parts), strict=True))]
+        yield from _series(metric, cells, ())
 
 
 def _series(
-    metric: Metric, words: list[int], more: tuple[tuple[str, str], ...]
+    metric: Metric, cells: list[int], more: tuple[tuple[str, str], ...]
 ) -> Iterator[Series]:
     """Yield one series per row. For a sparse metric, skip rows without counts."""
-    names, width, is_sparse = metric.labels, metric.row_words, metric.is_sparse
-    if is_sparse and not any(words):
+    names, width, is_sparse = metric.labels, metric.row_cells, metric.is_sparse
+    if is_sparse and not any(cells):
         return
     for row, texts in enumerate(metric.rows):
         if width == 1:
-            value: Value = words[row]
+            value: Value = cells[row]
             if is_sparse and not value:
                 continue
         else:
-            found = words[row * width : (row + 1) * width]
+            found = cells[row * width : (row + 1) * width]
             if is_sparse and not any(found):
                 continue
             value = Histogram(metric.bounds, found[:-2], found[-2])

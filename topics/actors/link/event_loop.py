@@ -42,22 +42,22 @@ class LoopLag:
     wait over a window is the sum of ``d * d / 2`` divided by the length of the window.
     """
 
-    __slots__ = ("_since", "busy", "pass_began", "squares")
+    __slots__ = ("_since", "busy", "pass_started", "squares")
 
     def __init__(self, now: float) -> None:
-        self.pass_began = self._since = now
+        self.pass_started = self._since = now
         self.busy = self.squares = 0.0
 
     def end_pass(self, now: float) -> None:
         """End a pass, before the loop sleeps.
 
-        The caller sets ``pass_began`` when the next one begins.
+        The caller sets ``pass_started`` when the next one begins.
         """
-        spent = now - self.pass_began
+        spent = now - self.pass_started
         self.busy += spent
         self.squares += spent * spent
 
-    def take_ms(self, now: float) -> float:
+    def read_mean_ms(self, now: float) -> float:
         """Return the mean wait since the last call, in ms.
 
         The current pass counts the next time.
@@ -69,7 +69,7 @@ class LoopLag:
         return mean_s * 1000
 
 
-class Turn(Protocol):
+class LoopIteration(Protocol):
     """The scope of one pass, in which all ready descriptors are handled.
 
     ``runs_tasks``: the functions are done and trio's tasks run, until the next pass, which calls
@@ -89,14 +89,14 @@ class Turn(Protocol):
 class EventLoop(trio.abc.Clock, trio.abc.Instrument):
     """The event loop of a trio run.
 
-    ``turn`` is opened and ended around the functions of one pass.
+    ``iteration`` is opened and ended around the functions of one pass.
     """
 
     current_time = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
         self.lag = LoopLag(time.monotonic())
-        self.turn: Turn | None = None
+        self.iteration: LoopIteration | None = None
         self._epoll = select.epoll()
         self._ready: dict[int, Ready] = {}
         self._serving: dict[int, tuple[trio.Event, list[Exception]]] = {}
@@ -113,11 +113,11 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         if isinstance(clock, cls):
             return clock
         try:
-            return _BESIDE.get()
+            return _TASK_LOOP.get()
         except LookupError:
             loop = cls()
-            _BESIDE.set(loop)
-            trio.lowlevel.spawn_system_task(loop._run_beside)
+            _TASK_LOOP.set(loop)
+            trio.lowlevel.spawn_system_task(loop._run_in_task)
             return loop
 
     def watch(self, fd: int, events: int, ready: Ready) -> None:
@@ -129,7 +129,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         """Change the watched events. Raises OSError."""
         self._epoll.modify(fd, events)
 
-    def leave(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
         """Stop watching the descriptor.
 
         The kernel removes a closed one from the epoll on its own.
@@ -147,7 +147,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
             raise errors[0]
         finally:
             del self._serving[fd]
-            self.leave(fd)
+            self.unwatch(fd)
 
     def poll(self) -> None:
         """Handle the descriptors that are ready now."""
@@ -168,20 +168,20 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
 
         Trio calls this at the end of a pass, when it has no task to run.
         """
-        lag, ready, turn = self.lag, self._ready, self.turn
-        if turn is not None and turn.runs_tasks:
-            turn.runs_tasks = False
-            turn.flush()
+        lag, ready, iteration = self.lag, self._ready, self.iteration
+        if iteration is not None and iteration.runs_tasks:
+            iteration.runs_tasks = False
+            iteration.flush()
         now = time.monotonic()
         # Same as `end_pass`, without the cost of a call.
-        lag.busy += (spent := now - lag.pass_began)
+        lag.busy += (spent := now - lag.pass_started)
         lag.squares += spent * spent
         # Sleep here instead of in trio. Trio then finds only its own ready descriptors and timers.
         events = self._epoll.poll(min(max(deadline - now, 0.0), SLEEP_MAX_S), READY_MAX)
-        lag.pass_began = time.monotonic()
+        lag.pass_started = time.monotonic()
         self._has_polled = True
-        if turn is not None:
-            turn.is_open = True
+        if iteration is not None:
+            iteration.is_open = True
         fd = -1
         try:
             for fd, which in events:
@@ -191,9 +191,9 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
                     function(which)
         except Exception as error:
             self._end_serving(fd, error)
-        if turn is not None:
-            turn.end()
-            turn.runs_tasks = self._is_clock
+        if iteration is not None:
+            iteration.end()
+            iteration.runs_tasks = self._is_clock
         return 0.0
 
     def _end_serving(self, fd: int, error: Exception) -> None:
@@ -210,12 +210,12 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
             self.poll()
         self._has_polled = False
 
-    async def _run_beside(self) -> None:
+    async def _run_in_task(self) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            self.lag.pass_began = time.monotonic()
+            self.lag.pass_started = time.monotonic()
             self.poll()
             self.lag.end_pass(time.monotonic())
 
 
-_BESIDE: trio.lowlevel.RunVar[EventLoop] = trio.lowlevel.RunVar("topics event loop")
+_TASK_LOOP: trio.lowlevel.RunVar[EventLoop] = trio.lowlevel.RunVar("topics event loop")

@@ -26,7 +26,7 @@ from topics.engine.page import Page
 from topics.engine.topic import Topic
 
 SLOTS = 64
-SLOT_WORDS = 2
+SLOT_CELLS = 2
 
 
 class HeadMark(NamedTuple):
@@ -36,7 +36,7 @@ class HeadMark(NamedTuple):
     version: int
 
 
-def holds_still(topic: Topic, page: Page) -> bool:
+def depends_only_on_version(topic: Topic, page: Page) -> bool:
     """Return whether only a change of the version changes the page, not an append or the clock."""
     return (
         bool(page.count)
@@ -45,68 +45,68 @@ def holds_still(topic: Topic, page: Page) -> bool:
     )
 
 
-class HeadReader:
+class HeadSlotReader:
     """A front's view of a shard's slots."""
 
-    def __init__(self, words: memoryview) -> None:
-        self._words, self._order = words, load_fences().order
+    def __init__(self, cells: memoryview) -> None:
+        self._cells, self._order = cells, load_fences().order
 
     def head(self, mark: HeadMark) -> int | None:
         """Return the topic's head, or None if the version has changed and the page is void."""
-        words, at = self._words, mark.slot * SLOT_WORDS
+        cells, at = self._cells, mark.slot * SLOT_CELLS
         # Read the version before and after the head, so that both belong together.
-        if words[at] != mark.version:
+        if cells[at] != mark.version:
             return None
         if self._order:
             self._order()
-        head = int(words[at + 1])
+        head = int(cells[at + 1])
         if self._order:
             self._order()
-        return head if words[at] == mark.version else None
+        return head if cells[at] == mark.version else None
 
 
-class HeadWriter:
+class HeadSlotWriter:
     """The shard's own slots. It follows the topics that have one."""
 
-    def __init__(self, words: memoryview) -> None:
-        self._words, self._order = words, load_fences().order
-        self._lent: dict[int, tuple[int, Topic]] = {}  # by topic id, in the order of assignment
+    def __init__(self, cells: memoryview) -> None:
+        self._cells, self._order = cells, load_fences().order
+        self._assigned: dict[int, tuple[int, Topic]] = {}  # by topic id, in the order of assignment
         self._free = list(range(SLOTS))
         for slot in self._free:
             self._advance(slot)
 
     def mark(self, topic: Topic) -> HeadMark:
         """Return the mark of a page that is read now. Assign a slot if the topic has none."""
-        lent = self._lent.get(topic.id)
-        slot = self._lend(topic) if lent is None else lent[0]
-        return HeadMark(slot, int(self._words[slot * SLOT_WORDS]))
+        lent = self._assigned.get(topic.id)
+        slot = self._assign(topic) if lent is None else lent[0]
+        return HeadMark(slot, int(self._cells[slot * SLOT_CELLS]))
 
     def _changed(self, change: Change) -> None:
         """Publish a change, before any client gets the success reply."""
         if isinstance(change, Reservation) or (isinstance(change, Advance) and not change.skipped):
             return
-        slot, topic = self._lent[change.topic.id]
+        slot, topic = self._assigned[change.topic.id]
         if isinstance(change, Append):
-            self._words[slot * SLOT_WORDS + 1] = topic.head_seq
+            self._cells[slot * SLOT_CELLS + 1] = topic.head_seq
             return
         self._advance(slot)
         if isinstance(change, DeleteTopic):
-            self._free.append(self._take_back(topic.id))
+            self._free.append(self._unassign(topic.id))
 
-    def _lend(self, topic: Topic) -> int:
-        slot = self._free.pop() if self._free else self._take_back(next(iter(self._lent)))
-        self._lent[topic.id] = slot, topic
+    def _assign(self, topic: Topic) -> int:
+        slot = self._free.pop() if self._free else self._unassign(next(iter(self._assigned)))
+        self._assigned[topic.id] = slot, topic
         topic.follow(self._changed)
         self._advance(slot)
-        self._words[slot * SLOT_WORDS + 1] = topic.head_seq
+        self._cells[slot * SLOT_CELLS + 1] = topic.head_seq
         return slot
 
-    def _take_back(self, topic_id: int) -> int:
-        slot, topic = self._lent.pop(topic_id)
+    def _unassign(self, topic_id: int) -> int:
+        slot, topic = self._assigned.pop(topic_id)
         topic.unfollow(self._changed)
         return slot
 
     def _advance(self, slot: int) -> None:
-        self._words[slot * SLOT_WORDS] += 1
+        self._cells[slot * SLOT_CELLS] += 1
         if self._order:
             self._order()

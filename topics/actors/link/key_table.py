@@ -30,8 +30,8 @@ TABLE_HEADER = struct.Struct("<Q8x")
 LENGTH = struct.Struct("<I")
 assert TABLE_HEADER.size == 16
 
-ROOM_MIN_BYTES = 1024 * 1024  # minimum bytes of a half; untouched pages use no memory
-GROWTH = 4  # factor by which the keys may grow after the start
+HALF_MIN_BYTES = 1024 * 1024  # minimum bytes of a half; untouched pages use no memory
+GROWTH_FACTOR = 4  # factor by which the keys may grow after the start
 
 _encode = Encoder().encode
 _decode = Decoder(list[tuple[bytes, int, tuple[str, ...] | None]]).decode
@@ -40,7 +40,7 @@ _decode = Decoder(list[tuple[bytes, int, tuple[str, ...] | None]]).decode
 class KeyTable:
     """The shared memory, created by the supervisor before the first fork."""
 
-    def __init__(self, half_bytes: int = ROOM_MIN_BYTES) -> None:
+    def __init__(self, half_bytes: int = HALF_MIN_BYTES) -> None:
         """Create a table without keys, of generation 0."""
         whole = -(-half_bytes // 8) * 8
         self._half_bytes = whole
@@ -51,7 +51,7 @@ class KeyTable:
     @classmethod
     def of(cls, access: Access) -> KeyTable:
         """Create a table with these keys and space for more."""
-        table = cls(max(ROOM_MIN_BYTES, GROWTH * len(encode(access))))
+        table = cls(max(HALF_MIN_BYTES, GROWTH_FACTOR * len(encode(access))))
         table.publish(access)
         return table
 

@@ -89,7 +89,7 @@ class ShardLedger:
 
     def __init__(self, board: Board, index: int) -> None:
         shards = [board.shard(other) for other in range(board.shards)]
-        rows = [words.limits for words in shards]
+        rows = [cells.limits for cells in shards]
         self._own = rows[index]
         self._unknown = list(zip(shards, rows, strict=True))
         self.topics = Allowance(self._own, rows, Limit.TOPICS)
@@ -110,8 +110,8 @@ class ShardLedger:
         if not self._unknown:
             return None
         self._unknown = [
-            (words, row)
-            for words, row in self._unknown
-            if not row[REPORTED] and words.state is not ShardState.DAMAGED
+            (cells, row)
+            for cells, row in self._unknown
+            if not row[REPORTED] and cells.state is not ShardState.DAMAGED
         ]
-        return min((words.progress_ppm / 1e6 for words, _ in self._unknown), default=None)
+        return min((cells.progress_ppm / 1e6 for cells, _ in self._unknown), default=None)

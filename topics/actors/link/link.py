@@ -34,13 +34,13 @@ from typing import Final, TypeAlias
 import trio
 
 from topics.actors.link.arena import ArenaBlock, ArenaReader, ArenaWriter
-from topics.actors.link.beat import wait_beat
 from topics.actors.link.board import Board
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.fences import load_fences
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import ProcessId
 from topics.actors.link.ring import HEAD, RingConsumer, RingDamaged, RingProducer
+from topics.actors.link.tick import wait_tick
 from topics.formats.buffers import Buffer
 from topics.formats.wire.envelope import Refusal, encode
 from topics.formats.wire.message import (
@@ -58,14 +58,16 @@ OnMessages: TypeAlias = Callable[[list[Message]], None]
 
 # Bytes. A longer queue is written buffer by buffer, to avoid one more copy.
 JOIN_BYTES: Final = 1 << 20
-QUIET_MAX: Final = 64  # quiet messages that wait for a flush
-MANY: Final = 16  # queued buffers after which the peer should begin, although more will follow
+DEFERRED_MAX: Final = 64  # quiet messages that wait for a flush
+EARLY_FLUSH_BUFFERS: Final = (
+    16  # queued buffers after which the peer should begin, although more will follow
+)
 
 
-HURRY_S: Final = 0.050  # seconds that a release waits for another flush
+RELEASE_DELAY_S: Final = 0.050  # seconds that a release waits for another flush
 
 
-class Guard:
+class LinkTimer:
     """One timer for all links of a trio run.
 
     The fences of `topics.actors.link.ring` make lost wake-ups impossible. The guard verifies that:
@@ -75,37 +77,38 @@ class Guard:
 
     def __init__(self) -> None:
         self.links: set[Link] = set()
-        self._is_hurried = False
+        self._is_visit_due = False
 
     @classmethod
-    def of_this_run(cls) -> Guard:
+    def of_this_run(cls) -> LinkTimer:
         """Return the guard of the running trio loop. It starts with its first link."""
         try:
-            return _GUARD.get()
+            return _TIMER.get()
         except LookupError:
             guard = cls()
-            _GUARD.set(guard)
+            _TIMER.set(guard)
             trio.lowlevel.spawn_system_task(guard.run)
             return guard
 
-    def hurry(self) -> None:
-        """Visit the links within `HURRY_S`, because a release was queued or pages are unused.
+    def schedule_visit(self) -> None:
+        """Visit the links within `RELEASE_DELAY_S`, because a release was queued or pages are
+        unused.
 
         The release may have been queued outside of an iteration of the loop.
         """
-        if not self._is_hurried:
-            self._is_hurried = True
+        if not self._is_visit_due:
+            self._is_visit_due = True
             trio.lowlevel.spawn_system_task(self._visit_soon)
 
     async def _visit_soon(self) -> None:
-        await trio.sleep(HURRY_S)
-        self._is_hurried = False
+        await trio.sleep(RELEASE_DELAY_S)
+        self._is_visit_due = False
         await self._visit()
 
     async def run(self) -> None:
         """Visit every link with each tick."""
         while True:
-            await wait_beat()
+            await wait_tick()
             await self._visit()
 
     async def _visit(self) -> None:
@@ -119,7 +122,7 @@ class Guard:
                 await trio.lowlevel.checkpoint()
 
 
-_GUARD: trio.lowlevel.RunVar[Guard] = trio.lowlevel.RunVar("topics link guard")
+_TIMER: trio.lowlevel.RunVar[LinkTimer] = trio.lowlevel.RunVar("topics link guard")
 
 
 class Link:
@@ -141,7 +144,7 @@ class Link:
         self._inline_bytes, self._half_ring = sizes.inline_bytes, sizes.ring_bytes // 2
         # With a longer backlog, this end stops reading.
         self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
-        self._guard: Guard | None = None  # set while `run` runs
+        self._timer: LinkTimer | None = None  # set while `run` runs
         self._session = 0  # the announced session; 0: none yet
         self._open = False
         self.message_id = 0  # id of the last message
@@ -149,10 +152,10 @@ class Link:
         self._queued_bytes = 0
         self.is_due = False
         """Whether the queue contains a message that is not quiet."""
-        self._quiet = 0  # quiet messages in the queue
+        self._deferred_count = 0  # quiet messages in the queue
         self._unsent: deque[memoryview] = deque()  # flushed data that did not fit in the ring
         self._unsent_bytes = 0
-        self._asleep = False
+        self._is_asleep = False
         self.late_bells = 0
         """Number of lost wake-ups that the guard found. Must stay 0."""
         self.stalls = 0
@@ -199,7 +202,7 @@ class Link:
         if type(attachment) is not bytes or len(attachment) > self._inline_bytes:
             attachment, flags = self._in_arena(attachment)
         if not self._open or self._cell[0] != self._session:
-            raise self._peer_gone()
+            raise self._peer_gone_error()
         head = encode_head(message_id, subject, payload, len(attachment), flags)
         self.queue.append(head)
         if attachment:
@@ -222,22 +225,22 @@ class Link:
             attachment = block
         if not self.connected or attachment.session != self._session:
             attachment.free()
-            raise self._peer_gone()
-        self.writer.take_over(attachment)
+            raise self._peer_gone_error()
+        self.writer.mark_sent(attachment)
         return ARENA_REF.pack(attachment.offset, attachment.length), ARENA
 
-    def quieten(self) -> None:
+    def defer_flush(self) -> None:
         """Let the last message, which has no attachment, wait until another message is flushed.
 
         It does not wait if too many messages are quiet. There may never be another message, but a
         flush by the guard would wake the peer unnecessarily.
         """
         assert self.is_due, "a waiting message is in the queue"
-        if self._quiet < QUIET_MAX:
-            self._quiet += 1
-            self.is_due = len(self.queue) > self._quiet
+        if self._deferred_count < DEFERRED_MAX:
+            self._deferred_count += 1
+            self.is_due = len(self.queue) > self._deferred_count
 
-    def _peer_gone(self) -> PeerClosed:
+    def _peer_gone_error(self) -> PeerClosed:
         return PeerClosed(f"link {self} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
@@ -260,7 +263,7 @@ class Link:
         if not self.is_due or self._cell[0] != self._session:
             return
         queue, length, is_stalled = self.queue, self._queued_bytes, bool(self._unsent)
-        self.queue, self._queued_bytes, self._quiet, self.is_due = [], 0, 0, False
+        self.queue, self._queued_bytes, self._deferred_count, self.is_due = [], 0, 0, False
         # If earlier data wait for space, append to them, so that the order of messages is kept.
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
@@ -272,11 +275,11 @@ class Link:
         else:
             self._unsent.extend(map(memoryview, queue))
             self._unsent_bytes += length
-        self._pump()
+        self._write_unsent()
         if self._unsent and not is_stalled:
             self.stalls += 1
 
-    def _pump(self) -> None:
+    def _write_unsent(self) -> None:
         """Write unsent data, half a ring at a time.
 
         So the consumer copies one half while the other half is filled.
@@ -295,9 +298,9 @@ class Link:
 
     # --- attachments of the peer ---
 
-    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+    def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
         """Call ``release`` if a session waits for the memory of the attachment ``view``."""
-        self.reader.on_lost(view, release)
+        self.reader.on_reclaim(view, release)
 
     def release(self, message: Message) -> None:
         """Release a message's attachment after its last use. A second call has no effect.
@@ -311,8 +314,8 @@ class Link:
         block = self.reader.release(message.attachment)
         if block is not None and self.connected:
             self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
-            if self._guard is not None:
-                self._guard.hurry()
+            if self._timer is not None:
+                self._timer.schedule_visit()
 
     # --- the session ---
 
@@ -326,25 +329,25 @@ class Link:
         ended, but not when this is cancelled. Messages that these functions send are flushed when
         they return. Raises RingDamaged if the peer wrote data that no correct process writes.
         """
-        loop, guard = EventLoop.of_this_run(), Guard.of_this_run()
-        self._guard = guard
-        reading, writing, words = self._consumer, self.producer.sleeper, self._consumer.words
+        loop, guard = EventLoop.of_this_run(), LinkTimer.of_this_run()
+        self._timer = guard
+        reading, writing, cells = self._consumer, self.producer.sleep_state, self._consumer.cells
 
         def ready(_events: int) -> None:
             os.eventfd_read(self._bell)
-            self._asleep = False
+            self._is_asleep = False
             # The producer side is marked as sleeping. It is awake now.
             if writing.number & 1:
-                writing.wake_up()
-            self.turn(on_open, on_messages, on_close)
+                writing.end_sleep()
+            self.run_once(on_open, on_messages, on_close)
             # Do not request wake-ups for new input while this end does not read.
             if self._unsent_bytes <= self._backlog_max:
-                reading.sleeper.fall_asleep()
+                reading.sleep_state.begin_sleep()
             with self._fence:  # a producer that found the ring full is marked as sleeping already
                 pass
-            is_quiet = self._open and not self._unsent_bytes and words[HEAD] <= reading.tail
-            self._asleep = (is_quiet and self._cell[0] == self._session) or not self._has_work()
-            if not self._asleep:
+            is_idle = self._open and not self._unsent_bytes and cells[HEAD] <= reading.tail
+            self._is_asleep = (is_idle and self._cell[0] == self._session) or not self._has_work()
+            if not self._is_asleep:
                 os.eventfd_write(self._bell, 1)  # call again after other tasks have run
 
         guard.links.add(self)
@@ -353,10 +356,10 @@ class Link:
             await loop.serve(self._bell, ready)
         finally:
             guard.links.discard(self)
-            self._guard = None
-            self._asleep = False
+            self._timer = None
+            self._is_asleep = False
 
-    def turn(
+    def run_once(
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
         """Do all work that is possible now, without blocking: one pass of ``run``."""
@@ -365,7 +368,7 @@ class Link:
         ):
             return
         if self._unsent:
-            self._pump()
+            self._write_unsent()
         if self._unsent_bytes <= self._backlog_max and (data := self._consumer.read()):
             messages = self._assembler.feed(data)
             if self._assembler.damaged:
@@ -391,8 +394,8 @@ class Link:
         if len(message.attachment) == ARENA_REF.size:
             offset, length = ARENA_REF.unpack(message.attachment)
             if message.flags & RELEASE and self.writer.release(offset):
-                if self._guard is not None and self.writer.has_unused:
-                    self._guard.hurry()
+                if self._timer is not None and self.writer.has_unused:
+                    self._timer.schedule_visit()
                 return None
             if message.flags & ARENA and (view := self.reader.open(offset, length)) is not None:
                 return Message(
@@ -407,7 +410,7 @@ class Link:
                 self._open = self.is_due = False
                 self.queue.clear()
                 self._unsent.clear()
-                self._queued_bytes = self._unsent_bytes = self._quiet = 0
+                self._queued_bytes = self._unsent_bytes = self._deferred_count = 0
                 on_close()
             self._adopt(int(self._cell[0]))
         # The peer has announced this session, too.
@@ -449,16 +452,16 @@ class Link:
     # --- waiting ---
 
     def _has_work(self) -> bool:
-        """Return whether `turn` would do any work."""
+        """Return whether `run_once` would do any work."""
         session = self._cell[0]
         if session != self._session:
             return self._open or not self._is_half_used(session)
         if not self._open:
             return self._peer_agrees()
         unsent, consumer = self._unsent_bytes, self._consumer
-        if unsent <= self._backlog_max and consumer.words[HEAD] > consumer.tail:
+        if unsent <= self._backlog_max and consumer.cells[HEAD] > consumer.tail:
             return True
-        return unsent > 0 and self.producer.room() > 0
+        return unsent > 0 and self.producer.free_bytes() > 0
 
     def check(self) -> None:
         """Flush queued releases, and wake up this end if its doorbell was lost.
@@ -466,7 +469,7 @@ class Link:
         Called by the guard.
         """
         self.flush()
-        if self._asleep and self._has_work() and not _is_rung(self._bell):
+        if self._is_asleep and self._has_work() and not _is_rung(self._bell):
             # In another session it waited for the release of arena blocks, which rings no doorbell.
             self.late_bells += self._cell[0] == self._session
             os.eventfd_write(self._bell, 1)

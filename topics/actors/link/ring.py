@@ -66,36 +66,36 @@ class RingMemory:
             )
         self.size = size
         view = memoryview(mmap.mmap(-1, PAGE_BYTES + size))
-        self.words = view[:PAGE_BYTES].cast("Q")
+        self.cells = view[:PAGE_BYTES].cast("Q")
         self.data = view[PAGE_BYTES:]
 
 
-class Sleeper:
+class SleepState:
     """One side's own sleep number, which grows with every change of state.
 
     AWAKE (even) --fall_asleep--> ASLEEP (odd: the other side rings)
           ^----------wake_up---------'
     """
 
-    __slots__ = ("_word", "_words", "number")
+    __slots__ = ("_cell", "_cells", "number")
 
-    def __init__(self, words: memoryview, word: int) -> None:
-        self._words, self._word = words, word
+    def __init__(self, cells: memoryview, cell: int) -> None:
+        self._cells, self._cell = cells, cell
         # The previous process may have died asleep. The other side has rung for no number above
         # this one.
-        self.number = (words[word] | 1) + 1
-        words[word] = self.number
+        self.number = (cells[cell] | 1) + 1
+        cells[cell] = self.number
 
-    def fall_asleep(self) -> None:
+    def begin_sleep(self) -> None:
         """Make the other side ring from now on.
 
         A fence must follow before the last check for data.
         """
-        self.number = self._words[self._word] = (self.number + 1) | 1
+        self.number = self._cells[self._cell] = (self.number + 1) | 1
 
-    def wake_up(self) -> None:
+    def end_sleep(self) -> None:
         """Make the other side stop ringing."""
-        self.number = self._words[self._word] = self.number + 1 & ~1
+        self.number = self._cells[self._cell] = self.number + 1 & ~1
 
 
 class RingProducer:
@@ -103,23 +103,23 @@ class RingProducer:
 
     __slots__ = (
         "_bell",
+        "_cells",
         "_data",
         "_fences",
         "_head",
         "_rung",
         "_size",
-        "_words",
         "bells",
-        "sleeper",
+        "sleep_state",
     )
 
     def __init__(self, memory: RingMemory, consumer_bell: int, fences: Fences) -> None:
-        self._words, self._data, self._size = memory.words, memory.data, memory.size
+        self._cells, self._data, self._size = memory.cells, memory.data, memory.size
         self._fences = fences
         self._bell = consumer_bell
         self._head = 0
         self._rung = 0  # the consumer's sleep number for which this end has rung
-        self.sleeper = Sleeper(memory.words, PRODUCER_SLEEP)
+        self.sleep_state = SleepState(memory.cells, PRODUCER_SLEEP)
         self.bells = 0
         """Number of times that this end woke the other."""
 
@@ -128,49 +128,49 @@ class RingProducer:
 
         The caller must call `announce` afterwards.
         """
-        self._head = self._words[HEAD] = 0
+        self._head = self._cells[HEAD] = 0
 
     def announce(self, session: int) -> None:
         """Publish that the fields belong to ``session``. From here on the consumer uses them."""
         if self._fences.order:
             self._fences.order()
-        self._words[PRODUCER_SESSION] = session
+        self._cells[PRODUCER_SESSION] = session
 
     def peer_session(self) -> int:
         """Return the session of the consumer."""
-        session = int(self._words[CONSUMER_SESSION])
+        session = int(self._cells[CONSUMER_SESSION])
         if self._fences.order:
             self._fences.order()
         return session
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Return the number of bytes that can be written now."""
-        return max(0, self._size - self._head + int(self._words[TAIL]))
+        return max(0, self._size - self._head + int(self._cells[TAIL]))
 
     @property
     def unread_bytes(self) -> int:
         """Bytes that the consumer has not read yet; 0 while it is in an older session."""
-        return max(0, self._size - self.room())
+        return max(0, self._size - self.free_bytes())
 
     def is_full(self) -> bool:
         """Return whether the ring is full. If so, the consumer rings when it has read."""
-        if not self.sleeper.number & 1:
-            self.sleeper.fall_asleep()
+        if not self.sleep_state.number & 1:
+            self.sleep_state.begin_sleep()
         with self._fences.full:
             pass
-        return self.room() == 0
+        return self.free_bytes() == 0
 
     def write(self, data: Buffer) -> int:
         """Copy as many bytes as fit, publish them with one store, and wake the consumer.
 
         Return the number of bytes.
         """
-        words, head, size = self._words, self._head, self._size
+        cells, head, size = self._cells, self._head, self._size
         # Read the tail once, because it changes. A consumer that is in a newer session has reset it
         # to 0. The computed space is then too small, or even negative, but never too large.
-        length, room = len(data), size - head + words[TAIL]
-        if length > room:
-            length = max(0, room)
+        length, free = len(data), size - head + cells[TAIL]
+        if length > free:
+            length = max(0, free)
             data = memoryview(data)[:length]
         if not length:
             return 0
@@ -189,11 +189,11 @@ class RingProducer:
         # Store the head only after the data.
         if order:
             order()
-        self._head = words[HEAD] = head + length
+        self._head = cells[HEAD] = head + length
         with self._fences.full:
             pass
         # Ring once for each sleep of the consumer.
-        sleep = words[CONSUMER_SLEEP]
+        sleep = cells[CONSUMER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep
             self.bells += 1
@@ -211,18 +211,18 @@ class RingConsumer:
         "_rung",
         "_size",
         "bells",
-        "sleeper",
+        "cells",
+        "sleep_state",
         "tail",
-        "words",
     )
 
     def __init__(self, memory: RingMemory, producer_bell: int, fences: Fences) -> None:
-        self.words, self._data, self._size = memory.words, memory.data, memory.size
+        self.cells, self._data, self._size = memory.cells, memory.data, memory.size
         self._fences = fences
         self._bell = producer_bell
         self.tail = 0  # data is available if it is below words[HEAD]
         self._rung = 0  # the producer's sleep number for which this end has rung
-        self.sleeper = Sleeper(memory.words, CONSUMER_SLEEP)
+        self.sleep_state = SleepState(memory.cells, CONSUMER_SLEEP)
         self.bells = 0
         """Number of times that this end woke the other."""
 
@@ -231,17 +231,17 @@ class RingConsumer:
 
         The caller must call `announce` afterwards.
         """
-        self.tail = self.words[TAIL] = 0
+        self.tail = self.cells[TAIL] = 0
 
     def announce(self, session: int) -> None:
         """Publish that the fields belong to ``session``. From here on the producer uses them."""
         if self._fences.order:
             self._fences.order()
-        self.words[CONSUMER_SESSION] = session
+        self.cells[CONSUMER_SESSION] = session
 
     def peer_session(self) -> int:
         """Return the session of the producer."""
-        session = int(self.words[PRODUCER_SESSION])
+        session = int(self.cells[PRODUCER_SESSION])
         if self._fences.order:
             self._fences.order()
         return session
@@ -251,10 +251,10 @@ class RingConsumer:
 
         Afterwards the producer does not ring. Raises RingDamaged.
         """
-        words, tail, size, sleeper = self.words, self.tail, self._size, self.sleeper
-        if sleeper.number & 1:
-            sleeper.number = words[CONSUMER_SLEEP] = sleeper.number + 1
-        length = words[HEAD] - tail
+        cells, tail, size, sleep_state = self.cells, self.tail, self._size, self.sleep_state
+        if sleep_state.number & 1:
+            sleep_state.number = cells[CONSUMER_SLEEP] = sleep_state.number + 1
+        length = cells[HEAD] - tail
         if length <= 0:  # negative if a producer in a newer session has reset the head
             return b""
         if length > size:
@@ -272,11 +272,11 @@ class RingConsumer:
         # Free the memory only after the data are copied.
         if order:
             order()
-        self.tail = words[TAIL] = tail + length
+        self.tail = cells[TAIL] = tail + length
         with self._fences.full:
             pass
         # Ring once for each sleep of the producer.
-        sleep = words[PRODUCER_SLEEP]
+        sleep = cells[PRODUCER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep
             self.bells += 1

@@ -56,7 +56,7 @@ REFUSALS: Final[dict[SubjectKind | None, str]] = {
     None: "subject is under no allowed prefix",
     "reserved": "reserved subject prefix",
 }
-WANTED: Final = {"rpc": "request", "event": "notification"}
+EXPECTED_KIND: Final = {"rpc": "request", "event": "notification"}
 
 
 class RpcErrorPayload(NamedTuple):
@@ -76,12 +76,12 @@ def default_error_mapper(error: Exception, _message: Inbound) -> RpcErrorPayload
     return RpcErrorPayload(ErrorCode.APPLICATION, str(error))
 
 
-def _as_it_is(error: RemoteError | PeerClosed) -> Exception:
+def _unmapped(error: RemoteError | PeerClosed) -> Exception:
     return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
+class MessageRouterConfig:
     """Settings of a router.
 
     ``rpc_timeout_ms`` starts when a request's plain handlers have returned.
@@ -99,8 +99,8 @@ class MessageRouter(RouteTable):
     received message to `dispatch`, and closes the session when the link closes.
     """
 
-    def __init__(self, config: RouterConfig | None = None) -> None:
-        self._config = config or RouterConfig()
+    def __init__(self, config: MessageRouterConfig | None = None) -> None:
+        self._config = config or MessageRouterConfig()
         # A dict is used as an ordered set, so that sessions expire in a deterministic order.
         self._sessions: dict[LinkSession, None] = {}
         self._timeout = self._config.rpc_timeout_ms / 1000
@@ -112,13 +112,13 @@ class MessageRouter(RouteTable):
         self,
         peer_id: str,
         transport: Transport,
-        failure_of: Callable[[RemoteError | PeerClosed], Exception] = _as_it_is,
+        failure_of: Callable[[RemoteError | PeerClosed], Exception] = _unmapped,
     ) -> LinkSession:
         """Open a session, which the global handlers serve from now on.
 
         ``failure_of`` maps an error of a call to the exception that its caller gets.
         """
-        session = LinkSession(peer_id, transport, self._forget_session, failure_of)
+        session = LinkSession(peer_id, transport, self._remove_session, failure_of)
         self._sessions[session] = None
         return session
 
@@ -151,7 +151,7 @@ class MessageRouter(RouteTable):
         ones. Messages that arrive on a closed session are dropped.
         """
         if session.closed or message.flags & ERROR:
-            self._take_refusal(session, message)
+            self._handle_refusal(session, message)
             return None
         kind, routes = session.plans.get(message.subject) or self._plan(session, message.subject)
         envelope, params, cid = None, None, 0
@@ -164,10 +164,10 @@ class MessageRouter(RouteTable):
             if type(envelope) is Request and kind == "rpc":
                 cid = envelope.cid
             elif kind == "rpc" and type(envelope) is not Notification:
-                session.take_answer(message, envelope)
+                session.handle_reply(message, envelope)
                 return None
             elif kind == "rpc" or type(envelope) is not Notification:
-                self._refuse(session, message, kind, f"not a {WANTED[kind]}")
+                self._refuse(session, message, kind, f"not a {EXPECTED_KIND[kind]}")
                 return None
             params = envelope.params
         elif kind != "custom":
@@ -187,10 +187,10 @@ class MessageRouter(RouteTable):
         remaining = iter(routes)
         waiting = self._run_plain(inbound, remaining)
         if inbound.is_open and inbound.is_timed:
-            self._keep_open(inbound, routes)
+            self._start_timeout(inbound, routes)
         elif waiting is None and kind != "rpc":
             session.release(message)
-        return None if waiting is None else self._run_rest(inbound, waiting, remaining)
+        return None if waiting is None else self._run_remaining(inbound, waiting, remaining)
 
     async def expire_overdue(self) -> NoReturn:
         """Reply 1103 to every request whose deadline has passed.
@@ -230,7 +230,7 @@ class MessageRouter(RouteTable):
                 return tuple(matching[:count])
         return tuple(matching)
 
-    def _forget_session(self, session: LinkSession) -> None:
+    def _remove_session(self, session: LinkSession) -> None:
         del self._sessions[session]
 
     def _drop_plans(self) -> None:
@@ -239,7 +239,7 @@ class MessageRouter(RouteTable):
 
     # Messages without a handler
 
-    def _take_refusal(self, session: LinkSession, message: Message) -> None:
+    def _handle_refusal(self, session: LinkSession, message: Message) -> None:
         """Handle a refusal, or drop any message on a closed session.
 
         A refusal gets no reply, because two sides would refuse each other's refusals forever.
@@ -248,7 +248,7 @@ class MessageRouter(RouteTable):
         if session.closed:
             return
         try:
-            session.take_refusal(decode_refusal(message.payload))
+            session.handle_refusal(decode_refusal(message.payload))
         except UNREADABLE:
             log.warning("refusal dropped", peer_id=session.peer_id, message_id=message.message_id)
 
@@ -273,7 +273,7 @@ class MessageRouter(RouteTable):
 
     # Running handlers
 
-    def _keep_open(self, request: Inbound, routes: tuple[Registration, ...]) -> None:
+    def _start_timeout(self, request: Inbound, routes: tuple[Registration, ...]) -> None:
         """Start the timeout of a request that the plain handlers have not answered."""
         if not routes:
             request.error(ErrorCode.UNSUPPORTED_METHOD, "Method not found")
@@ -308,7 +308,7 @@ class MessageRouter(RouteTable):
                     return waiting
         return None
 
-    async def _run_rest(
+    async def _run_remaining(
         self,
         message: Inbound,
         waiting: Awaitable[None] | None,

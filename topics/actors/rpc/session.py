@@ -80,7 +80,7 @@ class Transport(Protocol):
         Do nothing for an inline attachment, or the second time.
         """
 
-    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+    def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
         """Call ``release`` if a session waits for the memory of the attachment ``view``."""
 
 
@@ -102,10 +102,10 @@ class Reply(msgspec.Struct, Generic[R], eq=False):
     _message: Message
     _session: LinkSession
 
-    def on_lost(self, give_up: Callable[[], object]) -> None:
-        """Call ``give_up`` if the memory of the body is needed. It must lead to `release` soon."""
+    def on_reclaim(self, reclaim: Callable[[], object]) -> None:
+        """Call ``reclaim`` if the memory of the body is needed. It must lead to `release` soon."""
         if isinstance(self.body, memoryview):
-            self._session.transport.on_lost(self.body, give_up)
+            self._session.transport.on_reclaim(self.body, reclaim)
 
     def release(self) -> None:
         """Release the body, which must not be read afterwards. A second call has no effect."""
@@ -128,9 +128,9 @@ class PendingCall(msgspec.Struct, eq=False):
     call: Call[Any, Any]
     then: Callable[[Any], None]
     _session: LinkSession | None  # None: the call was refused locally
-    is_over: bool = False
+    is_done: bool = False
     # Set by the caller if the reply may take long by design, as for a long poll.
-    is_patient: bool = False
+    is_long_poll: bool = False
     # Called with the reply to an abandoned call, if the reply has an effect that must be handled.
     on_late: Callable[[Reply[Any]], None] | None = None
 
@@ -140,9 +140,9 @@ class PendingCall(msgspec.Struct, eq=False):
         Do nothing when the call is over.
         """
         session = self._session
-        if self.is_over or session is None:
+        if self.is_done or session is None:
             return
-        self.is_over = True
+        self.is_done = True
         if self.on_late is None:
             session.calls.pop(self.cid, None)
         try:
@@ -162,7 +162,7 @@ class LinkSession:
         self,
         peer_id: str,
         transport: Transport,
-        forget: Callable[[LinkSession], None],
+        on_removed: Callable[[LinkSession], None],
         failure_of: Callable[[RemoteError | PeerClosed], Exception],
     ) -> None:
         self.peer_id: Final = peer_id
@@ -176,7 +176,7 @@ class LinkSession:
         """Open requests and their deadlines, the earliest first. Managed by the router."""
         self.router: Final = RouteTable(self.plans.clear)
         """Session-scoped registrations, which are removed when the session closes."""
-        self._forget = forget
+        self._on_removed = on_removed
         self._failure_of = failure_of
         self._listeners: list[Callable[[LinkSession], None]] = []
 
@@ -200,7 +200,7 @@ class LinkSession:
         try:
             payload = encode(Request(cid, call.method, params))
             if self.closed:
-                raise self._gone()
+                raise self._peer_gone_error()
         except Exception:
             discard(attachment)
             raise
@@ -225,7 +225,7 @@ class LinkSession:
         """
         if self.closed:
             discard(attachment)
-            raise self._gone()
+            raise self._peer_gone_error()
         self.transport.send(subject, payload, attachment)
 
     def release(self, message: Message) -> None:
@@ -237,19 +237,19 @@ class LinkSession:
         if message.flags & ARENA:
             self.transport.release(message)
 
-    def _gone(self) -> PeerClosed:
+    def _peer_gone_error(self) -> PeerClosed:
         return PeerClosed(f"the link session with {self.peer_id} is closed")
 
     # Replies
 
-    def take_answer(self, message: Message, answer: Success | Failure) -> None:
+    def handle_reply(self, message: Message, answer: Success | Failure) -> None:
         """Complete the call of a reply. If it was abandoned or timed out, release the memory."""
         pending = self.calls.pop(answer.cid, None)
         if pending is not None and type(answer) is Success:
             result = tuple.__new__(pending.call.result, answer.result or ())
             reply = Reply(result, message.attachment, message, self)
-            if not pending.is_over:
-                pending.is_over = True
+            if not pending.is_done:
+                pending.is_done = True
                 pending.then(reply)
                 return
             # The call was abandoned.
@@ -259,7 +259,7 @@ class LinkSession:
         if pending is not None and type(answer) is Failure:
             self._fail(pending, RemoteError(answer.code, answer.message, answer.data))
 
-    def take_refusal(self, error: Refusal) -> None:
+    def handle_refusal(self, error: Refusal) -> None:
         """Fail the call whose request the peer has refused, because it will get no reply."""
         pending = self.calls.pop(error.about, None)
         if pending is None:
@@ -273,17 +273,17 @@ class LinkSession:
         else:
             self._fail(pending, RemoteError(error.code, error.message))
 
-    def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
+    def fail_calls(self, is_selected: Callable[[PendingCall], bool]) -> None:
         """Fail the selected calls with PeerClosed, as if the session had closed."""
-        for pending in [pending for pending in self.calls.values() if which(pending)]:
+        for pending in [pending for pending in self.calls.values() if is_selected(pending)]:
             # Calls with ``on_late`` stay, because the peer may still reply.
             if pending.on_late is None:
                 self.calls.pop(pending.cid, None)
             self._fail(pending, PeerClosed(f"{self.peer_id} does not reply to call {pending.cid}"))
 
     def _fail(self, pending: PendingCall, error: RemoteError | PeerClosed) -> None:
-        if not pending.is_over:  # the ``then`` of a previous call may have abandoned it
-            pending.is_over = True
+        if not pending.is_done:  # the ``then`` of a previous call may have abandoned it
+            pending.is_done = True
             pending.then(self._failure_of(error))
 
     # The end
@@ -319,7 +319,7 @@ class LinkSession:
                 log.warning("close listener failed", peer_id=self.peer_id, exc_info=error)
         self._listeners.clear()
         self.router.clear()
-        self._forget(self)
+        self._on_removed(self)
 
 
 class AlreadyAnsweredError(RuntimeError):
@@ -348,8 +348,8 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
           |  timeout: 1103 is sent     ^
           +-----------> EXPIRED -------+       a late reply is dropped and logged
 
-    A handler that has made an irrevocable decision calls `outlast`. Otherwise a caller could get a
-    timeout error although the work is done.
+    A handler that has made an irrevocable decision calls `disable_timeout`. Otherwise a caller
+    could get a timeout error although the work is done.
 
     If the session closes while the request is open, a reply is dropped without a log event. Replies
     are sent with the request's subject and cid, and with a message id of their own.
@@ -444,7 +444,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         """Reply with an error; otherwise as `reply`. Codes as in `decisions/0003` §7."""
         self.reply(Failure(self.cid, int(code), message, data))
 
-    def outlast(self) -> None:
+    def disable_timeout(self) -> None:
         """Disable the timeout of the request. It must not have timed out already."""
         assert self.is_open or self._is_answered, "the caller has not received a timeout"
         force_setattr(self, "is_timed", False)

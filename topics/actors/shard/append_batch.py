@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import InboundMessage
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.group_commit import NO_IO
-from topics.actors.shard.room import unwritable
 from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.priority import BANDS
@@ -35,7 +35,7 @@ from topics.storage.wal.log_progress import LogProgress
 AppendCall: TypeAlias = InboundMessage[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
-ALONE = {
+SINGLE_RESULTS = {
     (int(outcome), band): AppendResult(bytes((outcome_byte(outcome, band),)))
     for outcome in AppendOutcome
     for band in range(BANDS)
@@ -53,13 +53,13 @@ class AppendBatch:
     """
 
     __slots__ = (
-        *("_answers", "_failures", "_lost", "_on_lost", "_outcomes", "_unanswered"),
+        *("_answers", "_failures", "_lost", "_on_retry", "_outcomes", "_unanswered"),
         *("band", "params", "request"),
     )
 
     def __init__(self, request: AppendCall, band: int) -> None:
         self.request, self.band = request, band
-        self._on_lost: Callable[[AppendBatch], object] | None = None
+        self._on_retry: Callable[[AppendBatch], object] | None = None
         self.params = params = request.params
         if params.lengths is not None:
             count = self._unanswered = len(params.lengths)
@@ -75,23 +75,23 @@ class AppendBatch:
         ends = accumulate(lengths, initial=0)
         return [content[start:end] for start, end in pairwise(ends)]
 
-    def retry_lost(self, on_lost: Callable[[AppendBatch], object]) -> None:
-        """Enable one retry: call ``on_lost`` instead of answering if the log finds no space.
+    def enable_retry(self, on_retry: Callable[[AppendBatch], object]) -> None:
+        """Enable one retry: call ``on_retry`` instead of answering if the log finds no space.
 
-        It is called once, when the first of them is lost. Call `take_lost` later to get all of
+        It is called once, when the first of them is lost. Call `take_retries` later to get all of
         them.
         """
-        self._on_lost, self._lost = on_lost, list[int]()
+        self._on_retry, self._lost = on_retry, list[int]()
 
-    def take_lost(self) -> list[int]:
+    def take_retries(self) -> list[int]:
         """Return the indexes of the lost requests in order. They are not retried again."""
-        self._on_lost = None
+        self._on_retry = None
         return sorted(self._lost)
 
     @property
     def may_retry(self) -> bool:
         """Whether requests may have to be decided again, so that their bodies must be kept."""
-        return self._on_lost is not None
+        return self._on_retry is not None
 
     # Results
 
@@ -153,12 +153,12 @@ class AppendBatch:
 
     def refuse(self, index: int, error: OSError) -> None:
         """Answer a request that the log cannot take, or note it for a retry if that is enabled."""
-        if self._on_lost is None or not isinstance(error, NoSpace):
+        if self._on_retry is None or not isinstance(error, NoSpace):
             self.fail(index, unwritable(error))
             return
         self._lost.append(index)
         if len(self._lost) == 1:
-            self._on_lost(self)
+            self._on_retry(self)
 
     def fail(self, index: int, error: Exception) -> None:
         """Answer the request with ``error``.
@@ -211,7 +211,7 @@ class AppendBatch:
         )
         # A single request is answered immediately with a prepared result.
         if params.lengths is None:
-            self.request.reply(ALONE[outcome, self.band], body)
+            self.request.reply(SINGLE_RESULTS[outcome, self.band], body)
             return
         self._answers[index] = body
         self._note(index, outcome)

@@ -74,30 +74,30 @@ class Appends(Service):
         topic = self._engine.topics.get(params.topic)
         batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
         if may_wait:
-            batch.retry_lost(self._defer_lost)
+            batch.enable_retry(self._defer_retry)
         if params.lengths is None:
             self._decide_one(batch)
         else:
             self._decide_all(batch, enumerate(batch.bodies()))
-        request.outlast()
+        request.disable_timeout()
         # The bodies are decoded. Free their block of the link's arena, unless a retry needs it.
         if type(request.attachment) is not bytes and not batch.may_retry:
             request.release()
 
-    def _defer_lost(self, batch: AppendBatch) -> None:
-        self._space.defer(partial(self._decide_lost, batch))
+    def _defer_retry(self, batch: AppendBatch) -> None:
+        self._space.defer(partial(self._decide_retry, batch))
 
-    def _decide_lost(self, batch: AppendBatch) -> None:
+    def _decide_retry(self, batch: AppendBatch) -> None:
         """Decide again the requests of a batch that the log has lost.
 
         They are not retried another time.
         """
         params, held = batch.params, self._context.held
         if held.waiting and held.defer_call_if_held(
-            params.topic, partial(self._decide_lost, batch)
+            params.topic, partial(self._decide_retry, batch)
         ):
             return
-        lost = batch.take_lost()
+        lost = batch.take_retries()
         try:
             self._context.check_writable(grows=True)
         except NotReady as error:
@@ -185,7 +185,7 @@ class Appends(Service):
         params = batch.params
         topic = self._engine.topics.get(params.topic)
         if topic is not None and (topic.committed.ttl_ms or topic.floor_due):
-            self._context.freshen(topic)
+            self._context.remove_expired(topic)
         return append.decide(
             self._engine.table, params.topic, body, self._context.now, params.prefixes
         )

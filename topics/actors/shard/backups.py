@@ -27,7 +27,7 @@ from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.session import InboundMessage, LinkSession
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.room import unwritable
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.sealing.reclaim import Pin
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
@@ -62,14 +62,14 @@ HOLD_MAX_S: Final = 0.8  # seconds; the longest delay of routers and dead letter
 class _Backup:
     """The backup in progress.
 
-    ``until``: the deadline of its hold, or None. ``holding``: the request for the hold, until it is
-    answered. ``cut``: an LSN, and the log's count of losses at that time.
+    ``hold_deadline``: the deadline of its hold, or None. ``holding``: the request for the hold,
+    until it is answered. ``cut``: an LSN, and the log's count of losses at that time.
     """
 
     session: LinkSession
     number: int
     pin: Pin = field(default_factory=Pin)
-    until: Deadline | None = None
+    hold_deadline: Deadline | None = None
     holding: HoldCall | None = None
     cut: tuple[int, int] | None = None
 
@@ -93,13 +93,13 @@ class Backups(Service):
     def on_session_closed(self, session: LinkSession) -> None:
         """Release the pin and the hold of a front that has disconnected."""
         if self._backup is not None and self._backup.session is session:
-            self._let_go()
+            self._end_backup()
 
-    def _let_go(self) -> None:
+    def _end_backup(self) -> None:
         backup, self._backup = self._backup, None
         if backup is not None:
             self._release(backup)
-            self._sealing.let_go(backup.pin)
+            self._sealing.release_pin(backup.pin)
 
     def _of(self, request: InboundMessage[BackupParams, Any]) -> _Backup:
         """Return the backup of the request. Raises `NotReady` unless its pin holds."""
@@ -112,8 +112,8 @@ class Backups(Service):
 
     def _is_about(self, request: InboundMessage[BackupParams, Any]) -> bool:
         """Return whether the request belongs to the backup in progress."""
-        backup, asked = self._backup, (request.session, request.params.number)
-        return backup is not None and (backup.session, backup.number) == asked
+        backup, wanted = self._backup, (request.session, request.params.number)
+        return backup is not None and (backup.session, backup.number) == wanted
 
     # The pin
 
@@ -123,12 +123,12 @@ class Backups(Service):
             raise Throttled("another backup is in progress", limit="max_backups", max=1)
         backup = self._backup = _Backup(request.session, request.params.number)
         backup.pin.takes_newest = request.params.is_incremental
-        request.outlast()
-        self._sealing.ask_for(backup.pin, partial(self._begun, request, backup))
+        request.disable_timeout()
+        self._sealing.request_checkpoint(backup.pin, partial(self._begun, request, backup))
 
     def _begun(self, request: BeginCall, backup: _Backup, error: OSError | None) -> None:
         """Answer, because the checkpoint is written or has failed. Runs outside of an iteration."""
-        with self._context.turn():
+        with self._context.iteration():
             try:
                 if error is not None:
                     raise error
@@ -136,7 +136,7 @@ class Backups(Service):
                 request.reply(self._pinned(backup.pin))
             except (NotReady, OSError) as failure:
                 if self._backup is backup:
-                    self._let_go()
+                    self._end_backup()
                 told = failure if isinstance(failure, NotReady) else unwritable(failure)
                 answer_error(request, told)
 
@@ -161,9 +161,9 @@ class Backups(Service):
         paths = [pin.checkpoint, *(segment.path for segment in found)]
         if not self._shard.wal.shard:
             paths.insert(0, self._shard.folders.root / "meta")
-        return BackupBegun(flags, [*self._whole(paths)])
+        return BackupBegun(flags, [*self._whole_files(paths)])
 
-    def _whole(self, paths: list[Path]) -> Iterator[ArchiveFile]:
+    def _whole_files(self, paths: list[Path]) -> Iterator[ArchiveFile]:
         for path in paths:
             size = path.stat().st_size
             yield ArchiveFile(self._shard.folders.name_of(path), str(path), 0, size, size)
@@ -173,22 +173,24 @@ class Backups(Service):
             self._of(request)
         finally:
             if self._is_about(request):
-                self._let_go()
+                self._end_backup()
         request.reply(NO_RESULT)
 
     def _abandoned(self, message: InboundMessage[BackupParams, Any]) -> None:
         if self._is_about(message):
-            self._let_go()
+            self._end_backup()
 
     # The cut
 
     def _hold(self, request: HoldCall) -> None:
         backup = self._of(request)
         self._release(backup)
-        request.outlast()
+        request.disable_timeout()
         backup.holding, backup.cut = request, None
-        until = trio.current_time() + HOLD_MAX_S
-        backup.until = self._context.deadlines.call_at(until, partial(self._release, backup))
+        hold_deadline = trio.current_time() + HOLD_MAX_S
+        backup.hold_deadline = self._context.deadlines.call_at(
+            hold_deadline, partial(self._release, backup)
+        )
         self._context.moves.hold(partial(self._held, backup, request))
 
     def _held(self, backup: _Backup, request: HoldCall) -> None:
@@ -198,28 +200,28 @@ class Backups(Service):
 
     def _release(self, backup: _Backup) -> None:
         """Resume moves if they are held. A pending request for the hold gets an error."""
-        if backup.until is not None:
-            backup.until.cancel()
-            backup.until = None
+        if backup.hold_deadline is not None:
+            backup.hold_deadline.cancel()
+            backup.hold_deadline = None
             self._context.moves.release()
         if backup.holding is not None:
             request, backup.holding = backup.holding, None
-            answer_error(request, _over())
+            answer_error(request, _hold_expired())
 
     def _cut(self, request: CutCall) -> None:
         backup = self._of(request)
-        if backup.until is None or backup.holding is not None:
-            raise _over()
-        backup.cut = self._context.wal.next_lsn, self._context.commits.losses
+        if backup.hold_deadline is None or backup.holding is not None:
+            raise _hold_expired()
+        backup.cut = self._context.wal.next_lsn, self._context.commits.rollback_count
         request.reply(BackupCut(backup.cut[0]))
 
     def _files(self, request: FilesCall) -> None:
         backup = self._of(request)
-        is_held = backup.until is not None
+        is_held = backup.hold_deadline is not None
         self._release(backup)
         if backup.cut is None or not is_held:
-            raise _over()
-        request.outlast()
+            raise _hold_expired()
+        request.disable_timeout()
         self._context.start(self._answer_files, request, backup, *backup.cut)
 
     async def _answer_files(
@@ -229,10 +231,10 @@ class Backups(Service):
             await self._sealing.checkpoints.sync_log(lsn, losses)
             found = BackupFiles([*self._log(backup, lsn)])
         except OSError as error:
-            with self._context.turn():
+            with self._context.iteration():
                 answer_error(request, unwritable(error))
         else:
-            with self._context.turn():
+            with self._context.iteration():
                 request.reply(found)
 
     def _log(self, backup: _Backup, lsn: int) -> Iterator[ArchiveFile]:
@@ -242,8 +244,8 @@ class Backups(Service):
             yield ArchiveFile(
                 self._shard.folders.name_of(file.path), str(file.path), 0, length, file.size
             )
-        yield from self._whole(sorted({*wal.blobs.below(lsn), *backup.pin.blobs}))
+        yield from self._whole_files(sorted({*wal.blobs.below(lsn), *backup.pin.blobs}))
 
 
-def _over() -> NotReady:
+def _hold_expired() -> NotReady:
     return NotReady("moves between topics resumed before all shards had cut their logs")

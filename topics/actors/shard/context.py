@@ -14,16 +14,16 @@ from typing import TypeVarTuple
 
 import trio
 
-from topics.actors.link.board import ShardWords
-from topics.actors.link.pulse import DISK_STALLED
+from topics.actors.link.board import ShardCells
+from topics.actors.link.liveness import DISK_STALLED
 from topics.actors.shard.deadlines import Deadlines
+from topics.actors.shard.disk_space import DiskSpace, DiskWatch, unwritable
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
 from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.moves import Moves
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.record_store import RecordStore
-from topics.actors.shard.room import DiskWatch, Room, unwritable
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.priority import NEW_BAND
@@ -67,20 +67,20 @@ clock = Clock()
 class ShardContext:
     """One shard's engine, log and clock, as its services see them."""
 
-    def __init__(self, shard: RecoveredShard, limits: Limits, words: ShardWords) -> None:
+    def __init__(self, shard: RecoveredShard, limits: Limits, cells: ShardCells) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
-        self.words, self.deadlines = words, Deadlines()
+        self.cells, self.deadlines = cells, Deadlines()
         self.moves = Moves(self.deadlines)
         self.clock: Callable[[], Now] = clock
         self.store = RecordStore(shard.engine, shard.wal, shard.segments)
         self.commits = GroupCommit(shard.engine, shard.wal, self.store, clock)
-        self.room = Room(shard, self.commits, words)
-        self.disk = DiskWatch(self.commits, self.room, words)
+        self.disk_space = DiskSpace(shard, self.commits, cells)
+        self.disk = DiskWatch(self.commits, self.disk_space, cells)
         self.held = HeldTopics()
         self.inbox = Inbox(self.band_of, time.monotonic)
         self.now = clock()
         self.refused_writes = 0  # because the log cannot take them
-        self.turn_count = 0
+        self.iteration_count = 0
         self.append_count = 0  # decided appends, of clients and of shards
         self.is_stopping = False  # services start no work on their own
         # Called when the content of a topic may have changed. The gauges set it.
@@ -89,31 +89,31 @@ class ShardContext:
         self.routers_of: Callable[[str], bool] = lambda _: False
         self.peers: Peers
         self.nursery: trio.Nursery
-        self.end_turn: Callable[[], None]
+        self.end_iteration: Callable[[], None]
         self.send: Callable[[], None]  # send messages to the links before the end of the iteration
 
-    def begin_turn(self) -> None:
+    def begin_iteration(self) -> None:
         """Read the clock for the decisions that follow."""
         self.now = self.clock()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def iteration(self) -> Iterator[None]:
         """Run an iteration of the loop for the decisions and messages of a task."""
-        self.begin_turn()
+        self.begin_iteration()
         yield
-        self.end_turn()
+        self.end_iteration()
 
     def start(self, task: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
         """Run ``task`` concurrently with the loop, until the shard stops."""
         self.nursery.start_soon(task, *args)
 
-    def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
+    def release_topic(self, topic: str, *first: tuple[Handler, Request]) -> None:
         """Release a held topic.
 
         Handle ``first``, then the deferred requests, in their own iteration.
         """
-        with self.turn():
-            deferred = self.held.give_back(topic)
+        with self.iteration():
+            deferred = self.held.release(topic)
             for handler, request in first:
                 handle_late(handler, request)
             for call in deferred:
@@ -124,9 +124,13 @@ class ShardContext:
 
         ``grows``: the write frees no space.
         """
-        room = self.room
-        if room.broken is not None or room.owed or (grows and self.wal.lacks_space):
-            refusal = room.refusal(grows=grows)
+        disk_space = self.disk_space
+        if (
+            disk_space.broken is not None
+            or disk_space.unwritten
+            or (grows and self.wal.lacks_space)
+        ):
+            refusal = disk_space.refusal(grows=grows)
             assert refusal is not None, "the shard cannot write"
             self.refused_writes += 1
             raise unwritable(refusal)
@@ -134,21 +138,21 @@ class ShardContext:
             self.refused_writes += 1
             raise NotReady("the disk of this shard does not respond", reason=DISK_STALLED)
 
-    def fresh_topic(self, name: str) -> Topic:
+    def find_topic(self, name: str) -> Topic:
         """Return the topic of that name without expired records. Raises `TopicNotFound`."""
         topic = self.engine.topic(name)
         if topic.committed.ttl_ms or topic.floor_due:
-            self.freshen(topic)
+            self.remove_expired(topic)
         return topic
 
-    def fresh_queue(self, name: str) -> Topic:
+    def find_queue(self, name: str) -> Topic:
         """Return the queue of that name without expired jobs.
 
         Raises `TopicNotFound` or `NotAQueue`.
         """
         topic = self.engine.queue(name)
         if topic.committed.ttl_ms or topic.floor_due:
-            self.freshen(topic)
+            self.remove_expired(topic)
         return topic
 
     def band_of(self, name: str) -> int:
@@ -156,7 +160,7 @@ class ShardContext:
         topic = self.engine.topics.get(name)
         return NEW_BAND if topic is None else topic.band(self.now.ms)
 
-    def freshen(self, topic: Topic | None) -> None:
+    def remove_expired(self, topic: Topic | None) -> None:
         """Remove expired records, so that no decision or reply includes them."""
         if topic is None or not (topic.committed.ttl_ms or topic.floor_due):
             return
@@ -184,7 +188,7 @@ class ShardContext:
 
         ``grows``: the change frees no space.
         """
-        if self.room.refusal(grows=grows) is None:
+        if self.disk_space.refusal(grows=grows) is None:
             self.commits.submit(change, None)
         else:
             self.engine.undo(change)

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import trio
 
-from topics.actors.link.beat import next_beat
+from topics.actors.link.tick import next_tick
 
 SWEEP_MIN = 64  # a shorter heap is not swept
 
@@ -36,7 +36,7 @@ class Deadline:
         """Revoke the call. Do nothing the second time, or after the call."""
         if self.call is not None:
             self.call = None
-            self._queue.forget_one()
+            self._queue.count_cancelled()
 
 
 class Deadlines:
@@ -71,12 +71,12 @@ class Deadlines:
             self._sleep.deadline = at
         return deadline
 
-    def call_each_beat(self, call: Callable[[], object]) -> None:
+    def call_each_tick(self, call: Callable[[], object]) -> None:
         """Call ``call`` now, and again with each tick."""
         call()
-        self.call_at(next_beat(trio.current_time()), partial(self.call_each_beat, call))
+        self.call_at(next_tick(trio.current_time()), partial(self.call_each_tick, call))
 
-    def forget_one(self) -> None:
+    def count_cancelled(self) -> None:
         """Count a cancelled entry."""
         self._cancelled += 1
         if self._cancelled * 2 > len(self._heap) >= SWEEP_MIN:

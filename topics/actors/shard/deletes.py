@@ -25,8 +25,8 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.session import InboundMessage, Reply
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.held_topics import Retries
-from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes import delete_records, delete_topic
 from topics.engine.changes.delete_records import DeleteRecords, RemainingDelete
@@ -69,7 +69,7 @@ class Deletes(Service):
         router.serve(DELETE_RECORDS, self._delete_records)
 
     def _delete(
-        self, request: DeleteCall, *, routers: Sequence[str] = (), again: bool = False
+        self, request: DeleteCall, *, routers: Sequence[str] = (), is_retry: bool = False
     ) -> None:
         """Delete a topic.
 
@@ -81,41 +81,42 @@ class Deletes(Service):
         handler = partial(self._delete, routers=routers)
         if self._context.held.defer_if_held(name, handler, request):
             return
-        self._context.freshen(self._engine.topics.get(name))
+        self._context.remove_expired(self._engine.topics.get(name))
         if self._context.routers_of(name) and name in self._engine.topics:
             # Check first, so that a refused delete removes no routers.
             delete_topic.check(self._engine.table, name, params.if_empty)
             self._remove_routers(request, routers)
         else:
-            self._delete_now(request, routers, again=again)
+            self._delete_now(request, routers, is_retry=is_retry)
 
     def _remove_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
         """Remove the topic's routers, and then delete the topic."""
         name, context = request.params.topic, self._context
-        context.held.take(name)
-        request.outlast()  # from here on routers may be removed, so the request must complete
+        context.held.hold(name)
+        # From here on routers may be removed, so the request must complete.
+        request.disable_timeout()
 
         def then(answer: Reply[CascadeResult] | TopicsError) -> None:
-            deferred = context.held.give_back(name)
+            deferred = context.held.release(name)
             if isinstance(answer, TopicsError):
                 answer_error(request, answer)
             else:
                 answer.release()
-                self._delete_behind_routers(request, [*routers, *answer.result.routers])
+                self._delete_with_routers(request, [*routers, *answer.result.routers])
             for call in deferred:
                 call()
 
-        context.peers.ask(ROUTER_OWNER, ROUTER_CASCADE, CascadeParams(name), b"", then)
+        context.peers.call(ROUTER_OWNER, ROUTER_CASCADE, CascadeParams(name), b"", then)
 
-    def _delete_behind_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
+    def _delete_with_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
         # Runs even if the client's front has disconnected, because the routers are already removed.
         try:
             self._context.check_writable()
-            self._delete_now(request, routers, again=False)
+            self._delete_now(request, routers, is_retry=False)
         except Exception as error:
             answer_error(request, error)
 
-    def _delete_now(self, request: DeleteCall, routers: Sequence[str], *, again: bool) -> None:
+    def _delete_now(self, request: DeleteCall, routers: Sequence[str], *, is_retry: bool) -> None:
         params = request.params
         change = delete_topic.decide(
             self._engine.table, params.topic, params.if_empty, self._context.now
@@ -124,35 +125,35 @@ class Deletes(Service):
         body = answers.deleted(params.topic, existed=change is not None, routers=visible)
         if change is None:
             return reply_json(request, NO_RESULT, body, params.at)
-        request.outlast()
+        request.disable_timeout()
 
         def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 handler = partial(self._delete, routers=routers)
-                return self._retries.refuse(handler, request, result, again=again)
+                return self._retries.refuse(handler, request, result, is_retry=is_retry)
             return reply_json(request, NO_RESULT, body, params.at)
 
         return self._commits.submit(change, settle)
 
-    def _delete_records(self, request: RecordsCall, *, again: bool = False) -> None:
+    def _delete_records(self, request: RecordsCall, *, is_retry: bool = False) -> None:
         params = request.params
         self._context.check_writable()
         if self._context.held.defer_if_held(params.topic, self._delete_records, request):
             return
         asked = decode_delete(request.attachment)
-        topic = self._context.fresh_topic(params.topic)
+        topic = self._context.find_topic(params.topic)
         # Hold the topic until no change of it is pending, because a replay could apply caps
         # differently otherwise.
         if asked.match is not None and delete_records.must_wait(self._engine.table, topic.name):
-            self._context.held.take(topic.name)
+            self._context.held.hold(topic.name)
             self._context.start(self._delete_when_idle, topic, request)
             return
         whole = delete_records.remaining_delete(
             self._engine.table, topic.name, asked.before_seq, asked.match
         )
-        request.outlast()
+        request.disable_timeout()
         if self._has_first_slice:  # several first slices in one iteration would make it long
-            self._context.start(self._delete_rest, request, whole, 0)
+            self._context.start(self._delete_remaining, request, whole, 0)
             return
         change = delete_records.decide(self._engine.table, whole, self._context.now)
         self._has_first_slice = change.rest is not None
@@ -161,40 +162,42 @@ class Deletes(Service):
             if change.rest is not None:
                 self._has_first_slice = False
             if isinstance(result, OSError):
-                self._retries.refuse(self._delete_records, request, result, again=again)
+                self._retries.refuse(self._delete_records, request, result, is_retry=is_retry)
             elif change.rest is None:
                 self._answer(request, topic, change.deleted)
             else:
-                self._context.start(self._delete_rest, request, change.rest, change.deleted)
+                self._context.start(self._delete_remaining, request, change.rest, change.deleted)
 
         self._commits.submit(change, settle)
 
     async def _delete_when_idle(self, topic: Topic, request: RecordsCall) -> None:
         await self._commits.wait_idle(topic)
-        self._context.give_back(topic.name, (self._delete_records, request))
+        self._context.release_topic(topic.name, (self._delete_records, request))
 
-    async def _delete_rest(self, request: RecordsCall, rest: RemainingDelete, deleted: int) -> None:
+    async def _delete_remaining(
+        self, request: RecordsCall, rest: RemainingDelete, deleted: int
+    ) -> None:
         """Delete the remaining slices, and answer when the last one is committed.
 
         ``deleted``: the count until now.
         """
         left: RemainingDelete | None = rest
-        again = False
+        is_retry = False
         try:
             while left is not None:
                 async with self._slices:
                     change, result = await self._delete_slice(left)
                 if not isinstance(result, OSError):
-                    left, deleted, again = change.rest, deleted + change.deleted, False
-                elif isinstance(result, NoSpace) and not again:
-                    again = True  # the retry has a group of its own
+                    left, deleted, is_retry = change.rest, deleted + change.deleted, False
+                elif isinstance(result, NoSpace) and not is_retry:
+                    is_retry = True  # the retry has a group of its own
                 else:
                     raise unwritable(result)
         except Exception as error:
-            with self._context.turn():
+            with self._context.iteration():
                 answer_error(request, error)
         else:
-            with self._context.turn():
+            with self._context.iteration():
                 self._answer(request, rest.topic, deleted)
 
     async def _delete_slice(
@@ -212,15 +215,15 @@ class Deletes(Service):
             raise TopicNotFound(topic.name)
         holds = rest.match is not None and delete_records.must_wait(self._engine.table, topic.name)
         if holds:
-            held.take(topic.name)
+            held.hold(topic.name)
             await self._commits.wait_idle(topic)
         try:
-            self._context.begin_turn()
+            self._context.begin_iteration()
             change = delete_records.decide(self._engine.table, rest, self._context.now)
             return change, await self._commits.submit_and_wait(change)
         finally:
             if holds:
-                self._context.give_back(topic.name)
+                self._context.release_topic(topic.name)
 
     def _answer(self, request: RecordsCall, topic: Topic, deleted: int) -> None:
         body = answers.records_deleted(

@@ -8,7 +8,7 @@ forever. So each topic with a TTL is in a timetable, by the time at which its fi
 A bucket is SWEEP_MS long. So an expired record may remain for SWEEP_MS, and for another SWEEP_MS
 while it shares an extent of a segment with later records. Its disk space is free two checkpoints
 later. If the log or the cap of all bytes has no space, buckets are opened before their end
-(`hurry`).
+(`expire_soon`).
 
 An iteration of the loop sweeps a bounded number of topics. Topics that are not due cost nothing:
 there is no scan, and a shard without records that expire does not wake up.
@@ -55,9 +55,9 @@ class Expiry(Service):
         self._planned: dict[int, int] = {}  # the valid bucket, by topic id
         self._due: list[int] = []  # ids of topics in opened buckets
         self._next: Deadline | None = None
-        self._is_hurried = False
+        self._is_requested = False
         self._begins: Iterator[Topic] = iter(())
-        context.room.on_short = self.hurry
+        context.disk_space.on_disk_full = self.expire_soon
 
     def on_config(self, change: Change) -> None:
         """Plan the topic, because its config may let records expire, or expire earlier."""
@@ -82,10 +82,10 @@ class Expiry(Service):
         if some:
             self._context.deadlines.call_at(-math.inf, self._begin)
 
-    def hurry(self) -> None:
+    def expire_soon(self) -> None:
         """Remove expired records soon, in an iteration of its own, because there is no space."""
-        if not self._is_hurried:
-            self._is_hurried = True
+        if not self._is_requested:
+            self._is_requested = True
             self._context.deadlines.call_at(-math.inf, self.sweep)
 
     # The timetable
@@ -127,8 +127,8 @@ class Expiry(Service):
 
     def sweep(self) -> None:
         """Remove expired records of the next topics. Call this only within an iteration."""
-        now, opens = self._context.now.ts, -1 if self._is_hurried else 0
-        self._is_hurried = False
+        now, opens = self._context.now.ts, -1 if self._is_requested else 0
+        self._is_requested = False
         # Open the buckets that have ended. In a hurry, also open the current one.
         while self._order and self._order[0] + 1 + opens <= now // SWEEP_MS:
             bucket = heapq.heappop(self._order)
@@ -139,9 +139,11 @@ class Expiry(Service):
         for topic_id in self._due[-SWEEP_TOPICS:]:
             topic = self._engine.by_id.get(topic_id)
             if topic is not None:
-                self._context.freshen(topic)
+                self._context.remove_expired(topic)
             else:  # its deletion may be undone
-                topic = next((it for it in self._commits.leaving() if it.id == topic_id), None)
+                topic = next(
+                    (it for it in self._commits.deleting_topics() if it.id == topic_id), None
+                )
             if topic is not None:
                 self._plan(topic)
         del self._due[-SWEEP_TOPICS:]
@@ -180,9 +182,9 @@ class Quotas(Service):
     async def run(self) -> None:
         """Check with each tick whether bytes are scarce."""
         if self._bytes is not None:
-            self._context.deadlines.call_each_beat(self.sweep)
+            self._context.deadlines.call_each_tick(self.sweep)
 
     def sweep(self) -> None:
         """Remove expired records if bytes are scarce. Call this only within an iteration."""
         if self._bytes is not None and self._bytes.cap.is_scarce:
-            self._expiry.hurry()
+            self._expiry.expire_soon()

@@ -57,16 +57,14 @@ class FeedReads(Service):
 
     def _heads(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:
         known = self._context.engine.topics
-        topics = [
-            self._context.fresh_topic(name) for name in request.params.topics if name in known
-        ]
+        topics = [self._context.find_topic(name) for name in request.params.topics if name in known]
         heads = {topic.name: (topic.head_seq, topic.start_seq, topic.epoch) for topic in topics}
         request.reply(TopicHeadsResult(heads))
 
 
 def topic_to_read(context: ShardContext, name: str) -> Topic:
     """Return the topic of that name, and count it as read. Raises `TopicNotFound`."""
-    topic = context.fresh_topic(name)
+    topic = context.find_topic(name)
     topic.touch(*context.commits.now())
     return topic
 

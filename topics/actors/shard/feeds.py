@@ -55,10 +55,10 @@ from topics.formats.wire.contract import Event, P
 from topics.formats.wire.message import PeerClosed
 from topics.storage.disk import Damaged
 
-PAGES_UNDER_WAY = 2
+PAGES_IN_FLIGHT_MAX = 2
 # Upper bound for the cost of all feeds in one iteration, in bytes copied. A page costs about as
 # much as PAGE_COST bytes, and a scanned record as much as RECORD_COST bytes.
-TURN_COST_MAX = 4 << 20
+ITERATION_COST_MAX = 4 << 20
 PAGE_COST = 16 << 10
 RECORD_COST = 256
 
@@ -68,18 +68,18 @@ log = structlog.get_logger()
 class Feed:
     """A cursor that follows the head of a topic. ``seq`` is the end of its last page.
 
-    ``strong``: only synced records are sent. ``under_way``: the number of pages that the front has
+    ``strong``: only synced records are sent. ``in_flight``: the number of pages that the front has
     not taken yet.
     """
 
-    __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
+    __slots__ = ("in_flight", "number", "seq", "session", "strong", "topic", "view")
 
     def __init__(
         self, session: LinkSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
     ) -> None:
         self.session, self.number, self.topic = session, number, topic
         self.view, self.strong, self.seq = view, strong, seq
-        self.under_way = 0
+        self.in_flight = 0
 
 
 class FeedTable:
@@ -174,7 +174,7 @@ class Feeds(Service):
             self._due.update(dict.fromkeys(self._table.of_topic(topic_id)))
         self._changed.clear()
         cost, unfinished = 0, []
-        while self._due and cost < TURN_COST_MAX:
+        while self._due and cost < ITERATION_COST_MAX:
             feed = next(iter(self._due))
             del self._due[feed]
             spent, finished = self._send_pages(feed)
@@ -198,9 +198,9 @@ class Feeds(Service):
     def on_session_closed(self, session: LinkSession) -> None:
         """Remove the feeds of the session."""
         for feed in self._table.of_session(session):
-            self._forget(feed)
+            self._remove(feed)
 
-    def on_loss(self) -> None:
+    def on_rollback(self) -> None:
         """End the feeds of topics whose creation was undone. No commit reports their deletion."""
         for feed in self._table.of_deleted_topics():
             self._end(feed)
@@ -221,7 +221,7 @@ class Feeds(Service):
         Return their cost, and whether the feed is done for now.
         """
         cost = 0
-        while feed.under_way < PAGES_UNDER_WAY:
+        while feed.in_flight < PAGES_IN_FLIGHT_MAX:
             try:
                 page = self._next_page(feed)
                 if page is None:
@@ -233,11 +233,11 @@ class Feeds(Service):
                 break
             cost += PAGE_COST + RECORD_COST * page.scanned + len(records)
             feed.seq = page.next_from_seq
-            feed.under_way += 1
+            feed.in_flight += 1
             now = self._context.now
             feed.topic.touch(*now)  # a page counts as a read of the topic
             # With the last permitted page in flight, the feed waits for the front's `feed.taken`.
-            is_awaited = feed.under_way == PAGES_UNDER_WAY
+            is_awaited = feed.in_flight == PAGES_IN_FLIGHT_MAX
             params = FeedPageParams(
                 *page_fields(page), feed.number, feed.topic.band(now.ms), is_awaited
             )
@@ -251,7 +251,7 @@ class Feeds(Service):
         """Return the page that follows the last one, or None if the feed is at the head."""
         topic = feed.topic
         if not topic.deleted:
-            self._context.freshen(topic)
+            self._context.remove_expired(topic)
         head_seq = visible_head(topic, self._synced, strong=feed.strong)
         # A strong feed must wait for a sync of the remaining records.
         if head_seq < topic.head_seq:
@@ -265,7 +265,7 @@ class Feeds(Service):
         try:
             feed.session.notify(event, params, attachment)
         except PeerClosed:
-            self._forget(feed)
+            self._remove(feed)
             return False
         return True
 
@@ -279,10 +279,10 @@ class Feeds(Service):
         self._end(feed, Internal.code)
 
     def _end(self, feed: Feed, error: str | None = None) -> None:
-        self._forget(feed)
+        self._remove(feed)
         self._send(feed, FEED_ENDED, FeedEndedParams(feed.number, feed.topic.head_seq, error))
 
-    def _forget(self, feed: Feed) -> None:
+    def _remove(self, feed: Feed) -> None:
         if self._table.remove(feed):
             if not self._table.has_feeds(feed.topic.id):
                 feed.topic.unfollow(self._topic_changed)
@@ -298,7 +298,7 @@ class Feeds(Service):
         # A new feed replaces an open one of the same number.
         earlier = self._table.find(session, params.feed)
         if earlier is not None:
-            self._forget(earlier)
+            self._remove(earlier)
         head_seq = visible_head(topic, self._context.wal.synced_lsn, strong=strong)
         feed = Feed(session, params.feed, topic, view, strong, head_seq)
         self._table.add(feed)
@@ -311,12 +311,12 @@ class Feeds(Service):
 
     def _taken(self, message: InboundMessage[FeedParams, Any]) -> None:
         feed = self._table.find(message.session, message.params.feed)
-        if feed is not None and feed.under_way:
-            feed.under_way -= 1
+        if feed is not None and feed.in_flight:
+            feed.in_flight -= 1
             self._make_due(feed)
 
     def _close(self, message: InboundMessage[FeedParams, Any]) -> None:
         # The feed may have ended while the event was in transit.
         feed = self._table.find(message.session, message.params.feed)
         if feed is not None:
-            self._forget(feed)
+            self._remove(feed)

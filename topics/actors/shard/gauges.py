@@ -19,8 +19,8 @@ from typing import Final
 import structlog
 import trio
 
-from topics.actors.link.beat import wait_beat
 from topics.actors.link.counters import Values
+from topics.actors.link.tick import wait_tick
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
@@ -29,25 +29,25 @@ from topics.storage.disk_usage import DiskUsage, ShardFolders, disk_usage
 from topics.storage.recovery.shard_recovery import RecoveredShard
 
 DISK_S: Final = 10.0  # seconds between two measurements of all files
-FIRST_LOOK_MAX_S: Final = 1.0  # a hanging disk must not delay the other values
+FIRST_MEASURE_MAX_S: Final = 1.0  # a hanging disk must not delay the other values
 
 log = structlog.get_logger()
 
 
 class Gauges(Service):
-    """Measures one shard. ``tell`` gets the values by the names of the metrics.
+    """Measures one shard. ``publish`` gets the values by the names of the metrics.
 
-    Nothing is counted before ``tell`` is set.
+    Nothing is counted before ``publish`` is set.
     """
 
     def __init__(self, context: ShardContext, shard: RecoveredShard, sealing: Sealing) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._shard, self._sealing = shard, sealing
-        self.tell: Callable[[Values], object] | None = None
+        self.publish: Callable[[Values], object] | None = None
         self._usage = Usage(self._engine.topics.values(), context.now.ms)
         context.note_changed = self._usage.touch
         self._is_counting = False
-        self._losses = self._commits.losses
+        self._losses = self._commits.rollback_count
         self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # until it is measured
 
     # Ticks
@@ -55,14 +55,14 @@ class Gauges(Service):
     async def run(self) -> None:
         """Count with each tick, and measure the files at intervals."""
         deadlines = self._context.deadlines
-        with trio.move_on_after(FIRST_LOOK_MAX_S):  # if possible, the first values are complete
-            await self._look_at_files()
-        deadlines.call_at(-math.inf, partial(deadlines.call_each_beat, self.beat))
+        with trio.move_on_after(FIRST_MEASURE_MAX_S):  # if possible, the first values are complete
+            await self._measure_files()
+        deadlines.call_at(-math.inf, partial(deadlines.call_each_tick, self.update))
         while True:
-            await wait_beat(DISK_S)
-            await self._look_at_files()
+            await wait_tick(DISK_S)
+            await self._measure_files()
 
-    async def _look_at_files(self) -> None:
+    async def _measure_files(self) -> None:
         shard = self._shard
         folders = ShardFolders(
             log=shard.wal.folder,
@@ -75,14 +75,14 @@ class Gauges(Service):
         except OSError as error:
             log.warning("disk usage unknown", error=str(error))
 
-    def beat(self) -> None:
-        """Count the changed topics. `tell` is called in this iteration or in a later one."""
-        if self.tell is None:
+    def update(self) -> None:
+        """Count the changed topics. `publish` is called in this iteration or in a later one."""
+        if self.publish is None:
             return
-        if self._losses != self._commits.losses:
+        if self._losses != self._commits.rollback_count:
             # Undone changes may have created or deleted topics that are counted, so count all of
             # them again.
-            self._losses = self._commits.losses
+            self._losses = self._commits.rollback_count
             self._usage.reset(self._engine.topics.values())
         self._usage.begin(self._context.now.ms)
         if not self._is_counting:
@@ -93,8 +93,8 @@ class Gauges(Service):
         if self._is_counting:
             # Continue in another iteration, so that messages are served in between.
             self._context.deadlines.call_at(-math.inf, self._count)
-        elif self.tell is not None:
-            self.tell(self._values())
+        elif self.publish is not None:
+            self.publish(self._values())
 
     def _values(self) -> Values:
         sums, counted, disk = self._usage.sums, self._shard.wal.counters, self._disk
@@ -110,7 +110,7 @@ class Gauges(Service):
             "topics_idempotency_keys": sums.keys,
             "topics_queue_leases_in_flight": sums.leases,
             "topics_queue_delayed": sums.delayed,
-            "topics_turns_total": self._context.turn_count,
+            "topics_turns_total": self._context.iteration_count,
             "topics_wal_frames_total": counted.frames,
             "topics_wal_batches_total": counted.batches,
             "topics_wal_fsyncs_total": counted.fsyncs,
@@ -120,7 +120,7 @@ class Gauges(Service):
             "topics_wal_queue_depth": len(self._commits),
             "topics_wal_queue_depth_peak": self._commits.waiting_peak,
             "topics_wal_submit_full_total": self._context.refused_writes,
-            "topics_wal_read_only": int(self._context.room.broken is not None),
+            "topics_wal_read_only": int(self._context.disk_space.broken is not None),
             "topics_wal_fsync_latency_us": tuple(counted.sync_us),
             "topics_seal_backlog_files": self._sealing.backlog_files,
             "topics_segment_files": len(self._shard.segments.segments),

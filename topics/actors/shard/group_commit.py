@@ -47,8 +47,8 @@ from topics.storage.wal.log_progress import LogProgress
 EXTERNAL = int(RecordFlags.EXTERNAL)
 NO_IO = LogProgress(0, 0, 0.0, 0.0)  # progress of a change that was committed without I/O
 NOWHERE = in_log(0)  # locator of a change without records
-USUAL_S = 0.01  # assumed duration of a sync before the first measurement
-USUAL_OVER = 32  # averaging window, in writes or syncs
+SYNC_INITIAL_S = 0.01  # assumed duration of a sync before the first measurement
+AVERAGE_WINDOW = 32  # averaging window, in writes or syncs
 
 Settle = Callable[[LogProgress | OSError], None]
 
@@ -76,14 +76,14 @@ class GroupCommit:
     ) -> None:
         self.engine, self.wal, self.store, self.now = engine, wal, store, clock
         self.on_commit: Callable[[Change], None] = lambda _: None
-        self.on_loss: Callable[[], None] = lambda: None
+        self.on_rollback: Callable[[], None] = lambda: None
         # Called when the log has been written or synced, or has failed. Set by the service that
         # tracks syncs.
         self.on_progress: Callable[[], None] | None = None
         self.is_unsent = False  # the open group contains work for the log
-        self.losses = 0  # number of times that all pending changes were undone
+        self.rollback_count = 0  # number of times that all pending changes were undone
         self.waiting_peak = 0  # the largest number of pending changes after a flush
-        self._usual_write_s, self._usual_sync_s = 0.0, USUAL_S  # moving averages
+        self._average_write_s, self._average_sync_s = 0.0, SYNC_INITIAL_S  # moving averages
         self._until_written: deque[PendingChange] = deque()
         self._until_synced: deque[PendingChange] = deque()
         self._serial = 0
@@ -109,9 +109,9 @@ class GroupCommit:
         )
 
     @property
-    def usual_s(self) -> float:
+    def average_s(self) -> float:
         """The average duration of a write and a sync of a group, in seconds."""
-        return self._usual_write_s + self._usual_sync_s
+        return self._average_write_s + self._average_sync_s
 
     @property
     def reached(self) -> int:
@@ -121,7 +121,7 @@ class GroupCommit:
             default=self.wal.next_lsn,
         )
 
-    def leaving(self) -> list[Topic]:
+    def deleting_topics(self) -> list[Topic]:
         """Return topics whose deletion is decided but not committed. It may still be undone."""
         return [
             each.change.topic for each in self._pending() if isinstance(each.change, DeleteTopic)
@@ -224,7 +224,7 @@ class GroupCommit:
             view = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
             change.resident = None
         assert view is not None, "an ephemeral append contains its records"
-        return self.store.keep(view)
+        return self.store.put(view)
 
     def flush(self, *, immediate: bool = True) -> None:
         """Pass the group to the log.
@@ -242,13 +242,13 @@ class GroupCommit:
                 self.waiting_peak = max(self.waiting_peak, len(self))
                 return
             if sync:
-                self._note_usual(progress)
+                self._update_averages(progress)
             if self._until_written:
                 self._settle_up_to(self._until_written, progress.written, progress)
             if self._until_synced:
                 self._settle_up_to(self._until_synced, progress.synced, progress)
             if self._progress is not None or self.on_progress is not None:
-                self._tell_progress()
+                self._notify_progress()
             # Floor changes that a commit submitted need another pass.
             if not self._has_floors:
                 return
@@ -263,31 +263,35 @@ class GroupCommit:
         """
         for progress in self.wal.take_progress():
             if progress.error is not None:
-                self._lose(progress.error)
+                self._roll_back(progress.error)
                 if not isinstance(progress.error, NoSpace):
-                    self._tell_progress()
+                    self._notify_progress()
                     return progress.error
                 # A full disk is not fatal: the group is lost, and the log accepts later groups.
                 self.wal.resume(progress.written)
                 continue
-            self._note_usual(progress)
+            self._update_averages(progress)
             self._settle_up_to(self._until_written, progress.written, progress)
             self._settle_up_to(self._until_synced, progress.synced, progress)
-        self._tell_progress()
+        self._notify_progress()
         if self._has_floors:
             self._has_floors = False
             self.flush()
         return None
 
-    def _note_usual(self, progress: LogProgress) -> None:
+    def _update_averages(self, progress: LogProgress) -> None:
         """Update the average durations of a write and of a sync.
 
         They are separate, because most writes are not followed by a sync of their own.
         """
         if progress.write_ms:
-            self._usual_write_s += (progress.write_ms / 1000 - self._usual_write_s) / USUAL_OVER
+            self._average_write_s += (
+                progress.write_ms / 1000 - self._average_write_s
+            ) / AVERAGE_WINDOW
         if progress.sync_ms:
-            self._usual_sync_s += (progress.sync_ms / 1000 - self._usual_sync_s) / USUAL_OVER
+            self._average_sync_s += (
+                progress.sync_ms / 1000 - self._average_sync_s
+            ) / AVERAGE_WINDOW
 
     def _settle_up_to(self, queue: deque[PendingChange], lsn: int, progress: LogProgress) -> None:
         if not queue:
@@ -317,7 +321,7 @@ class GroupCommit:
         if pending.settle is not None:
             pending.settle(progress)
         if self._idle:
-            self._tell_idle(topic)
+            self._notify_idle(topic)
         self.on_commit(change)
         if isinstance(change, DeleteTopic):
             self.store.drop_topic(topic)
@@ -329,8 +333,8 @@ class GroupCommit:
         """
         return 0 if is_in_memory(locator) else self.wal.base_of(locator)
 
-    def _lose(self, error: OSError) -> None:
-        self.losses += 1
+    def _roll_back(self, error: OSError) -> None:
+        self.rollback_count += 1
         lost = sorted(self._pending(), key=lambda pending: pending.serial, reverse=True)
         self._until_written.clear()
         self._until_synced.clear()
@@ -341,8 +345,8 @@ class GroupCommit:
         for pending in reversed(lost):
             if pending.settle is not None:
                 pending.settle(error)
-            self._tell_idle(pending.change.topic)
-        self.on_loss()
+            self._notify_idle(pending.change.topic)
+        self.on_rollback()
 
     # For tasks that wait
 
@@ -382,8 +386,8 @@ class GroupCommit:
 
         Return False if the log has failed, or if changes were undone in the meantime.
         """
-        losses = self.losses
-        while self.wal.failed is None and self.losses == losses:
+        rollback_count = self.rollback_count
+        while self.wal.failed is None and self.rollback_count == rollback_count:
             if self.wal.synced_lsn >= lsn:
                 return True
             await self.wait_progress()
@@ -395,14 +399,14 @@ class GroupCommit:
             self._progress = trio.Event()
         await self._progress.wait()
 
-    def _tell_progress(self) -> None:
+    def _notify_progress(self) -> None:
         if self._progress is not None:
             self._progress.set()
             self._progress = None
         if self.on_progress is not None:
             self.on_progress()
 
-    def _tell_idle(self, topic: Topic) -> None:
+    def _notify_idle(self, topic: Topic) -> None:
         if not topic.pending:
             event = self._idle.pop(topic.id, None)
             if event is not None:

@@ -4,12 +4,12 @@ Twice a second the heartbeat publishes that the loop runs, the number of topics 
 disk. It also checks whether the data directory still belongs to the server, and whether topics have
 records ahead of the clock. Such a topic is logged once, and again only after it was not ahead.
 
-Every `LOOK_MS`, at the end of an iteration of the loop, the heartbeat publishes how long a new
-message will wait. This is the sum of two waits. The first is for an iteration, while more messages
-wait than one iteration takes. The second is for the log, in excess of the two writes and syncs that
-a group waits for at most while the disk has its usual speed. Each front combines the delay with its
-own load (pressure, §11). While there is a delay, a timer repeats this, so that the delay is also
-reset if no message arrives.
+Every `CHECK_INTERVAL_MS`, at the end of an iteration of the loop, the heartbeat publishes how long
+a new message will wait. This is the sum of two waits. The first is for an iteration, while more
+messages wait than one iteration takes. The second is for the log, in excess of the two writes and
+syncs that a group waits for at most while the disk has its usual speed. Each front combines the
+delay with its own load (pressure, §11). While there is a delay, a timer repeats this, so that the
+delay is also reset if no message arrives.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Final
 import structlog
 import trio
 
-from topics.actors.link.pulse import Pulse
+from topics.actors.link.liveness import Liveness
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
 from topics.process import logs
 
-LOOK_MS: Final = 20
+CHECK_INTERVAL_MS: Final = 20
 NAMES_MAX: Final = 64  # topic names in one log line
 
 log = structlog.get_logger()
@@ -34,34 +34,34 @@ log = structlog.get_logger()
 class Heartbeat(Service):
     """Maintains the board's fields of a shard.
 
-    ``looked_ms``: time of the last check of the delay.
+    ``checked_ms``: time of the last check of the delay.
     """
 
     def __init__(self, context: ShardContext) -> None:
         self._context = context
-        self._log = Pulse()
-        self.looked_ms = 0
+        self._log = Liveness()
+        self.checked_ms = 0
         self._is_queued = False
 
     async def run(self) -> None:
         """Publish a heartbeat now and with each tick."""
-        self._context.deadlines.call_each_beat(self.beat)
+        self._context.deadlines.call_each_tick(self.publish)
 
-    def beat(self) -> None:
+    def publish(self) -> None:
         """Publish one heartbeat.
 
         Also remove some expired idempotency keys, and check some topics against the clock.
         """
-        words = self._context.words
-        words.heartbeat_ms = time.monotonic_ns() // 1_000_000
-        words.topics = len(self._context.engine.topics)
-        self._context.disk.look(trio.current_time())
+        cells = self._context.cells
+        cells.heartbeat_ms = time.monotonic_ns() // 1_000_000
+        cells.topics = len(self._context.engine.topics)
+        self._context.disk.check(trio.current_time())
         self._context.wal.check()
         for topic in self._context.engine.sweep_keys(self._context.now):
             self._context.note_changed(topic)
         self._check_clock()
         self._context.store.forget_asked()
-        logs.tell_dropped()
+        logs.report_dropped()
 
     def _check_clock(self) -> None:
         engine, now = self._context.engine, self._context.now
@@ -74,24 +74,26 @@ class Heartbeat(Service):
                 see="ClockAhead in runbook.md",
             )
 
-    def look(self) -> None:
+    def publish_delay(self) -> None:
         """Publish the current delay on the board."""
         context = self._context
-        self.looked_ms = context.now.ms
+        self.checked_ms = context.now.ms
         delay_ms = int(1000 * (context.inbox.wait_s + self._log_wait_s(context.now.ms / 1000)))
-        if delay_ms != context.words.delay_ms:
-            context.words.delay_ms = delay_ms
+        if delay_ms != context.cells.delay_ms:
+            context.cells.delay_ms = delay_ms
         if delay_ms and not self._is_queued:
             self._is_queued = True
-            context.deadlines.call_at(trio.current_time() + LOOK_MS / 1000, self._look_again)
+            context.deadlines.call_at(
+                trio.current_time() + CHECK_INTERVAL_MS / 1000, self._publish_delay_again
+            )
 
-    def _look_again(self) -> None:
+    def _publish_delay_again(self) -> None:
         self._is_queued = False
-        self.look()
+        self.publish_delay()
 
     def _log_wait_s(self, now: float) -> float:
         commits = self._context.commits
-        if not len(commits) or self._context.room.broken is not None:
-            self._log.look(now, now)
+        if not len(commits) or self._context.disk_space.broken is not None:
+            self._log.observe(now, now)
             return 0.0
-        return max(0.0, self._log.look(commits.oldest, now) - 2 * commits.usual_s)
+        return max(0.0, self._log.observe(commits.oldest, now) - 2 * commits.average_s)

@@ -22,8 +22,8 @@ import trio
 
 from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.session import InboundMessage
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.group_commit import GroupCommit
-from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.storage.wal.log_file import NoSpace
 
@@ -64,12 +64,12 @@ class HeldTopics:
         """Return whether ``topic`` is held."""
         return topic in self.waiting
 
-    def take(self, topic: str) -> None:
-        """Hold ``topic`` until `give_back`."""
+    def hold(self, topic: str) -> None:
+        """Hold ``topic`` until `release`."""
         assert topic not in self.waiting, "a topic is held once at a time"
         self.waiting[topic] = []
 
-    def give_back(self, topic: str) -> list[Callable[[], object]]:
+    def release(self, topic: str) -> list[Callable[[], object]]:
         """Release ``topic``. Return the deferred calls, which the caller must run now."""
         return self.waiting.pop(topic)
 
@@ -102,15 +102,15 @@ class Retries(Service):
         self._waiting: list[tuple[Handler, Request]] = []
 
     def refuse(
-        self, handler: Callable[..., None], request: Request, error: OSError, *, again: bool
+        self, handler: Callable[..., None], request: Request, error: OSError, *, is_retry: bool
     ) -> None:
         """Handle a request whose change the log has refused with ``error``.
 
-        Call ``handler`` once more with ``again=True``, or answer with the error if that was already
-        done or does not help.
+        Call ``handler`` once more with ``is_retry=True``, or answer with the error if that was
+        already done or does not help.
         """
-        if isinstance(error, NoSpace) and not again:
-            self._waiting.append((partial(handler, again=True), request))
+        if isinstance(error, NoSpace) and not is_retry:
+            self._waiting.append((partial(handler, is_retry=True), request))
             self.is_due = True
         else:
             answer_error(request, unwritable(error))

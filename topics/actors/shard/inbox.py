@@ -4,8 +4,8 @@
     many queued    Client requests are queued by topic, and topics by priority band. All other
                    messages are queued in order of arrival. An iteration takes messages from the
                    bands by weight, and other messages with the weight of the top band, until
-                   `TURN_S` has passed. So an urgent message that arrives later waits for one
-                   short iteration at most.
+                   `ITERATION_MAX_S` has passed. So an urgent message that arrives later waits for
+                   one short iteration at most.
 
 Requests for one topic keep their order, and a cancellation stays after its request. All other
 messages keep their order too, so a close of a feed stays after its open. The topics of a band are
@@ -36,17 +36,17 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.envelope import UNREADABLE, decode
 from topics.formats.wire.message import Message
 
-FEW_MAX: Final = 64  # messages that are handled in order of arrival; they take about 2 ms
+FIFO_MAX: Final = 64  # messages that are handled in order of arrival; they take about 2 ms
 WAITING_MAX: Final = 8192  # messages; while more are queued, iterations follow without a pause
 # Seconds of an iteration while many are queued. Work at its end, such as feed pages, is extra.
-TURN_S: Final = 0.004
+ITERATION_MAX_S: Final = 0.004
 FIRST_COST_S: Final = 25e-6  # assumed cost of a message before the first measurement
 COST_BYTES: Final = 4096  # this many bytes of an attachment count as much as one message
 COST_MAX: Final = 64  # upper bound for one message, so that a long one does not use up many rounds
 
 T = TypeVar("T")
 
-OTHERS: Final = BANDS
+OTHERS_LINE: Final = BANDS
 # Requests that are queued by topic, because they can arrive in floods. Their first param is the
 # topic.
 BY_TOPIC: Final = frozenset(
@@ -56,7 +56,7 @@ BY_TOPIC: Final = frozenset(
 Arrival: TypeAlias = tuple[LinkSession, Sequence[Message]]
 
 
-class Waiting(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A queued message of ``topic``, or of no topic (None).
 
     ``since``: start of the iteration that queued it.
@@ -77,30 +77,33 @@ class Inbox:
     def __init__(self, band_of: Callable[[str], int], clock: Callable[[], float]) -> None:
         self._arrived: deque[Arrival] = deque()
         self._band_of, self._clock = band_of, clock
-        self._queues: WeightedQueues[deque[Waiting]] = WeightedQueues((*WEIGHTS, WEIGHTS[-1]))
+        self._queues: WeightedQueues[deque[QueuedMessage]] = WeightedQueues((*WEIGHTS, WEIGHTS[-1]))
         # By topic. None: messages without a topic.
-        self._lines: dict[str | None, deque[Waiting]] = {}
+        self._lines: dict[str | None, deque[QueuedMessage]] = {}
         # Topics of queued requests, by session and id, so that a cancellation joins the queue of
         # its request.
-        self._asked: dict[tuple[LinkSession, int], str] = {}
+        self._acks_by_call: dict[tuple[LinkSession, int], str] = {}
         self.count = self._parked = 0
         # Average time per message while many are queued, including the rest of the iteration.
         self._cost_s = FIRST_COST_S
-        self._last_turn, self._taken = 0.0, 0  # its start, and the number of messages that it took
+        self._last_iteration, self._taken = (
+            0.0,
+            0,
+        )  # its start, and the number of messages that it took
 
     @property
     def wait_s(self) -> float:
         """Return for how many seconds the queued messages occupy the shard; 0 if few are queued."""
-        return self.count * self._cost_s if self.count > FEW_MAX else 0.0
+        return self.count * self._cost_s if self.count > FIFO_MAX else 0.0
 
     def put(self, session: LinkSession, messages: list[Message]) -> None:
         """Add messages that a link has received."""
         self._arrived.append((session, messages))
         self.count += len(messages)
 
-    def turn(self) -> Iterator[Arrival]:
+    def next_batch(self) -> Iterator[Arrival]:
         """Yield the messages of one iteration. All of them arrived before it began."""
-        if self.count <= FEW_MAX and not self._parked:
+        if self.count <= FIFO_MAX and not self._parked:
             arrived, self._arrived = self._arrived, deque()
             self.count = self._taken = 0
             return iter(arrived)
@@ -111,8 +114,8 @@ class Inbox:
         # The last iteration left messages, so all time since its start counts as the cost of its
         # messages.
         if self._taken:
-            self._cost_s += ((now - self._last_turn) / self._taken - self._cost_s) / 8
-        self._last_turn, self._taken = now, 0
+            self._cost_s += ((now - self._last_iteration) / self._taken - self._cost_s) / 8
+        self._last_iteration, self._taken = now, 0
         for session, messages in self._arrived:
             for message in messages:
                 self._park(session, message, now)
@@ -126,7 +129,7 @@ class Inbox:
             if since != now:
                 message = msgspec.structs.replace(message, parked_ms=(now - since) * 1000)
             yield session, (message,)
-            if self._clock() - now >= TURN_S:
+            if self._clock() - now >= ITERATION_MAX_S:
                 break
         if not self._parked:
             self._taken = 0
@@ -137,19 +140,19 @@ class Inbox:
         if message.subject in BY_TOPIC:
             topic = first_param(message, str)
             if topic is not None:
-                self._asked[session, message.message_id] = topic
+                self._acks_by_call[session, message.message_id] = topic
         elif message.subject == CALL_CANCELLED.subject:
-            topic = self._asked.get((session, first_param(message, int) or 0))
+            topic = self._acks_by_call.get((session, first_param(message, int) or 0))
         line = self._lines.setdefault(topic, deque())
         # The queue of a topic enters its band with its first message.
         if not line:
             self._queue_of(topic).append(line)
-        line.append(Waiting(session, message, topic, now))
+        line.append(QueuedMessage(session, message, topic, now))
 
-    def _queue_of(self, topic: str | None) -> deque[deque[Waiting]]:
-        return self._queues.queues[OTHERS if topic is None else self._band_of(topic)]
+    def _queue_of(self, topic: str | None) -> deque[deque[QueuedMessage]]:
+        return self._queues.queues[OTHERS_LINE if topic is None else self._band_of(topic)]
 
-    def _next(self) -> Waiting:
+    def _next(self) -> QueuedMessage:
         queues = self._queues
         number = queues.next()
         assert number is not None, "a message waits"
@@ -158,7 +161,7 @@ class Inbox:
         message, topic = waiting.message, waiting.topic
         # A long attachment counts as several messages.
         queues.charge(number, min(1 + len(message.attachment) // COST_BYTES, COST_MAX))
-        self._asked.pop((waiting.session, message.message_id), None)
+        self._acks_by_call.pop((waiting.session, message.message_id), None)
         # Move the topic to the end of its band, so that topics are served round-robin.
         if line:
             self._queue_of(topic).append(line)

@@ -5,10 +5,10 @@
     any     --wait_ms is over, the topic is deleted, its records are unreadable--> answered
             --cancelled, its front has disconnected--> dropped
 
-Regardless of its wait_ms, a diff scans all records that existed when it arrived, for `SCAN_S_MAX`
-at most. A poll has no task: each iteration makes one read for each due poll, for `POLLS_PER_TURN`
-polls at most. Polls that a commit makes due are read one iteration later, so that the reply to the
-append is sent first.
+Regardless of its wait_ms, a diff scans all records that existed when it arrived, for `SCAN_MAX_S`
+at most. A poll has no task: each iteration makes one read for each due poll, for
+`POLLS_PER_ITERATION` polls at most. Polls that a commit makes due are read one iteration later, so
+that the reply to the append is sent first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import trio
 
-from topics.actors.link.heads import holds_still
+from topics.actors.link.heads import depends_only_on_version
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
 from topics.actors.rpc.session import InboundMessage, LinkSession
@@ -46,8 +46,8 @@ from topics.storage.disk import Damaged
 
 DiffCall: TypeAlias = InboundMessage[TopicParams, DiffResult]
 
-SCAN_S_MAX = 20.0  # seconds; the diff must be answered before the router times it out
-POLLS_PER_TURN = 64
+SCAN_MAX_S = 20.0  # seconds; the diff must be answered before the router times it out
+POLLS_PER_ITERATION = 64
 
 
 class LongPoll:
@@ -56,10 +56,10 @@ class LongPoll:
     ``page`` is the last one that was read; ``scanned`` counts the records of all pages.
     """
 
-    __slots__ = ("asked", "began", "deadline", "head_seq", "page", "request", "scanned", "topic")
+    __slots__ = ("began", "deadline", "diff", "head_seq", "page", "request", "scanned", "topic")
 
-    def __init__(self, request: DiffCall, topic: Topic, asked: Diff, page: Page) -> None:
-        self.request, self.topic, self.asked, self.page = request, topic, asked, page
+    def __init__(self, request: DiffCall, topic: Topic, diff: Diff, page: Page) -> None:
+        self.request, self.topic, self.diff, self.page = request, topic, diff, page
         self.scanned, self.head_seq = page.scanned, page.head_seq
         self.began = trio.current_time()
         self.deadline: Deadline | None = None
@@ -84,28 +84,28 @@ class LongPolls(Service):
         """Serve all sessions of ``router``."""
         router.subscribe(CALL_CANCELLED, self._cancelled)
 
-    def add(self, request: DiffCall, topic: Topic, asked: Diff, page: Page) -> None:
+    def add(self, request: DiffCall, topic: Topic, diff: Diff, page: Page) -> None:
         """Answer ``request`` later. ``page`` is the current result of its diff."""
-        poll = LongPoll(request, topic, asked, page)
+        poll = LongPoll(request, topic, diff, page)
         self._polls[poll.key] = poll
-        self._set_deadline(poll, poll.began + SCAN_S_MAX)
-        self._sort(poll)
+        self._set_deadline(poll, poll.began + SCAN_MAX_S)
+        self._answer_or_wait(poll)
 
     def _changed(self, change: Change) -> None:
         """Make the polls of a topic due that has new records or was deleted."""
         if isinstance(change, Append | Advance | DeleteTopic):
             self._next.update(self._waiting.pop(change.topic.id, {}))
             change.topic.unfollow(self._changed)
-            self._ask()
+            self._request_iteration()
 
-    def _ask(self) -> None:
+    def _request_iteration(self) -> None:
         """Request an iteration. A commit may follow `on_due`, or occur outside of an iteration."""
         self.is_due = True
         self._context.deadlines.wake()
 
     def on_due(self) -> None:
         """Read again for the polls that are due."""
-        for poll in tuple(islice(self._due, POLLS_PER_TURN)):
+        for poll in tuple(islice(self._due, POLLS_PER_ITERATION)):
             del self._due[poll]
             self._read_on(poll)
         if self._next:
@@ -128,13 +128,13 @@ class LongPolls(Service):
         topic = poll.topic
         try:
             if not topic.deleted:
-                self._context.freshen(topic)
+                self._context.remove_expired(topic)
             # A cursor above the head stays where it is, because the client did not request lower
             # seqs.
-            start = max(poll.asked.from_seq, poll.page.next_from_seq)
-            page = read(topic, poll.asked, self._context.store, start)
+            start = max(poll.diff.from_seq, poll.page.next_from_seq)
+            page = read(topic, poll.diff, self._context.store, start)
         except (Damaged, OSError) as error:  # only this reader is affected
-            self._forget(poll)
+            self._remove(poll)
             answer_error(poll.request, error)
             return
         poll.scanned += page.scanned
@@ -144,9 +144,9 @@ class LongPolls(Service):
             self._answer(poll)
             return
         poll.page = page
-        self._sort(poll)
+        self._answer_or_wait(poll)
 
-    def _sort(self, poll: LongPoll) -> None:
+    def _answer_or_wait(self, poll: LongPoll) -> None:
         """Answer the poll, or queue it for the event that it waits for."""
         page = poll.page
         if page.completes_poll or poll.topic.deleted:
@@ -154,7 +154,7 @@ class LongPolls(Service):
             return
         # All records that existed at its arrival are scanned.
         if page.next_from_seq >= poll.head_seq:
-            until = poll.began + poll.asked.wait_ms / 1000
+            until = poll.began + poll.diff.wait_ms / 1000
             if until <= trio.current_time():
                 self._answer(poll)
                 return
@@ -162,7 +162,7 @@ class LongPolls(Service):
         # The scan has reached its limit: continue in the next iteration.
         if page.unfinished:
             self._next[poll] = None
-            self._ask()
+            self._request_iteration()
         else:
             self._waiting.setdefault(poll.topic.id, {})[poll] = None
             poll.topic.follow(self._changed)
@@ -178,15 +178,15 @@ class LongPolls(Service):
             poll.deadline.cancel()
 
     def _answer(self, poll: LongPoll) -> None:
-        self._forget(poll)
+        self._remove(poll)
         poll.page.scanned = poll.scanned
         reply_page(poll.request, poll.topic, poll.page)
 
     def _drop(self, poll: LongPoll) -> None:
-        self._forget(poll)
+        self._remove(poll)
         poll.request.error(ErrorCode.TIMEOUT, "the front no longer waits for the page")
 
-    def _forget(self, poll: LongPoll) -> None:
+    def _remove(self, poll: LongPoll) -> None:
         self._cancel_deadline(poll)
         del self._polls[poll.key]
         self._due.pop(poll, None)
@@ -211,5 +211,5 @@ def reply_page(request: DiffCall, topic: Topic, page: Page) -> None:
         total_ms=total_ms(request.params.at),
         throttle_ms=request.parked_ms,
     )
-    result = DiffResult(page.next_from_seq if holds_still(topic, page) else None)
+    result = DiffResult(page.next_from_seq if depends_only_on_version(topic, page) else None)
     request.reply(result, answers.difference(topic.name, page.chunks, end))

@@ -22,12 +22,12 @@ from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.ledger import ShardLedger
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import ProcessKind, shard_id
-from topics.actors.rpc.message_router import MessageRouter, RouterConfig
+from topics.actors.rpc.message_router import MessageRouter, MessageRouterConfig
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import LinkSession, Transport
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.heartbeat import LOOK_MS
-from topics.actors.shard.inbox import FEW_MAX, WAITING_MAX, Arrival
+from topics.actors.shard.heartbeat import CHECK_INTERVAL_MS
+from topics.actors.shard.inbox import FIFO_MAX, WAITING_MAX, Arrival
 from topics.actors.shard.peers import Loopback, Peers
 from topics.actors.shard.service import Service
 from topics.actors.shard.services import ShardServices
@@ -40,7 +40,9 @@ from topics.storage.recovery.shard_recovery import RecoveredShard
 # Subjects whose handlers do not depend on acks that arrived earlier in the same iteration. Such
 # acks stay gathered, and are decided together at the end of the iteration. Claims are served there
 # too.
-LEAVES_ACKS = frozenset(each.subject for each in (ACK, CLAIM, APPEND, DIFF, FEED_TAKEN, WORK_TAKEN))
+ACK_INDEPENDENT = frozenset(
+    each.subject for each in (ACK, CLAIM, APPEND, DIFF, FEED_TAKEN, WORK_TAKEN)
+)
 # A long poll takes up to 30 s (§3), and the router's own limit must not end it earlier. A change
 # that waits longer than this for its topic is not made. A change that is already decided is
 # answered when the log reports its outcome, even after this limit.
@@ -52,20 +54,20 @@ class ShardLoop:
 
     def __init__(self, shard: RecoveredShard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
-        context.send, context.end_turn = self._send, self.end_turn
+        context.send, context.end_iteration = self._send, self.end_iteration
         context.commits.on_commit = self._committed
-        context.commits.on_loss = self._lost
+        context.commits.on_rollback = self._rolled_back
         self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, context.inbox
         context.peers = Peers(board.shards, self.deadlines.wake)
         self.router = MessageRouter(
-            RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
+            MessageRouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
         )
         ledger = ShardLedger(board, index)
         self.services = services = ShardServices(context, shard, board.heads(index), ledger)
         for service in services:
             service.register(self.router)
         self._on_config = [s.on_config for s in services if _defines(s, "on_config")]
-        self._on_loss = [s.on_loss for s in services if _defines(s, "on_loss")]
+        self._on_rollback = [s.on_rollback for s in services if _defines(s, "on_rollback")]
         self._heartbeat = services.heartbeat
         self._with_due: list[Service] = [s for s in services if _defines(s, "on_due")]
         self._on_closed = [
@@ -88,7 +90,7 @@ class ShardLoop:
             nursery.start_soon(self.router.expire_overdue)
             for service in self.services:
                 nursery.start_soon(service.run)
-            self.context.room.show()
+            self.context.disk_space.show()
             await stop.wait()
             self.context.is_stopping = True
             await self.commits.wait_drained()
@@ -109,16 +111,16 @@ class ShardLoop:
             assert session is not None, "messages come between open and close"
             inbox = self.inbox
             # While nothing else is queued, a few messages are handled directly, without the inbox.
-            if not inbox.count and len(messages) <= FEW_MAX:
-                self.turn(((session, messages),))
+            if not inbox.count and len(messages) <= FIFO_MAX:
+                self.run_iteration(((session, messages),))
                 return
             is_first = not inbox.count
             inbox.put(session, messages)
             if is_first:
-                self.turn()
+                self.run_iteration()
             # Do not return to the scheduler while the backlog is too long.
             while inbox.count > WAITING_MAX:
-                self.turn()
+                self.run_iteration()
 
         def closed() -> None:
             if session is not None:
@@ -138,41 +140,42 @@ class ShardLoop:
         await EventLoop.of_this_run().serve(self.context.wal.progress_fd, self._on_log)
 
     def _on_log(self, _events: int) -> None:
-        self.context.room.show(self.commits.advance())
-        self.turn()
+        self.context.disk_space.show(self.commits.advance())
+        self.run_iteration()
 
     async def follow_time(self) -> None:
         """Run the calls of the deadline queue when they are due."""
         await self.deadlines.run(self._on_time)
 
     def _on_time(self) -> None:
-        self.context.begin_turn()
+        self.context.begin_iteration()
         self.deadlines.run_due(trio.current_time())
-        self.turn()
+        self.run_iteration()
 
     # The loop iteration
 
-    def turn(self, arrived: Iterable[Arrival] | None = None) -> None:
+    def run_iteration(self, arrived: Iterable[Arrival] | None = None) -> None:
         """Handle ``arrived``, or the next batch of the inbox if it is None."""
         context, handle = self.context, self.handle
         context.now = context.clock()
-        for session, messages in self.inbox.turn() if arrived is None else arrived:
+        for session, messages in self.inbox.next_batch() if arrived is None else arrived:
             for message in messages:
                 handle(session, message)
-        self.end_turn()
+        self.end_iteration()
 
     def handle(self, session: LinkSession, message: Message) -> None:
         """Handle one message of an iteration.
 
-        Gathered acks are decided first, unless the message does not depend on them (`LEAVES_ACKS`).
+        Gathered acks are decided first, unless the message does not depend on them
+        (`ACK_INDEPENDENT`).
         """
         job_calls = self.services.job_calls
-        if job_calls.gathered and message.subject not in LEAVES_ACKS:
+        if job_calls.gathered and message.subject not in ACK_INDEPENDENT:
             job_calls.decide_gathered()
         unfinished = self.router.dispatch(session, message)
         assert unfinished is None, "handlers of a shard are plain functions"
 
-    def end_turn(self) -> None:
+    def end_iteration(self) -> None:
         """Pass the frames to the log and the messages to the links.
 
         Another iteration is scheduled if the inbox, the log or a service has more work.
@@ -188,9 +191,9 @@ class ShardLoop:
             if service.is_due:
                 service.is_due = False
                 service.on_due()
-        self.context.turn_count += 1
-        if self.context.now.ms - self._heartbeat.looked_ms >= LOOK_MS:
-            self._heartbeat.look()
+        self.context.iteration_count += 1
+        if self.context.now.ms - self._heartbeat.checked_ms >= CHECK_INTERVAL_MS:
+            self._heartbeat.publish_delay()
         if commits.is_unsent:
             commits.flush()
         self._send()
@@ -215,9 +218,9 @@ class ShardLoop:
             for on_config in self._on_config:
                 on_config(change)
 
-    def _lost(self) -> None:
-        for on_loss in self._on_loss:
-            on_loss()
+    def _rolled_back(self) -> None:
+        for on_rollback in self._on_rollback:
+            on_rollback()
 
 
 def _defines(service: Service, hook: str) -> bool:

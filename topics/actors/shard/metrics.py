@@ -21,7 +21,7 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.routing.workers import Workers
+from topics.actors.shard.routing.workers import RouterWorkers
 from topics.actors.shard.service import Service
 from topics.engine.now import Now
 from topics.engine.topic import Topic
@@ -52,7 +52,7 @@ class MetricsReads(Service):
     """
 
     def __init__(
-        self, context: ShardContext, workers: Workers, measure: Callable[[], None]
+        self, context: ShardContext, workers: RouterWorkers, measure: Callable[[], None]
     ) -> None:
         self._context, self._engine, self._workers = context, context.engine, workers
         self._measure = measure
@@ -68,10 +68,10 @@ class MetricsReads(Service):
         try:
             found = await self._result(request.params)
         except Exception as error:
-            self._in_turn(answer_error, request, error)
+            self._in_iteration(answer_error, request, error)
         else:
-            self._in_turn(self._measure)
-            self._in_turn(request.reply, found)
+            self._in_iteration(self._measure)
+            self._in_iteration(request.reply, found)
 
     async def _result(self, params: MetricsParams) -> MetricsResult:
         prefixes, topics_max, routers_max = params
@@ -100,13 +100,13 @@ class MetricsReads(Service):
     ) -> list[Row]:
         rows: list[Row] = []
         for start in range(0, len(names), per_step):
-            rows += self._in_turn(rows_of, names[start : start + per_step])
+            rows += self._in_iteration(rows_of, names[start : start + per_step])
             await trio.lowlevel.checkpoint()
         return rows
 
-    def _in_turn(self, call: Callable[[*Args], Result], *args: *Args) -> Result:
+    def _in_iteration(self, call: Callable[[*Args], Result], *args: *Args) -> Result:
         """Run ``call`` in an iteration of its own, which also logs floors that it discovers."""
-        with self._context.turn():
+        with self._context.iteration():
             return call(*args)
 
     def _topic_rows(self, names: Iterable[str]) -> list[TopicMetrics]:
@@ -114,7 +114,7 @@ class MetricsReads(Service):
         found = [topic for name in names if (topic := self._engine.topics.get(name)) is not None]
         for topic in found:
             if topic.committed.ttl_ms or topic.floor_due:
-                self._context.freshen(topic)
+                self._context.remove_expired(topic)
         return [_topic_row(topic, self._context.now) for topic in found]
 
     def _router_rows(self, rows: Iterable[RouterRow]) -> list[RouterMetrics]:

@@ -24,7 +24,7 @@ class Moves:
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self.is_held = False
-        self._under_way = 0
+        self._in_flight = 0
         self._waiting: dict[Callable[[], object], None] = {}
         self._then: Callable[[], object] | None = None
 
@@ -46,12 +46,12 @@ class Moves:
 
     def enter(self) -> None:
         """Count a move that begins. Each call needs a matching `leave`."""
-        self._under_way += 1
+        self._in_flight += 1
 
     def leave(self) -> None:
         """Count a move that has ended: all its changes are submitted to the log."""
-        self._under_way -= 1
-        self._tell_if_quiet()
+        self._in_flight -= 1
+        self._notify_if_idle()
 
     def hold(self, then: Callable[[], object]) -> None:
         """Stop new moves until `release`.
@@ -59,7 +59,7 @@ class Moves:
         ``then`` is called in an iteration when none is in flight.
         """
         self.is_held, self._then = True, then
-        self._tell_if_quiet()
+        self._notify_if_idle()
 
     def release(self) -> None:
         """Allow moves, and begin the waiting ones."""
@@ -68,7 +68,7 @@ class Moves:
         for begin in waiting:
             self._deadlines.call_at(-math.inf, begin)
 
-    def _tell_if_quiet(self) -> None:
-        if self._then is not None and not self._under_way:
+    def _notify_if_idle(self) -> None:
+        if self._then is not None and not self._in_flight:
             self._deadlines.call_at(-math.inf, self._then)
             self._then = None

@@ -6,7 +6,7 @@
             no session, or its end before the reply --> then(NotReady)
 
 The calls are those of the calls table. `then` is called once, in an iteration of the caller's loop
-and never from inside of `ask`, so its changes are logged with that iteration. It must not raise.
+and never from inside of `call`, so its changes are logged with that iteration. It must not raise.
 When the shard stops, pending calls are dropped, as after a kill. A caller must be able to resume
 from its log.
 
@@ -33,7 +33,7 @@ from topics.formats.wire.contract import Call, P, R
 from topics.formats.wire.envelope import Refusal, encode
 from topics.formats.wire.message import ERROR, Message, PeerClosed
 
-PEER_AWAY: Final = "shard_away"
+PEER_UNAVAILABLE: Final = "shard_away"
 Failed: TypeAlias = Callable[[TopicsError], None]
 
 
@@ -67,11 +67,11 @@ class Peers(Service):
         if self._sessions.get(shard) is session:
             del self._sessions[shard]
 
-    def is_there(self, shard: int) -> bool:
+    def is_connected(self, shard: int) -> bool:
         """Return whether ``shard`` can be called now."""
         return shard in self._sessions
 
-    def ask(
+    def call(
         self,
         shard: int,
         call: Call[P, R],
@@ -104,7 +104,7 @@ class Peers(Service):
             self._fail_later(then, shard)
 
     def _fail_later(self, then: Failed, shard: int) -> None:
-        failure = NotReady(f"shard {shard} is not ready", reason=PEER_AWAY)
+        failure = NotReady(f"shard {shard} is not ready", reason=PEER_UNAVAILABLE)
         self._failed.append((then, failure))
         self.is_due = True
         self._wake()
@@ -116,14 +116,14 @@ class Peers(Service):
             then(failure)
 
 
-class Asked(Generic[R]):
+class PeerCall(Generic[R]):
     """One call to a shard, and its outcome."""
 
     def __init__(self, shard: int) -> None:
         self._answer: R | TopicsError = NotReady(
-            f"shard {shard} does not respond", reason=PEER_AWAY
+            f"shard {shard} does not respond", reason=PEER_UNAVAILABLE
         )
-        self._came = trio.Event()
+        self._arrived = trio.Event()
 
     def then(self, answer: Reply[R] | TopicsError) -> None:
         """Store the outcome of the call."""
@@ -132,11 +132,11 @@ class Asked(Generic[R]):
         else:
             self._answer = answer.result
             answer.release()
-        self._came.set()
+        self._arrived.set()
 
     async def wait(self) -> None:
         """Wait for the outcome."""
-        await self._came.wait()
+        await self._arrived.wait()
 
     @property
     def result(self) -> R:
@@ -181,7 +181,7 @@ class Loopback:
     def release(self, message: Message) -> None:
         """Do nothing: no message is in shared memory."""
 
-    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+    def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
         """Do nothing: no message is in shared memory."""
 
     def _put(self, message: Message) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topics.actors.link.heads import HeadWriter, holds_still
+from topics.actors.link.heads import HeadSlotWriter, depends_only_on_version
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
@@ -22,13 +22,13 @@ from topics.formats.api import answers
 from topics.formats.api.diff_body import Diff, decode_diff
 from topics.formats.wire.calls import DIFF, DIFF_AHEAD, DiffAheadParams, DiffAheadResult
 
-AHEAD_BYTES_MAX = 1 << 20  # bytes of pages that one call reads ahead
+READ_AHEAD_MAX_BYTES = 1 << 20  # bytes of pages that one call reads ahead
 
 
 class Reads(Service):
     """Answers diffs. ``heads``: the shared memory of topics that are read ahead."""
 
-    def __init__(self, context: ShardContext, polls: LongPolls, heads: HeadWriter) -> None:
+    def __init__(self, context: ShardContext, polls: LongPolls, heads: HeadSlotWriter) -> None:
         self._context, self._polls, self._heads = context, polls, heads
 
     def register(self, router: MessageRouter) -> None:
@@ -49,28 +49,29 @@ class Reads(Service):
         context = self._context
         asked = decode_diff(request.attachment, context.limits)
         request.release()
-        topic = context.fresh_topic(name)
+        topic = context.find_topic(name)
         topic.touch(*context.commits.now())
         return topic, asked, read(topic, asked, context.store)
 
     def _diff_ahead(self, request: InboundMessage[DiffAheadParams, DiffAheadResult]) -> None:
         """Reply with pages that are not requested yet, without their trailers.
 
-        It includes only pages that remain valid until they are requested (`holds_still`).
+        It includes only pages that remain valid until they are requested
+        (`depends_only_on_version`).
         """
         topic, asked, page = self._first_page(request, request.params.topic)
         bodies: list[bytes] = []
         pages: list[tuple[int, int, int]] = []
-        room = AHEAD_BYTES_MAX
+        free_bytes = READ_AHEAD_MAX_BYTES
         # Stop at the first page that may change before it is requested.
-        while holds_still(topic, page) and len(pages) < request.params.page_count:
+        while depends_only_on_version(topic, page) and len(pages) < request.params.page_count:
             bodies.append(answers.difference(topic.name, page.chunks))
             length = len(bodies[-1])
-            room -= length
-            if room < 0:
+            free_bytes -= length
+            if free_bytes < 0:
                 break
             pages.append((length, page.next_from_seq, page.scanned))
-            if room < length:  # the next page is probably as long
+            if free_bytes < length:  # the next page is probably as long
                 break
             page = read(topic, asked, self._context.store, page.next_from_seq)
         if not pages:

@@ -59,7 +59,7 @@ class RecordStore:
         self.flagged_bytes = 0
         self.on_release: Callable[[int], None] = lambda _: None  # called with each released extent
         # Called with the blobs of a deleted topic.
-        self.on_blobs_gone: Callable[[list[Path]], None] = unlink_all
+        self.on_blobs_removed: Callable[[list[Path]], None] = unlink_all
         self._prefetch = Prefetch(segments)
         self._in_memory: dict[int, RecordsView] = {}
         self._numbered = 0
@@ -114,14 +114,14 @@ class RecordStore:
     def release_later(self, locators: Sequence[int]) -> None:
         """Free records that are not in segments.
 
-        If they are many, `release_some` frees them.
+        If they are many, `release_next` frees them.
         """
         if len(locators) <= RELEASE_STEP:
             self.release(locators)
         else:
             self._released.append(array("Q", locators))
 
-    def release_some(self) -> bool:
+    def release_next(self) -> bool:
         """Free some of the records that `release_later` queued. Return whether more are queued."""
         if self._released:
             locators = self._released[-1]
@@ -131,7 +131,7 @@ class RecordStore:
                 self._released.pop()
         return bool(self._released)
 
-    def keep(self, view: RecordsView) -> Locator:
+    def put(self, view: RecordsView) -> Locator:
         """Store records in memory and return their locator."""
         self._numbered += 1
         locator = in_memory(self._numbered)
@@ -152,7 +152,7 @@ class RecordStore:
         self.release(index.locators(0, sealed))
         self.release_later(index.locators(sealed))
         index.drop(len(index))
-        self.on_blobs_gone(self._wal.blobs.drop(topic.id))
+        self.on_blobs_removed(self._wal.blobs.drop(topic.id))
 
     def prefetch(self, topic: Topic, seq: int) -> None:
         """Start to read records from ``seq`` on into the page cache, if they are in segments."""

@@ -38,7 +38,7 @@ class Service:
     def on_due(self) -> None:
         """Do the due work. The loop has already set ``is_due`` to False."""
 
-    def on_loss(self) -> None:
+    def on_rollback(self) -> None:
         """Handle undone changes: their leases are free again, and their new topics do not exist."""
 
     def on_session_closed(self, session: LinkSession) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topics.actors.link.heads import HeadWriter
+from topics.actors.link.heads import HeadSlotWriter
 from topics.actors.link.ledger import ShardLedger
 from topics.actors.shard.appends import Appends
 from topics.actors.shard.backups import Backups
@@ -26,9 +26,9 @@ from topics.actors.shard.queues.redrive import Redrives
 from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.routing.forwards import Forwards
-from topics.actors.shard.routing.owner import Routers
-from topics.actors.shard.routing.registry import Registry
-from topics.actors.shard.routing.workers import Workers
+from topics.actors.shard.routing.owner import RouterOwner
+from topics.actors.shard.routing.registry import RouterRegistry
+from topics.actors.shard.routing.workers import RouterWorkers
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
 from topics.actors.shard.space_waits import SpaceWaits
@@ -49,11 +49,11 @@ class ShardServices:
         shard's usage of the caps that all shards share.
         """
         self.retries = retries = Retries(context.commits)
-        self.peers, self.room = context.peers, context.room
-        self.workers = workers = Workers(context)
-        self.registry = registry = Registry(context, workers)
+        self.peers, self.disk_space = context.peers, context.disk_space
+        self.workers = workers = RouterWorkers(context)
+        self.registry = registry = RouterRegistry(context, workers)
         self.sealing = Sealing(shard, context.commits)
-        self.streamed_appends = StreamedAppends(context, self.sealing.make_room)
+        self.streamed_appends = StreamedAppends(context, self.sealing.break_pin_and_wait)
         self.appends = Appends(context, self.streamed_appends, SpaceWaits(context, self.sealing))
         self.topics = TopicCalls(context)
         self.deletes = Deletes(context, retries)
@@ -66,10 +66,10 @@ class ShardServices:
         self.work_streams = WorkStreams(context, dispatch)
         self.dead_letters = DeadLetters(context, dispatch.note_claimable)
         self.redrives = Redrives(context, dispatch.note_claimable)
-        self.routers = Routers(context)
+        self.routers = RouterOwner(context)
         self.forwards = Forwards(context, registry)
         self.long_polls = LongPolls(context)
-        self.reads = Reads(context, self.long_polls, HeadWriter(heads))
+        self.reads = Reads(context, self.long_polls, HeadSlotWriter(heads))
         self.feeds = Feeds(context)
         self.feed_reads = FeedReads(context)
         self.expiry = Expiry(context)
@@ -77,7 +77,7 @@ class ShardServices:
         self.backups = Backups(context, shard, self.sealing)
         self.heartbeat = Heartbeat(context)
         self.gauges = Gauges(context, shard, self.sealing)
-        self.metrics = MetricsReads(context, workers, self.gauges.beat)
+        self.metrics = MetricsReads(context, workers, self.gauges.update)
 
     def __iter__(self) -> Iterator[Service]:
         return iter(vars(self).values())

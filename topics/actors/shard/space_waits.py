@@ -38,10 +38,10 @@ class SpaceWaits:
             self._context.start(self._free)
 
     async def _free(self) -> None:
-        await self._sealing.make_room()
+        await self._sealing.break_pin_and_wait()
         if self._context.wal.lacks_space:
-            await self._context.room.find_room()
-        with self._context.turn():
+            await self._context.disk_space.find_space()
+        with self._context.iteration():
             self.is_active = False
             calls, self._calls = self._calls, []
             for call in calls:

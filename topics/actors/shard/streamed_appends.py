@@ -50,10 +50,10 @@ class Done:
     created: bool
 
 
-MakeRoom = Callable[[], Awaitable[bool]]
+FreeSpace = Callable[[], Awaitable[bool]]
 """Releases the files that a backup keeps on a full disk.
 
-Returns whether it released any: `Sealing.make_room`.
+Returns whether it released any: `Sealing.free_space`.
 """
 
 Outcome = Done | DedupeEntry | OSError
@@ -63,8 +63,8 @@ Outcome = Done | DedupeEntry | OSError
 class StreamedAppends(Service):
     """Handles the streamed appends of a shard, each in its own task."""
 
-    def __init__(self, context: ShardContext, make_room: MakeRoom) -> None:
-        self._context, self._commits, self._make_room = context, context.commits, make_room
+    def __init__(self, context: ShardContext, free_space: FreeSpace) -> None:
+        self._context, self._commits, self._free_space = context, context.commits, free_space
         self._engine, self._limits = context.engine, context.limits
 
     def begin(self, request: AppendCall) -> None:
@@ -72,8 +72,8 @@ class StreamedAppends(Service):
 
         The topic must not be held by another change.
         """
-        self._context.held.take(request.params.topic)
-        request.outlast()  # no timeout: it ends when its complete body is written
+        self._context.held.hold(request.params.topic)
+        request.disable_timeout()  # no timeout: it ends when its complete body is written
         self._context.start(self._handle, request)
 
     async def _handle(self, request: AppendCall) -> None:
@@ -86,7 +86,7 @@ class StreamedAppends(Service):
         else:
             _answer(batch, outcome)
         request.release()
-        self._context.give_back(params.topic)
+        self._context.release_topic(params.topic)
 
     async def append(self, params: AppendParams, body: Buffer) -> Outcome:
         """Append ``body`` to a held topic. Raises the same errors as a short append."""
@@ -122,7 +122,7 @@ class StreamedAppends(Service):
 
     async def _frees(self, error: OSError) -> bool:
         """Return whether the disk was full, and breaking a backup's pin has freed space."""
-        return error.errno in FULL and await self._make_room()
+        return error.errno in FULL and await self._free_space()
 
     async def _decode(self, body: Buffer) -> AppendBody:
         view = memoryview(body)
@@ -161,8 +161,8 @@ class StreamedAppends(Service):
         keep_key = key is not None and keeps_key(topic, key)
         rendering = Rendering(request, keep_key=keep_key, due=due or None)
         await trio.lowlevel.checkpoint()
-        self._context.begin_turn()
-        self._context.freshen(topic)
+        self._context.begin_iteration()
+        self._context.remove_expired(topic)
         now = self._context.now
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
         await trio.lowlevel.checkpoint()

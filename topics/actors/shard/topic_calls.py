@@ -8,8 +8,8 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.queues.lease_logging import LeaseLogging
-from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes import put_topic
 from topics.engine.now import Now
@@ -56,7 +56,7 @@ class TopicCalls(Service):
         if self._context.held.defer_if_held(params.topic, self._put, request):
             return
         # Records that expired by the old config must not reappear under the new one.
-        self._context.freshen(self._engine.topics.get(params.topic))
+        self._context.remove_expired(self._engine.topics.get(params.topic))
         change = put_topic.decide(
             self._engine.table,
             params.topic,
@@ -65,7 +65,7 @@ class TopicCalls(Service):
             params.prefixes,
         )
         ignored = ignored_in(request.attachment, TopicConfigPatch)
-        request.outlast()
+        request.disable_timeout()
         request.release()
         topic, config = change.topic, change.topic.config
 
@@ -93,7 +93,7 @@ class TopicCalls(Service):
 
     def _plan(self, request: InboundMessage[TopicPutParams, PutResult]) -> None:
         params, context = request.params, self._context
-        context.freshen(self._engine.topics.get(params.topic))
+        context.remove_expired(self._engine.topics.get(params.topic))
         # Compute the result of the PUT without a change.
         config, epoch, dropped = put_topic.plan(
             self._engine.table,
@@ -115,7 +115,7 @@ class TopicCalls(Service):
 
     def _get(self, request: InboundMessage[TopicGetParams, NoResult]) -> None:
         params = request.params
-        topic = self._context.fresh_topic(params.topic)
+        topic = self._context.find_topic(params.topic)
         if params.touch:
             topic.touch(*self._commits.now())
         body = answers.state(_state(topic, self._commits.now()))
@@ -126,7 +126,7 @@ class TopicCalls(Service):
         prefix, after, prefixes, limit = params.prefix, params.after, params.prefixes, params.limit
         items: list[tuple[str, bytes]] = []
         for name in self._engine.names(prefix, after, prefixes, limit):
-            topic = self._context.fresh_topic(name)
+            topic = self._context.find_topic(name)
             if params.touch:
                 topic.touch(*now)
             items.append((name, _summary(topic, now)))

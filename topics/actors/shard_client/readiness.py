@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from topics.actors.link.board import ShardState, StartFailure
-from topics.actors.link.pulse import DAMAGED, DIRECTORY_LOST, DISK_STALLED, STALLED
+from topics.actors.link.liveness import DAMAGED, DIRECTORY_LOST, DISK_STALLED, STALLED
 from topics.errors import NotReady
 
 LIMITED: Final = (ShardState.READ_ONLY, ShardState.NO_ROOM, ShardState.DIRECTORY_LOST)
 SERVING: Final = (ShardState.READY, *LIMITED)
 START_FAILURES: Final = {failure: failure.name.lower() for failure in StartFailure if failure}
-TROUBLES: Final = {
+STATE_REASONS: Final = {
     DAMAGED: "has damaged data",
     DIRECTORY_LOST: "waits for its data directory, which was moved, replaced or removed",
     STALLED: "does not respond",
@@ -30,26 +30,26 @@ TROUBLES: Final = {
 class Readiness:
     """The combined state of all shards.
 
-    ``progress``: replayed share of the logs, 0 to 1. ``topics``: up to one tick old. ``unwell``:
-    shards that do not serve normally, each with a keyword for its failure. ``limited``: shards that
-    serve readers but not all writers, each with its state.
+    ``progress``: replayed share of the logs, 0 to 1. ``topics``: up to one tick old.
+    ``unavailable``: shards that do not serve normally, each with a keyword for its failure.
+    ``limited``: shards that serve readers but not all writers, each with its state.
     """
 
     ready: bool
     progress: float
     topics: int
     draining: bool
-    unwell: tuple[tuple[int, str], ...] = ()
+    unavailable: tuple[tuple[int, str], ...] = ()
     limited: tuple[tuple[int, str], ...] = ()
 
 
-def unready(readiness: Readiness) -> NotReady:
+def unavailable_error(readiness: Readiness) -> NotReady:
     """Return the error of §8.2: all ``shards`` that do not serve, and the first known cause."""
-    shards = [{"shard": shard, "state": state} for shard, state in readiness.unwell]
-    for shard, state in readiness.unwell:
-        if state in TROUBLES:
+    shards = [{"shard": shard, "state": state} for shard, state in readiness.unavailable]
+    for shard, state in readiness.unavailable:
+        if state in STATE_REASONS:
             return NotReady(
-                f"shard {shard} {TROUBLES[state]}",
+                f"shard {shard} {STATE_REASONS[state]}",
                 reason=state,
                 replay_progress=readiness.progress,
                 shards=shards,

@@ -24,20 +24,20 @@ import structlog
 import trio
 from trio.lowlevel import Abort, RaiseCancelT
 
-from topics.actors.link.arena import ArenaBlock, Holder
-from topics.actors.link.beat import wait_beat
-from topics.actors.link.board import Board, ShardState, ShardWords, StartFailure
+from topics.actors.link.arena import ArenaBlock, BlockFiller
+from topics.actors.link.board import Board, ShardCells, ShardState, StartFailure
 from topics.actors.link.event_loop import EventLoop
-from topics.actors.link.heads import HeadMark, HeadReader
-from topics.actors.link.link import MANY, Link
-from topics.actors.link.pulse import (
+from topics.actors.link.heads import HeadMark, HeadSlotReader
+from topics.actors.link.link import EARLY_FLUSH_BUFFERS, Link
+from topics.actors.link.liveness import (
     DISK_STALLED,
     DISK_STALLED_S,
     STALLED,
     STALLED_S,
-    Pulse,
+    Liveness,
 )
-from topics.actors.rpc.message_router import MessageRouter, RouterConfig
+from topics.actors.link.tick import wait_tick
+from topics.actors.rpc.message_router import MessageRouter, MessageRouterConfig
 from topics.actors.rpc.replies import failure_of
 from topics.actors.rpc.session import (
     Attachment,
@@ -52,7 +52,7 @@ from topics.actors.shard_client.readiness import (
     LIMITED,
     SERVING,
     START_FAILURES,
-    TROUBLES,
+    STATE_REASONS,
     Readiness,
 )
 from topics.errors import NotReady, Throttled, TopicsError
@@ -77,7 +77,7 @@ from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.message import Message, PeerClosed
 
 LINKED_MAX_S: Final = 1.0  # seconds; a shard opens a session within one iteration of its loop
-LINKED_LOOK_S: Final = 0.001
+LINKED_POLL_S: Final = 0.001
 RING_BYTES_PER_MS: Final = 100_000  # approximate rate at which a shard reads its ring
 TURNOVER_MAX_S: Final = 10.0  # a slower body may be aborted to free memory
 
@@ -106,7 +106,7 @@ class Listener(Protocol):
         """A work stream has ended in the shard."""
 
 
-class Batch:
+class FlushBatch:
     """The messages to shards of one pass of a front's loop, which are flushed together.
 
     While the batch is open, a link is flushed early only when many messages are queued, so that the
@@ -150,21 +150,21 @@ class Batch:
 class ShardLink:
     """One shard: its link, its link session if one is open, and its cells on the board."""
 
-    def __init__(self, link: Link, words: ShardWords, router: MessageRouter) -> None:
-        self.link, self.words, self.number = link, words, link.peer.index
+    def __init__(self, link: Link, cells: ShardCells, router: MessageRouter) -> None:
+        self.link, self.cells, self.number = link, cells, link.peer.index
         self.peer_id = link.peer.session_name
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, or None while the shard is stalled
         self.listener: Listener | None = None
         self.waits_for_disk = False  # at the last check
         self._router = router
-        self._pulse = Pulse()
+        self._liveness = Liveness()
 
     def opened(self) -> None:
         """Open a session, because the link has connected."""
         self.session = self._router.open_session(self.peer_id, self.link, self._failure_of)
         self.answering = self.session
-        self._pulse, self.waits_for_disk = Pulse(), False
+        self._liveness, self.waits_for_disk = Liveness(), False
         if self.listener is not None:
             self.listener.opened(self.number)
 
@@ -182,8 +182,8 @@ class ShardLink:
             session, self.session, self.answering = self.session, None, None
             session.close()
             for block in self.link.writer.filling:
-                if block.holder is not None:
-                    block.holder.give_up(self.not_ready())
+                if block.filler is not None:
+                    block.filler.abort(self.not_ready())
             if self.listener is not None:
                 self.listener.closed(self.number)
 
@@ -203,11 +203,11 @@ class ShardLink:
         self.waits_for_disk = self.is_waiting_for_disk()
         if self.waits_for_disk:
             session.fail_calls(lambda pending: pending.call.is_write)
-        stalled = self._pulse.look(self.words.heartbeat_ms, now) >= STALLED_S
+        stalled = self._liveness.observe(self.cells.heartbeat_ms, now) >= STALLED_S
         if stalled and not self.is_stalled:
             log.warning("shard stalled", shard=self.number)
             self.answering = None
-            session.fail_calls(lambda pending: not pending.is_patient)
+            session.fail_calls(lambda pending: not pending.is_long_poll)
         elif not stalled and self.is_stalled:
             log.info("shard resumed", shard=self.number)
             self.answering = session
@@ -227,35 +227,35 @@ class ShardLink:
 
     def is_waiting_for_disk(self) -> bool:
         """Return whether the shard's writes have hung in the kernel for `DISK_STALLED_S`."""
-        return self.words.disk_silent_ms >= DISK_STALLED_S * 1000
+        return self.cells.disk_silent_ms >= DISK_STALLED_S * 1000
 
     @property
     def progress(self) -> float:
         """Replayed share of the shard's log, 0 to 1."""
-        serves = self.is_connected and self.words.state in SERVING
-        return 1.0 if serves else self.words.progress_ppm / 1e6
+        serves = self.is_connected and self.cells.state in SERVING
+        return 1.0 if serves else self.cells.progress_ppm / 1e6
 
     @property
-    def trouble(self) -> str:
+    def unavailable_reason(self) -> str:
         """A keyword for why the shard does not serve; empty if it serves."""
-        state = self.words.state
+        state = self.cells.state
         if self.is_stalled:
             return DISK_STALLED if self.is_waiting_for_disk() else STALLED
         if state not in SERVING:
-            if state != ShardState.DAMAGED and self.words.start_failure:
-                return START_FAILURES[StartFailure(self.words.start_failure)]
+            if state != ShardState.DAMAGED and self.cells.start_failure:
+                return START_FAILURES[StartFailure(self.cells.start_failure)]
             return state.name.lower()
         if not self.is_connected:
             name = state.name.lower()
-            return name if name in TROUBLES else "connecting"
+            return name if name in STATE_REASONS else "connecting"
         return DISK_STALLED if self.is_waiting_for_disk() else ""
 
     def not_ready(self) -> NotReady:
         """Return the failure of a call that the shard cannot serve now (§8.2, §0.6)."""
-        trouble, progress = self.trouble, self.progress
-        if trouble in TROUBLES:
-            text = f"the shard of this topic {TROUBLES[trouble]}"
-            return NotReady(text, reason=trouble, replay_progress=progress)
+        reason, progress = self.unavailable_reason, self.progress
+        if reason in STATE_REASONS:
+            text = f"the shard of this topic {STATE_REASONS[reason]}"
+            return NotReady(text, reason=reason, replay_progress=progress)
         return NotReady("the shard of this topic is not ready", replay_progress=progress)
 
 
@@ -264,12 +264,12 @@ class Shards:
 
     def __init__(self, links: Sequence[Link], board: Board) -> None:
         self._board = board
-        self._router = MessageRouter(RouterConfig())
-        self.batch = Batch(links)
+        self._router = MessageRouter(MessageRouterConfig())
+        self.batch = FlushBatch(links)
         self._links = [
             ShardLink(link, board.shard(link.peer.index), self._router) for link in links
         ]
-        self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
+        self._heads = [HeadSlotReader(board.heads(link.peer.index)) for link in links]
         self.count = len(links)
 
     def listen(self, listener: Listener) -> None:
@@ -295,12 +295,12 @@ class Shards:
 
     async def run(self) -> None:
         """Transfer messages until cancelled."""
-        EventLoop.of_this_run().turn = self.batch
+        EventLoop.of_this_run().iteration = self.batch
         async with trio.open_nursery() as nursery:
             for link in self._links:
                 nursery.start_soon(link.link.run, link.opened, link.arrived, link.closed)
             while True:
-                await wait_beat()
+                await wait_tick()
                 self.check(trio.current_time())
 
     async def wait_linked(self) -> None:
@@ -312,9 +312,9 @@ class Shards:
         with trio.move_on_after(LINKED_MAX_S):
             # The shard's state is in shared memory, which sets no event.
             while any(  # noqa: ASYNC110
-                link.words.state in SERVING and not link.is_connected for link in self._links
+                link.cells.state in SERVING and not link.is_connected for link in self._links
             ):
-                await trio.sleep(LINKED_LOOK_S)
+                await trio.sleep(LINKED_POLL_S)
 
     def check(self, now: float) -> None:
         """Check the heartbeats of all shards."""
@@ -365,10 +365,10 @@ class Shards:
         # A search for the field name is cheaper than decoding, and a false match only delays the
         # failure.
         if call is DIFF or call is CLAIM:
-            pending.is_patient = isinstance(body, bytes | bytearray) and b"wait_ms" in body
+            pending.is_long_poll = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
-                pending.on_late = partial(self._give_back, shard, params)
-        if early or not self.batch.is_joined or len(link.link.queue) >= MANY:
+                pending.on_late = partial(self._release_jobs, shard, params)
+        if early or not self.batch.is_joined or len(link.link.queue) >= EARLY_FLUSH_BUFFERS:
             link.link.flush()
         return pending
 
@@ -376,9 +376,9 @@ class Shards:
         self, link: ShardLink, call: Call[P, R], then: Callable[[TopicsError], None]
     ) -> PendingCall:
         then(link.not_ready())
-        return PendingCall(0, call, then, None, is_over=True)
+        return PendingCall(0, call, then, None, is_done=True)
 
-    def _give_back(self, shard: int, params: Any, late: Reply[ClaimResult]) -> None:
+    def _release_jobs(self, shard: int, params: Any, late: Reply[ClaimResult]) -> None:
         """Release the jobs of a claim whose client no longer waits."""
         if late.result.seqs:
             self.notify(shard, UNCLAIMED, UnclaimedParams(params.topic, *late.result))
@@ -412,10 +412,10 @@ class Shards:
             raise answer
         return answer
 
-    def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
+    def notify(self, shard: int, event: Event[P], params: P, *, is_deferred: bool = False) -> None:
         """Send an event to a shard, flushed as a call is. It is dropped if the shard is down.
 
-        ``quiet``: the event need not be sent before another message is.
+        ``is_deferred``: the event need not be sent before another message is.
         """
         link = self._links[shard]
         if link.session is not None:
@@ -423,15 +423,15 @@ class Shards:
                 link.session.notify(event, params)
             except PeerClosed:
                 return
-            if quiet:
-                link.link.quieten()
+            if is_deferred:
+                link.link.defer_flush()
             elif not self.batch.is_joined:
                 link.link.flush()
 
     # Shared memory for long bodies
 
-    def reserve(self, shard: int, length: int, holder: Holder | None) -> ArenaBlock | None:
-        """Reserve shared memory for a long body that ``holder`` fills.
+    def reserve(self, shard: int, length: int, filler: BlockFiller | None) -> ArenaBlock | None:
+        """Reserve shared memory for a long body that ``filler`` fills.
 
         Return None if there is no space.
 
@@ -444,11 +444,11 @@ class Shards:
             raise link.not_ready()
         block = link.link.reserve(length)
         if block is not None:
-            block.holder = holder
+            block.filler = filler
         return block
 
-    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
-        """Make the slowest body give up, unless it is ``holder``'s or none is slow.
+    def abort_slowest(self, shard: int, filler: BlockFiller, now: float) -> bool:
+        """Make the slowest body give up, unless it is ``filler``'s or none is slow.
 
         A body keeps its memory while it receives at least a tenth of it per second. Return whether
         a body was notified; it gives up when other tasks run. Raises `NotReady` if the shard is
@@ -459,14 +459,14 @@ class Shards:
             raise link.not_ready()
         # Each holder counts once, with the block that it fills.
         holders = {
-            block.holder: None for block in link.link.writer.filling if block.holder is not None
+            block.filler: None for block in link.link.writer.filling if block.filler is not None
         }
-        slowest = max(holders, key=lambda one: one.turnover_s(now), default=holder)
-        bound = max(TURNOVER_MAX_S, holder.turnover_s(now))
-        if slowest is holder or slowest.turnover_s(now) < bound:
+        slowest = max(holders, key=lambda one: one.turnover_s(now), default=filler)
+        bound = max(TURNOVER_MAX_S, filler.turnover_s(now))
+        if slowest is filler or slowest.turnover_s(now) < bound:
             return False
         reason = "no memory for a large body that is sent so slowly"
-        slowest.give_up(Throttled(reason, retry_after_ms=1000))
+        slowest.abort(Throttled(reason, retry_after_ms=1000))
         return True
 
     # State of the shards
@@ -483,20 +483,24 @@ class Shards:
         link = self._links[shard]
         if link.answering is None:
             return 0.0
-        return link.words.delay_ms + link.link.backlog_bytes / RING_BYTES_PER_MS
+        return link.cells.delay_ms + link.link.backlog_bytes / RING_BYTES_PER_MS
 
     def readiness(self) -> Readiness:
         """Return the combined state of all shards."""
         links = self._links
-        troubles = [(link.number, link.trouble) for link in links]
-        unwell = tuple((number, trouble) for number, trouble in troubles if trouble)
-        states = [(link.number, link.words.state) for link in links]
+        troubles = [(link.number, link.unavailable_reason) for link in links]
+        unavailable = tuple(
+            (number, unavailable_reason)
+            for number, unavailable_reason in troubles
+            if unavailable_reason
+        )
+        states = [(link.number, link.cells.state) for link in links]
         return Readiness(
-            ready=not unwell,
+            ready=not unavailable,
             progress=sum(link.progress for link in links) / len(links),
-            topics=sum(link.words.topics for link in links),
+            topics=sum(link.cells.topics for link in links),
             draining=self._board.draining,
-            unwell=unwell,
+            unavailable=unavailable,
             limited=tuple(
                 (number, state.name.lower()) for number, state in states if state in LIMITED
             ),

@@ -55,7 +55,7 @@ class AsyncProducer(AsyncSender):
         `ValueError` for a value without a JSON form, and after `close`.
         """
         record = encoded(calls.record_of(data, fields))
-        await self._begin_to_send()
+        await self._start_sending()
         async with self._changed:
             number = await self._admit(record)
             self._complete.extend(self._chunker.add(record, number))

@@ -65,7 +65,7 @@ class AsyncPublisher(AsyncSender):
         fields.setdefault("node", self._caller.node)
         record = encoded(calls.record_of(data, fields))
         message = b'"topic":%b,"records":[%b]}' % (encoded(topic), record)
-        await self._begin_to_send()
+        await self._start_sending()
         async with self._changed:
             number = await self._admit(message)
             self._unsent.append(number)

@@ -20,7 +20,7 @@ from topics.client.watching import (
     CURSOR_CONFIG,
     CURSOR_PREFIX,
     EVENT_MAX_BYTES,
-    SAVE_EVERY_S,
+    SAVE_INTERVAL_S,
     Position,
     Progress,
     Shown,
@@ -253,8 +253,8 @@ class AsyncCursor(AsyncBackground, Progress):
 
     async def _keep(self) -> None:
         """Save changed positions until the block ends."""
-        while not await self._ends_within(SAVE_EVERY_S):
-            await self._save_soon(SAVE_EVERY_S)
+        while not await self._wait_for_end(SAVE_INTERVAL_S):
+            await self._save_soon(SAVE_INTERVAL_S)
 
     async def _save_soon(self, timeout_s: float) -> None:
         """Save the position within ``timeout_s`` s, or log the failure."""

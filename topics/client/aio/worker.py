@@ -32,7 +32,7 @@ from topics.client import calls
 from topics.client.aio.caller import AsyncCaller
 from topics.client.calls import LOG, SHUTDOWN_S, Tries
 from topics.client.errors import ConnectionLost, TopicsError
-from topics.client.jobs import EXTEND_AGAIN_S, EXTEND_PART, HeldJob, worker_name
+from topics.client.jobs import EXTEND_DIVISOR, EXTEND_RETRY_S, HeldJob, worker_name
 from topics.client.tasks import AsyncLock, AsyncWorking, shielded
 from topics.client.values import JobRecord
 
@@ -104,10 +104,10 @@ class AsyncWorker(AsyncWorking):
         self._lock = threading.Lock()  # of both; never held while a request is sent
         self._waiting = 0  # iterators
         self._claiming = AsyncLock()
-        self._is_entered = False
+        self._counts_as_inflight = False
 
     async def __aenter__(self) -> Self:
-        self._is_entered = True
+        self._counts_as_inflight = True
         await self._begin(self._keep)
         return self
 
@@ -140,8 +140,8 @@ class AsyncWorker(AsyncWorking):
         """
         if concurrency < 1:
             raise ValueError(f"the concurrency {concurrency} is below 1")
-        async with nullcontext() if self._is_entered else self:
-            await self._together(partial(self._handle, handler), concurrency)
+        async with nullcontext() if self._counts_as_inflight else self:
+            await self._run_concurrently(partial(self._handle, handler), concurrency)
 
     async def _handle(self, handler: Callable[[AsyncJob], Awaitable[object]]) -> None:
         async for job in self:
@@ -221,10 +221,10 @@ class AsyncWorker(AsyncWorking):
 
     async def _keep(self) -> None:
         """Extend leases until the worker ends."""
-        pause_s = extend_s = self._lease_s / EXTEND_PART
+        pause_s = extend_s = self._lease_s / EXTEND_DIVISOR
         async with self._client.caller(timeout=extend_s) as own:
-            while not await self._ends_within(pause_s):
-                pause_s = extend_s if await self._extend(own) else min(EXTEND_AGAIN_S, extend_s)
+            while not await self._wait_for_end(pause_s):
+                pause_s = extend_s if await self._extend(own) else min(EXTEND_RETRY_S, extend_s)
 
     async def _extend(self, own: AsyncCaller) -> bool:
         """Extend the leases of all held jobs. Return whether the server has replied."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpcore2
 
 from topics.client.calls import Call
-from topics.client.http import FAILURES, KEPT_MAX, KEPT_S, certificates, headers_of, lost
+from topics.client.http import FAILURES, KEEPALIVE_MAX, KEEPALIVE_S, certificates, headers_of, lost
 from topics.client.settings import Target
 from topics.client.threads import Abortable
 
@@ -36,8 +36,8 @@ class Pool(Abortable, httpcore2.SyncBackend):
             httpcore2.ConnectionPool,
             ssl_context=certificates(target),
             max_connections=None,
-            max_keepalive_connections=KEPT_MAX,
-            keepalive_expiry=KEPT_S,
+            max_keepalive_connections=KEEPALIVE_MAX,
+            keepalive_expiry=KEEPALIVE_S,
             network_backend=self,
         )
         self._pid, self._pool = os.getpid(), self._open()
@@ -55,11 +55,11 @@ class Pool(Abortable, httpcore2.SyncBackend):
         if self._pid == os.getpid():
             self._pool.close()
 
-    def send(self, call: Call[T], answer_s: float) -> T:
+    def send(self, call: Call[T], read_timeout_s: float) -> T:
         """Send a call once and return its result. Raises `TopicsError`."""
         if self._pid != os.getpid():
             self._pid, self._pool = os.getpid(), self._open()
-        wait_s = answer_s + call.wait_s
+        wait_s = read_timeout_s + call.wait_s
         bounds = {"connect": min(self._connect_s, wait_s), "read": wait_s, "write": wait_s}
         try:
             answer = self._pool.request(

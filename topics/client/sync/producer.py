@@ -56,7 +56,7 @@ class Producer(Sender):
         `ValueError` for a value without a JSON form, and after `close`.
         """
         record = encoded(calls.record_of(data, fields))
-        self._begin_to_send()
+        self._start_sending()
         with self._changed:
             number = self._admit(record)
             self._complete.extend(self._chunker.add(record, number))

@@ -64,7 +64,7 @@ class Publisher(Sender):
         fields.setdefault("node", self._caller.node)
         record = encoded(calls.record_of(data, fields))
         message = b'"topic":%b,"records":[%b]}' % (encoded(topic), record)
-        self._begin_to_send()
+        self._start_sending()
         with self._changed:
             number = self._admit(message)
             self._unsent.append(number)

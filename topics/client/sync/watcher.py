@@ -21,7 +21,7 @@ from topics.client.watching import (
     CURSOR_CONFIG,
     CURSOR_PREFIX,
     EVENT_MAX_BYTES,
-    SAVE_EVERY_S,
+    SAVE_INTERVAL_S,
     Position,
     Progress,
     Shown,
@@ -252,8 +252,8 @@ class Cursor(Background, Progress):
 
     def _keep(self) -> None:
         """Save changed positions until the block ends."""
-        while not self._ends_within(SAVE_EVERY_S):
-            self._save_soon(SAVE_EVERY_S)
+        while not self._wait_for_end(SAVE_INTERVAL_S):
+            self._save_soon(SAVE_INTERVAL_S)
 
     def _save_soon(self, timeout_s: float) -> None:
         """Save the position within ``timeout_s`` s, or log the failure."""

@@ -32,7 +32,7 @@ from typing import Any, Self
 from topics.client import calls
 from topics.client.calls import LOG, SHUTDOWN_S, Tries
 from topics.client.errors import ConnectionLost, TopicsError
-from topics.client.jobs import EXTEND_AGAIN_S, EXTEND_PART, HeldJob, worker_name
+from topics.client.jobs import EXTEND_DIVISOR, EXTEND_RETRY_S, HeldJob, worker_name
 from topics.client.sync.caller import Caller
 from topics.client.threads import Lock, Working, shielded
 from topics.client.values import JobRecord
@@ -105,10 +105,10 @@ class Worker(Working):
         self._lock = threading.Lock()  # of both; never held while a request is sent
         self._waiting = 0  # iterators
         self._claiming = Lock()
-        self._is_entered = False
+        self._counts_as_inflight = False
 
     def __enter__(self) -> Self:
-        self._is_entered = True
+        self._counts_as_inflight = True
         self._begin(self._keep)
         return self
 
@@ -139,8 +139,8 @@ class Worker(Working):
         """
         if concurrency < 1:
             raise ValueError(f"the concurrency {concurrency} is below 1")
-        with nullcontext() if self._is_entered else self:
-            self._together(partial(self._handle, handler), concurrency)
+        with nullcontext() if self._counts_as_inflight else self:
+            self._run_concurrently(partial(self._handle, handler), concurrency)
 
     def _handle(self, handler: Callable[[Job], object]) -> None:
         for job in self:
@@ -220,10 +220,10 @@ class Worker(Working):
 
     def _keep(self) -> None:
         """Extend leases until the worker ends."""
-        pause_s = extend_s = self._lease_s / EXTEND_PART
+        pause_s = extend_s = self._lease_s / EXTEND_DIVISOR
         with self._client.caller(timeout=extend_s) as own:
-            while not self._ends_within(pause_s):
-                pause_s = extend_s if self._extend(own) else min(EXTEND_AGAIN_S, extend_s)
+            while not self._wait_for_end(pause_s):
+                pause_s = extend_s if self._extend(own) else min(EXTEND_RETRY_S, extend_s)
 
     def _extend(self, own: Caller) -> bool:
         """Extend the leases of all held jobs. Return whether the server has replied."""

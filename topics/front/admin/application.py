@@ -90,7 +90,7 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
     async def refuse(failure: TopicsError) -> Response:
         return response(dispatcher.refused(admitted().request, failure, admitted().at))
 
-    async def apologize(bug: Exception) -> Response:
+    async def send_internal_error(bug: Exception) -> Response:
         log.error("request failed", route=admitted().request.route.name, exc_info=bug)
         return response(error_answer(Internal("internal error"), admitted().at))
 
@@ -100,7 +100,7 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
 
     # Every response passes `keep`, also those of the error handlers.
     app.register_error_handler(TopicsError, refuse)
-    app.register_error_handler(Exception, apologize)
+    app.register_error_handler(Exception, send_internal_error)
     app.after_request(keep)
     return _shielded(app)
 
@@ -114,11 +114,11 @@ def _shielded(app: QuartTrio) -> App:
     """
 
     async def shielded(scope: AsgiMessage, receive: Receive, send: Send) -> None:
-        async def send_whole(message: AsgiMessage) -> None:
+        async def send_without_length(message: AsgiMessage) -> None:
             with trio.CancelScope(shield=True):
                 await send(message)
 
-        await app(scope, receive, send_whole)  # type: ignore[arg-type]
+        await app(scope, receive, send_without_length)  # type: ignore[arg-type]
 
     return shielded
 
@@ -132,7 +132,7 @@ class Application:
     worker: WorkerContext
     context: RouteContext
 
-    async def ask(self, call: AdminCall) -> Answer:
+    async def call(self, call: AdminCall) -> Answer:
         """Return the response.
 
         Its body is not in shared memory. This never waits for the client.

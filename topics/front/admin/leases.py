@@ -14,7 +14,7 @@ from topics.engine.access import Scope
 from topics.formats.api.limits import check_worker
 from topics.formats.wire import calls
 from topics.front.admin import paging, rows
-from topics.front.admin.views import View, admitted, ask, context, copied, response
+from topics.front.admin.views import View, admitted, call_shard, context, copied, response
 from topics.front.answers import Answer, elapsed_ms, shard_answer
 from topics.front.request import listed
 from topics.front.route import Route
@@ -34,7 +34,7 @@ async def leases(topic: str) -> Response:
         with_ids=call.request.principal.allows(Scope.WRITE),
         at=call.at,
     )
-    page, after = copied(await ask(calls.LEASES, params), _page)
+    page, after = copied(await call_shard(calls.LEASES, params), _page)
     more = {} if after is None else {"next_cursor": paging.SEQS.encode(after)}
     tail = {**more, "performance": {"server_total_ms": elapsed_ms(call.at)}}
     return response(Answer(200, b'{"leases":' + page + b"," + msgspec.json.encode(tail)[1:]))
@@ -51,7 +51,7 @@ async def redrive(topic: str) -> Response:
     """
     call = admitted()
     params = calls.RedriveParams(topic, listed(call.request.principal.prefixes), call.at)
-    return response(shard_answer(await ask(calls.REDRIVE, params, has_body=True)))
+    return response(shard_answer(await call_shard(calls.REDRIVE, params, has_body=True)))
 
 
 VIEWS: dict[Route, View] = {rows.LEASES: leases, rows.REDRIVE: redrive}

@@ -93,7 +93,7 @@ async def metrics() -> Response:
     request = call.request
     assert request.head is not None, "the route keeps the request head"
     prefixes, most = listed(request.principal.prefixes), parts.settings.metrics_topics
-    found = await _ask_all(parts, MetricsParams(prefixes, most, most)) if most else []
+    found = await _call_all(parts, MetricsParams(prefixes, most, most)) if most else []
     parts.live.keys.check(request.principal)  # the keys may have changed during the wait
     families = chain(
         server_families(parts), counters.families(parts.board), row_families(parts, found)
@@ -125,7 +125,7 @@ def server_families(context: RouteContext) -> Iterator[MetricFamily]:
     versions = (("version", __version__), ("python", platform.python_version()))
     shards = [board.shard(index) for index in range(board.shards)]
     spawns = [(str(process), board.process(process).spawns) for process in board.processes]
-    one, label = _one, _labelled
+    one, label = _single, _labelled
     # fmt: off
     families = (
         ("topics_ready", "1 while /v0/ready returns 200.", one(int(is_ready))),
@@ -160,7 +160,7 @@ def server_families(context: RouteContext) -> Iterator[MetricFamily]:
         yield MetricFamily(name, COUNTER if name.endswith("_total") else GAUGE, text, series)
 
 
-def _one(value: float) -> list[Series]:
+def _single(value: float) -> list[Series]:
     """Return the single series of a metric without labels."""
     return [((), value)]
 
@@ -178,11 +178,11 @@ def _states_text(states: type[FrontState] | type[ShardState]) -> str:
 # Metrics of single topics and routers
 
 
-async def _ask_all(context: RouteContext, params: MetricsParams) -> list[MetricsResult]:
+async def _call_all(context: RouteContext, params: MetricsParams) -> list[MetricsResult]:
     """Return the results of the shards that respond in time."""
     found: list[MetricsResult] = []
 
-    async def ask(shard: int) -> None:
+    async def call_one(shard: int) -> None:
         try:
             reply = await context.shards.answer(shard, METRICS_READ, params)
         except TopicsError:  # the shard is down; the other shards still count
@@ -194,16 +194,20 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
     with trio.move_on_after(READ_MAX_S):
         async with context.metric_reads, trio.open_nursery() as nursery:
             for shard in range(context.shards.count):
-                nursery.start_soon(ask, shard)
+                nursery.start_soon(call_one, shard)
     return found
 
 
 def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[MetricFamily]:
     """Yield the rows of the shards, up to a bound, in the order of their names."""
-    is_cut = len(found) < context.shards.count
+    is_truncated = len(found) < context.shards.count
     most = context.settings.metrics_topics
-    yield from _families("topic", TOPICS, [one[:2] for one in found], most, is_cut=is_cut)
-    yield from _families("router", ROUTERS, [one[2:] for one in found], most, is_cut=is_cut)
+    yield from _families(
+        "topic", TOPICS, [one[:2] for one in found], most, is_truncated=is_truncated
+    )
+    yield from _families(
+        "router", ROUTERS, [one[2:] for one in found], most, is_truncated=is_truncated
+    )
 
 
 def _families(
@@ -212,7 +216,7 @@ def _families(
     parts: Sequence[tuple[Sequence[Sequence[Any]], bool]],
     most: int,
     *,
-    is_cut: bool,
+    is_truncated: bool,
 ) -> Iterator[MetricFamily]:
     """Yield a family for each column of the rows, and a gauge that reports whether rows are
     missing.
@@ -221,7 +225,7 @@ def _families(
     """
     # Each shard returns its first names, so the first ``most`` names of all shards are complete.
     rows = sorted(chain.from_iterable(rows for rows, _ in parts), key=itemgetter(0))
-    is_cut = is_cut or len(rows) > most or any(truncated for _, truncated in parts)
+    is_truncated = is_truncated or len(rows) > most or any(truncated for _, truncated in parts)
     names, *values = zip(*rows[:most], strict=True) if rows else [()] * (1 + len(columns))
     first = Column(label, names, ())
     for (name, kind, text), column in zip(columns.values(), values, strict=True):
@@ -230,7 +234,7 @@ def _families(
         f"1 if some {label}s are missing, because of TOPICS_METRICS_TOPICS or because a shard does"
         " not respond."
     )
-    yield MetricFamily(f"topics_{label}_metrics_truncated", GAUGE, text, _one(int(is_cut)))
+    yield MetricFamily(f"topics_{label}_metrics_truncated", GAUGE, text, _single(int(is_truncated)))
 
 
 VIEWS: dict[Route, View] = {rows.METRICS: metrics, rows.METRICS_AT_ROOT: metrics}

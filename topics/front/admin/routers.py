@@ -16,7 +16,7 @@ from quart import Response
 
 from topics.formats.wire import calls
 from topics.front.admin import paging, rows
-from topics.front.admin.views import View, admitted, ask, copied, response
+from topics.front.admin.views import View, admitted, call_shard, copied, response
 from topics.front.answers import location, shard_answer
 from topics.front.request import listed
 from topics.front.route import Route
@@ -29,19 +29,19 @@ def _params(router: str) -> calls.RouterParams:
 
 async def put(router: str) -> Response:
     """Create or configure a router."""
-    reply = await ask(calls.ROUTER_PUT, _params(router), has_body=True)
+    reply = await call_shard(calls.ROUTER_PUT, _params(router), has_body=True)
     made = location("routers", router) if reply.result.created else ()
     return response(shard_answer(reply, made=made))
 
 
 async def get(router: str) -> Response:
     """Return the config and counters of a router."""
-    return response(shard_answer(await ask(calls.ROUTER_GET, _params(router))))
+    return response(shard_answer(await call_shard(calls.ROUTER_GET, _params(router))))
 
 
 async def delete(router: str) -> Response:
     """Delete a router."""
-    return response(shard_answer(await ask(calls.ROUTER_DELETE, _params(router))))
+    return response(shard_answer(await call_shard(calls.ROUTER_DELETE, _params(router))))
 
 
 async def list_routers() -> Response:
@@ -60,7 +60,7 @@ async def list_routers() -> Response:
         limit=size + 1,
         prefixes=listed(call.request.principal.prefixes),
     )
-    items = copied(await ask(calls.ROUTER_LIST, params), paging.named_items)
+    items = copied(await call_shard(calls.ROUTER_LIST, params), paging.named_items)
     return response(paging.answer("routers", items, size, call.at))
 
 

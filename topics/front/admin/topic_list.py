@@ -9,7 +9,7 @@ from quart import Response
 
 from topics.formats.wire import calls
 from topics.front.admin import paging, rows
-from topics.front.admin.views import View, admitted, ask_all, response
+from topics.front.admin.views import View, admitted, call_all, response
 from topics.front.request import listed
 from topics.front.route import Route
 
@@ -29,7 +29,7 @@ async def list_topics() -> Response:
         touch=query[rows.TOUCH],
         prefixes=listed(call.request.principal.prefixes),
     )
-    found = await ask_all(calls.TOPIC_LIST, params, paging.named_items)
+    found = await call_all(calls.TOPIC_LIST, params, paging.named_items)
     items = sorted(item for items in found for item in items)
     return response(paging.answer("topics", items, size, call.at))
 

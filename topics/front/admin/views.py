@@ -53,7 +53,7 @@ def response(answer: Answer) -> Response:
     return made
 
 
-async def ask(call: Call[P, R], params: P, *, has_body: bool = False) -> Reply[R]:
+async def call_shard(call: Call[P, R], params: P, *, has_body: bool = False) -> Reply[R]:
     """Call the shard of the request's topic, or the shard that owns the routers.
 
     ``has_body``: send the request's body with the call. Raise `TopicsError`.
@@ -63,14 +63,14 @@ async def ask(call: Call[P, R], params: P, *, has_body: bool = False) -> Reply[R
     return await context().shards.answer(asked.request.shard, call, params, body)
 
 
-async def ask_all(call: Call[P, R], params: P, take: Callable[[Reply[R]], T]) -> list[T]:
+async def call_all(call: Call[P, R], params: P, take: Callable[[Reply[R]], T]) -> list[T]:
     """Call all shards concurrently. Return the data that ``take`` copies from each reply, by shard.
 
     Raise the first `TopicsError`.
     """
     shards, taken, failures = context().shards, dict[int, T](), list[TopicsError]()
 
-    async def ask_one(shard: int) -> None:
+    async def call_one(shard: int) -> None:
         try:
             taken[shard] = copied(await shards.answer(shard, call, params), take)
         except TopicsError as failure:
@@ -79,7 +79,7 @@ async def ask_all(call: Call[P, R], params: P, take: Callable[[Reply[R]], T]) ->
 
     async with trio.open_nursery() as asking:
         for shard in range(shards.count):
-            asking.start_soon(ask_one, shard)
+            asking.start_soon(call_one, shard)
     if failures:
         raise failures[0]
     return [taken[shard] for shard in sorted(taken)]

@@ -22,7 +22,7 @@ from topics.formats.buffers import Buffer
 from topics.front.answers import Answer
 from topics.front.data.backup_stream import Backup
 from topics.front.data.context import RouteContext
-from topics.front.dispatch import Begun, Then
+from topics.front.dispatch import OnResult, PendingResult
 from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Route
 
@@ -33,12 +33,16 @@ HEADERS: Final = (
 )
 
 
-def backup(context: RouteContext, request: Request, _body: Body, _at: int, _then: Then) -> Begun:
+def backup(
+    context: RouteContext, request: Request, _body: Body, _at: int, _then: OnResult
+) -> PendingResult:
     """Start a backup. Raise `Forbidden`, `Throttled` or `NotReady`."""
     return _begin(context, request, None)
 
 
-def changes(context: RouteContext, request: Request, body: Body, _at: int, _then: Then) -> Begun:
+def changes(
+    context: RouteContext, request: Request, body: Body, _at: int, _then: OnResult
+) -> PendingResult:
     """Start an incremental backup. Raise `InvalidRequest`, `Forbidden`, `Throttled`, `NotReady`."""
     # The body is in a block of shared memory: copy it and free the block.
     if not isinstance(body, Buffer):

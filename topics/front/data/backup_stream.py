@@ -52,16 +52,16 @@ from topics.storage.disk import Damaged
 log = structlog.get_logger()
 
 # Attempts to cut the logs, because a move between topics may take longer than a hold.
-CUTS_MAX: Final = 10
+CUT_ATTEMPTS_MAX: Final = 10
 PAUSE_S: Final = 0.5  # between two attempts
-AHEAD_PIECES: Final = 8  # chunks that were read and have not been sent
+READ_AHEAD_CHUNKS: Final = 8  # chunks that were read and have not been sent
 # While other clients send requests. Reading, hashing and sending take about 4 ms per MiB.
 BUSY_BYTES_PER_S: Final = 32 << 20
 # The nice value of the thread that reads.
-NICE: Final = 15
+READER_NICENESS: Final = 15
 
 
-class Backups:
+class BackupSlots:
     """The backups of a front: at most one at a time, and the number of each outcome."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Backup:
         shards: Shards,
         drain: Drain,
         keys: Keys,
-        backups: Backups,
+        backups: BackupSlots,
         *,
         known: Sequence[KnownFile] | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class Backup:
         self._params = BackupParams(secrets.randbits(62), known is not None)
         self._flags: list[ArchiveFile] = []
         self._files: list[ArchiveFile] = []
-        self._is_over = False
+        self._is_done = False
         self._seen_requests = 0  # number of requests of all clients of the front at the last check
 
     async def begin(self) -> None:
@@ -100,7 +100,7 @@ class Backup:
         """
         self._backups.slots.acquire()
         try:
-            for begun in await self._ask_all(BACKUP_BEGIN):
+            for begun in await self._call_all(BACKUP_BEGIN):
                 self._flags += map(ArchiveFile._make, begun.flags)
                 self._files += map(ArchiveFile._make, begun.files)
         except BaseException:
@@ -109,8 +109,8 @@ class Backup:
 
     def abandon(self) -> None:
         """Let the shards release their files, and permit another backup. Safe to call twice."""
-        if not self._is_over:
-            self._is_over = True
+        if not self._is_done:
+            self._is_done = True
             # A stalled shard receives this when it continues.
             for shard in range(self._shards.count):
                 self._shards.notify(shard, BACKUP_ABANDONED, self._params)
@@ -138,7 +138,7 @@ class Backup:
         cuts, found = await self._cut()
         await self._send_all(request, connection, stream.add([*self._files, *found]))
         # All shards confirm that they still have the files of the backup.
-        await self._ask_all(BACKUP_END)
+        await self._call_all(BACKUP_END)
         self.abandon()  # a client that has received the last byte may request the next backup
         manifest = Manifest(
             FORMAT, __version__, self._shards.count, created_ms, cuts, stream.members
@@ -173,29 +173,29 @@ class Backup:
     async def _cut(self) -> tuple[list[int], list[ArchiveFile]]:
         """Return the LSN up to which each log belongs to the backup, and the files of all logs.
 
-        Retry up to `CUTS_MAX` times. Raise `NotReady`.
+        Retry up to `CUT_ATTEMPTS_MAX` times. Raise `NotReady`.
         """
-        for attempt in range(1, CUTS_MAX + 1):
+        for attempt in range(1, CUT_ATTEMPTS_MAX + 1):
             try:
-                await self._ask_all(BACKUP_HOLD)
-                cuts = [cut.lsn for cut in await self._ask_all(BACKUP_CUT)]
-                answers = await self._ask_all(BACKUP_FILES)
+                await self._call_all(BACKUP_HOLD)
+                cuts = [cut.lsn for cut in await self._call_all(BACKUP_CUT)]
+                answers = await self._call_all(BACKUP_FILES)
             except NotReady as failure:
                 log.debug("backup cut failed", reason=failure.message)
                 self._release()
-                if attempt == CUTS_MAX:
+                if attempt == CUT_ATTEMPTS_MAX:
                     raise
                 await trio.sleep(PAUSE_S)
             else:
                 break
         return cuts, [ArchiveFile._make(row) for answer in answers for row in answer.files]
 
-    async def _ask_all(self, call: Call[BackupParams, R]) -> list[R]:
+    async def _call_all(self, call: Call[BackupParams, R]) -> list[R]:
         """Call all shards and return their results. Raise the first failure."""
         found: dict[int, R] = {}
         failures: list[TopicsError] = []
 
-        async def ask(shard: int) -> None:
+        async def call_one(shard: int) -> None:
             try:
                 reply = await self._shards.answer(shard, call, self._params)
             except TopicsError as failure:
@@ -207,7 +207,7 @@ class Backup:
 
         async with trio.open_nursery() as nursery:
             for shard in range(self._shards.count):
-                nursery.start_soon(ask, shard)
+                nursery.start_soon(call_one, shard)
         if failures:
             raise failures[0]
         return [found[shard] for shard in range(self._shards.count)]
@@ -230,16 +230,17 @@ def _chunk(data: bytes) -> Sequence[bytes]:
 
 @contextlib.asynccontextmanager
 async def reading(pieces: Iterator[bytes]) -> AsyncIterator[trio.MemoryReceiveChannel[bytes]]:
-    """Iterate ``pieces`` in a thread of low priority, up to `AHEAD_PIECES` ahead of the reader.
+    """Iterate ``pieces`` in a thread of low priority, up to `READ_AHEAD_CHUNKS` ahead of the
+    reader.
 
     At its end, the context manager raises the exception of the thread.
     """
-    send, receive = trio.open_memory_channel[bytes](AHEAD_PIECES)
+    send, receive = trio.open_memory_channel[bytes](READ_AHEAD_CHUNKS)
     token = trio.lowlevel.current_trio_token()
     failures: list[Exception] = []
 
     def read() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), READER_NICENESS)
         with contextlib.suppress(trio.BrokenResourceError, trio.Cancelled, trio.RunFinishedError):
             try:
                 for piece in pieces:

@@ -19,7 +19,7 @@ from topics.errors import NotFound
 from topics.formats.api.request_heads import Headers
 from topics.front.data.context import RouteContext
 from topics.front.data.files import File, row
-from topics.front.dispatch import Operation, Then
+from topics.front.dispatch import OnResult, Operation
 from topics.front.request import Body, Request
 from topics.front.route import Route
 
@@ -45,7 +45,12 @@ HEADERS: Final[Headers] = (
 
 
 def _if_on(
-    operation: Operation, context: RouteContext, request: Request, body: Body, at: int, then: Then
+    operation: Operation,
+    context: RouteContext,
+    request: Request,
+    body: Body,
+    at: int,
+    then: OnResult,
 ) -> None:
     """Serve the file if the console is enabled. Raise `NotFound` otherwise."""
     if not context.settings.console:

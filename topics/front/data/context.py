@@ -16,8 +16,8 @@ from topics.errors import TopicsError
 from topics.formats.api.limits import Limits, limits_of
 from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer, shard_answer
-from topics.front.data.backup_stream import Backups
-from topics.front.dispatch import Pending, Then
+from topics.front.data.backup_stream import BackupSlots
+from topics.front.dispatch import OnResult, Pending
 from topics.front.drain import Drain
 from topics.front.live.live import Live
 from topics.front.live.watches import Watches
@@ -43,7 +43,7 @@ class RouteContext:
     watches: Watches
     board: Board
     metric_reads: trio.CapacityLimiter
-    backups: Backups
+    backups: BackupSlots
     started_ns: int = field(default_factory=monotonic_ns)
 
     @classmethod
@@ -61,7 +61,7 @@ class RouteContext:
             watches=Watches(live),
             board=board,
             metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),
-            backups=Backups(),
+            backups=BackupSlots(),
         )
 
     def ask(
@@ -70,7 +70,7 @@ class RouteContext:
         call: Call[P, R],
         params: P,
         body: Body,
-        then: Then,
+        then: OnResult,
         answer: Callable[[Reply[R]], Answer] = shard_answer,
     ) -> Pending | None:
         """Call the shard of the request's topic. ``answer`` converts its reply to a response."""

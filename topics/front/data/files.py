@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from topics.formats.api.request_heads import Headers, list_members
 from topics.front.answers import Answer
 from topics.front.data.context import RouteContext
-from topics.front.dispatch import COMPRESS_MIN_BYTES, Operation, Then
+from topics.front.dispatch import COMPRESS_MIN_BYTES, OnResult, Operation
 from topics.front.request import Body, Request
 from topics.front.route import Route
 
@@ -40,7 +40,7 @@ class File(NamedTuple):
 
 
 def serve(
-    file: File, _context: RouteContext, request: Request, _body: Body, _at: int, then: Then
+    file: File, _context: RouteContext, request: Request, _body: Body, _at: int, then: OnResult
 ) -> None:
     """Return the file, or 304 for a client that has it."""
     assert request.head is not None, "the route keeps the request head"

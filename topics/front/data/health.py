@@ -11,33 +11,33 @@ import time
 from typing import Final
 
 from topics import __version__
-from topics.actors.shard_client.readiness import unready
+from topics.actors.shard_client.readiness import unavailable_error
 from topics.front.answers import json_answer
 from topics.front.data.context import RouteContext
 from topics.front.data.specs import ASYNCAPI, OPENAPI
-from topics.front.dispatch import Operation, Then
+from topics.front.dispatch import OnResult, Operation
 from topics.front.drain import shutting_down
 from topics.front.request import Body, Request
 from topics.front.route import Route
 
 
-def health(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
+def health(context: RouteContext, _request: Request, _body: Body, at: int, then: OnResult) -> None:
     """Return 200 while this process can respond (§8.1)."""
     uptime_ms = (time.monotonic_ns() - context.started_ns) // 1_000_000
     then(json_answer({"status": "ok", "version": __version__, "uptime_ms": uptime_ms}, at))
 
 
-def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
+def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: OnResult) -> None:
     """Return 200 if the server is ready (§8.2).
 
     Shards that only serve readers are listed, and the server counts as ready. Raise `ShuttingDown`
-    during the drain, or the error of `unready`.
+    during the drain, or the error of `unavailable_error`.
     """
     readiness = context.shards.readiness()
     if readiness.draining or context.drain.is_draining:
         raise shutting_down()
     if not readiness.ready:
-        raise unready(readiness)
+        raise unavailable_error(readiness)
     answer = {"status": "ready", "wal_replay_complete": True, "topics": readiness.topics}
     if readiness.limited:
         answer["shards"] = [{"shard": shard, "state": state} for shard, state in readiness.limited]
@@ -54,7 +54,7 @@ LINKS: Final = {
 DOCS: Final = "README.md and topics/docs/*.md of the distribution topics-engine"
 
 
-def root(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
+def root(context: RouteContext, _request: Request, _body: Body, at: int, then: OnResult) -> None:
     """Return the server's name, its version, links, and the location of its documentation."""
     links = LINKS | {"console": "/console"} if context.settings.console else LINKS
     answer = {"name": "topics", "version": __version__, "links": links, "docs": DOCS}

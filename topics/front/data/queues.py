@@ -25,7 +25,7 @@ from topics.formats.api.limits import check_worker, clamped_lease_ms, clamped_ma
 from topics.formats.wire import calls
 from topics.front.answers import Answer, shard_answer
 from topics.front.data.context import RouteContext
-from topics.front.dispatch import Begun, Operation, Then
+from topics.front.dispatch import OnResult, Operation, PendingResult
 from topics.front.http.connection import Connection
 from topics.front.live.sse import HEADERS
 from topics.front.live.work_stream import WorkStream
@@ -39,7 +39,9 @@ MAX_JOBS = Parameter("max", integer, default=1)
 LEASE_MS: Parameter[int | None] = Parameter("lease_ms", integer, default=None)
 
 
-def claim(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
+def claim(
+    context: RouteContext, request: Request, body: Body, at: int, then: OnResult
+) -> PendingResult:
     """Lease jobs (§10.2). May wait for the ``wait_ms`` of the body."""
     shards, shard, topic = context.shards, request.shard, request.topic
 
@@ -52,7 +54,7 @@ def claim(context: RouteContext, request: Request, body: Body, at: int, then: Th
         return answer
 
     call, params = context.drain.waiting(request, then), calls.TopicParams(topic, at)
-    call.wait_for(context.ask(request, calls.CLAIM, params, body, call.answered, answer))
+    call.attach(context.ask(request, calls.CLAIM, params, body, call.answered, answer))
     return call
 
 
@@ -61,22 +63,30 @@ def _give_back(shards: Shards, shard: int, leases: calls.UnclaimedParams) -> Non
     shards.notify(shard, calls.UNCLAIMED, leases)
 
 
-def ack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
+def ack(
+    context: RouteContext, request: Request, body: Body, at: int, then: OnResult
+) -> PendingResult:
     """Acknowledge jobs (§10.4)."""
     return context.ask(request, calls.ACK, calls.TopicParams(request.topic, at), body, then)
 
 
-def nack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
+def nack(
+    context: RouteContext, request: Request, body: Body, at: int, then: OnResult
+) -> PendingResult:
     """Release jobs for a retry (§10.5)."""
     return context.ask(request, calls.NACK, calls.TopicParams(request.topic, at), body, then)
 
 
-def extend(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
+def extend(
+    context: RouteContext, request: Request, body: Body, at: int, then: OnResult
+) -> PendingResult:
     """Extend leases (§10.6)."""
     return context.ask(request, calls.EXTEND, calls.TopicParams(request.topic, at), body, then)
 
 
-def work(context: RouteContext, request: Request, _body: Body, _at: int, _then: Then) -> Begun:
+def work(
+    context: RouteContext, request: Request, _body: Body, _at: int, _then: OnResult
+) -> PendingResult:
     """Open a stream of jobs (§10.8). If the shard refuses, the response is a plain error."""
     return _open(context, request)
 

@@ -43,13 +43,13 @@ from topics.formats.wire.calls import (
     TopicParams,
 )
 from topics.front.answers import Answer, elapsed_ms, shard_answer
-from topics.front.dispatch import Pending, Then
+from topics.front.dispatch import OnResult, Pending
 from topics.front.drain import Drain
 from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Route
 
 # Bounds of all clients of a front together: predicted diffs, and runs of pages.
-GUESSES_MAX = 1024
+PREDICTIONS_MAX = 1024
 RUNS_MAX = 16
 # Longest run, in pages.
 RUN_PAGES_MAX = 8
@@ -77,7 +77,7 @@ class PageKey(NamedTuple):
         return PageKey(self.topic, _FROM_SEQ.sub(rb"\g<1>%d" % from_seq, self.body))
 
 
-class Page(NamedTuple):
+class AheadPage(NamedTuple):
     """A page that was read ahead: ``length`` bytes of ``body``, which has space for the trailer."""
 
     body: bytearray
@@ -86,7 +86,7 @@ class Page(NamedTuple):
     scanned: int
 
 
-class Run:
+class PageRun:
     """Pages that one message requested, in order. ``pages`` is None until they arrive.
 
     When the first page is used, the next run is requested.
@@ -107,12 +107,12 @@ class Run:
         self.page_count = page_count
         self.is_used = False
         self.used_ns = time.monotonic_ns()
-        self.pages: deque[Page] | None = None
+        self.pages: deque[AheadPage] | None = None
         self.waiting: Callable[[], object] | None = None  # a request that arrived before its page
         self.mark = HeadMark(0, 0)
         self.earliest_seq = self.epoch = 0
 
-    def keep(self, reply: Reply[DiffAheadResult]) -> None:
+    def store(self, reply: Reply[DiffAheadResult]) -> None:
         """Copy the pages, because they must not occupy shared memory."""
         result, body, start = reply.result, memoryview(reply.body), 0
         self.mark = HeadMark(*result.mark)
@@ -122,28 +122,30 @@ class Run:
             page = bytearray(length + TRAILER_MAX_BYTES)
             page[:length] = body[start : start + length]
             start += length
-            self.pages.append(Page(page, length, next_from_seq, scanned))
+            self.pages.append(AheadPage(page, length, next_from_seq, scanned))
 
 
-class RunAfterReply:
+class NextRunRequest:
     """A substitute for a reply, which requests the next run after the response was sent.
 
     An earlier request would delay the response.
     """
 
-    def __init__(self, ask: Callable[[], object], reply: Reply[DiffResult] | None = None) -> None:
-        self._ask, self._reply = ask, reply
+    def __init__(
+        self, request_run: Callable[[], object], reply: Reply[DiffResult] | None = None
+    ) -> None:
+        self._request_run, self._reply = request_run, reply
 
-    def on_lost(self, give_up: Callable[[], object]) -> None:
-        """Call ``give_up`` if the memory of the response is needed."""
+    def on_reclaim(self, reclaim: Callable[[], object]) -> None:
+        """Call ``reclaim`` if the memory of the response is needed."""
         if self._reply is not None:
-            self._reply.on_lost(give_up)
+            self._reply.on_reclaim(reclaim)
 
     def release(self) -> None:
         """Release the reply and request the next run, because the response was sent."""
         if self._reply is not None:
             self._reply.release()
-        self._ask()
+        self._request_run()
 
 
 class ReadAhead:
@@ -152,11 +154,11 @@ class ReadAhead:
     def __init__(self, shards: Shards, drain: Drain) -> None:
         self._shards, self._drain = shards, drain
         # Predicted diffs, oldest first. Nothing has been read ahead for them yet.
-        self._guesses: dict[PageKey, None] = {}
+        self._predicted: dict[PageKey, None] = {}
         # By the diff that the next page answers, the least recently used run first.
-        self._runs: dict[PageKey, Run] = {}
+        self._runs: dict[PageKey, PageRun] = {}
 
-    def diff(self, request: Request, body: Body, at: int, then: Then) -> Pending | None:
+    def diff(self, request: Request, body: Body, at: int, then: OnResult) -> Pending | None:
         """Read a page of records (§3). Takes ownership of ``body``.
 
         ``then`` is called with the response or the failure, possibly before this returns. Return
@@ -168,46 +170,46 @@ class ReadAhead:
         if not (may_wait or self._drain.is_draining):
             return self._begin(request, body, at, then)
         call = self._drain.waiting(request, then)
-        call.wait_for(self._begin(request, body, at, call.answered))
+        call.attach(self._begin(request, body, at, call.answered))
         return call
 
-    def _begin(self, request: Request, body: Body, at: int, then: Then) -> Pending | None:
+    def _begin(self, request: Request, body: Body, at: int, then: OnResult) -> Pending | None:
         """Respond from a page that was read ahead, wait for such a page, or call the shard."""
         if type(body) is not bytes or len(body) > BODY_MAX_BYTES:
-            return self._ask_now(request, body, at, then, None, is_read_on=False)
+            return self._call_shard(request, body, at, then, None, was_predicted=False)
         key = PageKey(request.topic, body)
         run = self._runs.pop(key, None)
         if run is None:
-            is_guessed = key in self._guesses
-            self._guesses.pop(key, None)
-            return self._ask_now(request, body, at, then, key, is_read_on=is_guessed)
+            is_guessed = key in self._predicted
+            self._predicted.pop(key, None)
+            return self._call_shard(request, body, at, then, key, was_predicted=is_guessed)
         # The page was requested and has not arrived. The request waits for it.
         if run.pages is None:
-            run.waiting = partial(self._answer_or_ask, request, at, then, key, run)
+            run.waiting = partial(self._answer_or_call, request, at, then, key, run)
             return None
-        return self._answer_or_ask(request, at, then, key, run)
+        return self._answer_or_call(request, at, then, key, run)
 
-    def _answer_or_ask(
-        self, request: Request, at: int, then: Then, key: PageKey, run: Run
+    def _answer_or_call(
+        self, request: Request, at: int, then: OnResult, key: PageKey, run: PageRun
     ) -> Pending | None:
         """Respond from the run, or call the shard if the run has no correct page."""
         answer = self._answer(request.shard, key, run, at)
         if answer is None:
-            return self._ask_now(request, key.body, at, then, key, is_read_on=False)
+            return self._call_shard(request, key.body, at, then, key, was_predicted=False)
         then(answer)
         return None
 
-    def _ask_now(
+    def _call_shard(
         self,
         request: Request,
         body: Body,
         at: int,
-        then: Then,
+        then: OnResult,
         key: PageKey | None,
         *,
-        is_read_on: bool,
+        was_predicted: bool,
     ) -> Pending:
-        """Call the shard. ``is_read_on`` is true if the request was predicted."""
+        """Call the shard. ``was_predicted`` is true if the request was predicted."""
 
         def answered(reply: Reply[DiffResult] | TopicsError) -> None:
             if isinstance(reply, TopicsError):
@@ -216,26 +218,26 @@ class ReadAhead:
             answer, next_from_seq = shard_answer(reply), reply.result.next_from_seq
             if key is not None and next_from_seq is not None and key.has_cursor:
                 following = key.moved_to(next_from_seq)
-                if is_read_on:
+                if was_predicted:
                     # The client has made the predicted request: request the page after this one.
-                    ask = partial(self.ask, request.shard, following, 1)
-                    answer.reply = RunAfterReply(ask, reply)
+                    request_run = partial(self.request_run, request.shard, following, 1)
+                    answer.reply = NextRunRequest(request_run, reply)
                 elif following not in self._runs:
                     # Only predict the next request. Nothing is read ahead before the client has
                     # made it.
-                    self._guess(following)
+                    self._predict(following)
             then(answer)
 
         params = TopicParams(request.topic, at)
         return self._shards.call(request.shard, DIFF, params, body, answered)
 
-    def _guess(self, key: PageKey) -> None:
+    def _predict(self, key: PageKey) -> None:
         """Store a predicted request, and drop the oldest one above the bound."""
-        if len(self._guesses) >= GUESSES_MAX:
-            del self._guesses[next(iter(self._guesses))]
-        self._guesses[key] = None
+        if len(self._predicted) >= PREDICTIONS_MAX:
+            del self._predicted[next(iter(self._predicted))]
+        self._predicted[key] = None
 
-    def _has_room(self) -> bool:
+    def _has_free_run(self) -> bool:
         """Return whether another run may be requested. Drop a stale run if necessary."""
         if len(self._runs) < RUNS_MAX:
             return True
@@ -245,21 +247,21 @@ class ReadAhead:
         del self._runs[key]
         return True
 
-    def ask(self, shard: int, key: PageKey, page_count: int) -> None:
+    def request_run(self, shard: int, key: PageKey, page_count: int) -> None:
         """Request a run that begins with the response to ``key``.
 
         Do nothing if it was already requested or if there are too many runs.
         """
-        if key in self._runs or not self._has_room():
+        if key in self._runs or not self._has_free_run():
             return
-        run = self._runs[key] = Run(page_count)
+        run = self._runs[key] = PageRun(page_count)
 
         def arrived(reply: Reply[DiffAheadResult] | TopicsError) -> None:
             if isinstance(reply, TopicsError):
                 # The waiting request calls the shard itself and gets the error.
                 run.pages = deque()
             else:
-                run.keep(reply)
+                run.store(reply)
                 reply.release()
             waiting, run.waiting = run.waiting, None
             if waiting is not None:
@@ -268,7 +270,7 @@ class ReadAhead:
         params = DiffAheadParams(key.topic, page_count)
         self._shards.call(shard, DIFF_AHEAD, params, key.body, arrived)
 
-    def _answer(self, shard: int, key: PageKey, run: Run, at: int) -> Answer | None:
+    def _answer(self, shard: int, key: PageKey, run: PageRun, at: int) -> Answer | None:
         """Return the response to ``key`` from the next page of its run.
 
         Return None if there is no page or if the page is stale.
@@ -294,10 +296,12 @@ class ReadAhead:
             run.is_used = True
             last = run.pages[-1] if run.pages else page
             page_count = min(2 * run.page_count, RUN_PAGES_MAX)
-            ask = partial(self.ask, shard, key.moved_to(last.next_from_seq), page_count)
-            next_run = RunAfterReply(ask)
+            request_run = partial(
+                self.request_run, shard, key.moved_to(last.next_from_seq), page_count
+            )
+            next_run = NextRunRequest(request_run)
         # The run is stored under the request that its next page answers.
-        if run.pages and self._has_room():
+        if run.pages and self._has_free_run():
             run.used_ns = time.monotonic_ns()
             self._runs[key.moved_to(page.next_from_seq)] = run
         return Answer(200, memoryview(page.body)[:length], next_run)

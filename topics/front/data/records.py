@@ -41,8 +41,8 @@ from topics.formats.wire.calls import (
 )
 from topics.front.answers import Answer, location, shard_answer
 from topics.front.data.context import RouteContext
-from topics.front.dispatch import Begun, Operation, Then
-from topics.front.pressure.pressure import Pressure, hold_back
+from topics.front.dispatch import OnResult, Operation, PendingResult
+from topics.front.pressure.pressure import Pressure, delay_refusal
 from topics.front.queries import EMPTY, Parameter, boolean
 from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Route
@@ -50,7 +50,7 @@ from topics.front.route import BodyRule, Route
 log = structlog.get_logger()
 
 # Requests of the first message, so that the shard starts while the front reads more.
-JOINED_FIRST = 8
+JOINED_FIRST_MAX = 8
 JOINED_MAX = 32  # requests of the later messages of an iteration
 JOINED_MAX_BYTES = 16 * 1024  # of the bodies of a group, unless it is one request
 
@@ -61,7 +61,7 @@ DECODED = [(outcome_in(byte), band_in(byte)) for byte in range(256)]
 RETURN_SEQS = Parameter("return_seqs", boolean, default=True)
 
 
-class Group(msgspec.Struct, eq=False):
+class AppendGroup(msgspec.Struct, eq=False):
     """Requests that are sent together.
 
     ``request`` is the first one, ``length`` that of all bodies.
@@ -71,39 +71,39 @@ class Group(msgspec.Struct, eq=False):
     with_seqs: bool
     bodies: list[Body]
     ats: list[int]
-    thens: list[Then]
+    thens: list[OnResult]
     length: int
     parked_ms: float
 
 
-class Appends:
+class AppendGroups:
     """The appends of all connections of a front."""
 
     def __init__(self, shards: Shards, pressure: Pressure) -> None:
         self._shards, self._batch = shards, shards.batch
         self._pressure, self._bands = pressure, pressure.bands
-        pressure.turns.batch = shards.batch
-        self._groups: dict[Key, Group] = {}
-        self._begun: set[Key] = set()  # groups with a message that was sent in this iteration
+        pressure.scheduler.batch = shards.batch
+        self._groups: dict[Key, AppendGroup] = {}
+        self._sent_early: set[Key] = set()  # groups with a message that was sent in this iteration
 
-    def append(self, request: Request, body: Body, at: int, then: Then) -> Begun:
+    def append(self, request: Request, body: Body, at: int, then: OnResult) -> PendingResult:
         """Append records (§2). The shard decodes the body. Raise `Throttled` under pressure."""
         pressure = self._pressure
-        if not pressure.is_calm:
+        if not pressure.is_unthrottled:
             refusal = pressure.refusal_of(request, body)
             if refusal is not None:
-                return hold_back(refusal)
+                return delay_refusal(refusal)
         # If all topics are in one band, no append has priority over another.
-        if self._bands.known or pressure.turns.waiting:
+        if self._bands.known or pressure.scheduler.waiting:
             band = self._bands.of(request.topic)
-            if not pressure.turns.may_go(band):
-                pressure.turns.park(band, partial(self._join, request, body, at, then))
+            if not pressure.scheduler.may_continue(band):
+                pressure.scheduler.park(band, partial(self._join, request, body, at, then))
                 return None
         self._join(request, body, at, then)
         return None
 
     def _join(
-        self, request: Request, body: Body, at: int, then: Then, parked_ms: float = 0.0
+        self, request: Request, body: Body, at: int, then: OnResult, parked_ms: float = 0.0
     ) -> None:
         """Add the request to the group of its topic, or send it alone if it cannot join.
 
@@ -115,36 +115,36 @@ class Appends:
         # Only short bodies without an idempotency key can join a group, and only while a batch is
         # open.
         if not self._batch.is_open or type(body) is not bytes or request.key is not None:
-            self._send(Group(request, with_seqs, [body], [at], [then], 0, parked_ms))
+            self._send(AppendGroup(request, with_seqs, [body], [at], [then], 0, parked_ms))
             return
         key = request.topic, with_seqs, request.principal
         group = self._groups.get(key)
         if group is None:
-            group = Group(request, with_seqs, [body], [at], [then], len(body), parked_ms)
+            group = AppendGroup(request, with_seqs, [body], [at], [then], len(body), parked_ms)
             self._groups[key] = group
-            self._batch.at_end = self._end_turn
+            self._batch.at_end = self._end_iteration
         else:
             group.bodies.append(body)
             group.ats.append(at)
             group.thens.append(then)
             group.length += len(body)
-        most = JOINED_MAX if key in self._begun else JOINED_FIRST
+        most = JOINED_MAX if key in self._sent_early else JOINED_FIRST_MAX
         if group.length > JOINED_MAX_BYTES or len(group.thens) == most:
             # The group is full: send it while the front reads more requests.
             del self._groups[key]
-            self._begun.add(key)
+            self._sent_early.add(key)
             self._send(group, early=True)
 
-    def _end_turn(self) -> None:
+    def _end_iteration(self) -> None:
         """Send the remaining groups at the end of an iteration."""
         self._batch.at_end = None
-        self._begun.clear()
+        self._sent_early.clear()
         while self._groups:  # a client whose request fails immediately may append again
             groups, self._groups = self._groups, {}
             for group in groups.values():
                 self._send(group)
 
-    def _send(self, group: Group, *, early: bool = False) -> None:
+    def _send(self, group: AppendGroup, *, early: bool = False) -> None:
         """Send a group as one message."""
         request, bodies, ats = group.request, group.bodies, group.ats
         principal, shard, is_one = request.principal, request.shard, len(bodies) == 1
@@ -160,14 +160,16 @@ class Appends:
             None if is_one else ats,
         )
         body = bodies[0] if is_one else b"".join(bodies)  # type: ignore[arg-type]
-        answered = partial(self._answered_one if is_one else self._answered, group)
+        answered = partial(self._answered_single if is_one else self._answered, group)
         try:
             self._shards.call(shard, APPEND, params, body, answered, early=early)
         except Exception:
             log.exception("request failed", route="append")
             answered(Internal("internal error"))
 
-    def _answered_one(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
+    def _answered_single(
+        self, group: AppendGroup, reply: Reply[AppendResult] | TopicsError
+    ) -> None:
         """Respond to the only request of a group, without copying the body of the reply."""
         then = group.thens[0]
         if isinstance(reply, TopicsError):
@@ -184,7 +186,7 @@ class Appends:
             made = location("topics", topic) if outcome == CREATED else ()
             then(shard_answer(reply, made=made))
 
-    def _answered(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
+    def _answered(self, group: AppendGroup, reply: Reply[AppendResult] | TopicsError) -> None:
         """Respond to each request of a group."""
         if isinstance(reply, TopicsError):
             answers: list[Answer | TopicsError] = [reply] * len(group.thens)
@@ -217,7 +219,9 @@ class Appends:
         return answers
 
 
-def delete(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
+def delete(
+    context: RouteContext, request: Request, body: Body, at: int, then: OnResult
+) -> PendingResult:
     """Delete records (§5)."""
     params = TopicParams(request.topic, at)
     return context.ask(request, DELETE_RECORDS, params, body, then)

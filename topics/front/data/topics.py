@@ -14,7 +14,7 @@ from topics.engine.access import Scope
 from topics.formats.wire import calls
 from topics.front.answers import Answer, location, shard_answer
 from topics.front.data.context import RouteContext
-from topics.front.dispatch import Begun, Operation, Then
+from topics.front.dispatch import OnResult, Operation, PendingResult
 from topics.front.queries import Parameter, boolean
 from topics.front.request import Body, Request, listed
 from topics.front.route import BodyRule, Route
@@ -24,7 +24,9 @@ TOUCH = Parameter("touch", boolean, default=True)
 IF_EMPTY = Parameter("if_empty", boolean, default=False)
 
 
-def put(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
+def put(
+    context: RouteContext, request: Request, body: Body, at: int, then: OnResult
+) -> PendingResult:
     """Create or configure a topic (§1.1)."""
     prefixes = listed(request.principal.prefixes)
     params = calls.TopicPutParams(request.topic, prefixes, at, request.query[DRY_RUN])
@@ -36,13 +38,17 @@ def _put_answer(topic: str, reply: Reply[calls.PutResult]) -> Answer:
     return shard_answer(reply, made=location("topics", topic) if reply.result.created else ())
 
 
-def get(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
+def get(
+    context: RouteContext, request: Request, _body: Body, at: int, then: OnResult
+) -> PendingResult:
     """Return the config and state of a topic (§1.2)."""
     params = calls.TopicGetParams(request.topic, request.query[TOUCH], at)
     return context.ask(request, calls.TOPIC_GET, params, b"", then)
 
 
-def delete(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
+def delete(
+    context: RouteContext, request: Request, _body: Body, at: int, then: OnResult
+) -> PendingResult:
     """Delete a topic (§1.4)."""
     prefixes = listed(request.principal.prefixes)
     params = calls.TopicDeleteParams(request.topic, request.query[IF_EMPTY], prefixes, at)

@@ -28,7 +28,7 @@ from topics.formats.api.watch import (
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
 from topics.front.data.context import RouteContext
-from topics.front.dispatch import Begun, Then
+from topics.front.dispatch import OnResult, PendingResult
 from topics.front.drain import shutting_down
 from topics.front.error_answers import status_of
 from topics.front.http.connection import Connection
@@ -55,7 +55,9 @@ OPTIONS: tuple[Parameter[Any], ...] = (
 )
 
 
-def create(context: RouteContext, request: Request, body: Body, at: int, _then: Then) -> Begun:
+def create(
+    context: RouteContext, request: Request, body: Body, at: int, _then: OnResult
+) -> PendingResult:
     """Create a watch session (`POST /v0/watch`)."""
     # The body is in a block of shared memory: copy it and free the block.
     if not isinstance(body, Buffer):
@@ -73,7 +75,7 @@ async def _create(context: RouteContext, request: Request, asked: WatchRequest, 
     return json_answer(members, at)
 
 
-def stream(context: RouteContext, request: Request, _body: Body, _at: int, then: Then) -> None:
+def stream(context: RouteContext, request: Request, _body: Body, _at: int, then: OnResult) -> None:
     """Open the event stream of a session, which continues after ``Last-Event-ID``."""
     assert request.head is not None, "a request for a stream keeps its head"
     watches, fields = context.watches, request.head
@@ -93,8 +95,8 @@ def stream(context: RouteContext, request: Request, _body: Body, _at: int, then:
 
 
 def stream_of_topics(
-    context: RouteContext, request: Request, _body: Body, _at: int, _then: Then
-) -> Begun:
+    context: RouteContext, request: Request, _body: Body, _at: int, _then: OnResult
+) -> PendingResult:
     """Open an event stream without a session. Each request is an independent stream."""
     return _open_stream(context, request)
 

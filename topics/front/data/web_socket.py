@@ -12,7 +12,7 @@ from topics.formats.api.request_heads import Headers, HeadFields, list_members
 from topics.formats.api.websocket_frames import VERSION, accept_key, is_key
 from topics.front.answers import Answer
 from topics.front.data.context import RouteContext
-from topics.front.dispatch import Then
+from topics.front.dispatch import OnResult
 from topics.front.http.connection import Connection
 from topics.front.live.web_socket import WebSocket
 from topics.front.request import Body, Request
@@ -43,7 +43,9 @@ def upgrade(fields: HeadFields) -> Headers:
     )
 
 
-def open_socket(context: RouteContext, request: Request, _body: Body, _at: int, then: Then) -> None:
+def open_socket(
+    context: RouteContext, request: Request, _body: Body, _at: int, then: OnResult
+) -> None:
     """Handle the handshake. Raise `InvalidRequest`, `UpgradeRequired` or `Throttled`."""
     assert request.head is not None, "a request for a stream keeps its head"
     headers = upgrade(request.head)

@@ -8,7 +8,7 @@
                                                       |-- a connection is quiet: it is closed
                                                       '-- none is: 429 throttled, close
 
-So clients that connect and send nothing do not exclude other clients (`Connections.make_room`). A
+So clients that connect and send nothing do not exclude other clients (`Connections.evict`). A
 client that is neither accepted nor refused would hang in the listen queue. So the front accepts
 clients even if many wait and no slot is free. For each of them it refuses the client that has
 waited longest: one without a key, or one of the key with the most waiting clients. It keeps a spare
@@ -48,7 +48,7 @@ import trio
 from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.error_answers import error_answer
-from topics.front.http.connection import GONE, HALF_CLOSED, poll_now
+from topics.front.http.connection import HALF_CLOSED, HANG_UP, poll_now
 from topics.front.limits import Slots
 
 log = structlog.get_logger()
@@ -116,15 +116,15 @@ CONNECTIONS_MAX = 16_384
 # Descriptors for everything except clients: rings, arenas, doorbells, the log, imports.
 FILES_RESERVED = 128
 FILES_OF_SHARD = 6  # for each shard after the first: two doorbells and four directories
-ACCEPTS_PER_TURN = 64  # each takes 0.03 ms
-TAKEN_PER_TURN_MAX = 64
-TAKEN_PER_TURN_MIN = 8
+ACCEPTS_PER_ITERATION = 64  # each takes 0.03 ms
+TAKEN_PER_ITERATION_MAX = 64
+TAKEN_PER_ITERATION_MIN = 8
 PEEKED_BYTES = 4096  # of a new client's input; most request heads are shorter
 SPENT_MAX_S = 0.002  # per iteration, for new clients without a key; at least one is served
-CHECKED_TOGETHER = 64  # waiting clients checked for a hang-up in one call: 0.03 ms
-CHECKS_PER_TURN = 8
+CHECK_BATCH = 64  # waiting clients checked for a hang-up in one call: 0.03 ms
+CHECKS_PER_ITERATION = 8
 WAITING_MAX = 512  # without a key, or of one key, if no slot is free; they wait for about a second
-FRESH_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
+UNSORTED_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
 TASK_END_PASSES = 2  # loop iterations in which a cancelled task closes its connection
 RETRY_S = 0.1
 FIRST_READ_BYTES = 64 * 1024
@@ -150,7 +150,7 @@ class Acceptor:
     """Accepts the clients of one listener.
 
     ``request_count`` returns the number of requests since the start. ``lines`` is passed to
-    `Refusals`. ``make_room`` is `Connections.make_room`; many waiting clients do not displace a
+    `Refusals`. ``evict`` is `Connections.evict`; many waiting clients do not displace a
     client with a key. ``key_of`` returns the key in the first input of a client, or None.
     """
 
@@ -160,16 +160,16 @@ class Acceptor:
         lines: Callable[[], bytes],
         slots: Slots,
         request_count: Callable[[], int],
-        make_room: Callable[[bool], bool],
+        evict: Callable[[bool], bool],
         key_of: Callable[[bytes], bytes | None],
     ) -> None:
-        self.slots, self._make_room, self._key_of = slots, make_room, key_of
+        self.slots, self._evict, self._key_of = slots, evict, key_of
         self.refusals = Refusals(responses, lines)
         self._request_count = request_count
         self._spare_fd = -1  # closed to accept a client if no other descriptor is free
         self._is_running = False
         # Accepted clients that no driver has taken yet.
-        self._fresh: deque[socket.socket] = deque()  # accepted just now, or without input
+        self._unsorted: deque[socket.socket] = deque()  # accepted just now, or without input
         # By key; the keys are served in rotation.
         self._known: dict[bytes, deque[socket.socket]] = {}
         self._waiting: deque[socket.socket] = deque()  # all other clients
@@ -183,7 +183,7 @@ class Acceptor:
         """
         listener.setblocking(False)
         self._is_running = True
-        self._hold_spare()
+        self._open_spare()
         try:
             seen = self._request_count()
             silent = 0  # new clients whose first request has not been counted yet
@@ -193,7 +193,7 @@ class Acceptor:
                     await trio.lowlevel.checkpoint()
                 else:
                     await trio.lowlevel.wait_readable(listener)
-                for _ in range(ACCEPTS_PER_TURN):
+                for _ in range(ACCEPTS_PER_ITERATION):
                     if not (await self._may_accept(listener) and await self._accept(listener)):
                         break
                 # First requests of new clients do not count, so that new clients do not raise their
@@ -201,8 +201,8 @@ class Acceptor:
                 requests, seen = self._request_count() - seen, self._request_count()
                 of_others = max(0, requests - silent)
                 silent = max(0, silent - requests)
-                most = min(TAKEN_PER_TURN_MAX, max(TAKEN_PER_TURN_MIN, of_others))
-                for sock in self._turn(most):
+                most = min(TAKEN_PER_ITERATION_MAX, max(TAKEN_PER_ITERATION_MIN, of_others))
+                for sock in self._next_clients(most):
                     take(sock, _prepare(sock))
                     silent += 1
         finally:
@@ -213,7 +213,7 @@ class Acceptor:
         self.refusals.log(self.slots.used)
         self.refusals.close_all()
         if self._is_running:
-            self._hold_spare()
+            self._open_spare()
 
     def close(self) -> None:
         """Close all waiting and refused sockets, and the spare descriptor."""
@@ -224,15 +224,15 @@ class Acceptor:
                 self.slots.release()
         self._known.clear()
         self.refusals.close_all()
-        self._give_up_spare()
+        self._close_spare()
 
-    def _hold_spare(self) -> None:
+    def _open_spare(self) -> None:
         """Open the spare descriptor if it is closed and a descriptor is free."""
         if self._spare_fd < 0:
             with contextlib.suppress(OSError):
                 self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _give_up_spare(self) -> None:
+    def _close_spare(self) -> None:
         """Close the spare descriptor, so that one descriptor is free."""
         if self._spare_fd >= 0:
             os.close(self._spare_fd)
@@ -241,15 +241,15 @@ class Acceptor:
     @property
     def _queues(self) -> list[deque[socket.socket]]:
         """All queues of waiting clients, in the order in which they are served."""
-        return [*self._known.values(), self._waiting, self._fresh, self._half_closed]
+        return [*self._known.values(), self._waiting, self._unsorted, self._half_closed]
 
     @property
     def _count(self) -> int:
         """The number of waiting clients, without half-closed ones."""
         known = sum(map(len, self._known.values()))
-        return known + len(self._waiting) + len(self._fresh)
+        return known + len(self._waiting) + len(self._unsorted)
 
-    def _turn(self, most: int) -> Iterator[socket.socket]:
+    def _next_clients(self, most: int) -> Iterator[socket.socket]:
         """Yield the clients that this iteration takes, about ``most``."""
         if self._count + len(self._half_closed) <= most:  # the usual case: take all clients
             for sockets in self._queues:
@@ -257,7 +257,7 @@ class Acceptor:
                     yield sockets.popleft()
             self._known.clear()
             return
-        self._sort()
+        self._sort_by_key()
         until = time.monotonic() + SPENT_MAX_S
         # Clients with a key are first.
         while self._known and most and time.monotonic() < until:
@@ -272,8 +272,8 @@ class Acceptor:
                 break
         self._waiting.extendleft(reversed(here))
         # Then follow clients that have sent nothing yet.
-        for _ in range(max(0, min(most, len(self._fresh)))):
-            yield self._fresh.popleft()
+        for _ in range(max(0, min(most, len(self._unsorted)))):
+            yield self._unsorted.popleft()
         # Half-closed clients are last, one per iteration.
         if self._half_closed:
             yield self._half_closed.popleft()
@@ -290,34 +290,34 @@ class Acceptor:
     def _next_waiting(self, most: int) -> list[socket.socket]:
         """Return the next clients without a key that have not hung up in the meantime."""
         waiting, found = self._waiting, list[socket.socket]()
-        for _ in range(CHECKS_PER_TURN):
+        for _ in range(CHECKS_PER_ITERATION):
             if not waiting or len(found) == most:
                 break
-            some = [waiting.popleft() for _ in range(min(CHECKED_TOGETHER, len(waiting)))]
-            here = [sock for sock, _ in self._without_hung_up(some)]
+            some = [waiting.popleft() for _ in range(min(CHECK_BATCH, len(waiting)))]
+            here = [sock for sock, _ in self._still_connected(some)]
             free = most - len(found)
             found += here[:free]
             waiting.extendleft(reversed(here[free:]))
         return found
 
-    def _sort(self) -> None:
+    def _sort_by_key(self) -> None:
         """Sort the fresh clients into clients with and without a key.
 
         Clients that have sent nothing yet are checked again in the next iteration, unless there are
-        more than `FRESH_MAX`.
+        more than `UNSORTED_MAX`.
         """
-        fresh, self._fresh = self._fresh, deque()
-        for sock, events in self._without_hung_up(fresh):
+        fresh, self._unsorted = self._unsorted, deque()
+        for sock, events in self._still_connected(fresh):
             if not events & select.POLLIN:
-                self._fresh.append(sock)
+                self._unsorted.append(sock)
             elif (key := self._key_of(_peek(sock))) is not None:
                 self._known.setdefault(key, deque()).append(sock)
             else:
                 self._waiting.append(sock)
-        while len(self._fresh) > FRESH_MAX:
-            self._waiting.append(self._fresh.popleft())
+        while len(self._unsorted) > UNSORTED_MAX:
+            self._waiting.append(self._unsorted.popleft())
 
-    def _without_hung_up(self, sockets: Iterable[socket.socket]) -> list[tuple[socket.socket, int]]:
+    def _still_connected(self, sockets: Iterable[socket.socket]) -> list[tuple[socket.socket, int]]:
         """Return the sockets whose clients have not hung up, each with its events.
 
         Half-closed sockets are moved to their own queue, and the others are closed.
@@ -326,7 +326,7 @@ class Acceptor:
         here = []
         for sock in sockets:
             found = events.get(sock.fileno(), 0)
-            if found & GONE:
+            if found & HANG_UP:
                 sock.close()
                 self.slots.release()
             elif found & HALF_CLOSED:
@@ -347,18 +347,18 @@ class Acceptor:
             return False
         except OSError as failure:
             if failure.errno in OUT_OF_FILES and not again:
-                self._make_room(False)
+                self._evict(False)
                 # In these iterations the poller also notices clients that have left.
                 for _ in range(TASK_END_PASSES):
                     await trio.lowlevel.checkpoint()
                 return await self._accept(listener, again=True)
-            return await self._can_go_on(listener, failure)
+            return await self._can_continue(listener, failure)
         try:
             await self._acquire()
         except Throttled as failure:
             self._refuse(sock, failure)
         else:
-            self._fresh.append(sock)
+            self._unsorted.append(sock)
         return True
 
     async def _may_accept(self, listener: socket.socket) -> bool:
@@ -367,7 +367,7 @@ class Acceptor:
 
         A waiting client becomes quiet, so that it can be closed, as soon as it has been served.
         """
-        if not self.slots.is_full or self._count < TAKEN_PER_TURN_MIN:
+        if not self.slots.is_full or self._count < TAKEN_PER_ITERATION_MIN:
             return True
         return bool(poll_now([listener.fileno()], select.POLLIN)) and await self._free_slot()
 
@@ -390,7 +390,7 @@ class Acceptor:
         elif len(waiting) >= WAITING_MAX:
             self._refuse(waiting.popleft(), self.slots.failure())
             self.slots.release()
-        elif self._make_room(self._count >= TAKEN_PER_TURN_MIN):
+        elif self._evict(self._count >= TAKEN_PER_ITERATION_MIN):
             for _ in range(TASK_END_PASSES):
                 if not self.slots.is_full:
                     break
@@ -401,7 +401,7 @@ class Acceptor:
         self.refusals.note(f"at most {failure.detail['max']} connections")
         self.refusals.refuse(sock, failure)
 
-    async def _can_go_on(self, listener: socket.socket, failure: OSError) -> bool:
+    async def _can_continue(self, listener: socket.socket, failure: OSError) -> bool:
         """Handle a failed accept. Return whether to accept again in this iteration.
 
         Raise ``failure`` if the listener is broken.
@@ -427,7 +427,7 @@ class Acceptor:
             self.refusals.note("no file descriptor left")
             await trio.sleep(RETRY_S)
             return False
-        self._give_up_spare()
+        self._close_spare()
         try:
             sock, _ = listener.accept()
         except OSError:  # the kernel reports the limit before it checks for a waiting client
@@ -438,7 +438,7 @@ class Acceptor:
             self.refusals.close_all()
             return True
         finally:
-            self._hold_spare()
+            self._open_spare()
 
 
 def _peek(sock: socket.socket) -> bytes:

@@ -61,23 +61,25 @@ class AdminCall:
             discard(self.take_body())
 
 
-class Application(Protocol):
-    """The interface of the imported application (`topics.front.admin.application.Application`)."""
+class AdminApplication(Protocol):
+    """The interface of the imported application
+    (`topics.front.admin.application.AdminApplication`).
+    """
 
-    async def ask(self, call: AdminCall) -> Answer:
+    async def call(self, call: AdminCall) -> Answer:
         """Return the response to a call. The response uses no shared memory."""
 
     def serving(self) -> AbstractAsyncContextManager[None]:
-        """Return a context manager. Within its block, `ask` may be called."""
+        """Return a context manager. Within its block, `call` may be called."""
 
 
 class AdminPlane:
     """Imports the application on demand and passes requests to it."""
 
-    def __init__(self, load: Callable[[], Application]) -> None:
+    def __init__(self, load: Callable[[], AdminApplication]) -> None:
         """``load`` imports and builds the application. It runs once, in a thread."""
         self._load = load
-        self._application: Application | None = None
+        self._application: AdminApplication | None = None
         self._wanted, self._loaded, self._ended = trio.Event(), trio.Event(), trio.Event()
         self._loading = trio.CancelScope()
 
@@ -87,11 +89,11 @@ class AdminPlane:
             self._wanted.set()
             await self._loaded.wait()
 
-    async def ask(self, call: AdminCall) -> Answer:
+    async def call(self, call: AdminCall) -> Answer:
         """Return the response to a call after `loaded` has returned. Never wait for the client."""
         assert self._application is not None, "the application is loaded"
         try:
-            return await self._application.ask(call)
+            return await self._application.call(call)
         finally:
             call.drop_body()
 
@@ -100,7 +102,7 @@ class AdminPlane:
         with self._loading:
             await self._wanted.wait()
             self._application = await trio.to_thread.run_sync(
-                _undisturbed, self._load, abandon_on_cancel=True
+                _without_pauses, self._load, abandon_on_cancel=True
             )
         if self._application is None:
             return
@@ -117,7 +119,7 @@ class AdminPlane:
         self._loading.cancel()
 
 
-def _undisturbed(load: Callable[[], Application]) -> Application:
+def _without_pauses(load: Callable[[], AdminApplication]) -> AdminApplication:
     """Load with a short switch interval and without the garbage collector."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(SWITCH_S, interval))

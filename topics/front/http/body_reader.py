@@ -53,7 +53,7 @@ class BodyReader:
             request.shard,
             inline_bytes=self._inline_bytes,
             max_bytes=max_bytes,
-            keep=lambda sink, length: unread.keep(sink, key, length),
+            on_size=lambda sink, length: unread.keep(sink, key, length),
         )
 
     async def _fill(self, connection: Connection, request: Request, length: int) -> Body:
@@ -67,11 +67,11 @@ class BodyReader:
             del ready
             connection.count_unread()
             while sink.length < length:
-                count = await connection.receive_into(await sink.room(READ_BYTES_MAX))
+                count = await connection.receive_into(await sink.writable(READ_BYTES_MAX))
                 if not count:
                     raise ConnectionResetError("the client closed the connection within a body")
-                connection.earned(count)
-                sink.took(count)
+                connection.extend_body_deadline(count)
+                sink.advance(count)
             return sink.finish()
 
     async def _collect(self, connection: Connection, head: AdmittedHead) -> Body:
@@ -101,7 +101,7 @@ async def _write_next(
         connection.count_unread()
         if not await connection.receive_more():
             raise ConnectionResetError("the client closed the connection within a body")
-        connection.earned(len(connection.buffer))
+        connection.extend_body_deadline(len(connection.buffer))
     else:
         # Many buffered chunks must not block other connections.
         await trio.lowlevel.checkpoint()

@@ -20,7 +20,7 @@ import trio
 from topics.actors.link.arena import ArenaBlock
 from topics.actors.shard_client.shards import Shards
 from topics.errors import InvalidRequest
-from topics.front.body_limits import no_room, too_large
+from topics.front.body_limits import no_space, too_large
 from topics.front.request import Body
 from topics.front.transfer_rate import TransferRate
 
@@ -31,25 +31,25 @@ FIRST_INLINE_BYTES = (
 GROW_WAIT_S = 5.0  # time for which a body that has a block waits for a longer block ...
 GROW_POLL_S = 0.1  # ... and the interval between its attempts
 STEP_BYTES = 64 * 1024  # inflated in one step
-STEPS_PER_TURN = 8  # then other connections run; 512 KiB take about 1 ms
+STEPS_PER_ITERATION = 8  # then other connections run; 512 KiB take about 1 ms
 WBITS_GZIP = 31
 
 
-Keep: TypeAlias = Callable[["BodySink", int], None]
+OnSize: TypeAlias = Callable[["BodySink", int], None]
 
 
 class BodySink:
     """Collects a body as it arrives.
 
     Use it as a context manager. The exit frees memory that `finish` has not transferred, and raises
-    the failure that was passed to `give_up`.
+    the failure that was passed to `abort`.
     """
 
     def __init__(
-        self, shards: Shards, shard: int, *, inline_bytes: int, max_bytes: int, keep: Keep
+        self, shards: Shards, shard: int, *, inline_bytes: int, max_bytes: int, on_size: OnSize
     ) -> None:
-        """``keep`` is called with each new size of the front's buffer, and finally with 0."""
-        self._keep = keep
+        """``on_size`` is called with each new size of the front's buffer, and finally with 0."""
+        self._on_size = on_size
         self._shards = shards
         self._shard = shard
         self._inline_bytes = inline_bytes
@@ -73,7 +73,7 @@ class BodySink:
         trace: TracebackType | None,
     ) -> bool | None:
         # The front's buffer is freed, so remove it from the ledger.
-        self._keep(self, 0)
+        self._on_size(self, 0)
         if self._block is not None:
             self._block.free()
             self._block = None
@@ -83,17 +83,17 @@ class BodySink:
             raise self._failure
         return swallowed
 
-    def shed(self) -> None:
+    def disconnect(self) -> None:
         """Implement `topics.front.held_memory.Client`."""
-        self.give_up(no_room())
+        self.abort(no_space())
 
-    def give_up(self, failure: Exception) -> None:
-        """Implement `topics.actors.link.arena.Holder`."""
+    def abort(self, failure: Exception) -> None:
+        """Implement `topics.actors.link.arena.BlockFiller`."""
         self._failure = failure
         self._scope.cancel()
 
     def turnover_s(self, now: float) -> float:
-        """Implement `topics.actors.link.arena.Holder`."""
+        """Implement `topics.actors.link.arena.BlockFiller`."""
         # A body that gives up counts as the slowest one.
         if self._failure is not None:
             return math.inf
@@ -103,17 +103,19 @@ class BodySink:
         """Count ``received`` bytes of the network for the transfer rate."""
         self._rate.count(received, trio.current_time())
 
-    async def room(self, most: int) -> memoryview:
+    async def writable(self, most: int) -> memoryview:
         """Return memory for the next 1 to ``most`` bytes.
 
-        Call `took` after writing to it. Raises as `put`.
+        Call `advance` after writing to it. Raises as `put`.
         """
         if self.length == len(self._view):
             await self._grow(self.length + 1)
         return self._view[self.length : self.length + most]
 
-    def took(self, received: int) -> None:
-        """Add ``received`` bytes, which were read from the network into the memory of `room`."""
+    def advance(self, received: int) -> None:
+        """Add ``received`` bytes, which were read from the network into the memory of
+        `writable`.
+        """
         self.count(received)
         self.length += received
 
@@ -155,7 +157,7 @@ class BodySink:
             larger = memoryview(bytearray(min(size, self._inline_bytes)))
             larger[: self.length] = self._view[: self.length]
             self._view = larger
-            self._keep(self, len(larger))
+            self._on_size(self, len(larger))
             return
         self._wanted_bytes = size
         if not await self._try_grow(size):
@@ -167,8 +169,8 @@ class BodySink:
         A body without a block does not wait for others to finish, because it has not used much yet.
         Raise `Throttled` if the memory stays full.
         """
-        while self._shards.make_room(self._shard, self, trio.current_time()):
-            # Bodies that were ended by `make_room` free their memory now.
+        while self._shards.abort_slowest(self._shard, self, trio.current_time()):
+            # Bodies that were ended by `abort_slowest` free their memory now.
             await trio.lowlevel.checkpoint()
             if await self._try_grow(size):
                 return
@@ -180,7 +182,7 @@ class BodySink:
             self._rate.skip_to(trio.current_time())
             if await self._try_grow(size):
                 return
-        raise no_room()
+        raise no_space()
 
     async def _try_grow(self, size: int) -> bool:
         """Try to move the body to a block of ``size`` bytes, or to grow its block.
@@ -195,7 +197,7 @@ class BodySink:
             self._block = block
             block.view[: self.length] = self._view[: self.length]
             # The data is in the block now, and the front's buffer is freed.
-            self._keep(self, 0)
+            self._on_size(self, 0)
         else:
             steps = block.grow(size, self.length)
             if steps is None:
@@ -233,7 +235,7 @@ class GzipSink:
         while deflated or self._inflater.unconsumed_tail:
             deflated = await self._step(deflated)
             steps += 1
-            if steps % STEPS_PER_TURN == 0:
+            if steps % STEPS_PER_ITERATION == 0:
                 await trio.lowlevel.checkpoint()
 
     async def _step(self, deflated: bytes | memoryview) -> bytes:

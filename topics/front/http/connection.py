@@ -42,7 +42,7 @@ from typing import Protocol
 import structlog
 import trio
 
-from topics.actors.link.beat import wait_beat
+from topics.actors.link.tick import wait_tick
 from topics.engine.access import ANYONE, Principal
 from topics.formats.api.request_heads import TraceFields
 from topics.front.held_memory import UNREAD_MIN_BYTES, HeldMemory
@@ -52,16 +52,16 @@ log = structlog.get_logger()
 
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
-GONE = select.POLLHUP | select.POLLERR  # the same bits as EPOLLHUP and EPOLLERR
+HANG_UP = select.POLLHUP | select.POLLERR  # the same bits as EPOLLHUP and EPOLLERR
 HALF_CLOSED = select.POLLRDHUP
 PROBE = b"HTTP/1.1"  # the first bytes of every response
 PROBE_PAUSES_S = tuple(0.001 * 2**step for step in range(11))  # 2 s in total
 NEVER = math.inf
 INT = struct.Struct("i")
-SHED_PER_PASS = 16
+DISCONNECTS_PER_PASS = 16
 WITH_INPUT_MAX = 8  # connections with input that are skipped to find one without input
-CHECKED_PER_CALL = 256  # connections that a call of `make_room` checks on average: 0.03 ms
-QUIET_FOUND_MAX = 256  # per search of all connections, which takes 1 ms per 10,000 connections
+CHECKED_PER_CALL = 256  # connections that a call of `evict` checks on average: 0.03 ms
+CANDIDATES_MAX = 256  # per search of all connections, which takes 1 ms per 10,000 connections
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for input that is discarded
 
 
@@ -93,7 +93,7 @@ class Owner(Protocol):
     def watch_hang_up(self) -> None:
         """Reset the connection when its client hangs up, while it ``waits``."""
 
-    def leave(self) -> None:
+    def unwatch(self) -> None:
         """Stop watching the socket."""
 
 
@@ -102,14 +102,16 @@ class Connection(RequestStream):
 
     ``deadline`` is the time at which the sweep ends this connection. ``idle`` is true if no byte of
     a request has been read. ``waits`` is true while the connection waits for a call that must end
-    if the client hangs up. ``quiet_since`` is the time since which no request is in flight, or
+    if the client hangs up. ``inactive_since`` is the time since which no request is in flight, or
     `NEVER` if one is. Requests that need no key do not count. ``principal`` is the principal of the
     last request with a known key.
     """
 
-    def __init__(self, sock: socket.socket, connections: Connections, said: bytes = b"") -> None:
-        """``said`` is input that has already been read."""
-        super().__init__(said)
+    def __init__(
+        self, sock: socket.socket, connections: Connections, initial_input: bytes = b""
+    ) -> None:
+        """``initial_input`` is input that has already been read."""
+        super().__init__(initial_input)
         self.sock = sock
         self.fd = sock.fileno()
         self.connections = connections
@@ -117,11 +119,11 @@ class Connection(RequestStream):
         self.owner: Owner | None = None
         self.is_ended = False  # reset, or closed while idle; the owner is notified by `Owner.end`
         self.deadline = NEVER
-        self.idle = not said
+        self.idle = not initial_input
         self.is_late = False  # the client connected during the drain
         self.waits = False
         self._probe_bytes = 0  # bytes of the next response that were sent as probes
-        self.quiet_since = connections.now
+        self.inactive_since = connections.now
         self.principal: Principal = ANYONE
         self.closing = False  # the connection closes after the current response
         self.is_chunked = False  # the current response has no length and is sent in chunks
@@ -129,10 +131,12 @@ class Connection(RequestStream):
         self.unread_body = False
         self.is_lingering = False  # the last response was sent; see `linger`
         self.is_counted = False  # the ledger contains unread input of this connection
-        self.body_deadline = NEVER  # the body must be complete by then; see `earned`
+        self.body_deadline = NEVER  # the body must be complete by then; see `extend_body_deadline`
         self.trace: TraceFields | None = None  # of the current request
         self.sent_bytes = 0  # of the current response, heads included
-        self.received_bytes = len(said)  # of the current request, and of later ones in the buffer
+        self.received_bytes = len(
+            initial_input
+        )  # of the current request, and of later ones in the buffer
 
     @property
     def has_input(self) -> bool:
@@ -156,7 +160,7 @@ class Connection(RequestStream):
             self._probe_bytes += self.sock.send(PROBE[self._probe_bytes :][:1])
 
     @property
-    def is_there(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the client has not hung up, so that a response can reach it."""
         return not (self.is_ended or self._hang_up)
 
@@ -165,8 +169,8 @@ class Connection(RequestStream):
 
         If the client is half-closed, wait up to 2 s to find out whether it still reads.
         """
-        if not self.is_there and (
-            self.is_ended or self._hang_up & GONE or not await self._may_read()
+        if not self.is_connected and (
+            self.is_ended or self._hang_up & HANG_UP or not await self._may_read()
         ):
             raise ConnectionResetError("the client has hung up")
 
@@ -181,7 +185,7 @@ class Connection(RequestStream):
         is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes
         self.probe()
         for pause_s in PROBE_PAUSES_S:
-            if self._hang_up & GONE:
+            if self._hang_up & HANG_UP:
                 return False
             if not _unconfirmed_bytes(self.sock):
                 return True
@@ -237,7 +241,7 @@ class Connection(RequestStream):
         """Start the deadline of a body with its grace period."""
         self.body_deadline = self.deadline = self.connections.now + self.timings.body_grace_s
 
-    def earned(self, received: int) -> None:
+    def extend_body_deadline(self, received: int) -> None:
         """Extend the deadline of the body for ``received`` bytes, at most to one grace period from
         now.
         """
@@ -253,7 +257,7 @@ class Connection(RequestStream):
         """
         unsent = self.send_now(*parts)
         if unsent:
-            await self.send_rest(unsent, sum(map(len, parts)))
+            await self.send_remaining(unsent, sum(map(len, parts)))
 
     def send_now(self, *parts: bytes | memoryview) -> Sequence[memoryview]:
         """Send as many bytes as the socket accepts, without copying. Return the unsent parts.
@@ -261,7 +265,7 @@ class Connection(RequestStream):
         Raise `OSError` if the connection fails.
         """
         if self._probe_bytes:
-            parts = (self._rest(parts[0]), *parts[1:])
+            parts = (self._unprobed(parts[0]), *parts[1:])
         try:
             sent = self.sock.send(parts[0]) if len(parts) == 1 else self.sock.sendmsg(parts)
         except BlockingIOError:
@@ -275,14 +279,14 @@ class Connection(RequestStream):
             sent = max(0, sent - len(part))
         return unsent
 
-    def _rest(self, answer: bytes | memoryview) -> bytes:
+    def _unprobed(self, answer: bytes | memoryview) -> bytes:
         """Return the response without the bytes that were sent as probes."""
         sent, self._probe_bytes = self._probe_bytes, 0
         self.sent_bytes += sent
         assert bytes(answer[:sent]) == PROBE[:sent], "all responses start with the same bytes"
         return bytes(answer[sent:])
 
-    async def send_rest(self, unsent: Sequence[memoryview], length: int) -> None:
+    async def send_remaining(self, unsent: Sequence[memoryview], length: int) -> None:
         """Send the unsent parts at the speed of the client.
 
         ``length`` is the number of bytes that stay in memory until then. Raise `OSError` if the
@@ -302,19 +306,19 @@ class Connection(RequestStream):
                     except BlockingIOError:
                         continue
                     self.sent_bytes += sent
-                    holding.took(sent, trio.current_time())
+                    holding.count_sent(sent, trio.current_time())
                     part = part[sent:]
             self.deadline = before
         finally:
             held.release(holding)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close the connection immediately, in any state. The client gets a reset."""
         if self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._end()
 
-    shed = cut  # for `topics.front.held_memory.Client`
+    disconnect = abort  # for `topics.front.held_memory.Client`
 
     def end_idle(self) -> None:
         """Close a connection that is between two requests, without a reset."""
@@ -334,7 +338,7 @@ class Connection(RequestStream):
         # Break the reference cycle: memory is freed immediately.
         owner, self.owner = self.owner, None
         if owner is not None:
-            owner.leave()
+            owner.unwatch()
         self.sock.close()
 
     @property
@@ -358,7 +362,7 @@ class Connection(RequestStream):
         self.deadline = self.connections.now + self.timings.linger_s
         self.sock.shutdown(socket.SHUT_WR)
 
-    def drop_input(self) -> bool:
+    def discard_input(self) -> bool:
         """Read and discard input. Return whether the client may send more. Raise `OSError`."""
         try:
             return bool(self.sock.recv_into(SCRATCH))
@@ -394,11 +398,13 @@ class Connections:
         self.request_count = 0  # since the start
         self._open: set[Connection] = set()
         # (quiet since, connection), the longest quiet last.
-        self._quiet: list[tuple[float, Connection]] = []
-        # Calls of `make_room`; the call from which it searches again.
+        self._candidates: list[tuple[float, Connection]] = []
+        # Calls of `evict`; the call from which it searches again.
         self._calls = self._search_from = 0
-        self._displaced = 0  # connections closed by `make_room` since the last sweep
-        self._leaving: set[Connection] = set()  # the subset of `_open` that the drain waits for
+        self._displaced = 0  # connections closed by `evict` since the last sweep
+        self._draining_count: set[Connection] = (
+            set()
+        )  # the subset of `_open` that the drain waits for
         self._empty = trio.Event()
 
     def __len__(self) -> int:
@@ -408,9 +414,9 @@ class Connections:
         return iter(self._open)
 
     @property
-    def leaving(self) -> int:
+    def draining_count(self) -> int:
         """The number of connections that the drain waits for."""
-        return len(self._leaving)
+        return len(self._draining_count)
 
     def add(self, connection: Connection) -> None:
         """Add the connection of an accepted client."""
@@ -420,28 +426,28 @@ class Connections:
     def remove(self, connection: Connection) -> None:
         """Remove a connection that has ended."""
         self._open.discard(connection)
-        self._leaving.discard(connection)
-        if self.draining and not self._leaving:
+        self._draining_count.discard(connection)
+        if self.draining and not self._draining_count:
             self._empty.set()
 
-    def make_room(self, keyless_only: bool) -> bool:
+    def evict(self, keyless_only: bool) -> bool:
         """Close the connection that has been quiet longest. Return whether one was closed.
 
         If ``keyless_only`` is true, close only a connection that has shown no key, on a server with
         keys. If a task serves the connection, it is closed when that task runs next.
         """
         self._calls += 1
-        found = self._longest_quiet()
+        found = self._next_evicted()
         if found is None:
             return False
         if keyless_only and not (self.has_keys and found.principal is ANYONE):
-            self._quiet.append((found.quiet_since, found))
+            self._candidates.append((found.inactive_since, found))
             return False
         found.end_idle()
         self._displaced += 1
         return True
 
-    def _longest_quiet(self) -> Connection | None:
+    def _next_evicted(self) -> Connection | None:
         """Return the connection to close next, or None.
 
         A connection with unread input is skipped, because a request has just arrived. If the server
@@ -450,14 +456,14 @@ class Connections:
         # Connections with input but without a key are the second choice.
         has_looked, unknown = False, list[Connection]()
         while True:
-            if not self._quiet:
-                if has_looked or not self._look_for_quiet():
+            if not self._candidates:
+                if has_looked or not self._find_candidates():
                     return unknown[0] if unknown else None
                 # Search once: input is read and hang-ups are noticed only in later iterations.
                 has_looked = True
-            since, connection = self._quiet.pop()
+            since, connection = self._candidates.pop()
             # Skip connections that have become active or have ended since the search.
-            if connection.quiet_since == since and not connection.is_ended:
+            if connection.inactive_since == since and not connection.is_ended:
                 if not (connection.idle and connection.has_input):
                     return connection
                 if self.has_keys and connection.principal is ANYONE:
@@ -465,7 +471,7 @@ class Connections:
                     if len(unknown) == WITH_INPUT_MAX:
                         return unknown[0]
 
-    def _look_for_quiet(self) -> bool:
+    def _find_candidates(self) -> bool:
         """Collect the next connections to close. Return whether there are any.
 
         A search takes time in proportion to all connections, so it is repeated only after a number
@@ -474,22 +480,24 @@ class Connections:
         if self._calls < self._search_from:
             return False
         self._search_from = self._calls + len(self._open) // CHECKED_PER_CALL
-        quiet = [one for one in self._open if one.quiet_since < NEVER and not one.is_ended]
-        found = nsmallest(QUIET_FOUND_MAX, quiet, key=_precedence)
-        self._quiet = [(one.quiet_since, one) for one in reversed(found)]
+        inactive = [
+            each for each in self._open if each.inactive_since < NEVER and not each.is_ended
+        ]
+        found = nsmallest(CANDIDATES_MAX, inactive, key=_precedence)
+        self._candidates = [(each.inactive_since, each) for each in reversed(found)]
         return bool(found)
 
     async def run(self, tick: Callable[[float], None]) -> None:
         """Sweep until cancelled. Call ``tick`` with the current time before each sweep."""
         while True:
-            await wait_beat(self.timings.tick_s)
+            await wait_tick(self.timings.tick_s)
             now = trio.current_time()
             tick(now)
             self.sweep(now)
 
     def sweep(self, now: float) -> None:
         """Close or reset connections past their deadline, and log the displaced connections."""
-        self.now, self._quiet, self._search_from = now, [], 0
+        self.now, self._candidates, self._search_from = now, [], 0
         if self._displaced:
             log.warning("idle connections evicted", count=self._displaced)
             self._displaced = 0
@@ -502,12 +510,12 @@ class Connections:
                 elif connection.is_lingering:
                     connection.end_idle()
                 else:
-                    connection.cut()
+                    connection.abort()
         if idle:
             _end_idle(idle)
         self.held.on_excess()  # a client's rate may have fallen since the last check
 
-    async def shed(self) -> None:
+    async def disconnect_excess(self) -> None:
         """Disconnect clients to free their memory, until cancelled.
 
         Each loop iteration disconnects a bounded number of clients.
@@ -517,9 +525,9 @@ class Connections:
             self.held.on_excess = excess.set
             await excess.wait()
             for number, client in enumerate(self.held.excess(trio.current_time())):
-                if number % SHED_PER_PASS == 0:
+                if number % DISCONNECTS_PER_PASS == 0:
                     await trio.lowlevel.checkpoint()
-                client.shed()
+                client.disconnect()
 
     def drain(self) -> None:
         """Start the drain.
@@ -531,24 +539,24 @@ class Connections:
         for it until this function is called again.
         """
         self.draining = True
-        self._leaving, self._empty = set(self._open), trio.Event()
+        self._draining_count, self._empty = set(self._open), trio.Event()
         _end_idle([connection for connection in self._open if connection.idle])
-        if not self._leaving:
+        if not self._draining_count:
             self._empty.set()
 
-    async def wait_empty(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until the last connection that was open at the call of `drain` has closed."""
         await self._empty.wait()
 
-    def cut_all(self) -> None:
+    def abort_all(self) -> None:
         """Reset all connections now."""
         for connection in [*self._open]:
-            connection.cut()
+            connection.abort()
 
 
 def _precedence(connection: Connection) -> tuple[bool, float]:
     """Return the sort key for closing: clients without a key first, then the longest quiet ones."""
-    return connection.principal is not ANYONE, connection.quiet_since
+    return connection.principal is not ANYONE, connection.inactive_since
 
 
 def _end_idle(connections: Sequence[Connection]) -> None:

@@ -45,7 +45,7 @@ EMPTY = (NO_CONTENT, 304)  # statuses without a body and without content-length
 class HttpParts:
     """The objects that all connections of a front share.
 
-    ``left`` is called when a connection has ended.
+    ``on_end`` is called when a connection has ended.
     """
 
     guard: Guard
@@ -59,7 +59,7 @@ class HttpParts:
     counts: RequestCounts
     log: AccessLog | None
     proxies: TrustedProxies
-    left: Callable[[], None]
+    on_end: Callable[[], None]
 
 
 class Exchange:
@@ -73,7 +73,7 @@ class Exchange:
 
     __slots__ = (
         "_connection",
-        "_is_entered",
+        "_counts_as_inflight",
         "_is_head",
         "_lines",
         "_numbers",
@@ -95,7 +95,7 @@ class Exchange:
         self.request: Request | None = None
         self.is_open = self.has_answered = False
         self._is_head = False  # a HEAD request: its response has no body
-        self._is_entered = False  # `Guard.enter` has counted the request
+        self._counts_as_inflight = False  # `Guard.enter` has counted the request
         self._lines = b""
         self._status = 0
         self._peer = "" if parts.log is None else peer_of(connection.sock)
@@ -117,12 +117,14 @@ class Exchange:
             self.head, self.is_open, self.at = None, True, time.monotonic_ns()
 
     def admit(self, request: Request) -> None:
-        """Count an admitted request as in flight, until `end` or `let_out`. Raise `TopicsError`."""
+        """Count an admitted request as in flight, until `end` or `stop_counting`. Raise
+        `TopicsError`.
+        """
         self.request, guard = request, self._parts.guard
         has_key = request.principal is not ANYONE
         if has_key or guard.drain.is_draining:
             guard.enter(request)
-            self._is_entered = has_key  # requests without a key are not counted
+            self._counts_as_inflight = has_key  # requests without a key are not counted
 
     def renew(self) -> Request:
         """Return the request with the current rights of its key.
@@ -135,13 +137,13 @@ class Exchange:
             self.request = self._parts.guard.renewed(self.request)
         return self.request
 
-    def end(self, *, whole: bool = True) -> None:
+    def end(self, *, is_complete: bool = True) -> None:
         """Finish the request, because its response was sent or its client has disconnected.
 
-        ``whole`` is false if the response was not sent completely. Safe to call twice.
+        ``is_complete`` is false if the response was not sent completely. Safe to call twice.
         """
-        if self._is_entered:
-            self.let_out()
+        if self._counts_as_inflight:
+            self.stop_counting()
         if not self.is_open:
             return
         self.is_open = False
@@ -154,7 +156,7 @@ class Exchange:
         self._parts.counts.count(route, self._status, seconds, bytes_in, connection.sent_bytes)
         if self._parts.log is not None:
             ms = duration_ns // 1000 / 1000
-            self._log(self._parts.log, bytes_in, ms, cut=not whole)
+            self._log(self._parts.log, bytes_in, ms, cut=not is_complete)
         self.head = self.request = None  # the head of a refused request contains the token
         self.has_answered = self._is_head = False
         self._lines, self._status = b"", 0
@@ -162,11 +164,11 @@ class Exchange:
         connection.sent_bytes = 0
         connection.trace = None
 
-    def let_out(self) -> None:
+    def stop_counting(self) -> None:
         """Stop counting the request as in flight for its key."""
-        if self._is_entered:
+        if self._counts_as_inflight:
             assert isinstance(self.head, AdmittedHead), "a request was admitted"
-            self._is_entered = False
+            self._counts_as_inflight = False
             self._parts.guard.leave(self.head.request)
 
     # Responses
@@ -190,7 +192,7 @@ class Exchange:
         try:
             if answer.on_unsent is not None:
                 await connection.check_client()
-            answer.on_lost(connection.cut)
+            answer.on_reclaim(connection.abort)
             await connection.send(*self._rendered(answer, close))
         except BaseException:
             answer.unsent()
@@ -198,14 +200,16 @@ class Exchange:
         finally:
             answer.done()
 
-    async def send_rest(self, answer: Answer, unsent: Sequence[memoryview], length: int) -> None:
+    async def send_remaining(
+        self, answer: Answer, unsent: Sequence[memoryview], length: int
+    ) -> None:
         """Send the parts that `send_now` has returned, in a task.
 
         Raise `OSError` if the connection fails.
         """
         try:
-            answer.on_lost(self._connection.cut)
-            await self._connection.send_rest(unsent, length)
+            answer.on_reclaim(self._connection.abort)
+            await self._connection.send_remaining(unsent, length)
         except BaseException:
             answer.unsent()
             raise
@@ -221,7 +225,7 @@ class Exchange:
         connection, stream, head = self._connection, answer.stream, self.head
         assert stream is not None, "the response is a stream"
         assert isinstance(head, AdmittedHead), "a request is in progress"
-        self.let_out()
+        self.stop_counting()
         self.has_answered = connection.closing = True
         connection.idle = False
         if head.request.head is not None:
@@ -317,7 +321,7 @@ class Exchange:
     def _log(self, log: AccessLog, bytes_in: int, ms: float, *, cut: bool) -> None:
         """Write the line of the access log, if the level includes this request."""
         subject = self._subject()
-        if not log.wants(subject.route, self._status):
+        if not log.includes(subject.route, self._status):
             return
         connection, trace = self._connection, self._connection.trace
         if not self._lines:  # no response was sent
@@ -338,7 +342,7 @@ class Exchange:
             ms=ms,
             peer=peer,
         )
-        log.tell(subject, finished)
+        log.write_line(subject, finished)
 
     def _subject(self) -> Subject:
         """Return the object of the request for the access log."""

@@ -43,7 +43,7 @@ YOUNG_MAX: Final = 4096  # maximum number of entries of a generation
 T = TypeVar("T")
 
 
-class HeadMemory(Generic[T]):
+class HeadCache(Generic[T]):
     """Cache of decisions about heads, by the digests of their bytes, with at most ``2 * young_max``
     entries.
 
@@ -90,7 +90,7 @@ class HeadMemory(Generic[T]):
         self.young, self._old = {}, {}
 
 
-class JudgedHead(msgspec.Struct, frozen=True, eq=False):
+class DecidedHead(msgspec.Struct, frozen=True, eq=False):
     """A decision about a head, with the data that any response to it needs.
 
     ``cors`` contains header lines. ``route_index`` is an index of `ROUTE_NAMES`.
@@ -101,7 +101,7 @@ class JudgedHead(msgspec.Struct, frozen=True, eq=False):
     route_index: int
 
 
-class AdmittedHead(JudgedHead, frozen=True, eq=False):
+class AdmittedHead(DecidedHead, frozen=True, eq=False):
     """A head that the guard has admitted, and the form of its body.
 
     ``uses_body``: the route reads the body. ``plain``: the body is neither chunked, gzipped nor
@@ -118,14 +118,14 @@ class AdmittedHead(JudgedHead, frozen=True, eq=False):
     is_1_1: bool = True
 
 
-class RefusedHead(JudgedHead, frozen=True, eq=False):
+class RefusedHead(DecidedHead, frozen=True, eq=False):
     """A well-formed head that the guard has refused."""
 
     head: Head
     failure: TopicsError
 
 
-class PreflightHead(JudgedHead, frozen=True, eq=False):
+class PreflightHead(DecidedHead, frozen=True, eq=False):
     """A preflight: a browser requests the permissions of a page (`topics.front.cors`)."""
 
     head: Head
@@ -142,14 +142,14 @@ class HeadReader:
         """``operations`` contains the routes of the data plane."""
         self._guard, self._operations = guard, operations
         self._inline_bytes = inline_bytes
-        self.remembered: HeadMemory[AdmittedHead] = HeadMemory()
+        self.cache: HeadCache[AdmittedHead] = HeadCache()
         # Each entry is valid for all topics.
-        self.of_topics: HeadMemory[AdmittedHead] = HeadMemory()
+        self.topic_cache: HeadCache[AdmittedHead] = HeadCache()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the caches, because the keys have changed."""
-        self.remembered.clear()
-        self.of_topics.clear()
+        self.cache.clear()
+        self.topic_cache.clear()
 
     def decide(self, raw: bytes) -> tuple[AnyHead, TraceFields | None]:
         """Return the decision about a complete head, and its trace fields.
@@ -158,17 +158,17 @@ class HeadReader:
         """
         digest = blake2b(raw, digest_size=16).digest()
         # The direct look-up in `young` saves a function call in the usual case.
-        known = self.remembered.young.get(digest) or self.remembered.get(digest)
+        known = self.cache.young.get(digest) or self.cache.get(digest)
         if known is not None:
             return known, None
         trace, without = None, raw
         if (found := cut_trace_fields(raw)) is not None:
             without, trace = found
             digest = _digest_of(without)
-            known = self.remembered.get(digest)
-        return known or self._judge_by_topic(raw, without, digest), trace
+            known = self.cache.get(digest)
+        return known or self._decide_by_topic(raw, without, digest), trace
 
-    def _judge_by_topic(self, raw: bytes, without: bytes, digest: bytes) -> AnyHead:
+    def _decide_by_topic(self, raw: bytes, without: bytes, digest: bytes) -> AnyHead:
         """Decide about a head that is not cached itself, with the decision about another topic if
         possible.
 
@@ -177,18 +177,18 @@ class HeadReader:
         """
         cut = cut_topic_name(without)
         if cut is None:
-            return self._judge(parse_head(raw), digest, None)
+            return self._decide(parse_head(raw), digest, None)
         nameless, topic = _digest_of(cut[0]), cut[1]
-        known = self.of_topics.get(nameless)
+        known = self.topic_cache.get(nameless)
         request = None if known is None else self._guard.renamed(known.request, topic)
         if known is None or request is None:
             # There is no such decision, or the key does not cover this topic: let the guard decide.
-            return self._judge(parse_head(raw), digest, nameless)
+            return self._decide(parse_head(raw), digest, nameless)
         head = structs.replace(known, request=request)
-        self.remembered.put(digest, head)
+        self.cache.put(digest, head)
         return head
 
-    def _judge(self, head: Head, digest: bytes, nameless: bytes | None) -> AnyHead:
+    def _decide(self, head: Head, digest: bytes, nameless: bytes | None) -> AnyHead:
         """Decide about a parsed head, and cache an admission under both digests.
 
         ``nameless`` is the digest of the head without its topic, or None.
@@ -209,9 +209,9 @@ class HeadReader:
         # An idempotency key belongs to one request, so its head is not sent again. A request that
         # keeps its header fields is not cached either, because they may be as long as the head.
         if not admitted.is_admin and request.head is None and request.key is None:
-            self.remembered.put(digest, admitted)
+            self.cache.put(digest, admitted)
             if nameless is not None:
-                self.of_topics.put(nameless, admitted)
+                self.topic_cache.put(nameless, admitted)
         return admitted
 
     def _admitted(self, head: Head, cors: bytes, request: Request) -> AdmittedHead:

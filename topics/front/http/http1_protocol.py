@@ -20,7 +20,7 @@ After a task has ended, `serve` continues with the next request. The last respon
 with unread input is followed by LINGERING.
 
 In every state, the protocol notices a client that hangs up while its connection ``waits``. When the
-connection ends (state OVER), a call in flight is abandoned and a task is cancelled. Except for a
+connection ends (state CLOSED), a call in flight is abandoned and a task is cancelled. Except for a
 cancellation, no exception leaves this module.
 """
 
@@ -43,7 +43,7 @@ from topics.front.answers import Answer
 from topics.front.dispatch import COMPRESS_MIN_BYTES
 from topics.front.error_answers import error_answer
 from topics.front.http.admin_plane import AdminCall
-from topics.front.http.connection import GONE, HALF_CLOSED, NEVER, RECV_BYTES, Connection
+from topics.front.http.connection import HALF_CLOSED, HANG_UP, NEVER, RECV_BYTES, Connection
 from topics.front.http.exchange import COPY_MAX_BYTES, NO_CONTENT, Exchange, HttpParts
 from topics.front.http.head_reader import AdmittedHead, PreflightHead, RefusedHead
 from topics.front.http.poller import Poller
@@ -51,12 +51,12 @@ from topics.front.request import Request
 
 log = structlog.get_logger()
 
-REQUESTS_PER_TURN = 8  # of one connection, if they arrived together; one takes 0.1 ms
+REQUESTS_PER_ITERATION = 8  # of one connection, if they arrived together; one takes 0.1 ms
 SHORT_MAX_BYTES = RECV_BYTES  # longest body that is awaited without a task
 # Longest unused body that is read and discarded; for a longer one the connection closes.
 SKIP_MAX_BYTES = 64 * 1024
 INPUT = select.EPOLLIN | HALF_CLOSED
-CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
+CONNECTION_ERRORS = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
 
 
 class State(Enum):
@@ -67,7 +67,7 @@ class State(Enum):
     CALLING = auto()  # waits for a shard
     IN_TASK = auto()  # a task serves the current request
     LINGERING = auto()  # waits for the end of the input, after the last response
-    OVER = auto()  # the connection has ended
+    CLOSED = auto()  # the connection has ended
 
 
 class Http1Protocol:
@@ -127,7 +127,7 @@ class Http1Protocol:
             else:
                 self._note_hang_up(events)
             return
-        if connection.principal is ANYONE and not self._poller.serves_unknown(self):
+        if connection.principal is ANYONE and not self._poller.serves_keyless(self):
             return
         try:
             data = connection.sock.recv(RECV_BYTES)
@@ -136,12 +136,12 @@ class Http1Protocol:
         except OSError:
             data = b""
         if not data:
-            self._over()
+            self._close()
             return
         connection.received_bytes += len(data)
         connection.receive(data)
         if self._head is not None or self._unused_bytes:  # the data is part of a body
-            connection.earned(len(data))
+            connection.extend_body_deadline(len(data))
         self.serve()
 
     def _note_hang_up(self, events: int) -> None:
@@ -149,10 +149,10 @@ class Http1Protocol:
         connection = self.connection
         if not connection.waits:
             # Input of later requests stays in the socket until the current response was sent.
-            self._poller.leave(self)
-        elif events & GONE:
-            self._poller.leave(self)
-            connection.cut()
+            self._poller.unwatch(self)
+        elif events & HANG_UP:
+            self._poller.unwatch(self)
+            connection.abort()
         elif events & HALF_CLOSED:
             # The reaction of the client's kernel to the probe is reported even without watched
             # events.
@@ -172,14 +172,14 @@ class Http1Protocol:
             if self._scope is not None:
                 self._scope.cancel()
         elif not self._is_serving:
-            self._over()
+            self._close()
 
-    def leave(self) -> None:
+    def unwatch(self) -> None:
         """Stop watching the socket before it is closed, because a new socket may reuse its
         descriptor immediately.
         """
         if self.watched is not None:
-            self._poller.leave(self)
+            self._poller.unwatch(self)
 
     def _watch(self, events: int) -> None:
         """Watch the socket for ``events``. Close the connection if that fails."""
@@ -195,7 +195,7 @@ class Http1Protocol:
         self._state, self._is_serving = State.SERVING, True
         connection = self.connection
         try:
-            for _ in range(REQUESTS_PER_TURN):
+            for _ in range(REQUESTS_PER_ITERATION):
                 if connection.closing:
                     self._end_after_answer()
                     break
@@ -203,19 +203,19 @@ class Http1Protocol:
                     break
             else:
                 self._start(trio.lowlevel.checkpoint)  # let other connections run first
-        except CLIENT_GONE:
-            self._over()
+        except CONNECTION_ERRORS:
+            self._close()
         except Exception:
-            self._apologize()
+            self._send_internal_error()
         finally:
             self._is_serving = False
-        self._rest()
+        self._wait_or_close()
 
-    def _rest(self) -> None:
+    def _wait_or_close(self) -> None:
         """Wait for input or close, because no further request can be served now."""
         connection = self.connection
         if connection.is_ended and self._state is not State.IN_TASK:
-            self._over()
+            self._close()
         elif connection.buffer or connection.part is not None or connection.is_counted:
             connection.count_unread()
 
@@ -224,7 +224,7 @@ class Http1Protocol:
         # The head was read before, and the request has waited for its body.
         if self._head is not None:
             return self._with_body(self._head)
-        if self._unused_bytes and not self._pass_over():
+        if self._unused_bytes and not self._discard_body():
             return False
         connection = self.connection
         try:
@@ -242,14 +242,14 @@ class Http1Protocol:
             return self._send(error_answer(failure), close=True)
         self.exchange.begin(found)
         if isinstance(found, AdmittedHead):
-            return self._enter(found)
+            return self._begin_request(found)
         return self._answer_unadmitted(found)
 
-    def _enter(self, head: AdmittedHead) -> bool:
+    def _begin_request(self, head: AdmittedHead) -> bool:
         """Start a request whose head was admitted. Return whether its response was sent."""
         request, connection = head.request, self.connection
         if request.principal is not ANYONE or not request.route.is_open:
-            connection.quiet_since, connection.principal = NEVER, request.principal
+            connection.inactive_since, connection.principal = NEVER, request.principal
         try:
             self.exchange.admit(request)
         except TopicsError as failure:
@@ -259,7 +259,7 @@ class Http1Protocol:
         if head.uses_body:
             return self._with_body(head)
         if head.length != 0:
-            self._leave_unused(head.length, head.expects_continue)
+            self._skip_unused_body(head.length, head.expects_continue)
         return self._answer(head, b"")
 
     def _with_body(self, head: AdmittedHead) -> bool:
@@ -285,14 +285,14 @@ class Http1Protocol:
                 connection.deadline = connections.now + connection.timings.head_s
             connection.idle = False
         elif connections.draining and not connection.is_late and not connection.has_input:
-            self._over()
+            self._close()
             return
         else:
             # The buffer contains a token, so it must not be kept.
             connection.buffer, connection.pos = b"", 0
             timings = connection.timings
             patience_s = timings.late_s if connection.is_late else timings.idle_s
-            connection.idle, connection.deadline = True, connection.quiet_since + patience_s
+            connection.idle, connection.deadline = True, connection.inactive_since + patience_s
         self._state = State.READING
         if self.watched != INPUT:
             self._watch(INPUT)
@@ -323,7 +323,7 @@ class Http1Protocol:
         if connection.deadline != NEVER:  # the connection has waited for the body
             connection.deadline, exchange.at = NEVER, time.monotonic_ns()
         if head.is_admin:
-            self._start(self._ask_admin, head, body)
+            self._start(self._run_admin, head, body)
             return False
         # The key may have changed while the body arrived.
         try:
@@ -369,10 +369,10 @@ class Http1Protocol:
         self._state, self._is_serving = State.SERVING, True
         try:
             is_sent = self._finish(head, request, result)
-        except CLIENT_GONE:
-            self._over()
+        except CONNECTION_ERRORS:
+            self._close()
         except Exception:
-            self._apologize()
+            self._send_internal_error()
         else:
             connection = self.connection
             if is_sent:
@@ -387,7 +387,7 @@ class Http1Protocol:
                     self._wait_for_head()
         finally:
             self._is_serving = False
-        self._rest()
+        self._wait_or_close()
 
     def _finish(self, head: AdmittedHead, request: Request, result: Answer | TopicsError) -> bool:
         """Send the result of an operation that needed no task. Return whether it was sent."""
@@ -422,10 +422,10 @@ class Http1Protocol:
         self, answer: Answer, length: int | None, close: bool, expects_continue: bool
     ) -> bool:
         """Send a response without using the request body."""
-        self._leave_unused(length, expects_continue)
+        self._skip_unused_body(length, expects_continue)
         return self._send(answer, close=close)
 
-    def _leave_unused(self, length: int | None, expects_continue: bool) -> None:
+    def _skip_unused_body(self, length: int | None, expects_continue: bool) -> None:
         """Decide what happens to the unused body of this request.
 
         A short body is skipped after the response. Otherwise the connection is closed.
@@ -436,7 +436,7 @@ class Http1Protocol:
         else:
             self._unused_bytes = connection.skip(length)
 
-    def _pass_over(self) -> bool:
+    def _discard_body(self) -> bool:
         """Discard received bytes of an unused body, after the response.
 
         Return whether all were discarded.
@@ -457,12 +457,12 @@ class Http1Protocol:
         """Send a response. Return whether the socket has accepted all of it."""
         # The client has hung up, and an undelivered response must be reported. A task checks
         # whether the client still reads.
-        if answer.on_unsent is not None and not self.connection.is_there:
+        if answer.on_unsent is not None and not self.connection.is_connected:
             self._start(self._deliver, answer, close)
             return False
         unsent, length = self.exchange.send_now(answer, close=close)
         if unsent:
-            self._start(self._send_rest, answer, unsent, length)
+            self._start(self._send_remaining, answer, unsent, length)
             return False
         if answer.reply is not None:
             answer.done()
@@ -475,24 +475,24 @@ class Http1Protocol:
         connection, connections = self.connection, self._parts.connections
         self._head = None
         connections.request_count += 1
-        connection.quiet_since = connections.now
+        connection.inactive_since = connections.now
 
-    def _apologize(self) -> None:
+    def _send_internal_error(self) -> None:
         """Send a 500 response after an unexpected exception.
 
         Call this while the exception is handled.
         """
         log.exception("connection failed")
         if self.exchange.has_answered:
-            self._over()
+            self._close()
             return
         try:
-            if self._send(self._apology(), close=True):
+            if self._send(self._internal_error(), close=True):
                 self._linger()
-        except CLIENT_GONE:
-            self._over()
+        except CONNECTION_ERRORS:
+            self._close()
 
-    def _apology(self) -> Answer:
+    def _internal_error(self) -> Answer:
         """Return a 500 response, and let the connection close after it."""
         self.exchange.begin_unread()
         self.connection.unread_body = True
@@ -508,7 +508,7 @@ class Http1Protocol:
         if connection.must_linger:
             self._linger()
         else:
-            self._over()
+            self._close()
 
     def _linger(self) -> None:
         """Start to read and discard input, because the last response was sent. Raise `OSError`."""
@@ -519,25 +519,25 @@ class Http1Protocol:
     def _drop_input(self) -> None:
         """Discard input while lingering. Close the connection at the end of the input."""
         try:
-            is_open = self.connection.drop_input()
+            is_open = self.connection.discard_input()
         except OSError:
             is_open = False
         if not is_open:
-            self._over()
+            self._close()
 
-    def _over(self) -> None:
+    def _close(self) -> None:
         """Close the connection and release its resources. Safe to call twice."""
-        if self._state is State.OVER:
+        if self._state is State.CLOSED:
             return
-        self._state = State.OVER
+        self._state = State.CLOSED
         call, self._call = self._call, None
         if call is not None:
             call.abandon()
-        self.exchange.let_out()
+        self.exchange.stop_counting()
         self.connection.close()
-        self.exchange.end(whole=False)
+        self.exchange.end(is_complete=False)
         self._parts.connections.remove(self.connection)
-        self._parts.left()
+        self._parts.on_end()
 
     # Tasks
 
@@ -555,7 +555,7 @@ class Http1Protocol:
                     arg.done()
                 elif isinstance(arg, Coroutine):
                     arg.close()
-            self._over()
+            self._close()
 
     async def _run(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Run a function as the task of this connection, then serve the next requests."""
@@ -567,39 +567,39 @@ class Http1Protocol:
                 del args  # they may include a body, and the task of a stream may last for days
                 await self._attempt(running)
         except BaseException:
-            self._over()
+            self._close()
             raise
         self._scope = None
         if self.connection.is_ended:
-            self._over()
-        elif self._state is not State.OVER:
+            self._close()
+        elif self._state is not State.CLOSED:
             self.serve()
 
     async def _attempt(self, running: Awaitable[None]) -> None:
         """Await a function of a task. If it fails, send a 500 response or close the connection."""
         try:
             await running
-        except* CLIENT_GONE:
-            self._over()
+        except* CONNECTION_ERRORS:
+            self._close()
         except* Exception:
             log.exception("connection failed")
             if self.exchange.has_answered:
-                self._over()
+                self._close()
             else:
-                await self._apologize_in_task()
+                await self._send_internal_error_in_task()
 
-    async def _apologize_in_task(self) -> None:
+    async def _send_internal_error_in_task(self) -> None:
         try:
-            await self._deliver(self._apology(), close=True)
-        except CLIENT_GONE:
-            self._over()
+            await self._deliver(self._internal_error(), close=True)
+        except CONNECTION_ERRORS:
+            self._close()
 
     async def _read_and_answer(self, head: AdmittedHead) -> None:
         """Serve a request whose body is long or has not fully arrived."""
         try:
             # No variable of this frame refers to the body, because the frame exists until the
             # request has ended.
-            answering = (self._ask_admin if head.is_admin else self._ask_data)(
+            answering = (self._run_admin if head.is_admin else self._run_operation)(
                 head, await self._parts.bodies.read(self.connection, head)
             )
         except TopicsError as failure:
@@ -609,7 +609,7 @@ class Http1Protocol:
             self.exchange.at = time.monotonic_ns()
             await answering
 
-    async def _ask_data(self, head: AdmittedHead, body: Any) -> None:
+    async def _run_operation(self, head: AdmittedHead, body: Any) -> None:
         """Run an operation of the data plane in a task, and send its response."""
         exchange, dispatcher = self.exchange, self._parts.dispatcher
         try:
@@ -632,7 +632,7 @@ class Http1Protocol:
         else:
             await self._deliver(self.exchange.within_limits(answer), head.close)
 
-    async def _ask_admin(self, head: AdmittedHead, body: Any) -> None:
+    async def _run_admin(self, head: AdmittedHead, body: Any) -> None:
         """Run a view of the admin plane in a task, and send its response."""
         exchange, dispatcher, admin = self.exchange, self._parts.dispatcher, self._parts.admin
         exchange.at = at = time.monotonic_ns()
@@ -648,7 +648,7 @@ class Http1Protocol:
         except BaseException:
             call.drop_body()
             raise
-        answer = await dispatcher.awaited(call.request, admin.ask(call), at)
+        answer = await dispatcher.awaited(call.request, admin.call(call), at)
         await self._deliver(exchange.within_limits(answer), head.close)
 
     async def _await_answer(self, head: AdmittedHead, call: Coroutine[Any, Any, Answer]) -> None:
@@ -689,7 +689,7 @@ class Http1Protocol:
         await self.exchange.send(answer, close=close)
         self._sent()
 
-    async def _send_rest(self, answer: Answer, unsent: Any, length: int) -> None:
+    async def _send_remaining(self, answer: Answer, unsent: Any, length: int) -> None:
         """Send the rest of a response after the socket has accepted its beginning."""
-        await self.exchange.send_rest(answer, unsent, length)
+        await self.exchange.send_remaining(answer, unsent, length)
         self._sent()

@@ -17,7 +17,7 @@ from topics.actors.link.event_loop import EventLoop
 from topics.front.http.connection import Connections
 
 # Clients without a key that one loop iteration serves; each takes about 0.05 ms.
-UNKNOWN_PER_PASS = 64
+KEYLESS_PER_PASS = 64
 
 
 class Watched(Protocol):
@@ -44,8 +44,8 @@ class Poller:
     def __init__(self, nursery: trio.Nursery, connections: Connections) -> None:
         self._nursery, self._connections = nursery, connections
         self._loop = EventLoop.of_this_run()
-        self._is_over = False
-        self._pass_began = 0.0  # start of the current loop iteration
+        self._is_stopped = False
+        self._pass_start = 0.0  # start of the current loop iteration
         self._next_ticket = self._served_until = 0  # of clients without a key
 
     def watch(self, client: Watched, events: int) -> None:
@@ -54,7 +54,7 @@ class Poller:
         Replaces the events of an earlier call. Raise `OSError` if the server has stopped, or if the
         kernel has no memory for the entry.
         """
-        if self._is_over:
+        if self._is_stopped:
             raise OSError(errno.ECANCELED, "the server has stopped")
         if client.watched is None:
             self._loop.watch(client.fd, events, client.ready)
@@ -62,12 +62,12 @@ class Poller:
             self._loop.change(client.fd, events)
         client.watched = events
 
-    def leave(self, client: Watched) -> None:
+    def unwatch(self, client: Watched) -> None:
         """Stop watching the client's socket."""
         client.watched = None
-        self._loop.leave(client.fd)
+        self._loop.unwatch(client.fd)
 
-    def serves_unknown(self, client: Watched) -> bool:
+    def serves_keyless(self, client: Watched) -> bool:
         """Return whether this loop iteration serves a client that has shown no key.
 
         The limit applies only if the server has keys. The input of further clients stays in their
@@ -77,9 +77,9 @@ class Poller:
         """
         if not self._connections.has_keys:
             return True
-        if self._pass_began != self._loop.lag.pass_began:
-            self._pass_began = self._loop.lag.pass_began
-            self._served_until = min(self._served_until, self._next_ticket) + UNKNOWN_PER_PASS
+        if self._pass_start != self._loop.lag.pass_started:
+            self._pass_start = self._loop.lag.pass_started
+            self._served_until = min(self._served_until, self._next_ticket) + KEYLESS_PER_PASS
         if client.ticket is None:
             client.ticket = self._next_ticket
             self._next_ticket += 1
@@ -90,15 +90,15 @@ class Poller:
 
     def start(self, task: Callable[..., Awaitable[None]], *args: Any) -> bool:
         """Start a task. Return False if the server has stopped."""
-        if not self._is_over:
+        if not self._is_stopped:
             self._nursery.start_soon(task, *args)
-        return not self._is_over
+        return not self._is_stopped
 
     async def run(self) -> None:
         """Sleep until cancelled, then close all connections."""
         try:
             await trio.sleep_forever()
         finally:
-            self._is_over = True
+            self._is_stopped = True
             for connection in [*self._connections]:
                 connection.end_idle()

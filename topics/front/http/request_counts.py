@@ -64,7 +64,7 @@ class RequestCounts:
         row[BUCKETS + bisect_left(_BOUNDS_S, seconds)] += 1
 
     def values(self) -> Mapping[str, Sequence[int]]:
-        """Return the values of each metric, in the form that `CounterWords.store` takes."""
+        """Return the values of each metric, in the form that `CounterCells.store` takes."""
         rows = self._rows
         return {
             "topics_http_requests_total": [int(n) for row in rows for n in row[: len(STATUSES)]],

@@ -20,9 +20,9 @@ class RequestStream:
     ``buffer[pos:]`` has been received and is not used yet. ``part`` is an incomplete head, or None.
     """
 
-    def __init__(self, said: bytes = b"") -> None:
-        """``said`` is input that has already been received."""
-        self.buffer = said
+    def __init__(self, initial_input: bytes = b"") -> None:
+        """``initial_input`` is input that has already been received."""
+        self.buffer = initial_input
         self.pos = 0
         self.part: PartialHead | None = None
 

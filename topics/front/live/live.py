@@ -13,7 +13,7 @@ from topics.config import Settings
 from topics.front.held_memory import HeldMemory
 from topics.front.keys import Keys
 from topics.front.limits import FrontSlots
-from topics.front.live.feeds import Feeds
+from topics.front.live.feed_subscriptions import FeedSubscriptions
 from topics.front.live.streams import Streams
 from topics.front.live.work_subscriptions import WorkSubscriptions
 from topics.front.pressure.pressure import Pressure
@@ -36,7 +36,7 @@ class Live(Streams):
     ) -> None:
         super().__init__(slots, keys or Keys(), held or HeldMemory())
         self.shards, self.pressure = shards, pressure
-        self.feeds = feeds = Feeds(shards, pressure, self.call_in, self.now)
+        self.feeds = feeds = FeedSubscriptions(shards, pressure, self.call_in, self.now)
         self.work = work = WorkSubscriptions(shards, slots.streams, pressure, self.call_in)
         self.publish_bytes = 0  # bytes of publishes in flight on all WebSockets
         self.publish_max_bytes = settings.max_body_bytes
@@ -49,8 +49,8 @@ class Live(Streams):
         self.feeds.closed(shard)
         self.work.closed(shard)
 
-    def beat(self) -> None:
+    def tick(self) -> None:
         """Store the time of a tick, and wake readers that have waited long enough for their
         shards."""
-        super().beat()
+        super().tick()
         self.feeds.tick(self.now)

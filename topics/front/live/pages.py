@@ -12,8 +12,8 @@ from typing import Any
 
 from topics.formats.wire.calls import FeedPageParams, FeedReadResult
 
-KEPT_MAX_BYTES = 32 << 20  # of records, for all feeds together; renderings are not counted
-KEPT_MAX_PAGES = 64  # for each feed
+CACHE_MAX_BYTES = 32 << 20  # of records, for all feeds together; renderings are not counted
+CACHE_MAX_PAGES = 64  # for each feed
 PAGE_OVERHEAD_BYTES = 512  # size that a page counts in addition to its records
 
 
@@ -38,15 +38,15 @@ class FeedPage:
         "topic",
     )
 
-    def __init__(self, topic: str, told: FeedPageParams | FeedReadResult, body: bytes) -> None:
+    def __init__(self, topic: str, fields: FeedPageParams | FeedReadResult, body: bytes) -> None:
         self.topic, self.body = topic, body
         self.size = PAGE_OVERHEAD_BYTES + len(body)
-        self.follows_seq: int = told.from_seq
-        self.from_seq: int = told.from_seq
-        self.to_seq: int = told.to_seq
-        self.head_seq: int = told.head_seq
-        self.count: int = told.record_count
-        self.tombstone: dict[str, Any] | None = told.tombstone
+        self.follows_seq: int = fields.from_seq
+        self.from_seq: int = fields.from_seq
+        self.to_seq: int = fields.to_seq
+        self.head_seq: int = fields.head_seq
+        self.count: int = fields.record_count
+        self.tombstone: dict[str, Any] | None = fields.tombstone
         # The records begin after the gap. A recreated topic begins with its own records.
         if self.tombstone is not None and self.tombstone["reason"] != "recreated":
             self.from_seq = self.tombstone["gap_to"]
@@ -87,25 +87,25 @@ class FeedPages:
         return feed_seq
 
 
-class KeptPages:
+class PageCache:
     """The bound for the kept pages of all feeds."""
 
     def __init__(self) -> None:
         self.size = 0
         self._feeds: dict[FeedPages, None] = {}  # feeds with pages, ordered by their newest page
 
-    def keep(self, feed: FeedPages, page: FeedPage) -> None:
+    def add(self, feed: FeedPages, page: FeedPage) -> None:
         """Keep a page that has arrived, and evict old pages above the bounds."""
         feed.pages.append(page)
         self.size += page.size
         self._feeds.pop(feed, None)
         self._feeds[feed] = None
-        if len(feed.pages) > KEPT_MAX_PAGES:
+        if len(feed.pages) > CACHE_MAX_PAGES:
             self.size -= feed.pages.popleft().size
-        while self.size > KEPT_MAX_BYTES:
+        while self.size > CACHE_MAX_BYTES:
             self._evict_oldest(next(iter(self._feeds)))
 
-    def forget(self, feed: FeedPages) -> None:
+    def remove(self, feed: FeedPages) -> None:
         """Release all pages of a feed that has ended."""
         while feed.pages:
             self._evict_oldest(feed)

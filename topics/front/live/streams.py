@@ -28,7 +28,7 @@ from typing import Any, TypeVarTuple
 import structlog
 import trio
 
-from topics.actors.link.beat import BEAT_S, wait_beat
+from topics.actors.link.tick import TICK_INTERVAL_S, wait_tick
 from topics.engine.access import Principal
 from topics.formats.api.response_heads import CHUNK_END, LAST_CHUNK, chunk_of, chunk_start
 from topics.front.error_answers import status_of
@@ -38,10 +38,10 @@ from topics.front.limits import FrontSlots
 
 log = structlog.get_logger()
 
-LOOKS_MAX = 256  # streams that one loop iteration checks; this takes some milliseconds
+CHECKS_MAX = 256  # streams that one loop iteration checks; this takes some milliseconds
 # Long writes and ends of streams in one loop iteration; this takes some milliseconds.
-TURNS_MAX = 16
-TOLD_EVERY_S = 10.0  # minimum interval between two notices to a stream that it is paced
+HEAVY_STREAMS_MAX = 16
+NOTICE_INTERVAL_S = 10.0  # minimum interval between two notices to a stream that it is paced
 UNSENT_MAX_BYTES = 128 * 1024  # in the kernel, beyond the client's receive window
 # Longest time that the client's kernel may leave sent bytes unacknowledged.
 UNCONFIRMED_MAX_S = 60.0
@@ -74,13 +74,13 @@ class Streams:
         self.streams: set[Stream] = set()
         # By the number of the tick at which they are checked.
         self._due: defaultdict[int, set[Stream]] = defaultdict(set)
-        self._beat = int(trio.current_time() // BEAT_S)  # the number of the last tick
+        self._tick = int(trio.current_time() // TICK_INTERVAL_S)  # the number of the last tick
         self.stream_counts = [0] * len(StreamKind)
         self.draining = False
         self.nursery: trio.Nursery
         self._deferred: list[tuple[Stream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
-        self._turns = trio.CapacityLimiter(TURNS_MAX)
+        self._heavy_count = trio.CapacityLimiter(HEAVY_STREAMS_MAX)
         # The last short event and its chunk. A page is one `bytes` object for all streams, so the
         # chunk of an event is made once.
         self.shared = b""
@@ -91,46 +91,46 @@ class Streams:
         async with trio.open_nursery() as self.nursery:
             self.nursery.start_soon(self._run_deferred)
             while True:
-                await wait_beat()
-                self.beat()
+                await wait_tick()
+                self.tick()
                 # The loop may have missed ticks: check the streams of all ticks since the last one.
-                last = int(trio.current_time() // BEAT_S)
-                while self._beat < last:
-                    self._beat += 1
-                    while self._beat in self._due:
-                        self._look_after_some(self._due[self._beat])
+                last = int(trio.current_time() // TICK_INTERVAL_S)
+                while self._tick < last:
+                    self._tick += 1
+                    while self._tick in self._due:
+                        self._check_due(self._due[self._tick])
                         await trio.lowlevel.checkpoint()
 
-    def beat(self) -> None:
+    def tick(self) -> None:
         """Store the time of a tick."""
         self.now = time.monotonic()
 
     # The following functions are separate from the loops of the tasks, because the variables of a
     # running loop would keep a reference to a stream that has ended.
 
-    def look_in(self, stream: Stream, seconds: float) -> None:
+    def schedule_check(self, stream: Stream, seconds: float) -> None:
         """Schedule a check of the stream at the first tick after ``seconds``, or earlier."""
-        beat = max(int((trio.current_time() + seconds) // BEAT_S), self._beat) + 1
-        if stream.beat is None or beat < stream.beat:
-            self._forget(stream)
-            stream.beat = beat
-            self._due[beat].add(stream)
+        tick = max(int((trio.current_time() + seconds) // TICK_INTERVAL_S), self._tick) + 1
+        if stream.tick is None or tick < stream.tick:
+            self._unschedule(stream)
+            stream.tick = tick
+            self._due[tick].add(stream)
 
-    def _forget(self, stream: Stream) -> None:
+    def _unschedule(self, stream: Stream) -> None:
         """Remove the stream from the schedule of checks."""
-        beat, stream.beat = stream.beat, None
-        if beat is not None:
-            self._due[beat].discard(stream)
-            if not self._due[beat]:
-                del self._due[beat]
+        tick, stream.tick = stream.tick, None
+        if tick is not None:
+            self._due[tick].discard(stream)
+            if not self._due[tick]:
+                del self._due[tick]
 
-    def _look_after_some(self, due: set[Stream]) -> None:
+    def _check_due(self, due: set[Stream]) -> None:
         """Check a bounded number of streams of one tick, and schedule their next checks."""
-        for stream in [*islice(due, LOOKS_MAX)]:
-            self._forget(stream)
-            stream.attempt(stream.look)
+        for stream in [*islice(due, CHECKS_MAX)]:
+            self._unschedule(stream)
+            stream.attempt(stream.check)
             if not stream.ended:
-                self.look_in(stream, stream.quiet_s())
+                self.schedule_check(stream, stream.until_check_s())
 
     def _make_deferred(self) -> None:
         """Make the deferred calls."""
@@ -162,9 +162,11 @@ class Streams:
 
         self.nursery.start_soon(wait)
 
-    async def turn(self) -> None:
-        """Wait for a loop iteration in which fewer than `TURNS_MAX` streams do long work."""
-        async with self._turns:
+    async def wait_iteration(self) -> None:
+        """Wait for a loop iteration in which fewer than `HEAVY_STREAMS_MAX` streams do long
+        work.
+        """
+        async with self._heavy_count:
             pass
 
     def check_room(self, principal: Principal, leaving: Stream | None = None) -> None:
@@ -193,7 +195,7 @@ class Streams:
         """
         self.streams.add(stream)
         self.stream_counts[stream.kind] += 1
-        self.look_in(stream, stream.quiet_s())
+        self.schedule_check(stream, stream.until_check_s())
         if not stream.has_own_slot:
             self.slots.streams.add(stream.principal)
         if self.draining:
@@ -205,7 +207,7 @@ class Streams:
         """Remove a stream that has ended. Safe to call twice."""
         if stream in self.streams:
             self.streams.remove(stream)
-            self._forget(stream)
+            self._unschedule(stream)
             self.stream_counts[stream.kind] -= 1
             if not stream.has_own_slot:
                 self.slots.streams.release(stream.principal)
@@ -251,8 +253,8 @@ class Stream(ABC):
     ) -> None:
         self.live, self.sock, self.principal, self.heartbeat_s = live, sock, principal, heartbeat_s
         self.ended = False
-        self.beat: int | None = None  # the number of the tick at which it is checked
-        self.told_at = -math.inf  # time of the last notice that it is paced
+        self.tick: int | None = None  # the number of the tick at which it is checked
+        self.notified_at = -math.inf  # time of the last notice that it is paced
         self.scope = trio.CancelScope()  # the cancel scope of `until_ended`
         self.outbox = Outbox(live, sock, self, is_chunked=is_chunked)
 
@@ -302,24 +304,24 @@ class Stream(ABC):
                     except BlockingIOError:
                         continue
             # Limit the number of streams that end in one iteration.
-            await self.live.turn()
+            await self.live.wait_iteration()
             self.outbox.finish()
             self.end()
 
-    def quiet_s(self) -> float:
+    def until_check_s(self) -> float:
         """Return the seconds until the stream must be checked."""
         holding = self.outbox.holding
         if holding is not None:
             return holding.due - trio.current_time()
         # One tick early, because streams are checked only at ticks, and the next one would be late.
-        return self.outbox.last_sent + self.heartbeat_s - BEAT_S - time.monotonic()
+        return self.outbox.last_sent + self.heartbeat_s - TICK_INTERVAL_S - time.monotonic()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Send a heartbeat, or close the stream of a client that is too slow, if it is due."""
-        if self.quiet_s() <= 0:
-            self.shed() if self.outbox.holding else self.outbox.write(self.heartbeat())
+        if self.until_check_s() <= 0:
+            self.disconnect() if self.outbox.holding else self.outbox.write(self.heartbeat())
 
-    def shed(self) -> None:
+    def disconnect(self) -> None:
         """Close the stream, because its client reads too slowly or its memory is needed."""
         self.attempt(self.fail, 408, "the client reads too slowly")
 
@@ -350,9 +352,9 @@ class Stream(ABC):
         try:
             call(*args)
         except Exception:
-            self.broke()
+            self.fail_unexpectedly()
 
-    def broke(self) -> None:
+    def fail_unexpectedly(self) -> None:
         """Close the stream because of an unexpected error.
 
         Call this while the exception is handled.
@@ -364,14 +366,14 @@ class Stream(ABC):
             log.exception("stream failed")
             self.end()
 
-    def tell_paces(self, now: float, pauses_s: dict[str, float]) -> None:
+    def notify_pauses(self, now: float, pauses_s: dict[str, float]) -> None:
         """Send the pauses of topics to the client.
 
         ``pauses_s`` maps topics to seconds. Send nothing if the last notice is younger than
-        `TOLD_EVERY_S`, or if the socket accepts no data.
+        `NOTICE_INTERVAL_S`, or if the socket accepts no data.
         """
-        if pauses_s and now - self.told_at >= TOLD_EVERY_S and not self.is_stalled:
-            self.told_at = now
+        if pauses_s and now - self.notified_at >= NOTICE_INTERVAL_S and not self.is_stalled:
+            self.notified_at = now
             longest_ms = math.ceil(1000 * max(pauses_s.values()))
             self.outbox.write(self.paced_event(longest_ms, sorted(pauses_s)))
 
@@ -382,7 +384,7 @@ class Stream(ABC):
         """Whether the socket currently accepts no data."""
         return self.outbox.unsent is not None
 
-    def sent_whole(self) -> None:  # noqa: B027 - only some streams use it
+    def on_sent(self) -> None:  # noqa: B027 - only some streams use it
         """Handle that the socket has accepted all written data. A backlog is sent afterwards."""
 
     def resumed(self) -> None:  # noqa: B027 - only topic streams react to it
@@ -434,7 +436,7 @@ class Outbox:
             parts = live.shared_chunk if is_shared else self._chunk(parts)
         # Keep the order: the unsent data is first.
         if self.unsent is not None:
-            self._keep_rest(parts, 0)
+            self._keep_unsent(parts, 0)
             return
         size = sum(map(len, parts))
         # Join short parts, so that they are sent as one buffer.
@@ -455,9 +457,9 @@ class Outbox:
         self.last_sent = time.monotonic()
         self.sent_bytes += sent
         if sent == size:
-            self._owner.sent_whole()
+            self._owner.on_sent()
         else:
-            self._keep_rest(parts, sent)
+            self._keep_unsent(parts, sent)
             self._sending = trio.CancelScope()
             self._live.nursery.start_soon(self._send_unsent, self._sending)
 
@@ -471,7 +473,7 @@ class Outbox:
         # Nothing is sent for empty data, because an empty chunk would end the body.
         return (chunk_start(size), *parts, CHUNK_END) if size else parts
 
-    def _keep_rest(self, parts: Sequence[bytes], sent: int) -> None:
+    def _keep_unsent(self, parts: Sequence[bytes], sent: int) -> None:
         """Keep the parts without their first ``sent`` bytes."""
         for part in parts:
             if sent < len(part):
@@ -486,7 +488,7 @@ class Outbox:
         if self.holding is None:
             # The stream is checked when its client counts as too slow.
             self.holding = held.hold(self._owner, self._owner.principal.digest, now)
-            self._live.look_in(self._owner, self.holding.due - now)
+            self._live.schedule_check(self._owner, self.holding.due - now)
         held.add(self.holding, part, len(part), now)
         if self.unsent is None:
             self.unsent = memoryview(part)[sent:]
@@ -511,7 +513,7 @@ class Outbox:
             return False
         self.sent_bytes += sent
         if sent == len(data):
-            self._owner.sent_whole()
+            self._owner.on_sent()
         return True
 
     def finish(self) -> None:
@@ -538,7 +540,7 @@ class Outbox:
             with scope:
                 while self.unsent is not None and not self.is_closed:
                     await trio.lowlevel.wait_writable(self._sock)
-                    await self._live.turn()
+                    await self._live.wait_iteration()
                     # The stream may have ended during the waits.
                     if self.unsent is not None:
                         self._send_some(self.unsent)
@@ -557,7 +559,7 @@ class Outbox:
             if sent < len(unsent):
                 self.unsent = unsent[sent:]
                 if self.holding is not None:
-                    self.holding.took(sent, trio.current_time())
+                    self.holding.count_sent(sent, trio.current_time())
             else:
                 self._send_next()
 
@@ -567,7 +569,7 @@ class Outbox:
         self._release()
         backlog, self.backlog = self.backlog, []
         if not backlog:
-            self._owner.sent_whole()
+            self._owner.on_sent()
         for part in _joined(backlog):
             self._keep(part)
 

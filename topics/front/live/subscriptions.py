@@ -41,13 +41,13 @@ class ReaderStream(Stream):
         """Start to deliver the records that the readers of this stream have not received."""
 
     @abstractmethod
-    def tell_paced(self, now: float) -> None:
+    def notify_paced(self, now: float) -> None:
         """Report to the client which topics are paced, unless this was reported within
-        `TOLD_EVERY_S`.
+        `NOTICE_INTERVAL_S`.
         """
 
     @abstractmethod
-    def tell_deleted(self, reader: Reader, head_seq: int) -> None:
+    def notify_deleted(self, reader: Reader, head_seq: int) -> None:
         """Report that the topic was deleted, and stop following it. The stream continues."""
 
 
@@ -111,7 +111,7 @@ class TopicHead(NamedTuple):
     epoch: int
 
 
-class Begun(NamedTuple):
+class ReaderStart(NamedTuple):
     """The start of a reader. ``epoch`` is 0 if its cursor cannot belong to the current topic."""
 
     from_seq: int
@@ -123,12 +123,12 @@ class Begun(NamedTuple):
         return {"from_seq": self.from_seq, **self.head._asdict()}
 
 
-def begin_at(start: Start, head: TopicHead) -> Begun:
+def begin_at(start: Start, head: TopicHead) -> ReaderStart:
     """Return where a reader that requests ``start`` begins in a topic."""
     from_seq = head.head_seq if start.tail else start.from_seq
     if start.epoch is not None:
-        return Begun(from_seq, start.epoch, head)
-    return Begun(from_seq, head.epoch if from_seq <= head.head_seq else 0, head)
+        return ReaderStart(from_seq, start.epoch, head)
+    return ReaderStart(from_seq, head.epoch if from_seq <= head.head_seq else 0, head)
 
 
 async def heads_of(shards: Shards, topics: Iterable[str]) -> dict[str, TopicHead]:

@@ -142,7 +142,7 @@ class TopicStream(ReaderStream):
                 self.readers[reader.topic] = self.readers.pop(reader.topic)
                 await self._advance(reader)
         except Exception:
-            self.broke()
+            self.fail_unexpectedly()
         finally:
             self._busy_shards.discard(shard)
 
@@ -155,13 +155,13 @@ class TopicStream(ReaderStream):
             # feed.
             if reader.feed is not feed or not feed.is_open:
                 return
-            if _stands_at(reader, feed):
-                self._go_live(reader, feed)
+            if _has_reached(reader, feed):
+                self._make_live(reader, feed)
                 await trio.lowlevel.checkpoint()
                 return
             page, epoch = await self._next_page(reader, feed)
         except TopicNotFound:
-            self.tell_deleted(reader, reader.seq)
+            self.notify_deleted(reader, reader.seq)
         except (NotReady, Throttled):
             feeds.wait_for_shard(reader)
         except TopicsError as failure:
@@ -172,7 +172,7 @@ class TopicStream(ReaderStream):
             if self.is_following(reader) and not self.is_stalled:
                 reader.epoch = epoch
                 self.show(reader, page)
-                if not self.live.pressure.is_calm and page.to_seq < page.head_seq:
+                if not self.live.pressure.is_unthrottled and page.to_seq < page.head_seq:
                     feeds.pace(reader)
 
     async def _next_page(self, reader: Reader, feed: FeedSubscription) -> tuple[FeedPage, int]:
@@ -196,7 +196,7 @@ class TopicStream(ReaderStream):
             raise refusal
         return await self.live.feeds.reads.read(reader, until_seq)
 
-    def _go_live(self, reader: Reader, feed: FeedSubscription) -> None:
+    def _make_live(self, reader: Reader, feed: FeedSubscription) -> None:
         """Make a reader live, because it has read all pages before the next page of the feed."""
         reader.epoch = feed.epoch
         reader.is_live, reader.is_connecting = True, False
@@ -212,7 +212,7 @@ class TopicStream(ReaderStream):
         """Send a page to the client. The reader's cursor must be where the page begins."""
         parts = []
         if page.tombstone is not None:
-            parts.append(self._pass_gap(reader, page, page.tombstone))
+            parts.append(self._cross_gap(reader, page, page.tombstone))
         reader.is_connecting = False
         if reader.seq != page.to_seq:
             reader.seq = page.to_seq
@@ -231,7 +231,7 @@ class TopicStream(ReaderStream):
         if parts:
             self.outbox.write(*parts)
 
-    def _pass_gap(self, reader: Reader, page: FeedPage, tombstone: dict[str, Any]) -> bytes:
+    def _cross_gap(self, reader: Reader, page: FeedPage, tombstone: dict[str, Any]) -> bytes:
         """Move the reader across the gap that precedes the records of a page.
 
         Return the loss report.
@@ -251,9 +251,9 @@ class TopicStream(ReaderStream):
         self.moved(reader)
         return self.tombstone_event(reader, tombstone)
 
-    def tell_paced(self, now: float) -> None:
+    def notify_paced(self, now: float) -> None:
         """Report to the client which topics are paced, unless this was reported within
-        `TOLD_EVERY_S`.
+        `NOTICE_INTERVAL_S`.
         """
         feeds = self.live.feeds
         pauses_s = {
@@ -261,9 +261,9 @@ class TopicStream(ReaderStream):
             for topic, reader in self.readers.items()
             if reader.feed is not None
         }
-        self.tell_paces(now, {topic: pause_s for topic, pause_s in pauses_s.items() if pause_s})
+        self.notify_pauses(now, {topic: pause_s for topic, pause_s in pauses_s.items() if pause_s})
 
-    def tell_deleted(self, reader: Reader, head_seq: int) -> None:
+    def notify_deleted(self, reader: Reader, head_seq: int) -> None:
         """Report that the topic was deleted, and stop following it. The stream continues."""
         if self.is_following(reader):
             self.outbox.write(self.deleted_event(reader, head_seq))
@@ -277,7 +277,7 @@ def _has_epoch_of(reader: Reader, feed: FeedSubscription) -> bool:
     return reader.epoch is None or reader.epoch == feed.epoch
 
 
-def _stands_at(reader: Reader, feed: FeedSubscription) -> bool:
+def _has_reached(reader: Reader, feed: FeedSubscription) -> bool:
     """Return whether the reader needs no records below the seq of the feed.
 
     The reader's cursor may already be above the feed, because it has read further itself.

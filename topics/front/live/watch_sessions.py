@@ -9,8 +9,8 @@ event. A client that reconnects with an id is rewound to these cursors, and neve
 
 Without an id, the session is rewound to the data that the last stream's socket did not accept
 completely. An id that this session cannot have sent is ignored, so that it cannot hide this data. A
-map does not identify the incarnation of a topic, so `Earlier` stores which seqs of the new
-incarnation ids have carried. Rewinding too far delivers records twice. A rewind must never hide
+map does not identify the incarnation of a topic, so `EarlierIncarnation` stores which seqs of the
+new incarnation ids have carried. Rewinding too far delivers records twice. A rewind must never hide
 a record.
 """
 
@@ -23,12 +23,12 @@ from topics.engine.access import Principal
 from topics.formats.api.watch import Cursor, View, decode_id, encode_checkpoint, encode_id
 from topics.front.live.topic_streams import TopicStream
 
-MOVES_KEPT = 4096  # number of moves that can be undone exactly
-MAPS_KEPT = 32  # complete maps for older checkpoints, at intervals of `MOVES_KEPT` moves or more
+MOVES_MAX = 4096  # number of moves that can be undone exactly
+MAPS_MAX = 32  # complete maps for older checkpoints, at intervals of `MOVES_MAX` moves or more
 
 
 @dataclass(slots=True)
-class Earlier:
+class EarlierIncarnation:
     """The earlier incarnation of a recreated topic. It was delivered up to ``last`` at most."""
 
     last: int
@@ -48,12 +48,12 @@ class WatchSession:
     cursors: dict[str, Cursor]
     deleted: dict[str, int] = field(default_factory=dict)  # deleted topics with their last head_seq
     stream: TopicStream | None = None
-    left_at: float = 0.0  # the time at which its last stream ended
+    ended_at: float = 0.0  # the time at which its last stream ended
     checkpoint: int = 0
     # (checkpoint, topic, cursor of the topic before the move).
-    moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))
+    moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_MAX))
     maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # ordered by checkpoint
-    earlier: dict[str, Earlier] = field(default_factory=dict)
+    earlier: dict[str, EarlierIncarnation] = field(default_factory=dict)
     # Cursors before the moves that the last stream's socket did not accept completely.
     unsent: dict[str, list[Cursor]] = field(default_factory=dict)
     # True from the first id on that is a checkpoint, because the map was too long.
@@ -76,7 +76,9 @@ class WatchSession:
         last, before = self.cursors[topic]
         if epoch != before:
             known = self.earlier.get(topic)
-            self.earlier[topic] = Earlier(max(last, known.last) if known else last, before)
+            self.earlier[topic] = EarlierIncarnation(
+                max(last, known.last) if known else last, before
+            )
         if topic in self.earlier:
             self._note_shown(topic, seq)
         self.cursors[topic] = seq, epoch
@@ -122,11 +124,11 @@ class WatchSession:
         for topic, seq in known.items():
             if topic in self.cursors and seq >= 0:
                 cursor = self._cursor_at(topic, seq)
-                if self._may_have_told(topic, cursor):
+                if self._may_have_sent(topic, cursor):
                     found.append((topic, cursor))
         return found
 
-    def _may_have_told(self, topic: str, cursor: Cursor) -> bool:
+    def _may_have_sent(self, topic: str, cursor: Cursor) -> bool:
         """Return whether an id of this session may have contained the cursor.
 
         Below the data that was sent completely, every cursor is accepted. Above it, only cursors
@@ -165,9 +167,9 @@ class WatchSession:
 
     def _note_move(self, topic: str) -> None:
         """Store the cursor before a move, and from time to time a map of all cursors."""
-        if self.checkpoint % MOVES_KEPT == 0:
+        if self.checkpoint % MOVES_MAX == 0:
             # Drop every second map, but keep the first one for the oldest checkpoints.
-            if len(self.maps) == MAPS_KEPT:
+            if len(self.maps) == MAPS_MAX:
                 del self.maps[1::2]
             self.maps.append((self.checkpoint, dict(self.cursors)))
         self.checkpoint += 1
@@ -178,5 +180,5 @@ class WatchSession:
         shown = self.earlier[topic].shown
         shown.add(seq)
         # After this many moves, the client has received the end of the earlier topic.
-        if len(shown) > MOVES_KEPT:
+        if len(shown) > MOVES_MAX:
             del self.earlier[topic]

@@ -76,9 +76,9 @@ class EventStream(TopicStream):
 
     def deleted_event(self, reader: Reader, head_seq: int) -> bytes:
         """Return ``event: topic-deleted``."""
-        return self.gone_event(reader.topic, head_seq)
+        return self.removed_topic_event(reader.topic, head_seq)
 
-    def gone_event(self, topic: str, head_seq: int) -> bytes:
+    def removed_topic_event(self, topic: str, head_seq: int) -> bytes:
         """Return ``event: topic-deleted``, also for a topic without a reader."""
         members = {"topic": topic, "head_seq": head_seq, "reason": "deleted"}
         return self._event(b"topic-deleted", members)
@@ -130,14 +130,16 @@ class WatchStream(EventStream):
     def repeat_deleted(self) -> None:
         """Report deleted topics again, because an id does not confirm these events."""
         if self.session.deleted:
-            events = [self.gone_event(*deleted) for deleted in self.session.deleted.items()]
+            events = [
+                self.removed_topic_event(*deleted) for deleted in self.session.deleted.items()
+            ]
             self.outbox.write(b"".join(events))
 
-    def tell_deleted(self, reader: Reader, head_seq: int) -> None:
+    def notify_deleted(self, reader: Reader, head_seq: int) -> None:
         """Also store the deletion in the session."""
         if self.is_following(reader):
             self.session.deleted[reader.topic] = head_seq
-        super().tell_deleted(reader, head_seq)
+        super().notify_deleted(reader, head_seq)
 
     def moved(self, reader: Reader) -> None:
         """Move the session's cursor, unless another stream has taken the session over."""
@@ -145,7 +147,7 @@ class WatchStream(EventStream):
             self._before.setdefault(reader.topic, []).append(self.session.cursors[reader.topic])
             self.session.move(reader.topic, reader.seq, reader.epoch or 0)
 
-    def sent_whole(self) -> None:
+    def on_sent(self) -> None:
         """Drop the earlier cursors, because the socket has accepted all written data."""
         if self._before:
             self._before.clear()
@@ -195,7 +197,9 @@ class OneRequestStream(EventStream):
         try:
             self.begin()
             if self._gone:
-                gone = [self.gone_event(topic, self._cursors[topic][0]) for topic in self._gone]
+                gone = [
+                    self.removed_topic_event(topic, self._cursors[topic][0]) for topic in self._gone
+                ]
                 self.outbox.write(b"".join(gone))
             for topic, (seq, epoch) in self._cursors.items():
                 if topic not in self._gone:

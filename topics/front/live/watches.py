@@ -36,7 +36,7 @@ class Watches:
     def __init__(self, live: Live) -> None:
         self.live = live
         self._sessions: dict[str, WatchSession] = {}
-        self._idle: dict[str, WatchSession] = {}  # sessions without a stream, ordered by `left_at`
+        self._idle: dict[str, WatchSession] = {}  # sessions without a stream, ordered by `ended_at`
 
     async def create(
         self, asked: WatchRequest, principal: Principal, *, lenient: bool
@@ -149,14 +149,14 @@ class Watches:
 
     def _note_idle(self, session: WatchSession) -> None:
         """Mark a session as idle, as the last one in the order of removal."""
-        session.left_at = time.monotonic()
+        session.ended_at = time.monotonic()
         self._idle.pop(session.wid, None)
         self._idle[session.wid] = session
 
     def _collect(self) -> None:
         """Remove sessions that no stream has used for `SESSION_TTL_S`."""
         before = time.monotonic() - SESSION_TTL_S
-        while self._idle and (session := next(iter(self._idle.values()))).left_at < before:
+        while self._idle and (session := next(iter(self._idle.values()))).ended_at < before:
             self._forget(session)
 
     def _forget(self, session: WatchSession) -> None:

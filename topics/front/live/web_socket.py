@@ -4,9 +4,9 @@
        ^                            '---> pong, close
        '-- only while publishes in flight are below the bounds and the client reads the replies
 
-The shards process the same bytes as for HTTP. One loop iteration handles at most `FRAMES_PER_TURN`
-frames of a socket, and sends their replies in one write. Three conditions close a socket that uses
-more than its share:
+The shards process the same bytes as for HTTP. One loop iteration handles at most
+`FRAMES_PER_ITERATION` frames of a socket, and sends their replies in one write. Three conditions
+close a socket that uses more than its share:
 
 - A message is not complete within the time limit of HTTP bodies.
 - The unread input of all clients is above its bound (held_memory.py).
@@ -76,10 +76,10 @@ class MessageClock:
         self.due = NEVER
 
 
-FRAMES_PER_TURN = 64  # takes 1 ms for publishes or refusals; then other connections run
+FRAMES_PER_ITERATION = 64  # takes 1 ms for publishes or refusals; then other connections run
 # Number of frames: the shard processes the first ones while the front decodes the rest.
 FLUSH_EVERY = 32
-NO_ROOM = "no memory for the rest of this message; try again later"
+NO_SPACE = "no memory for the rest of this message; try again later"
 
 
 class WebSocket(WebSocketStream):
@@ -135,9 +135,9 @@ class WebSocket(WebSocketStream):
             # The reader has further complete frames. Handle them in the next iteration of the event
             # loop.
             if reader.has_more:
-                await self._wait_for_room()
+                await self._wait_for_space()
                 await trio.lowlevel.checkpoint()
-            elif not (data := await self._receive(amid=reader.is_incomplete)):
+            elif not (data := await self._receive(is_mid_message=reader.is_incomplete)):
                 break
 
     async def _handle(self, reader: WebSocketFrameReader, data: bytes) -> bool:
@@ -145,10 +145,10 @@ class WebSocket(WebSocketStream):
 
         No message is kept after this returns, because the client may then be silent for days.
         """
-        frames = reader.feed(data, FRAMES_PER_TURN)
+        frames = reader.feed(data, FRAMES_PER_ITERATION)
         failure = reader.failure
         try:
-            if not await self._take(frames):
+            if not await self._handle_frames(frames):
                 return False
         except UnicodeDecodeError:
             failure = Close(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
@@ -164,28 +164,28 @@ class WebSocket(WebSocketStream):
             self._hold(reader.held_bytes)
         return True
 
-    async def _receive(self, *, amid: bool) -> bytes:
+    async def _receive(self, *, is_mid_message: bool) -> bytes:
         """Return the next input of the client, or empty bytes at its end.
 
-        ``amid`` is true within a message: then the time limit of the message runs.
+        ``is_mid_message`` is true within a message: then the time limit of the message runs.
         """
         while True:
-            await self._wait_for_room()
-            if amid:
+            await self._wait_for_space()
+            if is_mid_message:
                 self._clock.start_waiting()
                 # Schedule the check that enforces the time limit.
-                self.live.look_in(self, self._clock.due - time.monotonic())
+                self.live.schedule_check(self, self._clock.due - time.monotonic())
             await trio.lowlevel.wait_readable(self.sock)
             try:
                 data = self.sock.recv(RECV_BYTES)
             except BlockingIOError:
                 continue
             self._connection.received_bytes += len(data)
-            if amid:
+            if is_mid_message:
                 self._clock.received(len(data))
             return data
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_space(self) -> None:
         """Wait until the publishes in flight are below the bounds, and the client reads the
         replies.
         """
@@ -198,16 +198,16 @@ class WebSocket(WebSocketStream):
         self._held_bytes = length
         self.live.held.unread.keep(self, self.principal.digest, length)
 
-    def quiet_s(self) -> float:
+    def until_check_s(self) -> float:
         """Also consider the time limit of the current message."""
-        return min(super().quiet_s(), self._clock.due - time.monotonic())
+        return min(super().until_check_s(), self._clock.due - time.monotonic())
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Also close the socket if a message is not completed in time."""
         if self._clock.due <= time.monotonic():
             self.fail(408, "the message was not received in time")
         else:
-            super().look()
+            super().check()
 
     def resumed(self) -> None:
         """Also resume reading."""
@@ -225,16 +225,16 @@ class WebSocket(WebSocketStream):
         self._hold(0)
         super().end()
 
-    def shed(self) -> None:
+    def disconnect(self) -> None:
         """Also handle a socket that holds memory only for an incomplete message."""
         if self.outbox.holding is None:
-            self.attempt(self.fail, 429, NO_ROOM)
+            self.attempt(self.fail, 429, NO_SPACE)
         else:
-            super().shed()
+            super().disconnect()
 
     # Frames
 
-    async def _take(self, frames: list[Frame]) -> bool:
+    async def _handle_frames(self, frames: list[Frame]) -> bool:
         """Handle the received frames. Return False to close the socket.
 
         Raise `UnicodeDecodeError` if a text message is not UTF-8.
@@ -343,7 +343,7 @@ class WebSocket(WebSocketStream):
         if self._draining:
             raise shutting_down()
         topic = self._topic(head, Scope.WRITE)
-        if not self.live.pressure.is_calm:
+        if not self.live.pressure.is_unthrottled:
             shard = self.live.shards.shard_of(topic)
             self.live.pressure.check_write(self.principal.digest, topic, shard, message)
         if len(message) > COPY_BYTES:

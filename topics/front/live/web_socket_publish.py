@@ -32,7 +32,7 @@ from topics.formats.wire.calls import (
     band_in,
     outcome_in,
 )
-from topics.front.body_limits import no_room
+from topics.front.body_limits import no_space
 from topics.front.http.connection import RECV_BYTES
 from topics.front.live.live import Live
 from topics.front.live.streams import Stream
@@ -59,8 +59,8 @@ class PublishBatch:
         self.length = 0  # of the bodies, in bytes
 
 
-class Filling:
-    """The `Holder` (`topics.actors.link.arena`) of a block that is filled within a few
+class MessageFiller:
+    """The `BlockFiller` (`topics.actors.link.arena`) of a block that is filled within a few
     iterations.
     """
 
@@ -70,7 +70,7 @@ class Filling:
         """Return 0, because the block is filled quickly."""
         return 0.0
 
-    def give_up(self, failure: Exception) -> None:
+    def abort(self, failure: Exception) -> None:
         """Fail with ``failure``, because the block is needed elsewhere."""
         self.failure = failure
 
@@ -146,10 +146,10 @@ class Publishes:
 
     async def _filled(self, shard: int, message: bytes) -> Body:
         """Copy the message into shared memory, in steps. Raise `Throttled` or `NotReady`."""
-        filling, view = Filling(), memoryview(message)
+        filling, view = MessageFiller(), memoryview(message)
         block = self._live.shards.reserve(shard, len(message), filling)
         if block is None:
-            raise no_room()
+            raise no_space()
         try:
             for start in range(0, len(message), COPY_BYTES):
                 end = start + COPY_BYTES
@@ -220,7 +220,7 @@ class Publishes:
             return body
         block = self._live.shards.reserve(shard, len(body), None)
         if block is None:
-            raise no_room()
+            raise no_space()
         block.view[: len(body)] = body
         return block
 

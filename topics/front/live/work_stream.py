@@ -18,11 +18,11 @@ from topics.front.http.connection import Connection
 from topics.front.live.live import Live
 from topics.front.live.sse import HEARTBEAT, RETRY, data_lines, error_event, paced_event
 from topics.front.live.streams import StreamKind
-from topics.front.live.work_subscriptions import Worker, WorkSubscription
+from topics.front.live.work_subscriptions import JobReceiver, WorkSubscription
 from topics.front.pressure.governor import COALESCE_S
 
 
-class WorkStream(Worker):
+class WorkStream(JobReceiver):
     """One GET of the work of a queue."""
 
     has_own_slot = True  # its subscription has acquired the slot
@@ -59,9 +59,9 @@ class WorkStream(Worker):
         # This line is not reached for a failed socket, because the stream has ended.
         subscription.pages += 1
         if (pause_s := self.live.work.pause_s(subscription)) > COALESCE_S:
-            self.tell_paces(self.live.now, {subscription.topic: pause_s})
+            self.notify_pauses(self.live.now, {subscription.topic: pause_s})
 
-    def sent_whole(self) -> None:
+    def on_sent(self) -> None:
         """Let the shard send the next jobs, because the socket has accepted all written data."""
         if self._has_untaken and not self.outbox.backlog:
             self._has_untaken = False

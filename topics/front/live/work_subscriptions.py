@@ -36,7 +36,7 @@ from topics.front.live.streams import Stream
 from topics.front.pressure.pressure import Pressure
 
 
-class Worker(Stream):
+class JobReceiver(Stream):
     """The interface of the stream that pushes jobs to a client (`WorkStream`)."""
 
     @abstractmethod
@@ -45,33 +45,33 @@ class Worker(Stream):
 
 
 class WorkSubscription:
-    """The subscription of one work stream. `tell` forwards the messages of its shard."""
+    """The subscription of one work stream. `deliver` forwards the messages of its shard."""
 
     def __init__(self, number: int, shard: int, topic: str, principal: Principal) -> None:
         self.number, self.shard, self.topic, self.principal = number, shard, topic, principal
         self.is_closed = False
         self.pages = 0  # pages of jobs that were sent to the client
-        self._worker: Worker | None = None
-        self._early: list[Callable[[Worker], None]] = []
+        self._receiver: JobReceiver | None = None
+        self._early: list[Callable[[JobReceiver], None]] = []
 
-    def tell(self, call: Callable[[Worker], None]) -> None:
+    def deliver(self, call: Callable[[JobReceiver], None]) -> None:
         """Call ``call`` with the worker, now or when `begin` sets the worker."""
-        if self._worker is None:
+        if self._receiver is None:
             if not self.is_closed:
                 self._early.append(call)
         else:
-            self._worker.attempt(call, self._worker)
+            self._receiver.attempt(call, self._receiver)
 
-    def begin(self, worker: Worker) -> None:
+    def begin(self, receiver: JobReceiver) -> None:
         """Deliver the early messages to the worker, and all later ones immediately."""
-        self._worker = worker
+        self._receiver = receiver
         early, self._early = self._early, []
         for call in early:
-            self.tell(call)
+            self.deliver(call)
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drop the worker and undelivered messages, because the client has disconnected."""
-        self._worker, self._early = None, []
+        self._receiver, self._early = None, []
 
 
 class WorkSubscriptions:
@@ -126,16 +126,16 @@ class WorkSubscriptions:
         """
         pause_s = self.pause_s(subscription)
         if pause_s:
-            self._call_in(pause_s, partial(self._tell_taken, subscription))
+            self._call_in(pause_s, partial(self._confirm_taken, subscription))
         else:
-            self._tell_taken(subscription)
+            self._confirm_taken(subscription)
 
     def pause_s(self, subscription: WorkSubscription) -> float:
         """Return the seconds by which the next jobs are delayed."""
         pressure = self._pressure
         return pressure.pause_s(subscription.shard, pressure.bands.of(subscription.topic))
 
-    def _tell_taken(self, subscription: WorkSubscription) -> None:
+    def _confirm_taken(self, subscription: WorkSubscription) -> None:
         """Notify the shard, unless the subscription was closed in the meantime."""
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
@@ -149,7 +149,7 @@ class WorkSubscriptions:
         if subscription.is_closed:
             return
         subscription.is_closed = True
-        subscription.forget()
+        subscription.discard()
         self._slots.release(subscription.principal)
         # From the number of delivered pages, the shard determines which jobs the client has not
         # received.
@@ -164,7 +164,7 @@ class WorkSubscriptions:
         subscription = self.by_number.get(params.work)
         if subscription is not None:
             body = bytes(jobs)
-            subscription.tell(lambda worker: worker.show(params, body))
+            subscription.deliver(lambda receiver: receiver.show(params, body))
 
     def work_ended(self, shard: int, params: WorkEndedParams) -> None:  # noqa: ARG002 - the front assigns the numbers
         """Handle the end of a work stream in the shard."""
@@ -180,4 +180,4 @@ class WorkSubscriptions:
 
 
 def _fail(subscription: WorkSubscription, failure: TopicsError) -> None:
-    subscription.tell(lambda worker: worker.fail(status_of(failure), failure.message))
+    subscription.deliver(lambda receiver: receiver.fail(status_of(failure), failure.message))

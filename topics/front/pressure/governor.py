@@ -22,14 +22,14 @@ TICK_S: Final = 0.05
 TARGET_MS: Final = 10.0
 RECENT: Final = 4  # ticks; the controller uses the lowest delay of these
 COALESCE_AT, PACE_AT, REFUSE_AT, LATE_MAX = 2.0, 4.0, 10.0, 20.0  # ticks
-LATE_BACK: Final = 2.0  # per tick with less than half of TARGET_MS
+LATE_RECOVERY: Final = 2.0  # per tick with less than half of TARGET_MS
 TICKS_MAX: Final = 4.0  # the maximum number of ticks that one long tick counts as
 SHARE_MAX: Final = 0.95  # of any band, so that some writes of each band are accepted
-TOP_EXCESS: Final = 2.0  # multiple of TARGET_MS below which the top band is not refused
+TOP_BAND_EXCESS: Final = 2.0  # multiple of TARGET_MS below which the top band is not refused
 EXCESS_MAX: Final = 4.0  # multiple of TARGET_MS above which the delay is cut off
 QUEUE_MIN: Final = 16  # waiting writes; fewer are not an overload
 INTEGRAL, PROPORTIONAL = 0.006, 0.1  # factors of the excess, and of its change
-FADE: Final = 0.8  # factor per tick with less than half of TARGET_MS
+SHARE_DECREASE: Final = 0.8  # factor per tick with less than half of TARGET_MS
 SHARE_MIN: Final = 0.001  # smaller shares count as 0
 SMOOTHING: Final = 0.3  # factor of the new value in the moving averages of the rates
 COALESCE_S: Final = 0.02
@@ -40,17 +40,17 @@ PAUSE_WEIGHTS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)  # by band
 class Governor:
     """The pressure on one shard.
 
-    ``is_calm`` is true if nothing is late; then writes need not be counted.
+    ``is_unthrottled`` is true if nothing is late; then writes need not be counted.
     """
 
     def __init__(self, now: float) -> None:
-        self.is_calm = True
+        self.is_unthrottled = True
         self.share = self.taken_per_s = 0.0
         self._late = self._excess = 0.0
         self._recent = deque([0.0] * RECENT, RECENT)
         self._ticked = now
         # Writes of this tick by band, refused ones included, and the number of refused ones.
-        self._came, self._refused = [0] * BANDS, 0
+        self._arrived, self._refused = [0] * BANDS, 0
         self._rates = [0.0] * BANDS  # writes per second, by band
         self._shares = [0.0] * BANDS  # the part of each band that is refused
         self._debts = [0.0] * BANDS  # the accumulated part of writes to refuse, by band
@@ -72,7 +72,7 @@ class Governor:
 
         The caller must call `refuse` if the write is refused.
         """
-        self._came[band] += 1
+        self._arrived[band] += 1
         # Spread refusals evenly: each write adds the refused part of its band, and a full unit
         # refuses one.
         debt = self._debts[band] + self._shares[band]
@@ -97,7 +97,7 @@ class Governor:
             # tick.
             self._late = min(self._late + (max(ticks, 1.0) if self._late else 1.0), LATE_MAX)
         elif delay_ms < TARGET_MS / 2:
-            self._late = max(self._late - LATE_BACK, 0.0)
+            self._late = max(self._late - LATE_RECOVERY, 0.0)
         self._recent.append(delay_ms)
         lasting_ms = min(self._recent)
         excess = min(lasting_ms / TARGET_MS, EXCESS_MAX)
@@ -106,22 +106,22 @@ class Governor:
         self._control(excess, ticks, is_short=is_short)
         self._excess = excess
         self._share_out()
-        self.is_calm = not (self._late or self.share)
+        self.is_unthrottled = not (self._late or self.share)
 
     def _measure(self, elapsed_s: float) -> None:
         """Update the rates with the writes of this tick."""
         if elapsed_s > 0:
-            taken = (sum(self._came) - self._refused) / elapsed_s
+            taken = (sum(self._arrived) - self._refused) / elapsed_s
             self.taken_per_s += SMOOTHING * (taken - self.taken_per_s)
-            for band, came in enumerate(self._came):
+            for band, came in enumerate(self._arrived):
                 self._rates[band] += SMOOTHING * (came / elapsed_s - self._rates[band])
-        self._came, self._refused = [0] * BANDS, 0
+        self._arrived, self._refused = [0] * BANDS, 0
 
     def _control(self, excess: float, ticks: float, *, is_short: bool) -> None:
         """Update ``share`` with the excess and its change, or let it fade."""
         if self.share or self._late >= REFUSE_AT:
             step = INTEGRAL * ticks * (excess - 1.0) + PROPORTIONAL * (excess - self._excess)
-            share = self.share * FADE if excess < 0.5 or is_short else self.share + step
+            share = self.share * SHARE_DECREASE if excess < 0.5 or is_short else self.share + step
             self.share = min(share, SHARE_MAX) if share >= SHARE_MIN else 0.0
 
     def _share_out(self) -> None:
@@ -129,7 +129,7 @@ class Governor:
         self._shares = [0.0] * BANDS
         missing = self.share * self.writes_per_s
         for band, rate in enumerate(self._rates):
-            if missing <= 0 or (band == TOP_BAND and self._excess < TOP_EXCESS):
+            if missing <= 0 or (band == TOP_BAND and self._excess < TOP_BAND_EXCESS):
                 break
             self._shares[band] = min(missing / rate, SHARE_MAX) if rate else SHARE_MAX
             missing -= self._shares[band] * rate

@@ -2,11 +2,11 @@
 streams (decision 0030).
 
     the loop's iterations, the shards' delays --> a `Governor` for each shard --> refusals, pauses
-    appends of a loop iteration that has become long --> `Turns` --> by band
+    appends of a loop iteration that has become long --> `AppendScheduler` --> by band
 
-Without pressure, a write checks only ``is_calm``. The response to a refused write contains a time
-that is reserved for this client. The times are as far apart as the server needs, and a retry at its
-time is accepted:
+Without pressure, a write checks only ``is_unthrottled``. The response to a refused write contains a
+time that is reserved for this client. The times are as far apart as the server needs, and a retry
+at its time is accepted:
 
     refused --promise--> due at its time --a write of the same key to the same topic--> accepted
                                     '--LIFE_S later--------------------------------> expired
@@ -32,8 +32,8 @@ import msgspec
 import structlog
 import trio
 
-from topics.actors.link.beat import wait_beat
 from topics.actors.link.event_loop import LoopLag
+from topics.actors.link.tick import wait_tick
 from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, WeightedQueues
 from topics.errors import Throttled
 from topics.formats.buffers import Buffer
@@ -46,10 +46,10 @@ log = structlog.get_logger()
 IDLE_LAG_MS: Final = 1.0
 # The part of the time that appends are parked that counts as lag of the loop.
 PARKED_PART: Final = 0.25
-TOLD_EVERY_S: Final = 10.0  # minimum interval between two log messages
+NOTICE_INTERVAL_S: Final = 10.0  # minimum interval between two log messages
 BANDS_MAX: Final = 65_536  # number of topics whose bands are stored
 PROMISES_MAX: Final = 100_000
-LIFE_S: Final = 30.0  # lifetime of a promise after it is due
+PROMISE_LIFETIME_S: Final = 30.0  # lifetime of a promise after it is due
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
 RETRY_PART: Final = 0.1  # the part of the capacity that is for retries; the rest is for new writes
 RATE_MIN: Final = 20.0  # writes per second; the lower bound of the measured capacity
@@ -57,10 +57,13 @@ REFUSAL_HOLD_S: Final = 0.1
 # A longer body has already cost what a refusal would save, and its opt-out takes long to find.
 REFUSABLE_MAX_BYTES: Final = 4 << 20
 
-PASS_S: Final = 0.004  # a longer loop iteration counts as long
+LONG_ITERATION_S: Final = 0.004  # a longer loop iteration counts as long
 ACTIVE_S: Final = 1.0  # time for which a band is active after an append
 RELEASE_MIN, RELEASE_MAX = 8, 256  # appends that one loop iteration releases
-GROWTH, CUT = 1.1, 0.8  # factors of this number after a short or a long iteration
+RELEASE_INCREASE, RELEASE_DECREASE = (
+    1.1,
+    0.8,
+)  # factors of this number after a short or a long iteration
 
 Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
 # The function, and the time since which it waits.
@@ -100,10 +103,10 @@ class Promises:
     def __init__(self) -> None:
         self.count = 0
         self._due: dict[Holder, deque[float]] = {}  # in ascending order
-        self._lapsing: list[tuple[float, Holder]] = []  # a heap
+        self._expirations: list[tuple[float, Holder]] = []  # a heap
         self._slot = 0.0  # the last time that was promised to a new holder
 
-    def give(self, holder: Holder, now: float, apart_s: float) -> float:
+    def promise(self, holder: Holder, now: float, apart_s: float) -> float:
         """Return the time at which the holder may retry.
 
         It is ``apart_s`` later than the last time of a new holder. The time is not promised if it
@@ -118,7 +121,7 @@ class Promises:
             return now + RETRY_MAX_S
         if self.count < PROMISES_MAX:
             self._due.setdefault(holder, deque()).append(due)
-            heapq.heappush(self._lapsing, (due + LIFE_S, holder))
+            heapq.heappush(self._expirations, (due + PROMISE_LIFETIME_S, holder))
             self.count += 1
         return due
 
@@ -127,7 +130,7 @@ class Promises:
         dues = self._due.get(holder)
         if dues is None:
             return False
-        self._lapse(holder, dues, now)
+        self._expire_promises(holder, dues, now)
         if not dues or dues[0] > now:
             return False
         self._pop(holder, dues)
@@ -135,14 +138,14 @@ class Promises:
 
     def expire(self, now: float) -> None:
         """Remove expired promises. Call this periodically."""
-        while self._lapsing and self._lapsing[0][0] < now:
-            _, holder = heapq.heappop(self._lapsing)
+        while self._expirations and self._expirations[0][0] < now:
+            _, holder = heapq.heappop(self._expirations)
             if (dues := self._due.get(holder)) is not None:
-                self._lapse(holder, dues, now)
+                self._expire_promises(holder, dues, now)
 
-    def _lapse(self, holder: Holder, dues: deque[float], now: float) -> None:
+    def _expire_promises(self, holder: Holder, dues: deque[float], now: float) -> None:
         """Remove the promises of a holder that have expired."""
-        while dues and dues[0] + LIFE_S < now:
+        while dues and dues[0] + PROMISE_LIFETIME_S < now:
             self._pop(holder, dues)
 
     def _pop(self, holder: Holder, dues: deque[float]) -> None:
@@ -153,7 +156,7 @@ class Promises:
             del self._due[holder]
 
 
-class Turns:
+class AppendScheduler:
     """Defers appends of low bands in a long loop iteration.
 
         append --a short iteration, or no higher band is active--> continues
@@ -174,21 +177,21 @@ class Turns:
         # Entered around the appends that one iteration releases.
         self.batch: AbstractContextManager[object] = nullcontext()
 
-    def may_go(self, band: int) -> bool:
+    def may_continue(self, band: int) -> bool:
         """Return whether an append of this band continues in this iteration.
 
         Otherwise the caller must call `park`.
         """
-        began = self._lag.pass_began
+        began = self._lag.pass_started
         self._seen[band] = began
-        if band == TOP_BAND or not (self.waiting or self._clock() - began > PASS_S):
+        if band == TOP_BAND or not (self.waiting or self._clock() - began > LONG_ITERATION_S):
             return True
         # In a long iteration, continue only if no higher band had an append within `ACTIVE_S`.
         return began - max(self._seen[band + 1 :]) > ACTIVE_S
 
-    def park(self, band: int, go: Callable[[float], object]) -> None:
-        """Call ``go`` in a later iteration, with the milliseconds of the wait."""
-        self._parked.queues[band].append((go, self._clock()))
+    def park(self, band: int, resume: Callable[[float], object]) -> None:
+        """Call ``resume`` in a later iteration, with the milliseconds of the wait."""
+        self._parked.queues[band].append((resume, self._clock()))
         self.waiting += 1
         self._has_parked.set()
 
@@ -206,21 +209,23 @@ class Turns:
                 await self._has_parked.wait()
             began = self._clock()
             with self.batch:
-                self._give(int(release))
+                self._release(int(release))
             await trio.lowlevel.checkpoint()  # wait for the next iteration
-            factor = CUT if self._clock() - began > PASS_S else GROWTH
+            factor = (
+                RELEASE_DECREASE if self._clock() - began > LONG_ITERATION_S else RELEASE_INCREASE
+            )
             release = min(max(release * factor, RELEASE_MIN), RELEASE_MAX)
 
-    def _give(self, count: int) -> None:
+    def _release(self, count: int) -> None:
         """Release up to ``count`` appends in the order of priorities."""
         for _ in range(min(count, self.waiting)):
             band = self._parked.next()
             assert band is not None, "an append waits"
             self._parked.charge(band)
-            go, since = self._parked.queues[band].popleft()
+            resume, since = self._parked.queues[band].popleft()
             self.waiting -= 1
             try:
-                go((self._clock() - since) * 1000)
+                resume((self._clock() - since) * 1000)
             except Exception:  # the error concerns one append only
                 log.exception("request failed", route="append")
 
@@ -239,29 +244,29 @@ class Pressure:
         clock: Callable[[], float] = time.monotonic,
         lag: LoopLag | None = None,
     ) -> None:
-        self.is_calm = True
+        self.is_unthrottled = True
         self.bands, self.promises = Bands(), Promises()
         self.refused_count = 0  # writes and streams, since the start
         self._delay_ms, self._clock = delay_ms, clock
         self._lag = LoopLag(clock()) if lag is None else lag
         self._lag_ms = 0.0
-        self.turns = Turns(clock, self._lag)
+        self.scheduler = AppendScheduler(clock, self._lag)
         self.governors = [Governor(clock()) for _ in range(shards)]
-        self._is_told = False  # whether the log has a message that writes are refused
-        self._told_at = -math.inf
+        self._is_reported = False  # whether the log has a message that writes are refused
+        self._reported_at = -math.inf
 
     async def run(self) -> None:
         """Measure and control the event loop of the calling task, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.turns.run)
+            nursery.start_soon(self.scheduler.run)
             while True:
                 # Without pressure, the usual ticks suffice.
-                is_idle = self.is_calm and self._lag_ms < IDLE_LAG_MS
+                is_idle = self.is_unthrottled and self._lag_ms < IDLE_LAG_MS
                 if is_idle:
-                    await wait_beat()
+                    await wait_tick()
                 else:
                     await trio.sleep(TICK_S)
-                self.tick(self._lag.take_ms(self._clock()))
+                self.tick(self._lag.read_mean_ms(self._clock()))
 
     def tick(self, lag_ms: float) -> None:
         """Update all governors. ``lag_ms`` is the delay of the loop.
@@ -270,28 +275,28 @@ class Pressure:
         larger delay, the writes to all shards count as one queue.
         """
         now = self._clock()
-        self._lag_ms = lag_ms = max(lag_ms, PARKED_PART * self.turns.oldest_ms())
+        self._lag_ms = lag_ms = max(lag_ms, PARKED_PART * self.scheduler.oldest_ms())
         rates = [governor.writes_per_s for governor in self.governors]
         for shard, governor in enumerate(self.governors):
             delay_ms = self._delay_ms(shard)
             others = sum(rates) - rates[shard] if lag_ms > delay_ms else 0.0
             governor.tick(now, max(lag_ms, delay_ms), others)
-        self.is_calm = all(governor.is_calm for governor in self.governors)
+        self.is_unthrottled = all(governor.is_unthrottled for governor in self.governors)
         self.promises.expire(now)
-        self._tell(now)
+        self._log_pressure(now)
 
-    def _tell(self, now: float) -> None:
+    def _log_pressure(self, now: float) -> None:
         """Log the start of refusals, and the end of the pressure."""
         share = max(governor.share for governor in self.governors)
-        if share and not self._is_told and now - self._told_at >= TOLD_EVERY_S:
-            self._is_told, self._told_at = True, now
+        if share and not self._is_reported and now - self._reported_at >= NOTICE_INTERVAL_S:
+            self._is_reported, self._reported_at = True, now
             log.warning(
                 "writes throttled",
                 refused_percent=math.ceil(100 * share),
                 loop_lag_ms=round(self._lag_ms),
             )
-        elif self.is_calm and self._is_told:
-            self._is_told = False
+        elif self.is_unthrottled and self._is_reported:
+            self._is_reported = False
             log.info("write throttling ended", refused_count=self.refused_count)
 
     # The following functions act only under pressure.
@@ -316,7 +321,7 @@ class Pressure:
         ``key`` is the digest of the API key. ``body`` is only searched for an opt-out if the write
         would be refused.
         """
-        if not self.is_calm:
+        if not self.is_unthrottled:
             self._check(self.governors[shard], (key, topic), self.bands.of(topic), body)
 
     def check_stream(self, key: bytes, name: str, topics: list[str], shard: int | None) -> None:
@@ -325,7 +330,7 @@ class Pressure:
         The start of a stream counts as a write to the topic with the highest priority. ``name``
         identifies the stream. ``shard`` None means topics of any shard.
         """
-        if not self.is_calm:
+        if not self.is_unthrottled:
             # The governor with the lowest share has only the pressure that all shards share: that
             # of the loop.
             least = min(self.governors, key=lambda governor: governor.share)
@@ -345,7 +350,7 @@ class Pressure:
         self.refused_count += 1
         # Retries get a fixed part of the measured capacity.
         apart_s = 1.0 / (RETRY_PART * max(governor.taken_per_s, RATE_MIN))
-        due = self.promises.give(holder, now, apart_s)
+        due = self.promises.promise(holder, now, apart_s)
         raise Throttled(
             "the server is under pressure: try again later",
             # Rounded first, so that one second is not 1001 ms.
@@ -354,10 +359,10 @@ class Pressure:
 
     def pause_s(self, shard: int, band: int) -> float:
         """Return the seconds by which the next page of a stream is delayed."""
-        return 0.0 if self.is_calm else self.governors[shard].pause_s(band)
+        return 0.0 if self.is_unthrottled else self.governors[shard].pause_s(band)
 
 
-async def hold_back(refusal: Throttled) -> Answer:
+async def delay_refusal(refusal: Throttled) -> Answer:
     """Raise the refusal after `REFUSAL_HOLD_S`."""
     await trio.sleep(REFUSAL_HOLD_S)
     raise refusal

@@ -271,12 +271,12 @@ async def test_a_claim_of_a_held_queue_is_served_when_the_queue_is_released(
     workers: QueueDesk,
 ) -> None:
     workers.queue(jobs=1)
-    workers.loop.context.held.take("q")
+    workers.loop.context.held.hold("q")
     claim = workers.claim()
     workers.turn()
     await wait_all_tasks_blocked()
     assert workers.told() == []
-    workers.loop.context.give_back("q")
+    workers.loop.context.release_topic("q")
     assert workers.claimed() == [(claim, [1])]
 
 
@@ -284,10 +284,10 @@ async def test_a_cancelled_claim_of_a_held_queue_leases_no_job(
     workers: QueueDesk,
 ) -> None:
     workers.queue()
-    workers.loop.context.held.take("q")
+    workers.loop.context.held.hold("q")
     claim = workers.claim(wait_ms=30_000)
     workers.cancel(claim)
-    workers.loop.context.give_back("q")
+    workers.loop.context.release_topic("q")
     workers.jobs(1)
     other = workers.claim()
     assert (other, [1]) in workers.claimed()

@@ -42,7 +42,7 @@ from topics.formats.disk.frames import FrameKind
 FULL = TopicFull("full")
 
 
-def dead_and_dying(topic: Topic) -> tuple[list[int], list[int]]:
+def dead_and_failing(topic: Topic) -> tuple[list[int], list[int]]:
     return list(jobs_of(topic).dead), list(jobs_of(topic).dead_lettering)
 
 
@@ -137,7 +137,7 @@ async def test_a_move_is_logged_first_then_the_copy_is_appended_then_the_job_del
     assert not peers.asked, "the frame is not synced yet"
     await run_log(desk)
     assert kinds(desk)[before:] == [FrameKind.LEASE], "the copy is not there yet"
-    assert (desk.seqs("q"), dead_and_dying(queue)) == ([1], ([], [1]))
+    assert (desk.seqs("q"), dead_and_failing(queue)) == ([1], ([], [1]))
     (asked,) = peers.take()
     asked.answer()
     assert moved(queue) == 0, "the delete is not written yet"
@@ -233,7 +233,7 @@ async def test_a_rejected_job_stays_and_is_retried_after_a_pause(
             (asked,) = peers.take()
             refuse(asked)
             await wait_all_tasks_blocked()
-            assert (dead_and_dying(queue), desk.seqs("q")) == (stays, [1])
+            assert (dead_and_failing(queue), desk.seqs("q")) == (stays, [1])
             wake(desk, queue)
             await trio.sleep(wait_s - 0.01)
             await run_log(desk)
@@ -260,7 +260,7 @@ async def test_a_batch_with_an_unknown_outcome_is_retried_first_and_separately(
     (asked,) = peers.take()
     asked.answer(None, FULL, NotReady("away"))
     await run_log(desk)
-    assert dead_and_dying(queue) == ([4, 5, 6, 2], [3])
+    assert dead_and_failing(queue) == ([4, 5, 6, 2], [3])
     frames = len(kinds(desk))
     for _ in range(2):
         await trio.sleep(RETRY_MAX_S + 0.01)
@@ -294,7 +294,7 @@ async def test_a_batch_with_an_unknown_outcome_is_retried_unless_its_rule_change
     peers.take()[0].fail(NotReady("away"))
     desk.put("q", **config)
     await run_log(desk)
-    assert dead_and_dying(queue) == ([], [] if "dead_letter" in config else [1])
+    assert dead_and_failing(queue) == ([], [] if "dead_letter" in config else [1])
     assert not claim(desk, queue)
     wake(desk, queue)
     await trio.sleep(RETRY_MIN_S + 0.01)
@@ -310,7 +310,7 @@ async def test_a_backup_waits_until_the_outcome_of_a_batch_is_known(
     moves, held = desk.loop.context.moves, list[bool]()
     peers.take()[0].answer(None, NotReady("away"))
     await run_log(desk)
-    assert dead_and_dying(queue) == ([], [2])
+    assert dead_and_failing(queue) == ([], [2])
     moves.hold(lambda: held.append(True))
     await run_log(desk)
     assert not held
@@ -319,7 +319,7 @@ async def test_a_backup_waits_until_the_outcome_of_a_batch_is_known(
     (asked,) = peers.take()
     asked.answer()
     await run_log(desk)
-    assert (held, queue.count, moves._under_way) == ([True], 0, 0)
+    assert (held, queue.count, moves._in_flight) == ([True], 0, 0)
 
 
 @pytest.mark.parametrize("outcome", ["appended", "refused", "deleted", "another rule"])
@@ -336,7 +336,7 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
     lease_jobs.begin_dead_lettering(queue, 1, desk.loop.context.clock()).uncount_pending()
-    assert dead_and_dying(queue) == ([], [1])
+    assert dead_and_failing(queue) == ([], [1])
 
     def unreadable(*_: object) -> NoReturn:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -358,7 +358,7 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
     await run_log(desk)
     asked.answer(*[FULL] * (outcome != "appended"))
     await run_log(desk)
-    assert (held, moves._under_way) == ([True], 0)
+    assert (held, moves._in_flight) == ([True], 0)
     moves.release()
 
 
@@ -397,7 +397,7 @@ async def test_a_missing_dead_letter_topic_is_not_created_if_the_queue_forbids_i
     queue = make_queue(desk, "q", "x", auto_create=False)
     await move(desk, queue)
     assert "dead" not in desk.engine.topics
-    assert dead_and_dying(queue) == ([1], [])
+    assert dead_and_failing(queue) == ([1], [])
     desk.make("dead", durability="ephemeral")
     await trio.sleep(RETRY_MIN_S + 0.01)
     await run_log(desk)
@@ -412,7 +412,7 @@ async def test_a_log_failure_before_the_copy_puts_the_jobs_back(
     exhaust(desk, queue)
     wake(desk, queue)
     desk.failed(OSError(5, "broken"))
-    assert dead_and_dying(queue) == ([1], [])
+    assert dead_and_failing(queue) == ([1], [])
     await trio.sleep(3 * RETRY_MAX_S)
     assert not peers.asked, "the shard cannot write any more"
 
@@ -424,7 +424,7 @@ async def test_a_log_failure_after_the_copy_keeps_the_batch(
     (asked,) = peers.take()
     asked.answer()
     desk.failed(OSError(5, "broken"))
-    assert (dead_and_dying(queue), moved(queue), desk.seqs("q")) == (([], [1]), 0, [1])
+    assert (dead_and_failing(queue), moved(queue), desk.seqs("q")) == (([], [1]), 0, [1])
     await trio.sleep(3 * RETRY_MAX_S)
 
 
@@ -460,7 +460,7 @@ async def test_a_changed_config_makes_dead_jobs_claimable(
     asked.answer(FULL)
     desk.put("q", dead_letter=None)
     await run_log(desk)
-    assert (dead_and_dying(queue), told) == (([], []), [queue])
+    assert (dead_and_failing(queue), told) == (([], []), [queue])
     assert claim(desk, queue) == [1]
     await trio.sleep(2 * RETRY_MAX_S)
     await run_log(desk)
@@ -479,7 +479,7 @@ async def test_a_config_changed_during_a_move_applies_when_the_jobs_are_rejected
     (asked,) = peers.take()
     asked.answer(FULL, None)
     await run_log(desk)
-    assert (dead_and_dying(queue), moved(queue), told[-1:]) == (([], []), 1, [queue])
+    assert (dead_and_failing(queue), moved(queue), told[-1:]) == (([], []), 1, [queue])
     assert claim(desk, queue) == [1]
 
 
@@ -551,12 +551,12 @@ async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
     peers, context = with_fake_peers(desk), desk.loop.context
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
-    context.held.take("q")
+    context.held.hold("q")
     frames = len(kinds(desk))
     wake(desk, queue)
     await run_log(desk)
     assert (len(kinds(desk)), peers.asked) == (frames, [])
-    context.give_back("q")
+    context.release_topic("q")
     await run_log(desk)
     assert len(peers.asked) == 1
 
@@ -584,7 +584,7 @@ async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(de
     desk.put("q", dead_letter=None)
     wake(desk, queue)
     await wait_all_tasks_blocked()
-    assert dead_and_dying(queue) == ([], [])
+    assert dead_and_failing(queue) == ([], [])
     assert claim(desk, queue) == [1]
     await run_log(desk)
 
@@ -634,7 +634,7 @@ async def test_a_crash_during_a_move_neither_loses_nor_doubles_a_job(
     second = OnDisk(tmp_path, nursery, now=Now(now.ts + down_days * 86_400_000, now.ms))
     assert second.seqs("dead") == ([2] if cut == "_delete" else [])
     queue = second.engine.queue("q")
-    assert dead_and_dying(queue) == ([], [1, 2])
+    assert dead_and_failing(queue) == ([], [1, 2])
     await second.loop.services.dead_letters.run()
     while queue.count:
         await trio.lowlevel.checkpoint()

@@ -139,10 +139,10 @@ async def test_a_call_on_durable_leases_gets_its_reply_when_the_log_has_its_fram
 async def test_a_held_queue_is_not_changed_before_it_is_released(
     held: QueueDesk, call: str
 ) -> None:
-    held.loop.context.held.take("q")
+    held.loop.context.held.hold("q")
     number = getattr(held, call)(1, lease_ms=1000)
     assert held.told() == []
-    held.loop.context.give_back("q")
+    held.loop.context.release_topic("q")
     assert held.answers() == [(number, 200)]
 
 

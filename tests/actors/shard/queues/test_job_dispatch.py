@@ -89,7 +89,7 @@ async def test_unreadable_records_fail_only_one_claim(
 async def test_an_iteration_leases_a_bounded_number_of_jobs_and_serves_all_wait_lists_in_turn(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 20)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_ITERATION", 20)
     for topic in ("a", "b"):
         workers.queue(topic)
         workers.jobs(100, topic)
@@ -117,7 +117,7 @@ async def test_large_jobs_count_more_than_small_ones(workers: QueueDesk) -> None
 async def test_the_rest_of_an_iteration_is_served_without_another_message(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", job_dispatch.VISIT_COST + 1)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_ITERATION", job_dispatch.VISIT_COST + 1)
     workers.queue(jobs=3)
     for _ in range(3):
         workers.claim()
@@ -177,7 +177,7 @@ async def test_a_claim_whose_wait_ends_within_a_window_gets_its_reply_at_the_end
 async def test_a_cohort_that_needs_several_iterations_gets_even_shares(
     workers: QueueDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 20)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_ITERATION", 20)
     workers.queue(claim_jitter_ms=100, jobs=45)
     cohort = [workers.claim(max=30), workers.claim(max=30, wait_ms=300), workers.claim(max=30)]
     await trio.sleep(0.2)
@@ -187,7 +187,7 @@ async def test_a_cohort_that_needs_several_iterations_gets_even_shares(
 async def test_a_claim_that_arrives_while_a_cohort_is_served_belongs_to_the_next_one(
     workers: QueueDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 10)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_ITERATION", 10)
     workers.queue(claim_jitter_ms=100, jobs=40)
     first, second = workers.claim(max=30), workers.claim(max=30)
     workers.turn()

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.moves import FakePeers, datas, run_log, with_fake_peers
 from tests.support.shard import Desk
 from topics.actors.shard.queues import mover
-from topics.actors.shard.queues.mover import Moved
+from topics.actors.shard.queues.mover import MoveResult
 from topics.engine.changes import finish_jobs
 from topics.engine.moved_keys import copy_key
 from topics.errors import NotReady, TopicFull, TopicNotFound, TopicsError
@@ -29,11 +29,11 @@ class Move:
     def __init__(
         self, desk: Desk, seqs: Sequence[int], *, to: str = "a", create: bool | None = None
     ) -> None:
-        self.desk, self.target, self.result = desk, to, Moved((), {})
+        self.desk, self.target, self.result = desk, to, MoveResult((), {})
         self.is_over = False
         self.topic = topic = desk.engine.topic("q")
         self.copies = [
-            mover.copy_of("redrive", topic, seq, RecordParts(b"", b"%d" % seq, b""), create)
+            mover.render_copy("redrive", topic, seq, RecordParts(b"", b"%d" % seq, b""), create)
             for seq in seqs
         ]
         desk.loop.context.start(self.run)
@@ -137,11 +137,11 @@ async def test_records_that_the_log_cannot_delete_stay(desk: Desk, is_broken_bef
 async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
     move, peers = await moving(desk, 1)
     context = desk.loop.context
-    context.held.take("q")
+    context.held.hold("q")
     peers.take()[0].answer()
     await run_log(desk)
     assert (desk.seqs("q"), move.is_over) == ([1, 2, 3], False)
-    context.give_back("q")
+    context.release_topic("q")
     assert await move.outcome() == ([1], {})
     assert desk.seqs("q") == [2, 3]
 

@@ -14,20 +14,20 @@ from topics.formats.api.topic_config import TopicConfig
 class Stub(Claimer):
     """A claimer that takes up to ``jobs``."""
 
-    __slots__ = ("room",)
+    __slots__ = ("capacity",)
     is_stream = True
     max_bytes = 1
 
     def __init__(self, line: WaitList, jobs: int) -> None:
         self.topic, self.holder, self.lease_ms = line.topic, LeaseHolder("w", is_stream=True), None
-        self.room = jobs
+        self.capacity = jobs
 
 
-def line_of(*rooms: int) -> tuple[WaitList, list[Stub]]:
+def line_of(*capacities: int) -> tuple[WaitList, list[Stub]]:
     line = WaitList(Topic(1, "q", 1, TopicConfig(type="queue")))
-    claimers = [Stub(line, room) for room in rooms]
+    claimers = [Stub(line, capacity) for capacity in capacities]
     for claimer in claimers:
-        line.join(claimer, is_patient=True)
+        line.join(claimer, may_wait=True)
     return line, claimers
 
 
@@ -44,15 +44,15 @@ def test_jobs_are_dealt_one_at_a_time_to_the_claimers_with_capacity() -> None:
 
 
 @given(st.lists(st.integers(1, 20), max_size=8), st.integers(0, 100))
-def test_even_shares_equal_those_of_dealing_one_by_one(rooms: list[int], jobs: int) -> None:
-    dealt = [0] * len(rooms)
+def test_even_shares_equal_those_of_dealing_one_by_one(capacities: list[int], jobs: int) -> None:
+    dealt = [0] * len(capacities)
     left = jobs
-    while left and dealt != rooms:
-        for at, room in enumerate(rooms):
-            if left and dealt[at] < room:
+    while left and dealt != capacities:
+        for at, capacity in enumerate(capacities):
+            if left and dealt[at] < capacity:
                 dealt[at] += 1
                 left -= 1
-    assert even_shares(rooms, jobs) == dealt
+    assert even_shares(capacities, jobs) == dealt
 
 
 def test_a_cohort_within_the_bound_of_an_iteration_is_served_in_one_pass() -> None:
@@ -81,11 +81,11 @@ def test_a_larger_cohort_gets_even_shares_in_several_passes() -> None:
 def test_forming_a_cohort_resets_the_claims_that_arrived_since_the_last_one() -> None:
     line, (first, second) = line_of(1, 1)
     line.leave(first)
-    assert list(line.unheard) == [second]
+    assert list(line.uncounted) == [second]
     line.form_cohort(ready=1, jobs_max=10)
-    assert not line.unheard
-    line.join(first, is_patient=False)
-    assert (list(line.unheard), list(line.impatient)) == ([first], [first])
+    assert not line.uncounted
+    line.join(first, may_wait=False)
+    assert (list(line.uncounted), list(line.unserved)) == ([first], [first])
 
 
 def test_a_stream_joins_the_wait_list_once_when_it_has_capacity_again() -> None:

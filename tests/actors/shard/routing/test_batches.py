@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.routing import RoutedShards
 from topics.actors.shard.routing.batches import (
-    Batch,
+    ForwardBatch,
     body_batch,
     frame_bytes_max,
     named_batch,
@@ -22,7 +22,7 @@ from topics.engine.routing.picking import Picked, pick
 from topics.formats.disk.copies import OWN_STAMP, Drops, Run, decode_runs, is_row
 
 # Seqs 11 to 13, 15 and 20 to 23.
-BATCH = Batch(
+BATCH = ForwardBatch(
     to_seq=30,
     hop=1,
     runs=[Run(0x100, 0, 4, 7), Run(0x100, 0, 8, 9), Run(0x202, 0, 0, 4)],
@@ -36,12 +36,12 @@ def picked_from(shards: RoutedShards, name: str, cursor: int = 0) -> Picked:
     return pick(shards.topic(name), store, cursor, None, Hops(), max_bytes=1 << 20, **bounds)
 
 
-def named(shards: RoutedShards, name: str, cursor: int = 0) -> Batch | None:
+def named(shards: RoutedShards, name: str, cursor: int = 0) -> ForwardBatch | None:
     wal = shards.loops[shards.shard_of(name)].context.wal
     return named_batch(picked_from(shards, name, cursor), wal, ["r"])
 
 
-def body(shards: RoutedShards, name: str, cursor: int = 0) -> Batch:
+def body(shards: RoutedShards, name: str, cursor: int = 0) -> ForwardBatch:
     store = shards.loops[shards.shard_of(name)].context.store
     return body_batch(picked_from(shards, name, cursor), store, 7)
 
@@ -66,7 +66,7 @@ async def test_records_in_the_current_log_file_are_named_by_their_frames(
     await routed.append("a", 3)
     first, second = lsns(routed, "a")
     runs = [Run(first, 0, 0, 2), Run(second, 0, 0, 1)]
-    assert named(routed, "a") == Batch(3, 0, runs, [1, 3])
+    assert named(routed, "a") == ForwardBatch(3, 0, runs, [1, 3])
     found = named(routed, "a", 1)
     assert found is not None
     assert (found.runs, found.seqs) == ([runs[0]._replace(start=1), runs[1]], [2, 3])

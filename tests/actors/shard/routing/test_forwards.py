@@ -106,7 +106,7 @@ class Bench:
         return [(status, cursor, total) for status, cursor, total, _ in found]
 
     async def send_as_it_is(self, params: ForwardParams, body: bytes) -> list[tuple[int, ...]]:
-        self.loop.services.registry.is_told = False  # otherwise it refuses unknown routers
+        self.loop.services.registry.has_owner_list = False  # otherwise it refuses unknown routers
         found = await self.shards.call(FORWARD, params, body, shard=2)
         assert isinstance(found, ForwardResult), found
         return [(*each,) for each in found.outcomes]
@@ -123,7 +123,7 @@ async def bench(routed: RoutedShards) -> Bench:
     await found.make("b")
     await routed.append("a", 1, 2, 3)
     await routed.append("a", 4, 5)
-    found.loop.services.registry.is_told = False  # otherwise it refuses unknown routers
+    found.loop.services.registry.has_owner_list = False  # otherwise it refuses unknown routers
     return found
 
 
@@ -162,7 +162,7 @@ async def test_a_router_has_one_forward_in_flight(bench: Bench, nursery: trio.Nu
     await bench.shards.until(lambda: len(bench.loop.commits))
     assert await bench.send(params) == [(BUSY, 0, 0)]
     bench.loop.commits.flush = submit  # type: ignore[method-assign]
-    bench.loop.turn()
+    bench.loop.run_iteration()
     await bench.shards.until(lambda: found)
     assert found == [[(DONE, 3, 3)]]
     assert bench.shards.datas("b") == [1, 2, 3]
@@ -170,9 +170,9 @@ async def test_a_router_has_one_forward_in_flight(bench: Bench, nursery: trio.Nu
 
 async def test_a_held_dest_accepts_no_forwards(bench: Bench) -> None:
     params = bench.params([bench.run(1)], to_seq=3)
-    bench.loop.context.held.take("b")
+    bench.loop.context.held.hold("b")
     assert await bench.send(params) == [(BUSY, 0, 0)]
-    bench.loop.context.give_back("b")
+    bench.loop.context.release_topic("b")
     assert bench.shards.datas("b") == []
     assert await bench.send(params) == [(DONE, 3, 3)]
 
@@ -211,7 +211,7 @@ async def test_runs_in_an_older_log_file_must_be_sent_again(bench: Bench) -> Non
     await bench.make("d")
     target = ForwardTarget(ROUTER, "d", bench.shards.topic("d").id, 0, "r")
     params = bench.params([bench.run(1)], target, to_seq=3)
-    bench.shards.loops[0].services.registry.is_told = False
+    bench.shards.loops[0].services.registry.has_owner_list = False
     await bench.shards.end_file(0)
     found = await bench.shards.call(FORWARD, params, shard=0)
     assert isinstance(found, ForwardResult)
@@ -279,10 +279,10 @@ async def test_a_failed_log_write_changes_neither_cursor_nor_seqs(
     nursery.start_soon(send)
     await bench.shards.until(lambda: len(commits))
     assert topic.next_seq == 4
-    commits._lose(NoSpace())
+    commits._roll_back(NoSpace())
     bench.loop.context.wal.resume(lsn)
     commits.flush = flush  # type: ignore[method-assign]
-    bench.loop.turn()
+    bench.loop.run_iteration()
     await bench.shards.until(lambda: found)
     assert found == [[(BUSY, 0, 0)]]
     assert (topic.next_seq, topic.head_seq, topic.derivations) == (1, 0, None)
@@ -333,7 +333,7 @@ async def test_an_unexpected_error_is_answered_once(
     params = bench.params([bench.run(1)], *targets, to_seq=3)
     with monkeypatch.context() as patch:
         patch.setattr(forward, "forward", fail)
-        bench.loop.services.registry.is_told = False
+        bench.loop.services.registry.has_owner_list = False
         found = await bench.shards.call(FORWARD, *bench.with_records(params), shard=2)
         assert isinstance(found, TopicsError)
     await bench.shards.until(lambda: bench.shards.datas("b") == [1, 2, 3])
@@ -391,7 +391,7 @@ async def test_frames_of_one_forward_never_refer_to_another_log_file(bench: Benc
     left = tail.size - tail.offset(wal.next_lsn)
     await shards.write(FILLERS[0], [{"data": "x" * (left - length - 400)}])
     assert wal._tail is tail
-    loop.services.registry.is_told = False
+    loop.services.registry.has_owner_list = False
     params = bench.params(runs, *targets, from_seq=0, to_seq=65)
     found = await shards.call(FORWARD, params, shard=0)
     statuses = [status for status, *_ in found.outcomes]

@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.shard import Desk
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.held_topics import Request
-from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
+from topics.actors.shard.routing.mutations import CALL_MAX_S, Mutations, call_shard
 from topics.errors import NotReady, TopicFull, TopicNotFound
 from topics.formats.wire.calls import (
     NO_RESULT,
@@ -48,19 +48,19 @@ class Bench:
             raise self.failure
         request.reply(NO_RESULT, b"{}")
 
-    def ask(self) -> int:
+    def call_shard(self) -> int:
         return self.desk.ask(TOPIC_GET, TopicGetParams("a", False, time.monotonic_ns()))
 
 
 async def test_mutations_run_in_the_order_of_their_requests(desk: Desk) -> None:
     bench = Bench(desk)
-    asked = [bench.ask() for _ in range(3)]
+    asked = [bench.call_shard() for _ in range(3)]
     await wait_all_tasks_blocked()
     assert bench.done == []
     bench.gate.set()
     await wait_all_tasks_blocked()
     assert bench.done == asked
-    later = bench.ask()
+    later = bench.call_shard()
     await wait_all_tasks_blocked()
     assert bench.done == [*asked, later]
 
@@ -71,7 +71,7 @@ async def test_a_hanging_mutation_delays_only_mutations_that_share_a_name(desk: 
     async def note(name: str) -> None:
         done.append(name)
 
-    bench.ask()
+    bench.call_shard()
     await wait_all_tasks_blocked()
     for names in (["b", "x"], ["y"], ["x"], ["z", "y"]):
         bench.mutations.add(names, partial(note, "".join(names)))
@@ -88,7 +88,7 @@ async def test_a_failure_is_reported_and_the_next_mutation_runs(
 ) -> None:
     bench = Bench(desk)
     bench.failure = failure
-    first, second = bench.ask(), bench.ask()
+    first, second = bench.call_shard(), bench.call_shard()
     bench.gate.set()
     await wait_all_tasks_blocked()
     assert bench.done == [first, second]
@@ -105,15 +105,15 @@ async def test_a_failed_mutation_without_a_request_does_not_stop_later_ones(desk
     broken: Callable[[], Awaitable[None]] = fail
     bench.mutations.add(["r"], broken)
     bench.gate.set()
-    asked = bench.ask()
+    asked = bench.call_shard()
     await wait_all_tasks_blocked()
     assert bench.done == [asked]
 
 
 async def test_mutations_of_a_disconnected_caller_do_not_start(desk: Desk) -> None:
     bench = Bench(desk)
-    first = bench.ask()
-    bench.ask()
+    first = bench.call_shard()
+    bench.call_shard()
     await wait_all_tasks_blocked()
     desk.session.close()
     bench.gate.set()
@@ -123,12 +123,12 @@ async def test_mutations_of_a_disconnected_caller_do_not_start(desk: Desk) -> No
 
 async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(desk: Desk) -> None:
     context = desk.loop.context
-    found = await ask(context, 0, TOPIC_LIST, TopicListParams("", None, 9, False, None))
+    found = await call_shard(context, 0, TOPIC_LIST, TopicListParams("", None, 9, False, None))
     assert found.items == []
     with pytest.raises(TopicNotFound):
-        await ask(context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
+        await call_shard(context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
     with pytest.raises(NotReady):
-        await ask(context, 1, TOPIC_GET, TopicGetParams("a", False, 1))
+        await call_shard(context, 1, TOPIC_GET, TopicGetParams("a", False, 1))
 
 
 async def test_ask_times_out_if_the_shard_does_not_reply(
@@ -136,8 +136,8 @@ async def test_ask_times_out_if_the_shard_does_not_reply(
 ) -> None:
     bench, began = Bench(desk), trio.current_time()
     with pytest.raises(NotReady, match="does not respond"):
-        await ask(desk.loop.context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
-    assert trio.current_time() - began == ASK_MAX_S
+        await call_shard(desk.loop.context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
+    assert trio.current_time() - began == CALL_MAX_S
     bench.gate.set()
     await wait_all_tasks_blocked()
     assert len(bench.done) == 1, "the late reply is dropped"

@@ -31,9 +31,9 @@ SYNC = ROUTER_SYNC.subject
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timeout and the retry pause for a shard that does not reply."""
-    monkeypatch.setattr(mutations, "ASK_MAX_S", 0.1)
+    monkeypatch.setattr(mutations, "CALL_MAX_S", 0.1)
     monkeypatch.setattr(pushes, "RETRY_S", 0.02)
-    monkeypatch.setattr(pushes, "ANSWER_MAX_S", 0.1)
+    monkeypatch.setattr(pushes, "REPLY_MAX_S", 0.1)
 
 
 def frames_of(shards: Shards, shard: int = ROUTER_OWNER) -> int:
@@ -92,13 +92,13 @@ async def test_a_changed_router_begins_where_its_previous_incarnation_stopped(
 ) -> None:
     await shards.put("r", "c", "b")
     engine, registry = shards.loops[1].context.engine, shards.registries[1]
-    is_told = False
+    has_owner_list = False
 
     def forward_more(_: int, to: int, subject: str) -> bool:
         """Let the old incarnation copy records before its shard receives the change."""
-        nonlocal is_told
-        if (to, subject) == (1, SYNC) and not is_told:
-            is_told = True
+        nonlocal has_owner_list
+        if (to, subject) == (1, SYNC) and not has_owner_list:
+            has_owner_list = True
             registry.totals[1] = 4
             engine.topics["c"].head_seq = 4
         return True
@@ -235,7 +235,7 @@ async def test_an_end_that_is_deleted_while_a_router_is_created_is_created_again
 ) -> None:
     topic_ids: list[int] = []
 
-    def let_it_go(_: int, to: int, subject: str) -> bool:
+    def release_it(_: int, to: int, subject: str) -> bool:
         """Delete the dest after it was found and before its shard receives the router."""
         engine = shards.loops[2].context.engine
         is_sync = (to, subject) == (2, SYNC) and "b" in engine.topics
@@ -246,7 +246,7 @@ async def test_an_end_that_is_deleted_while_a_router_is_created_is_created_again
             shards.loops[2].commits.submit(change, None)
         return True
 
-    shards.on_message = let_it_go
+    shards.on_message = release_it
     answer = await shards.put("r", "c", "b")
     assert answer["created"] is True
     assert len({*topic_ids, shards.loops[2].context.engine.topic("b").id}) == 3
@@ -254,7 +254,7 @@ async def test_an_end_that_is_deleted_while_a_router_is_created_is_created_again
 
 
 async def test_creating_a_router_fails_if_its_end_is_deleted_repeatedly(shards: Shards) -> None:
-    def let_it_go(_: int, to: int, subject: str) -> bool:
+    def release_it(_: int, to: int, subject: str) -> bool:
         context = shards.loops[2].context
         if (to, subject) == (2, SYNC) and "b" in context.engine.topics:
             change = delete_topic.decide(context.engine.table, "b", False, context.now)
@@ -262,7 +262,7 @@ async def test_creating_a_router_fails_if_its_end_is_deleted_repeatedly(shards: 
             context.commits.submit(change, None)
         return True
 
-    shards.on_message = let_it_go
+    shards.on_message = release_it
     assert isinstance(await shards.put("r", "c", "b"), NotReady)
     assert shards.names == []
     assert shards.ends_agree()

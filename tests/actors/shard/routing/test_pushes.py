@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from tests.engine.routing.test_graph import router
 from tests.support.shard import Desk
-from topics.actors.shard.peers import PEER_AWAY
+from topics.actors.shard.peers import PEER_UNAVAILABLE
 from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing.pushes import Pushes, row_of
 from topics.engine.routing.graph import RouterGraph
@@ -20,7 +20,7 @@ from topics.errors import Internal, NotReady, TopicsError
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.wire.calls import RouterRow, RouterSyncParams, RouterSyncResult
 
-AWAY = NotReady("away", reason=PEER_AWAY)
+AWAY = NotReady("away", reason=PEER_UNAVAILABLE)
 
 
 class FakePeers:
@@ -33,10 +33,10 @@ class FakePeers:
     def shard_of(self, topic: str) -> int:
         return 0 if topic in "ab" else 1
 
-    def is_there(self, shard: int) -> bool:
+    def is_connected(self, shard: int) -> bool:
         return shard in self.there
 
-    def ask(
+    def call(
         self, shard: int, _call: object, params: RouterSyncParams, _body: bytes, then: Any
     ) -> None:
         self.asked.append((shard, params, then))
@@ -109,15 +109,15 @@ async def test_a_shard_is_up_to_date_after_it_accepts_the_list_and_all_later_cha
 ) -> None:
     knows = []
     bench.pushes.push_all(0)
-    knows.append(bench.pushes.knows_all(0))
+    knows.append(bench.pushes.is_up_to_date(0))
     bench.peers.answer()
-    knows.append(bench.pushes.knows_all(0))
+    knows.append(bench.pushes.is_up_to_date(0))
     bench.pushes.push(0, [], [bench.graph.by_id[1]])
-    knows.append(bench.pushes.knows_all(0))
+    knows.append(bench.pushes.is_up_to_date(0))
     bench.peers.answer()
-    knows.append(bench.pushes.knows_all(0))
+    knows.append(bench.pushes.is_up_to_date(0))
     bench.peers.there = {1}
-    knows.append(bench.pushes.knows_all(0))
+    knows.append(bench.pushes.is_up_to_date(0))
     assert knows == [False, True, False, True, False]
 
 
@@ -130,12 +130,12 @@ async def test_a_shard_that_refused_a_change_is_sent_the_complete_list(
         bench.pushes.push(0, [bench.graph.by_id[1]], [])
     for _ in range(2):
         bench.peers.answer(Internal("a bug"))
-    assert not bench.pushes.knows_all(0)
+    assert not bench.pushes.is_up_to_date(0)
     bench.graph.remove(2)
     await trio.sleep(pushes.RETRY_S + 0.1)
     assert bench.peers.told() == [(0, [1], [], True)], "one message with the current graph"
     bench.peers.answer()
-    assert bench.pushes.knows_all(0)
+    assert bench.pushes.is_up_to_date(0)
 
 
 async def test_an_unreachable_shard_is_sent_nothing(
@@ -155,7 +155,7 @@ async def test_a_push_times_out_if_the_shard_does_not_reply(
 ) -> None:
     began = trio.current_time()
     found = await bench.pushes.push_each([bench.graph.by_id[1]], [])
-    assert trio.current_time() - began == pushes.ANSWER_MAX_S
+    assert trio.current_time() - began == pushes.REPLY_MAX_S
     with pytest.raises(NotReady, match="does not respond"):
         _ = found[0].result
 

@@ -16,8 +16,8 @@ from tests.support.quota import Caps
 from tests.support.routing import RoutedShards
 from tests.support.shard import Desk
 from topics.actors.shard.routing import registry as registry_module
-from topics.actors.shard.routing.registry import Registry
-from topics.actors.shard.routing.router_worker import Worker, WorkerState
+from topics.actors.shard.routing.registry import RouterRegistry
+from topics.actors.shard.routing.router_worker import RouterWorker, WorkerState
 from topics.engine.routing.derivations import Derivation, set_derivation
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (
@@ -47,7 +47,7 @@ class Bench:
     def __init__(self, shards: RoutedShards) -> None:
         self.shards = shards
         services = shards.loops[1].services
-        self.registry: Registry = services.registry
+        self.registry: RouterRegistry = services.registry
         self.workers = services.workers
 
     def row(self, router: int, source: str, dest: str, **fields: Any) -> RouterRow:
@@ -94,13 +94,13 @@ class Bench:
         assert isinstance(found, RouterStats), found
         return [tuple(each) for each in found.stats]
 
-    def is_flying(self, router: int) -> bool:
-        return self.worker(router).state is WorkerState.FLYING
+    def is_in_flight(self, router: int) -> bool:
+        return self.worker(router).state is WorkerState.IN_FLIGHT
 
     def is_known(self, router: int) -> bool:
         return self.worker(router).is_known
 
-    def worker(self, router: int) -> Worker:
+    def worker(self, router: int) -> RouterWorker:
         found = self.workers.worker(router)
         assert found is not None
         return found[1]
@@ -111,7 +111,7 @@ async def bench(routed: RoutedShards) -> Bench:
     found = Bench(routed)
     for name in "acgl":
         await routed.make(name)
-    await routed.until(lambda: found.registry.is_told)
+    await routed.until(lambda: found.registry.has_owner_list)
     return found
 
 
@@ -144,7 +144,7 @@ async def test_a_total_is_returned_after_forwards_in_flight_complete(
     await shards.until(lambda: shards.datas("a") == shards.datas("g") == [1])
     shards.hold_forwards(1, 0)
     await shards.write("c", [{"data": 2}])
-    await shards.until(lambda: bench.is_flying(1) and shards.datas("g") == [1, 2])
+    await shards.until(lambda: bench.is_in_flight(1) and shards.datas("g") == [1, 2])
     results: list[Any] = []
 
     async def remove() -> None:
@@ -207,7 +207,7 @@ async def test_routers_whose_local_end_is_missing_are_orphans(bench: Bench) -> N
 async def test_before_the_first_list_every_topic_may_have_routers(routed: RoutedShards) -> None:
     await routed.make("c")
     registry = routed.loops[1].services.registry
-    await routed.until(lambda: registry.is_told)
+    await routed.until(lambda: registry.has_owner_list)
     assert not registry.has_routers("c")
     await routed.kill(1)
     routed.on_message = lambda *found: found[2] != ROUTER_SYNC.subject
@@ -218,7 +218,7 @@ async def test_before_the_first_list_every_topic_may_have_routers(routed: Routed
     assert not registry.has_routers("c"), "the owner is unreachable"
     routed.on_message = lambda *_: True
     routed.connect(0, 1)
-    await routed.until(lambda: registry.is_told)
+    await routed.until(lambda: registry.has_owner_list)
     assert not registry.has_routers("c")
 
 
@@ -228,7 +228,7 @@ async def test_stats_wait_for_forwards_in_flight(bench: Bench, nursery: trio.Nur
     await shards.until(lambda: bench.is_known(1) and bench.is_known(2))
     shards.hold_forwards(1, 0)
     await shards.write("c", [{"data": 1}])
-    await shards.until(lambda: bench.is_flying(1) and shards.datas("g") == [1])
+    await shards.until(lambda: bench.is_in_flight(1) and shards.datas("g") == [1])
     results: list[Any] = []
 
     async def ask() -> None:
@@ -301,7 +301,7 @@ async def test_an_existing_topic_is_returned_immediately_with_its_committed_head
 
 async def test_a_held_topic_is_returned_immediately(desk: Desk) -> None:
     desk.make("a")
-    desk.loop.context.held.take("a")
+    desk.loop.context.held.hold("a")
     ask(desk, "a", create=True)
     assert results(desk) == [expected(desk, "a", 0)]
 

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.routing import Asked, RoutedShards
+from tests.support.routing import RoutedShards, SentCall
 from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing import workers as workers_module
-from topics.actors.shard.routing.router_worker import RETRY_MAX_S, Source, Worker, WorkerState
-from topics.actors.shard.routing.workers import Workers
+from topics.actors.shard.routing.router_worker import (
+    RETRY_MAX_S,
+    RouterSource,
+    RouterWorker,
+    WorkerState,
+)
+from topics.actors.shard.routing.workers import RouterWorkers
 from topics.engine.routing.hops import HOPS_MAX
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (
@@ -44,14 +49,14 @@ def dests_in(shards: RoutedShards, shard: int, count: int) -> list[str]:
 def seen_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the list to which the pause before each retry is added, in seconds."""
     pauses: list[float] = []
-    retry = Workers._retry
+    retry = RouterWorkers._retry
 
-    def retried(self: Workers, source: Source, workers: Iterable[Worker]) -> None:
+    def retried(self: RouterWorkers, source: RouterSource, workers: Iterable[RouterWorker]) -> None:
         waiting = list(workers)
         retry(self, source, waiting)
         pauses.extend(worker.retry_s for worker in waiting)
 
-    monkeypatch.setattr(Workers, "_retry", retried)
+    monkeypatch.setattr(RouterWorkers, "_retry", retried)
     return pauses
 
 
@@ -69,9 +74,9 @@ async def test_forwards_are_not_sent_in_the_iteration_of_the_commit(routed: Rout
     await routed.settle()
     context = routed.loops[0].context
     turn, committed_in, asked_in = 0, list[int](), list[int]()
-    begin, on_commit = context.begin_turn, context.commits.on_commit
+    begin, on_commit = context.begin_iteration, context.commits.on_commit
 
-    def begin_turn() -> None:
+    def begin_iteration() -> None:
         nonlocal turn
         turn += 1
         begin()
@@ -80,13 +85,13 @@ async def test_forwards_are_not_sent_in_the_iteration_of_the_commit(routed: Rout
         on_commit(change)
         committed_in.append(turn)
 
-    def asked(found: Asked) -> bool:
+    def sent_calls(found: SentCall) -> bool:
         if found.subject == FORWARD.subject:
             asked_in.append(turn)
         return True
 
-    context.begin_turn, context.commits.on_commit = begin_turn, committed  # type: ignore[method-assign]
-    routed.on_ask = asked
+    context.begin_iteration, context.commits.on_commit = begin_iteration, committed  # type: ignore[method-assign]
+    routed.on_call = sent_calls
     await routed.write("a", datas(1))
     await routed.until(lambda: asked_in)
     assert asked_in[0] > committed_in[0]
@@ -104,9 +109,9 @@ async def test_work_beyond_the_time_of_an_iteration_is_sent_in_the_next(
     await routed.write("d", datas(2))
     await routed.settle()
     for name in "ad":
-        context.begin_turn()
+        context.begin_iteration()
         workers._wake(workers._sources[routed.topic(name).id])
-    context.end_turn()
+    context.end_iteration()
     await routed.until(lambda: not workers._due)
     assert [routed.datas(name) for name in "bcfg"] == [[1], [1], [2], [2]]
 
@@ -181,13 +186,13 @@ async def test_no_round_follows_a_reply_that_leaves_no_work(
     await routed.route("a>b", "a>c", "a>d")
     await routed.settle()
     rounds: list[object] = []
-    work = Workers._work
+    work = RouterWorkers._work
 
-    def counted(self: Workers) -> None:
+    def counted(self: RouterWorkers) -> None:
         rounds.append(self)
         work(self)
 
-    monkeypatch.setattr(Workers, "_work", counted)
+    monkeypatch.setattr(RouterWorkers, "_work", counted)
     monkeypatch.setattr(workers_module, "WORK_S", 60.0)  # all work in one iteration
     await routed.write("a", datas(1))
     await routed.settle()
@@ -244,7 +249,7 @@ async def test_a_full_dest_blocks_only_its_own_router(
     await routed.until(lambda: pauses and pauses[-1] > 0.1)
     assert {0.02, 0.04, 0.08, 0.16} <= set(pauses)
     assert max(pauses) <= RETRY_MAX_S
-    assert worker.state in (WorkerState.RETRYING, WorkerState.FLYING)
+    assert worker.state in (WorkerState.RETRYING, WorkerState.IN_FLIGHT)
     await routed.write("a", datas(4))
     await routed.until(lambda: routed.datas("f") == [1, 2, 3, 4])
     assert (routed.datas("b"), routed.reached("a>b")) == ([1, 2], (2, 2))
@@ -264,9 +269,9 @@ async def test_a_full_dest_is_probed_for_capacity_without_records(routed: Routed
     await routed.write("a", datas("x" * 80, "y" * 80))
     _, worker = routed.worker("a>b")
     await routed.until(lambda: worker.need)
-    begun, logged = len(routed.asked), len(routed.logged)
+    begun, logged = len(routed.sent_calls), len(routed.logged)
     await routed.until(lambda: worker.retry_s > 0.1)
-    tries = [each for each in routed.asked[begun:] if each.subject == FORWARD.subject]
+    tries = [each for each in routed.sent_calls[begun:] if each.subject == FORWARD.subject]
     assert len(tries) >= 2
     assert {(each.params.need, each.body) for each in tries} == {(worker.need, b"")}
     assert len(routed.logged) == logged
@@ -286,8 +291,8 @@ async def test_retry_pauses_are_bounded(
     await routed.write("a", datas(1))
     _, worker = routed.worker("a>b")
     await routed.until(lambda: worker.retry_s == 0.05)
-    tries = len(routed.asked)
-    await routed.until(lambda: len(routed.asked) > tries + 3)
+    tries = len(routed.sent_calls)
+    await routed.until(lambda: len(routed.sent_calls) > tries + 3)
     assert worker.retry_s == 0.05
 
 
@@ -368,8 +373,8 @@ async def test_a_payload_is_written_again_if_the_frame_is_in_another_log_file(
 async def test_skipped_records_are_reported_to_the_dest_after_a_delay(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert workers_module.LOG_SEEN_S == 1.0
-    monkeypatch.setattr(workers_module, "LOG_SEEN_S", 0.2)
+    assert workers_module.LOG_SKIPPED_S == 1.0
+    monkeypatch.setattr(workers_module, "LOG_SKIPPED_S", 0.2)
     await routed.route("a>b", filter=["tag", "Eq", "x"])
     await routed.settle()
     for tag in "yxyy":
@@ -386,7 +391,7 @@ async def test_skipped_records_are_reported_to_the_dest_after_a_delay(
 async def test_skipped_records_stay_skipped_when_the_filter_changes(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "LOG_SEEN_S", 60)
+    monkeypatch.setattr(workers_module, "LOG_SKIPPED_S", 60)
     await routed.route("a>b", filter=["tag", "Eq", "x"])
     await routed.write("a", datas(1, 2, tag="y"))
     await routed.settle()
@@ -460,14 +465,14 @@ async def test_a_forward_in_flight_to_a_former_dest_is_refused_and_not_counted(
     await routed.write("a", datas(1, 2))
     await routed.settle()
     sent = len(routed.sent())
-    routed.on_ask = lambda each: each.subject != FORWARD.subject
+    routed.on_call = lambda each: each.subject != FORWARD.subject
     await routed.write("a", datas(3))
     await routed.until(lambda: len(routed.sent()) > sent)
     nursery.start_soon(routed.put, f"a>{dest}", "a", "c")
     source, worker = routed.worker(f"a>{dest}")
     await routed.until(lambda: worker.is_removed)
     assert source.workers == {}
-    routed.ask_now()
+    routed.call_now()
     await routed.until(
         lambda: (1, routed.loops[0].context.engine.routers.router(f"a>{dest}").dest) == (1, "c")
     )
@@ -515,7 +520,7 @@ async def test_stats_contain_the_total_and_the_lag(routed: RoutedShards) -> None
 async def test_a_source_that_missed_the_removal_of_a_router_forwards_nothing(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pushes, "ANSWER_MAX_S", 0.1)
+    monkeypatch.setattr(pushes, "REPLY_MAX_S", 0.1)
     await routed.put("r", "c", "b")
     await routed.append("c", 1, 2, 3)
     await routed.until(lambda: routed.topic("b").head_seq == 3)
@@ -556,7 +561,7 @@ async def test_a_payload_in_the_same_log_is_referenced_and_not_copied(routed: Ro
     await routed.settle()
     assert [routed.datas(name) for name in ("d", "e", "dest0")] == [[1, 2]] * 3
     assert payloads(routed) == 0
-    assert {each.body for each in routed.asked if each.subject == FORWARD.subject} == {b""}
+    assert {each.body for each in routed.sent_calls if each.subject == FORWARD.subject} == {b""}
 
 
 async def test_a_cycle_stops_after_eight_hops(routed: RoutedShards) -> None:

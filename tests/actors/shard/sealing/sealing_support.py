@@ -114,7 +114,7 @@ class Sealer(Client):
         self.path = path
         self.filled: Counter[str] = Counter()  # writes of a test, by topic
         self.sealing = Sealing(self.shard, self.commits)
-        self.under_way: Coroutine[Any, Any, None] | None = None
+        self.in_flight: Coroutine[Any, Any, None] | None = None
         self._told = LogProgress(self.wal.next_lsn, self.wal.synced_lsn, 0.0, 0.0)
         self._sync_to = 0
         self._news = threading.Condition()
@@ -155,15 +155,15 @@ class Sealer(Client):
         """Run one step of a round, and commit the written changes for a round that waits for them.
         Return whether the round continues.
         """
-        if self.under_way is None:
-            self.under_way = self.sealing._round()
+        if self.in_flight is None:
+            self.in_flight = self.sealing._round()
         try:
-            self.under_way.send(None)
+            self.in_flight.send(None)
         except StopIteration:
-            self.under_way = None
+            self.in_flight = None
             return False
         except BaseException:
-            self.under_way = None
+            self.in_flight = None
             raise
         self.advance()
         return True
@@ -176,15 +176,15 @@ class Sealer(Client):
     def checkpoint(self) -> None:
         """Write a checkpoint, and free the files that the two newest checkpoints do not need."""
         self.seal()
-        self.under_way = self.sealing.checkpoint()
+        self.in_flight = self.sealing.checkpoint()
         while self.step():
             pass
 
     def give_up(self) -> None:
         """Cancel the current round, as a stop does."""
-        if self.under_way is not None:
-            self.under_way.close()
-            self.under_way = None
+        if self.in_flight is not None:
+            self.in_flight.close()
+            self.in_flight = None
 
     def kill(self) -> None:
         self.give_up()

@@ -20,7 +20,7 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import append_streamed, failing
 from tests.support.quota import Caps
 from topics.actors.link.board import Board
-from topics.actors.link.heads import HeadReader, HeadWriter
+from topics.actors.link.heads import HeadSlotReader, HeadSlotWriter
 from topics.engine.changes.change import Change
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
 from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header
@@ -117,7 +117,7 @@ def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) 
     first = first_log(small.path)
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
     words = Board(1).heads(0)
-    writer, reader = HeadWriter(words), HeadReader(words)
+    writer, reader = HeadSlotWriter(words), HeadSlotReader(words)
 
     def committed(change: Change) -> None:
         for tell in change.topic.followers:

@@ -38,7 +38,7 @@ def test_a_checkpoint_is_abandoned_when_a_full_disk_undoes_changes(
     def no_room(*, sync: bool, immediate: bool) -> None:
         assert sync
         assert not immediate
-        client.commits._lose(NoSpace(errno.ENOSPC, "no room"))
+        client.commits._roll_back(NoSpace(errno.ENOSPC, "no room"))
         wal.resume(before)
 
     with monkeypatch.context() as patch:
@@ -97,10 +97,10 @@ def test_a_long_round_writes_checkpoints_and_frees_log_files_before_its_end(clie
 
 def test_no_checkpoint_contains_a_topic_whose_creation_was_undone(client: Sealer) -> None:
     fill(client, "a", rounds=2)
-    client.under_way = client.sealing.checkpoint()
+    client.in_flight = client.sealing.checkpoint()
     client.submit(put_topic.decide(client.engine.table, "ghost", decode_config(b"{}"), client.now))
     client.step()
-    client.commits._lose(OSError(errno.ENOSPC, "full"))
+    client.commits._roll_back(OSError(errno.ENOSPC, "full"))
     client.wal.resume(client.wal._start)
     with pytest.raises(OSError, match="undone"):
         client.seal()
@@ -125,7 +125,7 @@ def test_a_change_at_any_step_of_a_checkpoint_survives_a_restart(
         client = Sealer(tmp_path / f"{step}")
         busy(client)
         client.append("t", 1)
-        client.under_way = client.sealing.checkpoint()
+        client.in_flight = client.sealing.checkpoint()
         count, is_done = 0, False
         while True:
             if count == step:

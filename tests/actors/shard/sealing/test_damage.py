@@ -57,7 +57,7 @@ def hurt(client: Sealer, segment: Segment, offset: int) -> None:
     client.shard.segments.maps.close()
 
 
-def hurt_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> set[int]:
+def damaged_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> set[int]:
     """Damage a chunk of an extent. Return the seqs of the records that overlap it."""
     entry = [*segment.entries()][extent]
     view = client.shard.segments.records(
@@ -92,7 +92,7 @@ def test_a_reader_receives_every_intact_record_and_a_report_of_the_others(
     for segment, entry in extents(client):
         chunks = -(-entry.blob_bytes // CHUNK_BYTES)
         for chunk in dice.sample(range(chunks), dice.randrange(4)):
-            damaged |= hurt_seqs(client, segment, 0, chunk)
+            damaged |= damaged_seqs(client, segment, 0, chunk)
     for _ in range(6):
         mine = dice.random() < 0.5
         asked = {
@@ -116,7 +116,7 @@ def test_damage_that_a_filter_drops_anyway_is_not_reported(client: Sealer) -> No
         client.append("a", "x" * 2000, node="me" if 20 <= number < 80 else "you")
     client.seal()
     client.seal()
-    damaged = hurt_seqs(client, extents(client)[0][0], 0, 1)
+    damaged = damaged_seqs(client, extents(client)[0][0], 0, 1)
     assert damaged < set(range(21, 81))
     topic = client.engine.topic("a")
     seqs, gaps = walk(client, topic, nodes=frozenset({"me"}))
@@ -210,7 +210,7 @@ def test_damaged_records_finally_expire_by_age(client: Sealer, part: str) -> Non
     if part == "tables":
         hurt(client, segment, entry.tables_at + 5)
     else:
-        hurt_seqs(client, segment, 0, 1)
+        damaged_seqs(client, segment, 0, 1)
     client.put("a", ttl_ms=3_000)
     client.engine.expire(topic, client.now)
     # One record was appended every 10 ms. Records without a readable time are removed only when

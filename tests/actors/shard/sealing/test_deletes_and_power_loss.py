@@ -21,7 +21,7 @@ from tests.actors.shard.sealing.sealing_support import (
     finished,
     spoil,
 )
-from tests.support.log import ForgetfulDisk
+from tests.support.log import LossyDisk
 from topics.engine.changes import delete_records
 from topics.engine.changes.delete_records import RemainingDelete
 from topics.formats.api.diff_body import TagMatch
@@ -43,12 +43,12 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> ForgetfulDisk:
-    return ForgetfulDisk(monkeypatch)
+def disk(monkeypatch: pytest.MonkeyPatch) -> LossyDisk:
+    return LossyDisk(monkeypatch)
 
 
 @pytest.fixture
-def client(disk: ForgetfulDisk, tmp_path: Path) -> Iterator[Sealer]:
+def client(disk: LossyDisk, tmp_path: Path) -> Iterator[Sealer]:
     """Return a shard with a capped topic of class `disk` with sealed records. All its data is
     synced. Later data is synced only if a test requests it.
     """
@@ -117,7 +117,7 @@ def seen(client: Sealer) -> Seen:
     }
 
 
-def lose_power(client: Sealer, disk: ForgetfulDisk, target: Path) -> Path:
+def lose_power(client: Sealer, disk: LossyDisk, target: Path) -> Path:
     """Copy the files after a power loss in which the disk kept only synced data of the log, but all
     written data of the segments.
     """
@@ -129,7 +129,7 @@ def lose_power(client: Sealer, disk: ForgetfulDisk, target: Path) -> Path:
     return target
 
 
-def seen_after_power_loss(client: Sealer, disk: ForgetfulDisk, target: Path, head: int) -> Seen:
+def seen_after_power_loss(client: Sealer, disk: LossyDisk, target: Path, head: int) -> Seen:
     return seen_after_start(lose_power(client, disk, target), head)
 
 
@@ -145,7 +145,7 @@ def seen_after_start(path: Path, head: int) -> Seen:
 
 
 def test_a_delete_that_the_log_lost_deletes_nothing(
-    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+    client: Sealer, disk: LossyDisk, tmp_path: Path
 ) -> None:
     before = seen(client)
     delete(client)
@@ -154,7 +154,7 @@ def test_a_delete_that_the_log_lost_deletes_nothing(
 
 
 def test_evictions_before_a_lost_delete_remain(
-    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+    client: Sealer, disk: LossyDisk, tmp_path: Path
 ) -> None:
     delete(client, ODD, before_seq=16)
     append(client, 5)
@@ -170,7 +170,7 @@ def test_evictions_before_a_lost_delete_remain(
 
 
 def test_a_delete_takes_effect_immediately_and_its_flags_are_written_after_the_log_is_synced(
-    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+    client: Sealer, disk: LossyDisk, tmp_path: Path
 ) -> None:
     delete(client)
     after, synced = seen(client), flagged(client)
@@ -194,7 +194,7 @@ def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_completely_or_n
     kept: str,
     slice_records: int,
     client: Sealer,
-    disk: ForgetfulDisk,
+    disk: LossyDisk,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -206,7 +206,7 @@ def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_completely_or_n
     while going_on:
         append(client, 3)
         sync(client)
-        client.under_way = client.sealing.checkpoint()
+        client.in_flight = client.sealing.checkpoint()
         going_on = all(client.step() for _ in range(steps))
         moments = [seen(client)]
         before_seq = client.engine.topic("a").head_seq - 2
@@ -220,9 +220,9 @@ def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_completely_or_n
             if rest is not None:
                 rest, slices = delete_more(client, rest), slices + 1
                 moments.append(seen(client))
-            elif client.under_way is None:
+            elif client.in_flight is None:
                 break
-            if client.under_way is not None:
+            if client.in_flight is not None:
                 client.step()
         client.checkpoint()
         steps += 1
@@ -231,7 +231,7 @@ def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_completely_or_n
 
 
 def test_a_start_writes_no_flags_before_it_has_synced_the_log(
-    client: Sealer, disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Sealer, disk: LossyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a kill, the replayed log may exist only in the page cache, which a power loss
     discards.

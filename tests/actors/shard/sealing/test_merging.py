@@ -317,7 +317,7 @@ def test_a_failed_merge_leaves_no_files_and_a_later_round_merges(
         assert not aged.sealing.rewriting.merged
         assert files(aged.path, "segment") == standing
         assert seen(aged) == before
-        _goes_on_sealing(aged)
+        _continues_sealing(aged)
     before = seen(aged)
     assert not aged.sealing.rewriting.is_installing
     _merge_again(aged)
@@ -348,7 +348,7 @@ def _fail(patch: pytest.MonkeyPatch, where: Any, what: str, error: Exception) ->
     return failures
 
 
-def _goes_on_sealing(client: Sealer) -> None:
+def _continues_sealing(client: Sealer) -> None:
     sealed, written = client.sealing.reclaim.sealed, client.sealing.checkpoints.written
     age(client, 3)
     client.checkpoint()

@@ -40,7 +40,7 @@ WAIT_S = 60.0
 def pinned(client: Sealer) -> Pin:
     """Return a pin that a round has applied to a new checkpoint."""
     pin, told = Pin(), list[OSError | None]()
-    client.sealing.ask_for(pin, told.append)
+    client.sealing.request_checkpoint(pin, told.append)
     client.seal()
     assert told == [None]
     assert pin.checkpoint is not None
@@ -86,7 +86,7 @@ def test_files_of_a_pinned_checkpoint_are_kept(
             assert path.read_bytes().startswith(content[: len(content.rstrip(b"\0"))]), path
     assert not client.sealing.reclaim.has_garbage
     after = seen(client)
-    client.sealing.let_go(pin)
+    client.sealing.release_pin(pin)
     free_all(client)
     assert len(files(client.path, "checkpoint")) == checkpoints.CHECKPOINTS_KEPT
     assert not second.exists()
@@ -245,7 +245,7 @@ def test_a_failed_checkpoint_pins_nothing(client: Sealer, monkeypatch: pytest.Mo
     fill(client, "a")
     told = list[OSError | None]()
     monkeypatch.setattr(checkpoints.CheckpointWriter, "finish", failing(errno.EIO))
-    client.sealing.ask_for(Pin(), told.append)
+    client.sealing.request_checkpoint(Pin(), told.append)
     with pytest.raises(OSError):  # the checkpoint of the round itself fails, too
         client.seal()
     assert [error.errno for error in told if error is not None] == [errno.EIO]

@@ -46,13 +46,13 @@ def of(client: Sealer, name: str = "q") -> Known:
 
 def lose(client: Sealer) -> None:
     """Undo the pending changes, as on a full disk."""
-    client.commits._lose(NoSpace(errno.ENOSPC, "no room"))
+    client.commits._roll_back(NoSpace(errno.ENOSPC, "no room"))
     client.wal.resume(client.wal._start)
 
 
 def checkpoint_at(client: Sealer, step: int, do: Callable[[], object]) -> int:
     """Write a checkpoint and call ``do`` before this step. Return the number of steps."""
-    client.under_way = client.sealing.checkpoint()
+    client.in_flight = client.sealing.checkpoint()
     count = 0
     while True:
         if count == step:
@@ -184,7 +184,7 @@ def test_a_checkpoint_never_contains_an_undone_lease(client: Sealer) -> None:
     change = claiming(client, "q", 2, node="v")
     begin(client, change)
     begin(client, acking(client, "q", 1))
-    client.under_way = client.sealing.checkpoint()
+    client.in_flight = client.sealing.checkpoint()
     client.step()
     lose(client)
     with pytest.raises(OSError, match="undone"):

@@ -95,7 +95,7 @@ def test_a_round_frees_large_numbers_of_removed_records(
     assert len(store._in_memory) == 6
     client.seal()
     assert len(store._in_memory) == 1
-    assert not store.release_some()
+    assert not store.release_next()
     assert seen(client) == before
 
 
@@ -161,7 +161,7 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
     client.submit(change)  # not passed to the writer, so the log does not contain it
     while client.sealing.reclaim.sealed < 1:
         assert client.step()
-    client.commits._lose(OSError(errno.ENOSPC, "full"))
+    client.commits._roll_back(OSError(errno.ENOSPC, "full"))
     client.wal.resume(client.wal._start)
     try:
         client.seal()
@@ -178,20 +178,20 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
 def test_full_log_files_are_sealed_after_a_burst_or_when_the_backlog_is_too_large(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealing, "BURST_MIN_BYTES", 1)
+    monkeypatch.setattr(sealing, "GROWTH_MIN_BYTES", 1)
 
-    def until_whole(files: int) -> None:
+    def until_complete(files: int) -> None:
         while client.wal.count_full_files(client.sealing.reclaim.replay_from) < files:
             client.append("t", records=[{"data": "x" * 100}])
 
-    until_whole(1)
+    until_complete(1)
     client.seal()
     assert client.sealing.reclaim.sealed == 0, "the log has grown since the last check"
     client.seal()
     assert client.sealing.reclaim.sealed == 1, "the log has not grown"
-    until_whole(1)
+    until_complete(1)
     client.seal()
-    until_whole(2)
+    until_complete(2)
     client.seal()
     assert client.sealing.reclaim.sealed == 3, "the backlog is too large"
 
@@ -262,7 +262,7 @@ def test_a_log_file_is_unmapped_when_it_is_sealed(client: Sealer) -> None:
     assert client.shown("a")
     assert mapped_files(client.path / "wal") != set()
     pin = Pin()
-    client.sealing.ask_for(pin, lambda _: None)
+    client.sealing.request_checkpoint(pin, lambda _: None)
     client.seal()
     sealed_files = {path for path in files(client.path, "wal") if path.suffix == ".wal"}
     assert len(sealed_files) > 3, "the pin keeps them"

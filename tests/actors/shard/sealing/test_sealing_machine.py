@@ -79,7 +79,7 @@ class Machine(ClientMachine):
         self.client = client.again()
         assert client.engine.by_id.keys() == self.client.engine.by_id.keys()
         for topic_id, model in self.models.items():
-            self._lose_what_was_in_memory(
+            self._drop_memory(
                 model, self.client.engine.by_id[topic_id], clean=how == "stop" and not older
             )
             if (
@@ -120,7 +120,7 @@ class Machine(ClientMachine):
             topic.epoch,
         )
 
-    def _lose_what_was_in_memory(self, model: Model, topic: Topic, *, clean: bool) -> None:
+    def _drop_memory(self, model: Model, topic: Topic, *, clean: bool) -> None:
         for seq in model.resident & model.live.keys():
             del model.live[seq]
         assert topic.head_seq >= model.head_seq

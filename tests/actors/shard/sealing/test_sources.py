@@ -23,7 +23,7 @@ from topics.actors.shard.sealing.merging import (
     RUN_MAX_SEGMENTS,
     RUN_MIN_SEGMENTS,
     Candidate,
-    LiveRoom,
+    LiveBytes,
     choose_run,
 )
 from topics.actors.shard.sealing.sources import GAP_BYTES, kept_runs
@@ -212,7 +212,7 @@ def test_space_is_counted_by_the_live_bytes_in_segments() -> None:
     index.add(31, 1, in_extent(7, 0), 1, 0)
     index.take(4, 1, 1)
     topic: Any = SimpleNamespace(index=index, start_seq=5, sealed_seq=31)
-    room = LiveRoom()
+    room = LiveBytes()
     assert sum(room.count(topic)) >= 5
     assert room.bytes == {
         5: 600 + EXTENT_COST_BYTES,
@@ -226,7 +226,7 @@ def test_a_topic_may_change_while_it_is_counted() -> None:
     for number in range(1500):
         index.add(1 + number, 1, in_extent(1, number), 10, 0)
     topic: Any = SimpleNamespace(index=index, start_seq=1, sealed_seq=1500)
-    room = LiveRoom()
+    room = LiveBytes()
     steps = room.count(topic)
     next(steps)
     index.drop(700)

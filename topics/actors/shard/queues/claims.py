@@ -23,9 +23,9 @@ from topics.actors.rpc.replies import answer_error, total_ms
 from topics.actors.rpc.session import InboundMessage, LinkSession
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.queues.wait_list import Claimer
-from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
@@ -53,23 +53,28 @@ ClaimCall: TypeAlias = InboundMessage[TopicParams, ClaimResult]
 class PolledClaim(Claimer):
     """A claim that is not answered yet. ``leased``: its leases, once it has left the wait list."""
 
-    __slots__ = ("asked", "claims", "deadline", "is_over", "leased", "request", "room")
+    __slots__ = ("capacity", "claim", "claims", "deadline", "is_done", "leased", "request")
     is_stream = False
     max_bytes = CLAIM_BYTES_MAX
 
     def __init__(
-        self, claims: Claims, request: ClaimCall, topic: Topic, holder: LeaseHolder, asked: Claim
+        self, claims: Claims, request: ClaimCall, topic: Topic, holder: LeaseHolder, claim: Claim
     ) -> None:
-        self.topic, self.holder, self.lease_ms = topic, holder, asked.lease_ms
-        self.claims, self.request, self.asked, self.room = claims, request, asked, asked.max_jobs
+        self.topic, self.holder, self.lease_ms = topic, holder, claim.lease_ms
+        self.claims, self.request, self.claim, self.capacity = (
+            claims,
+            request,
+            claim,
+            claim.max_jobs,
+        )
         self.deadline: Deadline | None = None
         self.leased: LeaseChange | None = None
-        self.is_over = False
+        self.is_done = False
 
     def begin_waiting(self) -> None:
         """See `Claimer.begin_waiting`."""
-        if self.asked.wait_ms:
-            self.deadline = self.claims.when_over(self)
+        if self.claim.wait_ms:
+            self.deadline = self.claims.set_deadline(self)
 
     def served(self, change: LeaseChange) -> None:
         """See `Claimer.served`."""
@@ -79,22 +84,22 @@ class PolledClaim(Claimer):
 
     def settle(self, change: LeaseChange, result: LogProgress | OSError) -> None:
         """See `Claimer.settle`."""
-        if self.is_over:
+        if self.is_done:
             return  # dropped in the meantime, and its leases are released
-        self.claims.forget(self)
+        self.claims.remove(self)
         if isinstance(result, OSError):
             answer_error(self.request, unwritable(result))
         else:
             self.claims.answer(self, change)
 
-    def get_nothing(self) -> None:
-        """See `Claimer.get_nothing`."""
-        self.claims.forget(self)
+    def finish_unserved(self) -> None:
+        """See `Claimer.finish_unserved`."""
+        self.claims.remove(self)
         self.claims.answer(self, None)
 
     def end(self, error: Exception) -> None:
         """See `Claimer.end`."""
-        self.claims.forget(self)
+        self.claims.remove(self)
         answer_error(self.request, error)
 
 
@@ -131,19 +136,19 @@ class Claims(Service):
             context.held.defer_if_held(params.topic, self._claim, request)
             self._note_deferred(request)
             return
-        asked = decode_claim(request.attachment, context.limits)
-        topic = context.fresh_queue(params.topic)
+        claim = decode_claim(request.attachment, context.limits)
+        topic = context.find_queue(params.topic)
         topic.touch(*context.now)
-        holder = jobs_of(topic).leases.poller(asked.node)
-        poll = PolledClaim(self, request, topic, holder, asked)
+        holder = jobs_of(topic).leases.poller(claim.node)
+        poll = PolledClaim(self, request, topic, holder, claim)
         is_served = self._dispatch.serve_at_once(poll)
-        if poll.is_over:
+        if poll.is_done:
             return
-        request.outlast()  # it ends with its own wait_ms
+        request.disable_timeout()  # it ends with its own wait_ms
         request.release()
         self._polls[request.session, request.cid] = poll
         if not is_served:
-            self._dispatch.join(poll, is_patient=asked.wait_ms > 0)
+            self._dispatch.join(poll, may_wait=claim.wait_ms > 0)
 
     def _note_deferred(self, request: ClaimCall) -> None:
         while self._deferred:  # drop claims that have timed out, from the oldest on
@@ -155,10 +160,10 @@ class Claims(Service):
 
     # End of a claim
 
-    def when_over(self, poll: PolledClaim) -> Deadline:
+    def set_deadline(self, poll: PolledClaim) -> Deadline:
         """Set the deadline at which the claim's wait_ms is over."""
-        until = trio.current_time() + poll.asked.wait_ms / 1000
-        return self._context.deadlines.call_at(until, partial(self._dispatch.hurry, poll))
+        until = trio.current_time() + poll.claim.wait_ms / 1000
+        return self._context.deadlines.call_at(until, partial(self._dispatch.end_wait, poll))
 
     def answer(self, poll: PolledClaim, change: LeaseChange | None) -> None:
         """Answer with the jobs of ``change``, or without jobs if it is None."""
@@ -172,9 +177,9 @@ class Claims(Service):
         number = leased[0].number if leased else 0
         poll.request.reply(ClaimResult(number, seqs), body)
 
-    def forget(self, poll: PolledClaim) -> None:
+    def remove(self, poll: PolledClaim) -> None:
         """Remove the claim and cancel its deadline."""
-        poll.is_over = True
+        poll.is_done = True
         if poll.deadline is not None:
             poll.deadline.cancel()
         self._polls.pop((poll.request.session, poll.request.cid), None)
@@ -195,16 +200,16 @@ class Claims(Service):
         params = message.params
         topic = self._engine.topics.get(params.topic)
         if topic is not None and topic.jobs is not None and not topic.deleted:
-            self._give_back(topic, zip(params.seqs, count(params.number)))
+            self._release_leases(topic, zip(params.seqs, count(params.number)))
 
     def _drop(self, poll: PolledClaim) -> None:
-        self.forget(poll)
+        self.remove(poll)
         self._dispatch.leave(poll)
         if poll.leased is not None and not poll.topic.deleted:
-            self._give_back(poll.topic, [(job.seq, job.number) for job in poll.leased.jobs])
+            self._release_leases(poll.topic, [(job.seq, job.number) for job in poll.leased.jobs])
         _refuse(poll.request)
 
-    def _give_back(self, topic: Topic, leases: Iterable[tuple[int, int]]) -> None:
+    def _release_leases(self, topic: Topic, leases: Iterable[tuple[int, int]]) -> None:
         """Release exactly these leases (seq, number), except leases that have changed since."""
         change = lease_jobs.unclaim(topic, leases, self._commits.now())
         if change.frames:

@@ -24,9 +24,9 @@ import structlog
 import trio
 
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.queues import mover
-from topics.actors.shard.queues.mover import COPIES_BYTES, Copy
-from topics.actors.shard.room import unwritable
+from topics.actors.shard.queues.mover import COPIES_BYTES, RecordCopy
 from topics.actors.shard.service import Service
 from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.change import Change
@@ -51,7 +51,7 @@ Rule = tuple[str | None, int]
 
 
 @dataclass(eq=False, slots=True)
-class Queue:
+class DeadLetterQueue:
     """A queue whose dead jobs are being moved by ``rule``.
 
     ``changed`` interrupts the pause before the next attempt, and ``failure`` is the error code of
@@ -76,9 +76,9 @@ class DeadLetters(Service):
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
         self._context, self._engine = context, context.engine
         self._note_claimable = note_claimable
-        self._queues: dict[int, Queue] = {}  # by topic id
+        self._queues: dict[int, DeadLetterQueue] = {}  # by topic id
         # By shard. Queues are served in the order of their requests.
-        self._lanes = defaultdict[int, trio.CapacityLimiter](
+        self._limiters = defaultdict[int, trio.CapacityLimiter](
             lambda: trio.CapacityLimiter(MOVES_MAX)
         )
 
@@ -96,7 +96,7 @@ class DeadLetters(Service):
         """Move the dead jobs of the queue, if there are any and no task does."""
         if topic.id in self._queues or not _has_dead(topic):
             return
-        queue = self._queues[topic.id] = Queue(topic, _rule(topic.config))
+        queue = self._queues[topic.id] = DeadLetterQueue(topic, _rule(topic.config))
         if jobs_of(topic).dead_lettering:  # found by a restart
             queue.is_unsettled = True
             self._context.moves.enter()
@@ -108,11 +108,11 @@ class DeadLetters(Service):
         if topic.jobs is None:
             return
         if isinstance(change, PutTopic):
-            self._revive(topic)
+            self._requeue_dead(topic)
         if topic.id in self._queues:
             self._queues[topic.id].changed.set()
 
-    def _revive(self, topic: Topic, *, with_batch: bool = False) -> None:
+    def _requeue_dead(self, topic: Topic, *, with_batch: bool = False) -> None:
         """Make dead jobs claimable: the next pass checks them by the current rule.
 
         ``with_batch`` includes jobs that were to be moved by a rule that is no longer valid.
@@ -124,18 +124,18 @@ class DeadLetters(Service):
             jobs.recheck_dead()
             self._note_claimable(topic)
 
-    def _may_move(self, queue: Queue) -> bool:
+    def _may_move(self, queue: DeadLetterQueue) -> bool:
         rule = _rule(queue.topic.config)
         is_valid = queue.rule == rule and all(rule) and not self._context.is_stopping
         return is_valid and _has_dead(queue.topic)
 
-    async def _move_all(self, queue: Queue) -> None:
+    async def _move_all(self, queue: DeadLetterQueue) -> None:
         """Move batches until there are no dead jobs, or the config no longer moves them so."""
         topic = queue.topic
         while self._may_move(queue):
             target = queue.rule[0]
             assert target is not None, "the queue has a dead-letter topic"
-            async with self._lanes[self._context.peers.shard_of(target)]:
+            async with self._limiters[self._context.peers.shard_of(target)]:
                 failure = await self._move_batch(queue, target)
                 # The outcome of some jobs is unknown: repeat the same batch.
                 while jobs_of(topic).dead_lettering and self._may_move(queue):
@@ -147,14 +147,14 @@ class DeadLetters(Service):
         self._settle(queue)
         # The config no longer moves these jobs by this rule, so they are claimable again.
         if not topic.deleted and not self._context.is_stopping:
-            self._revive(topic, with_batch=True)
+            self._requeue_dead(topic, with_batch=True)
 
-    def _settle(self, queue: Queue) -> None:
+    def _settle(self, queue: DeadLetterQueue) -> None:
         if queue.is_unsettled:
             queue.is_unsettled = False
             self._context.moves.leave()
 
-    async def _pause(self, queue: Queue, failure: TopicsError | None) -> None:
+    async def _pause(self, queue: DeadLetterQueue, failure: TopicsError | None) -> None:
         """Wait before the next attempt if there was a failure, unless the config changes."""
         if failure is None or not self._may_move(queue):
             queue.failure = ""
@@ -174,7 +174,7 @@ class DeadLetters(Service):
 
     # One batch
 
-    async def _move_batch(self, queue: Queue, target: str) -> TopicsError | None:
+    async def _move_batch(self, queue: DeadLetterQueue, target: str) -> TopicsError | None:
         """Move some jobs: those of the batch in flight if there is one.
 
         Return the first error if jobs could not be moved.
@@ -194,7 +194,7 @@ class DeadLetters(Service):
         lease_jobs.return_to_dead(topic, moved.refused)
         return next(iter(moved.failures.values()), None)
 
-    async def _begin(self, queue: Queue) -> None:
+    async def _begin(self, queue: DeadLetterQueue) -> None:
         """Wait until the topic may change and moves may begin, and enter `Moves`.
 
         A backup waits for a batch whose result is unknown. So such a batch must not wait for the
@@ -209,14 +209,14 @@ class DeadLetters(Service):
             queue.is_unsettled = True
             moves.enter()
 
-    async def _mark(self, topic: Topic) -> list[Copy] | OSError:
+    async def _mark(self, topic: Topic) -> list[RecordCopy] | OSError:
         """Log which jobs are moved now, unless the log contains that. Return copies of them."""
         context = self._context
-        refusal = context.room.refusal(grows=False)
+        refusal = context.disk_space.refusal(grows=False)
         if refusal is not None:
             return refusal
-        with context.turn():
-            context.freshen(topic)
+        with context.iteration():
+            context.remove_expired(topic)
         # The end of the iteration may have deleted the topic. No frame may follow then.
         if topic.deleted:
             return []
@@ -233,14 +233,14 @@ class DeadLetters(Service):
         return [self._copy_of(topic, job) for job in jobs if job[0] in dying]
 
     @staticmethod
-    def _copy_of(topic: Topic, job: Taken) -> Copy:
+    def _copy_of(topic: Topic, job: Taken) -> RecordCopy:
         (seq, record), jobs, config = job, jobs_of(topic), topic.config
         # After a restart the count may be unknown.
         deliveries = jobs.deliveries(seq) or config.max_deliveries
         parts = record_parts(record)
         meta = stamped(parts.meta, topic.name, deliveries, seq, jobs.errors.get(seq))
         create = None if config.auto_create else False
-        return mover.copy_of("dead_letter", topic, seq, parts._replace(meta=meta), create)
+        return mover.render_copy("dead_letter", topic, seq, parts._replace(meta=meta), create)
 
 
 def _rule(config: TopicConfig) -> Rule:

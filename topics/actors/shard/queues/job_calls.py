@@ -14,9 +14,9 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json, total_ms
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.held_topics import Retries
 from topics.actors.shard.queues.job_dispatch import JobDispatch
-from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
@@ -59,17 +59,17 @@ class JobCalls(Service):
         router.serve(EXTEND, self._extend)
         router.serve(LEASES, self._leases)
 
-    def _ack(self, request: JobsCall, *, again: bool = False) -> None:
+    def _ack(self, request: JobsCall, *, is_retry: bool = False) -> None:
         context, params = self._context, request.params
         context.check_writable()
         if params.topic in context.held.waiting:
             context.held.defer_if_held(params.topic, self._ack, request)
             return
         gathered = request, decode_ack(request.attachment, context.limits)
-        if again:  # a retry must not share a group with appends, so it is not gathered
-            self._decide_acks(params.topic, [gathered], again=True)
+        if is_retry:  # a retry must not share a group with appends, so it is not gathered
+            self._decide_acks(params.topic, [gathered], is_retry=True)
         else:
-            request.outlast()  # it is decided in this iteration
+            request.disable_timeout()  # it is decided in this iteration
             self.gathered.setdefault(params.topic, []).append(gathered)
 
     def decide_gathered(self) -> None:
@@ -79,10 +79,10 @@ class JobCalls(Service):
         """
         gathered, self.gathered = self.gathered, {}
         for name, acks in gathered.items():
-            self._decide_acks(name, acks, again=False)
+            self._decide_acks(name, acks, is_retry=False)
 
     def _decide_acks(
-        self, name: str, acks: list[tuple[JobsCall, JobsRequest]], *, again: bool
+        self, name: str, acks: list[tuple[JobsCall, JobsRequest]], *, is_retry: bool
     ) -> None:
         context = self._context
         if name in context.held.waiting:  # another message of this iteration holds it
@@ -92,10 +92,10 @@ class JobCalls(Service):
         begun: list[tuple[JobsCall, list[Lease], list[int]]] = []
         leases: list[Lease] = []
         try:
-            topic = context.fresh_queue(name)
-            for request, asked in acks:
+            topic = context.find_queue(name)
+            for request, fields in acks:
                 ended, skipped = finish_jobs.begin_ack(
-                    topic, asked.node, asked.seqs, asked.lease_ids, context.now
+                    topic, fields.node, fields.seqs, fields.lease_ids, context.now
                 )
                 begun.append((request, ended, skipped))
                 leases += ended
@@ -108,7 +108,7 @@ class JobCalls(Service):
         def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 for request, _, _ in begun:
-                    self._retries.refuse(self._ack, request, result, again=again)
+                    self._retries.refuse(self._ack, request, result, is_retry=is_retry)
                 return
             ready, in_flight, *_ = self._counters(topic)
             sync_ms = result.sync_ms if topic.config.durable else 0.0
@@ -128,13 +128,13 @@ class JobCalls(Service):
         context.check_writable()
         if context.held.defer_if_held(params.topic, self._nack, request):
             return
-        asked = decode_nack(request.attachment, context.limits)
-        topic = context.fresh_queue(params.topic)
+        fields = decode_nack(request.attachment, context.limits)
+        topic = context.find_queue(params.topic)
         context.check_leasable(topic)
         # Release the leases. The jobs are claimable again after their delay.
         change = lease_jobs.nack(
-            *(topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now),
-            error=asked.error,
+            *(topic, fields.node, fields.seqs, fields.lease_ids, fields.delay_ms, context.now),
+            error=fields.error,
         )
         self._dispatch.note_claimable(topic)
 
@@ -152,11 +152,11 @@ class JobCalls(Service):
         context.check_writable()
         if context.held.defer_if_held(params.topic, self._extend, request):
             return
-        asked = decode_extend(request.attachment, context.limits)
-        topic = context.fresh_queue(params.topic)
+        fields = decode_extend(request.attachment, context.limits)
+        topic = context.find_queue(params.topic)
         context.check_leasable(topic)
         change = lease_jobs.extend(
-            topic, asked.node, asked.seqs, asked.lease_ids, asked.lease_ms, context.now
+            topic, fields.node, fields.seqs, fields.lease_ids, fields.lease_ms, context.now
         )
         self._dispatch.note_claimable(topic)  # they may become claimable earlier than before
 
@@ -175,14 +175,14 @@ class JobCalls(Service):
             return reply_json(request, NO_RESULT, answer(), at)
 
         if change.frames:
-            request.outlast()
+            request.disable_timeout()
             self._commits.submit(change, settle)
         else:
             reply_json(request, NO_RESULT, answer(), at)
 
     def _leases(self, request: InboundMessage[LeasesParams, LeasesResult]) -> None:
         params = request.params
-        topic = self._context.fresh_queue(params.topic)
+        topic = self._context.find_queue(params.topic)
         found = claims.leases(topic, params.after, params.limit + 1, params.node, self._context.now)
         page = found[: params.limit]
         items = [

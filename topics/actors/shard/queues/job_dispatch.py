@@ -9,9 +9,9 @@ the wait list of their queue. A wait list becomes due in these cases:
 - the window of a cohort is over
 - an alarm fires, at the time at which jobs become claimable or a full stream loses jobs by age
 
-A loop iteration leases about ``JOBS_PER_TURN`` jobs, and serves due wait lists in FIFO order. While
-a wait list waits for the next iteration, no claim is served before it. A wait list without claimers
-is dropped.
+A loop iteration leases about ``JOBS_PER_ITERATION`` jobs, and serves due wait lists in FIFO order.
+While a wait list waits for the next iteration, no claim is served before it. A wait list without
+claimers is dropped.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from topics.engine.queue.timer_queue import NEVER
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicNotFound
 
-JOBS_PER_TURN = 4096  # for all wait lists together, approximately
+JOBS_PER_ITERATION = 4096  # for all wait lists together, approximately
 JOB_BYTES = 4096  # a job with more bytes counts as several
-TURN_BYTES_MAX = JOBS_PER_TURN * JOB_BYTES
+ITERATION_BYTES_MAX = JOBS_PER_ITERATION * JOB_BYTES
 VISIT_COST = 4  # cost, in jobs, of a visit to a wait list that gets no jobs
 RETRY_S = 1.0  # after the log has refused leases, or expiry has met damage
 ALARM_MIN_S = 0.005  # an alarm may fire early, so it is never set for a time in the past
@@ -59,7 +59,7 @@ class JobDispatch(Service):
         self._on_dead = on_dead
         self._wait_lists: dict[int, WaitList] = {}  # by topic id
         self._due: dict[WaitList, None] = {}  # in the order in which iterations serve them
-        self._spent = 0  # cost of this iteration, of `JOBS_PER_TURN`
+        self._spent = 0  # cost of this iteration, of `JOBS_PER_ITERATION`
 
     def __len__(self) -> int:
         return len(self._wait_lists)
@@ -72,7 +72,7 @@ class JobDispatch(Service):
         Return False if it must join. Raises OSError.
         """
         topic = claimer.topic
-        if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_TURN:
+        if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_ITERATION:
             return False
         # With jitter, every claim takes part in a cohort.
         if topic.config.claim_jitter_ms:
@@ -80,16 +80,16 @@ class JobDispatch(Service):
         if keeps_leases(topic.committed):
             self._context.check_leasable(topic)
         self.is_due = True  # `on_due` resets the cost at the end of the iteration
-        asked = claimer.ask(claimer.room)
-        return self._lease(topic, [claimer], [asked], claimer.max_bytes, evenly=False) > 0
+        request = claimer.claim_request(claimer.capacity)
+        return self._lease(topic, [claimer], [request], claimer.max_bytes, evenly=False) > 0
 
-    def join(self, claimer: Claimer, *, is_patient: bool) -> None:
-        """Add a claimer to its wait list. ``is_patient``: it waits for jobs until `hurry`.
+    def join(self, claimer: Claimer, *, may_wait: bool) -> None:
+        """Add a claimer to its wait list. ``may_wait``: it waits for jobs until `end_wait`.
 
         Call this only within an iteration.
         """
         wait_list = self._wait_list(claimer.topic)
-        wait_list.join(claimer, is_patient=is_patient)
+        wait_list.join(claimer, may_wait=may_wait)
         self._make_due(wait_list)
 
     def leave(self, claimer: Claimer) -> None:
@@ -99,14 +99,14 @@ class JobDispatch(Service):
             wait_list.leave(claimer)
             self._drop_if_empty(wait_list)
 
-    def hurry(self, claimer: Claimer) -> None:
+    def end_wait(self, claimer: Claimer) -> None:
         """End the claimer's wait: it gets its share of a pending cohort, or no jobs immediately."""
         wait_list = self._wait_lists[claimer.topic.id]
         if wait_list.window is not None or wait_list.slices is not None:
-            wait_list.impatient[claimer] = None
+            wait_list.unserved[claimer] = None
             return
         self.leave(claimer)
-        claimer.get_nothing()
+        claimer.finish_unserved()
 
     def follow(self, stream: Claimer) -> None:
         """Let a work stream join whenever it has capacity, until `unfollow`."""
@@ -155,7 +155,7 @@ class JobDispatch(Service):
     def on_due(self) -> None:
         """Serve due wait lists up to the cost limit. The others wait for the next iteration."""
         for wait_list in tuple(self._due):
-            if self._spent >= JOBS_PER_TURN:
+            if self._spent >= JOBS_PER_ITERATION:
                 break
             if wait_list in self._due:
                 del self._due[wait_list]
@@ -164,7 +164,7 @@ class JobDispatch(Service):
         self._spent = 0
         self.is_due = bool(self._due)
 
-    def on_loss(self) -> None:
+    def on_rollback(self) -> None:
         """End the lists of topics whose creation was undone. Undone leases are claimable again."""
         for wait_list in tuple(self._wait_lists.values()):
             if wait_list.topic.deleted:
@@ -183,7 +183,7 @@ class JobDispatch(Service):
             # The commit of the delete ends the wait list. If the log loses it, the list is due
             # again.
             return
-        self._context.freshen(topic)
+        self._context.remove_expired(topic)
         jobs = jobs_of(topic)
         jobs.advance(self._context.now.ms)
         # Streams that hold fewer leases than before join the list again.
@@ -191,10 +191,10 @@ class JobDispatch(Service):
         jobs.leases.loosened.clear()
         if wait_list.waiting:
             self._serve(wait_list)
-        for claimer in wait_list.newcomers:
+        for claimer in wait_list.joined:
             if claimer in wait_list.waiting:
                 claimer.begin_waiting()
-        wait_list.newcomers.clear()
+        wait_list.joined.clear()
         if not self._drop_if_empty(wait_list):
             self._await_jobs(wait_list)
 
@@ -202,22 +202,22 @@ class JobDispatch(Service):
         try:
             self._context.check_leasable(wait_list.topic)
         except NotReady as error:
-            self._put_off(wait_list, error)
+            self._postpone(wait_list, error)
             return
         jitter_ms = wait_list.topic.config.claim_jitter_ms
         # With jitter, a list is either dealt to, or gathers a cohort until its window is over.
         if wait_list.slices is not None:
-            self._deal(wait_list)
+            self._distribute(wait_list)
         elif not jitter_ms:
             wait_list.close_window()
             self._serve_in_order(wait_list)
-        elif wait_list.window is None and (wait_list.unheard or self._ready(wait_list.topic)):
+        elif wait_list.window is None and (wait_list.uncounted or self._ready(wait_list.topic)):
             until = trio.current_time() + jitter_ms / 1000
             wait_list.window = self._context.deadlines.call_at(
                 until, partial(self._form, wait_list)
             )
 
-    def _put_off(self, wait_list: WaitList, error: NotReady) -> None:
+    def _postpone(self, wait_list: WaitList, error: NotReady) -> None:
         """The shard cannot write: answer the claims with ``error``. Streams wait."""
         for claimer in tuple(wait_list.waiting):
             if not claimer.is_stream:
@@ -227,29 +227,29 @@ class JobDispatch(Service):
 
     def _serve_in_order(self, wait_list: WaitList) -> None:
         while wait_list.waiting:
-            if self._spent >= JOBS_PER_TURN:
+            if self._spent >= JOBS_PER_ITERATION:
                 self._due[wait_list] = None
                 return
             claimer = next(iter(wait_list.waiting))
-            if not claimer.room:  # the ack that gave it capacity was undone
+            if not claimer.capacity:  # the ack that gave it capacity was undone
                 wait_list.leave(claimer)
-            elif not self._claim(wait_list, [Share(claimer, claimer.room)], evenly=False) and (
-                self._spent < JOBS_PER_TURN
+            elif not self._claim(wait_list, [Share(claimer, claimer.capacity)], evenly=False) and (
+                self._spent < JOBS_PER_ITERATION
             ):
                 break
-        wait_list.unheard.clear()
-        self._answer_impatient(wait_list, tuple(wait_list.impatient))
+        wait_list.uncounted.clear()
+        self._answer_unserved(wait_list, tuple(wait_list.unserved))
 
     def _form(self, wait_list: WaitList) -> None:
         """Form the cohort, because the window of the wait list is over."""
         wait_list.window = None
-        wait_list.form_cohort(self._ready(wait_list.topic), JOBS_PER_TURN)
+        wait_list.form_cohort(self._ready(wait_list.topic), JOBS_PER_ITERATION)
         self._make_due(wait_list)
 
-    def _deal(self, wait_list: WaitList) -> None:
+    def _distribute(self, wait_list: WaitList) -> None:
         assert wait_list.slices is not None, "a cohort is formed before jobs are distributed"
         has_more = False
-        while wait_list.slices and self._spent < JOBS_PER_TURN:
+        while wait_list.slices and self._spent < JOBS_PER_ITERATION:
             shares = [
                 share for share in wait_list.slices.popleft() if share.claimer in wait_list.waiting
             ]
@@ -261,20 +261,20 @@ class JobDispatch(Service):
             self._due[wait_list] = None
             return
         wait_list.slices = None
-        self._answer_impatient(
-            wait_list, [each for each in wait_list.impatient if each not in wait_list.unheard]
+        self._answer_unserved(
+            wait_list, [each for each in wait_list.unserved if each not in wait_list.uncounted]
         )
-        if wait_list.unheard or (wait_list.waiting and has_more):
+        if wait_list.uncounted or (wait_list.waiting and has_more):
             self._due[wait_list] = None  # another window may open
 
     def _claim(self, wait_list: WaitList, shares: Sequence[Share], *, evenly: bool) -> int:
         """Lease as `_lease`. If records are unreadable, only these claimers get no jobs."""
         claimers = [share.claimer for share in shares]
-        asks = [share.claimer.ask(share.max_jobs) for share in shares]
+        requests = [share.claimer.claim_request(share.max_jobs) for share in shares]
         bounds = [claimer.max_bytes for claimer in claimers]
-        max_bytes = min(max(TURN_BYTES_MAX, *bounds), sum(bounds))
+        max_bytes = min(max(ITERATION_BYTES_MAX, *bounds), sum(bounds))
         try:
-            return self._lease(wait_list.topic, claimers, asks, max_bytes, evenly=evenly)
+            return self._lease(wait_list.topic, claimers, requests, max_bytes, evenly=evenly)
         except OSError as error:
             log.exception("claim failed", topic=wait_list.topic.name)
             for claimer in claimers:
@@ -286,14 +286,14 @@ class JobDispatch(Service):
         self,
         topic: Topic,
         claimers: Sequence[Claimer],
-        asks: Sequence[ClaimRequest],
+        requests: Sequence[ClaimRequest],
         max_bytes: int,
         *,
         evenly: bool,
     ) -> int:
         """Lease jobs, and return their number; 0 if none is left or the limit is reached."""
         table, now = self._engine.table, self._context.now
-        changes = lease_jobs.claim(table, topic, asks, now, evenly=evenly, max_bytes=max_bytes)
+        changes = lease_jobs.claim(table, topic, requests, now, evenly=evenly, max_bytes=max_bytes)
         leased, wait_list = 0, self._wait_lists.get(topic.id)
         for claimer, change in zip(claimers, changes, strict=True):
             if not change.jobs:
@@ -312,16 +312,16 @@ class JobDispatch(Service):
                 claimer.settle(change, NO_IO)
         jobs = jobs_of(topic)
         if jobs.steps_left <= 0:
-            self._spent = JOBS_PER_TURN
+            self._spent = JOBS_PER_ITERATION
         if jobs.dead:
             self._on_dead(topic)
         return leased
 
     @staticmethod
-    def _answer_impatient(wait_list: WaitList, claimers: Iterable[Claimer]) -> None:
+    def _answer_unserved(wait_list: WaitList, claimers: Iterable[Claimer]) -> None:
         for claimer in claimers:
             wait_list.leave(claimer)
-            claimer.get_nothing()
+            claimer.finish_unserved()
 
     def _ready(self, topic: Topic) -> int:
         jobs = jobs_of(topic)
@@ -364,7 +364,7 @@ class JobDispatch(Service):
         """End the wait list of a deleted queue."""
         claimers = dict.fromkeys((*wait_list.waiting, *wait_list.streams.values()))
         wait_list.waiting.clear()
-        wait_list.impatient.clear()
+        wait_list.unserved.clear()
         wait_list.streams.clear()
         self._drop_if_empty(wait_list)
         for claimer in claimers:

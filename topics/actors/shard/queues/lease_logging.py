@@ -54,7 +54,7 @@ class LeaseLogging:
         if start >= len(seqs):
             jobs.unlogged = None
             return done(None)
-        refusal = self._context.room.refusal(grows=True)
+        refusal = self._context.disk_space.refusal(grows=True)
         if refusal is not None:
             return done(refusal)
         end = start + SLICE_JOBS

@@ -34,8 +34,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from topics.actors.rpc.replies import failures_of
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.peers import Asked
-from topics.actors.shard.room import unwritable
+from topics.actors.shard.disk_space import unwritable
+from topics.actors.shard.peers import PeerCall
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.moved_keys import copy_key
 from topics.engine.now import Now
@@ -49,14 +49,14 @@ COPIES_BYTES: Final = 1 << 20  # bytes of records that complete a batch
 Delete: TypeAlias = Callable[[Topic, Sequence[int], Now], FinishJobs]
 
 
-class Copy(NamedTuple):
+class RecordCopy(NamedTuple):
     """An append that copies the record ``seq``. ``request`` is its body."""
 
     seq: int
     request: bytes
 
 
-class Moved(NamedTuple):
+class MoveResult(NamedTuple):
     """Seqs of records that were moved, and the errors of records that stay, by seq."""
 
     seqs: Sequence[int]
@@ -68,18 +68,20 @@ class Moved(NamedTuple):
         return [seq for seq, error in self.failures.items() if not isinstance(error, NotReady)]
 
 
-def copy_of(what: str, topic: Topic, seq: int, parts: RecordParts, create: bool | None) -> Copy:
+def render_copy(
+    what: str, topic: Topic, seq: int, parts: RecordParts, create: bool | None
+) -> RecordCopy:
     """Return a copy of the record ``seq`` of ``topic``.
 
     ``what`` is the first parameter of `copy_key`, and ``create`` is that of the append.
     """
     key = copy_key(what, topic.name, topic.epoch, seq)
-    return Copy(seq, append_request(parts, key, create))
+    return RecordCopy(seq, append_request(parts, key, create))
 
 
 async def move(
-    context: ShardContext, topic: Topic, target: str, copies: Sequence[Copy], delete: Delete
-) -> Moved:
+    context: ShardContext, topic: Topic, target: str, copies: Sequence[RecordCopy], delete: Delete
+) -> MoveResult:
     """Append ``copies`` to the topic ``target`` in their order, and delete their records.
 
     ``delete`` decides the change of ``topic`` that deletes the records.
@@ -88,12 +90,12 @@ async def move(
     appended = [copy.seq for copy in copies if copy.seq not in failures]
     error = await _delete(context, topic, appended, delete) if appended else None
     if error is None:
-        return Moved(appended, failures)
-    return Moved((), failures | dict.fromkeys(appended, unwritable(error)))
+        return MoveResult(appended, failures)
+    return MoveResult((), failures | dict.fromkeys(appended, unwritable(error)))
 
 
 async def _append(
-    context: ShardContext, target: str, copies: Sequence[Copy]
+    context: ShardContext, target: str, copies: Sequence[RecordCopy]
 ) -> dict[int, TopicsError]:
     """Return the errors of the copies that are not known to be in the target, by seq."""
     params = AppendParams(
@@ -105,13 +107,13 @@ async def _append(
         lengths=[len(copy.request) for copy in copies],
     )
     shard = context.peers.shard_of(target)
-    asked = Asked[AppendResult](shard)
-    with context.turn():
+    call = PeerCall[AppendResult](shard)
+    with context.iteration():
         body = b"".join([copy.request for copy in copies])
-        context.peers.ask(shard, APPEND, params, body, asked.then)
-    await asked.wait()
+        context.peers.call(shard, APPEND, params, body, call.then)
+    await call.wait()
     try:
-        result = asked.result
+        result = call.result
     except TopicsError as error:
         return {copy.seq: error for copy in copies}
     # Only the failed copies have an entry in the failures of the result.
@@ -127,7 +129,7 @@ async def _delete(
     await context.held.wait_free(topic.name)
     if topic.deleted:
         return None
-    refusal = context.room.refusal(grows=False)
+    refusal = context.disk_space.refusal(grows=False)
     if refusal is not None:
         return refusal
     result = await context.commits.submit_and_wait(delete(topic, seqs, context.clock()))

@@ -30,7 +30,7 @@ from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.queues import mover
-from topics.actors.shard.queues.mover import COPIES_BYTES, Copy
+from topics.actors.shard.queues.mover import COPIES_BYTES, RecordCopy
 from topics.actors.shard.service import Service
 from topics.engine import selection
 from topics.engine.changes import finish_jobs
@@ -58,7 +58,7 @@ SKIPPED_PER_RECORD: Final = 1_000  # this many for each record of the redrive's 
 NO_SOURCE: Final = "no_source"
 
 
-class Skip(NamedTuple):
+class SkippedRecord(NamedTuple):
     """A record that is not moved, and the error code."""
 
     seq: int
@@ -75,23 +75,23 @@ class Transfer:
     """
 
     def __init__(
-        self, request: RedriveCall, topic: Topic, asked: Redrive, engine: ShardEngine
+        self, request: RedriveCall, topic: Topic, redrive: Redrive, engine: ShardEngine
     ) -> None:
-        self.request, self.topic, self.asked = request, topic, asked
+        self.request, self.topic, self.redrive = request, topic, redrive
         self.is_answered = self.is_stopped = False
         self.ended = trio.Event()
         self.error: Exception | None = None
         self.moved = self.skipped = 0
-        self.reason: Skip | None = None  # the first record that was skipped
+        self.reason: SkippedRecord | None = None  # the first record that was skipped
         self.in_flight: set[int] = set()
         self._counted = 0  # remaining records among the counted ones
         self._engine = engine
-        self._selection = selection.select(topic, engine.store, asked.before_seq, asked.match)
-        self._passed_over: list[int] = []
+        self._selection = selection.select(topic, engine.store, redrive.before_seq, redrive.match)
+        self._skipped_seqs: list[int] = []
         self._refused: dict[str, str] = {}  # targets that have refused a record, each with the code
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether no further record is to be chosen."""
         return (
             self.is_answered
@@ -99,9 +99,9 @@ class Transfer:
             or self.error is not None
             or self.topic.deleted
             or self.request.session.closed
-            or self.moved >= self.asked.limit
-            or self.skipped + len(self._passed_over)
-            >= max(SKIPPED_MIN, SKIPPED_PER_RECORD * self.asked.limit)
+            or self.moved >= self.redrive.limit
+            or self.skipped + len(self._skipped_seqs)
+            >= max(SKIPPED_MIN, SKIPPED_PER_RECORD * self.redrive.limit)
         )
 
     @property
@@ -122,15 +122,15 @@ class Transfer:
         if not self.topic.deleted:
             self._selection.search()
 
-    def choose(self, now: Now) -> dict[str, list[Copy]]:
+    def choose(self, now: Now) -> dict[str, list[RecordCopy]]:
         """Choose the next window of records, and return copies for each target in order of seqs.
 
         The records are in flight afterwards, and hidden from clients. No other records may be in
         flight. An empty window does not mean that all records are chosen.
         """
         assert not self.in_flight, "one window is in flight at a time"
-        found: dict[str, list[Copy]] = {}
-        scanned, size, room = 0, 0, self.asked.limit - self.moved
+        found: dict[str, list[RecordCopy]] = {}
+        scanned, size, room = 0, 0, self.redrive.limit - self.moved
         while scanned < WINDOW_RECORDS and size < COPIES_BYTES and len(self.in_flight) < room:
             seqs = self._selection.take(min(READ_RECORDS, room - len(self.in_flight)))
             if not seqs:
@@ -139,15 +139,15 @@ class Transfer:
             # Records that are leased or already being moved cannot be hidden. They are counted at
             # the end.
             free = claims.reserve(self.topic, seqs, now)
-            self._passed_over += sorted(set(seqs).difference(free))
+            self._skipped_seqs += sorted(set(seqs).difference(free))
             self.in_flight.update(free)
             try:
                 records = dict(claims.records_of(self.topic, self._engine.store, free))
             except OSError:
-                self._put_back(tuple(self.in_flight), now)
+                self._make_visible(tuple(self.in_flight), now)
                 raise
             for seq in free:
-                self._choose_one(seq, records.get(seq), found, now)
+                self._choose_record(seq, records.get(seq), found, now)
             size += sum(map(len, records.values()))
         self.is_stopped = self.is_stopped or self._selection.is_exhausted
         return found
@@ -159,15 +159,15 @@ class Transfer:
         topic, store = self.topic, self._engine.store
         if topic.deleted:
             return False
-        if self._passed_over:
-            seqs, self._passed_over = (
-                self._passed_over[:SLICE_RECORDS],
-                self._passed_over[SLICE_RECORDS:],
+        if self._skipped_seqs:
+            seqs, self._skipped_seqs = (
+                self._skipped_seqs[:SLICE_RECORDS],
+                self._skipped_seqs[SLICE_RECORDS:],
             )
             self._counted += selection.count_live(topic, store, seqs)
         elif self._selection.is_exhausted:
             return False
-        elif self.asked.to not in self._refused:
+        elif self.redrive.to not in self._refused:
             self._counted += self._selection.count_slice()
         elif topic.jobs is None:  # the only target refuses further records
             self.skipped += self._selection.count_slice()
@@ -179,20 +179,20 @@ class Transfer:
             self.skipped += len(seqs) - busy
         return True
 
-    def _choose_one(
-        self, seq: int, record: bytes | None, found: dict[str, list[Copy]], now: Now
+    def _choose_record(
+        self, seq: int, record: bytes | None, found: dict[str, list[RecordCopy]], now: Now
     ) -> None:
         parts = None if record is None else record_parts(record)
         if parts is None:
             self.skip(seq, Internal.code, now)  # the record is unreadable
             return
-        target = source_of(parts.meta) if self.asked.to is None else self.asked.to
+        target = source_of(parts.meta) if self.redrive.to is None else self.redrive.to
         code = self._objection(target)
         if code is not None or target is None:
             self.skip(seq, code or NO_SOURCE, now)
             return
         parts = parts._replace(meta=unstamped(parts.meta))
-        copy = mover.copy_of("redrive", self.topic, seq, parts, create=False)
+        copy = mover.render_copy("redrive", self.topic, seq, parts, create=False)
         found.setdefault(target, []).append(copy)
 
     def _objection(self, target: str | None) -> str | None:
@@ -207,9 +207,9 @@ class Transfer:
 
     def skip(self, seq: int, code: str, now: Now) -> None:
         """Make the record visible again. It stays in the topic because of the error ``code``."""
-        self._put_back((seq,), now)
+        self._make_visible((seq,), now)
         self.skipped += 1
-        skip = Skip(seq, code)
+        skip = SkippedRecord(seq, code)
         self.reason = skip if self.reason is None else min(self.reason, skip)
 
     def refuse(self, target: str, refused: Mapping[int, TopicsError], now: Now) -> None:
@@ -217,7 +217,7 @@ class Transfer:
         for seq, failure in refused.items():
             self._refused.setdefault(target, failure.code)
             self.skip(seq, failure.code, now)
-        if self.asked.to in self._refused:
+        if self.redrive.to in self._refused:
             self.is_stopped = True
 
     def finish(self, seqs: Sequence[int]) -> None:
@@ -225,7 +225,7 @@ class Transfer:
         self.moved += len(seqs)
         self.in_flight.difference_update(seqs)
 
-    def _put_back(self, seqs: Sequence[int], now: Now) -> None:
+    def _make_visible(self, seqs: Sequence[int], now: Now) -> None:
         claims.unreserve(self.topic, seqs, now)
         self.in_flight.difference_update(seqs)
 
@@ -249,15 +249,15 @@ class Redrives(Service):
     def _redrive(self, request: RedriveCall) -> None:
         context, params = self._context, request.params
         context.check_writable()
-        asked = decode_redrive(request.attachment)
-        if asked.to == params.topic:
+        redrive = decode_redrive(request.attachment)
+        if redrive.to == params.topic:
             raise InvalidRequest("to must differ from the topic in the path", field="to")
-        if asked.to is not None and not covered(asked.to, params.prefixes):
+        if redrive.to is not None and not covered(redrive.to, params.prefixes):
             raise Forbidden("to is outside the key's prefixes", field="to")
-        topic = context.fresh_topic(params.topic)
-        request.outlast()
+        topic = context.find_topic(params.topic)
+        request.disable_timeout()
         request.release()
-        transfer = Transfer(request, topic, asked, context.engine)
+        transfer = Transfer(request, topic, redrive, context.engine)
         context.start(self._run, transfer)
         context.start(self._answer, transfer)
 
@@ -271,19 +271,19 @@ class Redrives(Service):
         transfer.ended.set()
 
     def _may_choose(self, transfer: Transfer) -> bool:
-        is_writable = self._context.room.refusal(grows=False) is None
-        return is_writable and not (transfer.is_over or self._context.is_stopping)
+        is_writable = self._context.disk_space.refusal(grows=False) is None
+        return is_writable and not (transfer.is_done or self._context.is_stopping)
 
     async def _move_window(self, transfer: Transfer) -> None:
         """Move a window of records. Each record is moved or put back when this returns."""
-        moves, copies = self._context.moves, dict[str, list[Copy]]()
+        moves, copies = self._context.moves, dict[str, list[RecordCopy]]()
         try:
-            await self._take_turn(transfer.search)
+            await self._run_step(transfer.search)
             await moves.wait_free()
             copies = self._choose(transfer)
         except Exception as error:
             transfer.error = error
-        self._tell_claimable(transfer.topic)
+        self._notify_claimable(transfer.topic)
         if copies:
             moves.enter()  # a backup waits until no copy is in flight
             async with trio.open_nursery() as nursery:
@@ -291,22 +291,22 @@ class Redrives(Service):
                     nursery.start_soon(self._move, transfer, target, those)
             moves.leave()
 
-    def _choose(self, transfer: Transfer) -> dict[str, list[Copy]]:
+    def _choose(self, transfer: Transfer) -> dict[str, list[RecordCopy]]:
         context = self._context
         if self._may_choose(transfer):
-            with context.turn():
-                context.freshen(transfer.topic)
+            with context.iteration():
+                context.remove_expired(transfer.topic)
         # The end of the iteration may have deleted the topic.
         return transfer.choose(context.now) if self._may_choose(transfer) else {}
 
-    async def _move(self, transfer: Transfer, target: str, copies: Sequence[Copy]) -> None:
+    async def _move(self, transfer: Transfer, target: str, copies: Sequence[RecordCopy]) -> None:
         topic = transfer.topic
         moved = await mover.move(self._context, topic, target, copies, finish_jobs.remove)
         transfer.finish(moved.seqs)
         transfer.refuse(target, moved.failures, self._context.clock())
-        self._tell_claimable(topic)
+        self._notify_claimable(topic)
 
-    async def _take_turn(self, step: Callable[[], Result]) -> Result:
+    async def _run_step(self, step: Callable[[], Result]) -> Result:
         """Run a step of a few milliseconds.
 
         In each iteration of the shard loop, only one redrive of the shard runs a step.
@@ -314,7 +314,7 @@ class Redrives(Service):
         async with self._slices:
             return step()
 
-    def _tell_claimable(self, topic: Topic) -> None:
+    def _notify_claimable(self, topic: Topic) -> None:
         if topic.jobs is not None:
             self._note_claimable(topic)
 
@@ -331,13 +331,13 @@ class Redrives(Service):
             if transfer.error is not None:
                 raise transfer.error
             while not session.closed:
-                if not await self._take_turn(lambda: transfer.count_slice(clock())):
+                if not await self._run_step(lambda: transfer.count_slice(clock())):
                     break
         except Exception as error:
-            with self._context.turn():
+            with self._context.iteration():
                 answer_error(transfer.request, error)
             return
-        with self._context.turn():
+        with self._context.iteration():
             body = queue_answers.redriven(
                 transfer.topic.name,
                 transfer.moved,

@@ -35,19 +35,19 @@ from topics.storage.wal.log_progress import LogProgress
 class Claimer:
     """Base of both kinds of claimers.
 
-    ``lease_ms``: None selects the queue's setting at the time of the lease. ``room``: the number of
-    jobs that it accepts now. A claimer that accepts none leaves the wait list.
+    ``lease_ms``: None selects the queue's setting at the time of the lease. ``capacity``: the
+    number of jobs that it accepts now. A claimer that accepts none leaves the wait list.
     """
 
     __slots__ = ("holder", "lease_ms", "topic")
     topic: Topic
     holder: LeaseHolder
     lease_ms: int | None
-    room: int
+    capacity: int
     is_stream: ClassVar[bool]
     max_bytes: ClassVar[int]  # approximate bytes of jobs that it takes in one batch
 
-    def ask(self, max_jobs: int) -> ClaimRequest:
+    def claim_request(self, max_jobs: int) -> ClaimRequest:
         """Return the request to the engine for up to ``max_jobs`` jobs."""
         lease_ms = self.topic.config.lease_ms if self.lease_ms is None else self.lease_ms
         return ClaimRequest(self.holder, max_jobs, lease_ms)
@@ -63,7 +63,7 @@ class Claimer:
         """Send the jobs, or handle the log error that lost their leases."""
         raise NotImplementedError
 
-    def get_nothing(self) -> None:
+    def finish_unserved(self) -> None:
         """Note that the claimer has left the wait list without jobs. Never called for a stream."""
         raise NotImplementedError
 
@@ -85,25 +85,25 @@ class Share(NamedTuple):
 class WaitList:
     """The claimers of one queue.
 
-    ``waiting``: claimers with capacity, the next one first. ``impatient``: waiting claimers that
+    ``waiting``: claimers with capacity, the next one first. ``unserved``: waiting claimers that
     are to be answered without jobs instead of waiting longer. ``streams``: all work streams of the
-    queue. ``newcomers``: claimers that joined after the list was last served. ``unheard``: claimers
+    queue. ``joined``: claimers that joined after the list was last served. ``uncounted``: claimers
     that joined after a cohort was last formed. ``window``: the deadline at which the next cohort is
     formed. ``slices``: the remaining shares of the cohort, each slice served in one step.
     """
 
     __slots__ = (
-        *("topic", "waiting", "impatient", "streams", "newcomers", "unheard"),
+        *("topic", "waiting", "unserved", "streams", "joined", "uncounted"),
         *("window", "slices", "alarm"),
     )
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.waiting = OrderedDict[Claimer, None]()
-        self.impatient: dict[Claimer, None] = {}
+        self.unserved: dict[Claimer, None] = {}
         self.streams: dict[LeaseHolder, Claimer] = {}
-        self.newcomers: list[Claimer] = []
-        self.unheard: dict[Claimer, None] = {}
+        self.joined: list[Claimer] = []
+        self.uncounted: dict[Claimer, None] = {}
         self.window: Deadline | None = None
         self.slices: deque[Sequence[Share]] | None = None
         self.alarm: Deadline | None = None
@@ -115,26 +115,28 @@ class WaitList:
 
     # Claimers
 
-    def join(self, claimer: Claimer, *, is_patient: bool) -> None:
+    def join(self, claimer: Claimer, *, may_wait: bool) -> None:
         """Add the claimer at the end."""
         self.waiting[claimer] = None
-        if not is_patient:
-            self.impatient[claimer] = None
-        self.newcomers.append(claimer)
-        self.unheard[claimer] = None
+        if not may_wait:
+            self.unserved[claimer] = None
+        self.joined.append(claimer)
+        self.uncounted[claimer] = None
 
     def leave(self, claimer: Claimer) -> None:
         """Remove the claimer, if it waits."""
         self.waiting.pop(claimer, None)
-        self.impatient.pop(claimer, None)
-        self.unheard.pop(claimer, None)
+        self.unserved.pop(claimer, None)
+        self.uncounted.pop(claimer, None)
 
-    def admit(self, loosened: Iterable[LeaseHolder]) -> None:
-        """Add streams that have capacity again. ``loosened``: holders that hold fewer jobs now."""
-        for holder in loosened:
+    def admit(self, changed_holders: Iterable[LeaseHolder]) -> None:
+        """Add streams that have capacity again. ``changed_holders``: holders that hold fewer jobs
+        now.
+        """
+        for holder in changed_holders:
             stream = self.streams.get(holder)
-            if stream is not None and stream not in self.waiting and stream.room:
-                self.join(stream, is_patient=True)
+            if stream is not None and stream not in self.waiting and stream.capacity:
+                self.join(stream, may_wait=True)
 
     # Windows and cohorts
 
@@ -146,32 +148,32 @@ class WaitList:
 
     def form_cohort(self, ready: int, jobs_max: int) -> None:
         """Divide ``ready`` jobs among waiting claimers, in slices of about ``jobs_max`` jobs."""
-        self.unheard.clear()
-        members = [*islice((claimer for claimer in self.waiting if claimer.room), ready)]
-        shares = even_shares([claimer.room for claimer in members], ready)
+        self.uncounted.clear()
+        members = [*islice((claimer for claimer in self.waiting if claimer.capacity), ready)]
+        shares = even_shares([claimer.capacity for claimer in members], ready)
         self.slices = deque(grouped(map(Share, members, shares), attrgetter("max_jobs"), jobs_max))
 
 
-def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
+def even_shares(capacities: Sequence[int], jobs: int) -> list[int]:
     """Return the share of each claimer if ``jobs`` jobs are dealt round-robin.
 
-    All shares are equal, except that no share exceeds the claimer's capacity in ``rooms``. The
+    All shares are equal, except that no share exceeds the claimer's capacity in ``capacities``. The
     remainder goes to the first claimers.
     """
     # Raise the common share to the capacity of each claimer in turn, the smallest first, until the
     # jobs do not suffice for all claimers that have capacity left.
-    rounds, having_room = 0, len(rooms)
-    for room in sorted(rooms):
-        more = min(room - rounds, jobs // having_room)
+    rounds, with_capacity = 0, len(capacities)
+    for capacity in sorted(capacities):
+        more = min(capacity - rounds, jobs // with_capacity)
         rounds += more
-        jobs -= more * having_room
-        if rounds < room:
+        jobs -= more * with_capacity
+        if rounds < capacity:
             break
-        having_room -= 1
-    shares = [min(room, rounds) for room in rooms]
+        with_capacity -= 1
+    shares = [min(capacity, rounds) for capacity in capacities]
     # Distribute the remainder, one job each.
-    for at, room in enumerate(rooms):
-        if jobs and room > rounds:
+    for at, capacity in enumerate(capacities):
+        if jobs and capacity > rounds:
             shares[at] += 1
             jobs -= 1
     return shares

@@ -74,7 +74,7 @@ class WorkStream(Claimer):
         self.page: list[tuple[int, int]] | None = None
 
     @property
-    def room(self) -> int:  # type: ignore[override]
+    def capacity(self) -> int:  # type: ignore[override]
         """The number of further jobs that the stream may hold; 0 while a page is in flight."""
         # It may hold more than `max_jobs`, because an ack that gave it capacity may have been
         # undone.
@@ -89,8 +89,8 @@ class WorkStream(Claimer):
         """See `Claimer.settle`."""
         self.streams.settle(self, change, result)
 
-    def get_nothing(self) -> None:
-        """See `Claimer.get_nothing`."""
+    def finish_unserved(self) -> None:
+        """See `Claimer.finish_unserved`."""
         raise AssertionError("a stream always waits")
 
     def end(self, error: Exception) -> None:
@@ -186,7 +186,7 @@ class WorkStreams(Service):
     def _open(self, request: InboundMessage[WorkOpenParams, NoResult]) -> None:
         context, params, session = self._context, request.params, request.session
         context.check_writable()
-        topic = context.fresh_queue(params.topic)
+        topic = context.find_queue(params.topic)
         topic.touch(*context.now)
         # A new stream replaces an open one of the same number.
         earlier = self._find(session, params.work)
@@ -196,15 +196,15 @@ class WorkStreams(Service):
         stream = WorkStream(self, session, topic, params, max_jobs)
         self._by_session.setdefault(session, {})[params.work] = stream
         self._dispatch.follow(stream)
-        self._dispatch.join(stream, is_patient=True)
+        self._dispatch.join(stream, may_wait=True)
         request.reply(NO_RESULT)
 
     def _taken(self, message: InboundMessage[WorkTakenParams, Any]) -> None:
         stream = self._find(message.session, message.params.work)
         if stream is not None and stream.page is not None:
             stream.page = None
-            if stream.room:
-                self._dispatch.join(stream, is_patient=True)
+            if stream.capacity:
+                self._dispatch.join(stream, may_wait=True)
 
     def _close(self, message: InboundMessage[WorkCloseParams, Any]) -> None:
         # The stream may have ended while the event was in transit.

@@ -26,7 +26,7 @@ from topics.storage.wal.log import Wal
 _BODY: Final = struct.Struct("<III")
 
 
-class Batch(NamedTuple):
+class ForwardBatch(NamedTuple):
     """The records that follow the cursor of some routers, up to ``to_seq``.
 
     ``number`` identifies ``body``; if it is 0, the runs name frames of the log. ``seqs``: the
@@ -58,7 +58,7 @@ def frame_bytes_max(run_count: int, names: Iterable[str]) -> int:
     return 512 + RUN.size * run_count + sum(256 + len(name.encode()) for name in names)
 
 
-def named_batch(picked: Picked, wal: Wal, names: Iterable[str]) -> Batch | None:
+def named_batch(picked: Picked, wal: Wal, names: Iterable[str]) -> ForwardBatch | None:
     """Return a batch that names the frames of its records, or None.
 
     None means that the next frame may not name all of them.
@@ -70,10 +70,10 @@ def named_batch(picked: Picked, wal: Wal, names: Iterable[str]) -> Batch | None:
             return None
         runs.append(Run(run.locator, 0, run.start, run.stop))
         seqs.append(run.first_seq + run.start)
-    return Batch(picked.to_seq, picked.hop, runs, seqs)
+    return ForwardBatch(picked.to_seq, picked.hop, runs, seqs)
 
 
-def body_batch(picked: Picked, store: Store, number: int) -> Batch:
+def body_batch(picked: Picked, store: Store, number: int) -> ForwardBatch:
     """Return a batch that contains its records. Raises `Unreadable`."""
     pieces = [(store.records(run.locator), run.start, run.stop) for run in picked.runs]
     first = picked.runs[0]
@@ -91,7 +91,7 @@ def body_batch(picked: Picked, store: Store, number: int) -> Batch:
             seqs.append(seq)
         end, end_seq = end + run.stop - run.start, run.first_seq + run.stop
         runs.append(Run(0, 0, begin, end))
-    return Batch(picked.to_seq, picked.hop, runs, seqs, body, number)
+    return ForwardBatch(picked.to_seq, picked.hop, runs, seqs, body, number)
 
 
 def records_in(body: Buffer) -> RecordsView:

@@ -24,7 +24,7 @@ from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.routing.batches import frame_bytes_max, records_in
-from topics.actors.shard.routing.registry import Registry
+from topics.actors.shard.routing.registry import RouterRegistry
 from topics.actors.shard.service import Service
 from topics.engine.changes import forward, reservation
 from topics.engine.changes.forward import (
@@ -77,7 +77,7 @@ log = structlog.get_logger()
 class Forwards(Service):
     """Handles `router.forward`."""
 
-    def __init__(self, context: ShardContext, registry: Registry) -> None:
+    def __init__(self, context: ShardContext, registry: RouterRegistry) -> None:
         self._context, self._engine, self._registry = context, context.engine, registry
         self._pending: set[int] = set()  # routers with a pending change
         # Payloads that the log contains, with the LSN of their frame, by session and batch number,
@@ -94,7 +94,7 @@ class Forwards(Service):
         params, answers = request.params, _Answers(request)
         takers: dict[int, ForwardDest] = {}  # by the index of the target
         for index, target in enumerate(answers.targets):
-            taker = self._taker(target, params, partial(answers.settle, index))
+            taker = self._checked_taker(target, params, partial(answers.settle, index))
             if taker is not None:
                 takers[index] = taker
         records = None
@@ -103,7 +103,7 @@ class Forwards(Service):
         request.release()
         if not takers:
             return
-        request.outlast()
+        request.disable_timeout()
         try:
             if params.trimmed or not params.runs:
                 self._advance(params, takers, answers)
@@ -112,7 +112,7 @@ class Forwards(Service):
         except Exception as error:
             answers.fail(error)
 
-    def _taker(
+    def _checked_taker(
         self, target: ForwardTarget, params: ForwardParams, settle: Settle
     ) -> ForwardDest | None:
         """Return the target if it takes part in the forward, or settle it and return None."""
@@ -130,13 +130,13 @@ class Forwards(Service):
             settle(ForwardStatus.BEHIND, at)
         elif params.to_seq == params.from_seq:
             # A forward without a range requests the cursor, or space for ``need`` bytes.
-            self._context.freshen(topic)
+            self._context.remove_expired(topic)
             left = bytes_left(self._engine.table, topic) if params.need else None
             has_room = left is None or left >= params.need
             is_full = params.need and not (has_room and records_left(topic, 1))
             settle(ForwardStatus.FULL if is_full else ForwardStatus.DONE, at, params.need)
         else:
-            self._context.freshen(topic)
+            self._context.remove_expired(topic)
             return ForwardDest(topic, target.router, at.total, target.name)
         return None
 
@@ -164,10 +164,10 @@ class Forwards(Service):
             log.warning("forward records unreadable", error=str(error))
             payload = None
         if payload is None:  # the log has begun another file since the runs were made
-            _settle_behind(takers, params, answers)
+            _settle_all_behind(takers, params, answers)
             return
-        groups: dict[_Alike, dict[int, ForwardDest]] = {}
-        copiers: dict[_Alike, Copier] = {}
+        groups: dict[_CopyGroup, dict[int, ForwardDest]] = {}
+        copiers: dict[_CopyGroup, Copier] = {}
         plain: Copier | None = None
         for index, taker in takers.items():
             # Without own stamps, the copies of all routers are equal, and share one renderer.
@@ -186,18 +186,20 @@ class Forwards(Service):
             if fits < copier.count:
                 copier = payload.copier(taker.name, fits)
             # Dests whose copies have the same time, number and size share one frame.
-            alike = _Alike(ts, fits, copier.tail_bytes)
-            groups.setdefault(alike, {})[index] = taker
-            copiers.setdefault(alike, copier)
-        for alike, group in groups.items():
-            payload = self._copy_alike(request, payload, copiers[alike], alike, group, answers)
+            group_key = _CopyGroup(ts, fits, copier.tail_bytes)
+            groups.setdefault(group_key, {})[index] = taker
+            copiers.setdefault(group_key, copier)
+        for group_key, group in groups.items():
+            payload = self._copy_group(
+                request, payload, copiers[group_key], group_key, group, answers
+            )
 
-    def _copy_alike(
+    def _copy_group(
         self,
         request: ForwardCall,
         payload: _Payload,
         copier: Copier,
-        alike: _Alike,
+        group_key: _CopyGroup,
         takers: Mapping[int, ForwardDest],
         answers: _Answers,
     ) -> _Payload:
@@ -206,18 +208,18 @@ class Forwards(Service):
         Return the payload as the next frame names it.
         """
         params = request.params
-        is_all = alike.copies == payload.records
+        is_all = group_key.copies == payload.records
         status = ForwardStatus.DONE if is_all else ForwardStatus.FULL
-        to_seq = params.to_seq if is_all else payload.seq_of(alike.copies - 1, params.seqs)
+        to_seq = params.to_seq if is_all else payload.seq_of(group_key.copies - 1, params.seqs)
         # A frame may only name frames of its own log file.
         if not self._has_room(payload, takers.values()):
             if not payload.logged_at:
                 # Otherwise the source would name the frames of this file again.
                 self._context.wal.end_file()
-                _settle_behind(takers, params, answers)
+                _settle_all_behind(takers, params, answers)
                 return payload
             payload = payload._replace(logged_at=0)  # the log file with the payload is full
-        body = payload.body(alike.copies)._replace(
+        body = payload.body(group_key.copies)._replace(
             cursor=to_seq, hop=params.hop, tail_bytes=copier.tail_bytes
         )
         if payload.is_stamped:
@@ -225,7 +227,7 @@ class Forwards(Service):
                 own_stamp=OwnStamp(params.source, params.source_id, params.epoch, ())
             )
         forwarded = forward.forward(
-            self._engine.table, [*takers.values()], copier, body, alike.ts, self._context.now
+            self._engine.table, [*takers.values()], copier, body, group_key.ts, self._context.now
         )
         lsn = self._submit(forwarded, params, takers, answers, status)
         if lsn and body.payload is not None:
@@ -277,8 +279,8 @@ class Forwards(Service):
 
     def _is_logged(self, request: ForwardCall) -> bool:
         """Return whether the log file contains the payload of this batch."""
-        if self._losses != self._context.commits.losses:
-            self._losses = self._context.commits.losses
+        if self._losses != self._context.commits.rollback_count:
+            self._losses = self._context.commits.rollback_count
             self._logged.clear()
         found = self._logged.get((request.session, request.params.batch))
         return found is not None and self._may_name(found[0], request.params)
@@ -350,7 +352,7 @@ class Forwards(Service):
             seq += inner.stop - inner.start
 
 
-class _Alike(NamedTuple):
+class _CopyGroup(NamedTuple):
     """The properties by which dests are grouped. The dests of a group share a frame."""
 
     ts: int
@@ -415,7 +417,7 @@ class _Payload(NamedTuple):
         raise AssertionError("the runs contain all copies")
 
 
-def _settle_behind(
+def _settle_all_behind(
     takers: Mapping[int, ForwardDest], params: ForwardParams, answers: _Answers
 ) -> None:
     """Settle all takers as BEHIND, so that the source looks up the records again."""
@@ -430,17 +432,17 @@ class _Answers:
         self._request = request
         self.targets = [*map(ForwardTarget._make, request.params.targets)]
         self._outcomes = [(int(ForwardStatus.BUSY), 0, 0, 0)] * len(self.targets)
-        self._left = len(self.targets)
+        self._open_count = len(self.targets)
 
     def settle(self, index: int, status: ForwardStatus, at: Derivation, need: int = 0) -> None:
         """Store the outcome for one router. ``need``: bytes that a full dest lacks."""
         need = need if status is ForwardStatus.FULL else 0
         self._outcomes[index] = int(status), at.cursor, at.total, need
-        self._left -= 1
-        if not self._left:
+        self._open_count -= 1
+        if not self._open_count:
             self._request.reply(ForwardResult(self._outcomes))
 
     def fail(self, error: Exception) -> None:
         """Answer with an unexpected error. The source repeats the forward."""
-        self._left = -1
+        self._open_count = -1
         answer_error(self._request, error)

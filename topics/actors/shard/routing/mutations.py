@@ -18,10 +18,10 @@ import trio
 from topics.actors.rpc.replies import answer_error
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Request
-from topics.actors.shard.peers import Asked
+from topics.actors.shard.peers import PeerCall
 from topics.formats.wire.contract import Call, P, R
 
-ASK_MAX_S: Final = 5.0  # seconds; a slower shard is treated as unavailable
+CALL_MAX_S: Final = 5.0  # seconds; a slower shard is treated as unavailable
 log = structlog.get_logger()
 
 
@@ -74,28 +74,28 @@ class Mutations:
         try:
             if request is None or (request.is_open and not request.session.closed):
                 if request is not None:
-                    request.outlast()
+                    request.disable_timeout()
                 await mutation.mutate()
         except Exception as error:
-            self._tell(request, error)
+            self._report(request, error)
         finally:
             self._busy -= mutation.names
             self._context.moves.leave()
             self._begin()
 
-    def _tell(self, request: Request | None, error: Exception) -> None:
+    def _report(self, request: Request | None, error: Exception) -> None:
         if request is None:
             log.warning("routers not changed", error=str(error))
             return
-        with self._context.turn():
+        with self._context.iteration():
             answer_error(request, error)
 
 
-async def ask(context: ShardContext, shard: int, call: Call[P, R], params: P) -> R:
-    """Return the reply of ``shard`` to a call without attachments. Raises as `Asked.result`."""
-    asked = Asked[R](shard)
-    with context.turn():
-        context.peers.ask(shard, call, params, b"", asked.then)
-    with trio.move_on_after(ASK_MAX_S):
-        await asked.wait()
-    return asked.result
+async def call_shard(context: ShardContext, shard: int, call: Call[P, R], params: P) -> R:
+    """Return the reply of ``shard`` to a call without attachments. Raises as `PeerCall.result`."""
+    pending = PeerCall[R](shard)
+    with context.iteration():
+        context.peers.call(shard, call, params, b"", pending.then)
+    with trio.move_on_after(CALL_MAX_S):
+        await pending.wait()
+    return pending.result

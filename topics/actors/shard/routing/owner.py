@@ -36,9 +36,9 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.held_topics import Request
-from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
+from topics.actors.shard.routing.mutations import CALL_MAX_S, Mutations, call_shard
 from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
 from topics.engine.changes import router_changes
@@ -82,7 +82,7 @@ from topics.storage.wal.log_file import NoSpace
 
 ATTEMPTS: Final = 3  # to create a router if its ends are deleted at the same time
 # A reserved slot for a new end is valid for this time. It expires before the reply is overdue.
-PLACE_MS: Final = int(ASK_MAX_S * 1000) - 1000
+RESERVATION_MS: Final = int(CALL_MAX_S * 1000) - 1000
 
 PutCall: TypeAlias = InboundMessage[RouterParams, PutResult]
 DeleteCall: TypeAlias = InboundMessage[RouterParams, NoResult]
@@ -99,7 +99,7 @@ class Counters(NamedTuple):
     lag_ms: int
 
 
-class Uncounted(NotReady):
+class RoutersChanging(NotReady):
     """The shards of the sources do not know these routers, because they are being changed."""
 
     def __init__(self, routers: list[str]) -> None:
@@ -107,7 +107,7 @@ class Uncounted(NotReady):
         self.routers = routers
 
 
-class Routers(Service):
+class RouterOwner(Service):
     """Handles router requests of clients, and the deletion of topics that are ends of routers."""
 
     def __init__(self, context: ShardContext) -> None:
@@ -131,25 +131,25 @@ class Routers(Service):
 
     def _put(self, request: PutCall) -> None:
         self._check_owner()
-        asked = decode_router(request.attachment, self._context.limits)
+        patch = decode_router(request.attachment, self._context.limits)
         ignored = ignored_in(request.attachment, RouterPatch)
         request.release()
         name = request.params.router
-        names = {name, *self._ends_of(name), *filter(None, (asked.source, asked.dest))}
-        self._mutations.add(names, partial(self._configure, request, asked, ignored), request)
+        names = {name, *self._ends_of(name), *filter(None, (patch.source, patch.dest))}
+        self._mutations.add(names, partial(self._configure, request, patch, ignored), request)
 
     def _delete(self, request: DeleteCall) -> None:
         self._check_owner()
         name = request.params.router
         self._mutations.add(
-            (name, *self._ends_of(name)), partial(self._remove_one, request), request
+            (name, *self._ends_of(name)), partial(self._remove_router, request), request
         )
 
     def _cascade(self, request: CascadeCall) -> None:
         self._check_owner()
         topic = request.params.topic
         names = {topic, *(router.name for router in self._graph.of_topic(topic))}
-        self._mutations.add(names, partial(self._remove_all_of, request), request)
+        self._mutations.add(names, partial(self._remove_topic_routers, request), request)
 
     def _note_orphans(self, router_ids: Sequence[int]) -> None:
         by_id = self._graph.by_id
@@ -162,27 +162,27 @@ class Routers(Service):
 
     # Create or configure a router
 
-    async def _configure(self, request: PutCall, asked: RouterPatch, ignored: bytes) -> None:
+    async def _configure(self, request: PutCall, patch: RouterPatch, ignored: bytes) -> None:
         params = request.params
         before = self._graph.by_name.get(params.router)
-        config = merge(before.config if before else None, asked)
+        config = merge(before.config if before else None, patch)
         _check_covered(params.router, config, params.prefixes)
         if before is not None:
             _check_covered(params.router, before.config, params.prefixes)
         if before is None or before.config != config or not self._is_known(before):
             try:
-                await self._make(params.router, config, create_dest=asked.create_dest)
+                await self._make(params.router, config, create_dest=patch.create_dest)
             except RouterCycle as error:
-                raise _as_seen(error, params.prefixes) from None
+                raise _redacted(error, params.prefixes) from None
         is_new = before is None
         body = router_json.configured(params.router, config, created=is_new) + ignored
-        with self._context.turn():
+        with self._context.iteration():
             reply_json(request, PutResult(is_new), body, params.at)
 
     def _is_known(self, router: Router) -> bool:
         """Return whether the shards of its ends have stored it."""
         shards = map(self._peers.shard_of, (router.source, router.dest))
-        return all(map(self._pushes.knows_all, shards))
+        return all(map(self._pushes.is_up_to_date, shards))
 
     async def _make(self, name: str, config: RouterConfig, *, create_dest: bool) -> None:
         """Create or configure the router, and wait until the shards of its ends have it."""
@@ -192,11 +192,11 @@ class Routers(Service):
             source, dest = await self._ends(name, config, create_dest=create_dest)
             before = self._graph.by_name.get(name)
             # Another source or dest needs a new incarnation, which begins where the old one stops.
-            if before is not None and not _is_life_of(before, config, source, dest):
+            if before is not None and not _has_ends(before, config, source, dest):
                 counted = await self._counted(before)
                 router = self._next(name, config, source, dest, before.base_total + counted)
                 router, others = await self._put_router(router)
-                router = await self._take_over(before, router, counted)
+                router = await self._stop_replaced(before, router, counted)
             else:
                 router = self._next(name, config, source, dest, total)
                 others = []
@@ -217,22 +217,22 @@ class Routers(Service):
         errors of `RouterGraph.check`.
         """
         async with self._changing:
-            self._check_room(router.name, router.config)
+            self._check_limits(router.name, router.config)
             if not router.id:
                 router = replace(router, id=self._graph.last_id + 1)
             cyclic = set(self._graph.cyclic)
             await self._log(
                 lambda: router_changes.put(self._engine.table, router, self._context.now)
             )
-        return router, self._turned(cyclic, router.id)
+        return router, self._cycle_changes(cyclic, router.id)
 
-    def _turned(self, cyclic: Set[int], besides: int = 0) -> list[Router]:
+    def _cycle_changes(self, cyclic: Set[int], exclude: int = 0) -> list[Router]:
         """Return routers that are now on a cycle and were not before, or the reverse."""
         by_id = self._graph.by_id
-        changed = (cyclic ^ self._graph.cyclic) - {besides}
+        changed = (cyclic ^ self._graph.cyclic) - {exclude}
         return [by_id[router_id] for router_id in changed if router_id in by_id]
 
-    def _check_room(self, name: str, config: RouterConfig) -> None:
+    def _check_limits(self, name: str, config: RouterConfig) -> None:
         """Raise the errors of `RouterGraph.check`, or `Throttled` if there are too many routers."""
         self._graph.check(name, config)
         most = self._context.limits.routers
@@ -249,18 +249,18 @@ class Routers(Service):
         dest = await self._end(config.dest)
         if not dest.id and not create_dest:
             raise TopicNotFound(config.dest)
-        self._check_room(name, config)
-        with self._places(int(not source.id) + int(not dest.id)) as give_back:
+        self._check_limits(name, config)
+        with self._reserve_topics(int(not source.id) + int(not dest.id)) as release:
             if not source.id:
                 source = await self._end(config.source, create=True)
-                give_back()
+                release()
             if not dest.id:
                 dest = await self._end(config.dest, create=True)
-                give_back()
+                release()
         return source, dest
 
     @contextmanager
-    def _places(self, count: int) -> Iterator[Callable[[], None]]:
+    def _reserve_topics(self, count: int) -> Iterator[Callable[[], None]]:
         """Reserve ``count`` slots among the topics of the server, for ends that are created (§11).
 
         The yielded function releases one slot. Call it for each created end, which counts as a
@@ -271,22 +271,22 @@ class Routers(Service):
             yield lambda: None
             return
         cap.take(count)
-        kept = count
+        used = count
 
-        def give_back() -> None:
-            nonlocal kept
-            kept -= 1
+        def release() -> None:
+            nonlocal used
+            used -= 1
             cap.release()
 
         try:
-            yield give_back
+            yield release
         finally:
-            cap.release(kept)
+            cap.release(used)
 
     async def _end(self, topic: str, *, create: bool = False) -> EndpointResult:
-        place_until_ms = self._context.clock().ms + PLACE_MS if create else 0
+        place_until_ms = self._context.clock().ms + RESERVATION_MS if create else 0
         shard, params = self._peers.shard_of(topic), EndpointParams(topic, create, place_until_ms)
-        return await ask(self._context, shard, ROUTER_ENDPOINT, params)
+        return await call_shard(self._context, shard, ROUTER_ENDPOINT, params)
 
     def _next(
         self,
@@ -301,7 +301,7 @@ class Routers(Service):
         This is the current incarnation with another config, or a new incarnation with the id 0.
         """
         before = self._graph.by_name.get(name)
-        if before is not None and _is_life_of(before, config, source, dest):
+        if before is not None and _has_ends(before, config, source, dest):
             return replace(before, config=config)
         return Router(
             id=0,
@@ -317,10 +317,10 @@ class Routers(Service):
     async def _counted(self, router: Router) -> int:
         """Return the number of records that this incarnation of the router has forwarded."""
         shard = self._peers.shard_of(router.source)
-        stats = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams([router.id]))
+        stats = await call_shard(self._context, shard, ROUTER_STATS, RouterStatsParams([router.id]))
         return sum(row[1] for row in stats.stats)
 
-    async def _take_over(self, before: Router, router: Router, counted: int) -> Router:
+    async def _stop_replaced(self, before: Router, router: Router, counted: int) -> Router:
         """Stop the old incarnation of a router, after the new one is in the log.
 
         Return the new incarnation, which adds the final total and begins where the old one stopped.
@@ -343,22 +343,22 @@ class Routers(Service):
 
     # Remove routers
 
-    async def _remove_one(self, request: DeleteCall) -> None:
+    async def _remove_router(self, request: DeleteCall) -> None:
         params = request.params
         router = self._graph.by_name.get(params.router)
         if router is not None:
             _check_covered(params.router, router.config, params.prefixes)
             await self._remove([router])
         body = router_json.deleted(params.router, existed=router is not None)
-        with self._context.turn():
+        with self._context.iteration():
             reply_json(request, NO_RESULT, body, params.at)
 
-    async def _remove_all_of(self, request: CascadeCall) -> None:
+    async def _remove_topic_routers(self, request: CascadeCall) -> None:
         routers = self._graph.of_topic(request.params.topic)
         if routers:
             await self._remove(routers)
         result = CascadeResult([router.name for router in routers])
-        with self._context.turn():
+        with self._context.iteration():
             request.reply(result)
 
     async def _remove_orphans(self, router_ids: Sequence[int]) -> None:
@@ -376,28 +376,28 @@ class Routers(Service):
             await self._log(
                 lambda: router_changes.remove(self._engine.table, router_ids, self._context.now)
             )
-        await self._pushes.push_each(self._turned(cyclic), routers)
+        await self._pushes.push_each(self._cycle_changes(cyclic), routers)
 
     # Show routers
 
     def _get(self, request: GetCall) -> None:
         self._check_owner()
-        self._context.start(self._show, partial(self._show_one, request), request)
+        self._context.start(self._show, partial(self._show_router, request), request)
 
     def _list(self, request: ListCall) -> None:
         self._check_owner()
-        self._context.start(self._show, partial(self._show_some, request), request)
+        self._context.start(self._show, partial(self._show_routers, request), request)
 
     async def _show(self, show: Callable[[], Awaitable[None]], request: Request) -> None:
         try:
             await show()
-        except Uncounted as error:
+        except RoutersChanging as error:
             self._mutations.add(error.routers, show, request)
         except Exception as error:
-            with self._context.turn():
+            with self._context.iteration():
                 answer_error(request, error)
 
-    async def _show_one(self, request: GetCall) -> None:
+    async def _show_router(self, request: GetCall) -> None:
         params = request.params
         router = self._graph.router(params.router)
         _check_covered(router.name, router.config, params.prefixes)
@@ -409,10 +409,10 @@ class Routers(Service):
             lag_records=counters.lag_records,
             lag_ms=counters.lag_ms,
         )
-        with self._context.turn():
+        with self._context.iteration():
             reply_json(request, NO_RESULT, body, params.at)
 
-    async def _show_some(self, request: ListCall) -> None:
+    async def _show_routers(self, request: ListCall) -> None:
         routers = self._page(request.params)
         counted = zip(routers, await self._count(routers), strict=True)
         items = [
@@ -422,7 +422,7 @@ class Routers(Service):
             )
             for router, counters in counted
         ]
-        with self._context.turn():
+        with self._context.iteration():
             request.reply(RouterListResult(items))
 
     def _page(self, params: RouterListParams) -> list[Router]:
@@ -446,11 +446,13 @@ class Routers(Service):
             by_shard[self._context.peers.shard_of(router.source)].append(router.id)
         found: dict[int, Sequence[int]] = {}
         for shard, router_ids in by_shard.items():
-            answer = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams(router_ids))
+            answer = await call_shard(
+                self._context, shard, ROUTER_STATS, RouterStatsParams(router_ids)
+            )
             found.update((row[0], row[1:]) for row in answer.stats)
         unknown = [router.name for router in routers if router.id not in found]
         if unknown:
-            raise Uncounted(unknown)
+            raise RoutersChanging(unknown)
         return [
             Counters(router.base_total + total, lag_records, lag_ms)
             for router in routers
@@ -466,17 +468,17 @@ class Routers(Service):
 
     async def _log(self, decide: Callable[[], RouterChange]) -> None:
         """Make a change durable. Raises `NotReady`, and then nothing is changed."""
-        self._context.begin_turn()
+        self._context.begin_iteration()
         result = await self._commits.submit_and_wait(decide())
         if isinstance(result, NoSpace):
             # A group with an append may not use the log's reserve. A removal in its own group may.
-            self._context.begin_turn()
+            self._context.begin_iteration()
             result = await self._commits.submit_and_wait(decide())
         if isinstance(result, OSError):
             raise unwritable(result)
 
 
-def _is_life_of(
+def _has_ends(
     router: Router, config: RouterConfig, source: EndpointResult, dest: EndpointResult
 ) -> bool:
     """Return whether this incarnation of a router has these ends."""
@@ -492,7 +494,7 @@ def _check_covered(name: str, config: RouterConfig, prefixes: list[str] | None) 
             raise Forbidden(f"{what} is outside the key's prefixes", field=what)
 
 
-def _as_seen(error: RouterCycle, prefixes: list[str] | None) -> RouterCycle:
+def _redacted(error: RouterCycle, prefixes: list[str] | None) -> RouterCycle:
     """Return the error without the names that the key may not see."""
     cycle: list[str] = error.detail["cycle"]
     return RouterCycle([name if covered(name, prefixes) else None for name in cycle])

@@ -21,7 +21,7 @@ import trio
 
 from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.peers import PEER_AWAY, Asked
+from topics.actors.shard.peers import PEER_UNAVAILABLE, PeerCall
 from topics.engine.routing.graph import Router
 from topics.errors import TopicsError
 from topics.formats.wire.calls import (
@@ -31,12 +31,12 @@ from topics.formats.wire.calls import (
     RouterSyncResult,
 )
 
-ANSWER_MAX_S: Final = 5.0  # seconds; a slower shard is treated as unavailable
+REPLY_MAX_S: Final = 5.0  # seconds; a slower shard is treated as unavailable
 RETRY_S: Final = 1.0
 log = structlog.get_logger()
 
 
-Push: TypeAlias = Asked[RouterSyncResult]
+Push: TypeAlias = PeerCall[RouterSyncResult]
 
 
 class Pushes:
@@ -50,21 +50,21 @@ class Pushes:
     ) -> None:
         self._context, self._on_orphans = context, on_orphans
         self._graph = context.engine.routers
-        self._told: set[int] = set()  # shards that have stored a complete list
+        self._complete: set[int] = set()  # shards that have stored a complete list
         self._unanswered: Counter[int] = Counter()  # messages to each shard without a reply
         self._retries: set[int] = set()  # shards that get all routers again soon
 
-    def knows_all(self, shard: int) -> bool:
+    def is_up_to_date(self, shard: int) -> bool:
         """Return whether the shard has stored everything that it was sent in this session."""
-        is_told = shard in self._told and not self._unanswered[shard]
-        return is_told and self._context.peers.is_there(shard)
+        has_owner_list = shard in self._complete and not self._unanswered[shard]
+        return has_owner_list and self._context.peers.is_connected(shard)
 
     def push_all(self, shard: int) -> None:
         """Send all routers to the shard.
 
         Call this when its session opens, or within an iteration.
         """
-        self._told.discard(shard)
+        self._complete.discard(shard)
         shard_of = self._context.peers.shard_of
         rows = [
             self._row_of(router)
@@ -79,7 +79,7 @@ class Pushes:
         return self._send(shard, RouterSyncParams(rows, gone, is_all=False))
 
     async def push_each(self, put: Sequence[Router], removed: Sequence[Router]) -> dict[int, Push]:
-        """Send changes to the shards of their ends. Wait up to `ANSWER_MAX_S` for replies."""
+        """Send changes to the shards of their ends. Wait up to `REPLY_MAX_S` for replies."""
         shard_of = self._context.peers.shard_of
         changed: defaultdict[int, list[Router]] = defaultdict(list)
         gone: defaultdict[int, list[Router]] = defaultdict(list)
@@ -87,12 +87,12 @@ class Pushes:
             for router in routers:
                 for shard in {shard_of(router.source), shard_of(router.dest)}:
                     by_shard[shard].append(router)
-        with self._context.turn():
+        with self._context.iteration():
             pushes = {
                 shard: self.push(shard, changed[shard], gone[shard])
                 for shard in sorted({*changed, *gone})
             }
-        with trio.move_on_after(ANSWER_MAX_S):
+        with trio.move_on_after(REPLY_MAX_S):
             for push in pushes.values():
                 await push.wait()
         return pushes
@@ -101,7 +101,7 @@ class Pushes:
         push = Push(shard)
         self._unanswered[shard] += 1
         then = partial(self._answered, shard, push, is_all=params.is_all)
-        self._context.peers.ask(shard, ROUTER_SYNC, params, b"", then)
+        self._context.peers.call(shard, ROUTER_SYNC, params, b"", then)
         return push
 
     def _answered(
@@ -118,14 +118,14 @@ class Pushes:
             self._retry(shard, answer)
             return
         if is_all:
-            self._told.add(shard)
+            self._complete.add(shard)
         if answer.result.orphans:
             self._on_orphans(answer.result.orphans)
 
     def _retry(self, shard: int, failure: TopicsError) -> None:
-        if failure.detail.get("reason") == PEER_AWAY or shard in self._retries:
+        if failure.detail.get("reason") == PEER_UNAVAILABLE or shard in self._retries:
             return  # the next session begins with a complete list
-        self._told.discard(shard)
+        self._complete.discard(shard)
         log.warning(
             "routers not transferred", shard=shard, reason=failure.message, retry_in_s=RETRY_S
         )
@@ -136,7 +136,7 @@ class Pushes:
 
     def _push_again(self, shard: int) -> None:
         self._retries.discard(shard)
-        if self._context.peers.is_there(shard):
+        if self._context.peers.is_connected(shard):
             self.push_all(shard)
 
     def _row_of(self, router: Router) -> RouterRow:

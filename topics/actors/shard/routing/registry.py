@@ -19,9 +19,9 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.room import unwritable
+from topics.actors.shard.disk_space import unwritable
 from topics.actors.shard.routing.router_worker import WorkerState
-from topics.actors.shard.routing.workers import Workers
+from topics.actors.shard.routing.workers import RouterWorkers
 from topics.actors.shard.service import Service
 from topics.engine.changes import put_topic
 from topics.engine.routing.derivations import drop_other_derivations
@@ -47,21 +47,21 @@ EndpointCall: TypeAlias = InboundMessage[EndpointParams, EndpointResult]
 SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # seconds; how long a reply with counters waits for forwards in flight
-LOOK_S: Final = 0.005  # seconds between two checks for their end
+SETTLE_POLL_S: Final = 0.005  # seconds between two checks for their end
 
 
-class Registry(Service):
+class RouterRegistry(Service):
     """Stores the routers of this shard. ``workers`` run the routers with their source here."""
 
-    def __init__(self, context: ShardContext, workers: Workers) -> None:
+    def __init__(self, context: ShardContext, workers: RouterWorkers) -> None:
         self._context, self._engine, self._workers = context, context.engine, workers
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
         # Routers that feed a topic of this shard.
         self.by_dest: dict[str, dict[int, RouterRow]] = {}
         context.routers_of = self.has_routers
-        self.is_told = False
-        self._lost_feeders: set[str] = set()  # dests of routers that the last message removed
+        self.has_owner_list = False
+        self._removed_dests: set[str] = set()  # dests of routers that the last message removed
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -78,15 +78,15 @@ class Registry(Service):
         then queries it. If a router loses an end while the owner is unavailable, the owner removes
         the router later.
         """
-        if not self.is_told:
-            return self._context.peers.is_there(ROUTER_OWNER)
+        if not self.has_owner_list:
+            return self._context.peers.is_connected(ROUTER_OWNER)
         return topic in self._by_source or topic in self.by_dest
 
     def may_feed(self, topic: str, router: int) -> bool:
         """Return whether the router feeds the topic; True until the owner has sent its list."""
-        return not self.is_told or router in self.by_dest.get(topic, ())
+        return not self.has_owner_list or router in self.by_dest.get(topic, ())
 
-    def _is_here(self, topic: str) -> bool:
+    def _is_local(self, topic: str) -> bool:
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 
     def _end(self, name: str, topic_id: int) -> Topic | None:
@@ -114,19 +114,19 @@ class Registry(Service):
 
         # The reply waits for the totals of removed routers that have forwards in flight.
         is_waiting = bool(waiting)
-        lost_feeders, self._lost_feeders = self._lost_feeders, set()
+        removed_dests, self._removed_dests = self._removed_dests, set()
         for router in removed:
             self._drop(router)
             self._workers.remove(router, partial(stopped, router))
         if params.is_all:
-            self._forget_derivations(self._engine.topics)
-            self.is_told = True
+            self._drop_derivations(self._engine.topics)
+            self.has_owner_list = True
         else:
-            self._forget_derivations(lost_feeders)
+            self._drop_derivations(removed_dests)
         if not is_waiting:
             request.reply(RouterSyncResult(orphans, totals))
 
-    def _forget_derivations(self, dests: Iterable[str]) -> None:
+    def _drop_derivations(self, dests: Iterable[str]) -> None:
         """Remove cursors of routers that no longer feed these topics.
 
         This is done with the message after the one that removes the router. Until then a forward
@@ -141,8 +141,8 @@ class Registry(Service):
         """Store a new or changed router. Return False if an end is missing in this shard."""
         source, dest = self._end(row.source, row.source_id), self._end(row.dest, row.dest_id)
         # A router with a missing end is not stored. The reply reports it as an orphan.
-        if (self._is_here(row.source) and source is None) or (
-            self._is_here(row.dest) and dest is None
+        if (self._is_local(row.source) and source is None) or (
+            self._is_local(row.dest) and dest is None
         ):
             return False
         self._rows[row.id] = row
@@ -162,12 +162,12 @@ class Registry(Service):
             rows.pop(router, None)
             if not rows:
                 table.pop(name, None)
-        self._lost_feeders.add(row.dest)
+        self._removed_dests.add(row.dest)
 
     # Counters
 
     def _stats(self, request: StatsCall) -> None:
-        request.outlast()
+        request.disable_timeout()
         self._answer_stats(request, trio.current_time() + SETTLE_S)
 
     def _answer_stats(self, request: StatsCall, until: float) -> None:
@@ -178,7 +178,7 @@ class Registry(Service):
         routers, now = request.params.routers, trio.current_time()
         if now < until and not all(map(self._is_settled, routers)):
             again = partial(self._answer_stats, request, until)
-            self._context.deadlines.call_at(now + LOOK_S, again)
+            self._context.deadlines.call_at(now + SETTLE_POLL_S, again)
         elif request.is_open and not request.session.closed:
             found = [self._workers.stats(router) for router in routers]
             request.reply(RouterStats([stats for stats in found if stats is not None]))
@@ -187,8 +187,8 @@ class Registry(Service):
         """Return whether the counters of a router are known and no forward is in flight."""
         known = self._workers.worker(router)
         if known is None:
-            return self.is_told
-        return known[1].is_known and known[1].state is not WorkerState.FLYING
+            return self.has_owner_list
+        return known[1].is_known and known[1].state is not WorkerState.IN_FLIGHT
 
     # Ends of routers
 
@@ -207,7 +207,7 @@ class Registry(Service):
         table, now = self._engine.table, self._context.now
         has_slot = now.ms <= params.place_until_ms
         change = put_topic.decide(table, params.topic, TopicConfigPatch(), now, has_slot=has_slot)
-        request.outlast()
+        request.disable_timeout()
 
         def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):

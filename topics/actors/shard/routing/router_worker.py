@@ -1,6 +1,6 @@
 """Router worker: the state of one router at its source, and of the routers that share a source.
 
-IDLE --new records--> READY --forward--> FLYING --reply--> IDLE
+IDLE --new records--> READY --forward--> IN_FLIGHT --reply--> IDLE
   ^                     ^                       |
   |                     '--after a pause- RETRYING <--dest full, shard unavailable--'
   '---------------------------------------------'
@@ -21,7 +21,7 @@ from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import ForwardTarget, RouterRow
 
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 1.0
-HOPS_KEPT = 1024  # ranges that are kept while some routers have not reached them
+HOPS_STORED_MAX = 1024  # ranges that are kept while some routers have not reached them
 
 
 class WorkerState(Enum):
@@ -29,11 +29,11 @@ class WorkerState(Enum):
 
     IDLE = "idle"
     READY = "ready"
-    FLYING = "flying"
+    IN_FLIGHT = "flying"
     RETRYING = "retrying"
 
 
-class Likeness(NamedTuple):
+class GroupKey(NamedTuple):
     """The properties by which workers are grouped. Workers of a group can share a message."""
 
     shard: int  # of the dest
@@ -47,7 +47,7 @@ class Likeness(NamedTuple):
     need: int
 
 
-class Worker:
+class RouterWorker:
     """One router. Both cursors are valid only after the dest has reported its state.
 
     ``cursor``: the cursor that the dest's log contains. ``seen``: at or above ``cursor``; no record
@@ -83,9 +83,9 @@ class Worker:
         )
 
     @property
-    def likeness(self) -> Likeness:
-        """See `Likeness`."""
-        return Likeness(
+    def group_key(self) -> GroupKey:
+        """See `GroupKey`."""
+        return GroupKey(
             self.shard,
             self.is_known,
             self.cursor,
@@ -103,12 +103,12 @@ class Worker:
         row = self.row
         return ForwardTarget(row.id, row.dest, row.dest_id, row.start_seq, row.name)
 
-    def stands_at(self, cursor: int, total: int) -> None:
+    def set_position(self, cursor: int, total: int) -> None:
         """Store the cursor and total that the dest has reported."""
         self.cursor = self.seen = cursor
         self.total, self.is_known, self.must_log = total, True, False
 
-    def passed(self, seq: int) -> None:
+    def skip_to(self, seq: int) -> None:
         """Note that no record up to ``seq`` remains to be copied."""
         self.seen = seq
 
@@ -120,81 +120,83 @@ class Worker:
             call(self.total)
 
 
-class Source:
+class RouterSource:
     """A topic and the routers that it feeds.
 
     ``ready``: workers that may send, grouped by likeness.
     """
 
-    __slots__ = ("has_news", "hops", "hops_from", "idle", "ready", "topic", "workers")
+    __slots__ = ("has_new_records", "hops", "hops_from", "idle", "ready", "topic", "workers")
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.hops = topic, Hops()
         self.hops_from = U64_MAX  # the hops of copies above this seq are known
-        self.workers: dict[int, Worker] = {}
-        self.idle: dict[Worker, None] = {}
-        self.ready: dict[Likeness, dict[Worker, None]] = {}
-        self.has_news = True
+        self.workers: dict[int, RouterWorker] = {}
+        self.idle: dict[RouterWorker, None] = {}
+        self.ready: dict[GroupKey, dict[RouterWorker, None]] = {}
+        self.has_new_records = True
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: RouterWorker) -> None:
         """Add a router."""
         self.workers[worker.row.id] = worker
         self.make_ready(worker)
 
-    def remove(self, worker: Worker) -> None:
+    def remove(self, worker: RouterWorker) -> None:
         """Remove a router."""
         del self.workers[worker.row.id]
-        self.leave_ready(worker)
+        self.unmark_ready(worker)
         self.idle.pop(worker, None)
 
-    def make_ready(self, worker: Worker) -> None:
+    def make_ready(self, worker: RouterWorker) -> None:
         """Mark the worker as ready to send."""
         self.idle.pop(worker, None)
         worker.state = WorkerState.READY
-        self.ready.setdefault(worker.likeness, {})[worker] = None
+        self.ready.setdefault(worker.group_key, {})[worker] = None
 
-    def leave_ready(self, worker: Worker) -> None:
+    def unmark_ready(self, worker: RouterWorker) -> None:
         """Unmark a ready worker. Call this before its likeness changes."""
-        alike = self.ready.get(worker.likeness)
+        alike = self.ready.get(worker.group_key)
         if alike is not None:
             alike.pop(worker, None)
             if not alike:
-                del self.ready[worker.likeness]
+                del self.ready[worker.group_key]
 
-    def rest(self, worker: Worker) -> None:
+    def mark_idle(self, worker: RouterWorker) -> None:
         """Mark the worker as idle."""
         worker.state = WorkerState.IDLE
         self.idle[worker] = None
 
-    def take_news(self) -> None:
+    def wake_idle_workers(self) -> None:
         """Make idle workers ready if the source has new records."""
-        if self.has_news:
-            self.has_news = False
+        if self.has_new_records:
+            self.has_new_records = False
             for worker in tuple(self.idle):
                 self.make_ready(worker)
 
-    def take_alike(self, count: int, has_room: Callable[[int], bool]) -> list[Worker]:
+    def take_group(self, count: int, has_capacity: Callable[[int], bool]) -> list[RouterWorker]:
         """Return up to ``count`` ready workers of one group, or none.
 
-        ``has_room``: whether the shard of their dests accepts a message.
+        ``has_capacity``: whether the shard of their dests accepts a message.
         """
-        likeness = next((each for each in self.ready if has_room(each.shard)), None)
-        if likeness is None:
+        group_key = next((each for each in self.ready if has_capacity(each.shard)), None)
+        if group_key is None:
             return []
-        alike = self.ready[likeness]
+        alike = self.ready[group_key]
         taken = [worker for worker, _ in zip(tuple(alike), range(count), strict=False)]
         for worker in taken:
             del alike[worker]
         if not alike:
-            del self.ready[likeness]
+            del self.ready[group_key]
         return taken
 
-    def forget_hops(self) -> None:
+    def drop_hops(self) -> None:
         """Drop the hops of records that every router has handled.
 
         With many routers this is expensive, so it is done only when most are idle or the table is
         large.
         """
-        if not self.hops or (len(self.idle) < len(self.workers) and len(self.hops) < HOPS_KEPT):
+        if not self.hops or (
+            len(self.idle) < len(self.workers) and len(self.hops) < HOPS_STORED_MAX
+        ):
             return
         self.hops.drop_to(min((worker.seen for worker in self.workers.values()), default=0))

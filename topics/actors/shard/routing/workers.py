@@ -30,12 +30,12 @@ import trio
 from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.routing.batches import Batch, body_batch, named_batch
+from topics.actors.shard.routing.batches import ForwardBatch, body_batch, named_batch
 from topics.actors.shard.routing.router_worker import (
     RETRY_MAX_S,
     RETRY_MIN_S,
-    Source,
-    Worker,
+    RouterSource,
+    RouterWorker,
     WorkerState,
 )
 from topics.actors.shard.service import Service
@@ -71,40 +71,42 @@ PAUSE_RATIO: Final = 3.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.002, 0.05
 CREDIT_MAX_S: Final = 0.02
 TARGETS_MAX: Final = 64  # routers of one message
-FLYING_MAX: Final = 128  # dests of one shard, which serves other requests between two messages
+IN_FLIGHT_MAX: Final = 128  # dests of one shard, which serves other requests between two messages
 BATCH_RECORDS: Final = 4096
 BATCH_BYTES: Final = 1 << 20
 BATCH_RUNS: Final = 1024
 SCAN_RECORDS: Final = 16_384
-LOG_SEEN_S: Final = 1.0  # interval at which cursors that only skipped records are logged
+LOG_SKIPPED_S: Final = 1.0  # interval at which cursors that only skipped records are logged
 BATCHES_MAX: Final = 16  # stored batches, with their records
-KEEPS_RECORDS: Final = (Reservation, LeaseChange)  # changes of other types may remove records
+NON_REMOVING: Final = (Reservation, LeaseChange)  # changes of other types may remove records
 
 BatchKey: TypeAlias = tuple[int, int, TagMatch | None, int]
 """Topic id, cursor, filter of the records, highest hop."""
 
 
-class Workers(Service):
+class RouterWorkers(Service):
     """The routers that have their source in this shard."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._shard = context, context.engine.table.shard
-        self._sources: dict[int, Source] = {}  # by topic id
-        self._by_router: dict[int, tuple[Source, Worker]] = {}
+        self._sources: dict[int, RouterSource] = {}  # by topic id
+        self._by_router: dict[int, tuple[RouterSource, RouterWorker]] = {}
         self._due: dict[int, None] = {}  # sources, by topic id
         # Sources that wait until replies to other forwards arrive.
-        self._crowded: dict[int, None] = {}
+        self._blocked: dict[int, None] = {}
         self._next: Deadline | None = None  # deadline of the next round
         # The context's count of appends at the last round, to detect whether clients have written
         # since.
         self._appends_seen = 0
-        self._asked = 0  # messages without a reply
-        self._round_began = self._free_at = 0.0
-        self._flying: Counter[int] = Counter()  # targets in flight, by the dest's shard
-        self._named: dict[BatchKey, Batch] = {}  # batches of this iteration
-        self._bodies: dict[BatchKey, Batch] = {}  # batches with their records, the newest last
+        self._pending_calls = 0  # messages without a reply
+        self._round_start = self._free_at = 0.0
+        self._in_flight: Counter[int] = Counter()  # targets in flight, by the dest's shard
+        self._named: dict[BatchKey, ForwardBatch] = {}  # batches of this iteration
+        self._bodies: dict[
+            BatchKey, ForwardBatch
+        ] = {}  # batches with their records, the newest last
         self._numbered = 0
-        self._unlogged: dict[Worker, None] = {}  # workers whose cursors have skipped records
+        self._unlogged: dict[RouterWorker, None] = {}  # workers whose cursors have skipped records
 
     # The set of routers
 
@@ -114,22 +116,22 @@ class Workers(Service):
         known = self._by_router.get(row.id)
         if known is not None:
             source, worker = known
-            source.leave_ready(worker)
+            source.unmark_ready(worker)
             worker.configure(row, shard)
             if worker.state in (WorkerState.READY, WorkerState.IDLE):
                 source.make_ready(worker)
         else:
             source = self._source(topic)
-            worker = Worker(row, shard)
+            worker = RouterWorker(row, shard)
             self._by_router[row.id] = source, worker
             source.add(worker)
         self._wake(source)
 
-    def _source(self, topic: Topic) -> Source:
+    def _source(self, topic: Topic) -> RouterSource:
         topic.follow(self._source_changed)
-        return self._sources.setdefault(topic.id, Source(topic))
+        return self._sources.setdefault(topic.id, RouterSource(topic))
 
-    def _learn_hops(self, source: Source, cursor: int) -> None:
+    def _load_hops(self, source: RouterSource, cursor: int) -> None:
         """Read the hops of the source's own copies after ``cursor``, where a router begins.
 
         Only copies in the log have them.
@@ -162,9 +164,9 @@ class Workers(Service):
         if worker.retry is not None:
             worker.retry.cancel()
         # The total is unknown until the dest has replied, so query the dest first.
-        if not worker.is_known and worker.state is not WorkerState.FLYING:
-            self._ask(source, [worker], Batch(worker.cursor, 0))
-        if worker.state is WorkerState.FLYING:
+        if not worker.is_known and worker.state is not WorkerState.IN_FLIGHT:
+            self._send_forward(source, [worker], ForwardBatch(worker.cursor, 0))
+        if worker.state is WorkerState.IN_FLIGHT:
             worker.on_removed = then
         else:
             then(worker.total)
@@ -177,7 +179,7 @@ class Workers(Service):
         """All routers that have their source here."""
         return (worker.row for _, worker in self._by_router.values())
 
-    def worker(self, router: int) -> tuple[Source, Worker] | None:
+    def worker(self, router: int) -> tuple[RouterSource, RouterWorker] | None:
         """Return a router and its source, if the source is in this shard."""
         return self._by_router.get(router)
 
@@ -187,7 +189,7 @@ class Workers(Service):
         if known is None or not known[1].is_known:
             return None
         source, worker = known
-        self._context.freshen(source.topic)
+        self._context.remove_expired(source.topic)
         now_ts = self._context.now.ts
         return router, worker.total, *lag(source.topic, self._context.store, worker.seen, now_ts)
 
@@ -202,17 +204,17 @@ class Workers(Service):
         elif isinstance(change, DeleteTopic):
             for router in tuple(source.workers):
                 self.remove(router, lambda _: None)
-        elif not isinstance(change, KEEPS_RECORDS):
+        elif not isinstance(change, NON_REMOVING):
             topic_id = source.topic.id
             for key in [key for key in self._bodies if key[0] == topic_id]:
                 del self._bodies[key]
 
-    def _wake(self, source: Source) -> None:
+    def _wake(self, source: RouterSource) -> None:
         """Schedule a source that has new records or a new router."""
-        source.has_news = True
+        source.has_new_records = True
         self._schedule(source)
 
-    def _schedule(self, source: Source) -> None:
+    def _schedule(self, source: RouterSource) -> None:
         self._due[source.topic.id] = None
         self._plan()
 
@@ -244,63 +246,63 @@ class Workers(Service):
         if self._due:
             self._plan()
 
-    def _has_room(self, shard: int) -> bool:
-        return self._flying[shard] < FLYING_MAX
+    def _has_capacity(self, shard: int) -> bool:
+        return self._in_flight[shard] < IN_FLIGHT_MAX
 
-    def _has_room_there(self, shard: int) -> bool:
-        return shard != self._shard and self._has_room(shard)
+    def _has_remote_capacity(self, shard: int) -> bool:
+        return shard != self._shard and self._has_capacity(shard)
 
-    def _feed(self, source: Source, until: float) -> bool:
+    def _feed(self, source: RouterSource, until: float) -> bool:
         """Forward to the dests of one source. Return whether it is done for now.
 
         Other shards come first, so that they work in parallel with this one.
         """
-        self._context.freshen(source.topic)
-        source.take_news()
-        for has_room in (self._has_room_there, self._has_room):
-            while workers := source.take_alike(TARGETS_MAX, has_room):
+        self._context.remove_expired(source.topic)
+        source.wake_idle_workers()
+        for has_capacity in (self._has_remote_capacity, self._has_capacity):
+            while workers := source.take_group(TARGETS_MAX, has_capacity):
                 self._send(source, workers)
                 if time.perf_counter() > until:
                     return not source.ready
             self._context.send()
         if source.ready:
-            self._crowded[source.topic.id] = None
-        source.forget_hops()
+            self._blocked[source.topic.id] = None
+        source.drop_hops()
         return True
 
     # One forward
 
-    def _send(self, source: Source, workers: list[Worker]) -> None:
+    def _send(self, source: RouterSource, workers: list[RouterWorker]) -> None:
         """Forward to a group of workers that share a likeness."""
         first = workers[0]
         # A forward without records requests the cursor, or the space that a full dest lacked.
         if not first.is_known or first.need:
-            self._ask(source, workers, Batch(first.cursor, 0))
+            self._send_forward(source, workers, ForwardBatch(first.cursor, 0))
             return
-        key = (source.topic.id, first.seen, first.match, first.likeness.hop_max)
-        is_here = first.shard == self._context.wal.shard
-        batch = self._named.get(key) if is_here else self._body(source, key)
+        key = (source.topic.id, first.seen, first.match, first.group_key.hop_max)
+        is_local = first.shard == self._context.wal.shard
+        batch = self._named.get(key) if is_local else self._body(source, key)
         if batch is None:
             try:
-                batch = self._prepare(source, workers, key, is_here=is_here)
+                batch = self._prepare(source, workers, key, is_local=is_local)
             except Unreadable:
                 self._retry(source, workers)
                 return
         if batch is not None:
-            self._ask(source, workers, batch)
+            self._send_forward(source, workers, batch)
 
     def _prepare(
         self,
-        source: Source,
-        workers: list[Worker],
+        source: RouterSource,
+        workers: list[RouterWorker],
         key: BatchKey,
         *,
-        is_here: bool,
+        is_local: bool,
         reads_all: bool = False,
-    ) -> Batch | None:
+    ) -> ForwardBatch | None:
         """Return the batch after the cursor of the workers, or None if there is nothing to copy.
 
-        ``is_here``: the dests are in this shard. Raises `Unreadable`.
+        ``is_local``: the dests are in this shard. Raises `Unreadable`.
         """
         first = workers[0]
         # Select the records after the cursor, within the bounds of a batch.
@@ -314,15 +316,15 @@ class Workers(Service):
             max_bytes=BATCH_BYTES,
             max_runs=BATCH_RUNS,
             scan_records=SCAN_RECORDS,
-            hop_max=first.likeness.hop_max,
+            hop_max=first.group_key.hop_max,
             reads_all=reads_all,
         )
         if not picked.runs:
-            self._pass_over(source, workers, picked)
+            self._skip(source, workers, picked)
             return None
         names = [worker.row.name for worker in workers]
         # Prefer a batch that names frames. Its records need not be read or written again.
-        if is_here and (named := named_batch(picked, self._context.wal, names)) is not None:
+        if is_local and (named := named_batch(picked, self._context.wal, names)) is not None:
             self._named[key] = named
             return named
         if (known := self._body(source, key)) is not None:
@@ -332,46 +334,54 @@ class Workers(Service):
         except Unreadable:
             if reads_all:
                 raise
-            return self._prepare(source, workers, key, is_here=is_here, reads_all=True)
+            return self._prepare(source, workers, key, is_local=is_local, reads_all=True)
         self._numbered += 1
         self._bodies[key] = batch
         while len(self._bodies) > BATCHES_MAX:
             del self._bodies[next(iter(self._bodies))]
         return batch
 
-    def _body(self, source: Source, key: BatchKey) -> Batch | None:
+    def _body(self, source: RouterSource, key: BatchKey) -> ForwardBatch | None:
         """Return the batch with its records, unless the first of them have been evicted since."""
         batch = self._bodies.get(key)
         return None if batch is None or batch.seqs[0] < source.topic.start_seq else batch
 
-    def _pass_over(self, source: Source, workers: list[Worker], picked: Picked) -> None:
+    def _skip(self, source: RouterSource, workers: list[RouterWorker], picked: Picked) -> None:
         """Advance the cursors, because no record up to ``to_seq`` is to be copied."""
         first = workers[0]
         # The next records were lost in the source. The dest must log the gap.
         if picked.trimmed:
-            self._ask(source, workers, Batch(picked.to_seq, picked.hop), trimmed=picked.trimmed)
+            self._send_forward(
+                source, workers, ForwardBatch(picked.to_seq, picked.hop), trimmed=picked.trimmed
+            )
             return
         is_at_end = picked.to_seq == first.seen
         for worker in workers:
-            worker.passed(picked.to_seq)
+            worker.skip_to(picked.to_seq)
             if not is_at_end:
                 source.make_ready(worker)
             elif worker.must_log and worker.seen > worker.cursor:
-                self._ask(source, [worker], Batch(worker.seen, 0))
+                self._send_forward(source, [worker], ForwardBatch(worker.seen, 0))
             else:
-                source.rest(worker)
+                source.mark_idle(worker)
                 if worker.seen > worker.cursor:
                     self._log_later(worker)
 
-    def _ask(self, source: Source, workers: list[Worker], batch: Batch, trimmed: int = 0) -> None:
+    def _send_forward(
+        self,
+        source: RouterSource,
+        workers: list[RouterWorker],
+        batch: ForwardBatch,
+        trimmed: int = 0,
+    ) -> None:
         first, row = workers[0], workers[0].row
         for worker in workers:
-            worker.state = WorkerState.FLYING
-        if not self._asked:
-            self._round_began = trio.current_time()
-        self._asked += 1
+            worker.state = WorkerState.IN_FLIGHT
+        if not self._pending_calls:
+            self._round_start = trio.current_time()
+        self._pending_calls += 1
         self._context.moves.enter()
-        self._flying[first.shard] += len(workers)
+        self._in_flight[first.shard] += len(workers)
         params = ForwardParams(
             source=row.source,
             source_id=row.source_id,
@@ -387,31 +397,31 @@ class Workers(Service):
             targets=[worker.target for worker in workers],
         )
         then = partial(self._answered, source, first.shard, workers)
-        self._context.peers.ask(first.shard, FORWARD, params, batch.body, then)
+        self._context.peers.call(first.shard, FORWARD, params, batch.body, then)
 
     # Replies
 
     def _answered(
         self,
-        source: Source,
+        source: RouterSource,
         shard: int,
-        workers: Sequence[Worker],
+        workers: Sequence[RouterWorker],
         answer: Reply[ForwardResult] | TopicsError,
     ) -> None:
-        self._flying[shard] -= len(workers)
-        self._asked -= 1
+        self._in_flight[shard] -= len(workers)
+        self._pending_calls -= 1
         self._context.moves.leave()
-        if not self._asked:
+        if not self._pending_calls:
             now = trio.current_time()
-            round_s = now - self._round_began
+            round_s = now - self._round_start
             pause_s = min(max(PAUSE_RATIO * round_s, PAUSE_MIN_S), PAUSE_MAX_S)
             # Time in which no pause was due counts as credit, up to CREDIT_MAX_S.
-            unused_from = max(self._free_at, self._round_began - CREDIT_MAX_S)
+            unused_from = max(self._free_at, self._round_start - CREDIT_MAX_S)
             # Rounds that ran without a pause, because no client wrote, do not extend the pause.
             self._free_at = min(unused_from + round_s, now) + pause_s
         # Sources that waited for capacity of a shard may send again.
-        self._due.update(self._crowded)
-        self._crowded.clear()
+        self._due.update(self._blocked)
+        self._blocked.clear()
         if isinstance(answer, TopicsError):
             self._retry(source, workers)
         else:
@@ -420,22 +430,27 @@ class Workers(Service):
             for worker, (status, cursor, total, need) in zip(workers, outcomes, strict=True):
                 worker.need = need
                 self._settle(source, worker, ForwardStatus(status), cursor, total)
-        if source.ready or source.has_news:
+        if source.ready or source.has_new_records:
             self._due[source.topic.id] = None
         else:
-            source.forget_hops()
+            source.drop_hops()
         if self._due:
             self._plan()
 
     def _settle(
-        self, source: Source, worker: Worker, status: ForwardStatus, cursor: int, total: int
+        self,
+        source: RouterSource,
+        worker: RouterWorker,
+        status: ForwardStatus,
+        cursor: int,
+        total: int,
     ) -> None:
         has_moved = cursor != worker.cursor
         if not worker.is_known:
-            self._learn_hops(source, cursor)
+            self._load_hops(source, cursor)
         # These states report the cursor that the log of the dest contains.
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
-            worker.stands_at(cursor, total)
+            worker.set_position(cursor, total)
         if worker.is_removed:
             worker.end_removal()
             return
@@ -449,9 +464,9 @@ class Workers(Service):
         if worker.seen < source.topic.head_seq:
             source.make_ready(worker)
         else:
-            source.rest(worker)
+            source.mark_idle(worker)
 
-    def _retry(self, source: Source, workers: Iterable[Worker]) -> None:
+    def _retry(self, source: RouterSource, workers: Iterable[RouterWorker]) -> None:
         """Retry after a pause."""
         now = trio.current_time()
         for worker in workers:
@@ -460,10 +475,10 @@ class Workers(Service):
                 continue
             worker.state = WorkerState.RETRYING
             worker.retry_s = min(max(2 * worker.retry_s, RETRY_MIN_S), RETRY_MAX_S)
-            call = partial(self._go_on, source, (worker,))
+            call = partial(self._continue, source, (worker,))
             worker.retry = self._context.deadlines.call_at(now + worker.retry_s, call)
 
-    def _go_on(self, source: Source, workers: Iterable[Worker]) -> None:
+    def _continue(self, source: RouterSource, workers: Iterable[RouterWorker]) -> None:
         for worker in workers:
             worker.retry = None
             if not worker.is_removed:
@@ -472,14 +487,14 @@ class Workers(Service):
 
     # Cursors that skipped records
 
-    def _log_later(self, worker: Worker) -> None:
-        """Log the cursor at the dest within `LOG_SEEN_S`, unless a copy does so earlier."""
+    def _log_later(self, worker: RouterWorker) -> None:
+        """Log the cursor at the dest within `LOG_SKIPPED_S`, unless a copy does so earlier."""
         if not self._unlogged:
-            until = trio.current_time() + LOG_SEEN_S
-            self._context.deadlines.call_at(until, self._log_seen)
+            until = trio.current_time() + LOG_SKIPPED_S
+            self._context.deadlines.call_at(until, self._log_skipped)
         self._unlogged[worker] = None
 
-    def _log_seen(self) -> None:
+    def _log_skipped(self) -> None:
         unlogged, self._unlogged = self._unlogged, {}
         for worker in unlogged:
             known = self._by_router.get(worker.row.id)
@@ -489,7 +504,7 @@ class Workers(Service):
                 self._schedule(known[0])
 
 
-def _note_hops(source: Source, change: Append | Advance) -> None:
+def _note_hops(source: RouterSource, change: Append | Advance) -> None:
     """Note the hops of new copies, if the source is itself the dest of a router."""
     if isinstance(change, Forward):
         source.hops.note(change.first_seq, change.last_seq, change.hop)

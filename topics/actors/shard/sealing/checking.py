@@ -41,7 +41,7 @@ class SealingCheck:
     def __init__(self, file: WalFile, sealed: LogFile, blobs: BlobStore) -> None:
         self._file, self._sealed, self._blobs = file, sealed, blobs
         self._reached = file.base  # all frames before it are intact
-        self._whole: dict[int, FrameHeader | None] = {}  # checked frames after it
+        self._intact: dict[int, FrameHeader | None] = {}  # checked frames after it
         self._external: list[FrameHeader] = []  # frames whose records are in a blob
         self._forwards: list[FrameHeader] = []  # frames that may name one of these
         self._bad_blobs: set[int] = set()  # LSNs of their frames
@@ -98,12 +98,12 @@ class SealingCheck:
     def _check_writes(self, topic: Topic) -> Iterator[None]:
         """Check the topic's writes after the damage, one at a time."""
         for count, entry in enumerate(self._sealed.writes(topic)):
-            if entry.locator >= self._reached and not self._is_whole(entry.locator):
+            if entry.locator >= self._reached and not self._is_intact(entry.locator):
                 self.writes.append((topic, entry))
             if not count % STEP_FRAMES:
                 yield
 
-    def _is_whole(self, locator: int) -> bool:
+    def _is_intact(self, locator: int) -> bool:
         """Return whether the frame of a write and all frames that it names are intact."""
         try:
             lsn = frame_lsn(self._file, locator)
@@ -119,17 +119,17 @@ class SealingCheck:
 
     def _frame(self, lsn: int) -> FrameHeader | None:
         """Return the frame at ``lsn``, if it is intact."""
-        if lsn not in self._whole:
+        if lsn not in self._intact:
             file = self._file
             found = None
             if lsn >= file.base:
                 with contextlib.suppress(Damaged):
                     frame_in(file, lsn)  # raises if a part of it is unreadable
                     found = check_frame(file.view(), file.offset(lsn), lsn, file.seed)
-            self._whole[lsn] = found if isinstance(found, FrameHeader) else None
+            self._intact[lsn] = found if isinstance(found, FrameHeader) else None
             if isinstance(found, FrameHeader):
                 self._note(found)
-        return self._whole[lsn]
+        return self._intact[lsn]
 
     # Blobs, and records that are read from them
 
@@ -148,16 +148,16 @@ class SealingCheck:
             return
         self.damage.append(damage)
         self._bad_blobs.add(header.lsn)
-        self._lose(header.topic_id, header.first_seq, header.lsn)
+        self._mark_damaged(header.topic_id, header.first_seq, header.lsn)
 
     def _check_forward(self, header: FrameHeader) -> None:
         _, held = forward_at(self._file, header.lsn)
         if self._bad_blobs.isdisjoint(run.lsn for run in held.runs):
             return
         for row in held.rows:
-            self._lose(row.topic_id, row.first_seq, header.lsn + row.back)
+            self._mark_damaged(row.topic_id, row.first_seq, header.lsn + row.back)
 
-    def _lose(self, topic_id: int, first_seq: int, locator: int) -> None:
+    def _mark_damaged(self, topic_id: int, first_seq: int, locator: int) -> None:
         """Note the write as damaged, if one of its records is live."""
         span = self._sealed.spans.get(topic_id)
         if span is None:

@@ -60,7 +60,7 @@ class Checkpointing:
 
         Raises OSError, and then the state is unchanged.
         """
-        replay_from, losses = self._reclaim.replay_from, self._commits.losses
+        replay_from, losses = self._reclaim.replay_from, self._commits.rollback_count
         numbers = self._reclaim.named_segments
         freed = self._reclaim.take_freed()
         try:
@@ -68,7 +68,7 @@ class Checkpointing:
             try:
                 # The items may depend on frames up to the current end of the log. Sync these frames
                 # and the delete flags before the header makes the checkpoint valid.
-                builder = await self._write_pieces(writer, numbers)
+                builder = await self._write_items(writer, numbers)
                 lsn = self._wal.next_lsn
                 await self.sync_log(lsn, losses)
                 await trio.to_thread.run_sync(self._segments.flags.sync, lsn)
@@ -80,14 +80,14 @@ class Checkpointing:
                 writer.abandon()
                 raise
         except BaseException:
-            self._reclaim.put_back(freed)
+            self._reclaim.restore_freed(freed)
             raise
         self.written, self.newest = self.written + 1, writer.path
         self.written_at = time.monotonic()
         self._reclaim.add_checkpoint(CheckpointNeeds(replay_from, frozenset(numbers)), freed)
         return writer.path
 
-    async def _write_pieces(self, writer: CheckpointWriter, numbers: list[int]) -> ChunkBuilder:
+    async def _write_items(self, writer: CheckpointWriter, numbers: list[int]) -> ChunkBuilder:
         """Write all items to the temporary file, while the shard serves requests."""
         builder = ChunkBuilder()
         for item in self._items(numbers, is_last=False):
@@ -122,9 +122,9 @@ class Checkpointing:
         """
         wal, commits = self._wal, self._commits
         wal.flush(sync=True, immediate=False)
-        if commits.losses == losses:
+        if commits.rollback_count == losses:
             await commits.wait_synced(lsn)
         if wal.failed:
             raise wal.failed
-        if commits.losses != losses:
+        if commits.rollback_count != losses:
             raise OSError(errno.ENOSPC, "changes were undone while the checkpoint was written")

@@ -38,9 +38,9 @@ from topics.storage.segments.merge_reader import ExtentRequest, MergeReader
 RUN_MIN_SEGMENTS: Final = 8
 RUN_MAX_SEGMENTS: Final = 64  # files that are open at the same time
 EXTENT_COST_BYTES: Final = 256  # overhead of an extent: directory, tables, padding
-READ_AHEAD_EXTENTS: Final = 256  # read by one call in a thread
+PREFETCH_EXTENTS: Final = 256  # read by one call in a thread
 # A search is triggered by dead bytes in segments of this fraction (1/n) of a log file's size.
-DEAD_SHARE: Final = 4
+DEAD_SHARE_MIN: Final = 4
 RETRY_S: Final = 60.0  # after an error; a merge that fails at its end has written a complete file
 
 
@@ -54,11 +54,11 @@ class Merging:
         self._commits, self._reclaim, self._rewriting = commits, reclaim, rewriting
         self._damaged: set[int] = set()  # segments that are never merged
         self.is_due = True  # a checkpoint was written since the last search, or a merge completed
-        # At the last search, and at the last call of `look_for_deletes`.
+        # At the last search, and at the last call of `check_for_deletes`.
         self._flagged_bytes = self._seen_flagged_bytes = 0
         self.again_at = 0.0  # monotonic time of the next attempt after an error
 
-    def look_for_deletes(self) -> None:
+    def check_for_deletes(self) -> None:
         """Request a search when enough records of segments are dead, and the deletes have stopped.
 
         Deletes have stopped if none happened since the last call. So one delete is followed by one
@@ -66,7 +66,7 @@ class Merging:
         """
         flagged = self._commits.store.flagged_bytes
         dead = flagged - self._flagged_bytes
-        if flagged == self._seen_flagged_bytes and dead * DEAD_SHARE >= self._wal.file_bytes:
+        if flagged == self._seen_flagged_bytes and dead * DEAD_SHARE_MIN >= self._wal.file_bytes:
             self.is_due = True
         self._seen_flagged_bytes = flagged
 
@@ -85,7 +85,7 @@ class Merging:
             await self._merge(run)
         except (OSError, Damaged) as error:
             self._segments.maps.pin({})
-            if not self._leave_out(run, error):
+            if not self._exclude_damaged(run, error):
                 self.again_at = time.monotonic() + RETRY_S
                 raise
         self.is_due = True
@@ -100,13 +100,13 @@ class Merging:
         # Read in a thread, so that the loop does not wait for the disk.
         for wanted in sources.wanted():
             some.append(wanted)
-            if len(some) == READ_AHEAD_EXTENTS:
+            if len(some) == PREFETCH_EXTENTS:
                 await trio.to_thread.run_sync(reader.read_ahead, some)
                 some = []
         await trio.to_thread.run_sync(reader.read_ahead, some)
         await self._rewriting.move(sources)
 
-    def _leave_out(self, run: list[int], error: Exception) -> bool:
+    def _exclude_damaged(self, run: list[int], error: Exception) -> bool:
         """Return whether the error is damage of some segments. They are not merged from now on."""
         segments, path = self._segments.segments, getattr(error, "path", None)
         found = {number for number in run if segments[number].path == path}
@@ -115,23 +115,23 @@ class Merging:
 
     async def _choose(self) -> list[int]:
         """Return the numbers of the segments to be merged."""
-        named, room = self._reclaim.named_segments, LiveRoom()
-        topics = [*self._engine.by_id.values(), *self._commits.leaving()]
-        await self._rewriting.in_steps(chain.from_iterable(map(room.count, topics)))
-        run = choose_run([self._candidate(number, room) for number in named], self._wal.file_bytes)
+        named, space = self._reclaim.named_segments, LiveBytes()
+        topics = [*self._engine.by_id.values(), *self._commits.deleting_topics()]
+        await self._rewriting.in_steps(chain.from_iterable(map(space.count, topics)))
+        run = choose_run([self._candidate(number, space) for number in named], self._wal.file_bytes)
         if run:
-            live = sum(room.bytes.get(number, 0) for number in run)
+            live = sum(space.bytes.get(number, 0) for number in run)
             try:  # the log needs space for its next file at the same time
                 check_space(self._segments.folder, live + self._wal.file_bytes)
             except OSError:
                 return []
         return run
 
-    def _candidate(self, number: int, room: LiveRoom) -> Candidate:
+    def _candidate(self, number: int, space: LiveBytes) -> Candidate:
         segment = self._segments.segments[number]
         stays = number in self._damaged or segment.findings
-        live = None if stays else room.bytes.get(number, 0)
-        return Candidate(number, live, segment.size, room.dead.get(number, 0))
+        live = None if stays else space.bytes.get(number, 0)
+        return Candidate(number, live, segment.size, space.dead.get(number, 0))
 
 
 class Candidate(NamedTuple):
@@ -180,7 +180,7 @@ def _run_at(candidates: Sequence[Candidate], bytes_max: int) -> Sequence[Candida
     return candidates[:best]
 
 
-class LiveRoom:
+class LiveBytes:
     """Counts, for each segment, the space that its live records need in another segment.
 
     The count is an upper bound. Also counts the approximate bytes of dead records in the same
@@ -211,7 +211,7 @@ class LiveRoom:
         gone = topic.index.removed.get(first_seq, 0)
         inner = max(gone - max(topic.start_seq - first_seq, 0), 0)
         number, _ = split_locator(locator)
-        room = size + EXTENT_COST_BYTES * (1 + min(inner, count - gone))
-        self.bytes[number] = self.bytes.get(number, 0) + room
+        space = size + EXTENT_COST_BYTES * (1 + min(inner, count - gone))
+        self.bytes[number] = self.bytes.get(number, 0) + space
         if gone:
             self.dead[number] = self.dead.get(number, 0) + size * gone // (count - gone)

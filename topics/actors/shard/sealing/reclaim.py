@@ -69,7 +69,7 @@ class Reclaim:
         self._wal, self._segments = shard.wal, shard.segments
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
         self.sealed = 0  # number of log files since the start of the process
-        self._standing = deque(shard.kept, maxlen=checkpoints.CHECKPOINTS_KEPT)
+        self._written = deque(shard.kept, maxlen=checkpoints.CHECKPOINTS_KEPT)
         used = _used_extents(shard)
         # Number of extents that the index names, for each existing segment. Some segments are named
         # only by the older checkpoint.
@@ -113,7 +113,7 @@ class Reclaim:
 
     def seal_up_to(self, end: int) -> None:
         """Note that all records of the log before ``end`` are in segments."""
-        self._give_up(self._wal.blobs.absorb(end))
+        self._release_blobs(self._wal.blobs.absorb(end))
         self._wal.unmap_below(end)
         self.replay_from = end
         self.sealed += 1
@@ -126,7 +126,7 @@ class Reclaim:
         else:
             unlink_all(paths)
 
-    def _give_up(self, blobs: list[Path]) -> None:
+    def _release_blobs(self, blobs: list[Path]) -> None:
         self._blobs += blobs
         if self.pin is not None:
             self.pin.blobs += blobs
@@ -171,21 +171,21 @@ class Reclaim:
     @property
     def newest(self) -> CheckpointNeeds:
         """The files that the newest checkpoint needs."""
-        return self._standing[-1]
+        return self._written[-1]
 
     def take_freed(self) -> Freed:
         """Take the data freed since the last checkpoint. Called when the next one begins."""
         freed, self._extents, self._blobs = Freed(self._extents, self._blobs), [], []
         return freed
 
-    def put_back(self, freed: Freed) -> None:
+    def restore_freed(self, freed: Freed) -> None:
         """Return the data of a checkpoint that failed."""
         self._extents[:0] = freed.extents
         self._blobs[:0] = freed.blobs
 
     def add_checkpoint(self, written: CheckpointNeeds, freed: Freed) -> None:
         """Register a written checkpoint, and the data that was freed before it began."""
-        self._standing.append(written)
+        self._written.append(written)
         self._freed.append(freed)
 
     async def free(self) -> None:
@@ -200,13 +200,13 @@ class Reclaim:
             await trio.to_thread.run_sync(unlink_all, unneeded)
             del self._unneeded_blobs[: len(unneeded)]
         # While there are fewer checkpoints than are kept, a start may need every file.
-        if len(self._standing) < checkpoints.CHECKPOINTS_KEPT:
+        if len(self._written) < checkpoints.CHECKPOINTS_KEPT:
             return
-        older = self._standing[0]
-        await self._unlink_segments(older.segments | self._standing[-1].segments)
+        older = self._written[0]
+        await self._unlink_segments(older.segments | self._written[-1].segments)
         # Neither checkpoint on disk needs data that was freed before the older one began.
         while len(self._freed) >= checkpoints.CHECKPOINTS_KEPT:
-            await self._give_back(self._freed[0])
+            await self._release(self._freed[0])
             self._freed.popleft()
         self._detached += self._wal.detach(older.replay_from)
         while self._detached:
@@ -228,7 +228,7 @@ class Reclaim:
             await trio.to_thread.run_sync(self._segments.unlink, number)
             del self._live[number]
 
-    async def _give_back(self, freed: Freed) -> None:
+    async def _release(self, freed: Freed) -> None:
         extents = [
             locator for locator in freed.extents if self._live.get(split_locator(locator)[0])
         ]

@@ -80,7 +80,9 @@ class Rewriting:
 
         This includes topics whose deletion is pending, because it may be undone.
         """
-        await self.in_steps(sources.find([*self._engine.by_id.values(), *self._commits.leaving()]))
+        await self.in_steps(
+            sources.find([*self._engine.by_id.values(), *self._commits.deleting_topics()])
+        )
 
     async def in_steps(self, steps: Iterator[int]) -> None:
         """Run the steps, with pauses. Each step yields the number of entries that it has read."""

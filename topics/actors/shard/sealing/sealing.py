@@ -14,11 +14,11 @@ files.
 
 A backup keeps files that nothing else needs (`Pin`). If the disk has no space for a file of the
 shard, the pin breaks, the files that it kept are deleted, and the write is retried once. The task
-of a blob waits in `make_room` and then retries. Appends that the log has lost also wait and are
-then decided again (``space_waits.py``). The sealing task retries segments and checkpoints. A spare
-log file is created when the file before it is half full. If that fails, the pin breaks before the
-log needs the spare. A full disk during a merge does not break the pin, because no client waits for
-a merge.
+of a blob waits in `break_pin_and_wait` and then retries. Appends that the log has lost also wait
+and are then decided again (``space_waits.py``). The sealing task retries segments and checkpoints.
+A spare log file is created when the file before it is half full. If that fails, the pin breaks
+before the log needs the spare. A full disk during a merge does not break the pin, because no client
+waits for a merge.
 
 A full log file is sealed immediately, unless the log grows fast: during a burst of a few files,
 sealing waits, so that the writes get the disk and the interpreter alone. Each step is followed by a
@@ -44,7 +44,7 @@ from collections.abc import Callable, Iterator
 import structlog
 import trio
 
-from topics.actors.link.beat import wait_beat
+from topics.actors.link.tick import wait_tick
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.checking import SealingCheck
 from topics.actors.shard.sealing.checkpointing import Checkpointing
@@ -64,7 +64,7 @@ from topics.storage.recovery.shard_recovery import RecoveredShard
 FILES_PER_CHECKPOINT = 2
 ROUND_INTERVAL_S = 0.1  # between two checks for full log files, while the log grows
 RETRY_INTERVAL_S = 5.0  # after an error, and between checkpoints that only reclaim space
-BURST_MIN_BYTES = 512 << 10  # growth of the log between two checks that counts as a burst
+GROWTH_MIN_BYTES = 512 << 10  # growth of the log between two checks that counts as a burst
 BACKLOG_NORMAL_FILES = 2
 BACKLOG_MAX_FILES = 8
 PAUSE_RATIO = 6.0
@@ -84,31 +84,31 @@ class Sealing(Service):
         self.merging = Merging(shard, commits, self.reclaim, self.rewriting)
         self._seen_lsn = self.wal.next_lsn  # at the last check
         self.store.on_release = self.reclaim.release_extent
-        self.store.on_blobs_gone = self.reclaim.drop_blobs
-        self._asked: tuple[Pin, Callable[[OSError | None], object]] | None = None
+        self.store.on_blobs_removed = self.reclaim.drop_blobs
+        self._pin_requests: tuple[Pin, Callable[[OSError | None], object]] | None = None
         self._freed: trio.Event | None = None  # set when the files of a broken pin are deleted
         self._pause_between = trio.CancelScope()  # the pause between two rounds
 
     # For backups
 
-    def ask_for(self, pin: Pin, then: Callable[[OSError | None], object]) -> None:
+    def request_checkpoint(self, pin: Pin, then: Callable[[OSError | None], object]) -> None:
         """Write a checkpoint soon if necessary, and let ``pin`` keep its files.
 
         ``then`` gets the error or None.
         """
-        self._asked = pin, then
+        self._pin_requests = pin, then
 
-    def let_go(self, pin: Pin) -> None:
+    def release_pin(self, pin: Pin) -> None:
         """Release the files that are kept for ``pin``."""
         if self.reclaim.pin is pin:
             self.reclaim.pin = None
-        if self._asked is not None and self._asked[0] is pin:
-            self._asked = None
+        if self._pin_requests is not None and self._pin_requests[0] is pin:
+            self._pin_requests = None
 
-    async def _pin_if_asked(self) -> None:
-        if self._asked is None:
+    async def _pin_requested(self) -> None:
+        if self._pin_requests is None:
             return
-        (pin, then), self._asked = self._asked, None
+        (pin, then), self._pin_requests = self._pin_requests, None
         error = None
         self.reclaim.pin = pin
         try:
@@ -125,7 +125,7 @@ class Sealing(Service):
 
     # For writers that found the disk full
 
-    def on_loss(self) -> None:
+    def on_rollback(self) -> None:
         """Start the next round early, because the log may lack space that a pin keeps."""
         if self.reclaim.pin is not None:
             self._pause_between.cancel()
@@ -135,7 +135,7 @@ class Sealing(Service):
         """Whether a pin keeps files, or files that a broken pin kept are still to be deleted."""
         return self.reclaim.pin is not None or self._freed is not None
 
-    async def make_room(self) -> bool:
+    async def break_pin_and_wait(self) -> bool:
         """Break the pin of a backup, and wait until the files that it kept are deleted.
 
         Return False if another attempt finds no more space, for example because there is no backup.
@@ -156,7 +156,7 @@ class Sealing(Service):
         self._freed = self._freed or trio.Event()
         return True
 
-    async def _keep_log_space(self) -> None:
+    async def _ensure_log_space(self) -> None:
         """Break the pin if the disk has no space for the next log file or the reserve."""
         if self.reclaim.pin is None or not self.wal.lacks_files:
             return
@@ -178,9 +178,9 @@ class Sealing(Service):
         if self.wal.lacks_files:
             await trio.to_thread.run_sync(self.wal.allocate_files)
         if is_last or not self.wal.lacks_files:
-            self._tell_freed()
+            self._notify_freed()
 
-    def _tell_freed(self) -> None:
+    def _notify_freed(self) -> None:
         if self._freed is not None:
             self._freed.set()
             self._freed = None
@@ -200,44 +200,44 @@ class Sealing(Service):
                 if self._freed is not None:
                     pass  # a writer waits for the space
                 elif self._seen_lsn == begun_lsn and interval_s == ROUND_INTERVAL_S:
-                    await wait_beat()
+                    await wait_tick()
                 else:
                     await trio.sleep(interval_s)
-        self._tell_freed()
-        if self._asked is not None:
-            self._asked[1](self.wal.failed)
+        self._notify_freed()
+        if self._pin_requests is not None:
+            self._pin_requests[1](self.wal.failed)
 
     async def _round(self) -> None:
         """Do the due work. If the disk is full, break a pin if there is one and retry once.
 
         The retry uses the space that the backup kept.
         """
-        losses = self.commits.losses
+        losses = self.commits.rollback_count
         try:
             try:
                 await self._work()
             except OSError as error:
                 if error.errno not in FULL or not (self._break_pin() or self._freed is not None):
                     raise
-                losses = self.commits.losses
+                losses = self.commits.rollback_count
                 await self._work()
         except BaseException:
             # A loss of changes aborts a checkpoint. In that case the writers wait for the next
             # round, which writes the checkpoint.
-            if self.commits.losses == losses:
-                self._tell_freed()
+            if self.commits.rollback_count == losses:
+                self._notify_freed()
             raise
 
     async def _work(self) -> None:
         """Write delete flags, seal full log files, write a checkpoint and merge, as far as due."""
         await self._release()
-        await self._keep_log_space()
+        await self._ensure_log_space()
         await self._free_broken(is_last=False)
-        await self._pin_if_asked()
+        await self._pin_requested()
         grown, self._seen_lsn = self.wal.next_lsn - self._seen_lsn, self.wal.next_lsn
         # A short burst is sealed when it is over. A normal backlog is sealed immediately.
         waits = (
-            grown >= BURST_MIN_BYTES
+            grown >= GROWTH_MIN_BYTES
             and self.backlog_files < BACKLOG_NORMAL_FILES
             and self._freed is None
         )
@@ -250,7 +250,7 @@ class Sealing(Service):
             for base, end in () if waits else self._ready_files():
                 await self._seal(base, end)
                 sealed += 1
-                await self._pin_if_asked()
+                await self._pin_requested()
                 if sealed == FILES_PER_CHECKPOINT:
                     await self.checkpoint()
                     sealed = 0
@@ -261,7 +261,7 @@ class Sealing(Service):
         await self._free_broken(is_last=True)
         if failure is not None:
             raise failure
-        self.merging.look_for_deletes()
+        self.merging.check_for_deletes()
         if self.merging.is_due and not waits:
             try:
                 await self.merging.merge()
@@ -271,7 +271,7 @@ class Sealing(Service):
     async def _release(self) -> None:
         """Free records that were removed from memory and from the log, step by step."""
         step_began = time.monotonic()
-        while self.store.release_some():
+        while self.store.release_next():
             await self._pause(step_began)
             step_began = time.monotonic()
 
@@ -343,9 +343,9 @@ class Sealing(Service):
             if damage.path.exists():
                 await trio.to_thread.run_sync(preserve_damaged, damage.path)
         for topic, entry in check.writes:
-            self._lose(topic, entry)
+            self._report_lost(topic, entry)
 
-    def _lose(self, topic: Topic, entry: IndexEntry) -> None:
+    def _report_lost(self, topic: Topic, entry: IndexEntry) -> None:
         """Report a damaged write as lost to its readers, if the index still names it."""
         index = topic.index.find(entry.first_seq)
         if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:

@@ -74,10 +74,10 @@ class LogFile:
             while (entry := next(self.writes(topic, seq), None)) is not None:
                 first = max(entry.first_seq, topic.start_seq, seq)
                 span.last_seq = first - 1
-                yield ExtentSource(topic.id, first, self._stretch(span))
+                yield ExtentSource(topic.id, first, self._adjacent_writes(span))
                 seq = span.last_seq + 1
 
-    def _stretch(self, span: Span) -> Iterator[ViewSlice]:
+    def _adjacent_writes(self, span: Span) -> Iterator[ViewSlice]:
         """Yield writes of contiguous seqs, starting after the last seq of the span."""
         seq = span.last_seq + 1
         for first_seq, count, locator, _, _ in self.writes(span.topic, seq):
@@ -139,9 +139,9 @@ class Segments:
     def sources(self) -> Iterator[ExtentSource]:
         """Yield the sources of the segment. An empty source marks a step. Raises `Damaged`."""
         for span in self.spans.values():
-            yield from self._stretches(span)
+            yield from self._adjacent_extents(span)
 
-    def _stretches(self, span: Span) -> Iterator[ExtentSource]:
+    def _adjacent_extents(self, span: Span) -> Iterator[ExtentSource]:
         topic_id, slices = span.topic.id, list[ViewSlice]()
         first = end = 0
         for entry in self._entries(span):

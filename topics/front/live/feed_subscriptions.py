@@ -35,18 +35,18 @@ from topics.formats.wire.calls import (
     FeedParams,
     FeedView,
 )
-from topics.front.live.feed_reads import FeedReads, SharedAnswer
-from topics.front.live.pages import FeedPage, KeptPages
-from topics.front.live.streams import TOLD_EVERY_S
+from topics.front.live.catch_up_reads import CatchUpReads, SharedResult
+from topics.front.live.pages import FeedPage, PageCache
+from topics.front.live.streams import NOTICE_INTERVAL_S
 from topics.front.live.subscriptions import FeedSubscription, Reader
 from topics.front.pressure.governor import COALESCE_S
 from topics.front.pressure.pressure import Pressure
 
 RETRY_S = 0.25  # wait after a shard has refused a reader
-TOLD_MAX = 256  # streams that one page notifies of its pause
+NOTIFIED_MAX = 256  # streams that one page notifies of its pause
 
 
-class Feeds:
+class FeedSubscriptions:
     """All feed subscriptions of a front. `Live` forwards the messages of shards to it."""
 
     def __init__(
@@ -57,10 +57,10 @@ class Feeds:
         now: float,
     ) -> None:
         self._shards, self._pressure, self._call_in = shards, pressure, call_in
-        self.reads = FeedReads(shards)
-        self.kept = KeptPages()
+        self.reads = CatchUpReads(shards)
+        self.kept = PageCache()
         self.by_number: dict[int, FeedSubscription] = {}
-        self._opening: dict[int, SharedAnswer[FeedOpenResult]] = {}  # by the number of the feed
+        self._opening: dict[int, SharedResult[FeedOpenResult]] = {}  # by the number of the feed
         self._by_view: dict[tuple[str, View], FeedSubscription] = {}
         self._last_number = 0
         self._now = now  # time of the last tick
@@ -80,11 +80,11 @@ class Feeds:
             await self._opened(feed).wait()
         return feed
 
-    def _opened(self, feed: FeedSubscription) -> SharedAnswer[FeedOpenResult]:
+    def _opened(self, feed: FeedSubscription) -> SharedResult[FeedOpenResult]:
         """Return the pending result of opening the feed. Request it if no request is in flight."""
         opening = self._opening.get(feed.number)
         if opening is None:
-            opening = self._opening[feed.number] = SharedAnswer()
+            opening = self._opening[feed.number] = SharedResult()
 
             def then(answer: Reply[FeedOpenResult] | TopicsError) -> None:
                 del self._opening[feed.number]
@@ -136,7 +136,7 @@ class Feeds:
         if feed is not None and (pause_s := self.pause_s(feed)):
             reader.is_waiting = True
             self._waiting[reader] = self._now + pause_s
-            reader.stream.tell_paced(self._now)
+            reader.stream.notify_paced(self._now)
 
     def pause_s(self, feed: FeedSubscription) -> float:
         """Return the seconds that readers of the feed wait between two pages.
@@ -161,7 +161,7 @@ class Feeds:
     def _drop(self, feed: FeedSubscription) -> None:
         """Remove a feed and its kept pages."""
         feed.is_open = False
-        self.kept.forget(feed.kept)
+        self.kept.remove(feed.kept)
         self.by_number.pop(feed.number, None)
         if self._by_view.get((feed.topic, feed.view)) is feed:
             del self._by_view[feed.topic, feed.view]
@@ -191,7 +191,7 @@ class Feeds:
                 # A retry opens the feed again, or reports the error to the client.
                 reader.stream.catch_up()
             else:
-                reader.stream.attempt(reader.stream.tell_deleted, reader, params.head_seq)
+                reader.stream.attempt(reader.stream.notify_deleted, reader, params.head_seq)
 
     def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
         """Deliver a page of a feed. ``records`` is valid until this function returns."""
@@ -199,18 +199,18 @@ class Feeds:
         if feed is None:
             return
         feed.band = params.band
-        is_calm = self._pressure.is_calm
+        is_calm = self._pressure.is_unthrottled
         pause_s = 0.0 if is_calm else self._pressure.pause_s(shard, feed.band)
         if pause_s:
-            self._call_in(pause_s, partial(self._taken_late, feed))
+            self._call_in(pause_s, partial(self._confirm_late, feed))
         else:
             # If the shard may send another page without this acknowledgement, do not wake it up: it
             # gets the acknowledgement with the next message.
-            quiet = is_calm and params.to_seq == params.head_seq and not params.is_awaited
-            self._shards.notify(shard, FEED_TAKEN, FeedParams(feed.number), quiet=quiet)
+            is_deferred = is_calm and params.to_seq == params.head_seq and not params.is_awaited
+            self._shards.notify(shard, FEED_TAKEN, FeedParams(feed.number), is_deferred=is_deferred)
         page = FeedPage(feed.topic, params, bytes(records))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
-        self.kept.keep(feed.kept, page)
+        self.kept.add(feed.kept, page)
         for reader in list(feed.live):
             stream = reader.stream
             # The reader has read further itself.
@@ -226,23 +226,25 @@ class Feeds:
             try:  # not `Stream.attempt`, which would cost one more call per stream and page
                 stream.show(reader, page)
             except Exception:
-                stream.broke()
+                stream.fail_unexpectedly()
         if pause_s > COALESCE_S:
-            self._tell_paced(feed)
+            self._notify_paced(feed)
 
-    def _taken_late(self, feed: FeedSubscription) -> None:
+    def _confirm_late(self, feed: FeedSubscription) -> None:
         """Acknowledge a page after a pause, unless the feed has ended in the meantime."""
         if feed.is_open:
             self._shards.notify(feed.shard, FEED_TAKEN, FeedParams(feed.number))
 
-    def _tell_paced(self, feed: FeedSubscription) -> None:
-        """Notify at most `TOLD_MAX` streams that they are paced, because more would delay the loop
-        further.
+    def _notify_paced(self, feed: FeedSubscription) -> None:
+        """Notify at most `NOTIFIED_MAX` streams that they are paced, because more would delay the
+        loop further.
         """
-        before = self._now - TOLD_EVERY_S
+        before = self._now - NOTICE_INTERVAL_S
         streams = (reader.stream for reader in feed.live)
-        for stream in [*islice((one for one in streams if one.told_at <= before), TOLD_MAX)]:
-            stream.attempt(stream.tell_paced, self._now)
+        for stream in [
+            *islice((one for one in streams if one.notified_at <= before), NOTIFIED_MAX)
+        ]:
+            stream.attempt(stream.notify_paced, self._now)
 
 
 def _detached(feed: FeedSubscription) -> list[Reader]:

@@ -17,22 +17,22 @@ STALLED_S: Final = 3.0
 STALLED, DISK_STALLED, DAMAGED = "stalled", "disk_stalled", "damaged"
 DIRECTORY_LOST = "directory_lost"
 DISK_STALLED_S: Final = 10.0  # a busy disk may take seconds for a sync
-LOOK_MAX_S: Final = 1.5  # the longest silence that one check adds
+STEP_MAX_S: Final = 1.5  # the longest silence that one check adds
 
 
-class Pulse:
+class Liveness:
     """The pulse of one process or disk. ``silent_s``: seconds without a sign of life."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
-        self._sign: Hashable = None
-        self._looked_at = 0.0
+        self._value: Hashable = None
+        self._observed_at = 0.0
 
-    def look(self, sign: Hashable, now: float) -> float:
+    def observe(self, value: Hashable, now: float) -> float:
         """Store the current sign. Return the number of seconds without a change."""
-        if sign != self._sign:
-            self._sign, self.silent_s = sign, 0.0
+        if value != self._value:
+            self._value, self.silent_s = value, 0.0
         else:
-            self.silent_s += min(now - self._looked_at, LOOK_MAX_S)
-        self._looked_at = now
+            self.silent_s += min(now - self._observed_at, STEP_MAX_S)
+        self._observed_at = now
         return self.silent_s

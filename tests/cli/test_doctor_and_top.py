@@ -138,8 +138,8 @@ def test_top_continues_after_a_restart_of_the_server(tmp_path: Path) -> None:
         server.kill()
         next(look for look in looks if "unreachable" in look["state"])
         server.start()
-        back = next(look for look in looks if "version" in look)  # ready, or not yet
-        assert back["reads_per_s"] is None
+        report_reconnected = next(look for look in looks if "version" in look)  # ready, or not yet
+        assert report_reconnected["reads_per_s"] is None
         next(filter(with_rates, looks))
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -204,7 +204,7 @@ def test_doctor_reports_findings_about_a_server(
 ) -> None:
     told = client.call(calls.metrics()) | metrics
     fields = {"client": client, "metrics": told, "ready": READY, **more}
-    found = [*getattr(doctor, check)(doctor.Server(**fields))]
+    found = [*getattr(doctor, check)(doctor.ServerState(**fields))]
     assert [what in each.what for each in found] == ([] if what is None else [True])
     assert all(each.fix for each in found)
 
@@ -226,7 +226,7 @@ def test_doctor_reports_dead_letters(topics: Run, client: Topics, name: str) -> 
 def test_doctor_reports_a_server_without_keys(guarded: Server, tmp_path: Path) -> None:
     def open_to_all(url: str) -> bool:
         with Topics(url, key="secret") as client:
-            return bool([*doctor.keys(doctor.Server(client, {}, READY))])
+            return bool([*doctor.keys(doctor.ServerState(client, {}, READY))])
 
     assert not open_to_all(f"http://0.0.0.0:{guarded.port}")
     settings = {"host": "0.0.0.0", "allow_insecure_no_auth": 1}

@@ -34,7 +34,7 @@ class Fault:
     until: float
 
 
-class Fates:
+class Faults:
     """The faults of one world. Each run has only some kinds, at its own rate."""
 
     def __init__(self, world: World) -> None:
@@ -55,7 +55,7 @@ class Fates:
         while not self.is_calm and self._kinds:
             await trio.sleep(self._dice.expovariate(1 / self._mean_s))
             with trio.CancelScope(shield=True):  # restart the stopped processes even when cancelled
-                await self._befall(self._dice.choice(self._kinds))
+                await self._apply(self._dice.choice(self._kinds))
 
     async def mend(self) -> None:
         """End all faults, and wait until the server is well. A shard with a broken log must be
@@ -73,9 +73,9 @@ class Fates:
         if not end and not world.is_well:
             end = "stop"
         if end:
-            await self._befall(end)
+            await self._apply(end)
 
-    async def _befall(self, kind: str) -> None:
+    async def _apply(self, kind: str) -> None:
         world, dice = self._world, self._dice
         process = dice.choice([*world.processes.values()] or [None])
         until = trio.current_time() + dice.choice((1.0, 10.0, 60.0))

@@ -52,7 +52,7 @@ async def test_a_page_without_a_waiting_successor_is_confirmed_later(
     params = {**page(0, 2), "head_seq": head_seq, "is_awaited": is_awaited}
     front.event(0, "feed.page", {"feed": 1, **params}, records(0, 2))
     assert front.shards.told == [("feed.taken", {"feed": 1})]
-    assert front.shards.quiet == [is_quiet]
+    assert front.shards.deferred == [is_quiet]
 
 
 async def test_a_reader_below_the_start_of_a_page_reads_the_missing_records(
@@ -160,7 +160,7 @@ async def test_a_coalesced_page_is_sent_immediately_and_confirmed_late(
     relax(pressed.pressure)
     await paced_page(pressed, 1, 2)
     assert pressed.shards.told == [TAKEN, TAKEN]
-    assert pressed.shards.quiet == [False, True], "the shard waits for the late confirmation"
+    assert pressed.shards.deferred == [False, True], "the shard waits for the late confirmation"
 
 
 @pytest.mark.parametrize(("band", "pause_s"), [(0, 1.0), (1, 0.75), (3, 0.25), (4, COALESCE_S)])

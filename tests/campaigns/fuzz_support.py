@@ -117,35 +117,35 @@ def spoken(address: tuple[str, int], pieces: Sequence[bytes], source: random.Ran
         except OSError as error:  # refused before everything was sent
             if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
                 raise
-        heard = wire.rest()
+        check_response = wire.rest()
     took = time.monotonic() - began
     assert took < END_S, f"the connection took {took:.1f} s to end"
-    return heard
+    return check_response
 
 
-class _HeardWire(Wire):
+class _RecordingWire(Wire):
     """Parses bytes of responses that were already received."""
 
-    def __init__(self, heard: bytes) -> None:
-        self._buffer, self._asked = bytearray(heard), deque()
+    def __init__(self, check_response: bytes) -> None:
+        self._buffer, self._asked = bytearray(check_response), deque()
 
     def _receive(self) -> bool:
         return False
 
 
-class _HeardSocket(Socket):
+class _RecordingSocket(Socket):
     """Parses WebSocket frames that were already received."""
 
-    def __init__(self, heard: bytes) -> None:
-        self._buffer = bytearray(heard)
+    def __init__(self, check_response: bytes) -> None:
+        self._buffer = bytearray(check_response)
 
     def _receive(self) -> bool:
         return False
 
 
-def answers_of(heard: bytes) -> list[Answer]:
+def answers_of(check_response: bytes) -> list[Answer]:
     """Return the complete responses on a connection. Bytes after a 101 belong to it."""
-    wire, found = _HeardWire(heard), list[Answer]()
+    wire, found = _RecordingWire(check_response), list[Answer]()
     while wire._buffer:
         answer = wire.answer()
         found.append(Answer(101, answer.headers, wire.rest()) if answer.status == 101 else answer)
@@ -161,11 +161,11 @@ def check_envelope(answer: Answer) -> None:
     assert {"code", "message"} <= members <= {"code", "message", "detail"}, document
 
 
-def messages_of(heard: bytes) -> list[dict[str, Any]]:
+def messages_of(check_response: bytes) -> list[dict[str, Any]]:
     """Return the text messages among a server's frames. Each frame must be complete and
     well-formed.
     """
-    frames, found = _HeardSocket(heard), []
+    frames, found = _RecordingSocket(check_response), []
     while frames._buffer:
         frame = frames.receive()
         assert frame.fin, frame

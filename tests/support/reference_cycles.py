@@ -16,7 +16,7 @@ from topics.cli import main
 from topics.process import front
 
 
-def found_circles() -> list[str]:
+def found_cycles() -> list[str]:
     """Return the types of the project's objects that only the cyclic collector finds."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
@@ -36,7 +36,7 @@ NUMBERS = itertools.count(1)
 
 def _tell(_signal: int, _frame: object) -> None:
     print(
-        json.dumps({"event": f"circles {next(NUMBERS)}", "kinds": found_circles()}),
+        json.dumps({"event": f"circles {next(NUMBERS)}", "kinds": found_cycles()}),
         file=sys.stderr,
         flush=True,
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.support.api import Answer
 
 
-class Judge(Protocol):
+class TrafficCheck(Protocol):
     """A checker of traffic. Each method raises for traffic that violates the specifications."""
 
     def answered(self, method: str, target: str, answer: Answer, body: bytes | None = None) -> None:
@@ -27,16 +27,16 @@ class Judge(Protocol):
         """Check a message of a WebSocket. ``command`` is the command that it responds to."""
 
 
-judges: list[Judge] = []
+checks: list[TrafficCheck] = []
 
 
-def heard(method: str, target: str, answer: Answer, body: bytes | None = None) -> None:
+def check_response(method: str, target: str, answer: Answer, body: bytes | None = None) -> None:
     """Report a response to all judges."""
-    for judge in judges:
+    for judge in checks:
         judge.answered(method, target, answer, body)
 
 
-def heard_of(answer: Answer) -> None:
+def check_unknown(answer: Answer) -> None:
     """Report a response to an unidentified request to all judges."""
-    for judge in judges:
+    for judge in checks:
         judge.answered_unknown(answer)

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from tests.process.family_support import wait_until_gone
+from tests.process.family_support import wait_until_exited
 from tests.support.api import Answer, Api, Wire, ok, request
 from tests.support.queues import until
 from tests.support.server import STOP_S, Server
 from tests.support.sse import Stream, session
-from topics.actors.link.pulse import STALLED_S
+from topics.actors.link.liveness import STALLED_S
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.formats.names import shard_of
 
@@ -193,7 +193,7 @@ def test_clients_that_connect_during_the_drain_get_503_and_are_refused_afterward
         ok(slow.answer("POST"), 201)
         front = server.roles().get("front 0")
     if front is not None:
-        wait_until_gone(front)
+        wait_until_exited(front)
     began = time.monotonic()
     with pytest.raises(ConnectionRefusedError), Api(server.address) as api:
         api.call("GET", "/v0/health")

@@ -9,12 +9,12 @@ In NO_ROOM the shard accepts changes that free space, and refuses changes that g
 log has no space for the frames of a start, the shard is NO_ROOM, too, and refuses both.
 
 The disk watch measures how long the disk has not responded while the loop runs. The threads of the
-log and of streamed appends may hang in the kernel. The heartbeat calls `look` twice a second. After
-`DISK_STALLED_S` without progress the shard refuses writes until the disk responds again. The loop
-itself may hang in a short write or sync. Then the log's hang watch publishes on the board how long
-the disk has not responded, so that the supervisor does not kill the shard because of its disk. The
-heartbeat continues for `DISK_STALLED_S`, as for a busy disk. Then it stops, and the front also ends
-reads, because the loop cannot answer them.
+log and of streamed appends may hang in the kernel. The heartbeat calls `check` twice a second.
+After `DISK_STALLED_S` without progress the shard refuses writes until the disk responds again. The
+loop itself may hang in a short write or sync. Then the log's hang watch publishes on the board how
+long the disk has not responded, so that the supervisor does not kill the shard because of its disk.
+The heartbeat continues for `DISK_STALLED_S`, as for a busy disk. Then it stops, and the front also
+ends reads, because the loop cannot answer them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator
 import structlog
 import trio
 
-from topics.actors.link.beat import wait_beat
-from topics.actors.link.board import ShardState, ShardWords
-from topics.actors.link.pulse import DISK_STALLED_S, Pulse
+from topics.actors.link.board import ShardCells, ShardState
+from topics.actors.link.liveness import DISK_STALLED_S, Liveness
+from topics.actors.link.tick import wait_tick
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.service import Service
 from topics.errors import NotReady
@@ -43,25 +43,25 @@ FULL = NoSpace(errno.ENOSPC, "no space on the disk")
 log = structlog.get_logger()
 
 
-class Room(Service):
+class DiskSpace(Service):
     """The state of one shard's disk. ``broken``: the error that ended all writing.
 
     Its task has its own timer instead of the shared one. Its checks wait for the disk, in threads,
     and the next pause begins when a check has ended.
     """
 
-    def __init__(self, shard: RecoveredShard, commits: GroupCommit, words: ShardWords) -> None:
-        self.wal, self.commits, self._words = shard.wal, commits, words
+    def __init__(self, shard: RecoveredShard, commits: GroupCommit, cells: ShardCells) -> None:
+        self.wal, self.commits, self._cells = shard.wal, commits, cells
         # Frames of this start that the log had no space for.
-        self.owed = list(shard.unwritten_frames)
+        self.unwritten = list(shard.unwritten_frames)
         self.broken: OSError | None = None
-        self.on_short: Callable[[], None] = lambda: None  # called at intervals while NO_ROOM
+        self.on_disk_full: Callable[[], None] = lambda: None  # called at intervals while NO_ROOM
 
     def refusal(self, *, grows: bool) -> OSError | None:
         """Return why a change must be refused, or None. ``grows``: the change frees no space."""
         if self.broken is not None:
             return self.broken
-        return FULL if self.owed or (grows and self.wal.lacks_space) else None
+        return FULL if self.unwritten or (grows and self.wal.lacks_space) else None
 
     def show(self, error: OSError | None = None) -> None:
         """Publish the state on the board. ``error``: the error with which the log has failed."""
@@ -74,7 +74,7 @@ class Room(Service):
             self._show(ShardState.NO_ROOM if self.refusal(grows=True) else ShardState.READY)
 
     def _show(self, state: ShardState) -> None:
-        if self._words.state == state:
+        if self._cells.state == state:
             return
         path = str(self.wal.folder)
         if state is ShardState.NO_ROOM:
@@ -84,43 +84,43 @@ class Room(Service):
             log.error("data directory lost", path=path, refused="all writes", reason=reason)
         elif state is ShardState.READ_ONLY:
             log.error("log broken", path=path, refused="all writes", error=str(self.broken))
-        elif self._words.state == ShardState.NO_ROOM:
+        elif self._cells.state == ShardState.NO_ROOM:
             log.info("disk space available", path=path)
-        self._words.state = state
+        self._cells.state = state
 
     async def run(self) -> None:
         """Check the log's space until cancelled or broken."""
         pause_s = RETRY_MIN_S
         while self.broken is None:
-            await wait_beat(pause_s)
+            await wait_tick(pause_s)
             self.show()
-            is_short = self._words.state == ShardState.NO_ROOM
+            is_short = self._cells.state == ShardState.NO_ROOM
             if is_short:
-                self.on_short()
-            failed = is_short and not await self.find_room()
+                self.on_disk_full()
+            failed = is_short and not await self.find_space()
             pause_s = min(2 * pause_s, RETRY_MAX_S) if failed else RETRY_MIN_S
 
-    async def find_room(self) -> bool:
+    async def find_space(self) -> bool:
         """Try to allocate the needed files. Return whether the shard may grow again."""
         if not await trio.to_thread.run_sync(self.wal.allocate_files):
             return False
-        if self.owed and await self._note_start():
-            self.owed = []
+        if self.unwritten and await self._note_start():
+            self.unwritten = []
         self.show()
-        return not self.owed
+        return not self.unwritten
 
     async def _note_start(self) -> bool:
         """Write the frames of this start. Return whether the log has them now."""
-        self.wal.begin(self.owed)
+        self.wal.begin(self.unwritten)
         return await self.commits.wait_synced(self.wal.next_lsn)
 
 
 class DiskWatch:
     """Watches the disk of one shard."""
 
-    def __init__(self, commits: GroupCommit, room: Room, words: ShardWords) -> None:
-        self._commits, self._room, self._words = commits, room, words
-        self._log, self._blobs, self._loop = Pulse(), Pulse(), Pulse()
+    def __init__(self, commits: GroupCommit, disk_space: DiskSpace, cells: ShardCells) -> None:
+        self._commits, self._disk_space, self._cells = commits, disk_space, cells
+        self._log, self._blobs, self._loop = Liveness(), Liveness(), Liveness()
         # Number of running streamed appends, and of the steps of all streamed appends.
         self._streaming = self._steps = 0
         self.is_stalled = False
@@ -138,22 +138,22 @@ class DiskWatch:
     def _note_step(self) -> None:
         self._steps += 1
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Publish how long the disk has not responded.
 
         Log when it stalls and when it responds again.
         """
-        self._show(max(self._log_silent_s(now), self._blobs_silent_s(now)))
+        self._show(max(self._log_stall_s(now), self._blobs_stall_s(now)))
 
     def _on_hang(self, call: int) -> None:
         """Publish that the loop hangs in this call. Runs in the thread that watches the loop."""
-        silent_s = self._loop.look(call, time.monotonic())
+        silent_s = self._loop.observe(call, time.monotonic())
         self._show(silent_s)
         if silent_s < DISK_STALLED_S:
-            self._words.heartbeat_ms = time.monotonic_ns() // 1_000_000
+            self._cells.heartbeat_ms = time.monotonic_ns() // 1_000_000
 
     def _show(self, silent_s: float) -> None:
-        self._words.disk_silent_ms = int(silent_s * 1000)
+        self._cells.disk_silent_ms = int(silent_s * 1000)
         if self.is_stalled != (silent_s >= DISK_STALLED_S):
             self.is_stalled = not self.is_stalled
             if self.is_stalled:
@@ -161,15 +161,15 @@ class DiskWatch:
             else:
                 log.info("disk resumed")
 
-    def _log_silent_s(self, now: float) -> float:
+    def _log_stall_s(self, now: float) -> float:
         commits = self._commits
         is_waited_for = len(commits) > 0 or commits.wal.is_syncing
-        if not is_waited_for or self._room.broken is not None:
-            return self._log.look(now, now)
-        return self._log.look((commits.oldest, commits.wal.synced_lsn), now)
+        if not is_waited_for or self._disk_space.broken is not None:
+            return self._log.observe(now, now)
+        return self._log.observe((commits.oldest, commits.wal.synced_lsn), now)
 
-    def _blobs_silent_s(self, now: float) -> float:
-        return self._blobs.look((self._streaming, self._steps) if self._streaming else now, now)
+    def _blobs_stall_s(self, now: float) -> float:
+        return self._blobs.observe((self._streaming, self._steps) if self._streaming else now, now)
 
 
 def unwritable(error: OSError) -> NotReady:

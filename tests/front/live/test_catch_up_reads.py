@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.live_desk import Shards, page, records
 from topics.errors import NotReady
 from topics.formats.api.watch import Start, View
-from topics.front.live.feed_reads import READING_MAX_BYTES, FeedReads
+from topics.front.live.catch_up_reads import READING_MAX_BYTES, CatchUpReads
 from topics.front.live.pages import FeedPage
 from topics.front.live.subscriptions import Reader
 
@@ -23,12 +23,12 @@ def reader(seq: int = 0, view: View | None = None) -> Reader:
     return Reader(cast("Any", stream), "t", 0, view or View(), Start(seq, epoch=1))
 
 
-class Asking:
+class ConcurrentReaders:
     """Readers that send requests at the same time, and the results that they get."""
 
     def __init__(self) -> None:
         self.shards = Shards()
-        self.reads = FeedReads(cast("Any", self.shards))
+        self.reads = CatchUpReads(cast("Any", self.shards))
         self.heard: list[FeedPage | NotReady] = []
 
     async def read(self, asking: Reader, until_seq: int | None = None) -> None:
@@ -43,7 +43,7 @@ class Asking:
 async def test_equal_reads_in_flight_share_one_call_and_one_page(
     nursery: trio.Nursery,
 ) -> None:
-    asking = Asking()
+    asking = ConcurrentReaders()
     for _ in range(3):
         nursery.start_soon(asking.read, reader())
     await wait_all_tasks_blocked()
@@ -55,7 +55,7 @@ async def test_equal_reads_in_flight_share_one_call_and_one_page(
 
 
 async def test_different_reads_have_separate_calls(nursery: trio.Nursery) -> None:
-    asking = Asking()
+    asking = ConcurrentReaders()
     nursery.start_soon(asking.read, reader())
     nursery.start_soon(asking.read, reader(1))
     nursery.start_soon(asking.read, reader(), 7)
@@ -67,7 +67,7 @@ async def test_different_reads_have_separate_calls(nursery: trio.Nursery) -> Non
 
 async def test_the_bytes_that_a_shard_reads_at_a_time_are_bounded(nursery: trio.Nursery) -> None:
     """The next page is requested after one was shown. A page without a reader is not requested."""
-    asking, view = Asking(), View(bytes=READING_MAX_BYTES // 2)
+    asking, view = ConcurrentReaders(), View(bytes=READING_MAX_BYTES // 2)
     readers = [reader(seq, view) for seq in range(4)]
     for each in readers:
         nursery.start_soon(asking.read, each)
@@ -91,7 +91,7 @@ async def test_the_bytes_that_a_shard_reads_at_a_time_are_bounded(nursery: trio.
 async def test_a_failure_fails_all_waiting_readers_and_later_reads_call_again(
     nursery: trio.Nursery,
 ) -> None:
-    asking = Asking()
+    asking = ConcurrentReaders()
     failure = NotReady("the shard is down")
     for _ in range(2):
         nursery.start_soon(asking.read, reader())

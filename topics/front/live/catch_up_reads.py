@@ -27,7 +27,7 @@ LONG_BYTES = 32 * 1024
 LONG_PER_PASS = 16  # readers that receive a long page in one loop iteration
 
 
-class SharedAnswer(Generic[R]):
+class SharedResult(Generic[R]):
     """The result of one call, for all readers that wait for it."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class SharedAnswer(Generic[R]):
         return self._answer
 
 
-class PageRead(SharedAnswer[FeedReadResult]):
+class PageRead(SharedResult[FeedReadResult]):
     """A page that is being read.
 
     ``readers`` wait for it, or for the iteration in which they receive it.
@@ -64,11 +64,11 @@ class PageRead(SharedAnswer[FeedReadResult]):
         super().__init__()
         self.page: FeedPage | None = None
         self.readers: dict[Reader, None] = {}
-        # Releases its space in `ReadingRoom`; set when the page is requested.
+        # Releases its space in `ReadBudget`; set when the page is requested.
         self.leave: Callable[[], None] | None = None
 
 
-class ReadingRoom:
+class ReadBudget:
     """The budget of a shard for pages that were requested and not yet delivered to their streams.
 
     It admits one page of any size, or as many pages as fit into `READING_MAX_BYTES`.
@@ -79,41 +79,41 @@ class ReadingRoom:
         self._is_busy = False
         self._waiting: deque[tuple[int, Callable[[], bool]]] = deque()
 
-    def enter(self, size: int, ask: Callable[[], bool]) -> None:
-        """Call ``ask`` when there is space for ``size`` bytes.
+    def enter(self, size: int, start: Callable[[], bool]) -> None:
+        """Call ``start`` when there is space for ``size`` bytes.
 
-        If ``ask`` returns True, the caller must call `leave` afterwards.
+        If ``start`` returns True, the caller must call `leave` afterwards.
         """
-        self._waiting.append((size, ask))
-        self._let_in()
+        self._waiting.append((size, start))
+        self._admit_waiting()
 
     def leave(self, size: int) -> None:
         """Release the space of a page that was delivered."""
         self._used -= size
-        self._let_in()
+        self._admit_waiting()
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         """Call waiting functions in order while there is space."""
         waiting = self._waiting
-        # A call to a shard that is down fails within ``ask``, which may lead here again.
+        # A call to a shard that is down fails within ``start``, which may lead here again.
         if self._is_busy:
             return
         self._is_busy = True
         while waiting and (not self._used or self._used + waiting[0][0] <= READING_MAX_BYTES):
-            size, ask = waiting.popleft()
+            size, start = waiting.popleft()
             self._used += size
-            if not ask():
+            if not start():
                 self._used -= size
         self._is_busy = False
 
 
-class FeedReads:
+class CatchUpReads:
     """The reads in flight of all readers of a front."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._reads: dict[FeedReadParams, PageRead] = {}
-        self._rooms: dict[int, ReadingRoom] = defaultdict(ReadingRoom)  # of the shards
+        self._budgets: dict[int, ReadBudget] = defaultdict(ReadBudget)  # of the shards
         self._long = trio.CapacityLimiter(LONG_PER_PASS)
 
     async def read(self, reader: Reader, until_seq: int | None) -> tuple[FeedPage, int]:
@@ -127,7 +127,9 @@ class FeedReads:
         if read is None:
             read = self._reads[params] = PageRead()
             read.readers[reader] = None
-            self._rooms[reader.shard].enter(view.bytes, partial(self._ask, reader, params, read))
+            self._budgets[reader.shard].enter(
+                view.bytes, partial(self._request, reader, params, read)
+            )
         else:
             read.readers[reader] = None
         try:
@@ -145,7 +147,7 @@ class FeedReads:
             read.page = FeedPage(reader.topic, result, body)
         return read.page, result.epoch
 
-    def _ask(self, first: Reader, params: FeedReadParams, read: PageRead) -> bool:
+    def _request(self, first: Reader, params: FeedReadParams, read: PageRead) -> bool:
         """Request a page. Return False if no reader waits for it any longer."""
 
         def then(answer: Reply[FeedReadResult] | TopicsError) -> None:
@@ -156,6 +158,6 @@ class FeedReads:
         if not any(reader.stream.is_following(reader) for reader in read.readers):
             then(NotReady("no stream waits for this page"))
             return False
-        read.leave = partial(self._rooms[first.shard].leave, first.view.bytes)
+        read.leave = partial(self._budgets[first.shard].leave, first.view.bytes)
         self._shards.call(first.shard, FEED_READ, params, b"", then)
         return True

@@ -1,5 +1,5 @@
 """The command ``topics`` with a server whose long timeouts take seconds: ``python -m
-tests.support.hasty serve``.
+tests.support.short_timeouts serve``.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from topics.actors.link import pulse
+from topics.actors.link import liveness
 from topics.cli import main
 from topics.formats.api import limits
 from topics.front import held_memory
@@ -20,7 +20,7 @@ DISK_STALLED_S = 4.0
 TIMES: list[tuple[ModuleType, str, float, float]] = [
     (limits, "WAIT_MS_MAX", 30_000, int(WAIT_MAX_S * 1000)),
     (held_memory, "STALL_MAX_S", 30, STALL_MAX_S),
-    (pulse, "DISK_STALLED_S", 10, DISK_STALLED_S),
+    (liveness, "DISK_STALLED_S", 10, DISK_STALLED_S),
 ]
 
 

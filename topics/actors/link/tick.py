@@ -1,0 +1,44 @@
+"""Tick: the schedule that all periodic checks of a process share (decision 0073).
+
+All checks run at multiples of `TICK_INTERVAL_S` of the process's clock, so they share one wake-up:
+an idle process wakes up twice a second. They also share one timer: one task sleeps and wakes the
+others.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+TICK_INTERVAL_S: Final = 0.5
+
+
+def next_tick(now: float, seconds: float = 0.0) -> float:
+    """Return the time of the first tick after ``now``. ``seconds``: interval; 0 means
+    `TICK_INTERVAL_S`.
+    """
+    step_s = seconds or TICK_INTERVAL_S
+    tick = (now // step_s + 1) * step_s
+    return tick if tick > now else tick + step_s  # the division was rounded down
+
+
+async def wait_tick(seconds: float = 0.0) -> None:
+    """Wait for the next tick. ``seconds``: as for `next_tick`."""
+    at = next_tick(trio.current_time(), seconds)
+    if seconds not in (0.0, TICK_INTERVAL_S):
+        await trio.sleep_until(at)
+    while trio.current_time() < at:  # repeat, because the task with the timer may be cancelled
+        if (tick := _TICK.get()) is not None:
+            await tick.wait()
+            continue
+        _TICK.set(tick := trio.Event())
+        try:
+            await trio.sleep_until(at)
+        finally:
+            _TICK.set(None)
+            tick.set()
+
+
+_TICK: trio.lowlevel.RunVar[trio.Event | None] = trio.lowlevel.RunVar("topics tick", None)
+"""Set at the next tick, while one task sleeps on behalf of all waiting tasks."""
