@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from tests.spark.client.stub_server import Fault, StubServer
 from tests.spark.jobs.archives import Row, write_archive
+from topics.spark.interface import DEFAULTS
 from topics.spark.jobs import replay
 from topics.spark.jobs.cli import main
-from topics.spark.sink import options
 
 DAYS = ("2026-01-01", "2026-01-02")
 ROWS = [
@@ -28,7 +28,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "BATCH_RECORDS", 7)
+    monkeypatch.setitem(DEFAULTS, "batchRecords", "7")
 
 
 @pytest.fixture

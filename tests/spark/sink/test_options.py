@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from topics.spark.sink.options import WINDOW_MS, SinkOptions
+from topics.spark.sink.options import HOUR_MS, SinkOptions
 from topics.spark.source.connection import BadOption
 
 
@@ -15,7 +15,7 @@ def test_the_defaults_append_json_to_a_topic_that_remembers_keys_for_a_week() ->
     assert (options.topic, options.job_id, options.node, options.text) == (None, None, None, False)
     assert (options.batch_records, options.batch_bytes) == (5000, 4 * 1024 * 1024)
     assert options.create
-    assert options.config() == {"idempotency_window_ms": WINDOW_MS}
+    assert options.config() == {"idempotency_window_ms": 7 * 24 * HOUR_MS}
 
 
 def test_names_are_matched_whatever_their_case_and_all_travel_to_executors() -> None:
@@ -42,14 +42,14 @@ def test_names_are_matched_whatever_their_case_and_all_travel_to_executors() -> 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("topci", "t", "there is no option topci; did you mean topic?"),
-        ("batchRecord", "1", "there is no option batchrecord; did you mean batchRecords?"),
+        ("topci", "t", "there is no option topci; is it topic?"),
+        ("batchRecord", "1", "there is no option batchrecord; is it batchRecords?"),
         ("topic", "", "option topic is empty"),
         ("batchBytes", "0", "option batchBytes is 0"),
         ("createTopic", "maybe", "option createTopic is 'maybe'"),
         ("durability", "ram", "option durability is 'ram'"),
         ("valueFormat", "avro", "option valueFormat is 'avro'"),
-        ("path", "events", "a topic is no path"),
+        ("path", "events", "a topic has no path: give .option('topic', 'events') and call .save()"),
         ("kafka.bootstrap.servers", "h:1", "name a topics server with the option servers"),
         ("kafka.acks", "all", "option kafka.acks is Kafka's and has no meaning for topics"),
     ],

@@ -12,8 +12,8 @@ from topics.client import ConnectionLost
 from topics.client.calls import Tries
 from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server, Servers
+from topics.spark.interface import DEFAULTS
 from topics.spark.source.connection import (
-    RETRIES,
     BadOption,
     Connection,
     RetryBudget,
@@ -27,14 +27,23 @@ from topics.spark.source.connection import (
 )
 
 URL = "http://127.0.0.1:4000"
+RETRIES = int(DEFAULTS["numRetries"])
 
 
-def test_without_options_it_is_the_local_server_without_a_key() -> None:
-    connection = Connection.parse({})
+def test_the_options_have_the_defaults_of_the_table() -> None:
+    connection = Connection.parse({"servers": URL})
     (server,) = connection.servers.members
     target = connection.target(server)
     assert (target.url, target.api_key, target.retries) == (URL, None, RETRIES)
     assert (target.connect_s, target.read_s) == (5, 120)
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_server_must_be_named(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is not None:
+        monkeypatch.setenv("TOPICS_URL", value)
+    with pytest.raises(BadOption, match="no server is named: give the option servers, for example"):
+        Connection.parse({})
 
 
 def test_the_environment_gives_what_options_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +66,7 @@ def test_names_of_options_have_no_case() -> None:
 def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("secret\n")
-    assert Connection.parse({"apiKeyFile": str(file)}).api_key == "secret"
+    assert Connection.parse({"servers": URL, "apiKeyFile": str(file)}).api_key == "secret"
 
 
 def test_a_key_in_the_environment_does_not_join_user_info(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +97,8 @@ def test_the_password_of_an_address_is_sent_and_never_shown() -> None:
 
 
 def test_the_key_travels_and_is_never_shown() -> None:
-    assert Connection.parse({"apiToken": "secret-key"}).api_key == "secret-key"
-    connection = Connection.parse({"apiKey": "secret-key"})
+    assert Connection.parse({"servers": URL, "apiToken": "secret-key"}).api_key == "secret-key"
+    connection = Connection.parse({"servers": URL, "apiKey": "secret-key"})
     assert "secret" not in repr(connection)
     assert "secret" not in str(connection.target(connection.servers.members[0]))
     assert pickle.loads(pickle.dumps(connection)) == connection
@@ -102,7 +111,7 @@ def test_the_key_travels_and_is_never_shown() -> None:
         ({"servers": "host:4000"}, "'host:4000' is no address of a server"),
         ({"servers": " , "}, "servers names no server"),
         ({"servers": "http://h:1?x=1"}, "is no address of a server"),
-        ({"servers": URL, "url": URL}, "the same; give one of them"),
+        ({"url": URL, "servers": URL}, "the same; give one of them"),
         ({"apiKey": "k", "apiKeyFile": "f"}, "give one of them"),
         ({"apiKey": "k", "apiToken": "f"}, "options apiToken and apiKey are both given"),
         ({"servers": "http://u:clé@h", "apiToken": "k"}, "one Authorization header"),
@@ -117,7 +126,7 @@ def test_the_key_travels_and_is_never_shown() -> None:
 )
 def test_a_mistake_is_one_clear_line(options: dict[str, str], said: str) -> None:
     with pytest.raises(BadOption) as caught:
-        Connection.parse(options)
+        Connection.parse({"servers": URL} | options if "url" not in options else options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "clé" not in str(caught.value)
@@ -126,17 +135,17 @@ def test_a_mistake_is_one_clear_line(options: dict[str, str], said: str) -> None
 def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(" \n")
     with pytest.raises(BadOption, match="is empty"):
-        Connection.parse({"apiKeyFile": str(tmp_path / "key")})
+        Connection.parse({"servers": URL, "apiKeyFile": str(tmp_path / "key")})
 
 
 def test_numbers_flags_and_choices() -> None:
-    options = {"n": "7", "f": "TRUE", "c": "failfast", "bad": "maybe"}
-    assert (number(options, "n", 1), number(options, "absent", 1)) == (7, 1)
-    assert flag(options, "f", default=False)
-    assert flag(options, "absent", default=True)
-    assert choice(options, "c", ("FAILFAST", "PERMISSIVE"), default="") == "FAILFAST"
-    with pytest.raises(BadOption, match="option bad is 'maybe'; it is one of: true, false"):
-        flag(options, "bad", default=True)
+    options = {"minpartitions": " 7", "failondataloss": "FALSE", "durability": "Fsync"}
+    options["createtopic"] = "maybe"
+    assert (number(options, "minPartitions"), number({}, "minPartitions")) == (7, 1)
+    assert (flag(options, "failOnDataLoss"), flag({}, "failOnDataLoss")) == (False, True)
+    assert choice(options, "durability", ("disk", "fsync")) == "fsync"
+    with pytest.raises(BadOption, match="option createTopic is 'maybe'; it is one of: true, false"):
+        flag(options, "createTopic")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
             {"subscribe": "a", "startingOffsetsByTimestampStrategy": "latest"},
             "begins at the end, as latest does",
         ),
-        ("batch", {"path": "a"}, "name the topic with subscribe"),
+        ("batch", {"path": "a"}, "give .option('subscribe', 'a') and call .load()"),
     ],
 )
 def test_a_mistake_is_one_clear_line(kind: str, options: dict[str, str], said: str) -> None:

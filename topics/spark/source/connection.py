@@ -1,7 +1,7 @@
-"""Connection: the servers of a read or a write, the key, and how long to retry.
+"""The connection of a read or a write: servers, API key, retries and timeouts.
 
-It is made on the driver when a query is planned and travels to the executors, the key inside. No
-text of it shows the key.
+The driver creates it when a query is planned and sends it, with the key, to the executors. Its
+text never contains the key.
 """
 
 from __future__ import annotations
@@ -10,23 +10,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 
 from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
 from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import BadServers, Server, Servers
+from topics.spark.interface import DEFAULTS, Use, known_names
 
-CONNECTION_OPTIONS = (
-    "servers",
-    "url",
-    "apiToken",
-    "apiKey",
-    "apiKeyFile",
-    "numRetries",
-    "connectTimeoutMs",
-    "readTimeoutMs",
-)
 KAFKA_ADVICE = {
     "kafka.bootstrap.servers": (
         f"name a topics server with the option servers, for example {DEFAULT_URL}"
@@ -37,10 +29,8 @@ KAFKA_ADVICE = {
         "a start after the last record begins at the end, as latest does"
     ),
 }
-RETRIES = 60  # nearly ten minutes, with pauses of 10 s: a server that restarts reads its log
-CONNECT_TIMEOUT_MS = 5_000
-READ_TIMEOUT_MS = 120_000
-PLANNING_CONNECTS = 2  # more tries, when a query is planned: a wrong address is told in seconds
+SIMILARITY = 0.8  # of an unknown option and a known one that is suggested for it
+PLANNING_CONNECTS = 2  # retries while a query is planned: a wrong address fails within seconds
 AWAY = ("unreachable", "throttled", "not_ready", "shutting_down")
 QUICK_RETRIES = 1
 QUICK_CONNECT_S = 1.0
@@ -48,11 +38,13 @@ QUICK_READ_S = 10.0
 
 
 class BadOption(ValueError):
-    """An option of a read or a write that cannot be meant. The text is one line for people."""
+    """An invalid option of a read or a write. The text is one line for people."""
 
 
 class ServerError(Exception):
-    """A server refused or did not answer. One line: server, topic, code and what to do."""
+    """A server refused a request or did not respond. The text is one line: server, topic, code and
+    advice.
+    """
 
 
 class RetryBudget(Enum):
@@ -68,18 +60,18 @@ ClientFactory = Callable[[Server, RetryBudget], AbstractContextManager[TopicsCli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Servers, key and retries. Picklable."""
+    """Servers, API key, retries and timeouts. Picklable."""
 
     servers: Servers
     api_key: str | None = field(default=None, repr=False)  # a secret: never in a log or a plan
-    retries: int = RETRIES
-    connect_s: float = CONNECT_TIMEOUT_MS / 1000
-    read_s: float = READ_TIMEOUT_MS / 1000
+    retries: int
+    connect_s: float
+    read_s: float
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Connection:
-        """The connection of these options, with lower-case or camel-case names; the environment
-        gives what they leave out. Reads the key's file. Raises `BadOption`.
+        """Return the connection of these options, whatever the case of their names. Servers and key
+        default to the environment. Reads the key's file. Raises `BadOption`.
         """
         given = lowered(options)
         _refuse_kafka(given)
@@ -93,9 +85,9 @@ class Connection:
         connection = cls(
             servers=servers,
             api_key=key,
-            retries=number(given, "numRetries", RETRIES, least=0),
-            connect_s=number(given, "connectTimeoutMs", CONNECT_TIMEOUT_MS) / 1000,
-            read_s=number(given, "readTimeoutMs", READ_TIMEOUT_MS) / 1000,
+            retries=number(given, "numRetries", least=0),
+            connect_s=number(given, "connectTimeoutMs") / 1000,
+            read_s=number(given, "readTimeoutMs") / 1000,
         )
         for server in connection.servers.members:
             if mistake := mistake_in(connection.target(server)):
@@ -103,7 +95,7 @@ class Connection:
         return connection
 
     def target(self, server: Server) -> Target:
-        """How to reach that server."""
+        """Return the client's settings for the server."""
         return Target(
             url=server.url,
             api_key=self.api_key,
@@ -113,7 +105,7 @@ class Connection:
         )
 
     def client(self, server: Server, budget: RetryBudget = RetryBudget.FULL) -> TopicsClient:
-        """A client of that server; to be closed."""
+        """Return a client of the server, which the caller must close."""
         target = self.target(server)
         if budget is RetryBudget.PLANNING:
             target = replace(target, connect_retries=min(PLANNING_CONNECTS, target.retries))
@@ -133,31 +125,33 @@ class Connection:
         budget: RetryBudget = RetryBudget.PLANNING,
         client: ClientFactory | None = None,
     ) -> Server:
-        """The server that has the topic; of one that no server has, the server that it is made on.
+        """Return the server that has the topic. If no server has it, return the server on which to
+        create it.
 
-        All servers are asked. One that does not answer is passed over when another has the topic,
-        else it is awaited with ``budget``, and is a `ServerError`. Raises `RequestError` for a
-        topic on two servers. ``client`` gives the clients; by default, each is made and closed.
+        All servers are queried. A server that does not respond is ignored if another one has the
+        topic; otherwise it is queried again with ``budget``, and its failure is a `ServerError`.
+        Raises `RequestError` for a topic on two servers. ``client`` provides the clients; by
+        default, each is created and closed.
         """
-        ask = client or self.client
+        connect = client or self.client
         members = self.servers.members
         if len(members) == 1:
             return members[0]
         found, silent = [], []
         for server in members:
             try:
-                if _has(ask, server, topic, RetryBudget.QUICK):
+                if _has(connect, server, topic, RetryBudget.QUICK):
                     found.append(server)
             except ServerError:
                 silent.append(server)
         if not found:
-            found = [server for server in silent if _has(ask, server, topic, budget)]
+            found = [server for server in silent if _has(connect, server, topic, budget)]
         if len(found) > 1:
             raise on_two_servers(topic, found[0], found[1])
         return found[0] if found else self.servers.owner(topic)
 
     def server(self, name: str) -> Server:
-        """The server of that name. Raises `BadOption` when there is none."""
+        """Return the server with this name. Raises `BadOption` if there is none."""
         found = self.servers.named(name)
         if found is None:
             names = ", ".join(member.name for member in self.servers.members)
@@ -173,20 +167,20 @@ def is_away(error: ServerError) -> bool:
 
 @contextmanager
 def errors_of(server: Server) -> Iterator[None]:
-    """Refusals of that server as a `ServerError` that names it."""
+    """Convert the errors of requests to the server to a `ServerError` that names it."""
     try:
         yield
     except RequestError as error:
         raise ServerError(f"server {label(server)}: {error}") from error
 
 
-def _has(ask: ClientFactory, server: Server, topic: str, budget: RetryBudget) -> bool:
-    with errors_of(server), ask(server, budget) as client:
+def _has(connect: ClientFactory, server: Server, topic: str, budget: RetryBudget) -> bool:
+    with errors_of(server), connect(server, budget) as client:
         return client.state(topic) is not None
 
 
 def on_two_servers(topic: str, one: Server, other: Server) -> RequestError:
-    """The refusal of a topic that is on two servers: neither of them is the topic."""
+    """Return the error for a topic that exists on two servers."""
     where = f"it is on server {label(one)} and on server {label(other)}"
     return RequestError(topic, 409, "topic_on_two_servers", where)
 
@@ -198,15 +192,29 @@ def label(server: Server) -> str:
 
 
 def lowered(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by their names in lower case, as Spark gives them to a source."""
+    """Return the options with their names in lower case, as Spark passes them to a source."""
     return {name.lower(): value for name, value in options.items()}
 
 
-def number(options: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
-    """A whole number. Raises `BadOption`."""
-    text = options.get(name.lower())
-    if text is None:
-        return default
+def refuse_unknown(given: Mapping[str, str], use: Use) -> None:
+    """Raise `BadOption` for a path, and for an unknown option that is similar to a known one. Other
+    unknown options belong to Spark or to the other kind of use.
+    """
+    known = known_names(use)
+    if "path" in given:
+        option, method = ("subscribe", "load") if use == "read" else ("topic", "save() or .start")
+        raise BadOption(
+            f"a topic has no path: give .option({option!r}, {given['path']!r}) and call .{method}()"
+            " without an argument"
+        )
+    for name in given:
+        if name not in known and (near := get_close_matches(name, known, n=1, cutoff=SIMILARITY)):
+            raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
+
+
+def number(given: Mapping[str, str], name: str, *, least: int = 1) -> int:
+    """Return an option that is an integer. Raises `BadOption`."""
+    text = given.get(name.lower(), DEFAULTS[name])
     try:
         value = int(text.strip().replace("_", ""))
     except ValueError:
@@ -216,24 +224,38 @@ def number(options: Mapping[str, str], name: str, default: int, *, least: int = 
     return value
 
 
-def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """True or false. Raises `BadOption`."""
-    return choice(options, name, ("true", "false"), default=str(default).lower()) == "true"
+def flag(given: Mapping[str, str], name: str) -> bool:
+    """Return an option that is true or false. Raises `BadOption`."""
+    return choice(given, name, ("true", "false")) == "true"
 
 
-def choice(options: Mapping[str, str], name: str, values: tuple[str, ...], *, default: str) -> str:
-    """One of some values, whatever the case. Raises `BadOption`."""
-    text = options.get(name.lower(), default).strip()
+def choice(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+    """Return an option that is one of the values, in any case. Raises `BadOption`."""
+    text = given.get(name.lower(), DEFAULTS[name]).strip()
     for value in values:
         if text.lower() == value.lower():
             return value
     raise BadOption(f"option {name} is {text!r}; it is one of: {', '.join(values)}")
 
 
+def text_of(given: Mapping[str, str], name: str) -> str | None:
+    """Return an option that is a text, None if it is absent. Raises `BadOption` if it is empty."""
+    text = given.get(name.lower())
+    if text == "":
+        raise BadOption(f"option {name} is empty")
+    return text
+
+
 def _servers(given: Mapping[str, str]) -> Servers:
     if "servers" in given and "url" in given:
         raise BadOption("options servers and url are the same; give one of them")
-    text = given.get("servers") or given.get("url") or os.environ.get("TOPICS_URL") or DEFAULT_URL
+    text = given.get("servers") or given.get("url") or os.environ.get("TOPICS_URL")
+    if not text:
+        # Spark does not report the master to this process, so it cannot allow a local default.
+        raise BadOption(
+            f"no server is named: give the option servers, for example {DEFAULT_URL}, or set"
+            " TOPICS_URL before the Spark session starts"
+        )
     try:
         return Servers.parse(text)
     except BadServers as error:
