@@ -31,7 +31,7 @@ def options() -> Iterator[Sequence[str]]:
 def columns() -> Iterator[Sequence[str]]:
     """Return name, types and content of each column."""
     for name, content in COLUMNS.items():
-        read = TYPES[name].simpleString().upper()
+        read = TYPES[name].simpleString().upper() if name in TYPES else "none"
         written = [kind.upper() for kind in ACCEPTED.get(name, ()) if "char" not in kind]
         yield f"`{name}`", read, ", ".join(written) or "ignored", content
 

@@ -79,8 +79,9 @@ def mortal(tmp_path: Path) -> Iterator[Live]:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Live]:
-    """A server that requires a key: the-right-key, or narrow for other topics."""
-    with Server(tmp_path / "locked", shards=1, api_keys="the-right-key,narrow:r:other.") as server:
+    """A server that requires a key: the-right-key, narrow for other topics, writer to append."""
+    keys = "the-right-key,narrow:r:other.,writer:w"
+    with Server(tmp_path / "locked", shards=1, api_keys=keys) as server:
         made = Live(server, api_key="the-right-key")
         made.make("spark.locked", 3)
         yield made

@@ -12,6 +12,7 @@ import pytest
 from tests.spark.live import Live
 from topics.spark import records, register
 from topics.spark.job_errors import last_line
+from topics.spark.sink.columns import BadColumns
 from topics.spark.source.lag import TopicLag, lags
 
 if TYPE_CHECKING:
@@ -91,6 +92,17 @@ def test_rows_of_any_columns_become_values_keys_and_topics(spark: SparkSession) 
         ('{"a.b":8,"text":"x","t":null}', "8", None),
     ]
     assert records(df).columns == ["value"]
+
+
+def test_dates_that_are_keys_of_maps_are_texts(spark: SparkSession) -> None:
+    df = spark.sql(
+        "SELECT map(DATE'2026-01-31', 1) AS a, array(struct(map(DATE'2026-02-01', DATE'2026-02-02')"
+        " AS c)) AS b, map(1, 2) AS d"
+    )
+    ((value,),) = records(df).collect()
+    assert value == '{"a":{"2026-01-31":1},"b":[{"c":{"2026-02-01":"2026-02-02"}}],"d":{"1":2}}'
+    with pytest.raises(BadColumns, match="keys of type TIMESTAMP has no JSON; cast them"):
+        records(spark.sql("SELECT array(map(now(), 1)) AS a"))
 
 
 def test_from_json_reads_back_what_records_wrote(spark: SparkSession, live: Live) -> None:

@@ -69,14 +69,16 @@ OPTIONS: Final = (
 )  # fmt: skip
 DEFAULTS: Final = {option.name: option.default for option in OPTIONS}
 COLUMNS: Final = {
-    "key": "the tag; null for none",
-    "value": "`data`, as JSON",
+    "key": "`tag`; null for none",
+    "value": "`data`: JSON, or text with `valueFormat=text`",
     "topic": "the topic",
     "partition": "the number of the topic's server among the names of the servers, from 0",
     "offset": "the seq",
     "timestamp": "the time of the append",
     "node": "the writer; null for none",
-    "headers": "`meta`, as a JSON object; null for none",
+    "headers": "`meta`, a JSON object or its members; null for none",
+    "delay_ms": "of a queue: ms until the job may be claimed; null for none",
+    "deliver_at": "of a queue: the time of that, as a BIGINT in ms since 1970; null for none",
 }
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
+from tests.spark.live import Live
+from tests.support.api import Api
 from topics.spark.client.http import TopicsClient
 from topics.spark.client.servers import Servers
 from topics.spark.job_errors import JobError
@@ -20,13 +22,13 @@ import pyarrow as pa
 
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.encoding import string_block
-from topics.spark.sink.opening import Clients, open_topic
-from topics.spark.sink.options import SinkOptions
+from topics.spark.sink.opening import Clients, open_topic, plan
+from topics.spark.sink.options import HOUR_MS, SinkOptions
 from topics.spark.sink.sending import Sender, by_topic
-from topics.spark.source.connection import ServerError
+from topics.spark.source.connection import Connection, ServerError
 
-BY_COLUMN = Columns(value=0, key=None, topic=1, headers=None, node=None)
-TO_ONE = Columns(value=0, key=None, topic=None, headers=None, node=None)
+BY_COLUMN = Columns(value=0, topic=1)
+TO_ONE = Columns(value=0)
 
 
 def options(stub: StubServer, **more: str) -> SinkOptions:
@@ -187,15 +189,16 @@ def test_without_create_topic_an_absent_topic_a_queue_and_a_short_window_are_tol
     stub: StubServer,
 ) -> None:
     stub.make("short", idempotency_window_ms=5000)
-    stub.make("queue", type="queue")
+    stub.make("queue", type="queue", idempotency_window_ms=HOUR_MS)
     wanted = options(stub, createTopic="false")
     told: list[str] = []
     with Clients(wanted) as clients:
         open_topic(clients, wanted, "short", told.append)
         with pytest.raises(JobError, match='topic "absent": there is no such topic'):
             open_topic(clients, wanted, "absent", told.append)
+        assert open_topic(clients, wanted, "queue", told.append) == 0
         with pytest.raises(JobError, match="is a queue"):
-            open_topic(clients, wanted, "queue", told.append)
+            open_topic(clients, wanted, "queue", told.append, is_job=True)
     assert len(told) == 1
     assert "absent" not in stub.topics
 
@@ -209,6 +212,53 @@ def test_a_topic_that_goes_while_a_task_writes_is_not_made_again(stub: StubServe
     with pytest.raises(ServerError, match="topic_not_found"):
         Sender(options(stub, batchRecords="10"), BY_COLUMN, "s", 0).send(two_blocks())
     assert "t" not in stub.topics
+
+
+def test_a_key_that_may_only_append_appends_to_a_topic_that_exists(locked: Live) -> None:
+    given = {"servers": locked.url, "apiKey": "writer"}
+    by_option = SinkOptions.parse({**given, "topic": "spark.locked"})
+    heads, places = plan(by_option, pytest.fail)
+    assert (heads, [*places]) == ({}, ["spark.locked"])
+    by_column = SinkOptions.parse(given)
+    assert plan(by_column, pytest.fail) == ({}, {})
+    sent = []
+    for options, columns, batch in (
+        (by_option, TO_ONE, pa.record_batch({"value": pa.array(["4"])})),
+        (by_option, TO_ONE, pa.record_batch({"value": pa.array(["4"])})),  # repeated
+        (by_column, BY_COLUMN, rows(1, ["spark.locked"])),
+    ):
+        figures = Sender(options, columns, "s", 0, places).send([batch])
+        sent.append(figures.topics["spark.locked"])
+    assert [(each.records, each.repeated) for each in sent] == [(1, 0), (1, 1), (1, 0)]
+    with pytest.raises(ServerError, match="topic_not_found"):
+        Sender(by_column, BY_COLUMN, "s", 0).send([rows(1, ["spark.absent"])])
+    with pytest.raises(ServerError, match="forbidden"):
+        plan(by_option, pytest.fail, is_job=True)
+    with pytest.raises(ServerError, match="forbidden"):
+        plan(SinkOptions.parse({**given, "topic": "spark.locked", "apiKey": "narrow"}), pytest.fail)
+    other = locked.url.replace("127.0.0.1", "localhost")
+    several = Connection.parse({"servers": f"a={locked.url},b={other}", "apiKey": "writer"})
+    assert several.locate("spark.locked") == several.servers.owner("spark.locked")
+
+
+def test_jobs_of_a_queue_may_be_delayed(live: Live) -> None:
+    live.make("spark.jobs", type="queue", idempotency_window_ms=HOUR_MS)
+    live.make("spark.log")
+    columns = Columns(value=0, delay_ms=1, deliver_at=2)
+    batch = pa.record_batch(
+        {
+            "value": pa.array(["1", "2", "3"]),
+            "delay_ms": pa.array([None, 3_600_000, None], pa.int64()),
+            "deliver_at": pa.array([None, None, 1_700_000_000_000_000], pa.timestamp("us", "UTC")),
+        }
+    )
+    given = {"servers": live.url, "topic": "spark.jobs"}
+    Sender(SinkOptions.parse(given), columns, "s", 0).send([batch])
+    with Api(live.server.address) as api:
+        claim = api.call("POST", "/v0/topics/spark.jobs/claim", {"node": "w", "max": 9})
+    assert sorted(job["data"] for job in claim.json()["claimed"]) == [1, 3]
+    with pytest.raises(ServerError, match="400"):
+        Sender(SinkOptions.parse(given | {"topic": "spark.log"}), columns, "s", 0).send([batch])
 
 
 def test_records_are_split_by_topic_in_their_order() -> None:

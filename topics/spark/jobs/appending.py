@@ -208,5 +208,5 @@ def open_dest(options: SinkOptions, *, change: bool = False) -> int:
     """
     from topics.spark.sink.opening import plan
 
-    heads, _ = plan(options, lambda line: say(f"warning: {line}"), change=change)
+    heads, _ = plan(options, lambda line: say(f"warning: {line}"), is_job=True, change=change)
     return heads[options.topic or ""]

@@ -59,10 +59,13 @@ def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
         if place is not None and batch.column(place).null_count < batch.num_rows:
             parts.append(_member(member, quoted(checked_text(name, batch.column(place)))))
     if columns.headers is not None and batch.column(columns.headers).null_count < batch.num_rows:
-        headers = checked_text("headers", batch.column(columns.headers))
-        check_json("headers", headers)
-        _check_objects(headers)
-        parts.append(_member(',"meta":', headers))
+        parts.append(_member(',"meta":', _headers(batch.column(columns.headers))))
+    for place, member in (
+        (columns.delay_ms, ',"delay_ms":'),
+        (columns.deliver_at, ',"deliver_at":'),
+    ):
+        if place is not None:
+            parts.append(_member(member, _milliseconds(batch.column(place))))
     return pc.binary_join_element_wise(
         *parts, _literal("},"), _literal(""), null_handling="replace", null_replacement=""
     )
@@ -107,6 +110,34 @@ def check_json(name: str, texts: pa.Array, *, advice: str = "") -> None:
     suspects = pc.fill_null(pc.match_substring_regex(texts, HALF_PAIR), fill_value=False)
     if pc.any(suspects).as_py():
         _refuse_first(name, texts, _check_value, "is not JSON")
+
+
+def _headers(column: pa.Array) -> pa.Array:
+    """Return the headers as JSON objects. Raises `BadRow`."""
+    if not pa.types.is_map(column.type):
+        headers = checked_text("headers", column)
+        check_json("headers", headers)
+        _check_objects(headers)
+        return headers
+    maps = column.cast(pa.map_(pa.large_binary(), pa.large_binary()))
+    try:
+        lines = msgspec.json.Encoder().encode_lines(map(_object_of, maps.to_pylist()))
+    except ValueError:
+        _refuse_first("headers", maps, _object_of, "is not UTF-8")
+        raise  # every map was decoded
+    texts = pa.array(lines.split(b"\n")[:-1], pa.large_binary()).cast(TEXT)
+    return pc.if_else(column.is_valid(), texts, pa.scalar(None, TEXT))
+
+
+def _object_of(pairs: list[tuple[bytes, bytes | None]] | None) -> dict[str, str | None]:
+    return {key.decode(): None if value is None else value.decode() for key, value in pairs or ()}
+
+
+def _milliseconds(column: pa.Array) -> pa.Array:
+    """Return integers or timestamps as texts of milliseconds; null stays null."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    return column.cast(TEXT)
 
 
 def _check_objects(headers: pa.Array) -> None:

@@ -129,7 +129,8 @@ class Connection:
         create it.
 
         All servers are queried. A server that does not respond is ignored if another one has the
-        topic; otherwise it is queried again with ``budget``, and its failure is a `ServerError`.
+        topic; otherwise it is queried again with ``budget``, and its failure is a `ServerError`. A
+        key without the scope ``read`` finds only a topic that is on the server of its name.
         Raises `RequestError` for a topic on two servers. ``client`` provides the clients; by
         default, each is created and closed.
         """
@@ -175,8 +176,14 @@ def errors_of(server: Server) -> Iterator[None]:
 
 
 def _has(connect: ClientFactory, server: Server, topic: str, budget: RetryBudget) -> bool:
+    """Return whether the server has the topic; False if the key lacks the scope ``read``."""
     with errors_of(server), connect(server, budget) as client:
-        return client.state(topic) is not None
+        try:
+            return client.state(topic) is not None
+        except RequestError as error:
+            if error.code != "forbidden":
+                raise
+            return False
 
 
 def on_two_servers(topic: str, one: Server, other: Server) -> RequestError:
