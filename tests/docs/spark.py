@@ -18,7 +18,7 @@ from topics.spark.source.columns import TYPES
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "topics/docs/spark.md"
 OPTION_TITLES: Final = ("option", "of", "default", "meaning")
-COLUMN_TITLES: Final = ("column", "type in a read", "types in a write", "content")
+COLUMN_TITLES: Final = ("column", "types in a read", "types in a write", "content")
 
 
 def options() -> Iterator[Sequence[str]]:
@@ -31,9 +31,9 @@ def options() -> Iterator[Sequence[str]]:
 def columns() -> Iterator[Sequence[str]]:
     """Return name, types and content of each column."""
     for name, content in COLUMNS.items():
-        read = TYPES[name].simpleString().upper() if name in TYPES else "none"
+        read = ", ".join(kind.simpleString().upper() for kind in TYPES.get(name, ()))
         written = [kind.upper() for kind in ACCEPTED.get(name, ()) if "char" not in kind]
-        yield f"`{name}`", read, ", ".join(written) or "ignored", content
+        yield f"`{name}`", read or "none", ", ".join(written) or "ignored", content
 
 
 def with_tables(page: str) -> str:

@@ -81,6 +81,18 @@ def test_rows_of_all_columns_come_back_as_they_were_written(
             assert record["$node"] == ("n" if place % 7 == 0 else "all")
 
 
+def test_texts_and_maps_of_headers_are_read_as_they_were_written(
+    spark: SparkSession, live: Live
+) -> None:
+    df = spark.sql("SELECT 'a\nb' AS value, 'k' AS key, map('a', 'x', 'b', null) AS headers")
+    write(df, live, topic="spark.text", valueFormat="text")
+    assert live.read("spark.text")[0]["meta"] == {"a": "x", "b": None}
+    given = {"servers": live.url, "assign": '{"spark.text": [0]}', "valueFormat": "text"}
+    reader = spark.read.format("topics").options(**given)
+    found = reader.schema("value BINARY, key BINARY, headers MAP<STRING, STRING>").load().collect()
+    assert [tuple(row) for row in found] == [(b"a\nb", b"k", {"a": "x", "b": None})]
+
+
 def test_rows_of_any_columns_become_values_keys_and_topics(spark: SparkSession) -> None:
     df = spark.createDataFrame(
         [(7, None, "a"), (8, "x", None)], "`a.b` long, text string, t string"

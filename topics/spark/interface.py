@@ -30,10 +30,13 @@ OPTIONS: Final = (
     Option("numRetries", "both", "60", "retries of a request; 60 take almost 10 minutes"),
     Option("connectTimeoutMs", "both", "5000", "timeout for a connection"),
     Option("readTimeoutMs", "both", "120000", "timeout for a response"),
+    Option("valueFormat", "both", "json", "`json`: the column `value` is JSON; `text`: it is the"
+           " content of a JSON string, and a read returns other JSON unchanged and null as NULL"),
     Option("topic", "read", "", "the same as `subscribe`"),
     Option("subscribe", "read", "", "the topics, separated by commas"),
     Option("subscribePattern", "read", "", "a regular expression that matches complete names of"
            " topics"),
+    Option("assign", "read", "", 'the topics with the numbers of their servers, `{"TOPIC": [0]}`'),
     Option("columns", "read", "all", "the columns of the DataFrame, separated by commas"),
     Option("startingOffsets", "read", "batch: `earliest`, stream: `latest`", "the first offset:"
            ' `earliest`, `latest` or `{"TOPIC": 42}`, where -2 is earliest and -1 is latest'),
@@ -58,7 +61,6 @@ OPTIONS: Final = (
     Option("jobId", "write", "", "batch: identifies the write, so that a repeated one appends"
            " nothing twice"),
     Option("node", "write", "", "the writer of rows without a column `node`"),
-    Option("valueFormat", "write", "json", "`json`: the values are JSON; `text`: they are text"),
     Option("batchRecords", "write", "5000", "the most records of a request"),
     Option("batchBytes", "write", "4194304", "the most bytes of a request"),
     Option("createTopic", "write", "true", "whether to create an absent topic"),

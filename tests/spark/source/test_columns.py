@@ -27,6 +27,8 @@ TYPES = {
     "INT": t.IntegerType(),
     "BIGINT": t.LongType(),
     "TIMESTAMP": t.TimestampType(),
+    "BINARY": t.BinaryType(),
+    "MAP": t.MapType(t.StringType(), t.StringType()),
     "STRUCT<>": t.StructType([]),
 }
 TS = 1_748_450_000_123
@@ -128,7 +130,8 @@ def test_values_are_the_data_as_it_was_written(values: list[Any], ascii_only: bo
     [
         ("offst BIGINT", "there is no column offst; the columns are key, value"),
         ("offset INT", "the column offset is BIGINT, not INT"),
-        ("value STRING, value STRING", "the column value is wanted twice"),
+        ("headers INT", "the column headers is STRING or MAP<STRING,STRING>, not INT"),
+        ("value STRING, value STRING", "the schema has the column value twice"),
         ("key STRING NOT NULL", "the column key may be null"),
         ("data STRUCT<>", "there is no column data.* from_json makes others of value"),
     ],
@@ -138,8 +141,38 @@ def test_a_schema_that_cannot_be_read_is_refused(ddl: str, says: str) -> None:
         Columns(struct_of(ddl))
 
 
+def test_headers_may_be_a_map() -> None:
+    meta = b'{"a": "x\\ny", "b": [1, "2"], "c": null, "d": 1.50}'
+    other = Record(seq=9, ts=TS, data=Raw(b"1"), meta=Raw(meta))
+    empty = Record(seq=10, ts=TS, data=Raw(b"1"), meta=Raw(b"{}"))
+    found = [row["headers"] for row in rows("headers MAP", PLAIN, other, empty)]
+    members = [("a", "x\ny"), ("b", '[1, "2"]'), ("c", None), ("d", "1.50")]
+    assert found == [None, members, []]
+    assert rows("headers MAP", PLAIN) == [{"headers": None}]
+
+
+def test_texts_are_the_contents_of_strings() -> None:
+    data = [b'"say \\"a\\""', b"null", b'{"a": "b"}', b"1.0", b'"null"']
+    records = [Record(seq=seq, ts=TS, data=Raw(text)) for seq, text in enumerate(data)]
+    texts = ['say "a"', None, '{"a": "b"}', "1.0", "null"]
+    columns = Columns(struct_of("value STRING"), text=True)
+    assert columns.batch(records, "orders", 0).column(0).to_pylist() == texts
+    columns = Columns(struct_of("value BINARY"), text=True)
+    found = columns.batch(records, "orders", 0).column(0).to_pylist()
+    assert found == [None if text is None else text.encode() for text in texts]
+    with pytest.raises(BadOption, match="the column value may be null"):
+        Columns(struct_of("value STRING NOT NULL"), text=True)
+
+
+def test_keys_and_values_may_be_binary() -> None:
+    assert rows("key BINARY, value BINARY", PLAIN, FULL) == [
+        {"key": None, "value": b'{"id": 1}'},
+        {"key": "k\u00e4".encode(), "value": b"null"},
+    ]
+
+
 def test_a_schema_without_columns_is_refused() -> None:
-    with pytest.raises(BadOption, match="no column is wanted"):
+    with pytest.raises(BadOption, match="the schema has no column"):
         Columns(t.StructType([]))
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pickle
 import re
+from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.spark.live import Live
 from topics.spark.source.connection import BadOption
 from topics.spark.source.offsets import EARLIEST, LATEST
 from topics.spark.source.options import ReadOptions, literal_prefix
+from topics.spark.source.survey import Survey
 
 
 def parse(kind: str = "batch", **options: str) -> ReadOptions:
@@ -33,6 +36,23 @@ def test_names_and_words_have_no_case() -> None:
     options = parse(SUBSCRIBE="a", FailOnDataLoss="FALSE", columns="offset, key")
     assert not options.fail_on_data_loss
     assert options.columns == ("offset", "key")
+
+
+def test_topics_are_assigned_with_the_numbers_of_their_servers() -> None:
+    options = parse(assign='{"a": [0], "b": [1, 0]}', valueFormat="TEXT")
+    assert (options.topics, options.pattern, options.text) == (("a", "b"), None, True)
+    assert [*options.assigned.partitions("b")] == [1, 0]
+
+
+def test_an_assigned_topic_must_be_on_the_server_with_its_number(live: Live) -> None:
+    live.make("assigned", 3)
+    with closing(Survey(parse(servers=live.url, assign='{"assigned": [0]}'))) as survey:
+        assert [topic for _, topic, _ in survey.required()] == ["assigned"]
+    with (
+        closing(Survey(parse(servers=live.url, assign='{"assigned": [0, 1]}'))) as survey,
+        pytest.raises(BadOption, match='assign names partition 1 of topic "assigned", which is'),
+    ):
+        list(survey.required())
 
 
 def test_a_pattern_matches_whole_names() -> None:
@@ -126,7 +146,12 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ("batch", {"subscibe": "a"}, "there is no option subscibe; is it subscribe?"),
         ("batch", {"subscribe": "a", "startingOffset": "1"}, "is it startingOffsets?"),
         ("batch", {"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger?"),
-        ("batch", {"subscribe": "a", "assign": "{}"}, "name topics with subscribe"),
+        ("batch", {"subscribe": "a", "assign": "{}"}, "subscribe and assign are both given"),
+        ("batch", {"assign": "{}"}, "option assign names no topic"),
+        ("batch", {"assign": '{"a": 0}'}, 'it is JSON as {"TOPIC": [0]}'),
+        ("batch", {"assign": '{"a": []}'}, 'it is JSON as {"TOPIC": [0]}'),
+        ("batch", {"assign": '{"a b": [0]}'}, "'a b' is no name of a topic"),
+        ("batch", {"subscribe": "a", "valueFormat": "avro"}, "one of: json, text"),
         ("batch", {"subscribe": "a", "kafka.group.id": "g"}, "leave it out"),
         ("stream", {"subscribe": "a", "groupIdPrefix": "g"}, "there are no groups"),
         (

@@ -23,7 +23,6 @@ KAFKA_ADVICE = {
     "kafka.bootstrap.servers": (
         f"name a topics server with the option servers, for example {DEFAULT_URL}"
     ),
-    "assign": "name topics with subscribe; a topic is one partition on one server",
     "groupidprefix": "offsets are in the checkpoint; there are no groups",
     "startingoffsetsbytimestampstrategy": (
         "a start after the last record begins at the end, as latest does"

@@ -8,21 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from topics.spark.interface import DEFAULTS
 from topics.spark.source.connection import (
     BadOption,
     Connection,
+    choice,
     flag,
     lowered,
     number,
     refuse_unknown,
 )
-from topics.spark.source.offsets import EARLIEST, LATEST, Bounds
+from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Number
 
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+Assigned = dict[str, Annotated[list[Number], msgspec.Meta(min_length=1)]]
 LITERALS = re.compile(r"(?:\\[.:-]|[A-Za-z0-9_:-])*(?![?*{])")
 
 
@@ -42,6 +46,8 @@ class ReadOptions:
     min_offsets: int
     max_delay_s: float
     node: str | None
+    text: bool  # whether values are texts instead of JSON
+    assigned: Bounds
     columns: tuple[str, ...]
 
     @classmethod
@@ -70,6 +76,8 @@ class ReadOptions:
             min_offsets=number(given, "minOffsetsPerTrigger", least=0),
             max_delay_s=_duration_ms(given, "maxTriggerDelay") / 1000,
             node=given.get("node") or None,
+            text=choice(given, "valueFormat", ("json", "text")) == "text",
+            assigned=_assigned(given),
             columns=_list(given.get("columns", "")),
         )
         read.check(kind)
@@ -130,29 +138,42 @@ def literal_prefix(pattern: str) -> str:
 
 
 def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
-    names = [name for name in ("subscribe", "topic", "subscribepattern") if name in given]
-    if not names:
+    options = ("subscribe", "topic", "assign", "subscribePattern")
+    found = [option for option in options if option.lower() in given]
+    if not found:
         raise BadOption("no topic is named: give the option subscribe, or subscribePattern")
-    if len(names) > 1:
-        raise BadOption(f"options {' and '.join(names)} are both given; give one of them")
-    if names != ["subscribepattern"]:
-        return _topics(names[0], given[names[0]]), None
-    pattern = given["subscribepattern"]
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise BadOption(f"option subscribePattern is {pattern!r}: {error}") from None
-    return (), pattern
-
-
-def _topics(option: str, text: str) -> tuple[str, ...]:
-    topics = tuple(dict.fromkeys(_list(text)))
+    if len(found) > 1:
+        raise BadOption(f"options {' and '.join(found)} are both given; give one of them")
+    (option,) = found
+    text = given[option.lower()]
+    if option == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise BadOption(f"option subscribePattern is {text!r}: {error}") from None
+        return (), text
+    topics = tuple(_assigned(given).named) if option == "assign" else _list(text)
     if not topics:
         raise BadOption(f"option {option} names no topic")
     for topic in topics:
         if not TOPIC.fullmatch(topic):
             raise BadOption(f"option {option}: {topic!r} is no name of a topic")
-    return topics
+    return tuple(dict.fromkeys(topics)), None
+
+
+def _assigned(given: Mapping[str, str]) -> Bounds:
+    """Return the topics and partitions of the option assign, each from its earliest record."""
+    text = given.get("assign", "{}")
+    try:
+        topics = msgspec.json.decode(text, type=Assigned)
+    except (msgspec.DecodeError, UnicodeError):
+        raise BadOption(
+            f'option assign is {text[:200]!r}; it is JSON as {{"TOPIC": [0]}}'
+        ) from None
+    named: dict[str, Mapping[int | None, int]] = {
+        topic: dict.fromkeys(numbers, EARLIEST) for topic, numbers in topics.items()
+    }
+    return Bounds("assign", EARLIEST, named)
 
 
 def _list(text: str) -> tuple[str, ...]:

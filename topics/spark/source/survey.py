@@ -110,7 +110,7 @@ class Survey:
             if not any(topic in found for found in heads.values()):
                 self._refuse(topic)
         index = self._connection.servers.index
-        for bounds in (self._options.starting, self._options.ending):
+        for bounds in (self._options.starting, self._options.ending, self._options.assigned):
             for topic in bounds.named:
                 places = [index(server) for server, found in heads.items() if topic in found]
                 if not places:
