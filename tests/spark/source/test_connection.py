@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.spark.client.stub_server import StubServer
+from tests.support.proxies import certificate
 from topics.client import ConnectionLost
 from topics.client.calls import Tries
 from topics.spark.client.request_error import RequestError
@@ -222,3 +227,68 @@ def test_a_restart_of_some_minutes_is_awaited() -> None:
     assert 8 * 60 < pauses < 11 * 60
     with pytest.raises(ConnectionLost):
         tries.pause_after(nobody)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[str]:
+    """A server with TLS that requires the same certificate as its own, topics.pem."""
+    file = certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(file, file.with_suffix(".key"))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(b'{"error":{"code":"topic_not_found","message":"none"}}')
+
+        def log_message(self, *_line: object) -> None:
+            """Log nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.handle_error = lambda *_request: None  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"https://localhost:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_certificates_are_read_from_the_files_of_the_options(tls: str, tmp_path: Path) -> None:
+    files = {"caFile": "topics.pem", "certFile": "topics.pem", "keyFile": "topics.key"}
+    given = {name: str(tmp_path / file) for name, file in files.items()}
+    given |= {"servers": tls, "numRetries": "0"}
+    connection = pickle.loads(pickle.dumps(Connection.parse(given)))
+    (server,) = connection.servers.members
+    with errors_of(server), connection.client(server) as client:
+        assert client.state("t") is None
+    for missing in ({"caFile"}, {"certFile", "keyFile"}):
+        fewer = {name: value for name, value in given.items() if name not in missing}
+        with (
+            pytest.raises(ServerError, match="unreachable"),
+            errors_of(server),
+            Connection.parse(fewer).client(server) as client,
+        ):
+            client.state("t")
+    (tmp_path / "topics.key").unlink()
+    with pytest.raises(BadOption, match=r"option certFile: .*topics.key cannot be read: No such"):
+        connection.client(server)  # of an executor
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"caFile": "/nowhere"}, "option caFile: /nowhere cannot be read: No such file"),
+        ({"caFile": __file__}, "test_connection.py cannot be read: "),
+        ({"keyFile": "/nowhere"}, "option keyFile is given without the option certFile"),
+        ({"certFile": "/nowhere"}, "option certFile: /nowhere cannot be read"),
+        ({"certFile": "/nowhere", "servers": URL}, "servers with https:// addresses"),
+    ],
+)
+def test_invalid_files_of_certificates_are_one_line(options: dict[str, str], message: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        Connection.parse({"servers": "https://h:1"} | options)
+    assert message in str(caught.value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from ssl import SSLContext
 from typing import Any, TypeVar
 
 import msgspec
@@ -137,7 +138,7 @@ class TopicsClient:
     ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, ssl_context: SSLContext | None = None) -> None:
         self.requests = self.retries = 0
         self._client = Topics(
             target.url,
@@ -146,6 +147,7 @@ class TopicsClient:
             connect_timeout=target.connect_s,
             retry=target.retry(),
             on_pause=self._count_retry,
+            ssl_context=ssl_context,
         )
         self.close = self._client.close
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
+from ssl import SSLContext, create_default_context
 
 from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
 from topics.spark.client.request_error import RequestError
@@ -57,6 +58,41 @@ class RetryBudget(Enum):
 ClientFactory = Callable[[Server, RetryBudget], AbstractContextManager[TopicsClient]]
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of certificates and the private key. Each machine reads its own files."""
+
+    ca: str | None
+    certificate: str | None
+    key: str | None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], servers: Servers) -> TlsFiles | None:
+        """Return the files of the options, None without one. Raises `BadOption`."""
+        files = cls(*(text_of(given, name) for name in ("caFile", "certFile", "keyFile")))
+        if files == cls(None, None, None):
+            return None
+        if files.key and not files.certificate:
+            raise BadOption("option keyFile is given without the option certFile")
+        if not all(server.url.startswith("https:") for server in servers.members):
+            raise BadOption("options caFile and certFile are for servers with https:// addresses")
+        files.context()
+        return files
+
+    def context(self) -> SSLContext:
+        """Read the files. Raises `BadOption`."""
+        files = f"caFile: {self.ca}"
+        try:
+            context = create_default_context(cafile=self.ca)
+            if self.certificate:
+                files = f"certFile: {self.certificate}" + (f", {self.key}" if self.key else "")
+                # The empty password prevents a prompt for an encrypted key.
+                context.load_cert_chain(self.certificate, self.key, password="")
+        except OSError as error:
+            raise BadOption(f"option {files} cannot be read: {error.strerror or error}") from None
+        return context
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
     """Servers, API key, retries and timeouts. Picklable."""
@@ -66,6 +102,7 @@ class Connection:
     retries: int
     connect_s: float
     read_s: float
+    tls: TlsFiles | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Connection:
@@ -87,6 +124,7 @@ class Connection:
             retries=number(given, "numRetries", least=0),
             connect_s=number(given, "connectTimeoutMs") / 1000,
             read_s=number(given, "readTimeoutMs") / 1000,
+            tls=TlsFiles.parse(given, servers),
         )
         for server in connection.servers.members:
             if mistake := mistake_in(connection.target(server)):
@@ -116,7 +154,7 @@ class Connection:
                 read_s=min(QUICK_READ_S, target.read_s),
                 retry_after_max_s=1,
             )
-        return TopicsClient(target)
+        return TopicsClient(target, None if self.tls is None else self.tls.context())
 
     def locate(
         self,
