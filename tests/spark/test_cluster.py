@@ -21,7 +21,7 @@ ROWS = 20_000
 STEPS = ("write", "read")
 
 
-def test_what_an_earlier_run_left_beside_spark_is_not_used(
+def test_files_of_an_earlier_run_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyspark")
@@ -48,7 +48,7 @@ def written(url: str) -> list[int]:
     return [event.data["id"] for event in events if isinstance(event, Record)]
 
 
-def test_each_row_is_written_and_read_once_though_executors_are_killed(tmp_path: Path) -> None:
+def test_each_row_is_written_and_read_once_despite_killed_executors(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     from tests.cluster.cluster import PROGRAMS, Cluster, Way, environment
 

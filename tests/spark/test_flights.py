@@ -54,7 +54,7 @@ def as_written(data: dict[str, Any]) -> tuple[str, ...]:
     return tuple(text.replace(".000000Z", "Z") for text in texts)  # a TIMESTAMP has microseconds
 
 
-def test_the_flights_come_back_equal_and_only_another_job_appends_them_again(
+def test_flights_are_read_as_they_were_written_and_appended_again_only_by_another_job(
     unstopped: SparkSession,
     live: Live,
     tmp_path: Path,

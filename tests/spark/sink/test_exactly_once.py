@@ -88,7 +88,7 @@ def wait_for_records(url: str, topic: str) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_task_that_dies_in_the_middle_is_repeated_without_a_duplicate(
+def test_a_task_that_fails_halfway_is_repeated_without_a_duplicate(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     died, url = tmp_path / "died", live.url
@@ -124,7 +124,7 @@ def test_a_micro_batch_whose_commit_is_lost_is_replayed_without_a_duplicate(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_write_outlives_a_kill_of_the_server(
+def test_a_write_continues_after_a_kill_of_the_server(
     spark: SparkSession, mortal: Live, tmp_path: Path
 ) -> None:
     killed = tmp_path / "killed"
@@ -152,7 +152,7 @@ def test_a_write_outlives_a_kill_of_the_server(
     assert values(mortal, "rows") == list(range(ROWS))
 
 
-def test_a_driver_that_is_killed_goes_on_where_it_stopped(
+def test_a_killed_driver_resumes_without_a_duplicate(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     source, url = lines(tmp_path / "in"), live.url
@@ -177,7 +177,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_stopped(
     assert values(live, "stream") == list(range(ROWS))
 
 
-def test_a_server_that_is_busy_or_breaks_connections_gets_each_row_once(
+def test_each_row_is_appended_once_despite_busy_responses_and_lost_connections(
     spark: SparkSession, stub: StubServer
 ) -> None:
     busy = Fault(status=429, code="throttled", retry_after="0")
@@ -191,7 +191,7 @@ def test_a_server_that_is_busy_or_breaks_connections_gets_each_row_once(
     assert {429, 503, 500, 0} <= set(stub.statuses("POST"))
 
 
-def test_a_query_stops_in_seconds_while_its_server_is_away(
+def test_a_query_stops_within_seconds_while_its_server_is_down(
     spark: SparkSession, mortal: Live, tmp_path: Path
 ) -> None:
     numbers = spark.readStream.format("rate").option("rowsPerSecond", "5").load()

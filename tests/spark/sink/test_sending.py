@@ -52,7 +52,7 @@ def values(stub: StubServer, topic: str) -> list[int]:
     return [record["data"] for record in stub.topics[topic].records]
 
 
-def test_rows_of_many_topics_keep_their_order_and_a_numbering_for_each(stub: StubServer) -> None:
+def test_each_topic_has_its_own_order_and_numbering(stub: StubServer) -> None:
     names = ["a", "b", "c"]
     figures = Sender(options(stub, batchRecords="7"), BY_COLUMN, "s", 0).send(
         sliced(rows(100, names), 10)
@@ -64,7 +64,7 @@ def test_rows_of_many_topics_keep_their_order_and_a_numbering_for_each(stub: Stu
     assert figures.warnings == []
 
 
-def test_a_request_names_the_node_and_makes_no_topic(
+def test_a_request_has_the_node_and_does_not_create_a_topic(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.make("t", idempotency_window_ms=10**8)
@@ -80,7 +80,7 @@ def test_a_request_names_the_node_and_makes_no_topic(
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
-def test_an_input_that_ends_early_between_two_batches_leaves_no_odd_chunk(
+def test_an_input_that_ends_between_two_batches_gives_the_same_chunks(
     stub: StubServer, names: list[str]
 ) -> None:
     batches = sliced(rows(100, names), 10)
@@ -89,7 +89,7 @@ def test_an_input_that_ends_early_between_two_batches_leaves_no_odd_chunk(
     assert sorted(value for name in names for value in values(stub, name)) == list(range(100))
 
 
-def test_the_next_batch_is_taken_while_a_request_is_on_the_wire(
+def test_the_next_batch_is_encoded_while_a_request_is_in_flight(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.make("t", idempotency_window_ms=10**8)
@@ -109,7 +109,7 @@ def test_the_next_batch_is_taken_while_a_request_is_on_the_wire(
     assert values(stub, "t") == [*range(10), *range(10)]
 
 
-def test_an_interrupt_does_not_wait_for_the_request_on_the_wire(
+def test_an_interrupt_does_not_wait_for_the_request_in_flight(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, goes_on = threading.Event(), threading.Event()
@@ -131,7 +131,7 @@ def test_an_interrupt_does_not_wait_for_the_request_on_the_wire(
     goes_on.set()
 
 
-def test_each_topic_goes_to_the_server_that_has_it() -> None:
+def test_records_are_sent_to_the_server_of_their_topic() -> None:
     with ExitStack() as stack:
         stubs = {name: stack.enter_context(StubServer()) for name in ("one", "two")}
         listed = ",".join(f"{name}={stub.url}" for name, stub in stubs.items())
@@ -144,7 +144,7 @@ def test_each_topic_goes_to_the_server_that_has_it() -> None:
             assert set(stub.topics) == {topic for topic in names if placed[topic] == name}
 
 
-def test_an_attempt_after_a_failure_appends_only_what_is_missing(stub: StubServer) -> None:
+def test_a_second_attempt_appends_only_the_missing_records(stub: StubServer) -> None:
     stub.make("t", idempotency_window_ms=10**8)
     stub.faults.extend([None, None, Fault(status=500, code="internal")])
     wanted = options(stub, batchRecords="10", topic="t")
@@ -158,7 +158,7 @@ def test_an_attempt_after_a_failure_appends_only_what_is_missing(stub: StubServe
 
 
 @pytest.mark.parametrize(("scope", "partition"), [("other", 0), ("s", 1)])
-def test_another_write_or_partition_is_another_key(
+def test_keys_depend_on_the_write_and_the_partition(
     stub: StubServer, scope: str, partition: int
 ) -> None:
     Sender(options(stub), BY_COLUMN, "s", 0).send([rows(5, ["t"])])
@@ -166,7 +166,7 @@ def test_another_write_or_partition_is_another_key(
     assert len(values(stub, "t")) == 10
 
 
-def test_a_bad_row_is_told_with_topic_partition_and_value(stub: StubServer) -> None:
+def test_an_invalid_row_is_reported_with_topic_partition_and_value(stub: StubServer) -> None:
     bad = pa.record_batch({"value": pa.array(["1", "{]"]), "topic": pa.array(["a", "b"])})
     with pytest.raises(ValueError) as refusal:
         Sender(options(stub), BY_COLUMN, "s", 7).send([bad])
@@ -175,35 +175,35 @@ def test_a_bad_row_is_told_with_topic_partition_and_value(stub: StubServer) -> N
     assert stub.topics == {}
 
 
-def test_a_topic_is_made_as_the_options_say_or_not_at_all(stub: StubServer) -> None:
+def test_a_topic_is_created_with_the_config_of_the_options(stub: StubServer) -> None:
     wanted = options(stub, durability="fsync", idempotencyWindowMs="5000")
-    told: list[str] = []
+    warnings: list[str] = []
     with Clients(wanted) as clients:
-        assert open_topic(clients, wanted, "t", told.append) == 0
+        assert open_topic(clients, wanted, "t", warnings.append) == 0
     assert stub.topics["t"].config == {"idempotency_window_ms": 5000, "durability": "fsync"}
-    assert len(told) == 1
-    assert "for 5 s only" in told[0]
+    assert len(warnings) == 1
+    assert "for 5 s only" in warnings[0]
 
 
-def test_without_create_topic_an_absent_topic_a_queue_and_a_short_window_are_told(
+def test_absent_topics_queues_of_jobs_and_short_windows_are_reported(
     stub: StubServer,
 ) -> None:
     stub.make("short", idempotency_window_ms=5000)
     stub.make("queue", type="queue", idempotency_window_ms=HOUR_MS)
     wanted = options(stub, createTopic="false")
-    told: list[str] = []
+    warnings: list[str] = []
     with Clients(wanted) as clients:
-        open_topic(clients, wanted, "short", told.append)
+        open_topic(clients, wanted, "short", warnings.append)
         with pytest.raises(JobError, match='topic "absent": there is no such topic'):
-            open_topic(clients, wanted, "absent", told.append)
-        assert open_topic(clients, wanted, "queue", told.append) == 0
+            open_topic(clients, wanted, "absent", warnings.append)
+        assert open_topic(clients, wanted, "queue", warnings.append) == 0
         with pytest.raises(JobError, match="is a queue"):
-            open_topic(clients, wanted, "queue", told.append, is_job=True)
-    assert len(told) == 1
+            open_topic(clients, wanted, "queue", warnings.append, is_job=True)
+    assert len(warnings) == 1
     assert "absent" not in stub.topics
 
 
-def test_a_topic_that_goes_while_a_task_writes_is_not_made_again(stub: StubServer) -> None:
+def test_a_topic_that_is_deleted_during_a_task_is_not_created_again(stub: StubServer) -> None:
     def two_blocks() -> Iterator[Any]:
         yield rows(10, ["t"])
         del stub.topics["t"]
@@ -268,7 +268,7 @@ def test_records_are_split_by_topic_in_their_order() -> None:
     assert split == [("b", ["1", "3"]), ("a", ["2", "5"]), ("c", ["4"])]
 
 
-def test_an_arrow_string_column_is_read_in_place_also_when_it_is_a_slice() -> None:
+def test_an_arrow_string_column_and_its_slice_are_not_copied() -> None:
     for kind in (pa.string(), pa.large_string()):
         offsets, data = string_block(pa.array(["aa", "", "é", "b"], kind).slice(1, 3))
         texts = [bytes(data[offsets[i] : offsets[i + 1]]).decode() for i in range(len(offsets) - 1)]

@@ -86,14 +86,14 @@ def test_a_timestamp_is_utc_with_its_milliseconds() -> None:
     assert batch.column(0)[0].value == TS * 1000
 
 
-def test_columns_come_in_the_order_of_the_schema() -> None:
+def test_columns_are_in_the_order_of_the_schema() -> None:
     assert [*rows("offset BIGINT, value STRING", PLAIN)[0].items()] == [
         ("offset", 7),
         ("value", '{"id": 1}'),
     ]
 
 
-def test_a_page_of_no_records_is_a_batch_of_no_rows() -> None:
+def test_a_page_without_records_is_a_batch_without_rows() -> None:
     assert rows(SCHEMA) == []
 
 
@@ -106,12 +106,14 @@ def test_a_page_of_no_records_is_a_batch_of_no_rows() -> None:
         ("headers STRING", False, True),
     ],
 )
-def test_tags_and_meta_are_needed_for_their_columns_alone(ddl: str, tags: bool, meta: bool) -> None:
+def test_tags_and_meta_are_requested_only_for_their_columns(
+    ddl: str, tags: bool, meta: bool
+) -> None:
     columns = Columns(struct_of(ddl))
     assert (columns.needs_tags, columns.needs_meta) == (tags, meta)
 
 
-def test_columns_travel_to_executors() -> None:
+def test_columns_can_be_pickled() -> None:
     columns = pickle.loads(pickle.dumps(Columns(struct_of("offset BIGINT"))))
     assert columns.batch([PLAIN], "orders", 0).to_pylist() == [{"offset": 7}]
 
@@ -126,7 +128,7 @@ def test_values_are_the_data_as_it_was_written(values: list[Any], ascii_only: bo
 
 
 @pytest.mark.parametrize(
-    ("ddl", "says"),
+    ("ddl", "message"),
     [
         ("offst BIGINT", "there is no column offst; the columns are key, value"),
         ("offset INT", "the column offset is BIGINT, not INT"),
@@ -136,8 +138,8 @@ def test_values_are_the_data_as_it_was_written(values: list[Any], ascii_only: bo
         ("data STRUCT<>", "there is no column data.* from_json makes others of value"),
     ],
 )
-def test_a_schema_that_cannot_be_read_is_refused(ddl: str, says: str) -> None:
-    with pytest.raises(BadOption, match=says):
+def test_an_invalid_schema_is_refused(ddl: str, message: str) -> None:
+    with pytest.raises(BadOption, match=message):
         Columns(struct_of(ddl))
 
 
@@ -176,7 +178,7 @@ def test_a_schema_without_columns_is_refused() -> None:
         Columns(t.StructType([]))
 
 
-def test_all_columns_or_those_that_are_named_in_their_order() -> None:
+def test_the_schema_has_all_columns_or_the_named_ones_in_order() -> None:
     assert schema_of(()) == struct_of(SCHEMA)
     assert schema_of(("value", "offset")) == struct_of("value STRING, offset BIGINT")
     with pytest.raises(BadOption, match="option columns names 'offsets'; there are: key, value"):

@@ -51,7 +51,7 @@ def test_a_server_must_be_named(monkeypatch: pytest.MonkeyPatch, value: str | No
         Connection.parse({})
 
 
-def test_the_environment_gives_what_options_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_options_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICS_URL", "http://host:1")
     monkeypatch.setenv("TOPICS_API_KEY", "from-environment")
     connection = Connection.parse({})
@@ -61,7 +61,7 @@ def test_the_environment_gives_what_options_leave_out(monkeypatch: pytest.Monkey
     assert (named.servers.members, named.api_key) == ((Server("a", "http://h:2"),), "k")
 
 
-def test_names_of_options_have_no_case() -> None:
+def test_names_of_options_are_not_case_sensitive() -> None:
     given = {"SERVERS": URL, "NumRetries": "3", "connecttimeoutms": "250", "READTIMEOUTMS": "1_500"}
     connection = Connection.parse(given)
     target = connection.target(connection.servers.members[0])
@@ -74,13 +74,15 @@ def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
     assert Connection.parse({"servers": URL, "apiKeyFile": str(file)}).api_key == "secret"
 
 
-def test_a_key_in_the_environment_does_not_join_user_info(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_in_the_environment_and_user_info_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TOPICS_API_KEY", "k")
     with pytest.raises(BadOption, match="both given, and a request has one Authorization header"):
         Connection.parse({"servers": "http://u:p@h:1"})
 
 
-def test_the_password_of_an_address_is_sent_and_never_shown() -> None:
+def test_the_password_of_an_address_is_sent_but_never_printed() -> None:
     connection = Connection.parse({"servers": "http://user:password@h:1,b=http://b:password@h:2"})
     first, second = sorted(connection.servers.members)[::-1]
     assert (first.name, second.name) == ("http://h:1", "b")
@@ -101,7 +103,7 @@ def test_the_password_of_an_address_is_sent_and_never_shown() -> None:
     )
 
 
-def test_the_key_travels_and_is_never_shown() -> None:
+def test_the_key_is_pickled_but_never_printed() -> None:
     assert Connection.parse({"servers": URL, "apiToken": "secret-key"}).api_key == "secret-key"
     connection = Connection.parse({"servers": URL, "apiKey": "secret-key"})
     assert "secret" not in repr(connection)
@@ -110,13 +112,13 @@ def test_the_key_travels_and_is_never_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"kafka.bootstrap.servers": "h:9092"}, "option servers, for example http://127.0.0.1:"),
         ({"servers": "host:4000"}, "'host:4000' is no address of a server"),
         ({"servers": " , "}, "servers names no server"),
         ({"servers": "http://h:1?x=1"}, "is no address of a server"),
-        ({"url": URL, "servers": URL}, "the same; give one of them"),
+        ({"url": URL, "servers": URL}, "options servers and url are both given"),
         ({"apiKey": "k", "apiKeyFile": "f"}, "give one of them"),
         ({"apiKey": "k", "apiToken": "f"}, "options apiToken and apiKey are both given"),
         ({"servers": "http://u:clé@h", "apiToken": "k"}, "one Authorization header"),
@@ -124,15 +126,15 @@ def test_the_key_travels_and_is_never_shown() -> None:
         ({"servers": "http://u:clé,clé@h"}, "an address with user info is no address"),
         ({"apiKeyFile": "/nowhere/key"}, "/nowhere/key cannot be read: No such file"),
         ({"apiKey": "clé"}, "holds a character that no key has"),
-        ({"numRetries": "many"}, "option numRetries is 'many', which is no whole number"),
+        ({"numRetries": "many"}, "option numRetries is 'many', which is not an integer"),
         ({"numRetries": "-1"}, "option numRetries is -1; it is at least 0"),
         ({"readTimeoutMs": "0"}, "option readTimeoutMs is 0; it is at least 1"),
     ],
 )
-def test_a_mistake_is_one_clear_line(options: dict[str, str], said: str) -> None:
+def test_an_invalid_option_is_one_clear_line(options: dict[str, str], message: str) -> None:
     with pytest.raises(BadOption) as caught:
         Connection.parse({"servers": URL} | options if "url" not in options else options)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "clé" not in str(caught.value)
 
@@ -173,7 +175,7 @@ def test_a_server_is_found_by_its_name() -> None:
     assert label(Server(URL, URL)) == URL
 
 
-def test_a_refusal_names_the_server(stub: StubServer) -> None:
+def test_an_error_names_the_server(stub: StubServer) -> None:
     server = Server("a", stub.url)
     connection = Connection.parse({"servers": f"a={stub.url}"})
     with (
@@ -185,7 +187,7 @@ def test_a_refusal_names_the_server(stub: StubServer) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_quick_client_gives_up_on_a_dead_address_in_seconds() -> None:
+def test_planning_fails_within_seconds_if_no_server_listens() -> None:
     connection = Connection.parse({"servers": "http://127.0.0.1:9"})
     (server,) = connection.servers.members
     with (
@@ -196,7 +198,7 @@ def test_a_quick_client_gives_up_on_a_dead_address_in_seconds() -> None:
         client.state("t")
 
 
-def test_a_topic_is_located_wherever_it_is_and_made_where_its_name_says(stub: StubServer) -> None:
+def test_a_topic_is_located_on_any_server_and_created_by_its_name(stub: StubServer) -> None:
     with StubServer() as other:
         text = f"a={stub.url},b={other.url}"
         connection = Connection.parse({"servers": text, "numRetries": "0"})
@@ -219,7 +221,7 @@ def test_a_topic_is_located_wherever_it_is_and_made_where_its_name_says(stub: St
     assert lone.locate("t") == lone.servers.members[0]
 
 
-def test_a_restart_of_some_minutes_is_awaited() -> None:
+def test_the_default_retries_last_almost_ten_minutes() -> None:
     connection = Connection.parse({"servers": URL})
     tries = Tries(connection.target(connection.servers.members[0]).retry())
     nobody = ConnectionLost("refused", was_sent=False)

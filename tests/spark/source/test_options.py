@@ -21,7 +21,7 @@ def parse(kind: str = "batch", **options: str) -> ReadOptions:
     return ReadOptions.parse({"servers": "http://h:1", **options}, kind)  # type: ignore[arg-type]
 
 
-def test_a_batch_reads_all_and_a_stream_what_comes() -> None:
+def test_a_batch_starts_at_the_earliest_and_a_stream_at_the_latest_record() -> None:
     batch, stream = parse(subscribe="a, b,a"), parse("stream", topic="a")
     assert (batch.topics, stream.topics) == (("a", "b"), ("a",))
     assert (batch.starting.default, batch.ending.default) == (EARLIEST, LATEST)
@@ -32,7 +32,7 @@ def test_a_batch_reads_all_and_a_stream_what_comes() -> None:
     assert pickle.loads(pickle.dumps(batch)) == batch
 
 
-def test_names_and_words_have_no_case() -> None:
+def test_names_and_values_are_not_case_sensitive() -> None:
     options = parse(SUBSCRIBE="a", FailOnDataLoss="FALSE", columns="offset, key")
     assert not options.fail_on_data_loss
     assert options.columns == ("offset", "key")
@@ -55,7 +55,7 @@ def test_an_assigned_topic_must_be_on_the_server_with_its_number(live: Live) -> 
         list(survey.required())
 
 
-def test_a_pattern_matches_whole_names() -> None:
+def test_a_pattern_matches_complete_names() -> None:
     options = parse(subscribePattern=r"orders\..*")
     assert options.wants("orders.eu")
     assert not options.wants("my.orders.eu")
@@ -86,12 +86,12 @@ def test_a_delay_has_a_unit(text: str, seconds: float) -> None:
         (".*", ""),
     ],
 )
-def test_the_prefix_is_what_every_match_begins_with(pattern: str, prefix: str) -> None:
+def test_every_match_starts_with_the_prefix(pattern: str, prefix: str) -> None:
     assert literal_prefix(pattern) == prefix
 
 
 @given(st.from_regex(r"[ab.?*+\\|()]{0,6}", fullmatch=True), st.text("ab.", max_size=5))
-def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
+def test_the_prefix_excludes_no_match(pattern: str, name: str) -> None:
     try:
         matched = re.fullmatch(pattern, name)
     except re.error:
@@ -100,7 +100,7 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "said"),
+    ("kind", "options", "message"),
     [
         ("batch", {}, "no topic is named"),
         ("batch", {"subscribe": "a", "topic": "a"}, "subscribe and topic are both given"),
@@ -114,7 +114,7 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ("stream", {"subscribe": "a", "endingOffsets": '{"a":9}'}, "a stream has no end"),
         ("stream", {"subscribe": "a", "endingTimestamp": "9"}, "a stream has no end"),
         ("stream", {"subscribe": "a", "endingOffsetsByTimestamp": '{"a":9}'}, "a stream has no"),
-        ("batch", {"subscribe": "a", "startingTimestamp": "soon"}, "no whole number"),
+        ("batch", {"subscribe": "a", "startingTimestamp": "soon"}, "is not an integer"),
         ("batch", {"subscribe": "a", "startingOffsetsByTimestamp": "{}"}, "earliest, latest or JS"),
         (
             "batch",
@@ -162,12 +162,14 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ("batch", {"path": "a"}, "give .option('subscribe', 'a') and call .load()"),
     ],
 )
-def test_a_mistake_is_one_clear_line(kind: str, options: dict[str, str], said: str) -> None:
+def test_an_invalid_option_is_one_clear_line(
+    kind: str, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(BadOption) as caught:
         parse(kind, **options)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_other_names_are_left_to_spark() -> None:
+def test_other_options_are_ignored() -> None:
     parse(subscribe="a", includeHeaders="true", mergeSchema="true", header="true")

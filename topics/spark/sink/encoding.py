@@ -1,12 +1,12 @@
-"""Encoding: Arrow batches of rows to JSON records, by the batch.
+"""Encodes the rows of Arrow batches as JSON records.
 
-A row becomes a record and a comma, as topics/client/chunks.py takes them:
+A row becomes a record and a comma, the input of `topics.client.chunks.Chunker.cut`:
 
-    {"data":VALUE,"tag":"KEY","node":"NODE","meta":HEADERS},
+    {"data":VALUE,"tag":"KEY","node":"NODE","meta":HEADERS,"delay_ms":1,"deliver_at":2},
 
-Values and headers are sent verbatim, so each is parsed by itself first: a value such as
-``1},{"data":2`` would become two records. Keys, nodes and texts are escaped; those that need no
-escape are found by one search over the batch.
+Values and headers are copied, so each is parsed first: a value such as ``1},{"data":2`` would
+become two records. Keys, nodes and texts are escaped if they need it, which one search over the batch
+determines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class BadRow(ValueError):
-    """A row that makes no record. ``row`` is its place in the batch."""
+    """A row that cannot be encoded. ``row`` is its index in the batch."""
 
     def __init__(self, row: int, reason: str) -> None:
         self.row = row
@@ -42,9 +42,8 @@ class BadRow(ValueError):
 
 
 def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
-    """One record and comma for each row, as a string column without nulls. Raises `BadRow`.
-
-    ``text``: the values are texts, else JSON.
+    """Return one record and comma for each row, without nulls. With ``text``, values are texts
+    instead of JSON. Raises `BadRow`.
     """
     values = checked_text("value", batch.column(columns.value))
     if text:
@@ -72,7 +71,7 @@ def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
 
 
 def topics_of(batch: pa.RecordBatch, place: int) -> pa.Array:
-    """The topic of each row. Raises `BadRow` for a null."""
+    """Return the topic of each row. Raises `BadRow` for a null."""
     topics = checked_text("topic", batch.column(place))
     if topics.null_count:
         raise BadRow(pc.index(topics.is_null(), value=True).as_py(), "the column topic is null")
@@ -80,17 +79,17 @@ def topics_of(batch: pa.RecordBatch, place: int) -> pa.Array:
 
 
 def checked_text(name: str, column: pa.Array) -> pa.Array:
-    """The column as strings of valid UTF-8. Raises `BadRow`."""
+    """Return the column as strings of valid UTF-8. Raises `BadRow`."""
     binary = column.cast(pa.large_binary())
     try:
         return binary.cast(TEXT)
     except pa.ArrowInvalid:
         _refuse_first(name, binary, bytes.decode, "is not UTF-8")
-        raise  # no value was found that fails
+        raise  # every value was decoded
 
 
 def quoted(texts: pa.Array) -> pa.Array:
-    """The texts as JSON strings; null stays null."""
+    """Return the texts as JSON strings; null remains null."""
     plain = pc.binary_join_element_wise(_literal('"'), texts, _literal('"'), _literal(""))
     escape = pc.fill_null(pc.match_substring_regex(texts, MUST_ESCAPE), fill_value=False)
     if not pc.any(escape).as_py():
@@ -106,7 +105,7 @@ def check_json(name: str, texts: pa.Array, *, advice: str = "") -> None:
         deque(map(_decode, texts.drop_null().to_pylist()), maxlen=0)
     except (msgspec.DecodeError, RecursionError):
         _refuse_first(name, texts, _check_value, "is not JSON", advice)
-        raise  # no text was found that fails
+        raise  # every text was parsed
     suspects = pc.fill_null(pc.match_substring_regex(texts, HALF_PAIR), fill_value=False)
     if pc.any(suspects).as_py():
         _refuse_first(name, texts, _check_value, "is not JSON")
@@ -149,21 +148,21 @@ def _check_objects(headers: pa.Array) -> None:
 
 def _check_value(text: str) -> None:
     if lone_surrogate(text.encode()) is not None:
-        raise ValueError("it holds half of a surrogate pair, which is no character")
+        raise ValueError("it contains half of a surrogate pair, which is no character")
     _decode(text)
 
 
 def _refuse_first(
     name: str, column: pa.Array, check: Callable[..., object], wrong: str, advice: str = ""
 ) -> None:
-    """Raise `BadRow` for the first row that fails the check."""
+    """Raise `BadRow` for the first value for which ``check`` raises ValueError."""
     for row, value in enumerate(column.to_pylist()):
         try:
             if value is not None:
                 check(value)
         except (ValueError, RecursionError) as error:
-            told = f"{name} {wrong}: {_excerpt(value)} ({error}){advice}"
-            raise BadRow(row, told) from None
+            reason = f"{name} {wrong}: {_excerpt(value)} ({error}){advice}"
+            raise BadRow(row, reason) from None
 
 
 def _member(start: str, values: pa.Array) -> pa.Array:
@@ -180,14 +179,12 @@ def _excerpt(value: str | bytes) -> str:
 
 
 def string_block(column: pa.Array) -> tuple[memoryview, memoryview]:
-    """Offsets and data of an Arrow string column without nulls, in place: the block that
-    ``Chunker.cut`` takes.
-    """
+    """Return the offsets and data of a string column, without a copy, for ``Chunker.cut``."""
     assert column.null_count == 0, "every row was encoded"
     _, offsets, data = column.buffers()
     first, end = column.offset, column.offset + len(column) + 1
     if len(column) == 0 or offsets is None:
         return memoryview(bytes(4)).cast("i"), memoryview(b"")
     large = pa.types.is_large_string(column.type)
-    words = memoryview(offsets).cast("q") if large else memoryview(offsets).cast("i")
-    return words[first:end], memoryview(data if data is not None else b"")
+    numbers = memoryview(offsets).cast("q" if large else "i")
+    return numbers[first:end], memoryview(data if data is not None else b"")

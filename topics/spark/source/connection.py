@@ -106,8 +106,8 @@ class Connection:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Connection:
-        """Return the connection of these options, whatever the case of their names. Servers and key
-        default to the environment. Reads the key's file. Raises `BadOption`.
+        """Return the connection of these options. Servers and key default to the environment. Reads
+        the files that the options name. Raises `BadOption`.
         """
         given = lowered(options)
         _refuse_kafka(given)
@@ -256,13 +256,21 @@ def refuse_unknown(given: Mapping[str, str], use: Use) -> None:
             raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
 
 
+def only_one(given: Mapping[str, str], *names: str) -> str | None:
+    """Return which of these options is given, None if none is. Raises `BadOption` for several."""
+    found = [name for name in names if name.lower() in given]
+    if len(found) > 1:
+        raise BadOption(f"options {' and '.join(found)} are both given; give one of them")
+    return found[0] if found else None
+
+
 def number(given: Mapping[str, str], name: str, *, least: int = 1) -> int:
     """Return an option that is an integer. Raises `BadOption`."""
     text = given.get(name.lower(), DEFAULTS[name])
     try:
         value = int(text.strip().replace("_", ""))
     except ValueError:
-        raise BadOption(f"option {name} is {text!r}, which is no whole number") from None
+        raise BadOption(f"option {name} is {text!r}, which is not an integer") from None
     if value < least:
         raise BadOption(f"option {name} is {value}; it is at least {least}")
     return value
@@ -291,9 +299,8 @@ def text_of(given: Mapping[str, str], name: str) -> str | None:
 
 
 def _servers(given: Mapping[str, str]) -> Servers:
-    if "servers" in given and "url" in given:
-        raise BadOption("options servers and url are the same; give one of them")
-    text = given.get("servers") or given.get("url") or os.environ.get("TOPICS_URL")
+    option = only_one(given, "servers", "url")
+    text = given[option] if option else os.environ.get("TOPICS_URL")
     if not text:
         # Spark does not report the master to this process, so it cannot allow a local default.
         raise BadOption(
@@ -307,12 +314,9 @@ def _servers(given: Mapping[str, str]) -> Servers:
 
 
 def _api_key(given: Mapping[str, str]) -> str | None:
-    # Spark redacts options whose names contain "token" in plans, and not "key".
-    named = [name for name in ("apiToken", "apiKey", "apiKeyFile") if name.lower() in given]
-    if len(named) > 1:
-        raise BadOption(f"options {' and '.join(named)} are both given; give one of them")
-    if named != ["apiKeyFile"]:
-        key = given[named[0].lower()] if named else None
+    option = only_one(given, "apiToken", "apiKey", "apiKeyFile")
+    if option != "apiKeyFile":
+        key = given[option.lower()] if option else None
         return key or os.environ.get("TOPICS_API_KEY") or None
     path = given["apikeyfile"]
     try:

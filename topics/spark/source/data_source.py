@@ -13,6 +13,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from topics.spark.job_errors import told_first
+from topics.spark.sink.writer import BatchWriter, StreamWriter
 from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.options import ReadOptions
@@ -44,16 +46,14 @@ class TopicsDataSource(DataSource):
         options = ReadOptions.parse(self.options, "stream")
         return StreamReader(options, Columns(schema, text=options.text))
 
+    @told_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a DataFrame."""
-        from topics.spark.sink import batch_writer
+        return BatchWriter(self.options, schema, overwrite=overwrite)
 
-        return batch_writer(self.options, schema, overwrite)
-
+    @told_first
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return the writer of a stream."""
-        from topics.spark.sink import stream_writer
-
-        return stream_writer(self.options, schema, overwrite)
+        return StreamWriter(self.options, schema, overwrite=overwrite)

@@ -20,6 +20,7 @@ from topics.spark.source.connection import (
     flag,
     lowered,
     number,
+    only_one,
     refuse_unknown,
 )
 from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Number
@@ -119,7 +120,7 @@ class ReadOptions:
                     )
 
     def wants(self, topic: str) -> bool:
-        """Return whether the pattern matches the name of the topic."""
+        """Return whether the pattern matches the complete name of the topic."""
         return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
 
     @property
@@ -138,13 +139,9 @@ def literal_prefix(pattern: str) -> str:
 
 
 def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
-    options = ("subscribe", "topic", "assign", "subscribePattern")
-    found = [option for option in options if option.lower() in given]
-    if not found:
+    option = only_one(given, "subscribe", "topic", "assign", "subscribePattern")
+    if option is None:
         raise BadOption("no topic is named: give the option subscribe, or subscribePattern")
-    if len(found) > 1:
-        raise BadOption(f"options {' and '.join(found)} are both given; give one of them")
-    (option,) = found
     text = given[option.lower()]
     if option == "subscribePattern":
         try:
@@ -185,14 +182,11 @@ def _bounds(given: Mapping[str, str], side: str, rest: int, default: int) -> Bou
     name at ``rest``.
     """
     offsets, time, times = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
-    named = [option for option in (offsets, time, times) if option.lower() in given]
-    if len(named) > 1:
-        raise BadOption(f"options {' and '.join(named)} are both given; give one of them")
-    if not named:
+    option = only_one(given, offsets, time, times)
+    if option is None:
         return Bounds(offsets, default)
-    if named == [time]:
+    if option == time:
         return Bounds(time, number(given, time, least=0), by_time=True)
-    (option,) = named
     return Bounds.parse(option, given[option.lower()], rest, by_time=option == times)
 
 
