@@ -33,8 +33,8 @@ __all__ = ["data_source", "discovered", "records", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("topics")`` in the session. Repeated calls have no effect. If the package is
-    installed from a wheel, Spark finds the format automatically.
+    """Register ``format("topics")`` in the session. Repeated calls have no effect. Spark finds the
+    format automatically if the package is installed from a wheel.
     """
     from pyspark.errors import AnalysisException
 
