@@ -82,6 +82,7 @@ COLUMNS: Final = {
     "timestamp": "the time of the append",
     "node": "the writer; null for none",
     "headers": "`meta`, a JSON object or its members; null for none",
+    "epoch": "identifies the topic among topics of this name; only if it is named",
     "delay_ms": "of a queue: ms until the job may be claimed; null for none",
     "deliver_at": "of a queue: the time of that, as a BIGINT in ms since 1970; null for none",
 }

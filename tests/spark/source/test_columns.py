@@ -50,11 +50,15 @@ def struct_of(ddl: str) -> t.StructType:
 
 
 def rows(ddl: str, *records: Record) -> list[dict[str, Any]]:
-    batch = Columns(struct_of(ddl)).batch(records, "orders", 3)
+    batch = Columns(struct_of(ddl)).batch(records, "orders", 3, 9)
     batch.validate(full=True)
     assert batch.schema == to_arrow_schema(struct_of(ddl), timezone="UTC")
     found: list[dict[str, Any]] = batch.to_pylist()
     return found
+
+
+def test_the_epoch_is_a_column_if_it_is_named() -> None:
+    assert rows("epoch BIGINT, offset BIGINT", PLAIN) == [{"epoch": 9, "offset": 7}]
 
 
 def test_all_columns_of_a_record() -> None:
@@ -81,7 +85,7 @@ def test_all_columns_of_a_record() -> None:
 
 
 def test_a_timestamp_is_utc_with_its_milliseconds() -> None:
-    batch = Columns(struct_of("timestamp TIMESTAMP")).batch([PLAIN], "orders", 0)
+    batch = Columns(struct_of("timestamp TIMESTAMP")).batch([PLAIN], "orders", 0, 1)
     assert batch.column(0).type == pa.timestamp("us", "UTC")
     assert batch.column(0)[0].value == TS * 1000
 
@@ -115,7 +119,7 @@ def test_tags_and_meta_are_requested_only_for_their_columns(
 
 def test_columns_can_be_pickled() -> None:
     columns = pickle.loads(pickle.dumps(Columns(struct_of("offset BIGINT"))))
-    assert columns.batch([PLAIN], "orders", 0).to_pylist() == [{"offset": 7}]
+    assert columns.batch([PLAIN], "orders", 0, 1).to_pylist() == [{"offset": 7}]
 
 
 @given(st.lists(JSON, min_size=1), st.booleans())
@@ -158,9 +162,9 @@ def test_texts_are_the_contents_of_strings() -> None:
     records = [Record(seq=seq, ts=TS, data=Raw(text)) for seq, text in enumerate(data)]
     texts = ['say "a"', None, '{"a": "b"}', "1.0", "null"]
     columns = Columns(struct_of("value STRING"), text=True)
-    assert columns.batch(records, "orders", 0).column(0).to_pylist() == texts
+    assert columns.batch(records, "orders", 0, 1).column(0).to_pylist() == texts
     columns = Columns(struct_of("value BINARY"), text=True)
-    found = columns.batch(records, "orders", 0).column(0).to_pylist()
+    found = columns.batch(records, "orders", 0, 1).column(0).to_pylist()
     assert found == [None if text is None else text.encode() for text in texts]
     with pytest.raises(BadOption, match="the column value may be null"):
         Columns(struct_of("value STRING NOT NULL"), text=True)
@@ -180,6 +184,7 @@ def test_a_schema_without_columns_is_refused() -> None:
 
 def test_the_schema_has_all_columns_or_the_named_ones_in_order() -> None:
     assert schema_of(()) == struct_of(SCHEMA)
+    assert schema_of(("epoch",)) == struct_of("epoch BIGINT")
     assert schema_of(("value", "offset")) == struct_of("value STRING, offset BIGINT")
     with pytest.raises(BadOption, match="option columns names 'offsets'; there are: key, value"):
         schema_of(("offsets",))

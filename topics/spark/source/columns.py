@@ -40,18 +40,22 @@ TYPES: Final[Mapping[str, tuple[DataType, ...]]] = {
     "timestamp": (TimestampType(),),
     "node": (StringType(),),
     "headers": (StringType(), MapType(StringType(), StringType())),
+    "epoch": (LongType(),),
 }
+DEFAULTS: Final = tuple(name for name in TYPES if name != "epoch")  # Kafka has no epoch
 NULLABLE: Final = ("key", "node", "headers")
 _texts_of = msgspec.json.Decoder(dict[str, Raw]).decode
 _text_of = msgspec.json.Decoder(str).decode
 
 
 def schema_of(names: Sequence[str]) -> StructType:
-    """Return a schema of these columns, or of all. Raises `BadOption` for an unknown name."""
+    """Return a schema of these columns, by default of all but the epoch. Raises `BadOption` for an
+    unknown name.
+    """
     for name in names:
         if name not in TYPES:
             raise BadOption(f"option columns names {name!r}; there are: {', '.join(TYPES)}")
-    return StructType([StructField(name, TYPES[name][0]) for name in names or TYPES])
+    return StructType([StructField(name, TYPES[name][0]) for name in names or DEFAULTS])
 
 
 class Columns:
@@ -68,13 +72,15 @@ class Columns:
         self.needs_tags = "key" in names
         self.needs_meta = "headers" in names
 
-    def batch(self, records: Sequence[Record], topic: str, partition: int) -> pa.RecordBatch:
+    def batch(
+        self, records: Sequence[Record], topic: str, partition: int, epoch: int
+    ) -> pa.RecordBatch:
         """Return one row for each record of a page of ``topic``."""
+        constants: dict[str, str | int] = {"topic": topic, "partition": partition, "epoch": epoch}
         columns = []
         for name, field in zip(self._arrow.names, self._arrow, strict=True):
-            if name in ("topic", "partition"):
-                value = pa.scalar(topic if name == "topic" else partition, field.type)
-                columns.append(pa.repeat(value, len(records)))
+            if name in constants:
+                columns.append(pa.repeat(pa.scalar(constants[name], field.type), len(records)))
             elif name == "value" and self._text:
                 texts = [_as_text(record.data) for record in records]
                 columns.append(pa.array(texts, field.type))
