@@ -115,17 +115,17 @@ def test_the_key_is_pickled_but_never_printed() -> None:
     ("options", "message"),
     [
         ({"kafka.bootstrap.servers": "h:9092"}, "option servers, for example http://127.0.0.1:"),
-        ({"servers": "host:4000"}, "'host:4000' is no address of a server"),
+        ({"servers": "host:4000"}, "address of a server; it looks like"),
         ({"servers": " , "}, "servers names no server"),
-        ({"servers": "http://h:1?x=1"}, "is no address of a server"),
+        ({"servers": "http://h:1?x=1"}, "address of a server; it looks like"),
         ({"url": URL, "servers": URL}, "options servers and url are both given"),
         ({"apiKey": "k", "apiKeyFile": "f"}, "give one of them"),
         ({"apiKey": "k", "apiToken": "f"}, "options apiToken and apiKey are both given"),
         ({"servers": "http://u:clé@h", "apiToken": "k"}, "one Authorization header"),
-        ({"servers": "http://u:clé@h:x"}, "an address with user info is no address"),
-        ({"servers": "http://u:clé,clé@h"}, "an address with user info is no address"),
+        ({"servers": "http://u:clé@h:x"}, "an address with user info is no"),
+        ({"servers": "http://u:clé,clé@h"}, "an address with user info is no"),
         ({"apiKeyFile": "/nowhere/key"}, "/nowhere/key cannot be read: No such file"),
-        ({"apiKey": "clé"}, "holds a character that no key has"),
+        ({"apiKey": "clé"}, "the API key has a character that is not"),
         ({"numRetries": "many"}, "option numRetries is 'many', which is not an integer"),
         ({"numRetries": "-1"}, "option numRetries is -1; it is at least 0"),
         ({"readTimeoutMs": "0"}, "option readTimeoutMs is 0; it is at least 1"),
@@ -270,7 +270,7 @@ def test_certificates_are_read_from_the_files_of_the_options(tls: str, tmp_path:
     for missing in ({"caFile"}, {"certFile", "keyFile"}):
         fewer = {name: value for name, value in given.items() if name not in missing}
         with (
-            pytest.raises(ServerError, match="unreachable"),
+            pytest.raises(ServerError, match=r"unreachable|tls_failed"),
             errors_of(server),
             Connection.parse(fewer).client(server) as client,
         ):

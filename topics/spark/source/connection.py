@@ -15,7 +15,9 @@ from enum import Enum
 from pathlib import Path
 from ssl import SSLContext, create_default_context
 
-from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
+from topics.client.errors import Refused
+from topics.client.settings import checked_key
+from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient
 from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import BadServers, Server, Servers
 from topics.spark.interface import DEFAULTS, Use, known_names
@@ -118,7 +120,7 @@ class Connection:
                 " Authorization header: leave out the user info, or the key (an option or"
                 " TOPICS_API_KEY)"
             )
-        connection = cls(
+        return cls(
             servers=servers,
             api_key=key,
             retries=number(given, "numRetries", least=0),
@@ -126,10 +128,6 @@ class Connection:
             read_s=number(given, "readTimeoutMs") / 1000,
             tls=TlsFiles.parse(given, servers),
         )
-        for server in connection.servers.members:
-            if mistake := mistake_in(connection.target(server)):
-                raise BadOption(mistake)
-        return connection
 
     def target(self, server: Server) -> Target:
         """Return the client's settings for the server."""
@@ -314,10 +312,18 @@ def _servers(given: Mapping[str, str]) -> Servers:
 
 
 def _api_key(given: Mapping[str, str]) -> str | None:
+    key = _given_key(given)
+    try:
+        return checked_key(key) if key else None
+    except Refused:
+        raise BadOption("the API key has a character that is not visible ASCII") from None
+
+
+def _given_key(given: Mapping[str, str]) -> str | None:
     option = only_one(given, "apiToken", "apiKey", "apiKeyFile")
     if option != "apiKeyFile":
         key = given[option.lower()] if option else None
-        return key or os.environ.get("TOPICS_API_KEY") or None
+        return key or os.environ.get("TOPICS_API_KEY")
     path = given["apikeyfile"]
     try:
         key = Path(path).read_text().strip()
