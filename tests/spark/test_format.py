@@ -1,4 +1,4 @@
-"""format("topics") in Spark: reads and writes as users write them, against real servers."""
+"""Reads and writes of ``format("topics")`` in Spark on a real server."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_sql_names_the_server_of_a_table_in_each_statement(spark: SparkSession, 
 
 
 def last_message(failure: BaseException) -> str:
-    """The line of a Python worker's error that people read: the last but Spark's own state."""
+    """Return the last line of a Python worker's error, except for Spark's SQLSTATE."""
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     return next(line for line in reversed(lines) if not line.startswith("SQLSTATE"))
 

@@ -40,7 +40,7 @@ OPTIONS: Final = (
     Option("subscribePattern", "read", "", "a regular expression that matches complete names of"
            " topics"),
     Option("assign", "read", "", 'the topics with the numbers of their servers, `{"TOPIC": [0]}`'),
-    Option("columns", "read", "all", "the columns of the DataFrame, separated by commas"),
+    Option("columns", "read", "all but `epoch`", "the columns, separated by commas"),
     Option("startingOffsets", "read", "batch: `earliest`, stream: `latest`", "the first offset:"
            ' `earliest`, `latest` or `{"TOPIC": 42}`, where -2 is earliest and -1 is latest'),
     Option("endingOffsets", "read", "`latest`", "batch: the offset after the last one, as above"),
@@ -82,9 +82,9 @@ COLUMNS: Final = {
     "timestamp": "the time of the append",
     "node": "the writer; null for none",
     "headers": "`meta`, a JSON object or its members; null for none",
-    "epoch": "identifies the topic among topics of this name; only if it is named",
+    "epoch": "distinguishes the topic from deleted ones of the same name",
     "delay_ms": "of a queue: ms until the job may be claimed; null for none",
-    "deliver_at": "of a queue: the time of that, as a BIGINT in ms since 1970; null for none",
+    "deliver_at": "of a queue: when the job may be claimed; BIGINT: ms since 1970; null for none",
 }
 
 

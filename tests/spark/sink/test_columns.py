@@ -1,4 +1,4 @@
-"""The columns that are written, and those that are refused."""
+"""The columns that are written, ignored and refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows become records as they are, and no value becomes anything else than one value."""
+"""The encoding of rows as records. A value never becomes more than one JSON value."""
 
 from __future__ import annotations
 

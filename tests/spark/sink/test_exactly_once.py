@@ -1,4 +1,4 @@
-"""Each row is in its topic once, after repeated tasks and killed processes."""
+"""Each row is appended once despite repeated tasks and killed processes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ HALF = 20  # blocks of a partition
 
 @pytest.fixture
 def small_blocks(spark: SparkSession) -> Iterator[None]:
-    """Rows pass between the stages of a task in small blocks, so that a stage that waits has passed
-    the earlier blocks on.
-    """
+    """Small blocks between the stages of a task. A waiting stage has passed on earlier blocks."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name) or ""
     spark.conf.set(name, "100")
@@ -59,7 +57,7 @@ def stream(df: DataFrame, url: str, checkpoint: Path, **more: str) -> None:
 
 
 def lines(folder: Path, files: int = 1, count: int = ROWS) -> Path:
-    """A folder of text files: the numbers from 0."""
+    """Write text files with the numbers from 0 and return their folder."""
     folder.mkdir()
     each = count // files
     for number in range(files):
@@ -69,7 +67,7 @@ def lines(folder: Path, files: int = 1, count: int = ROWS) -> Path:
 
 
 def values(live: Live, topic: str = "rows") -> list[int]:
-    """The numbers of the rows."""
+    """Return the numbers of the rows."""
     return sorted(record["data"][0] for record in live.read(topic))
 
 
@@ -80,7 +78,7 @@ def appended(url: str, topic: str) -> int:
 
 
 def wait_for_records(url: str, topic: str) -> None:
-    """Return as soon as the topic has any."""
+    """Wait until the topic has records."""
     deadline = time.monotonic() + WAIT_S
     while appended(url, topic) == 0:
         assert time.monotonic() < deadline, f"nothing was appended to {topic}"

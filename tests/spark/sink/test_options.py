@@ -1,4 +1,4 @@
-"""Options of the sink: what they mean, and every mistake in one line."""
+"""The options of writes. Each invalid option is one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task sends: the same chunks under the same keys in every attempt, each to its server."""
+"""The requests of a task: chunks and keys are the same in every attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns: records become exactly the Arrow batch that Spark expects."""
+"""The conversion of records to the Arrow batch that Spark expects."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ JSON = st.recursive(
 
 
 def struct_of(ddl: str) -> t.StructType:
-    """The struct of ``key STRING NOT NULL, offset BIGINT``, without a JVM."""
+    """Return the struct of ``key STRING NOT NULL, offset BIGINT``, without a JVM."""
     fields = [field.split(" ", 2) for field in ddl.split(", ")]
     return t.StructType([t.StructField(name, TYPES[kind], not no) for name, kind, *no in fields])
 

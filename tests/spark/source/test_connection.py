@@ -1,4 +1,4 @@
-"""Connection: servers, key and retries from options."""
+"""The connection of the options: servers, API key, certificates and retries."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_topic_is_located_on_any_server_and_created_by_its_name(stub: StubServ
         other.make("t1")
         with pytest.raises(RequestError, match=r'"t1": 409 topic_on_two_servers: .* a .* b '):
             connection.locate("t1")
-    # b is gone now: what a has goes on, and nothing new is made.
+    # Without b, topics on a can be used, but no topic can be created.
     stub.make("t9")
     assert connection.locate("t9").name == "a"
     with pytest.raises(ServerError, match=r"server b .*unreachable"):

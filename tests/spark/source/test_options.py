@@ -1,4 +1,4 @@
-"""Read options: what they mean, and what is refused."""
+"""The options of reads, valid and invalid."""
 
 from __future__ import annotations
 
