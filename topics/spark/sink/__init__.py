@@ -19,15 +19,6 @@ is identified by
     df.writeStream   the id of the query in its checkpoint, and the number of the micro-batch
     foreachBatch     a batch write with .option("jobId", f"{query_name}:{batch_id}")
 
-Limits. None of these loses a record, but each may append some records twice:
-
-- Rows differ between attempts (rand(), now(), an unordered shuffle). Sort within partitions, or
-  write from a file or a checkpoint.
-- The partitions, batchRecords, batchBytes, node, valueFormat or
-  spark.sql.execution.arrow.maxRecordsPerBatch differ between attempts.
-- The topic's idempotency_window_ms is over. A topic that the sink creates remembers keys for seven
-  days. A window of less than an hour causes a warning.
-- The topic is deleted and created again, so it has no keys. A running task fails then, because it
-  never creates a topic that it has found before.
-- The topic's durability is not fsync, and a power failure removes its last keys and records.
+Rows that differ between attempts, and a topic that has lost the keys, may be appended twice. The
+section "Write" of topics/docs/spark.md lists these cases. No record is ever lost.
 """
