@@ -93,7 +93,7 @@ def test_a_name_that_probably_means_a_missing_column_is_refused(name: str, meant
     columns = {"value": "string"} if meant != "value" else {}
     with pytest.raises(BadColumns) as refusal:
         Columns.of(schema(**columns, **{name: "string"}), topic="t")
-    assert f"there is no column {name}; is it {meant}?" in str(refusal.value)
+    assert f"a write has no column {name}; is it {meant}?" in str(refusal.value)
 
 
 def test_other_columns_are_ignored() -> None:

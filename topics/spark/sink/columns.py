@@ -71,7 +71,7 @@ class Columns:
         missing = [name for name in used if name not in found]
         for name in names:
             if name not in found and (meant := _meant_by(name, missing)):
-                raise BadColumns(f"there is no column {name}; is it {meant}? Rename or drop it")
+                raise BadColumns(f"a write has no column {name}; is it {meant}? Rename or drop it")
         if "value" in missing:
             raise BadColumns(f"{NO_VALUE} (the columns are: {', '.join(names)})")
         if "topic" in missing:
