@@ -176,7 +176,7 @@ def test_batches_are_the_same_whatever_the_windows(
     [
         (Row(DAYS[1], "b", 107, "1"), 'it has twice topic "b", offset 107'),
         (Row(DAYS[1], "b", 130, '1},{"data":2'), "value is not JSON"),
-        (Row(DAYS[1], "b", 130, "1", headers="{"), "headers is not JSON"),
+        (Row(DAYS[1], "b", 130, "1", headers="{"), "headers is not a JSON object"),
     ],
 )
 def test_what_cannot_be_replayed_is_told(
