@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from topics.client import Retry, Topics, TopicsError, Unavailable, calls
+from topics.client.http import certificates
+from topics.client.settings import Target
 
 ONCE = Retry(deadline=0.0)
 
@@ -76,3 +79,10 @@ def test_requests_and_streams_send_the_host_of_the_url(
             assert head["accept-encoding"] == "identity"
         assert len(listening.heads) == 3
         listening.heads.clear()
+
+
+def test_an_ssl_context_replaces_the_certificates_of_the_system() -> None:
+    context = ssl.create_default_context()
+    with Topics("https://localhost:1", ssl_context=context) as client:
+        assert certificates(client.target) is context
+    assert certificates(Target("http://localhost:1", None, context)) is None

@@ -25,14 +25,13 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def jvm() -> Iterator[SparkSession]:
-    """One JVM for all Spark tests of a process: two cores, four attempts."""
+    """One JVM for all Spark tests of a process, with two cores and four attempts."""
     pytest.importorskip("pyspark")
     from topics.spark import register
     from topics.spark.session import session
 
     with warnings.catch_warnings():
-        # pandas, where installed, is newer than PySpark likes; sockets to the JVM are closed by the
-        # garbage collector.
+        # An installed pandas may be too new for PySpark, and the garbage collector closes sockets.
         warnings.simplefilter("ignore")
         made = session(cores=2, partitions=4, name="tests")
         made.conf.set("spark.sql.shuffle.partitions", "2")
@@ -44,14 +43,14 @@ def jvm() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def spark(jvm: SparkSession) -> SparkSession:
-    """The shared session, made the session of this thread, where a write looks up the format."""
+    """The shared session, active in this thread because a write uses its formats."""
     jvm.createDataFrame([(0,)], "a int")
     return jvm
 
 
 @pytest.fixture
 def unstopped(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """The same session, which the command line of a job does not stop."""
+    """The same session, which jobs cannot stop."""
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
     return spark
 
@@ -64,14 +63,14 @@ def stub() -> Iterator[StubServer]:
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server for tests that leave it running; each has topics of its own."""
+    """A server for all tests that leave it running and use topics of their own."""
     with Server(tmp_path_factory.mktemp("live"), shards=2) as server:
         yield Live(server)
 
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Live]:
-    """A server of one test, which may stop it, kill it and start it again at the same address."""
+    """A server for one test, which may stop, kill and restart it at the same address."""
     with Server(tmp_path / "data", shards=1) as server:
         server.env["TOPICS_PORT"] = str(server.port)
         yield Live(server)
@@ -79,8 +78,9 @@ def mortal(tmp_path: Path) -> Iterator[Live]:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Live]:
-    """A server that requires a key: the-right-key, or narrow for other topics."""
-    with Server(tmp_path / "locked", shards=1, api_keys="the-right-key,narrow:r:other.") as server:
+    """A server with keys: the-right-key, narrow for other topics, and writer to append."""
+    keys = "the-right-key,narrow:r:other.,writer:w"
+    with Server(tmp_path / "locked", shards=1, api_keys=keys) as server:
         made = Live(server, api_key="the-right-key")
         made.make("spark.locked", 3)
         yield made

@@ -1,4 +1,4 @@
-"""A running server: topics of numbered records."""
+"""A running server with topics of numbered records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.spark.client.http import Target, TopicsClient
 
 
 class Live:
-    """Writes to a server."""
+    """Writes topics to a server and reads them."""
 
     def __init__(self, server: Server, api_key: str | None = None) -> None:
         self.server, self._api_key = server, api_key
@@ -26,7 +26,7 @@ class Live:
         return TopicsClient(Target(url=self.url, api_key=self._api_key, backoff_max_s=1.0))
 
     def make(self, topic: str, count: int = 0, **config: Any) -> str:
-        """A topic with records 1 to ``count``, as many as its seqs."""
+        """Create a topic with the records 1 to ``count``, whose seqs are their numbers."""
         with self.client() as client:
             client.put_topic(topic, config)
         if count:
@@ -34,25 +34,25 @@ class Live:
         return topic
 
     def append(self, topic: str, numbers: Iterable[int], **fields: Any) -> int:
-        """One request; returns the last seq."""
+        """Append records in one request and return the last seq."""
         records = [{"data": {"id": number}, **fields} for number in numbers]
         body = json.dumps({"records": records}).encode()
         with self.client() as client:
             return client.append(topic, body, len(records), uuid4().hex).last_seq
 
     def delete(self, topic: str) -> None:
-        """The topic, with all its records."""
+        """Delete the topic."""
         with Api(self.server.address) as api:
             answer = api.delete(topic)
         assert answer.status == 200, answer
 
     def remove(self, topic: str, before: int) -> None:
-        """The records with a seq below ``before``, silently."""
+        """Delete the records with a seq below ``before``."""
         with Api(self.server.address) as api:
             answer = api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": before})
         assert answer.status == 200, answer
 
     def read(self, topic: str) -> list[dict[str, Any]]:
-        """All records, with their tags."""
+        """Return all records with their tags."""
         with Api(self.server.address) as api:
             return api.read(topic, include_tags=True)

@@ -1,7 +1,6 @@
-"""A cluster of two executors, which are processes of their own: they have the package by
-``--py-files`` and nothing else of ours. Two servers are one source. In each step, one executor is
-killed half way, and another one comes. ``deploy/cluster`` runs more: jobs, a stream, a wheel, and
-kills of workers and servers.
+"""A cluster with two executors and two servers. The executors have the package from ``--py-files``
+only. In each step, one executor is killed halfway and replaced. ``deploy/cluster`` also runs jobs,
+a stream and a wheel, and kills workers and servers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ROWS = 20_000
 STEPS = ("write", "read")
 
 
-def test_what_an_earlier_run_left_beside_spark_is_not_used(
+def test_files_of_an_earlier_run_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyspark")
@@ -40,7 +39,7 @@ def test_what_an_earlier_run_left_beside_spark_is_not_used(
 
 
 def written(url: str) -> list[int]:
-    """The ids of all records of a server."""
+    """Return the ids of all records of a server."""
     with Topics(url) as client:
         names = [info.name for info in client.topics("rows.write.")]
         events = [event for name in names for event in client.topic(name).read()]
@@ -48,7 +47,7 @@ def written(url: str) -> list[int]:
     return [event.data["id"] for event in events if isinstance(event, Record)]
 
 
-def test_each_row_is_written_and_read_once_though_executors_are_killed(tmp_path: Path) -> None:
+def test_each_row_is_written_and_read_once_despite_killed_executors(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     from tests.cluster.cluster import PROGRAMS, Cluster, Way, environment
 
@@ -72,5 +71,5 @@ def test_each_row_is_written_and_read_once_though_executors_are_killed(tmp_path:
     _, read = json.loads((left / "read.found").read_text())
     assert sorted(read) == [*range(ROWS)]
     assert {path.stem for path in left.glob("*.died")} == {*STEPS}
-    # One is killed in each step, and another one finishes the last step; two ran at the start.
+    # Two executors ran at the start, one was killed in each step, and one finished the last step.
     assert len({path.suffix for path in left.glob("*.executor.*")}) > len(STEPS)

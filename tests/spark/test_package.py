@@ -43,7 +43,7 @@ def fake_java(path: Path, says: str, status: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("says", "message"),
     [
         (None, "does not run"),
         ("no runtime here", "does not run"),
@@ -53,23 +53,24 @@ def fake_java(path: Path, says: str, status: int = 0) -> None:
         ('openjdk version "25" 2025', ""),
     ],
 )
-def test_a_java_that_is_missing_or_too_old_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, told: str
+def test_a_missing_or_old_java_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, message: str
 ) -> None:
     pytest.importorskip("pyspark")
     if says is not None:
         fake_java(tmp_path / "bin" / "java", says)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    if told:
+    if message:
         with pytest.raises(
-            JobError, match=f"Java 17 or newer, and {tmp_path}/bin/java \\(from JAVA_HOME\\) {told}"
+            JobError,
+            match=f"Java 17 or newer, and {tmp_path}/bin/java \\(from JAVA_HOME\\) {message}",
         ):
             check_spark()
     else:
         check_spark()
 
 
-def test_no_java_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

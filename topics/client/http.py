@@ -41,10 +41,12 @@ def headers_of(target: Target) -> dict[str, str]:
 
 
 def certificates(target: Target) -> ssl.SSLContext | None:
-    """Return the trusted certificates. None without TLS, because reading them takes a third of a
-    second.
+    """Return the settings of TLS, by default with the certificates of the system. None without TLS,
+    because reading them takes a third of a second.
     """
-    return httpcore2.default_ssl_context() if target.url.startswith("https:") else None
+    if not target.url.startswith("https:"):
+        return None
+    return target.ssl_context or httpcore2.default_ssl_context()
 
 
 def http_options(target: Target, timeout: float) -> dict[str, Any]:

@@ -14,10 +14,13 @@ import os
 import re
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from topics.client.errors import Invalid, Refused
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 CONTEXT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -39,10 +42,13 @@ class Contexts(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where requests go. ``url`` has no slash at its end."""
+    """Where requests go. ``url`` has no slash at its end. Without ``ssl_context``, the certificates
+    of the system are trusted.
+    """
 
     url: str
     key: str | None
+    ssl_context: SSLContext | None = None
 
 
 def contexts_file() -> Path:

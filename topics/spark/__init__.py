@@ -1,16 +1,18 @@
-"""Spark and topics: topics as a source and a sink, and jobs that load and archive them.
+"""Topics in Spark: a source, a sink, and jobs that load, archive, replay and compact topics.
 
+    interface.py   names, defaults and meanings of options and columns
     source/        format("topics"): batch and streaming reads
     sink/          format("topics"): batch and streaming writes
-    jobs/          jobs as functions, and the command line topics-spark
-    discovery/     what Spark finds by itself in an installation
-    session.py     the session of a job
-    preflight.py   Java, asked for before a JVM starts
-    rows.py        rows of any columns to rows of the sink
-    progress.py    the progress of a job, on a terminal
-    job_errors.py  one line, whatever Spark reports
+    client/        requests to several servers
+    jobs/          jobs as functions, and the command topics-spark
+    discovery/     the module by which Spark finds the format
+    session.py     the Spark session of a job
+    preflight.py   the check for Java before a JVM starts
+    rows.py        rows with any columns as rows for the sink
+    progress.py    the progress of a job on a terminal
+    job_errors.py  errors as one line
 
-Only executors and the driver of a job load this; the server never does. This module imports neither
+Spark's driver and executors import this package; the server does not. This module imports neither
 PySpark nor PyArrow.
 """
 
@@ -31,36 +33,36 @@ __all__ = ["data_source", "discovered", "records", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Let ``spark`` know ``format("topics")``. May be called again, and is not needed where a wheel
-    is installed: Spark finds the format there by itself.
+    """Register ``format("topics")`` in the session. Repeated calls have no effect. Spark finds the
+    format automatically if the package is installed from a wheel.
     """
     from pyspark.errors import AnalysisException
 
-    # Spark 4.3 does not show an archive of --py-files to the process in which the driver plans a
-    # stream. A session of Spark Connect has no context.
+    # Spark 4.3 does not pass an archive of --py-files to the process that plans a stream on the
+    # driver. A session of Spark Connect has no context.
     root = Path(__file__).absolute().parents[2]
     if root.is_file() and (context := getattr(spark, "sparkContext", None)) is not None:
         context.environment.setdefault("PYTHONPATH", str(root))
     try:
         spark.dataSource.register(data_source())
     except AnalysisException as error:
-        # Spark has found the format by itself, and keeps what it has found.
+        # Spark keeps a format that it has found automatically.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 
 
 def data_source() -> type[DataSource]:
-    """The class of the format. Raises ModuleNotFoundError where a dependency is missing."""
-    # By name: this package stands below it.
+    """Return the class of the format. Raises ModuleNotFoundError if a dependency is missing."""
+    # Imported by name, because a package must not import its subpackages.
     found: type[DataSource] = import_module("topics.spark.source.data_source").TopicsDataSource
     return found
 
 
 def discovered() -> type[DataSource]:
-    """The class of ``format("topics")``, for the module in which Spark looks for a source.
+    """Return the class of ``format("topics")`` for the module in which Spark searches it.
 
-    Spark gives up on the sources of all packages when one of them raises. So a missing dependency
-    is an AttributeError, which means a module without a source, and one line on stderr.
+    If a module raises another error than AttributeError, Spark ignores the sources of all packages.
+    So a missing dependency is an AttributeError, with a warning on stderr.
     """
     try:
         return data_source()

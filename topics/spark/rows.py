@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 # to_json's own patterns keep three decimal digits of times. A TIMESTAMP is a moment and is shown in
 # UTC; a TIMESTAMP_NTZ has no zone.
@@ -20,20 +21,48 @@ TO_JSON = {
 
 
 def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) -> DataFrame:
-    """Rows of any columns as rows for ``format("topics")``: ``value`` is the whole row as a JSON
-    object, nulls kept, times in UTC with microseconds.
+    """Return rows for ``format("topics")``. ``value`` is the complete row as a JSON object with its
+    nulls; times are in UTC with microseconds, and dates, also as keys of maps, are ``2026-01-31``.
 
-    ``key`` names the column whose value is the tag, ``topic`` the one that says where the row goes;
-    both stay members of the value. Raises AnalysisException for a column that is not there.
+    ``key`` and ``topic`` name the columns for the tag and for the topic of each row, which are also
+    members of ``value``. Raises AnalysisException for a column that does not exist, and
+    `BadColumns` for map keys that JSON cannot represent.
     """
     from pyspark.sql import functions as f
 
-    whole = f.struct(*(f.col(quoted(name)) for name in df.columns))
-    columns = [f.to_json(whole, TO_JSON).alias("value")]
+    members = []
+    for field in df.schema:
+        kind = _with_json_keys(field.dataType)
+        column = f.col(quoted(field.name))
+        members.append(column if kind == field.dataType else column.cast(kind).alias(field.name))
+    columns = [f.to_json(f.struct(*members), TO_JSON).alias("value")]
     for name, source in (("key", key), ("topic", topic)):
         if source is not None:
             columns.append(f.col(quoted(source)).cast("string").alias(name))
     return df.select(*columns)
+
+
+def _with_json_keys(kind: DataType) -> DataType:
+    """Return the type with STRING for the DATE keys of maps, which to_json writes as numbers."""
+    from pyspark.sql import types as t
+
+    from topics.spark.sink.columns import BadColumns
+
+    if isinstance(kind, t.StructType):
+        changed = [
+            t.StructField(field.name, _with_json_keys(field.dataType), field.nullable)
+            for field in kind
+        ]
+        return t.StructType(changed)
+    if isinstance(kind, t.ArrayType):
+        return t.ArrayType(_with_json_keys(kind.elementType), kind.containsNull)
+    if not isinstance(kind, t.MapType):
+        return kind
+    key = t.StringType() if isinstance(kind.keyType, t.DateType) else kind.keyType
+    if not isinstance(key, (t.StringType, t.NumericType, t.BooleanType)):
+        name = key.simpleString().upper()
+        raise BadColumns(f"a map with keys of type {name} has no JSON; cast them to STRING")
+    return t.MapType(key, _with_json_keys(kind.valueType), kind.valueContainsNull)
 
 
 def quoted(name: str) -> str:

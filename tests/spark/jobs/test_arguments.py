@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from topics.spark.client.http import DEFAULT_URL
 from topics.spark.client.servers import Servers
 from topics.spark.jobs.arguments import add_servers
 
@@ -35,8 +36,7 @@ def test_the_environment_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TOPICS_URL", "http://h:9")
     assert parsed().url == Servers.parse("http://h:9")
     monkeypatch.setenv("TOPICS_URL", "")
-    with pytest.raises(SystemExit):
-        parsed()
+    assert parsed().url == Servers.parse(DEFAULT_URL)
 
 
 @pytest.mark.parametrize("text", ["x", "a=http://x,a=http://y", "http://x:0"])

@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from tests.spark.client.stub_server import Fault, StubServer
 from tests.spark.jobs.archives import Row, write_archive
+from topics.spark.interface import DEFAULTS
 from topics.spark.jobs import replay
 from topics.spark.jobs.cli import main
-from topics.spark.sink import options
 
 DAYS = ("2026-01-01", "2026-01-02")
 ROWS = [
@@ -28,7 +28,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "BATCH_RECORDS", 7)
+    monkeypatch.setitem(DEFAULTS, "batchRecords", "7")
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_batches_are_the_same_whatever_the_windows(
     [
         (Row(DAYS[1], "b", 107, "1"), 'it has twice topic "b", offset 107'),
         (Row(DAYS[1], "b", 130, '1},{"data":2'), "value is not JSON"),
-        (Row(DAYS[1], "b", 130, "1", headers="{"), "headers is not JSON"),
+        (Row(DAYS[1], "b", 130, "1", headers="{"), "headers is not a JSON object"),
     ],
 )
 def test_what_cannot_be_replayed_is_told(

@@ -1,9 +1,9 @@
-"""A driver to be killed: it writes a batch and a stream, both halfway, and waits.
+"""A driver that a test kills while it writes a batch and a stream.
 
     python -m tests.spark.sink.killed_driver URL FOLDER ROWS
 
 The rows of the batch are 0 to ROWS - 1 in two partitions; those of the stream are the lines of
-FOLDER/in. Both stop for ever after some blocks.
+FOLDER/in. Both wait forever after some blocks.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BLOCKS_SENT = 20
-# Between the stages of a task lie buffers of 64 KiB, so rows are long enough to get through.
+# Stages of a task are connected by buffers of 64 KiB. Long rows fill them.
 PAD = "x" * 200
 BATCH = {"topic": "batch", "batchRecords": "50", "jobId": "j"}
 STREAM = {"topic": "stream", "batchRecords": "50"}
 
 
 def batch_rows(spark: SparkSession, count: int) -> DataFrame:
-    """The rows of the batch."""
+    """Return the rows of the batch."""
     return spark.range(0, count, 1, 2).selectExpr(f"concat('[', id, ',\"{PAD}\"]') as value")
 
 
 def line(number: int) -> str:
-    """The same row as a line of the stream."""
+    """Return a row as a line of the stream."""
     return f'[{number},"{PAD}"]'
 
 
 def stop_half_way(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass some blocks on, then nothing for as long as the driver lives."""
+    """Yield some blocks, then wait forever."""
     for number, batch in enumerate(batches):
         while number == BLOCKS_SENT:
             time.sleep(0.1)
@@ -48,7 +48,7 @@ def stop_half_way(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def main(url: str, folder: Path, count: int) -> None:
-    """Start both and wait to be killed."""
+    """Start both writes, which do not end."""
     spark = session(cores=4, partitions=2)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
     register(spark)

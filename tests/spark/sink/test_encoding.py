@@ -1,4 +1,4 @@
-"""Rows become records as they are, and no value becomes anything else than one value."""
+"""The encoding of rows as records. A value never becomes more than one JSON value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from topics.spark.sink.encoding import BadRow, encode, topics_of
 
-VALUE_ONLY = Columns(value=0, key=None, topic=None, headers=None, node=None)
+VALUE_ONLY = Columns(value=0)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 
 
@@ -34,14 +34,14 @@ def records_of(encoded: Any) -> list[Any]:
     return json.loads("[" + "".join(encoded.to_pylist())[:-1] + "]")  # type: ignore[no-any-return]
 
 
-def test_all_columns_stand_in_the_record_and_nulls_do_not() -> None:
+def test_all_columns_become_members_and_nulls_are_omitted() -> None:
     rows = batch(
         value=['{"a": 1.10}', None, "[1]"],
         key=['say "a"', None, "tab\t"],
         node=[None, "n", None],
         headers=[None, ' {"h":1}', None],
     )
-    encoded = encode(rows, Columns(value=0, key=1, topic=None, headers=3, node=2), text=False)
+    encoded = encode(rows, Columns(value=0, key=1, headers=3, node=2), text=False)
     assert encoded.to_pylist() == [
         '{"data":{"a": 1.10},"tag":"say \\"a\\""},',
         '{"data":null,"node":"n","meta": {"h":1}},',
@@ -49,8 +49,8 @@ def test_all_columns_stand_in_the_record_and_nulls_do_not() -> None:
     ]
 
 
-def test_columns_of_nulls_alone_and_of_no_rows_are_fine() -> None:
-    columns = Columns(value=0, key=1, topic=None, headers=2, node=None)
+def test_columns_of_nulls_and_batches_without_rows_are_encoded() -> None:
+    columns = Columns(value=0, key=1, headers=2)
     nulls = batch(value=["1"], key=[None], headers=[None])
     assert encode(nulls, columns, text=False).to_pylist() == ['{"data":1},']
     assert encode(nulls.slice(0, 0), columns, text=False).to_pylist() == []
@@ -58,7 +58,7 @@ def test_columns_of_nulls_alone_and_of_no_rows_are_fine() -> None:
 
 def test_a_slice_of_a_batch_is_encoded_alone() -> None:
     rows = batch(value=["bad", "2", "3"], key=["a", 'b"', None]).slice(1)
-    columns = Columns(value=0, key=1, topic=None, headers=None, node=None)
+    columns = Columns(value=0, key=1)
     assert encode(rows, columns, text=False).to_pylist() == [
         '{"data":2,"tag":"b\\""},',
         '{"data":3},',
@@ -66,7 +66,7 @@ def test_a_slice_of_a_batch_is_encoded_alone() -> None:
 
 
 @given(rows=st.lists(st.tuples(st.none() | TEXTS, st.none() | TEXTS), min_size=1, max_size=6))
-def test_any_text_and_any_key_come_out_as_they_went_in(
+def test_texts_and_keys_are_decoded_to_their_input(
     rows: list[tuple[str | None, str | None]],
 ) -> None:
     given_batch = pa.record_batch(
@@ -75,7 +75,7 @@ def test_any_text_and_any_key_come_out_as_they_went_in(
             "key": pa.array([key for _, key in rows], pa.string()),
         }
     )
-    columns = Columns(value=0, key=1, topic=None, headers=None, node=None)
+    columns = Columns(value=0, key=1)
     found = records_of(encode(given_batch, columns, text=True))
     assert [(record["data"], record.get("tag")) for record in found] == rows
 
@@ -87,7 +87,7 @@ def test_any_text_and_any_key_come_out_as_they_went_in(
         max_size=4,
     )
 )
-def test_whatever_passes_is_one_value_for_each_row(values: list[str]) -> None:
+def test_accepted_values_are_one_json_value_for_each_row(values: list[str]) -> None:
     try:
         encoded = encode(batch(value=values), VALUE_ONLY, text=False)
     except BadRow as error:
@@ -123,7 +123,7 @@ def strict(text: str) -> Any:
         "[" * 100_000,
     ],
 )
-def test_what_is_not_one_json_value_is_refused_with_its_row_and_an_excerpt(value: str) -> None:
+def test_invalid_json_is_refused_with_its_row_and_an_excerpt(value: str) -> None:
     with pytest.raises(BadRow) as refusal:
         encode(batch(value=["1", None, value, "x"]), VALUE_ONLY, text=False)
     assert refusal.value.row == 2
@@ -131,20 +131,20 @@ def test_what_is_not_one_json_value_is_refused_with_its_row_and_an_excerpt(value
     assert len(str(refusal.value)) < 400
 
 
-def test_two_values_that_complement_each_other_are_refused() -> None:
+def test_two_fragments_of_one_value_are_refused() -> None:
     pair = ['1,"meta":{"a":[{"z":1', '2}]},{"data":3']
     with pytest.raises(BadRow):
         encode(batch(value=pair), VALUE_ONLY, text=False)
 
 
-def test_a_whole_pair_of_surrogates_is_a_character() -> None:
+def test_a_complete_surrogate_pair_is_a_character() -> None:
     assert records_of(encode(batch(value=['"\\ud83d\\ude00"']), VALUE_ONLY, text=False)) == [
         {"data": "😀"}
     ]
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_bytes_that_are_no_utf_8_are_refused_in_binary_and_string_columns(text: bool) -> None:
+def test_invalid_utf_8_is_refused_in_binary_and_string_columns(text: bool) -> None:
     binary = batch(value=[b'"a"', b'"\xff"'])
     as_string = pa.Array.from_buffers(pa.string(), 2, binary.column(0).buffers())
     for rows in (binary, pa.record_batch({"value": as_string})):
@@ -154,9 +154,9 @@ def test_bytes_that_are_no_utf_8_are_refused_in_binary_and_string_columns(text: 
 
 
 @pytest.mark.parametrize("headers", ["[]", '"{"', "1", "null"])
-def test_headers_are_a_json_object(headers: str) -> None:
+def test_headers_other_than_an_object_are_refused(headers: str) -> None:
     rows = batch(value=["1", "2"], headers=[None, headers])
-    columns = Columns(value=0, key=None, topic=None, headers=1, node=None)
+    columns = Columns(value=0, headers=1)
     with pytest.raises(BadRow, match="headers is not a JSON object") as refusal:
         encode(rows, columns, text=False)
     assert refusal.value.row == 1
@@ -167,3 +167,40 @@ def test_a_null_topic_is_refused_with_its_row() -> None:
     with pytest.raises(BadRow, match="the column topic is null") as refusal:
         topics_of(batch(topic=["a", None]), 0)
     assert refusal.value.row == 1
+
+
+def test_a_map_of_headers_is_an_object() -> None:
+    maps = pa.array(
+        [[("a", 'say "é"\n'), ("b", None)], [], None], pa.map_(pa.string(), pa.string())
+    )
+    rows = pa.record_batch({"value": pa.array(["1", "2", "3"]), "headers": maps})
+    columns = Columns(value=0, headers=1)
+    assert encode(rows, columns, text=False).to_pylist() == [
+        '{"data":1,"meta":{"a":"say \\"é\\"\\n","b":null}},',
+        '{"data":2,"meta":{}},',
+        '{"data":3},',
+    ]
+    assert encode(rows.slice(2), columns, text=False).to_pylist() == ['{"data":3},']
+    binary = pa.array([[(b"a", b"x")], [(b"a", b"\xff")]], pa.map_(pa.binary(), pa.binary()))
+    bad = pa.record_batch({"value": pa.array(["1", "2"]), "headers": binary})
+    with pytest.raises(BadRow, match="headers is not UTF-8") as refusal:
+        encode(bad, columns, text=False)
+    assert refusal.value.row == 1
+
+
+def test_delays_and_times_of_delivery_are_in_milliseconds() -> None:
+    rows = pa.record_batch(
+        {
+            "value": pa.array(["1", "2"]),
+            "delay_ms": pa.array([None, 5], pa.int32()),
+            "deliver_at": pa.array([1_700_000_000_123_999, None], pa.timestamp("us", "UTC")),
+        }
+    )
+    columns = Columns(value=0, delay_ms=1, deliver_at=2)
+    assert encode(rows, columns, text=False).to_pylist() == [
+        '{"data":1,"deliver_at":1700000000123},',
+        '{"data":2,"delay_ms":5},',
+    ]
+    numbers = pa.record_batch({"value": pa.array(["1"]), "deliver_at": pa.array([1_700_000])})
+    columns = Columns(value=0, deliver_at=1)
+    assert encode(numbers, columns, text=False).to_pylist() == ['{"data":1,"deliver_at":1700000},']

@@ -1,4 +1,4 @@
-"""Each row is in its topic once, after repeated tasks and killed processes."""
+"""Each row is appended once despite repeated tasks and killed processes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ HALF = 20  # blocks of a partition
 
 @pytest.fixture
 def small_blocks(spark: SparkSession) -> Iterator[None]:
-    """Rows pass between the stages of a task in small blocks, so that a stage that waits has passed
-    the earlier blocks on.
-    """
+    """Small blocks between the stages of a task. A waiting stage has passed on earlier blocks."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name) or ""
     spark.conf.set(name, "100")
@@ -59,7 +57,7 @@ def stream(df: DataFrame, url: str, checkpoint: Path, **more: str) -> None:
 
 
 def lines(folder: Path, files: int = 1, count: int = ROWS) -> Path:
-    """A folder of text files: the numbers from 0."""
+    """Write text files with the numbers from 0 and return their folder."""
     folder.mkdir()
     each = count // files
     for number in range(files):
@@ -69,7 +67,7 @@ def lines(folder: Path, files: int = 1, count: int = ROWS) -> Path:
 
 
 def values(live: Live, topic: str = "rows") -> list[int]:
-    """The numbers of the rows."""
+    """Return the numbers of the rows."""
     return sorted(record["data"][0] for record in live.read(topic))
 
 
@@ -80,7 +78,7 @@ def appended(url: str, topic: str) -> int:
 
 
 def wait_for_records(url: str, topic: str) -> None:
-    """Return as soon as the topic has any."""
+    """Wait until the topic has records."""
     deadline = time.monotonic() + WAIT_S
     while appended(url, topic) == 0:
         assert time.monotonic() < deadline, f"nothing was appended to {topic}"
@@ -88,7 +86,7 @@ def wait_for_records(url: str, topic: str) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_task_that_dies_in_the_middle_is_repeated_without_a_duplicate(
+def test_a_task_that_fails_halfway_is_repeated_without_a_duplicate(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     died, url = tmp_path / "died", live.url
@@ -124,7 +122,7 @@ def test_a_micro_batch_whose_commit_is_lost_is_replayed_without_a_duplicate(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_write_outlives_a_kill_of_the_server(
+def test_a_write_continues_after_a_kill_of_the_server(
     spark: SparkSession, mortal: Live, tmp_path: Path
 ) -> None:
     killed = tmp_path / "killed"
@@ -152,7 +150,7 @@ def test_a_write_outlives_a_kill_of_the_server(
     assert values(mortal, "rows") == list(range(ROWS))
 
 
-def test_a_driver_that_is_killed_goes_on_where_it_stopped(
+def test_a_killed_driver_resumes_without_a_duplicate(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     source, url = lines(tmp_path / "in"), live.url
@@ -177,7 +175,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_stopped(
     assert values(live, "stream") == list(range(ROWS))
 
 
-def test_a_server_that_is_busy_or_breaks_connections_gets_each_row_once(
+def test_each_row_is_appended_once_despite_busy_responses_and_lost_connections(
     spark: SparkSession, stub: StubServer
 ) -> None:
     busy = Fault(status=429, code="throttled", retry_after="0")
@@ -191,7 +189,7 @@ def test_a_server_that_is_busy_or_breaks_connections_gets_each_row_once(
     assert {429, 503, 500, 0} <= set(stub.statuses("POST"))
 
 
-def test_a_query_stops_in_seconds_while_its_server_is_away(
+def test_a_query_stops_within_seconds_while_its_server_is_down(
     spark: SparkSession, mortal: Live, tmp_path: Path
 ) -> None:
     numbers = spark.readStream.format("rate").option("rowsPerSecond", "5").load()

@@ -1,4 +1,4 @@
-"""Options of the sink: what they mean, and every mistake in one line."""
+"""The options of writes. Each invalid option is one line."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import pickle
 
 import pytest
 
-from topics.spark.sink.options import WINDOW_MS, SinkOptions
+from topics.spark.sink.options import HOUR_MS, SinkOptions
 from topics.spark.source.connection import BadOption
 
 
-def test_the_defaults_append_json_to_a_topic_that_remembers_keys_for_a_week() -> None:
+def test_by_default_values_are_json_and_keys_are_kept_for_a_week() -> None:
     options = SinkOptions.parse({"servers": "http://h:1"})
     assert (options.topic, options.job_id, options.node, options.text) == (None, None, None, False)
     assert (options.batch_records, options.batch_bytes) == (5000, 4 * 1024 * 1024)
     assert options.create
-    assert options.config() == {"idempotency_window_ms": WINDOW_MS}
+    assert options.config() == {"idempotency_window_ms": 7 * 24 * HOUR_MS}
 
 
-def test_names_are_matched_whatever_their_case_and_all_travel_to_executors() -> None:
+def test_names_are_not_case_sensitive_and_options_can_be_pickled() -> None:
     options = SinkOptions.parse(
         {
             "SERVERS": "http://h:1",
@@ -40,24 +40,24 @@ def test_names_are_matched_whatever_their_case_and_all_travel_to_executors() -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
-        ("topci", "t", "there is no option topci; did you mean topic?"),
-        ("batchRecord", "1", "there is no option batchrecord; did you mean batchRecords?"),
+        ("topci", "t", "there is no option topci; is it topic?"),
+        ("batchRecord", "1", "there is no option batchrecord; is it batchRecords?"),
         ("topic", "", "option topic is empty"),
         ("batchBytes", "0", "option batchBytes is 0"),
         ("createTopic", "maybe", "option createTopic is 'maybe'"),
         ("durability", "ram", "option durability is 'ram'"),
         ("valueFormat", "avro", "option valueFormat is 'avro'"),
-        ("path", "events", "a topic is no path"),
+        ("path", "events", "a topic has no path: give .option('topic', 'events') and call .save()"),
         ("kafka.bootstrap.servers", "h:1", "name a topics server with the option servers"),
         ("kafka.acks", "all", "option kafka.acks is Kafka's and has no meaning for topics"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(name: str, value: str, told: str) -> None:
+def test_an_invalid_option_is_one_line_that_names_it(name: str, value: str, message: str) -> None:
     with pytest.raises(BadOption) as refusal:
         SinkOptions.parse({"servers": "http://h:1", name: value})
-    assert told in str(refusal.value)
+    assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
@@ -72,11 +72,11 @@ def test_a_write_has_no_default_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["checkpointLocation", "queryName", "startingOffsets", "header"])
-def test_options_of_others_are_left_alone(name: str) -> None:
+def test_options_of_spark_and_of_reads_are_ignored(name: str) -> None:
     assert SinkOptions.parse({"servers": "http://h:1", name: "x"}).topic is None
 
 
-def test_the_key_is_in_no_text_of_the_options() -> None:
+def test_the_api_key_is_not_part_of_the_repr() -> None:
     options = SinkOptions.parse({"servers": "http://h:1", "apiKey": "hunter2"})
     assert options.connection.api_key == "hunter2"
     assert "hunter2" not in repr(options)

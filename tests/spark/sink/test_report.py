@@ -1,4 +1,4 @@
-"""The lines at the end of a write."""
+"""Summaries of a write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from topics.spark.sink.report import left_behind, summary_line, warnings_of
+from topics.spark.sink.report import remaining_records, summary_line, warnings_of
 from topics.spark.sink.sending import Sent, TaskFigures
 
 
@@ -14,19 +14,19 @@ def task(topic: str, records: int, **more: int) -> TaskFigures:
     return TaskFigures({topic: Sent(records, requests=1, **more)}, retries=1)
 
 
-def test_the_tasks_of_a_topic_are_added_up() -> None:
-    told = summary_line([task("t", 1000), task("t", 500)], seconds=1.25)
-    assert told == '1,500 records to topic "t" in 1.2 s, 2 requests, 2 retries'
+def test_the_summary_adds_the_tasks_of_a_topic() -> None:
+    message = summary_line([task("t", 1000), task("t", 500)], seconds=1.25)
+    assert message == '1,500 records to topic "t" in 1.2 s, 2 requests, 2 retries'
 
 
-def test_what_earlier_attempts_had_appended_is_told() -> None:
-    told = summary_line([task("t", 10, repeated=7)], seconds=1)
-    assert told.endswith(", 7 of the records were there from an earlier attempt or run")
+def test_the_summary_counts_records_of_earlier_attempts() -> None:
+    message = summary_line([task("t", 10, repeated=7)], seconds=1)
+    assert message.endswith(", 7 of the records were there from an earlier attempt or run")
 
 
-def test_many_topics_are_counted_and_some_are_named() -> None:
-    told = summary_line([task(name, 1) for name in "edcba"], seconds=1)
-    assert told.startswith('5 records to 5 topics ("a", "b", "c" and others) in ')
+def test_the_summary_counts_topics_and_names_some() -> None:
+    message = summary_line([task(name, 1) for name in "edcba"], seconds=1)
+    assert message.startswith('5 records to 5 topics ("a", "b", "c" and others) in ')
     assert summary_line([task("b", 1), task("a", 1)], seconds=1).startswith(
         '2 records to topics "a", "b" in '
     )
@@ -34,17 +34,19 @@ def test_many_topics_are_counted_and_some_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moved", "told"),
+    ("moved", "message"),
     [
         (0, ""),
-        (1200, "about 1,200 records that it appended stay"),
-        (None, "the 10 records of its finished tasks stay, and what the others appended"),
+        (1200, "about 1,200 records that it appended remain"),
+        (None, "the 10 records of its finished tasks remain, and those of its other tasks"),
     ],
 )
-def test_what_stays_of_a_failed_write_is_told(moved: int | None, told: str) -> None:
-    assert left_behind([task("t", 10)], moved) == told
+def test_the_remaining_records_of_a_failed_write_are_reported(
+    moved: int | None, message: str
+) -> None:
+    assert remaining_records([task("t", 10)], moved) == message
 
 
-def test_a_warning_is_told_once() -> None:
+def test_each_warning_is_returned_once() -> None:
     tasks = [TaskFigures(warnings=["a", "b"]), TaskFigures(warnings=["b", "c"])]
     assert warnings_of(["a"], tasks) == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""What a task sends: the same chunks under the same keys in every attempt, each to its server."""
+"""The requests of a task: chunks and keys are the same in every attempt."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
+from tests.spark.live import Live
+from tests.support.api import Api
 from topics.spark.client.http import TopicsClient
 from topics.spark.client.servers import Servers
 from topics.spark.job_errors import JobError
@@ -20,13 +22,13 @@ import pyarrow as pa
 
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.encoding import string_block
-from topics.spark.sink.opening import Clients, open_topic
-from topics.spark.sink.options import SinkOptions
+from topics.spark.sink.opening import Clients, open_topic, plan
+from topics.spark.sink.options import HOUR_MS, SinkOptions
 from topics.spark.sink.sending import Sender, by_topic
-from topics.spark.source.connection import ServerError
+from topics.spark.source.connection import Connection, ServerError
 
-BY_COLUMN = Columns(value=0, key=None, topic=1, headers=None, node=None)
-TO_ONE = Columns(value=0, key=None, topic=None, headers=None, node=None)
+BY_COLUMN = Columns(value=0, topic=1)
+TO_ONE = Columns(value=0)
 
 
 def options(stub: StubServer, **more: str) -> SinkOptions:
@@ -50,7 +52,7 @@ def values(stub: StubServer, topic: str) -> list[int]:
     return [record["data"] for record in stub.topics[topic].records]
 
 
-def test_rows_of_many_topics_keep_their_order_and_a_numbering_for_each(stub: StubServer) -> None:
+def test_each_topic_has_its_own_order_and_numbering(stub: StubServer) -> None:
     names = ["a", "b", "c"]
     figures = Sender(options(stub, batchRecords="7"), BY_COLUMN, "s", 0).send(
         sliced(rows(100, names), 10)
@@ -62,7 +64,7 @@ def test_rows_of_many_topics_keep_their_order_and_a_numbering_for_each(stub: Stu
     assert figures.warnings == []
 
 
-def test_a_request_names_the_node_and_makes_no_topic(
+def test_a_request_has_the_node_and_does_not_create_a_topic(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.make("t", idempotency_window_ms=10**8)
@@ -78,7 +80,7 @@ def test_a_request_names_the_node_and_makes_no_topic(
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
-def test_an_input_that_ends_early_between_two_batches_leaves_no_odd_chunk(
+def test_an_input_that_ends_between_two_batches_gives_the_same_chunks(
     stub: StubServer, names: list[str]
 ) -> None:
     batches = sliced(rows(100, names), 10)
@@ -87,7 +89,7 @@ def test_an_input_that_ends_early_between_two_batches_leaves_no_odd_chunk(
     assert sorted(value for name in names for value in values(stub, name)) == list(range(100))
 
 
-def test_the_next_batch_is_taken_while_a_request_is_on_the_wire(
+def test_the_next_batch_is_encoded_while_a_request_is_in_flight(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.make("t", idempotency_window_ms=10**8)
@@ -107,7 +109,7 @@ def test_the_next_batch_is_taken_while_a_request_is_on_the_wire(
     assert values(stub, "t") == [*range(10), *range(10)]
 
 
-def test_an_interrupt_does_not_wait_for_the_request_on_the_wire(
+def test_an_interrupt_does_not_wait_for_the_request_in_flight(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, goes_on = threading.Event(), threading.Event()
@@ -129,7 +131,7 @@ def test_an_interrupt_does_not_wait_for_the_request_on_the_wire(
     goes_on.set()
 
 
-def test_each_topic_goes_to_the_server_that_has_it() -> None:
+def test_records_are_sent_to_the_server_of_their_topic() -> None:
     with ExitStack() as stack:
         stubs = {name: stack.enter_context(StubServer()) for name in ("one", "two")}
         listed = ",".join(f"{name}={stub.url}" for name, stub in stubs.items())
@@ -142,7 +144,7 @@ def test_each_topic_goes_to_the_server_that_has_it() -> None:
             assert set(stub.topics) == {topic for topic in names if placed[topic] == name}
 
 
-def test_an_attempt_after_a_failure_appends_only_what_is_missing(stub: StubServer) -> None:
+def test_a_second_attempt_appends_only_the_missing_records(stub: StubServer) -> None:
     stub.make("t", idempotency_window_ms=10**8)
     stub.faults.extend([None, None, Fault(status=500, code="internal")])
     wanted = options(stub, batchRecords="10", topic="t")
@@ -156,7 +158,7 @@ def test_an_attempt_after_a_failure_appends_only_what_is_missing(stub: StubServe
 
 
 @pytest.mark.parametrize(("scope", "partition"), [("other", 0), ("s", 1)])
-def test_another_write_or_partition_is_another_key(
+def test_keys_depend_on_the_write_and_the_partition(
     stub: StubServer, scope: str, partition: int
 ) -> None:
     Sender(options(stub), BY_COLUMN, "s", 0).send([rows(5, ["t"])])
@@ -164,7 +166,7 @@ def test_another_write_or_partition_is_another_key(
     assert len(values(stub, "t")) == 10
 
 
-def test_a_bad_row_is_told_with_topic_partition_and_value(stub: StubServer) -> None:
+def test_an_invalid_row_is_reported_with_topic_partition_and_value(stub: StubServer) -> None:
     bad = pa.record_batch({"value": pa.array(["1", "{]"]), "topic": pa.array(["a", "b"])})
     with pytest.raises(ValueError) as refusal:
         Sender(options(stub), BY_COLUMN, "s", 7).send([bad])
@@ -173,34 +175,35 @@ def test_a_bad_row_is_told_with_topic_partition_and_value(stub: StubServer) -> N
     assert stub.topics == {}
 
 
-def test_a_topic_is_made_as_the_options_say_or_not_at_all(stub: StubServer) -> None:
+def test_a_topic_is_created_with_the_config_of_the_options(stub: StubServer) -> None:
     wanted = options(stub, durability="fsync", idempotencyWindowMs="5000")
-    told: list[str] = []
+    warnings: list[str] = []
     with Clients(wanted) as clients:
-        assert open_topic(clients, wanted, "t", told.append) == 0
+        assert open_topic(clients, wanted, "t", warnings.append) == 0
     assert stub.topics["t"].config == {"idempotency_window_ms": 5000, "durability": "fsync"}
-    assert len(told) == 1
-    assert "for 5 s only" in told[0]
+    assert len(warnings) == 1
+    assert "for 5 s only" in warnings[0]
 
 
-def test_without_create_topic_an_absent_topic_a_queue_and_a_short_window_are_told(
+def test_absent_topics_queues_of_jobs_and_short_windows_are_reported(
     stub: StubServer,
 ) -> None:
     stub.make("short", idempotency_window_ms=5000)
-    stub.make("queue", type="queue")
+    stub.make("queue", type="queue", idempotency_window_ms=HOUR_MS)
     wanted = options(stub, createTopic="false")
-    told: list[str] = []
+    warnings: list[str] = []
     with Clients(wanted) as clients:
-        open_topic(clients, wanted, "short", told.append)
+        open_topic(clients, wanted, "short", warnings.append)
         with pytest.raises(JobError, match='topic "absent": there is no such topic'):
-            open_topic(clients, wanted, "absent", told.append)
+            open_topic(clients, wanted, "absent", warnings.append)
+        assert open_topic(clients, wanted, "queue", warnings.append) == 0
         with pytest.raises(JobError, match="is a queue"):
-            open_topic(clients, wanted, "queue", told.append)
-    assert len(told) == 1
+            open_topic(clients, wanted, "queue", warnings.append, is_job=True)
+    assert len(warnings) == 1
     assert "absent" not in stub.topics
 
 
-def test_a_topic_that_goes_while_a_task_writes_is_not_made_again(stub: StubServer) -> None:
+def test_a_topic_that_is_deleted_during_a_task_is_not_created_again(stub: StubServer) -> None:
     def two_blocks() -> Iterator[Any]:
         yield rows(10, ["t"])
         del stub.topics["t"]
@@ -211,6 +214,53 @@ def test_a_topic_that_goes_while_a_task_writes_is_not_made_again(stub: StubServe
     assert "t" not in stub.topics
 
 
+def test_a_key_that_may_only_append_appends_to_a_topic_that_exists(locked: Live) -> None:
+    given = {"servers": locked.url, "apiKey": "writer"}
+    by_option = SinkOptions.parse({**given, "topic": "spark.locked"})
+    heads, places = plan(by_option, pytest.fail)
+    assert (heads, [*places]) == ({}, ["spark.locked"])
+    by_column = SinkOptions.parse(given)
+    assert plan(by_column, pytest.fail) == ({}, {})
+    sent = []
+    for options, columns, batch in (
+        (by_option, TO_ONE, pa.record_batch({"value": pa.array(["4"])})),
+        (by_option, TO_ONE, pa.record_batch({"value": pa.array(["4"])})),  # repeated
+        (by_column, BY_COLUMN, rows(1, ["spark.locked"])),
+    ):
+        figures = Sender(options, columns, "s", 0, places).send([batch])
+        sent.append(figures.topics["spark.locked"])
+    assert [(each.records, each.repeated) for each in sent] == [(1, 0), (1, 1), (1, 0)]
+    with pytest.raises(ServerError, match="topic_not_found"):
+        Sender(by_column, BY_COLUMN, "s", 0).send([rows(1, ["spark.absent"])])
+    with pytest.raises(ServerError, match="forbidden"):
+        plan(by_option, pytest.fail, is_job=True)
+    with pytest.raises(ServerError, match="forbidden"):
+        plan(SinkOptions.parse({**given, "topic": "spark.locked", "apiKey": "narrow"}), pytest.fail)
+    other = locked.url.replace("127.0.0.1", "localhost")
+    several = Connection.parse({"servers": f"a={locked.url},b={other}", "apiKey": "writer"})
+    assert several.locate("spark.locked") == several.servers.owner("spark.locked")
+
+
+def test_jobs_of_a_queue_may_be_delayed(live: Live) -> None:
+    live.make("spark.jobs", type="queue", idempotency_window_ms=HOUR_MS)
+    live.make("spark.log")
+    columns = Columns(value=0, delay_ms=1, deliver_at=2)
+    batch = pa.record_batch(
+        {
+            "value": pa.array(["1", "2", "3"]),
+            "delay_ms": pa.array([None, 3_600_000, None], pa.int64()),
+            "deliver_at": pa.array([None, None, 1_700_000_000_000_000], pa.timestamp("us", "UTC")),
+        }
+    )
+    given = {"servers": live.url, "topic": "spark.jobs"}
+    Sender(SinkOptions.parse(given), columns, "s", 0).send([batch])
+    with Api(live.server.address) as api:
+        claim = api.call("POST", "/v0/topics/spark.jobs/claim", {"node": "w", "max": 9})
+    assert sorted(job["data"] for job in claim.json()["claimed"]) == [1, 3]
+    with pytest.raises(ServerError, match="400"):
+        Sender(SinkOptions.parse(given | {"topic": "spark.log"}), columns, "s", 0).send([batch])
+
+
 def test_records_are_split_by_topic_in_their_order() -> None:
     topics = pa.array(["b", "a", "b", "c", "a"])
     records = pa.array(list("12345"))
@@ -218,7 +268,7 @@ def test_records_are_split_by_topic_in_their_order() -> None:
     assert split == [("b", ["1", "3"]), ("a", ["2", "5"]), ("c", ["4"])]
 
 
-def test_an_arrow_string_column_is_read_in_place_also_when_it_is_a_slice() -> None:
+def test_an_arrow_string_column_and_its_slice_are_not_copied() -> None:
     for kind in (pa.string(), pa.large_string()):
         offsets, data = string_block(pa.array(["aa", "", "é", "b"], kind).slice(1, 3))
         texts = [bytes(data[offsets[i] : offsets[i + 1]]).decode() for i in range(len(offsets) - 1)]

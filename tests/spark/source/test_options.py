@@ -1,24 +1,27 @@
-"""Read options: what they mean, and what is refused."""
+"""The options of reads, valid and invalid."""
 
 from __future__ import annotations
 
 import pickle
 import re
+from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.spark.live import Live
 from topics.spark.source.connection import BadOption
 from topics.spark.source.offsets import EARLIEST, LATEST
 from topics.spark.source.options import ReadOptions, literal_prefix
+from topics.spark.source.survey import Survey
 
 
 def parse(kind: str = "batch", **options: str) -> ReadOptions:
     return ReadOptions.parse({"servers": "http://h:1", **options}, kind)  # type: ignore[arg-type]
 
 
-def test_a_batch_reads_all_and_a_stream_what_comes() -> None:
+def test_a_batch_starts_at_the_earliest_and_a_stream_at_the_latest_record() -> None:
     batch, stream = parse(subscribe="a, b,a"), parse("stream", topic="a")
     assert (batch.topics, stream.topics) == (("a", "b"), ("a",))
     assert (batch.starting.default, batch.ending.default) == (EARLIEST, LATEST)
@@ -29,13 +32,30 @@ def test_a_batch_reads_all_and_a_stream_what_comes() -> None:
     assert pickle.loads(pickle.dumps(batch)) == batch
 
 
-def test_names_and_words_have_no_case() -> None:
+def test_names_and_values_are_not_case_sensitive() -> None:
     options = parse(SUBSCRIBE="a", FailOnDataLoss="FALSE", columns="offset, key")
     assert not options.fail_on_data_loss
     assert options.columns == ("offset", "key")
 
 
-def test_a_pattern_matches_whole_names() -> None:
+def test_topics_are_assigned_with_the_numbers_of_their_servers() -> None:
+    options = parse(assign='{"a": [0], "b": [1, 0]}', valueFormat="TEXT")
+    assert (options.topics, options.pattern, options.text) == (("a", "b"), None, True)
+    assert [*options.assigned.partitions("b")] == [1, 0]
+
+
+def test_an_assigned_topic_must_be_on_the_server_with_its_number(live: Live) -> None:
+    live.make("assigned", 3)
+    with closing(Survey(parse(servers=live.url, assign='{"assigned": [0]}'))) as survey:
+        assert [topic for _, topic, _ in survey.required()] == ["assigned"]
+    with (
+        closing(Survey(parse(servers=live.url, assign='{"assigned": [0, 1]}'))) as survey,
+        pytest.raises(BadOption, match='assign names partition 1 of topic "assigned", which is'),
+    ):
+        list(survey.required())
+
+
+def test_a_pattern_matches_complete_names() -> None:
     options = parse(subscribePattern=r"orders\..*")
     assert options.wants("orders.eu")
     assert not options.wants("my.orders.eu")
@@ -66,12 +86,12 @@ def test_a_delay_has_a_unit(text: str, seconds: float) -> None:
         (".*", ""),
     ],
 )
-def test_the_prefix_is_what_every_match_begins_with(pattern: str, prefix: str) -> None:
+def test_every_match_starts_with_the_prefix(pattern: str, prefix: str) -> None:
     assert literal_prefix(pattern) == prefix
 
 
 @given(st.from_regex(r"[ab.?*+\\|()]{0,6}", fullmatch=True), st.text("ab.", max_size=5))
-def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
+def test_the_prefix_excludes_no_match(pattern: str, name: str) -> None:
     try:
         matched = re.fullmatch(pattern, name)
     except re.error:
@@ -80,7 +100,7 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "said"),
+    ("kind", "options", "message"),
     [
         ("batch", {}, "no topic is named"),
         ("batch", {"subscribe": "a", "topic": "a"}, "subscribe and topic are both given"),
@@ -94,7 +114,7 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ("stream", {"subscribe": "a", "endingOffsets": '{"a":9}'}, "a stream has no end"),
         ("stream", {"subscribe": "a", "endingTimestamp": "9"}, "a stream has no end"),
         ("stream", {"subscribe": "a", "endingOffsetsByTimestamp": '{"a":9}'}, "a stream has no"),
-        ("batch", {"subscribe": "a", "startingTimestamp": "soon"}, "no whole number"),
+        ("batch", {"subscribe": "a", "startingTimestamp": "soon"}, "is not an integer"),
         ("batch", {"subscribe": "a", "startingOffsetsByTimestamp": "{}"}, "earliest, latest or JS"),
         (
             "batch",
@@ -126,7 +146,12 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ("batch", {"subscibe": "a"}, "there is no option subscibe; is it subscribe?"),
         ("batch", {"subscribe": "a", "startingOffset": "1"}, "is it startingOffsets?"),
         ("batch", {"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger?"),
-        ("batch", {"subscribe": "a", "assign": "{}"}, "name topics with subscribe"),
+        ("batch", {"subscribe": "a", "assign": "{}"}, "subscribe and assign are both given"),
+        ("batch", {"assign": "{}"}, "option assign names no topic"),
+        ("batch", {"assign": '{"a": 0}'}, 'it is JSON as {"TOPIC": [0]}'),
+        ("batch", {"assign": '{"a": []}'}, 'it is JSON as {"TOPIC": [0]}'),
+        ("batch", {"assign": '{"a b": [0]}'}, "'a b' is no name of a topic"),
+        ("batch", {"subscribe": "a", "valueFormat": "avro"}, "one of: json, text"),
         ("batch", {"subscribe": "a", "kafka.group.id": "g"}, "leave it out"),
         ("stream", {"subscribe": "a", "groupIdPrefix": "g"}, "there are no groups"),
         (
@@ -134,15 +159,17 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
             {"subscribe": "a", "startingOffsetsByTimestampStrategy": "latest"},
             "begins at the end, as latest does",
         ),
-        ("batch", {"path": "a"}, "name the topic with subscribe"),
+        ("batch", {"path": "a"}, "give .option('subscribe', 'a') and call .load()"),
     ],
 )
-def test_a_mistake_is_one_clear_line(kind: str, options: dict[str, str], said: str) -> None:
+def test_an_invalid_option_is_one_clear_line(
+    kind: str, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(BadOption) as caught:
         parse(kind, **options)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_other_names_are_left_to_spark() -> None:
+def test_other_options_are_ignored() -> None:
     parse(subscribe="a", includeHeaders="true", mergeSchema="true", header="true")

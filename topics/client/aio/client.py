@@ -18,6 +18,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
+from ssl import SSLContext
 from typing import Any, Unpack
 
 from topics.client import calls, values
@@ -39,7 +40,8 @@ class AsyncTopics(AsyncStreamer):
     ``timeout`` is that of one request and ``connect_timeout`` that of a connection, in s. Without
     ``url`` and ``key``, the environment and the contexts file apply (`topics.client.settings`).
     ``on_pause(failure, pause_s)`` is called after each failed attempt; without it, the logger
-    ``topics.client`` warns. Proxies of the environment are not used.
+    ``topics.client`` warns. ``ssl_context`` sets certificates for ``https://``. Proxies of the
+    environment are not used.
     """
 
     def __init__(
@@ -53,9 +55,10 @@ class AsyncTopics(AsyncStreamer):
         connect_timeout: float = CONNECT_S,
         retry: Retry | None = None,
         on_pause: Callable[[TopicsError, float], None] | None = None,
+        ssl_context: SSLContext | None = None,
     ) -> None:
         super().__init__(
-            resolve(url, key, context),
+            resolve(url, key, context)._replace(ssl_context=ssl_context),
             node=node,
             timeout=timeout,
             connect_timeout=connect_timeout,

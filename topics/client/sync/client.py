@@ -19,6 +19,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from ssl import SSLContext
 from typing import Any, Unpack
 
 from topics.client import calls, values
@@ -40,7 +41,8 @@ class Topics(Streamer):
     ``timeout`` is that of one request and ``connect_timeout`` that of a connection, in s. Without
     ``url`` and ``key``, the environment and the contexts file apply (`topics.client.settings`).
     ``on_pause(failure, pause_s)`` is called after each failed attempt; without it, the logger
-    ``topics.client`` warns. Proxies of the environment are not used.
+    ``topics.client`` warns. ``ssl_context`` sets certificates for ``https://``. Proxies of the
+    environment are not used.
     """
 
     def __init__(
@@ -54,9 +56,10 @@ class Topics(Streamer):
         connect_timeout: float = CONNECT_S,
         retry: Retry | None = None,
         on_pause: Callable[[TopicsError, float], None] | None = None,
+        ssl_context: SSLContext | None = None,
     ) -> None:
         super().__init__(
-            resolve(url, key, context),
+            resolve(url, key, context)._replace(ssl_context=ssl_context),
             node=node,
             timeout=timeout,
             connect_timeout=connect_timeout,

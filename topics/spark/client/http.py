@@ -1,13 +1,14 @@
 """The requests of sources, sinks and jobs, by the client of `topics.client`.
 
-Own to them are a patience that counts tries (`Target`), records whose JSON stays bytes, and errors
-that are one line with advice.
+Own to them are a retry budget that counts attempts (`Target`), records whose JSON stays bytes, and
+errors that are one line with advice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from ssl import SSLContext
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,6 @@ import msgspec
 from topics.client import ConnectionLost, Retry, Topics, TopicsError, calls
 from topics.client.calls import Call
 from topics.client.settings import DEFAULT_URL as DEFAULT_URL
-from topics.client.settings import checked_key, checked_url
 from topics.client.values import Receipt as Receipt
 from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import without_user_info
@@ -48,19 +48,6 @@ class Target:
         connects = self.retries if self.connect_retries is None else self.connect_retries
         deadline = self.retries * self.retry_after_max_s
         return Retry(deadline, self.backoff_s, self.backoff_max_s, self.retries, connects)
-
-
-def mistake_in(target: Target) -> str | None:
-    """Why no server can have this address or this key, in a line for people; None when it can."""
-    try:
-        checked_url(target.url)
-    except TopicsError:
-        return f"the URL {target.url!r} is no address of a server; it looks like {DEFAULT_URL}"
-    try:
-        checked_key(target.api_key or "key")
-    except TopicsError:
-        return "TOPICS_API_KEY holds a character that no key has: keys are visible ASCII"
-    return None
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -137,7 +124,7 @@ class TopicsClient:
     ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, ssl_context: SSLContext | None = None) -> None:
         self.requests = self.retries = 0
         self._client = Topics(
             target.url,
@@ -146,6 +133,7 @@ class TopicsClient:
             connect_timeout=target.connect_s,
             retry=target.retry(),
             on_pause=self._count_retry,
+            ssl_context=ssl_context,
         )
         self.close = self._client.close
 

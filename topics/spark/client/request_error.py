@@ -5,8 +5,8 @@ from __future__ import annotations
 _AGAIN = "run the job again, it goes on where it stopped"
 ADVICE = {
     "unauthorized": (
-        "give one of the server's keys by the option apiToken or apiKeyFile, or by TOPICS_API_KEY,"
-        " which is read when the Spark session starts"
+        "give a key of the server by the option apiKeyFile or apiToken; TOPICS_API_KEY counts only"
+        " if it is set before the Spark session starts"
     ),
     "forbidden": (
         "the key needs read and write, admin to create the topic, and a prefix that covers its name"

@@ -18,7 +18,7 @@ from topics.spark.progress import progress
 from topics.spark.rows import map_arrow
 from topics.spark.sink.columns import ACCEPTED, Columns
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import Patience, ServerError
+from topics.spark.source.connection import RetryBudget, ServerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,7 +170,7 @@ def append(
     df = df.select(*(name for name in df.columns if name in ACCEPTED))
     with (
         Clients(options) as clients,
-        Clients(options, Patience.QUICK) as monitor,  # the progress has a thread of its own
+        Clients(options, RetryBudget.QUICK) as monitor,  # the progress has a thread of its own
     ):
         before = clients.head(topic)
         monitor.places = clients.places
@@ -208,5 +208,5 @@ def open_dest(options: SinkOptions, *, change: bool = False) -> int:
     """
     from topics.spark.sink.opening import plan
 
-    heads, _ = plan(options, lambda line: say(f"warning: {line}"), change=change)
+    heads, _ = plan(options, lambda line: say(f"warning: {line}"), is_job=True, change=change)
     return heads[options.topic or ""]

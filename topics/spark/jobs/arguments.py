@@ -9,8 +9,8 @@ from typing import Protocol
 
 from topics.spark.client.http import DEFAULT_URL
 from topics.spark.client.servers import BadServers, Servers
+from topics.spark.interface import DEFAULTS
 from topics.spark.session import is_submitted
-from topics.spark.source.connection import RETRIES
 
 MIB = 1024 * 1024
 GLOB = re.compile(r"[*?\[{]")  # in a path, Spark reads it as a pattern
@@ -60,7 +60,7 @@ def byte_count(text: str) -> int:
 def add_servers(parser: argparse.ArgumentParser) -> None:
     """``--url``, ``--retries`` and ``--quiet``; for `topics.spark.jobs.streams.options_of`."""
     # 127.0.0.1 is another machine on each executor of a cluster.
-    default = os.environ.get("TOPICS_URL", None if is_submitted() else DEFAULT_URL)
+    default = os.environ.get("TOPICS_URL") or (None if is_submitted() else DEFAULT_URL)
     parser.add_argument(
         "--url",
         type=servers,
@@ -73,7 +73,7 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retries",
         type=positive,
-        default=RETRIES,
+        default=int(DEFAULTS["numRetries"]),
         help="tries after the first for a busy or absent server (default: %(default)s)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")

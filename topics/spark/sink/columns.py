@@ -1,80 +1,94 @@
-"""Sink columns: which columns of a DataFrame become which members of a record.
+"""The columns of a DataFrame that become members of records (the table in topics/docs/spark.md).
 
-    value    STRING, BINARY  required; JSON, or text with valueFormat=text; null becomes null
-    key      STRING, BINARY  the tag; null: none
-    topic    STRING          where the row goes, unless the option topic says it for all
-    headers  STRING          a JSON object, the meta; null: none
-    node     STRING          the origin of the record; null: what the option node says for all
-
-Other columns (partition, offset, timestamp) are left out, so what was read can be written.
+Other columns are ignored, as Kafka's sink does, so rows that were read can be written. A name that
+is easily mistaken for one of these is refused, because its values would be lost silently.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from topics.spark.source.connection import SIMILARITY
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-TEXT = ("string", "varchar", "char")
-ACCEPTED: Mapping[str, tuple[str, ...]] = {
-    "value": (*TEXT, "binary"),
+# By `DataType.simpleString`, without the parameters of a type. The first one is the usual type.
+TEXT: Final = ("string", "varchar", "char")
+ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "key": (*TEXT, "binary"),
+    "value": (*TEXT, "binary"),
     "topic": TEXT,
-    "headers": TEXT,
     "node": TEXT,
+    "headers": (*TEXT, "map<string,string>"),
+    "delay_ms": ("bigint", "int"),
+    "deliver_at": ("timestamp", "bigint"),
 }
-NO_VALUE = (
+OTHER_NAMES: Final = {"data": "value", "tag": "key", "$tag": "key", "meta": "headers"}
+ADVICE: Final = {
+    "value": "make it JSON: to_json(value) for a struct, map, array or variant; else"
+    " to_json(struct(...)), or cast it to a string",
+    "headers": "make it a JSON object: to_json(headers)",
+}
+NO_VALUE: Final = (
     "there is no column value; write df.select(to_json(struct('*')).alias('value')) or"
     " topics.spark.records(df)"
 )
 
 
 class BadColumns(ValueError):
-    """Columns that make no records. The text is one line for people."""
+    """Columns that cannot be written. The text is one line for people."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The place of each column that a record is made of; None for one that is not there."""
+    """The index of each column that a record is made of; None if the column is absent."""
 
     value: int
-    key: int | None
-    topic: int | None
-    headers: int | None
-    node: int | None
+    key: int | None = None
+    topic: int | None = None
+    headers: int | None = None
+    node: int | None = None
+    delay_ms: int | None = None
+    deliver_at: int | None = None
 
     @classmethod
     def of(cls, schema: StructType, *, topic: str | None) -> Columns:
-        """The columns of a DataFrame; ``topic`` is the option. Raises `BadColumns`."""
+        """Return the columns of a DataFrame. ``topic`` is the option, which replaces the column.
+        Raises `BadColumns`.
+        """
         names = [field.name for field in schema.fields]
-        places: dict[str, int | None] = {}
-        for name, accepted in ACCEPTED.items():
+        used = [name for name in ACCEPTED if name != "topic" or topic is None]
+        found = {name: names.index(name) for name in used if name in names}
+        for name, index in found.items():
             if names.count(name) > 1:
                 raise BadColumns(f"there are {names.count(name)} columns {name}")
-            places[name] = names.index(name) if name in names else None
-            if name in names and not (name == "topic" and topic is not None):
-                _check_type(name, schema.fields[names.index(name)].dataType.typeName(), accepted)
-        value = places.pop("value")
-        if value is None:
+            _check_type(name, schema.fields[index].dataType.simpleString())
+        missing = [name for name in used if name not in found]
+        for name in names:
+            if name not in found and (meant := _meant_by(name, missing)):
+                raise BadColumns(f"a write has no column {name}; is it {meant}? Rename or drop it")
+        if "value" in missing:
             raise BadColumns(f"{NO_VALUE} (the columns are: {', '.join(names)})")
-        if topic is not None:
-            places["topic"] = None
-        elif places["topic"] is None:
+        if "topic" in missing:
             raise BadColumns("no topic is named: set the option topic, or add a column topic")
-        return cls(value=value, **places)
+        return cls(**found)
 
 
-def _check_type(name: str, kind: str, accepted: tuple[str, ...]) -> None:
-    if kind in accepted:
-        return
-    if name == "value":
-        advice = "make it JSON: to_json(value) for a struct, map, array or variant; else"
-        advice += " to_json(struct(...)), or cast it to a string"
-    elif name == "headers":
-        advice = "make it a JSON object: to_json(headers)"
-    else:
-        advice = "cast it to a string"
-    raise BadColumns(f"the column {name} is {kind}, not {' or '.join(accepted[:1])}; {advice}")
+def _meant_by(name: str, missing: list[str]) -> str | None:
+    """Return the missing column that a similar name probably means."""
+    meant = OTHER_NAMES.get(name.lower())
+    if meant not in missing:
+        meant = next(iter(get_close_matches(name.lower(), missing, n=1, cutoff=SIMILARITY)), None)
+    return meant
+
+
+def _check_type(name: str, kind: str) -> None:
+    accepted = ACCEPTED[name]
+    if re.split("[ (]", kind)[0] not in accepted:
+        advice = ADVICE.get(name, f"cast it to {accepted[0]}")
+        raise BadColumns(f"the column {name} is {kind}, not {accepted[0]}; {advice}")

@@ -1,12 +1,12 @@
-"""Encoding: Arrow batches of rows to JSON records, by the batch.
+"""Encodes the rows of Arrow batches as JSON records.
 
-A row becomes a record and a comma, as topics/client/chunks.py takes them:
+A row becomes a record and a comma, the input of `topics.client.chunks.Chunker.cut`:
 
-    {"data":VALUE,"tag":"KEY","node":"NODE","meta":HEADERS},
+    {"data":VALUE,"tag":"KEY","node":"NODE","meta":HEADERS,"delay_ms":1,"deliver_at":2},
 
-Values and headers are sent verbatim, so each is parsed by itself first: a value such as
-``1},{"data":2`` would become two records. Keys, nodes and texts are escaped; those that need no
-escape are found by one search over the batch.
+Values and headers are copied, so each is parsed first: a value such as ``1},{"data":2`` would
+become two records. Keys, nodes and texts are escaped where necessary, which one search over the
+batch determines.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ EXCERPT_CHARS = 80
 TEXT = pa.large_string()  # 64-bit offsets: a batch of records may be larger than 2 GiB
 MUST_ESCAPE = r'[\x00-\x1f"\\]'
 HALF_PAIR = r"\\u[dD][89a-fA-F]"
-OBJECT = r"^[ \t\r\n]*\{"
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class BadRow(ValueError):
-    """A row that makes no record. ``row`` is its place in the batch."""
+    """A row that cannot be encoded. ``row`` is its index in the batch."""
 
     def __init__(self, row: int, reason: str) -> None:
         self.row = row
@@ -42,9 +42,8 @@ class BadRow(ValueError):
 
 
 def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
-    """One record and comma for each row, as a string column without nulls. Raises `BadRow`.
-
-    ``text``: the values are texts, else JSON.
+    """Return one record and comma for each row, without nulls. With ``text``, values are texts
+    instead of JSON. Raises `BadRow`.
     """
     values = checked_text("value", batch.column(columns.value))
     if text:
@@ -59,17 +58,20 @@ def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
         if place is not None and batch.column(place).null_count < batch.num_rows:
             parts.append(_member(member, quoted(checked_text(name, batch.column(place)))))
     if columns.headers is not None and batch.column(columns.headers).null_count < batch.num_rows:
-        headers = checked_text("headers", batch.column(columns.headers))
-        check_json("headers", headers)
-        _check_objects(headers)
-        parts.append(_member(',"meta":', headers))
+        parts.append(_member(',"meta":', _headers(batch.column(columns.headers))))
+    for place, member in (
+        (columns.delay_ms, ',"delay_ms":'),
+        (columns.deliver_at, ',"deliver_at":'),
+    ):
+        if place is not None:
+            parts.append(_member(member, _milliseconds(batch.column(place))))
     return pc.binary_join_element_wise(
         *parts, _literal("},"), _literal(""), null_handling="replace", null_replacement=""
     )
 
 
 def topics_of(batch: pa.RecordBatch, place: int) -> pa.Array:
-    """The topic of each row. Raises `BadRow` for a null."""
+    """Return the topic of each row. Raises `BadRow` for a null."""
     topics = checked_text("topic", batch.column(place))
     if topics.null_count:
         raise BadRow(pc.index(topics.is_null(), value=True).as_py(), "the column topic is null")
@@ -77,17 +79,17 @@ def topics_of(batch: pa.RecordBatch, place: int) -> pa.Array:
 
 
 def checked_text(name: str, column: pa.Array) -> pa.Array:
-    """The column as strings of valid UTF-8. Raises `BadRow`."""
+    """Return the column as strings of valid UTF-8. Raises `BadRow`."""
     binary = column.cast(pa.large_binary())
     try:
         return binary.cast(TEXT)
     except pa.ArrowInvalid:
         _refuse_first(name, binary, bytes.decode, "is not UTF-8")
-        raise  # no value was found that fails
+        raise  # every value was decoded
 
 
 def quoted(texts: pa.Array) -> pa.Array:
-    """The texts as JSON strings; null stays null."""
+    """Return the texts as JSON strings; null remains null."""
     plain = pc.binary_join_element_wise(_literal('"'), texts, _literal('"'), _literal(""))
     escape = pc.fill_null(pc.match_substring_regex(texts, MUST_ESCAPE), fill_value=False)
     if not pc.any(escape).as_py():
@@ -97,42 +99,68 @@ def quoted(texts: pa.Array) -> pa.Array:
     return pc.replace_with_mask(plain, escape, escaped)
 
 
-def check_json(name: str, texts: pa.Array, *, advice: str = "") -> None:
-    """Raise `BadRow` unless each text is one JSON value."""
+def check_json(
+    name: str,
+    texts: pa.Array,
+    *,
+    decode: Callable[[str], object] = _decode,
+    kind: str = "JSON",
+    advice: str = "",
+) -> None:
+    """Raise `BadRow` unless each text is one JSON value that ``decode`` accepts."""
     try:
-        deque(map(_decode, texts.drop_null().to_pylist()), maxlen=0)
+        deque(map(decode, texts.drop_null().to_pylist()), maxlen=0)
     except (msgspec.DecodeError, RecursionError):
-        _refuse_first(name, texts, _check_value, "is not JSON", advice)
-        raise  # no text was found that fails
+        _refuse_first(name, texts, decode, f"is not {kind}", advice)
+        raise  # every text was decoded
     suspects = pc.fill_null(pc.match_substring_regex(texts, HALF_PAIR), fill_value=False)
     if pc.any(suspects).as_py():
-        _refuse_first(name, texts, _check_value, "is not JSON")
+        _refuse_first(name, texts, _check_surrogates, f"is not {kind}")
 
 
-def _check_objects(headers: pa.Array) -> None:
-    objects = pc.fill_null(pc.match_substring_regex(headers, OBJECT), fill_value=True)
-    if not pc.all(objects).as_py():
-        row = pc.index(objects, value=False).as_py()
-        raise BadRow(row, f"headers is not a JSON object: {_excerpt(headers[row].as_py())}")
+def _headers(column: pa.Array) -> pa.Array:
+    """Return the headers as JSON objects. Raises `BadRow`."""
+    if not pa.types.is_map(column.type):
+        headers = checked_text("headers", column)
+        check_json("headers", headers, decode=_decode_object, kind="a JSON object")
+        return headers
+    maps = column.cast(pa.map_(pa.large_binary(), pa.large_binary()))
+    try:
+        lines = msgspec.json.Encoder().encode_lines(map(_object_of, maps.to_pylist()))
+    except ValueError:
+        _refuse_first("headers", maps, _object_of, "is not UTF-8")
+        raise  # every map was decoded
+    texts = pa.array(lines.split(b"\n")[:-1], pa.large_binary()).cast(TEXT)
+    return pc.if_else(column.is_valid(), texts, pa.scalar(None, TEXT))
 
 
-def _check_value(text: str) -> None:
+def _object_of(pairs: list[tuple[bytes, bytes | None]] | None) -> dict[str, str | None]:
+    return {key.decode(): None if value is None else value.decode() for key, value in pairs or ()}
+
+
+def _milliseconds(column: pa.Array) -> pa.Array:
+    """Return integers or timestamps as texts of milliseconds; null stays null."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    return column.cast(TEXT)
+
+
+def _check_surrogates(text: str) -> None:
     if lone_surrogate(text.encode()) is not None:
-        raise ValueError("it holds half of a surrogate pair, which is no character")
-    _decode(text)
+        raise ValueError("it contains half of a surrogate pair, which is no character")
 
 
 def _refuse_first(
     name: str, column: pa.Array, check: Callable[..., object], wrong: str, advice: str = ""
 ) -> None:
-    """Raise `BadRow` for the first row that fails the check."""
+    """Raise `BadRow` for the first value for which ``check`` raises ValueError."""
     for row, value in enumerate(column.to_pylist()):
         try:
             if value is not None:
                 check(value)
         except (ValueError, RecursionError) as error:
-            told = f"{name} {wrong}: {_excerpt(value)} ({error}){advice}"
-            raise BadRow(row, told) from None
+            reason = f"{name} {wrong}: {_excerpt(value)} ({error}){advice}"
+            raise BadRow(row, reason) from None
 
 
 def _member(start: str, values: pa.Array) -> pa.Array:
@@ -149,14 +177,12 @@ def _excerpt(value: str | bytes) -> str:
 
 
 def string_block(column: pa.Array) -> tuple[memoryview, memoryview]:
-    """Offsets and data of an Arrow string column without nulls, in place: the block that
-    ``Chunker.cut`` takes.
-    """
+    """Return the offsets and data of a string column, without a copy, for ``Chunker.cut``."""
     assert column.null_count == 0, "every row was encoded"
     _, offsets, data = column.buffers()
     first, end = column.offset, column.offset + len(column) + 1
     if len(column) == 0 or offsets is None:
         return memoryview(bytes(4)).cast("i"), memoryview(b"")
     large = pa.types.is_large_string(column.type)
-    words = memoryview(offsets).cast("q") if large else memoryview(offsets).cast("i")
-    return words[first:end], memoryview(data if data is not None else b"")
+    numbers = memoryview(offsets).cast("q" if large else "i")
+    return numbers[first:end], memoryview(data if data is not None else b"")

@@ -1,7 +1,7 @@
-"""Opening: the servers of a write, and its topics, made with a long idempotency window or kept.
+"""Opens the topics of a write: finds their servers, and creates absent topics.
 
-Repeated tasks and jobs are known by their idempotency keys, so the topic must remember them for
-longer than the time between two attempts. The contract's default of two minutes is too short.
+A created topic gets a long idempotency window, because it must remember the keys of requests until
+a failed task or job is repeated. The default of the API, two minutes, is too short for that.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
 from topics.spark.job_errors import JobError
 from topics.spark.sink.options import HOUR_MS, SinkOptions
-from topics.spark.source.connection import Patience, errors_of
+from topics.spark.source.connection import RetryBudget, errors_of
 
-PROBE = "topics-spark-probe"  # a prefix that is listed to see whether a server takes the key
+PROBE = "topics-spark-probe"  # a prefix, whose list shows whether a server accepts the key
 
 
 class Clients:
-    """One client for each server, opened when it is first needed. ``places``: the servers of topics
-    that were located before.
+    """One client for each server, opened on its first use. ``places`` are the known servers of
+    topics.
     """
 
     def __init__(
         self,
         options: SinkOptions,
-        patience: Patience = Patience.FULL,
+        budget: RetryBudget = RetryBudget.FULL,
         places: Mapping[str, Server] | None = None,
     ) -> None:
         self._connection = options.connection
-        self._patience = patience
+        self._budget = budget
         self.places = dict(places or {})
-        self._open: dict[tuple[Server, Patience], TopicsClient] = {}
+        self._open: dict[tuple[Server, RetryBudget], TopicsClient] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -44,32 +44,32 @@ class Clients:
         self._stack.close()
 
     def of(self, server: Server) -> TopicsClient:
-        """The client of that server."""
-        return self._client(server, self._patience)
+        """Return the client of the server."""
+        return self._client(server, self._budget)
 
-    def _client(self, server: Server, patience: Patience) -> TopicsClient:
-        if (server, patience) not in self._open:
-            client = self._connection.client(server, patience)
-            self._open[server, patience] = self._stack.enter_context(client)
-        return self._open[server, patience]
+    def _client(self, server: Server, budget: RetryBudget) -> TopicsClient:
+        if (server, budget) not in self._open:
+            client = self._connection.client(server, budget)
+            self._open[server, budget] = self._stack.enter_context(client)
+        return self._open[server, budget]
 
     def server_of(self, topic: str) -> Server:
-        """Where the topic is, or is to be made. Raises as `Connection.locate`."""
+        """Return the server on which the topic is or will be created (`Connection.locate`)."""
         if topic not in self.places:
             self.places[topic] = self._connection.locate(
-                topic, self._patience, lambda *asked: nullcontext(self._client(*asked))
+                topic, self._budget, lambda *asked: nullcontext(self._client(*asked))
             )
         return self.places[topic]
 
     def head(self, topic: str) -> int:
-        """The topic's head seq, 0 without one. Raises `ServerError`."""
+        """Return the head seq of the topic, 0 if it is absent. Raises `ServerError`."""
         server = self.server_of(topic)
         with errors_of(server):
             return int((self.of(server).state(topic) or {"head_seq": 0})["head_seq"])
 
     @property
     def retries(self) -> int:
-        """Tries after the first, of all requests so far."""
+        """The number of retries of all requests."""
         return sum(client.retries for client in self._open.values())
 
 
@@ -79,35 +79,40 @@ def open_topic(
     topic: str,
     warn: Callable[[str], None],
     *,
+    is_job: bool = False,
     change: bool = False,
-) -> int:
-    """Make the topic if it is absent and may be made; its head seq. One that exists keeps its
-    config; with ``change``, it gets the durability of the options.
+) -> int | None:
+    """Create the topic if it is absent and the options allow it, and return its head seq; None if
+    the key lacks the scope ``read``, which a job needs. A topic that exists keeps its config,
+    except for the durability of the options with ``change``.
 
-    Raises `ServerError`, or ``JobError`` for a queue and for a topic that may not be made.
+    Raises `ServerError`, or ``JobError`` for a topic that may not be created and for the queue of a
+    job, which compares counts that acks change.
     """
     server = clients.server_of(topic)
     client = clients.of(server)
     with errors_of(server):
-        state = client.state(topic)
+        try:
+            state = client.state(topic)
+        except RequestError as error:
+            if error.code != "forbidden" or is_job:
+                raise
+            return None  # a key of scope write can only append to a topic that exists
         if state is None and not options.create:
             raise JobError(
-                f'topic "{topic}": there is no such topic on {server.address}; make it, or leave'
+                f'topic "{topic}": there is no such topic on {server.address}; create it, or leave'
                 " the option createTopic out"
             )
-        if state is not None and state["config"].get("type", "log") != "log":
-            raise JobError(
-                f'topic "{topic}" is a {state["config"]["type"]}; rows are loaded into a topic of'
-                " type log only"
-            )
+        if is_job and state is not None and state["config"].get("type", "log") != "log":
+            raise JobError(f'topic "{topic}" is a queue; jobs append to topics of type log only')
         wanted = options.durability if change else None
         if state is None:
             client.put_topic(topic, options.config())
         elif wanted not in (None, state["config"]["durability"]):
             client.put_topic(topic, {"durability": wanted})
         if state is None and (state := client.state(topic)) is None:
-            gone = "it was deleted at once after it was made"
-            raise RequestError(topic, 404, "topic_not_found", gone)
+            reason = "it was deleted immediately after its creation"
+            raise RequestError(topic, 404, "topic_not_found", reason)
     window_ms = state["config"]["idempotency_window_ms"]
     if window_ms < HOUR_MS:
         warn(
@@ -121,25 +126,35 @@ def open_topic(
 def plan(
     options: SinkOptions,
     warn: Callable[[str], None],
-    patience: Patience = Patience.PLANNING,
+    budget: RetryBudget = RetryBudget.PLANNING,
     *,
+    is_job: bool = False,
     change: bool = False,
 ) -> tuple[dict[str, int], dict[str, Server]]:
-    """Open the topic that the options name; its head and its server, by topic. Without one, only
-    see whether the servers take this key. Raises as `open_topic`.
+    """Open the topic of the options and return its head, if the key may read it, and its server, by
+    topic. Without a topic, check that the servers accept the key. Raises as `open_topic`.
 
-    ``PLANNING``: ask also for the right to append.
+    With ``PLANNING``, also check that the key may append.
     """
     topic = options.topic
-    with Clients(options, patience) as clients:
+    with Clients(options, budget) as clients:
         if topic is None:
             for server in options.connection.servers.members:
                 with errors_of(server):
-                    next(clients.of(server).names(PROBE), None)
+                    _check_key(clients.of(server))
             return {}, {}
-        head = open_topic(clients, options, topic, warn, change=change)
-        if patience is Patience.PLANNING:
+        head = open_topic(clients, options, topic, warn, is_job=is_job, change=change)
+        if budget is RetryBudget.PLANNING:
             server = clients.server_of(topic)
             with errors_of(server):
                 clients.of(server).check_access(topic)
-        return {topic: head}, clients.places
+        return {} if head is None else {topic: head}, clients.places
+
+
+def _check_key(client: TopicsClient) -> None:
+    """Raise `RequestError` if the server does not accept the key."""
+    try:
+        next(client.names(PROBE), None)
+    except RequestError as error:
+        if error.code != "forbidden":  # a key of scope write
+            raise

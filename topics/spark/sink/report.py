@@ -1,4 +1,4 @@
-"""Report: what the tasks of a write did, in lines for people."""
+"""Summaries of a write for the user, each one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMED_TOPICS = 3
 
 
 def total(figures: Iterable[TaskFigures]) -> dict[str, Sent]:
-    """The figures of all tasks together, by topic, in the order of the topics' names."""
+    """Return the sums of all tasks, ordered by topic."""
     sums: dict[str, Sent] = {}
     for task in figures:
         for topic, sent in task.topics.items():
@@ -22,32 +22,32 @@ def total(figures: Iterable[TaskFigures]) -> dict[str, Sent]:
 
 
 def summary_line(figures: Sequence[TaskFigures], *, seconds: float) -> str:
-    """Records, topics, requests, and what earlier attempts had appended."""
+    """Return a summary of a successful write."""
     sums = total(figures)
     records = sum(sent.records for sent in sums.values())
     repeated = sum(sent.repeated for sent in sums.values())
     requests = sum(sent.requests for sent in sums.values())
-    told = (
+    summary = (
         f"{records:,} records to {_named(sums)} in {seconds:.1f} s, {requests:,} requests,"
         f" {sum(task.retries for task in figures):,} retries"
     )
     if repeated:
-        told += f", {repeated:,} of the records were there from an earlier attempt or run"
-    return told
+        summary += f", {repeated:,} of the records were there from an earlier attempt or run"
+    return summary
 
 
-def left_behind(figures: Sequence[TaskFigures], moved: int | None) -> str:
-    """What stays of a failed write; empty for nothing. ``moved``: by how much the topic's head
-    moved meanwhile, when that is known.
+def remaining_records(figures: Sequence[TaskFigures], moved: int | None) -> str:
+    """Return a description of the records that a failed write has appended, empty if there are
+    none. ``moved`` is the number of new seqs in the topic, None if it is unknown.
     """
     if moved is not None:
-        return f"about {moved:,} records that it appended stay" if moved else ""
+        return f"about {moved:,} records that it appended remain" if moved else ""
     done = sum(sent.records for sent in total(figures).values())
-    return f"the {done:,} records of its finished tasks stay, and what the others appended"
+    return f"the {done:,} records of its finished tasks remain, and those of its other tasks"
 
 
 def warnings_of(planned: Iterable[str], figures: Iterable[TaskFigures]) -> list[str]:
-    """Each warning once."""
+    """Return each warning once."""
     found = [*planned, *(warning for task in figures for warning in task.warnings)]
     return list(dict.fromkeys(found))
 

@@ -1,19 +1,17 @@
-"""Sending: one task's rows to their topics, in chunks whose keys are the same in every attempt.
+"""Sends the rows of a task to their topics, in requests with the same keys in every attempt.
 
-    Arrow batch -> encode -> chunks of each topic -> | thread: key, append, answer |
+    Arrow batch -> encode -> chunks of each topic -> thread: append a chunk with its key
 
-One chunk is on the wire while the next is encoded. A chunk is sent when the one before it was
-answered: the records of a topic keep their order, and nothing follows a failure.
+The next chunk is encoded while a request is in flight. A chunk is sent after the response to the
+previous one, which keeps the order of records, and not at all after a failure.
 
-Each topic has a chunker and a numbering of its own within the task. Its chunks go to the server
-that has the topic. A chunk never reaches from one Arrow batch into the next: when a stage below
-fails, Spark ends the input of this one as if it were complete (Arrow takes the end of the file for
-the end of the stream), always between two batches. Rows that are held at that moment would be sent
-as a chunk that no other attempt makes, and appended twice. Spark cuts a partition into batches by
-its settings alone (spark.sql.execution.arrow.maxRecordsPerBatch), so the chunks depend on rows,
-order, options and that setting, never on time.
+A chunk contains rows of one Arrow batch only. If an earlier stage of the query fails, Spark ends
+the input after one of its batches as if it were complete. If the last rows were kept for the next
+chunk, they would be sent as a chunk that no other attempt makes, and be appended twice. Spark
+divides a partition into batches by spark.sql.execution.arrow.maxRecordsPerBatch alone, so the
+chunks depend on that setting, the rows, their order and the options.
 
-An executor's part: nothing here needs a session.
+This module runs on executors and needs no session.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ from topics.spark.source.connection import errors_of
 
 @dataclass(slots=True)
 class Sent:
-    """What a task sent to one topic. ``repeated`` records were there already: below the head that
-    the topic had, where the sender knows it, else answered with an earlier answer.
+    """The records that a task sent to a topic. ``repeated`` of them had been appended before: their
+    seqs are at most the head before the write, if it is known; otherwise the server had the key.
     """
 
     records: int = 0
@@ -50,7 +48,7 @@ class Sent:
 
 @dataclass(slots=True)
 class TaskFigures:
-    """What a task did, for the driver."""
+    """The result of a task."""
 
     topics: dict[str, Sent] = field(default_factory=dict)
     retries: int = 0
@@ -58,8 +56,8 @@ class TaskFigures:
 
 
 class Sender:
-    """Sends the rows of one partition. ``scope`` is the write's name in the keys; ``places`` are
-    the servers of topics that are known, ``heads`` their heads before the write.
+    """Sends the rows of one partition. ``scope`` identifies the write in the keys; ``places`` are
+    the known servers of topics, and ``heads`` the heads before the write.
     """
 
     def __init__(
@@ -82,15 +80,15 @@ class Sender:
         self._flight: Future[None] | None = None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskFigures:
-        """Append all rows and return the figures; once. Raises ``ServerError``, ``JobError`` or
-        ``BadRow`` at the first refusal; what was appended before stays.
+        """Append all rows. Can be called once. Raises `ServerError`, `JobError` or `BadRow` for the
+        first failure; records that were appended before it remain.
         """
         with self.clients:
             try:
                 for batch in batches:
                     self._take(batch)
                 self.settle()
-            except Exception:  # Ctrl-C does not wait: a request may be tried for minutes
+            except Exception:  # not for Ctrl-C, because a request may be retried for minutes
                 wait([self._flight] if self._flight else ())
                 raise
             self._figures.retries = self.clients.retries
@@ -98,13 +96,13 @@ class Sender:
         return self._figures
 
     def post(self, send: Callable[[], None]) -> None:
-        """Let a thread ``send`` when the request before it was answered. Raises what that met."""
+        """Start ``send`` in a thread after the previous request. Raises the failure of that one."""
         self.settle()
         self._flight = flight = Future[None]()
         Thread(target=_settle, args=(flight, send), name="append", daemon=True).start()
 
     def settle(self) -> None:
-        """Wait for the request on the wire. Raises what it met."""
+        """Wait for the request in flight. Raises its failure."""
         flight, self._flight = self._flight, None
         if flight is not None:
             flight.result()
@@ -124,7 +122,7 @@ class Sender:
             self._outlet(name).append(share)
 
     def _located(self, error: BadRow, batch: pa.RecordBatch) -> BadRow:
-        """The same error with topic and partition."""
+        """Return the error with topic and partition."""
         topic, place = self.options.topic, self._columns.topic
         if topic is None and place is not None:
             topic = batch.column(place)[error.row].as_py()
@@ -134,8 +132,8 @@ class Sender:
 
     def _outlet(self, topic: str) -> _Outlet:
         if topic not in self._outlets:
-            self.settle()  # a client is one thread's at a time
-            if topic not in self.clients.places:  # else it was opened when the write was planned
+            self.settle()  # because only one thread may use a client
+            if topic not in self.clients.places:  # the planned topic is open
                 open_topic(self.clients, self.options, topic, self._figures.warnings.append)
             self._outlets[topic] = _Outlet(self, topic)
         return self._outlets[topic]
@@ -151,7 +149,7 @@ def _settle(flight: Future[None], send: Callable[[], None]) -> None:
 
 
 class _Outlet:
-    """One topic of a task: its chunks, their keys and its server."""
+    """A topic of a task: its server and the numbers of its chunks."""
 
     def __init__(self, sender: Sender, topic: str) -> None:
         options = sender.options
@@ -160,9 +158,8 @@ class _Outlet:
         self._server = sender.clients.server_of(topic)
         self._client = sender.clients.of(self._server)
         self._chunker = Chunker[None](options.batch_records, options.batch_bytes)
-        # create:false: the topic was made before the job with the window that the keys need. A
-        # topic that is deleted meanwhile must fail the job, not come back with the default window
-        # of two minutes.
+        # create:false, because an append would create a deleted topic with the default window of
+        # two minutes.
         node = options.node
         origin = b"" if node is None else b'"node":' + msgspec.json.encode(node) + b","
         self._head = b'{"create":false,' + origin + b'"records":'
@@ -180,14 +177,14 @@ class _Outlet:
         with errors_of(self._server):
             receipt = self._client.append(self._topic, body, count, key)
         head = sender.heads.get(self._topic)
-        was_there = receipt.deduped if head is None else receipt.first_seq <= head
+        is_repeated = receipt.deduped if head is None else receipt.first_seq <= head
         sent.requests += 1
         sent.records += count
-        sent.repeated += count if was_there else 0
+        sent.repeated += count if is_repeated else 0
 
 
 def by_topic(topics: pa.Array, records: pa.Array) -> Iterator[tuple[str, pa.Array]]:
-    """The records of each topic, in their order; the topics in the order of their first rows."""
+    """Yield the topics, in the order of their first rows, with their records in order."""
     codes = topics.dictionary_encode()
     names = codes.dictionary.to_pylist()
     if len(names) > 1:

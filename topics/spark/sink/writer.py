@@ -1,9 +1,9 @@
-"""Writers: a batch or a stream of rows into topics, as Spark drives them.
+"""The writers of a batch and of a stream.
 
-Spark makes a writer on the driver when a write is planned, sends it to the executors, calls
-``write`` there once for each attempt at a partition, and ``commit`` or ``abort`` on the driver.
-Whatever can be refused is refused when the writer is made. ``write`` appends; ``commit`` and
-``abort`` only tell of it: a topic takes nothing back.
+Spark creates a writer on the driver, sends it to the executors, calls ``write`` there for each
+attempt of a partition, and ``commit`` or ``abort`` on the driver. A writer checks its options,
+columns and topic when it is created. ``write`` appends; ``commit`` and ``abort`` only print a
+summary, because appended records remain.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from topics.spark.job_errors import JobError, say, told_first, warn
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.opening import Clients, plan
 from topics.spark.sink.options import SinkOptions
-from topics.spark.sink.report import left_behind, summary_line, warnings_of
+from topics.spark.sink.report import remaining_records, summary_line, warnings_of
 from topics.spark.sink.sending import Sender, TaskFigures
-from topics.spark.source.connection import BadOption, Patience, ServerError, is_away
+from topics.spark.source.connection import BadOption, RetryBudget, ServerError, is_away
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,15 +39,13 @@ APPEND_ONLY = 'a topic is only appended to: write .mode("append")'
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task did; the driver gets it in ``commit`` and ``abort``."""
+    """The result of a task, which Spark passes to ``commit`` and ``abort``."""
 
     figures: TaskFigures
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One ``df.write``. The keys are made of ``jobId``, or of a name made here, on the driver,
-    once.
-    """
+    """One ``df.write``. Its keys contain ``jobId``, by default a new one."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -67,23 +65,23 @@ class BatchWriter(DataSourceArrowWriter):
         return Written(sender.send(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Tell what was appended, in one line."""
+        """Print a summary of one line."""
         figures = _figures(messages)
         _warn(self.warnings, figures)
-        told = summary_line(figures, seconds=time.time() - self.started)
-        say(f"topics: {told}, job {self.job}")
+        summary = summary_line(figures, seconds=time.time() - self.started)
+        say(f"topics: {summary}, job {self.job}")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Tell what stays of a job that failed."""
-        stays = left_behind(_figures(messages), self._appended())
+        """Report the records that a failed write has appended."""
+        remaining = remaining_records(_figures(messages), self._appended())
         name = "" if self.options.job_id else f" with the option jobId={self.job}"
-        again = f"; the same job{name} again appends none of them twice" if stays else ""
-        say(f"topics: the write failed; {stays or 'nothing was appended'}{again}")
+        again = f"; the same job{name} again appends none of them twice" if remaining else ""
+        say(f"topics: the write failed; {remaining or 'nothing was appended'}{again}")
 
     def _appended(self) -> int | None:
-        """By how much the heads moved since the write was planned; None when it is not known."""
+        """Return the number of seqs since the write was planned, None if it is unknown."""
         try:
-            with Clients(self.options, Patience.PLANNING, self.places) as clients:
+            with Clients(self.options, RetryBudget.PLANNING, self.places) as clients:
                 moved = [clients.head(topic) - head for topic, head in self.heads.items()]
         except ServerError:
             return None
@@ -91,8 +89,8 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch of ``df.writeStream``. The keys are made of the query's id, which its
-    checkpoint holds, and of the batch's.
+    """One micro-batch of ``df.writeStream``. Its keys contain the id of the query, which is in the
+    checkpoint, and of the micro-batch.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
@@ -101,15 +99,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.options = SinkOptions.parse(options)
         if self.options.job_id is not None:
             raise BadOption(
-                "option jobId is for df.write; a stream is known by its checkpointLocation"
+                "option jobId is for df.write; the checkpointLocation identifies a stream"
             )
         self.columns = Columns.of(schema, topic=self.options.topic)
         self.warnings: list[str] = []
-        # Spark cannot interrupt this process when a query is stopped, but it can end a task. So if
-        # a server is away, the tasks open the topic, and they wait for the server.
+        # If the server is unreachable, the tasks open the topic and retry, because Spark can stop a
+        # task but not this process.
         self.places: Mapping[str, Server] = {}
         try:
-            _, self.places = plan(self.options, self.warnings.append, Patience.QUICK)
+            _, self.places = plan(self.options, self.warnings.append, RetryBudget.QUICK)
         except ServerError as error:
             if not is_away(error):
                 raise
@@ -121,27 +119,28 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise JobError("this Spark does not tell a task its query and batch; use PySpark 4.2")
+            raise JobError("this Spark does not pass query and batch to a task; use PySpark 4.2")
         scope, partition = f"stream:{query}:{batch}", task.partitionId()
         sender = Sender(self.options, self.columns, scope, partition, self.places)
         return Written(sender.send(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
-        """Tell the warnings once, with the first micro-batch."""
+        """Print the warnings of the first micro-batch."""
         if batch_id == 0:
             _warn(self.warnings, _figures(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
-        """Tell what stays of a micro-batch that failed."""
+        """Report the records that a failed micro-batch has appended."""
+        remaining = remaining_records(_figures(messages), None)
         say(
-            f"topics: micro-batch {batch_id} failed; {left_behind(_figures(messages), None)}; the"
-            " query, started again from its checkpoint, appends none of them twice"
+            f"topics: micro-batch {batch_id} failed; {remaining}; the query, started again from its"
+            " checkpoint, appends none of them twice"
         )
 
 
 def _task() -> TaskContext:
     context = TaskContext.get()
-    assert context is not None, "runs in a task only"
+    assert context is not None, "write is called in a task"
     return context
 
 

@@ -1,17 +1,17 @@
 """The Spark source ``format("topics")``: topics as batch and streaming DataFrames.
 
-    data_source.py  the class that Spark looks for; it also names the sink
-    connection.py   the options of servers, key and patience; the sink has the same
-    options.py      the options of reads
-    offsets.py      offsets as users and checkpoints write them
+    data_source.py  the class that Spark instantiates, for reads and writes
+    connection.py   options of reads and writes: servers, API key, certificates, retries
+    options.py      options of reads
+    offsets.py      offsets in options and in checkpoints
     columns.py      records to Arrow batches
-    plan.py         which ranges of seqs are read; what a batch of a stream takes
-    survey.py       what the servers hold now: topics, heads, epochs
-    reading.py      an executor's part: reads the ranges of a task
-    batch.py        reads of what is there
-    stream.py       reads that go on
-    lag.py          how far a query is behind
+    plan.py         the ranges of seqs of a batch or micro-batch
+    survey.py       the heads and epochs of topics on the servers
+    reading.py      reads the ranges of a task on an executor
+    batch.py        batch reads
+    stream.py       streaming reads
+    lag.py          the lag of a query
 
-Offsets are inclusive at the start and exclusive at the end where users see them, as Kafka's are;
-everywhere else a range is (after, last], as ``from_seq`` is (§3). Only offsets.py converts.
+As in Kafka, an offset is inclusive at the start and exclusive at the end for users. Everywhere else
+a range is (after, last], as ``from_seq`` is (§3). Only offsets.py converts between them.
 """

@@ -1,31 +1,26 @@
-"""Columns: the records of a page as an Arrow batch of the wanted columns.
+"""Converts the records of a page to an Arrow batch of the columns of a read.
 
-    key        STRING     the tag, null without one
-    value      STRING     the data's JSON, as it was written
-    topic      STRING
-    partition  INT        the server's place among the names of the servers
-    offset     BIGINT     the seq
-    timestamp  TIMESTAMP  when the server took it, UTC
-    node       STRING     the origin node, null without one
-    headers    STRING     the meta's JSON, as it was written, null without one
-
-A schema names any of them in any order. The work for each record is done in C.
+A schema may name any of the columns in `TYPES`, in any order. Their contents are described in
+`topics.spark.interface.COLUMNS`. JSON is copied without a Python object for each record.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import pyarrow as pa
 from msgspec import Raw
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    BinaryType,
     DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -35,60 +30,74 @@ from pyspark.sql.types import (
 from topics.spark.client.http import Record
 from topics.spark.source.connection import BadOption
 
-TYPES: Final[dict[str, DataType]] = {
-    "key": StringType(),
-    "value": StringType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "node": StringType(),
-    "headers": StringType(),
+# The first type is the default.
+TYPES: Final[Mapping[str, tuple[DataType, ...]]] = {
+    "key": (StringType(), BinaryType()),
+    "value": (StringType(), BinaryType()),
+    "topic": (StringType(),),
+    "partition": (IntegerType(),),
+    "offset": (LongType(),),
+    "timestamp": (TimestampType(),),
+    "node": (StringType(),),
+    "headers": (StringType(), MapType(StringType(), StringType())),
+    "epoch": (LongType(),),
 }
+DEFAULTS: Final = tuple(name for name in TYPES if name != "epoch")  # Kafka has no epoch
 NULLABLE: Final = ("key", "node", "headers")
+_texts_of = msgspec.json.Decoder(dict[str, Raw]).decode
+_text_of = msgspec.json.Decoder(str).decode
 
 
 def schema_of(names: Sequence[str]) -> StructType:
-    """The columns of these names, or all. Raises ``BadOption`` for a name that is none."""
+    """Return a schema of these columns, by default of all but the epoch. Raises `BadOption` for an
+    unknown name.
+    """
     for name in names:
         if name not in TYPES:
             raise BadOption(f"option columns names {name!r}; there are: {', '.join(TYPES)}")
-    return StructType([StructField(name, TYPES[name]) for name in names or TYPES])
+    return StructType([StructField(name, TYPES[name][0]) for name in names or DEFAULTS])
 
 
 class Columns:
-    """The wanted columns of a read. Picklable.
+    """The columns of a read. Picklable. With ``text``, values are texts instead of JSON.
 
-    Raises ``BadOption`` for a column that there is not, or that has another type.
+    Raises `BadOption` for an unknown column and for a type that the column cannot have.
     """
 
-    def __init__(self, schema: StructType) -> None:
-        _check(schema)
+    def __init__(self, schema: StructType, *, text: bool = False) -> None:
+        _check(schema, NULLABLE + ("value",) * text)
         self._arrow = to_arrow_schema(schema, timezone="UTC")
+        self._text = text
         names = schema.fieldNames()
         self.needs_tags = "key" in names
         self.needs_meta = "headers" in names
 
-    def batch(self, records: Sequence[Record], topic: str, partition: int) -> pa.RecordBatch:
-        """Records of one page of ``topic``, one row for each."""
-        columns = [
-            _constant(topic if name == "topic" else partition, field.type, len(records))
-            if name in ("topic", "partition")
-            else EXTRACT[name](records)
-            for name, field in zip(self._arrow.names, self._arrow, strict=True)
-        ]
+    def batch(
+        self, records: Sequence[Record], topic: str, partition: int, epoch: int
+    ) -> pa.RecordBatch:
+        """Return one row for each record of a page of ``topic``."""
+        constants: dict[str, str | int] = {"topic": topic, "partition": partition, "epoch": epoch}
+        columns = []
+        for name, field in zip(self._arrow.names, self._arrow, strict=True):
+            if name in constants:
+                columns.append(pa.repeat(pa.scalar(constants[name], field.type), len(records)))
+            elif name == "value" and self._text:
+                texts = [_as_text(record.data) for record in records]
+                columns.append(pa.array(texts, field.type))
+            else:
+                columns.append(EXTRACT[name](records, field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
     def joined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Some batches, at least one, as one."""
+        """Return one batch with the rows of all batches, of which there is at least one."""
         (found,) = pa.Table.from_batches(batches, self._arrow).combine_chunks().to_batches()
         return found
 
 
-def _check(schema: StructType) -> None:
+def _check(schema: StructType, nullable: Sequence[str]) -> None:
     names = schema.fieldNames()
-    if not names:  # Arrow has no rows without columns
-        raise BadOption("no column is wanted; read the offset at least")
+    if not names:  # Arrow cannot represent rows without columns
+        raise BadOption("the schema has no column; read at least the offset")
     for field in schema:
         if field.name not in TYPES:
             raise BadOption(
@@ -96,54 +105,61 @@ def _check(schema: StructType) -> None:
                 " Spark's from_json makes others of value"
             )
         if names.count(field.name) > 1:
-            raise BadOption(f"the column {field.name} is wanted twice")
-        _check_type(field)
+            raise BadOption(f"the schema has the column {field.name} twice")
+        if field.dataType not in TYPES[field.name]:
+            expected, given = (
+                " or ".join(kind.simpleString().upper() for kind in kinds)
+                for kinds in (TYPES[field.name], [field.dataType])
+            )
+            raise BadOption(
+                f"the column {field.name} is {expected}, not {given}; read it as it is and cast it"
+            )
+        if not field.nullable and field.name in nullable:
+            raise BadOption(f"the column {field.name} may be null; leave NOT NULL out")
 
 
-def _check_type(field: StructField) -> None:
-    wanted = TYPES[field.name]
-    if field.dataType != wanted:
-        given = field.dataType.simpleString().upper()
-        raise BadOption(
-            f"the column {field.name} is {wanted.simpleString().upper()}, not {given}; read it as"
-            " it is and cast it"
-        )
-    if not field.nullable and field.name in NULLABLE:
-        raise BadOption(f"the column {field.name} may be null; leave NOT NULL out")
+def _as_text(value: Raw) -> str | None:
+    """Return the content of a JSON string, None for null, and other values as JSON."""
+    text = bytes(value)
+    if text == b"null":
+        return None
+    return _text_of(text) if text.startswith(b'"') else text.decode()
 
 
-def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), count)
-
-
-def _joined(raw: Sequence[Raw]) -> pa.Array:
-    """JSON texts as one buffer and offsets into it: no Python object is made for any of them."""
+def _values(records: Sequence[Record], kind: pa.DataType) -> pa.Array:
+    """Return the JSON texts as one buffer and offsets into it."""
+    raw = [record.data for record in records]
     ends = array("i", [*accumulate(map(len, raw), initial=0)])
-    text = b"".join(raw)
-    return pa.StringArray.from_buffers(len(raw), pa.py_buffer(ends), pa.py_buffer(text))
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(raw))]
+    return pa.Array.from_buffers(kind, len(raw), buffers)
 
 
 def _numbers(values: Sequence[int], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(array("q", values))])
 
 
-def _timestamps(records: Sequence[Record]) -> pa.Array:
-    ms = _numbers([record.ts for record in records], pa.timestamp("ms", "UTC"))
-    return ms.cast(pa.timestamp("us", "UTC"))
+def _timestamps(records: Sequence[Record], kind: pa.DataType) -> pa.Array:
+    return _numbers([record.ts for record in records], pa.timestamp("ms", "UTC")).cast(kind)
 
 
-def _headers(records: Sequence[Record]) -> pa.Array:
+def _headers(records: Sequence[Record], kind: pa.DataType) -> pa.Array:
     found = [record.meta for record in records]
     if not any(found):
-        return pa.nulls(len(found), pa.string())
-    return pa.array([bytes(meta) or None for meta in found], pa.string())
+        return pa.nulls(len(found), kind)
+    if not pa.types.is_map(kind):
+        return pa.array([bytes(meta) or None for meta in found], kind)
+    return pa.array([_members(meta) if meta else None for meta in found], kind)
 
 
-EXTRACT: Final[dict[str, Callable[[Sequence[Record]], Any]]] = {
-    "key": lambda records: pa.array([record.tag for record in records], pa.string()),
-    "value": lambda records: _joined([record.data for record in records]),
-    "offset": lambda records: _numbers([record.seq for record in records], pa.int64()),
+def _members(meta: Raw) -> list[tuple[str, str | None]]:
+    return [(name, _as_text(value)) for name, value in _texts_of(meta).items()]
+
+
+EXTRACT: Final[Mapping[str, Callable[[Sequence[Record], pa.DataType], pa.Array]]] = {
+    "key": lambda records, kind: pa.array([record.tag for record in records], kind),
+    "value": _values,
+    "offset": lambda records, kind: _numbers([record.seq for record in records], kind),
     "timestamp": _timestamps,
-    "node": lambda records: pa.array([record.node for record in records], pa.string()),
+    "node": lambda records, kind: pa.array([record.node for record in records], kind),
     "headers": _headers,
 }

@@ -1,7 +1,7 @@
-"""Connection: the servers of a read or a write, the key, and how long to be patient.
+"""The connection of a read or a write: servers, API key, retries and timeouts.
 
-It is made on the driver when a query is planned and travels to the executors, the key inside. No
-text of it shows the key.
+The driver creates it when a query is planned and sends it, with the key, to the executors. Its
+text never contains the key.
 """
 
 from __future__ import annotations
@@ -10,37 +10,29 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
+from ssl import SSLContext, create_default_context
 
-from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
+from topics.client.errors import Refused
+from topics.client.settings import checked_key
+from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient
 from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import BadServers, Server, Servers
+from topics.spark.interface import DEFAULTS, Use, known_names
 
-CONNECTION_OPTIONS = (
-    "servers",
-    "url",
-    "apiToken",
-    "apiKey",
-    "apiKeyFile",
-    "numRetries",
-    "connectTimeoutMs",
-    "readTimeoutMs",
-)
 KAFKA_ADVICE = {
     "kafka.bootstrap.servers": (
         f"name a topics server with the option servers, for example {DEFAULT_URL}"
     ),
-    "assign": "name topics with subscribe; a topic is one partition on one server",
     "groupidprefix": "offsets are in the checkpoint; there are no groups",
     "startingoffsetsbytimestampstrategy": (
         "a start after the last record begins at the end, as latest does"
     ),
 }
-RETRIES = 60  # nearly ten minutes, with pauses of 10 s: a server that restarts reads its log
-CONNECT_TIMEOUT_MS = 5_000
-READ_TIMEOUT_MS = 120_000
-PLANNING_CONNECTS = 2  # more tries, when a query is planned: a wrong address is told in seconds
+SIMILARITY = 0.8  # of an unknown option and a known one that is suggested for it
+PLANNING_CONNECTS = 2  # retries while a query is planned: a wrong address fails within seconds
 AWAY = ("unreachable", "throttled", "not_ready", "shutting_down")
 QUICK_RETRIES = 1
 QUICK_CONNECT_S = 1.0
@@ -48,38 +40,76 @@ QUICK_READ_S = 10.0
 
 
 class BadOption(ValueError):
-    """An option of a read or a write that cannot be meant. The text is one line for people."""
+    """An invalid option of a read or a write. The text is one line for people."""
 
 
 class ServerError(Exception):
-    """A server refused or did not answer. One line: server, topic, code and what to do."""
+    """A server refused a request or did not respond. The text is one line: server, topic, code and
+    advice.
+    """
 
 
-class Patience(Enum):
-    """How long to ask a server that does not answer."""
+class RetryBudget(Enum):
+    """How long a request is retried if the server does not respond."""
 
-    QUICK = "a try or two: others go on without it"
-    PLANNING = "seconds, when it cannot be reached at all; as FULL when it is busy"
-    FULL = "every retry that the options give"
+    QUICK = "at most one retry with short timeouts, if other servers can be read meanwhile"
+    PLANNING = "few retries if no connection is established; the same as FULL if one is"
+    FULL = "all retries that the options allow"
 
 
-Asker = Callable[[Server, Patience], AbstractContextManager[TopicsClient]]
+ClientFactory = Callable[[Server, RetryBudget], AbstractContextManager[TopicsClient]]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of certificates and the private key. Each machine reads its own files."""
+
+    ca: str | None
+    certificate: str | None
+    key: str | None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], servers: Servers) -> TlsFiles | None:
+        """Return the files of the options, None without one. Raises `BadOption`."""
+        files = cls(*(text_of(given, name) for name in ("caFile", "certFile", "keyFile")))
+        if files == cls(None, None, None):
+            return None
+        if files.key and not files.certificate:
+            raise BadOption("option keyFile is given without the option certFile")
+        if not all(server.url.startswith("https:") for server in servers.members):
+            raise BadOption("options caFile and certFile are for servers with https:// addresses")
+        files.context()
+        return files
+
+    def context(self) -> SSLContext:
+        """Read the files. Raises `BadOption`."""
+        files = f"caFile: {self.ca}"
+        try:
+            context = create_default_context(cafile=self.ca)
+            if self.certificate:
+                files = f"certFile: {self.certificate}" + (f", {self.key}" if self.key else "")
+                # The empty password prevents a prompt for an encrypted key.
+                context.load_cert_chain(self.certificate, self.key, password="")
+        except OSError as error:
+            raise BadOption(f"option {files} cannot be read: {error.strerror or error}") from None
+        return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Servers, key and patience. Picklable."""
+    """Servers, API key, retries and timeouts. Picklable."""
 
     servers: Servers
     api_key: str | None = field(default=None, repr=False)  # a secret: never in a log or a plan
-    retries: int = RETRIES
-    connect_s: float = CONNECT_TIMEOUT_MS / 1000
-    read_s: float = READ_TIMEOUT_MS / 1000
+    retries: int
+    connect_s: float
+    read_s: float
+    tls: TlsFiles | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Connection:
-        """The connection of these options, with lower-case or camel-case names; the environment
-        gives what they leave out. Reads the key's file. Raises `BadOption`.
+        """Return the connection of these options. Servers and key default to the environment. Reads
+        the files that the options name. Raises `BadOption`.
         """
         given = lowered(options)
         _refuse_kafka(given)
@@ -90,20 +120,17 @@ class Connection:
                 " Authorization header: leave out the user info, or the key (an option or"
                 " TOPICS_API_KEY)"
             )
-        connection = cls(
+        return cls(
             servers=servers,
             api_key=key,
-            retries=number(given, "numRetries", RETRIES, least=0),
-            connect_s=number(given, "connectTimeoutMs", CONNECT_TIMEOUT_MS) / 1000,
-            read_s=number(given, "readTimeoutMs", READ_TIMEOUT_MS) / 1000,
+            retries=number(given, "numRetries", least=0),
+            connect_s=number(given, "connectTimeoutMs") / 1000,
+            read_s=number(given, "readTimeoutMs") / 1000,
+            tls=TlsFiles.parse(given, servers),
         )
-        for server in connection.servers.members:
-            if mistake := mistake_in(connection.target(server)):
-                raise BadOption(mistake)
-        return connection
 
     def target(self, server: Server) -> Target:
-        """How to reach that server."""
+        """Return the client's settings for the server."""
         return Target(
             url=server.url,
             api_key=self.api_key,
@@ -112,12 +139,12 @@ class Connection:
             read_s=self.read_s,
         )
 
-    def client(self, server: Server, patience: Patience = Patience.FULL) -> TopicsClient:
-        """A client of that server; to be closed."""
+    def client(self, server: Server, budget: RetryBudget = RetryBudget.FULL) -> TopicsClient:
+        """Return a client of the server, which the caller must close."""
         target = self.target(server)
-        if patience is Patience.PLANNING:
+        if budget is RetryBudget.PLANNING:
             target = replace(target, connect_retries=min(PLANNING_CONNECTS, target.retries))
-        elif patience is Patience.QUICK:
+        elif budget is RetryBudget.QUICK:
             target = replace(
                 target,
                 retries=min(QUICK_RETRIES, target.retries),
@@ -125,36 +152,42 @@ class Connection:
                 read_s=min(QUICK_READ_S, target.read_s),
                 retry_after_max_s=1,
             )
-        return TopicsClient(target)
+        return TopicsClient(target, None if self.tls is None else self.tls.context())
 
     def locate(
-        self, topic: str, patience: Patience = Patience.PLANNING, client: Asker | None = None
+        self,
+        topic: str,
+        budget: RetryBudget = RetryBudget.PLANNING,
+        client: ClientFactory | None = None,
     ) -> Server:
-        """The server that has the topic; of one that no server has, the server that it is made on.
+        """Return the server that has the topic. If no server has it, return the server on which to
+        create it.
 
-        All servers are asked. One that does not answer is passed over when another has the topic,
-        else it is awaited with ``patience``, and is a `ServerError`. Raises `RequestError` for a
-        topic on two servers. ``client`` gives the clients; by default, each is made and closed.
+        All servers are queried. A server that does not respond is ignored if another one has the
+        topic; otherwise it is queried again with ``budget``, and its failure is a `ServerError`. A
+        key without the scope ``read`` finds only a topic that is on the server of its name.
+        Raises `RequestError` for a topic on two servers. ``client`` provides the clients; by
+        default, each is created and closed.
         """
-        ask = client or self.client
+        connect = client or self.client
         members = self.servers.members
         if len(members) == 1:
             return members[0]
         found, silent = [], []
         for server in members:
             try:
-                if _has(ask, server, topic, Patience.QUICK):
+                if _has(connect, server, topic, RetryBudget.QUICK):
                     found.append(server)
             except ServerError:
                 silent.append(server)
         if not found:
-            found = [server for server in silent if _has(ask, server, topic, patience)]
+            found = [server for server in silent if _has(connect, server, topic, budget)]
         if len(found) > 1:
             raise on_two_servers(topic, found[0], found[1])
         return found[0] if found else self.servers.owner(topic)
 
     def server(self, name: str) -> Server:
-        """The server of that name. Raises `BadOption` when there is none."""
+        """Return the server with this name. Raises `BadOption` if there is none."""
         found = self.servers.named(name)
         if found is None:
             names = ", ".join(member.name for member in self.servers.members)
@@ -170,20 +203,26 @@ def is_away(error: ServerError) -> bool:
 
 @contextmanager
 def errors_of(server: Server) -> Iterator[None]:
-    """Refusals of that server as a `ServerError` that names it."""
+    """Convert the errors of requests to the server to a `ServerError` that names it."""
     try:
         yield
     except RequestError as error:
         raise ServerError(f"server {label(server)}: {error}") from error
 
 
-def _has(ask: Asker, server: Server, topic: str, patience: Patience) -> bool:
-    with errors_of(server), ask(server, patience) as client:
-        return client.state(topic) is not None
+def _has(connect: ClientFactory, server: Server, topic: str, budget: RetryBudget) -> bool:
+    """Return whether the server has the topic; False if the key lacks the scope ``read``."""
+    with errors_of(server), connect(server, budget) as client:
+        try:
+            return client.state(topic) is not None
+        except RequestError as error:
+            if error.code != "forbidden":
+                raise
+            return False
 
 
 def on_two_servers(topic: str, one: Server, other: Server) -> RequestError:
-    """The refusal of a topic that is on two servers: neither of them is the topic."""
+    """Return the error for a topic that exists on two servers."""
     where = f"it is on server {label(one)} and on server {label(other)}"
     return RequestError(topic, 409, "topic_on_two_servers", where)
 
@@ -195,42 +234,77 @@ def label(server: Server) -> str:
 
 
 def lowered(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by their names in lower case, as Spark gives them to a source."""
+    """Return the options with their names in lower case, as Spark passes them to a source."""
     return {name.lower(): value for name, value in options.items()}
 
 
-def number(options: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
-    """A whole number. Raises `BadOption`."""
-    text = options.get(name.lower())
-    if text is None:
-        return default
+def refuse_unknown(given: Mapping[str, str], use: Use) -> None:
+    """Raise `BadOption` for a path, and for an unknown option that is similar to a known one. Other
+    unknown options belong to Spark or to the other kind of use.
+    """
+    known = known_names(use)
+    if "path" in given:
+        option, method = ("subscribe", "load") if use == "read" else ("topic", "save() or .start")
+        raise BadOption(
+            f"a topic has no path: give .option({option!r}, {given['path']!r}) and call .{method}()"
+            " without an argument"
+        )
+    for name in given:
+        if name not in known and (near := get_close_matches(name, known, n=1, cutoff=SIMILARITY)):
+            raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
+
+
+def only_one(given: Mapping[str, str], *names: str) -> str | None:
+    """Return which of these options is given, None if none is. Raises `BadOption` for several."""
+    found = [name for name in names if name.lower() in given]
+    if len(found) > 1:
+        raise BadOption(f"options {' and '.join(found)} are both given; give one of them")
+    return found[0] if found else None
+
+
+def number(given: Mapping[str, str], name: str, *, least: int = 1) -> int:
+    """Return an option that is an integer. Raises `BadOption`."""
+    text = given.get(name.lower(), DEFAULTS[name])
     try:
         value = int(text.strip().replace("_", ""))
     except ValueError:
-        raise BadOption(f"option {name} is {text!r}, which is no whole number") from None
+        raise BadOption(f"option {name} is {text!r}, which is not an integer") from None
     if value < least:
         raise BadOption(f"option {name} is {value}; it is at least {least}")
     return value
 
 
-def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """True or false. Raises `BadOption`."""
-    return choice(options, name, ("true", "false"), default=str(default).lower()) == "true"
+def flag(given: Mapping[str, str], name: str) -> bool:
+    """Return an option that is true or false. Raises `BadOption`."""
+    return choice(given, name, ("true", "false")) == "true"
 
 
-def choice(options: Mapping[str, str], name: str, values: tuple[str, ...], *, default: str) -> str:
-    """One of some values, whatever the case. Raises `BadOption`."""
-    text = options.get(name.lower(), default).strip()
+def choice(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+    """Return an option that is one of the values, in any case. Raises `BadOption`."""
+    text = given.get(name.lower(), DEFAULTS[name]).strip()
     for value in values:
         if text.lower() == value.lower():
             return value
     raise BadOption(f"option {name} is {text!r}; it is one of: {', '.join(values)}")
 
 
+def text_of(given: Mapping[str, str], name: str) -> str | None:
+    """Return an option that is a text, None if it is absent. Raises `BadOption` if it is empty."""
+    text = given.get(name.lower())
+    if text == "":
+        raise BadOption(f"option {name} is empty")
+    return text
+
+
 def _servers(given: Mapping[str, str]) -> Servers:
-    if "servers" in given and "url" in given:
-        raise BadOption("options servers and url are the same; give one of them")
-    text = given.get("servers") or given.get("url") or os.environ.get("TOPICS_URL") or DEFAULT_URL
+    option = only_one(given, "servers", "url")
+    text = given[option] if option else os.environ.get("TOPICS_URL")
+    if not text:
+        # Spark does not report the master to this process, so it cannot allow a local default.
+        raise BadOption(
+            f"no server is named: give the option servers, for example {DEFAULT_URL}, or set"
+            " TOPICS_URL before the Spark session starts"
+        )
     try:
         return Servers.parse(text)
     except BadServers as error:
@@ -238,13 +312,18 @@ def _servers(given: Mapping[str, str]) -> Servers:
 
 
 def _api_key(given: Mapping[str, str]) -> str | None:
-    # Spark redacts options whose names contain "token" in plans, and not "key".
-    named = [name for name in ("apiToken", "apiKey", "apiKeyFile") if name.lower() in given]
-    if len(named) > 1:
-        raise BadOption(f"options {' and '.join(named)} are both given; give one of them")
-    if named != ["apiKeyFile"]:
-        key = given[named[0].lower()] if named else None
-        return key or os.environ.get("TOPICS_API_KEY") or None
+    key = _given_key(given)
+    try:
+        return checked_key(key) if key else None
+    except Refused:
+        raise BadOption("the API key has a character that is not visible ASCII") from None
+
+
+def _given_key(given: Mapping[str, str]) -> str | None:
+    option = only_one(given, "apiToken", "apiKey", "apiKeyFile")
+    if option != "apiKeyFile":
+        key = given[option.lower()] if option else None
+        return key or os.environ.get("TOPICS_API_KEY")
     path = given["apikeyfile"]
     try:
         key = Path(path).read_text().strip()

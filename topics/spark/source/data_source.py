@@ -1,4 +1,4 @@
-"""``format("topics")``: the class that Spark looks for. Readers are here, writers in the sink."""
+"""The class of ``format("topics")``, which creates readers and writers for Spark."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from topics.spark.job_errors import told_first
+from topics.spark.sink.writer import BatchWriter, StreamWriter
 from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.options import ReadOptions
@@ -20,38 +22,38 @@ from topics.spark.source.stream import StreamReader
 
 
 class TopicsDataSource(DataSource):
-    """Topics as DataFrames. Spark makes one for each read or write, and pickles it."""
+    """Topics as DataFrames. Spark creates an instance for each read or write and pickles it."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = dict(options)
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "topics"
 
     def schema(self) -> StructType:
-        """The columns of a read for which the user gave no schema."""
+        """Return the columns of a read without a schema of the user."""
         return schema_of(ReadOptions.parse(self.options, "either").columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads what is there."""
-        return BatchReader(ReadOptions.parse(self.options, "batch"), Columns(schema))
+        """Return the reader of a batch."""
+        options = ReadOptions.parse(self.options, "batch")
+        return BatchReader(options, Columns(schema, text=options.text))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Reads that go on."""
-        return StreamReader(ReadOptions.parse(self.options, "stream"), Columns(schema))
+        """Return the reader of a stream."""
+        options = ReadOptions.parse(self.options, "stream")
+        return StreamReader(options, Columns(schema, text=options.text))
 
+    @told_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Writes of a DataFrame."""
-        from topics.spark.sink import batch_writer
+        """Return the writer of a DataFrame."""
+        return BatchWriter(self.options, schema, overwrite=overwrite)
 
-        return batch_writer(self.options, schema, overwrite)
-
+    @told_first
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Writes of a stream."""
-        from topics.spark.sink import stream_writer
-
-        return stream_writer(self.options, schema, overwrite)
+        """Return the writer of a stream."""
+        return StreamWriter(self.options, schema, overwrite=overwrite)

@@ -97,7 +97,7 @@ class Bounds:
                 held = " and ".join(map(str, sorted(places)))
                 raise BadOption(
                     f'option {self.option} names partition {partition} of topic "{topic}", which is'
-                    f' partition {held} of these servers: write that, or {{"{topic}": OFFSET}}'
+                    f" partition {held} of these servers"
                 )
 
     def words(self) -> set[int]:

@@ -1,7 +1,6 @@
-"""Read options: what is read, from where to where, in which pieces. Every mistake is one line.
+"""The options of a read, parsed and checked. Each invalid option is an error of one line.
 
-The names are Kafka's where the meaning is. A name that is nearly one of ours, or one of Kafka's
-that has no meaning here, is refused: Spark itself would silently ignore it.
+The names are those of Kafka where the meaning is the same.
 """
 
 from __future__ import annotations
@@ -9,50 +8,32 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
+
+from topics.spark.interface import DEFAULTS
 from topics.spark.source.connection import (
-    CONNECTION_OPTIONS,
     BadOption,
     Connection,
+    choice,
     flag,
     lowered,
     number,
+    only_one,
+    refuse_unknown,
 )
-from topics.spark.source.offsets import EARLIEST, LATEST, Bounds
+from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Number
 
-READ_OPTIONS = (
-    "subscribe",
-    "topic",
-    "subscribePattern",
-    "columns",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
-    "failOnDataLoss",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "node",
-)
-IGNORED = {"includeheaders"}  # the column is always there
-NEAR = 0.8
-MAX_RECORDS_PER_PARTITION = 500_000
-MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000  # Kafka's
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+Assigned = dict[str, Annotated[list[Number], msgspec.Meta(min_length=1)]]
 LITERALS = re.compile(r"(?:\\[.:-]|[A-Za-z0-9_:-])*(?![?*{])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a read is asked for. Picklable. Exactly one of ``topics`` and ``pattern`` is set."""
+    """The options of a read. Picklable. Either ``topics`` or ``pattern`` is set."""
 
     connection: Connection
     topics: tuple[str, ...]
@@ -66,18 +47,20 @@ class ReadOptions:
     min_offsets: int
     max_delay_s: float
     node: str | None
+    text: bool  # whether values are texts instead of JSON
+    assigned: Bounds
     columns: tuple[str, ...]
 
     @classmethod
     def parse(
         cls, options: Mapping[str, str], kind: Literal["batch", "stream", "either"]
     ) -> ReadOptions:
-        """The options of a batch read, of a stream, or of what will turn out to be one of them.
-        Raises `BadOption`.
+        """Return the options of a batch read, of a stream, or of either if Spark has not decided it
+        yet. Raises `BadOption`.
         """
         given = lowered(options)
         connection = Connection.parse(given)
-        refuse_unknown(given)
+        refuse_unknown(given, "read")
         topics, pattern = _subscription(given)
         read = cls(
             connection=connection,
@@ -85,22 +68,24 @@ class ReadOptions:
             pattern=pattern,
             starting=_bounds(given, "starting", EARLIEST, LATEST if kind == "stream" else EARLIEST),
             ending=_bounds(given, "ending", LATEST, LATEST),
-            fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
-            min_partitions=number(given, "minPartitions", 1),
-            max_records_per_partition=number(
-                given, "maxRecordsPerPartition", MAX_RECORDS_PER_PARTITION
+            fail_on_data_loss=flag(given, "failOnDataLoss"),
+            min_partitions=number(given, "minPartitions"),
+            max_records_per_partition=number(given, "maxRecordsPerPartition"),
+            max_offsets=(
+                number(given, "maxOffsetsPerTrigger") if "maxoffsetspertrigger" in given else None
             ),
-            max_offsets=number(given, "maxOffsetsPerTrigger", 0, least=1) or None,
-            min_offsets=number(given, "minOffsetsPerTrigger", 0),
-            max_delay_s=_duration_ms(given, "maxTriggerDelay", MAX_TRIGGER_DELAY_MS) / 1000,
+            min_offsets=number(given, "minOffsetsPerTrigger", least=0),
+            max_delay_s=_duration_ms(given, "maxTriggerDelay") / 1000,
             node=given.get("node") or None,
+            text=choice(given, "valueFormat", ("json", "text")) == "text",
+            assigned=_assigned(given),
             columns=_list(given.get("columns", "")),
         )
         read.check(kind)
         return read
 
     def check(self, kind: Literal["batch", "stream", "either"]) -> None:
-        """Raise `BadOption` for offsets that this kind of read cannot have."""
+        """Raise `BadOption` for offsets that are invalid for this kind of read."""
         if kind == "batch" and LATEST in self.starting.words():
             raise BadOption("startingOffsets of a batch read cannot be latest: it reads nothing")
         if EARLIEST in self.ending.words():
@@ -120,7 +105,7 @@ class ReadOptions:
 
     def _check_order(self) -> None:
         """Raise `BadOption` for a start above the end of the same topic. An offset and a time
-        cannot be compared here: such a topic has no records to read.
+        cannot be compared here.
         """
         starting, ending = self.starting, self.ending
         if starting.by_time != ending.by_time:
@@ -135,60 +120,57 @@ class ReadOptions:
                     )
 
     def wants(self, topic: str) -> bool:
-        """Whether the pattern has the topic."""
+        """Return whether the pattern matches the complete name of the topic."""
         return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
 
     @property
     def prefix(self) -> str:
-        """What the names of all wanted topics begin with, as far as the pattern tells."""
+        """Return a prefix of all names that the pattern matches."""
         return literal_prefix(self.pattern or "")
 
 
-def refuse_unknown(given: Mapping[str, str]) -> None:
-    """Raise `BadOption` for a name that looks misspelt, or means nothing here."""
-    known = {name.lower(): name for name in (*CONNECTION_OPTIONS, *READ_OPTIONS)}
-    for name in given:
-        if name == "path":
-            raise BadOption("option path is not one of topics: name the topic with subscribe")
-        if name in known or name in IGNORED:
-            continue
-        if near := get_close_matches(name, known, n=1, cutoff=NEAR):
-            raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
-
-
 def literal_prefix(pattern: str) -> str:
-    """The longest text that everything the pattern matches surely begins with."""
+    """Return the literal text at the start of a regular expression: a prefix of all matches."""
     if "|" in pattern:
         return ""
     found = LITERALS.match(pattern)
-    assert found, "it matches no characters, too"
+    assert found, "the expression also matches the empty text"
     return found.group().replace("\\", "")
 
 
 def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
-    names = [name for name in ("subscribe", "topic", "subscribepattern") if name in given]
-    if not names:
+    option = only_one(given, "subscribe", "topic", "assign", "subscribePattern")
+    if option is None:
         raise BadOption("no topic is named: give the option subscribe, or subscribePattern")
-    if len(names) > 1:
-        raise BadOption(f"options {' and '.join(names)} are both given; give one of them")
-    if names != ["subscribepattern"]:
-        return _topics(names[0], given[names[0]]), None
-    pattern = given["subscribepattern"]
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise BadOption(f"option subscribePattern is {pattern!r}: {error}") from None
-    return (), pattern
-
-
-def _topics(option: str, text: str) -> tuple[str, ...]:
-    topics = tuple(dict.fromkeys(_list(text)))
+    text = given[option.lower()]
+    if option == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise BadOption(f"option subscribePattern is {text!r}: {error}") from None
+        return (), text
+    topics = tuple(_assigned(given).named) if option == "assign" else _list(text)
     if not topics:
         raise BadOption(f"option {option} names no topic")
     for topic in topics:
         if not TOPIC.fullmatch(topic):
             raise BadOption(f"option {option}: {topic!r} is no name of a topic")
-    return topics
+    return tuple(dict.fromkeys(topics)), None
+
+
+def _assigned(given: Mapping[str, str]) -> Bounds:
+    """Return the topics and partitions of the option assign, each from its earliest record."""
+    text = given.get("assign", "{}")
+    try:
+        topics = msgspec.json.decode(text, type=Assigned)
+    except (msgspec.DecodeError, UnicodeError):
+        raise BadOption(
+            f'option assign is {text[:200]!r}; it is JSON as {{"TOPIC": [0]}}'
+        ) from None
+    named: dict[str, Mapping[int | None, int]] = {
+        topic: dict.fromkeys(numbers, EARLIEST) for topic, numbers in topics.items()
+    }
+    return Bounds("assign", EARLIEST, named)
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -196,23 +178,20 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def _bounds(given: Mapping[str, str], side: str, rest: int, default: int) -> Bounds:
-    """Where reads start or end: at ``default``; what a JSON leaves out, at ``rest``."""
+    """Return where to start or end: without options at ``default``, and topics that JSON does not
+    name at ``rest``.
+    """
     offsets, time, times = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
-    named = [option for option in (offsets, time, times) if option.lower() in given]
-    if len(named) > 1:
-        raise BadOption(f"options {' and '.join(named)} are both given; give one of them")
-    if not named:
+    option = only_one(given, offsets, time, times)
+    if option is None:
         return Bounds(offsets, default)
-    if named == [time]:
-        return Bounds(time, number(given, time, 0, least=0), by_time=True)
-    (option,) = named
+    if option == time:
+        return Bounds(time, number(given, time, least=0), by_time=True)
     return Bounds.parse(option, given[option.lower()], rest, by_time=option == times)
 
 
-def _duration_ms(given: Mapping[str, str], option: str, default: int) -> int:
-    text = given.get(option.lower())
-    if text is None:
-        return default
+def _duration_ms(given: Mapping[str, str], option: str) -> int:
+    text = given.get(option.lower(), DEFAULTS[option])
     found = re.fullmatch(r"(\d+)\s*(ms|s|m|h)?", text.strip())
     if found is None:
         raise BadOption(f"option {option} is {text!r}; it is a time as 500ms, 10s, 15m or 1h")

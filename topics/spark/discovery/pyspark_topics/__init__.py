@@ -1,7 +1,7 @@
-"""``format("topics")`` for Spark, without registration.
+"""Registers ``format("topics")`` automatically.
 
-Spark imports every top-level module whose name begins with ``pyspark_`` and takes its
-``DefaultSource``. A wheel installs this package at the top level, beside the package ``topics``.
+Spark imports each top-level module whose name starts with ``pyspark_`` and registers its
+``DefaultSource``. A wheel installs this module next to the package ``topics``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``DefaultSource``, imported when Spark asks for it."""
+    """Return ``DefaultSource``, which is imported on its first use."""
     if name != "DefaultSource":
         raise AttributeError(name)
     from topics.spark import discovered

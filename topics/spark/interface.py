@@ -1,0 +1,93 @@
+"""The options and columns of ``format("topics")``: names, defaults and meanings.
+
+The parsers take names and defaults from here, and `python -m tests.docs.spark --write` generates
+the tables in topics/docs/spark.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+Use = Literal["read", "write"]
+
+
+class Option(NamedTuple):
+    """``default`` is written as a user would write it; it is empty if the option has none."""
+
+    name: str
+    use: Use | Literal["both"]
+    default: str
+    meaning: str
+
+
+OPTIONS: Final = (
+    Option("servers", "both", "", "the servers, `URL` or `NAME=URL,NAME=URL`; required without"
+           " the environment variable `TOPICS_URL`"),
+    Option("url", "both", "", "the same as `servers`"),
+    Option("apiKeyFile", "both", "", "a file that contains the API key; the driver reads it"),
+    Option("apiToken", "both", "", "the API key; Spark masks it in plans"),
+    Option("apiKey", "both", "", "the API key; Spark shows it in plans"),
+    Option("caFile", "both", "", "a PEM file with the certificates that sign those of the servers"),
+    Option("certFile", "both", "", "a PEM file with the certificate of the client"),
+    Option("keyFile", "both", "", "its private key, if `certFile` does not contain it"),
+    Option("numRetries", "both", "60", "retries of a request; 60 take almost 10 minutes"),
+    Option("connectTimeoutMs", "both", "5000", "timeout for a connection"),
+    Option("readTimeoutMs", "both", "120000", "timeout for a response"),
+    Option("valueFormat", "both", "json", "`json`: the column `value` is JSON; `text`: it is the"
+           " content of a JSON string, and a read returns other JSON unchanged and null as NULL"),
+    Option("topic", "read", "", "the same as `subscribe`"),
+    Option("subscribe", "read", "", "the topics, separated by commas"),
+    Option("subscribePattern", "read", "", "a regular expression that matches complete names of"
+           " topics"),
+    Option("assign", "read", "", 'the topics with the numbers of their servers, `{"TOPIC": [0]}`'),
+    Option("columns", "read", "all but `epoch`", "the columns, separated by commas"),
+    Option("startingOffsets", "read", "batch: `earliest`, stream: `latest`", "the first offset:"
+           ' `earliest`, `latest` or `{"TOPIC": 42}`, where -2 is earliest and -1 is latest'),
+    Option("endingOffsets", "read", "`latest`", "batch: the offset after the last one, as above"),
+    Option("startingTimestamp", "read", "", "the first timestamp, in ms since 1970"),
+    Option("endingTimestamp", "read", "", "batch: the timestamp after the last one"),
+    Option("startingOffsetsByTimestamp", "read", "", "the first timestamp of each topic,"
+           ' `{"TOPIC": 1700000000000}`'),
+    Option("endingOffsetsByTimestamp", "read", "", "batch: the timestamp after the last one of"
+           " each topic"),
+    Option("failOnDataLoss", "read", "true", "whether lost records are an error; if `false`, they"
+           " are a warning and a count"),
+    Option("minPartitions", "read", "1", "the least number of tasks"),
+    Option("maxRecordsPerPartition", "read", "500000", "the most records of a task"),
+    Option("maxOffsetsPerTrigger", "read", "", "stream: the most offsets of a micro-batch"),
+    Option("minOffsetsPerTrigger", "read", "0", "stream: the least offsets of a micro-batch"),
+    Option("maxTriggerDelay", "read", "15m", "stream: how long `minOffsetsPerTrigger` may delay a"
+           " micro-batch"),
+    Option("node", "read", "", "omit the records of this writer"),
+    Option("includeHeaders", "read", "", "Kafka's; ignored, because `headers` is always available"),
+    Option("topic", "write", "", "the topic of all rows; required without a column `topic`"),
+    Option("jobId", "write", "", "batch: identifies the write, so that a repeated one appends"
+           " nothing twice"),
+    Option("node", "write", "", "the writer of rows without a column `node`"),
+    Option("batchRecords", "write", "5000", "the most records of a request"),
+    Option("batchBytes", "write", "4194304", "the most bytes of a request"),
+    Option("createTopic", "write", "true", "whether to create an absent topic"),
+    Option("idempotencyWindowMs", "write", "604800000", "`idempotency_window_ms` of a created"
+           " topic"),
+    Option("durability", "write", "", "`durability` of a created topic: `ephemeral`, `memory`,"
+           " `disk` or `fsync`"),
+)  # fmt: skip
+DEFAULTS: Final = {option.name: option.default for option in OPTIONS}
+COLUMNS: Final = {
+    "key": "`tag`; null for none",
+    "value": "`data`: JSON, or text with `valueFormat=text`",
+    "topic": "the topic",
+    "partition": "the number of the topic's server among the names of the servers, from 0",
+    "offset": "the seq",
+    "timestamp": "the time of the append",
+    "node": "the writer; null for none",
+    "headers": "`meta`, a JSON object or its members; null for none",
+    "epoch": "distinguishes the topic from deleted ones of the same name",
+    "delay_ms": "of a queue: ms until the job may be claimed; null for none",
+    "deliver_at": "of a queue: when the job may be claimed; BIGINT: ms since 1970; null for none",
+}
+
+
+def known_names(use: Use) -> dict[str, str]:
+    """Return the options of reads or writes, by their names in lower case."""
+    return {option.name.lower(): option.name for option in OPTIONS if option.use in (use, "both")}
