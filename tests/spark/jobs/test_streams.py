@@ -1,4 +1,4 @@
-"""Streams of jobs: options, patience, and how they end."""
+"""Streams of jobs: options, retries, and how they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connection: servers, key and patience from options."""
+"""Connection: servers, key and retries from options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.spark.source.connection import (
     RETRIES,
     BadOption,
     Connection,
-    Patience,
+    RetryBudget,
     ServerError,
     choice,
     errors_of,
@@ -177,7 +177,7 @@ def test_a_quick_client_gives_up_on_a_dead_address_in_seconds() -> None:
     with (
         pytest.raises(ServerError, match=r"unreachable.*is the server running"),
         errors_of(server),
-        connection.client(server, Patience.PLANNING) as client,
+        connection.client(server, RetryBudget.PLANNING) as client,
     ):
         client.state("t")
 

@@ -12,7 +12,7 @@ from tests.spark.live import Live
 from topics.spark.client.ranges import Lost
 from topics.spark.client.request_error import RequestError
 from topics.spark.source import survey as module
-from topics.spark.source.connection import BadOption, Patience, ServerError
+from topics.spark.source.connection import BadOption, RetryBudget, ServerError
 from topics.spark.source.offsets import Position
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Head, Step
@@ -32,12 +32,12 @@ def test_a_pattern_costs_one_request_and_sees_a_topic_that_was_made_again(live: 
     live.make("survey.m.a", 3)
     live.make("survey.m.b", 3)
     with survey(live, subscribePattern=r"survey\.m\..*") as asked:
-        first = asked.heads(Patience.FULL)["one"]
-        client = asked._client(asked.servers[0], Patience.FULL)
+        first = asked.heads(RetryBudget.FULL)["one"]
+        client = asked._client(asked.servers[0], RetryBudget.FULL)
         before = client.requests
         live.delete("survey.m.a")
         live.make("survey.m.a", 3)  # as many records as before
-        second = asked.heads(Patience.FULL)["one"]
+        second = asked.heads(RetryBudget.FULL)["one"]
         assert client.requests == before + 1
         with live.client() as other:
             epochs = {name: (other.state(name) or {})["epoch"] for name in second}
@@ -48,7 +48,7 @@ def test_a_pattern_costs_one_request_and_sees_a_topic_that_was_made_again(live: 
 
 def test_a_named_topic_that_is_absent_is_told_with_its_server(live: Live) -> None:
     with survey(live, subscribe="survey.absent") as asked:
-        assert asked.heads(Patience.PLANNING) == {"one": {}}
+        assert asked.heads(RetryBudget.PLANNING) == {"one": {}}
         with pytest.raises(ServerError, match=r'one \(http.*"survey.absent": topic_not_found'):
             list(asked.required())
 
@@ -62,10 +62,10 @@ def test_many_named_topics_are_listed_and_few_are_asked_for_their_states(
         """Requests of each look; what it finds is right."""
         counts = []
         with survey(live, subscribe=",".join(named)) as asked:
-            client = asked._client(asked.servers[0], Patience.FULL)
+            client = asked._client(asked.servers[0], RetryBudget.FULL)
             for _ in range(2):
                 before = client.requests
-                heads = asked.heads(Patience.FULL)["one"]
+                heads = asked.heads(RetryBudget.FULL)["one"]
                 counts.append(client.requests - before)
                 assert {name: head.head for name, head in heads.items()} == {
                     name: names.index(name) for name in named if name in names
@@ -126,16 +126,19 @@ def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mor
     )
     live.make(other, 3)  # before b was one of the servers
     with survey(live, servers=servers, subscribe=other) as asked:
-        heads = asked.heads(Patience.PLANNING)
+        heads = asked.heads(RetryBudget.PLANNING)
         assert (heads["a"][other].head, heads["b"]) == (3, {})
-        first, second = (asked._client(server, Patience.PLANNING) for server in asked.servers)
+        first, second = (asked._client(server, RetryBudget.PLANNING) for server in asked.servers)
         before = first.requests, second.requests
-        asked.heads(Patience.PLANNING)
+        asked.heads(RetryBudget.PLANNING)
         assert (first.requests, second.requests) == (before[0] + 1, before[1])
         # It is followed to the other server.
         live.delete(other)
         mortal.make(other, 1)
-        assert asked.heads(Patience.PLANNING) == {"a": {}, "b": asked.heads(Patience.QUICK)["b"]}
+        assert asked.heads(RetryBudget.PLANNING) == {
+            "a": {},
+            "b": asked.heads(RetryBudget.QUICK)["b"],
+        }
         assert connection.locate(other).name == "b"
     live.make(other, 2)
     both = rf"409 topic_on_two_servers: it is on server a \({live.url}\) and on server b \(http"
@@ -143,7 +146,7 @@ def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mor
         survey(live, servers=servers, subscribe=other) as asked,
         pytest.raises(RequestError, match=both),
     ):
-        asked.heads(Patience.PLANNING)
+        asked.heads(RetryBudget.PLANNING)
     with pytest.raises(RequestError, match=both):
         connection.locate(other)
 
@@ -154,7 +157,7 @@ def test_a_read_by_name_asks_all_servers_first(live: Live) -> None:
         survey(live, servers=f"a={live.url},b={NOWHERE}", subscribe="survey.half") as asked,
         pytest.raises(ServerError, match=rf"server b \({NOWHERE}\): .*unreachable"),
     ):
-        asked.heads(Patience.PLANNING)
+        asked.heads(RetryBudget.PLANNING)
 
 
 def test_losses_right_behind_a_position_are_told(live: Live) -> None:
@@ -162,11 +165,11 @@ def test_losses_right_behind_a_position_are_told(live: Live) -> None:
     live.make("survey.deleted", 10)
     live.remove("survey.deleted", 5)
     with survey(live, subscribe="survey.loss,survey.deleted") as asked:
-        heads = asked.heads(Patience.FULL)["one"]
+        heads = asked.heads(RetryBudget.FULL)["one"]
 
         def loss(topic: str, seq: int) -> Lost | None:
             return asked.loss(
-                Step("one", topic, Position(seq, heads[topic].epoch), 10), Patience.FULL
+                Step("one", topic, Position(seq, heads[topic].epoch), 10), RetryBudget.FULL
             )
 
         assert loss("survey.loss", 2) == Lost(3, 6, "cap", 4)
@@ -174,7 +177,7 @@ def test_losses_right_behind_a_position_are_told(live: Live) -> None:
         assert heads["survey.deleted"].earliest == 5
         assert loss("survey.deleted", 0) is None
         # Another incarnation is noticed by its epoch, not here.
-        assert asked.loss(Step("one", "survey.loss", Position(2, 1), 10), Patience.FULL) is None
+        assert asked.loss(Step("one", "survey.loss", Position(2, 1), 10), RetryBudget.FULL) is None
 
 
 def test_a_time_is_found_between_its_records(live: Live) -> None:
@@ -188,7 +191,7 @@ def test_a_time_is_found_between_its_records(live: Live) -> None:
     assert sorted(stamps) == [3, 4, 5, 6, 7]
     with survey(live, subscribe="survey.time") as asked:
         (server,) = asked.servers
-        head = asked.heads(Patience.FULL)["one"]["survey.time"]
+        head = asked.heads(RetryBudget.FULL)["one"]["survey.time"]
         for seq, ts in stamps.items():
             assert asked.seq_before(server, "survey.time", head, ts) == seq - 1
             assert asked.seq_before(server, "survey.time", head, ts + 1) == seq

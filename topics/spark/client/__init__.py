@@ -1,6 +1,6 @@
 """What Spark adds to `topics.client`. It imports no Spark and no module of the server.
 
-http.py           the requests of sources, sinks and jobs: patience, raw records, counts
+http.py           the requests of sources, sinks and jobs: retries, raw records, counts
 ranges.py         the records between two seqs, and what of them is lost
 servers.py        several servers as one: which of them has a topic
 request_error.py  RequestError: what the server said and what to do about it

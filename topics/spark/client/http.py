@@ -1,7 +1,7 @@
 """The requests of sources, sinks and jobs, by the client of `topics.client`.
 
-Own to them are a patience that counts tries (`Target`), records whose JSON stays bytes, and errors
-that are one line with advice.
+Own to them are a retry budget that counts attempts (`Target`), records whose JSON stays bytes, and
+errors that are one line with advice.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from topics.spark.progress import progress
 from topics.spark.rows import map_arrow
 from topics.spark.sink.columns import ACCEPTED, Columns
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import Patience, ServerError
+from topics.spark.source.connection import RetryBudget, ServerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,7 +170,7 @@ def append(
     df = df.select(*(name for name in df.columns if name in ACCEPTED))
     with (
         Clients(options) as clients,
-        Clients(options, Patience.QUICK) as monitor,  # the progress has a thread of its own
+        Clients(options, RetryBudget.QUICK) as monitor,  # the progress has a thread of its own
     ):
         before = clients.head(topic)
         monitor.places = clients.places

@@ -37,7 +37,7 @@ from topics.spark.jobs.streams import (
 from topics.spark.jobs.streams import run as run_query
 from topics.spark.progress import progress
 from topics.spark.session import local_session
-from topics.spark.source.connection import BadOption, Connection, Patience, ServerError
+from topics.spark.source.connection import BadOption, Connection, RetryBudget, ServerError
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Heads
 from topics.spark.source.survey import Survey
@@ -53,7 +53,7 @@ CHECKPOINT = "_checkpoint"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveJob:
     """What is archived, where and how. ``options`` are those of ``format("topics")`` that name
-    servers, key and patience. ``follow_s``: how often to look, None to end when all is archived.
+    servers, key and retries. ``follow_s``: how often to look, None to end when all is archived.
     """
 
     subscribe: str
@@ -88,7 +88,7 @@ class ArchiveJob:
         """What the servers have. Raises `JobError` or `RequestError`, also without such a topic."""
         try:
             with closing(Survey(ReadOptions.parse(self.source(), "stream"))) as survey:
-                heads = survey.heads(Patience.PLANNING)
+                heads = survey.heads(RetryBudget.PLANNING)
         except BadOption as error:
             raise WrongUse(str(error)) from None
         except ServerError as error:

@@ -19,7 +19,7 @@ from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import Commands, add_servers, positive
 from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of
 from topics.spark.session import local_session
-from topics.spark.source.connection import Connection, Patience, errors_of
+from topics.spark.source.connection import Connection, RetryBudget, errors_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +51,7 @@ def compact(spark: SparkSession, options: argparse.Namespace) -> Appended:
 def planned(connection: Connection, source: str) -> tuple[str, int]:
     """The name of the job, and the head up to which it reads. Raises ``ServerError``."""
     server = connection.locate(source)
-    with errors_of(server), connection.client(server, Patience.PLANNING) as client:
+    with errors_of(server), connection.client(server, RetryBudget.PLANNING) as client:
         state = client.state(source)
         if state is None:
             raise RequestError(source, 404, "topic_not_found", "there is no such topic")

@@ -15,7 +15,7 @@ from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
 from topics.spark.job_errors import JobError
 from topics.spark.sink.options import HOUR_MS, SinkOptions
-from topics.spark.source.connection import Patience, errors_of
+from topics.spark.source.connection import RetryBudget, errors_of
 
 PROBE = "topics-spark-probe"  # a prefix that is listed to see whether a server takes the key
 
@@ -28,13 +28,13 @@ class Clients:
     def __init__(
         self,
         options: SinkOptions,
-        patience: Patience = Patience.FULL,
+        budget: RetryBudget = RetryBudget.FULL,
         places: Mapping[str, Server] | None = None,
     ) -> None:
         self._connection = options.connection
-        self._patience = patience
+        self._budget = budget
         self.places = dict(places or {})
-        self._open: dict[tuple[Server, Patience], TopicsClient] = {}
+        self._open: dict[tuple[Server, RetryBudget], TopicsClient] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -45,19 +45,19 @@ class Clients:
 
     def of(self, server: Server) -> TopicsClient:
         """The client of that server."""
-        return self._client(server, self._patience)
+        return self._client(server, self._budget)
 
-    def _client(self, server: Server, patience: Patience) -> TopicsClient:
-        if (server, patience) not in self._open:
-            client = self._connection.client(server, patience)
-            self._open[server, patience] = self._stack.enter_context(client)
-        return self._open[server, patience]
+    def _client(self, server: Server, budget: RetryBudget) -> TopicsClient:
+        if (server, budget) not in self._open:
+            client = self._connection.client(server, budget)
+            self._open[server, budget] = self._stack.enter_context(client)
+        return self._open[server, budget]
 
     def server_of(self, topic: str) -> Server:
         """Where the topic is, or is to be made. Raises as `Connection.locate`."""
         if topic not in self.places:
             self.places[topic] = self._connection.locate(
-                topic, self._patience, lambda *asked: nullcontext(self._client(*asked))
+                topic, self._budget, lambda *asked: nullcontext(self._client(*asked))
             )
         return self.places[topic]
 
@@ -121,7 +121,7 @@ def open_topic(
 def plan(
     options: SinkOptions,
     warn: Callable[[str], None],
-    patience: Patience = Patience.PLANNING,
+    budget: RetryBudget = RetryBudget.PLANNING,
     *,
     change: bool = False,
 ) -> tuple[dict[str, int], dict[str, Server]]:
@@ -131,14 +131,14 @@ def plan(
     ``PLANNING``: ask also for the right to append.
     """
     topic = options.topic
-    with Clients(options, patience) as clients:
+    with Clients(options, budget) as clients:
         if topic is None:
             for server in options.connection.servers.members:
                 with errors_of(server):
                     next(clients.of(server).names(PROBE), None)
             return {}, {}
         head = open_topic(clients, options, topic, warn, change=change)
-        if patience is Patience.PLANNING:
+        if budget is RetryBudget.PLANNING:
             server = clients.server_of(topic)
             with errors_of(server):
                 clients.of(server).check_access(topic)

@@ -28,7 +28,7 @@ from topics.spark.sink.opening import Clients, plan
 from topics.spark.sink.options import SinkOptions
 from topics.spark.sink.report import left_behind, summary_line, warnings_of
 from topics.spark.sink.sending import Sender, TaskFigures
-from topics.spark.source.connection import BadOption, Patience, ServerError, is_away
+from topics.spark.source.connection import BadOption, RetryBudget, ServerError, is_away
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +83,7 @@ class BatchWriter(DataSourceArrowWriter):
     def _appended(self) -> int | None:
         """By how much the heads moved since the write was planned; None when it is not known."""
         try:
-            with Clients(self.options, Patience.PLANNING, self.places) as clients:
+            with Clients(self.options, RetryBudget.PLANNING, self.places) as clients:
                 moved = [clients.head(topic) - head for topic, head in self.heads.items()]
         except ServerError:
             return None
@@ -109,7 +109,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # a server is away, the tasks open the topic, and they wait for the server.
         self.places: Mapping[str, Server] = {}
         try:
-            _, self.places = plan(self.options, self.warnings.append, Patience.QUICK)
+            _, self.places = plan(self.options, self.warnings.append, RetryBudget.QUICK)
         except ServerError as error:
             if not is_away(error):
                 raise

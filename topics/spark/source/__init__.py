@@ -1,7 +1,7 @@
 """The Spark source ``format("topics")``: topics as batch and streaming DataFrames.
 
     data_source.py  the class that Spark looks for; it also names the sink
-    connection.py   the options of servers, key and patience; the sink has the same
+    connection.py   the options of servers, key and retries; the sink has the same
     options.py      the options of reads
     offsets.py      offsets as users and checkpoints write them
     columns.py      records to Arrow batches

@@ -1,4 +1,4 @@
-"""Connection: the servers of a read or a write, the key, and how long to be patient.
+"""Connection: the servers of a read or a write, the key, and how long to retry.
 
 It is made on the driver when a query is planned and travels to the executors, the key inside. No
 text of it shows the key.
@@ -55,20 +55,20 @@ class ServerError(Exception):
     """A server refused or did not answer. One line: server, topic, code and what to do."""
 
 
-class Patience(Enum):
-    """How long to ask a server that does not answer."""
+class RetryBudget(Enum):
+    """How long a request is retried if the server does not respond."""
 
-    QUICK = "a try or two: others go on without it"
-    PLANNING = "seconds, when it cannot be reached at all; as FULL when it is busy"
-    FULL = "every retry that the options give"
+    QUICK = "at most one retry with short timeouts, if other servers can be read meanwhile"
+    PLANNING = "few retries if no connection is established; the same as FULL if one is"
+    FULL = "all retries that the options allow"
 
 
-Asker = Callable[[Server, Patience], AbstractContextManager[TopicsClient]]
+ClientFactory = Callable[[Server, RetryBudget], AbstractContextManager[TopicsClient]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Servers, key and patience. Picklable."""
+    """Servers, key and retries. Picklable."""
 
     servers: Servers
     api_key: str | None = field(default=None, repr=False)  # a secret: never in a log or a plan
@@ -112,12 +112,12 @@ class Connection:
             read_s=self.read_s,
         )
 
-    def client(self, server: Server, patience: Patience = Patience.FULL) -> TopicsClient:
+    def client(self, server: Server, budget: RetryBudget = RetryBudget.FULL) -> TopicsClient:
         """A client of that server; to be closed."""
         target = self.target(server)
-        if patience is Patience.PLANNING:
+        if budget is RetryBudget.PLANNING:
             target = replace(target, connect_retries=min(PLANNING_CONNECTS, target.retries))
-        elif patience is Patience.QUICK:
+        elif budget is RetryBudget.QUICK:
             target = replace(
                 target,
                 retries=min(QUICK_RETRIES, target.retries),
@@ -128,12 +128,15 @@ class Connection:
         return TopicsClient(target)
 
     def locate(
-        self, topic: str, patience: Patience = Patience.PLANNING, client: Asker | None = None
+        self,
+        topic: str,
+        budget: RetryBudget = RetryBudget.PLANNING,
+        client: ClientFactory | None = None,
     ) -> Server:
         """The server that has the topic; of one that no server has, the server that it is made on.
 
         All servers are asked. One that does not answer is passed over when another has the topic,
-        else it is awaited with ``patience``, and is a `ServerError`. Raises `RequestError` for a
+        else it is awaited with ``budget``, and is a `ServerError`. Raises `RequestError` for a
         topic on two servers. ``client`` gives the clients; by default, each is made and closed.
         """
         ask = client or self.client
@@ -143,12 +146,12 @@ class Connection:
         found, silent = [], []
         for server in members:
             try:
-                if _has(ask, server, topic, Patience.QUICK):
+                if _has(ask, server, topic, RetryBudget.QUICK):
                     found.append(server)
             except ServerError:
                 silent.append(server)
         if not found:
-            found = [server for server in silent if _has(ask, server, topic, patience)]
+            found = [server for server in silent if _has(ask, server, topic, budget)]
         if len(found) > 1:
             raise on_two_servers(topic, found[0], found[1])
         return found[0] if found else self.servers.owner(topic)
@@ -177,8 +180,8 @@ def errors_of(server: Server) -> Iterator[None]:
         raise ServerError(f"server {label(server)}: {error}") from error
 
 
-def _has(ask: Asker, server: Server, topic: str, patience: Patience) -> bool:
-    with errors_of(server), ask(server, patience) as client:
+def _has(ask: ClientFactory, server: Server, topic: str, budget: RetryBudget) -> bool:
+    with errors_of(server), ask(server, budget) as client:
         return client.state(topic) is not None
 
 

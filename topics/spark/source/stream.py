@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
 from topics.spark.client.ranges import Lost
 from topics.spark.job_errors import warn
 from topics.spark.source.columns import Columns
-from topics.spark.source.connection import Patience, ServerError
+from topics.spark.source.connection import RetryBudget, ServerError
 from topics.spark.source.offsets import Offsets, Position, decode, encode
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import (
@@ -128,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of the query: what is there now."""
         survey = self._surveyor()
-        self._target = survey.heads(Patience.FULL)
+        self._target = survey.heads(RetryBudget.FULL)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges of a batch."""
@@ -153,21 +153,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._survey
 
     @property
-    def _patience(self) -> Patience:
+    def _budget(self) -> RetryBudget:
         """Others go on without a server that does not answer, if there are any."""
         alone = len(self._surveyor().servers) == 1 or self._target is not None
-        return Patience.FULL if alone else Patience.QUICK
+        return RetryBudget.FULL if alone else RetryBudget.QUICK
 
     def _look(self) -> Heads:
         """What the servers hold that answer."""
-        survey, patience = self._surveyor(), self._patience
+        survey, budget = self._surveyor(), self._budget
         found: Heads = {}
         for server in survey.servers:
-            before = survey.connections(server.name, patience)
+            before = survey.connections(server.name, budget)
             try:
-                found[server.name] = survey.heads_of(server, patience)
+                found[server.name] = survey.heads_of(server, budget)
             except ServerError as error:
-                if patience is Patience.FULL:
+                if budget is RetryBudget.FULL:
                     raise
                 self._note_silence(server.name, error)
             else:
@@ -187,11 +187,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         The log is compared at the start, and whenever the server was connected to again: no server
         is restored without that. A head that has not changed tells it without a request.
         """
-        survey, patience, at = self._surveyor(), self._patience, step.at
+        survey, budget, at = self._surveyor(), self._budget, step.at
         last = max(at.seq, at.head)
         if last == 0 or step.topic not in heads[step.server]:
             return step
-        on = survey.connections(step.server, patience)
+        on = survey.connections(step.server, budget)
         if (step.head, step.ts) == (last, at.head_ts):
             if self._heard_on.get(step.server) == on:
                 self._found_on[step.server, step.topic] = on
@@ -200,7 +200,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_found and step.head >= last:
             return step
         try:
-            seq = survey.rewound(step, patience)
+            seq = survey.rewound(step, budget)
         except ServerError as error:
             return self._without(step, error)
         self._found_on[step.server, step.topic] = on
@@ -217,7 +217,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if head is None or head.earliest <= step.at.seq + 1 or step.lag == 0:
             return step
         try:
-            lost = self._surveyor().loss(step, self._patience)
+            lost = self._surveyor().loss(step, self._budget)
         except ServerError as error:
             return self._without(step, error)
         if lost is None:
@@ -227,7 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _without(self, step: Step, error: ServerError) -> Step:
         """The step when its server has stopped to answer: it waits, if others go on."""
-        if self._patience is Patience.FULL:
+        if self._budget is RetryBudget.FULL:
             raise error
         self._note_silence(step.server, error)
         return step._replace(head=step.at.seq)

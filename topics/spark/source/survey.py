@@ -20,7 +20,7 @@ from topics.spark.client.servers import Server
 from topics.spark.job_errors import warn
 from topics.spark.source.connection import (
     BadOption,
-    Patience,
+    RetryBudget,
     ServerError,
     errors_of,
     label,
@@ -39,7 +39,7 @@ class Survey:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._connection = options.connection
-        self._clients: dict[tuple[str, Patience], TopicsClient] = {}
+        self._clients: dict[tuple[str, RetryBudget], TopicsClient] = {}
         self._places: dict[str, Server] = {}  # of named topics
         self._asked: set[Server] = set()  # for all named topics
         self._crowded: set[Server] = set()  # too many topics lie between the named ones
@@ -55,15 +55,15 @@ class Survey:
         """All of them: any may have a wanted topic."""
         return self._connection.servers.members
 
-    def heads(self, patience: Patience) -> Heads:
+    def heads(self, budget: RetryBudget) -> Heads:
         """What all of them hold. Raises `ServerError` of the first that does not answer."""
-        return {server.name: self.heads_of(server, patience) for server in self.servers}
+        return {server.name: self.heads_of(server, budget) for server in self.servers}
 
-    def heads_of(self, server: Server, patience: Patience) -> dict[str, Head]:
+    def heads_of(self, server: Server, budget: RetryBudget) -> dict[str, Head]:
         """What the server holds of the wanted topics; one that is absent is left out. Raises
         `ServerError`, or `RequestError` for a named topic that another server has, too.
         """
-        client = self._client(server, patience)
+        client = self._client(server, budget)
         with errors_of(server):
             if self._options.pattern is not None:
                 return _heads(client, self._options.prefix, self._options.wants)[0]
@@ -105,7 +105,7 @@ class Survey:
         and absent, `BadOption` for offsets of a topic that is not there, or of a partition that it
         does not have.
         """
-        heads = self.heads(Patience.PLANNING)
+        heads = self.heads(RetryBudget.PLANNING)
         for topic in self._options.topics:
             if not any(topic in found for found in heads.values()):
                 self._refuse(topic)
@@ -124,7 +124,7 @@ class Survey:
         """Raise `ServerError` for a topic that was not found: a key that may not see it is told."""
         for server in self.servers:
             with errors_of(server):
-                self._client(server, Patience.PLANNING).state(topic)
+                self._client(server, RetryBudget.PLANNING).state(topic)
         raise ServerError(
             f'server {", ".join(map(label, self.servers))}: topic "{topic}": topic_not_found: there'
             " is no such topic; make it first, or correct the option subscribe"
@@ -148,18 +148,18 @@ class Survey:
             warn(str(error))
             return head.head
 
-    def loss(self, step: Step, patience: Patience) -> Lost | None:
+    def loss(self, step: Step, budget: RetryBudget) -> Lost | None:
         """What was evicted or expired right behind a position; None without any."""
-        page = self._page(step, step.at.seq, patience)
+        page = self._page(step, step.at.seq, budget)
         if page is None or (gone := page.tombstone) is None:
             return None
         return Lost(gone.gap_from, gone.gap_to, gone.reason, gone.missed_estimate)
 
-    def connections(self, server: str, patience: Patience) -> int:
+    def connections(self, server: str, budget: RetryBudget) -> int:
         """How often the server was connected to so far."""
-        return self._client(self._connection.server(server), patience).connections
+        return self._client(self._connection.server(server), budget).connections
 
-    def rewound(self, step: Step, patience: Patience) -> int | None:
+    def rewound(self, step: Step, budget: RetryBudget) -> int | None:
         """The seq up to which the log is the one that the position was made of; None when all of it
         is, or when that cannot be told.
 
@@ -169,7 +169,7 @@ class Survey:
         """
         at, server = step.at, self._connection.server(step.server)
         last = max(at.seq, at.head)
-        page = self._page(step, last - 1, patience)
+        page = self._page(step, last - 1, budget)
         if page is None:
             return None
         if not at.head_ts:
@@ -179,20 +179,20 @@ class Survey:
             return None
         head = Head(page.earliest_seq, page.head_seq, page.epoch)
         seq = self.seq_before(server, step.topic, head, at.head_ts + 1)
-        if page.head_seq >= last and not self._is_record_in(step, seq, last, patience):
+        if page.head_seq >= last and not self._is_record_in(step, seq, last, budget):
             return None  # that record was deleted or evicted meanwhile
         return min(seq, last - 1)
 
-    def _is_record_in(self, step: Step, after: int, last: int, patience: Patience) -> bool:
-        page = self._page(step, after, patience)
+    def _is_record_in(self, step: Step, after: int, last: int, budget: RetryBudget) -> bool:
+        page = self._page(step, after, budget)
         return page is not None and bool(page.records) and page.records[0].seq <= last
 
-    def _page(self, step: Step, after: int, patience: Patience) -> Page | None:
+    def _page(self, step: Step, after: int, budget: RetryBudget) -> Page | None:
         """One record behind a seq, or what is told of its loss; None when the topic is gone or was
         made again.
         """
         server, epoch = self._connection.server(step.server), step.at.epoch
-        client = self._client(server, patience)
+        client = self._client(server, budget)
         with errors_of(server):
             try:
                 page = client.diff(
@@ -211,7 +211,7 @@ class Survey:
         """
         if 0 < head.ts < ts:
             return head.head
-        client = self._client(server, Patience.PLANNING)
+        client = self._client(server, RetryBudget.PLANNING)
         low, high = head.earliest - 1, head.head
         with errors_of(server):
             while low < high:
@@ -226,11 +226,11 @@ class Survey:
                     low = max(middle + 1, min(record.seq, high))
         return low
 
-    def _client(self, server: Server, patience: Patience) -> TopicsClient:
-        found = self._clients.get((server.name, patience))
+    def _client(self, server: Server, budget: RetryBudget) -> TopicsClient:
+        found = self._clients.get((server.name, budget))
         if found is None:
-            found = self._connection.client(server, patience)
-            self._clients[server.name, patience] = found
+            found = self._connection.client(server, budget)
+            self._clients[server.name, budget] = found
         return found
 
 
