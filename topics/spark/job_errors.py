@@ -37,32 +37,26 @@ class JobError(Exception):
     code = ExitCode.FAILED
 
 
-class WrongUse(JobError):
-    """The arguments cannot be meant."""
+class UsageError(JobError):
+    """The arguments are invalid, or a path does not exist or is not readable by the job."""
 
     code = ExitCode.USAGE
 
 
-class WrongPath(JobError):
-    """What the job is to read is not there, or something else."""
-
-    code = ExitCode.USAGE
-
-
-def say(line: str) -> None:
-    """One line for the user on stderr."""
+def write_stderr(line: str) -> None:
+    """Write a line to stderr."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
 
 def warn(text: str) -> None:
-    """A warning: on the stderr of the executor or the driver."""
-    say(f"topics: warning: {text}")
+    """Write a warning to the stderr of the executor or driver."""
+    write_stderr(f"topics: warning: {text}")
 
 
-def told_first(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a failure of ours leave ``function`` without its stack: Spark always shows where it was
-    raised, which is two lines of this place, and then comes our line.
+def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Remove the traceback from our own errors that ``function`` raises. Spark shows the traceback
+    before the message, so this places the message near the top of Spark's error.
     """
 
     @wraps(function)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from topics.spark.job_errors import JobError, WrongPath
+from topics.spark.job_errors import JobError, UsageError
 from topics.spark.jobs.checkpoint import Folder, claim, uri_of
 
 if TYPE_CHECKING:
@@ -83,5 +83,5 @@ def test_a_directory_is_a_path_or_a_uri(directory: str, uri: str) -> None:
 
 
 def test_a_directory_that_spark_reads_as_a_pattern_is_refused() -> None:
-    with pytest.raises(WrongPath, match=r"/a/\*/b: Spark reads \* in a path as a pattern"):
+    with pytest.raises(UsageError, match=r"/a/\*/b: Spark reads \* in a path as a pattern"):
         uri_of("/a/*/b")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from topics.spark.client.servers import Server
-from topics.spark.job_errors import JobError, say, spark_errors
+from topics.spark.job_errors import JobError, spark_errors, warn
 from topics.spark.progress import progress
 from topics.spark.rows import map_arrow
 from topics.spark.sink.columns import ACCEPTED, Columns
@@ -208,5 +208,5 @@ def open_dest(options: SinkOptions, *, change: bool = False) -> int:
     """
     from topics.spark.sink.opening import plan
 
-    heads, _ = plan(options, lambda line: say(f"warning: {line}"), change=change)
+    heads, _ = plan(options, warn, change=change)
     return heads[options.topic or ""]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.spark.client.request_error import RequestError
-from topics.spark.job_errors import JobError, WrongUse, spark_errors
+from topics.spark.job_errors import JobError, UsageError, spark_errors
 from topics.spark.jobs.archive_check import EVER, Checked, check
 from topics.spark.jobs.archive_table import WRITE, commit, dated, opened, table_rows
 from topics.spark.jobs.arguments import Commands, add_servers, positive
@@ -90,7 +90,7 @@ class ArchiveJob:
             with closing(Survey(ReadOptions.parse(self.source(), "stream"))) as survey:
                 heads = survey.heads(RetryBudget.PLANNING)
         except BadOption as error:
-            raise WrongUse(str(error)) from None
+            raise UsageError(str(error)) from None
         except ServerError as error:
             raise JobError(str(error)) from error
         if not self.is_pattern and not any(heads.values()):

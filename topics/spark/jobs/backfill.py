@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from topics.errors import ExitCode
-from topics.spark.job_errors import JobError, WrongPath, WrongUse, say, spark_errors
+from topics.spark.job_errors import JobError, UsageError, spark_errors, warn
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_servers, byte_count, positive
 from topics.spark.jobs.streams import sink_of
@@ -65,8 +65,8 @@ def read(
     lines are sent as they are, unless an option, a schema or partition columns require Spark's JSON
     reader. ``partitioned``: folders such as ``date=2026-01-31`` are columns.
 
-    Raises `WrongPath` if Spark reads no file, `WrongUse` for a tag that no record has, and
-    `JobError` for bytes that are not UTF-8.
+    Raises `UsageError` if Spark reads no file or no record has the tag, and `JobError` for bytes
+    that are not UTF-8.
     """
     from pyspark.sql import functions as f
 
@@ -81,7 +81,7 @@ def read(
             return lines
         lines = lines.withColumn("key", f.get_json_object("value", f"$['{tag}']"))
         if lines.where("key IS NOT NULL").isEmpty() and not lines.isEmpty():
-            raise WrongUse(f'--tag-column: no record of {source} has a member "{tag}"')
+            raise UsageError(f'--tag-column: no record of {source} has a member "{tag}"')
         return lines
     given = lookup | given
     if kind == "csv" and ".tsv" in source and not {"sep", "delimiter"} & given.keys():
@@ -93,7 +93,7 @@ def read(
     rows = (reader if schema is None else reader.schema(schema)).load(source)
     _check_files(rows, source)
     if tag is not None and tag not in rows.columns:
-        raise WrongUse(f'--tag-column: there is no column "{tag}": {", ".join(rows.columns)}')
+        raise UsageError(f'--tag-column: there is no column "{tag}": {", ".join(rows.columns)}')
     return records(rows, key=tag)
 
 
@@ -110,10 +110,12 @@ def _check_utf8(spark: SparkSession, source: str, lookup: dict[str, str]) -> Non
 
 
 def _check_files(rows: DataFrame, source: str) -> None:
-    """Name the files that Spark does not read. Raise `WrongPath` if it reads none."""
+    """Name the files that Spark does not read. Raise `UsageError` if it reads none."""
     taken = {unquote(uri.removeprefix("file://")) for uri in rows.inputFiles()}
     if not taken:
-        raise WrongPath(f"{source}: Spark reads no file of it; it skips names with _ or . in front")
+        raise UsageError(
+            f"{source}: Spark reads no file of it; it skips names with _ or . in front"
+        )
     if "://" in source or not Path(source).is_dir():
         return
     files = (path for path in Path(source).rglob("*") if path.is_file() and path.stat().st_size)
@@ -122,7 +124,7 @@ def _check_files(rows: DataFrame, source: str) -> None:
     )
     if skipped:
         more = f" and {len(skipped) - SHOWN_FILES:,} more" if len(skipped) > SHOWN_FILES else ""
-        say(f"warning: Spark does not read {', '.join(skipped[:SHOWN_FILES])}{more}")
+        warn(f"Spark does not read {', '.join(skipped[:SHOWN_FILES])}{more}")
 
 
 def add(commands: Commands) -> None:
@@ -198,9 +200,9 @@ def run(options: argparse.Namespace) -> Appended:
     source, is_local = options.source, "://" not in options.source
     # Everything that needs no JVM comes first; PySpark alone takes a second to load.
     if is_local and not GLOB.search(source) and not Path(source).exists():
-        raise WrongPath(f"{source}: no such file or directory")
+        raise UsageError(f"{source}: no such file or directory")
     if source.lower().endswith(ARCHIVES):
-        raise WrongPath(f"{source}: Spark cannot read this kind of archive; unpack it first")
+        raise UsageError(f"{source}: Spark cannot read this kind of archive; unpack it first")
     source = str(Path(source).resolve()) if is_local else source
     more = {"node": options.node, "durability": options.durability}
     sink = sink_of(
@@ -229,7 +231,7 @@ def run(options: argparse.Namespace) -> Appended:
             )
         done = append(df, sink, f"batch:{job}", quiet=options.quiet)
         if not done.records:
-            raise WrongPath(f"{source}: it has no records")
+            raise UsageError(f"{source}: it has no records")
         return done
     finally:
         spark.stop()

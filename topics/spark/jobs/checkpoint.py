@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.spark.job_errors import JobError, WrongPath
+from topics.spark.job_errors import JobError, UsageError
 from topics.spark.jobs.arguments import GLOB
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ TEMPORARY = re.compile(
 
 
 def uri_of(directory: str) -> str:
-    """A local path or a URI as Spark takes it: nothing is escaped. Raises `WrongPath` for one that
+    """A local path or a URI as Spark takes it: nothing is escaped. Raises `UsageError` for one that
     Spark would read as a pattern, or that is a file.
     """
     if found := GLOB.search(directory):
-        raise WrongPath(f"{directory}: Spark reads {found.group()} in a path as a pattern")
+        raise UsageError(f"{directory}: Spark reads {found.group()} in a path as a pattern")
     if "://" in directory and not directory.startswith("file:"):
         return directory.rstrip("/")
     path = Path(directory.removeprefix("file:").removeprefix("//")).resolve()
     if path.exists() and not path.is_dir():
-        raise WrongPath(f"{path}: it is no folder")
+        raise UsageError(f"{path}: it is no folder")
     return f"file://{path}"
 
 

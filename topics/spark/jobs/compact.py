@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.spark.client.request_error import RequestError
-from topics.spark.job_errors import WrongUse, spark_errors
+from topics.spark.job_errors import UsageError, spark_errors
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import Commands, add_servers, positive
 from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of
@@ -129,7 +129,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> Appended:
     """Do the job of the command line."""
     if options.source == options.dest:
-        raise WrongUse("source and destination are the same topic")
+        raise UsageError("source and destination are the same topic")
     sink = sink_of(options, options.dest)
     planned(sink.connection, options.source)  # a mistake is told before a JVM starts
     open_dest(sink)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topics.errors import ExitCode
-from topics.spark.job_errors import JobError, WrongPath, say
+from topics.spark.job_errors import JobError, UsageError, warn
 from topics.spark.jobs.appending import Appended, open_dest
 from topics.spark.jobs.archive_table import opened, table_errors
 from topics.spark.jobs.arguments import Commands, add_servers
@@ -83,13 +83,13 @@ class Replayed:
 
 
 class Archive:
-    """The table in ``directory`` as it is now. Raises `WrongPath` when there is none."""
+    """The table in ``directory`` as it is now. Raises `UsageError` when there is none."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory if "://" in directory else str(Path(directory).resolve())
         self._table = opened(self.directory)
         if self._table is None:
-            raise WrongPath(
+            raise UsageError(
                 f"{self.directory}: it is no Delta table; Spark reads a Parquet archive, and writes"
                 ' it in order by .write.format("topics")'
             )
@@ -194,8 +194,8 @@ def replay(
         )
     today = datetime.now(UTC).date()
     if any(part.date >= today for part in parts):
-        say(
-            f"warning: the archive has records of {today}, which may become more: another replay of"
+        warn(
+            f"the archive has records of {today}, which may become more: another replay of"
             f" that day then appends up to a batch of them again. --until {today} leaves it out"
         )
     job = job_id or blake2b(archive.directory.encode(), digest_size=8).hexdigest()

@@ -39,14 +39,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from topics.spark.job_errors import told_first
+from topics.spark.job_errors import without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
     from pyspark.sql.types import StructType
 
 
-@told_first
+@without_traceback
 def batch_writer(
     options: Mapping[str, str],
     schema: StructType,
@@ -58,7 +58,7 @@ def batch_writer(
     return BatchWriter(options, schema, overwrite=overwrite)
 
 
-@told_first
+@without_traceback
 def stream_writer(
     options: Mapping[str, str],
     schema: StructType,
