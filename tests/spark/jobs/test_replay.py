@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from tests.spark.client.stub_server import Fault, StubServer
+from tests.spark.client.stub_server import Fault, StubServer, StubTopic
 from tests.spark.jobs.archives import Row, write_archive
 from topics.spark.jobs import replay
 from topics.spark.jobs.cli import main
@@ -96,6 +96,27 @@ def test_a_replay_that_failed_half_way_goes_on_where_it_stopped(
     assert "appended before stays, and the same replay appends none of it twice" in told
     assert run(stub, root, "t", "--from-topic", "a") == 0
     assert numbers(stub, "t") == [*range(1, 61)]
+
+
+class SharedTopic(StubTopic):
+    """A topic to which another program appends a record after each request."""
+
+    def append(self, name: str, records: list[dict[str, Any]], key: str | None) -> dict[str, Any]:
+        answer = super().append(name, records, key)
+        self.records.append({"data": {"n": "other"}})
+        return answer
+
+
+def test_a_replay_and_its_repetition_succeed_while_another_program_appends(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.topics["t"] = SharedTopic({"idempotency_window_ms": 10**8, "durability": "disk"}, epoch=1)
+    for appended in (20, 0):
+        assert run(stub, root, "t", "--from-topic", "b") == 0
+        told = capsys.readouterr().out
+        assert re.search(rf"appended +{appended}\nalready there +{20 - appended}\n", told)
+        assert "agrees, and has 3 records by other writers" in told
+    assert [n for n in numbers(stub, "t") if n != "other"] == [*range(101, 121)]
 
 
 def test_the_day_that_may_still_grow_is_warned_of(

@@ -70,8 +70,9 @@ def parser() -> argparse.ArgumentParser:
         prog="topics-spark",
         description="Jobs between files and topics. 'topics-spark JOB --help' is the manual of a"
         " job.",
-        epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.sentence()} A job whose count"
-        " differs from the server's has failed.",
+        epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.sentence()} A job fails if a"
+        " topic or an archive has fewer records than it must have. More records in a topic are"
+        " those of other writers, and are reported.",
     )
     commands = build.add_subparsers(dest="job", metavar="JOB", required=True)
     for name in JOBS:
