@@ -48,11 +48,15 @@ def struct_of(ddl: str) -> t.StructType:
 
 
 def rows(ddl: str, *records: Record) -> list[dict[str, Any]]:
-    batch = Columns(struct_of(ddl)).batch(records, "orders", 3)
+    batch = Columns(struct_of(ddl)).batch(records, "orders", 3, 9)
     batch.validate(full=True)
     assert batch.schema == to_arrow_schema(struct_of(ddl), timezone="UTC")
     found: list[dict[str, Any]] = batch.to_pylist()
     return found
+
+
+def test_the_epoch_is_a_column_if_it_is_named() -> None:
+    assert rows("epoch BIGINT, offset BIGINT", PLAIN) == [{"epoch": 9, "offset": 7}]
 
 
 def test_all_columns_of_a_record() -> None:
@@ -79,7 +83,7 @@ def test_all_columns_of_a_record() -> None:
 
 
 def test_a_timestamp_is_utc_with_its_milliseconds() -> None:
-    batch = Columns(struct_of("timestamp TIMESTAMP")).batch([PLAIN], "orders", 0)
+    batch = Columns(struct_of("timestamp TIMESTAMP")).batch([PLAIN], "orders", 0, 1)
     assert batch.column(0).type == pa.timestamp("us", "UTC")
     assert batch.column(0)[0].value == TS * 1000
 
@@ -111,7 +115,7 @@ def test_tags_and_meta_are_needed_for_their_columns_alone(ddl: str, tags: bool, 
 
 def test_columns_travel_to_executors() -> None:
     columns = pickle.loads(pickle.dumps(Columns(struct_of("offset BIGINT"))))
-    assert columns.batch([PLAIN], "orders", 0).to_pylist() == [{"offset": 7}]
+    assert columns.batch([PLAIN], "orders", 0, 1).to_pylist() == [{"offset": 7}]
 
 
 @given(st.lists(JSON, min_size=1), st.booleans())
@@ -145,6 +149,7 @@ def test_a_schema_without_columns_is_refused() -> None:
 
 def test_all_columns_or_those_that_are_named_in_their_order() -> None:
     assert schema_of(()) == struct_of(SCHEMA)
+    assert schema_of(("epoch",)) == struct_of("epoch BIGINT")
     assert schema_of(("value", "offset")) == struct_of("value STRING, offset BIGINT")
     with pytest.raises(BadOption, match="option columns names 'offsets'; there are: key, value"):
         schema_of(("offsets",))

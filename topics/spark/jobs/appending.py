@@ -50,7 +50,7 @@ class Appended:
 
     @property
     def surplus(self) -> int:
-        """Seqs that the topic gained in addition to those of this run; negative if some are missing.
+        """Seqs that the topic gained in addition to those of this run; negative if it lacks some.
 
         Eviction and deletion do not lower a topic's head. The head is lower only if the topic was
         created again, or the server was restored or lost records in a crash.

@@ -8,6 +8,7 @@
     timestamp  TIMESTAMP  when the server took it, UTC
     node       STRING     the origin node, null without one
     headers    STRING     the meta's JSON, as it was written, null without one
+    epoch      BIGINT     the topic's incarnation; only if a schema or the option columns names it
 
 A schema names any of them in any order. The work for each record is done in C.
 """
@@ -44,16 +45,18 @@ TYPES: Final[dict[str, DataType]] = {
     "timestamp": TimestampType(),
     "node": StringType(),
     "headers": StringType(),
+    "epoch": LongType(),
 }
+DEFAULTS: Final = tuple(name for name in TYPES if name != "epoch")  # as Kafka's
 NULLABLE: Final = ("key", "node", "headers")
 
 
 def schema_of(names: Sequence[str]) -> StructType:
-    """The columns of these names, or all. Raises ``BadOption`` for a name that is none."""
+    """The columns of these names, by default all but epoch. Raises ``BadOption`` for another."""
     for name in names:
         if name not in TYPES:
             raise BadOption(f"option columns names {name!r}; there are: {', '.join(TYPES)}")
-    return StructType([StructField(name, TYPES[name]) for name in names or TYPES])
+    return StructType([StructField(name, TYPES[name]) for name in names or DEFAULTS])
 
 
 class Columns:
@@ -69,11 +72,14 @@ class Columns:
         self.needs_tags = "key" in names
         self.needs_meta = "headers" in names
 
-    def batch(self, records: Sequence[Record], topic: str, partition: int) -> pa.RecordBatch:
+    def batch(
+        self, records: Sequence[Record], topic: str, partition: int, epoch: int
+    ) -> pa.RecordBatch:
         """Records of one page of ``topic``, one row for each."""
+        constants: dict[str, str | int] = {"topic": topic, "partition": partition, "epoch": epoch}
         columns = [
-            _constant(topic if name == "topic" else partition, field.type, len(records))
-            if name in ("topic", "partition")
+            _constant(constants[name], field.type, len(records))
+            if name in constants
             else EXTRACT[name](records)
             for name, field in zip(self._arrow.names, self._arrow, strict=True)
         ]

@@ -57,7 +57,8 @@ def read_partition(
     rows = size = 0
     with closing(_pages(partition.ranges, options, columns)) as pages:
         for wanted, records in pages:
-            held.append(columns.batch(records, wanted.topic, index(wanted.server)))
+            place = index(wanted.server)
+            held.append(columns.batch(records, wanted.topic, place, wanted.epoch))
             rows += held[-1].num_rows
             size += held[-1].nbytes
             if rows >= BATCH_RECORDS or size >= BATCH_BYTES:
