@@ -18,6 +18,7 @@ from tests.spark.live import Live
 from topics.errors import ExitCode
 from topics.spark.job_errors import JobError
 from topics.spark.jobs import archive as module
+from topics.spark.jobs import archive_table
 from topics.spark.jobs.archive import CHECKPOINT, ArchiveJob, archive, begin
 from topics.spark.jobs.archive_table import commit, dated, opened
 from topics.spark.jobs.checkpoint import JOB
@@ -147,7 +148,7 @@ def test_an_archive_goes_on_in_its_own_folder_with_its_own_checkpoint_only(
     shutil.copytree(older, point)
     refuse(restored, "the checkpoint is older than the table")
     assert offsets(root) == [*range(1, 31)]
-    empty = spark.createDataFrame([], schema_of(()))
+    empty = spark.createDataFrame([], schema_of(archive_table.COLUMNS))
     with pytest.raises(JobError, match="or of another one"):
         commit(dated(empty), 3, "another query", f"file://{root}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "older"]
@@ -172,8 +173,8 @@ def test_of_two_runs_at_the_same_time_one_commits(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"file://{tmp_path}/table"
-    record = (None, "{}", "t", 0, 1, datetime.now(UTC), None, None)
-    rows = dated(spark.createDataFrame([record], schema_of(())))
+    record = (None, "{}", "t", 0, 1, datetime.now(UTC), None, None, 1)
+    rows = dated(spark.createDataFrame([record], schema_of(archive_table.COLUMNS)))
     commit(rows, 0, "q", uri)
     before = opened(uri)
     commit(rows, 1, "q", uri)
@@ -196,7 +197,9 @@ def test_a_task_that_is_repeated_and_a_server_that_is_killed_leave_each_record_o
             raise RuntimeError("a task dies")
 
     def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
-        return map_arrow(plain(spark, options), die_once, schema_of(()).simpleString())
+        return map_arrow(
+            plain(spark, options), die_once, schema_of(archive_table.COLUMNS).simpleString()
+        )
 
     def kill(df: DataFrame, batch: int, query: str, uri: str) -> None:
         land(df, batch, query, uri)
@@ -235,6 +238,34 @@ def test_records_that_were_evicted_or_deleted_unread_fail_the_job_unless_allowed
     summary = archive(spark, allowed)
     assert (summary.total, summary.agrees) == (23, True), summary.text()
     assert offsets(tmp_path) == sorted([1, 2, 3, *range(11, 21), *range(51, 61)])
+
+
+def test_a_topic_that_is_created_again_is_archived_and_replayed_completely(
+    unstopped: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All on one day; the first incarnation by an earlier version, without its epoch."""
+    again = job(live, "again", tmp_path, allow_loss=True)
+    live.make("again", 20)
+    with monkeypatch.context() as earlier:
+        for each in (module, archive_table):
+            earlier.setattr(each, "COLUMNS", archive_table.COLUMNS[:-1])
+        earlier.setattr(archive_table, "ORDER", ("date", "offset"))
+        earlier.setattr(module, "check", lambda *_: [])
+        archive(unstopped, again)
+    live.append("again", range(21, 24))
+    archive(unstopped, again)
+    expected = [*range(1, 24)]
+    for start, count in ((100, 10), (200, 30)):
+        live.delete("again")
+        live.make("again")
+        live.append("again", range(start, start + count))
+        expected += range(start, start + count)
+        summary = archive(unstopped, again)
+        found = summary.rows, summary.total, summary.agrees
+        assert found == (count, len(expected), True), summary.text()
+    for _ in range(2):
+        assert main(["replay", str(tmp_path), "again.copy", "--url", live.url]) == ExitCode.DONE
+        assert [record["data"]["id"] for record in live.read("again.copy")] == expected
 
 
 def test_a_record_that_is_lost_or_doubled_is_told(

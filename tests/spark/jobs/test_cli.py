@@ -170,7 +170,7 @@ def test_mistakes_are_one_line_without_a_jvm(
 
 
 def test_a_summary_with_a_fault_does_not_agree() -> None:
-    topic = Checked(server="a", topic="t", last=9, rows=8, fault="seq 4 is gone")
+    topic = Checked(server="a", topic="t", epoch=1, last=9, rows=8, fault="seq 4 is gone")
     summary = ArchiveSummary(directory="d", topics=[topic], batches=1, seconds=0.0, total=8)
     assert not summary.agrees
     assert summary.text().splitlines()[1:] == [

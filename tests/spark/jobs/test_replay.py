@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 
 from tests.spark.client.stub_server import Fault, StubServer, StubTopic
 from tests.spark.jobs.archives import Row, write_archive
@@ -55,6 +56,30 @@ def test_a_topic_is_replayed_in_its_order_once(
     assert numbers(stub, "t") == [*range(1, 61)]
     first = {"data": {"n": 1}, "tag": "k1", "node": "x", "meta": {"h": 1}}
     assert stub.topics["t"].records[0] == first
+
+
+@pytest.mark.parametrize("has_epochs", [True, False])
+def test_incarnations_of_a_topic_on_one_day_are_replayed_one_after_the_other_once(
+    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_epochs: bool
+) -> None:
+    """The first incarnation is also archived by an earlier version, without its epoch."""
+    root = tmp_path / "archive"
+    first = [Row(DAYS[0], "a", n, f'{{"n": {n}}}', epoch=5) for n in range(1, 21)]
+    write_archive(root, first, has_epochs=has_epochs)
+    for appended in (20, 0):
+        assert run(stub, root, "t") == 0
+        assert re.search(rf"appended +{appended}\n", capsys.readouterr().out)
+    if not has_epochs:
+        DeltaTable(str(root)).alter.add_columns([Field("epoch", PrimitiveType("long"))])
+    second = [
+        Row(DAYS[n > 10], "a", n, f'{{"n": {100 + n}}}', epoch=epoch)
+        for epoch, n in [(6, n) for n in range(1, 16)] + [(7, 1)]
+    ]
+    write_archive(root, second)
+    for appended in (16, 0):
+        assert run(stub, root, "t") == 0
+        assert re.search(rf"appended +{appended}\n", capsys.readouterr().out)
+    assert numbers(stub, "t") == [*range(1, 21), *range(101, 116), 101]
 
 
 def test_days_that_are_replayed_one_by_one_and_then_together_are_appended_once(
@@ -176,7 +201,7 @@ def test_batches_are_the_same_whatever_the_windows(
     monkeypatch.setattr(replay, "WINDOW_ROWS", window)
     archive = replay.Archive(str(root))
     parts = archive.parts([], date.min, date.max)
-    assert [(part.topic, str(part.date), *part[3:]) for part in parts] == [
+    assert [(part.topic, str(part.date), *part[4:]) for part in parts] == [
         ("a", DAYS[0], 30, 1, 30),
         ("a", DAYS[1], 30, 31, 60),
         ("b", DAYS[1], 20, 101, 120),
@@ -195,7 +220,7 @@ def test_batches_are_the_same_whatever_the_windows(
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (Row(DAYS[1], "b", 107, "1"), 'it has twice topic "b", offset 107'),
+        (Row(DAYS[1], "b", 107, "1"), 'offset 107 of topic "b" is in it twice on 2026-01-02'),
         (Row(DAYS[1], "b", 130, '1},{"data":2'), "value is not JSON"),
         (Row(DAYS[1], "b", 130, "1", headers="{"), "headers is not JSON"),
     ],

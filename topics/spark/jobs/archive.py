@@ -23,11 +23,11 @@ from topics.errors import ExitCode
 from topics.spark.client.request_error import RequestError
 from topics.spark.job_errors import JobError, UsageError, spark_errors
 from topics.spark.jobs.archive_check import EVER, Checked, check
-from topics.spark.jobs.archive_table import WRITE, commit, dated, opened, table_rows
+from topics.spark.jobs.archive_table import COLUMNS, WRITE, commit, dated, opened, table_rows
 from topics.spark.jobs.arguments import Commands, add_servers, positive
 from topics.spark.jobs.checkpoint import JOB, Folder, claim, uri_of
 from topics.spark.jobs.streams import (
-    Passage,
+    QueryProgress,
     add_stream,
     job_errors,
     options_of,
@@ -70,6 +70,7 @@ class ArchiveJob:
         return {
             **self.options,
             "subscribePattern" if self.is_pattern else "subscribe": self.subscribe,
+            "columns": ",".join(COLUMNS),
             "maxOffsetsPerTrigger": str(self.batch_records),
             "failOnDataLoss": "false" if self.allow_loss else "true",
         }
@@ -104,7 +105,7 @@ class ArchiveJob:
             return table_rows(spark, uri, since)
         from topics.spark.source.columns import schema_of
 
-        schema = schema_of(()).add("date", "date")
+        schema = schema_of(COLUMNS).add("date", "date")
         return spark.read.schema(schema).parquet(uri).where(f"date >= '{since}'")
 
     def total(self, spark: SparkSession) -> int:
@@ -140,9 +141,9 @@ class ArchiveSummary:
     def text(self) -> str:
         """For a terminal: figures, then whether the server agrees."""
         rate = self.rows / self.seconds if self.seconds > 0 else 0.0
-        moved = sum(each.rows > 0 for each in self.topics)
+        topics = {(each.server, each.topic) for each in self.topics if each.rows}
         first = (
-            f"{self.rows:,} records of {moved:,} topics into {self.directory} in"
+            f"{self.rows:,} records of {len(topics):,} topics into {self.directory} in"
             f" {self.seconds:.1f} s, {self.batches:,} batches, {rate:,.0f} records/s; the archive"
             f" holds {self.total:,}"
         )
@@ -160,24 +161,23 @@ def archive(spark: SparkSession, job: ArchiveJob, *, quiet: bool = True) -> Arch
     """Archive what came since the last run. Raises `JobError` or `RequestError`; what is in the
     archive by then stays, and the next run goes on from there.
     """
-    started, uri, gone = time.monotonic(), uri_of(job.directory), Passage()
+    started, uri, run = time.monotonic(), uri_of(job.directory), QueryProgress()
     before = job.heads()
     begin(spark, uri, job)
-    with job_errors(), progress(lambda: gone.records, quiet=quiet):
+    with job_errors(), progress(lambda: run.records, quiet=quiet):
         stream = dated(read_stream(spark, job.source()))
         checkpoint = f"{uri}/{CHECKPOINT}"
         if job.format == "delta":
-            land = partial(commit, uri=uri)
-            run_batches(stream, land, checkpoint, job.follow_s, gone)
+            run_batches(stream, partial(commit, uri=uri), checkpoint, job.follow_s, run)
         else:
             writer = stream.writeStream.format("parquet").partitionBy("date").options(**WRITE)
-            run_query(writer.option("path", uri), checkpoint, job.follow_s, gone)
+            run_query(writer.option("path", uri), checkpoint, job.follow_s, run)
         read = partial(job.read, spark)
-        topics = check(spark, job.options, gone, job.heads, before, read)
+        topics = check(spark, job.options, run, job.heads, before, read)
         return ArchiveSummary(
             directory=job.directory,
             topics=topics,
-            batches=gone.batches,
+            batches=run.batches,
             seconds=time.monotonic() - started,
             total=job.total(spark),
         )

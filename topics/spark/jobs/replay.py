@@ -1,15 +1,16 @@
-"""Replay: the records of an archive back into topics, in their order, without a JVM.
+"""Replay: append the records of an archive to topics, in their order, without a JVM.
 
-    DeltaTable -> parts (topic, partition, date) -> windows of offsets, sorted -> Sender
+    DeltaTable -> parts (topic, partition, epoch, date) -> windows of offsets, sorted -> Sender
 
-A topic's time never goes back, so its dates are in the order of its offsets. Memory is bounded by a
-window, whatever the size of the files. A record keeps value, key, node and headers; it gets a new
-offset and timestamp.
+Within an incarnation of a topic, time does not decrease, so the dates have the order of the
+offsets. Incarnations follow each other in the order of their epochs, which a server increases.
+Memory is bounded by the size of a window. A record keeps its value, key, node and headers, and gets
+a new offset and timestamp.
 
-Each part is a write of its own, in batches whose limits depend on nothing but its records: so the
-same replay again appends nothing, also when the table was compacted meanwhile, and one of an
-archive that has grown appends what is new. Only the last batch of a date that grew meanwhile is
-another one: replay finished days.
+Each part is a separate write, whose batches depend only on its records. Therefore a repeated replay
+appends nothing, even if the table was compacted in between, and a replay of an archive that has
+grown appends only the new records. An exception is a date that grew in between, because its last
+batch differs; replay only complete days.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ WINDOW_BYTES = 128 << 20
 
 
 class Part(NamedTuple):
-    """The records of one source topic, partition and date: ``rows`` of them, with offsets from
-    ``first`` to ``last``.
+    """The records of an incarnation of a topic on one date: ``rows`` of them, with offsets from
+    ``first`` to ``last``. ``epoch`` is None in files of earlier versions.
     """
 
     topic: str
     partition: int
+    epoch: int | None
     date: date
     rows: int
     first: int
@@ -95,8 +97,13 @@ class Archive:
             )
 
     def _dataset(self, since: date, until: date) -> Any:
+        import pyarrow as pa
+
         dates = [("date", ">=", str(since)), ("date", "<", str(until))]
-        return self._table.to_pyarrow_dataset(file_pruning_predicate=dates)
+        data = self._table.to_pyarrow_dataset(file_pruning_predicate=dates)
+        if "epoch" in data.schema.names:
+            return data
+        return data.replace_schema(data.schema.append(pa.field("epoch", pa.int64())))
 
     def parts(self, topics: Sequence[str], since: date, until: date) -> list[Part]:
         """All parts in the order of a replay, of these topics (none: all), from the date ``since``
@@ -104,8 +111,9 @@ class Archive:
         """
         from pyarrow import acero
 
-        keys = ["topic", "partition", "date"]
-        figures = [("offset", f"hash_{name}", None, name) for name in ("count", "min", "max")]
+        keys = ["topic", "partition", "epoch", "date"]
+        columns = {"rows": "hash_count", "first": "hash_min", "last": "hash_max"}
+        figures = [("offset", function, None, name) for name, function in columns.items()]
         scan = acero.ScanNodeOptions(self._dataset(since, until), columns=[*keys, "offset"])
         steps = [
             acero.Declaration("scan", scan),
@@ -113,7 +121,11 @@ class Archive:
         ]
         with table_errors(self.directory):
             rows = acero.Declaration.from_sequence(steps).to_table().to_pylist()
-        parts = sorted(Part(*row.values()) for row in rows)
+        # Records without an epoch are older than those of the same topic that have one.
+        parts = sorted(
+            (Part(**row) for row in rows),
+            key=lambda part: (part.topic, part.partition, part.epoch or 0, part.date),
+        )
         held = sorted({part.topic for part in parts})
         missing = sorted({*topics}.difference(held))
         if missing or not parts:
@@ -149,9 +161,12 @@ class Archive:
         seqs = part.last - part.first + 1
         step = max(1, seqs * min(WINDOW_ROWS, WINDOW_BYTES // size) // part.rows)
         topic, partition, offset = (pc.field(name) for name in ("topic", "partition", "offset"))
+        # Not `is_null`: deltalake declares that a column which a file lacks is not null.
+        epoch = pc.coalesce(pc.field("epoch"), pc.scalar(0))
+        of_part = (topic == part.topic) & (partition == part.partition)
+        of_part &= epoch == (part.epoch or 0)
         for first in range(part.first, part.last + 1, step):
-            wanted = (topic == part.topic) & (partition == part.partition)
-            wanted &= (offset >= first) & (offset < first + step)
+            wanted = of_part & (offset >= first) & (offset < first + step)
             with table_errors(self.directory):
                 table = data.to_table(columns=[*NAMES, "offset"], filter=wanted)
             table = table.sort_by("offset")
@@ -159,8 +174,9 @@ class Archive:
             twice = pc.index(pc.equal(offsets[1:], offsets[:-1]), value=True).as_py()
             if twice >= 0:
                 raise JobError(
-                    f'{self.directory}: it has twice topic "{part.topic}", offset {offsets[twice]};'
-                    " of a topic that was made again, replay each life by its dates"
+                    f'{self.directory}: offset {offsets[twice]} of topic "{part.topic}" is in it'
+                    f" twice on {part.date}: an earlier version archived two incarnations of the"
+                    " topic without their epochs, or the server was restored from a backup"
                 )
             yield table.select([*NAMES])
 
@@ -221,7 +237,8 @@ def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -
 
     topic, started = sink.topic, time.monotonic()
     assert topic is not None, "a replay knows its topics"
-    scope = f"replay:{(job, part.topic, str(part.date))!r}"
+    epoch = () if part.epoch is None else (part.epoch,)  # earlier versions had no epoch here
+    scope = f"replay:{(job, part.topic, *epoch, str(part.date))!r}"
     try:
         with Clients(sink) as clients:
             place = {topic: clients.server_of(topic)}
