@@ -154,6 +154,28 @@ def test_an_archive_goes_on_in_its_own_folder_with_its_own_checkpoint_only(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "older"]
 
 
+@pytest.mark.parametrize(
+    ("directory", "code", "told"),
+    [
+        ("/proc/nowhere/archive", ExitCode.USAGE, "/archive/_checkpoint: the folder cannot be cr"),
+        ("s3a://bucket/archive", ExitCode.FAILED, "add the jar org.apache.hadoop:hadoop-aws, for"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_one_line(
+    unstopped: SparkSession,
+    live: Live,
+    capsys: pytest.CaptureFixture[str],
+    directory: str,
+    code: ExitCode,
+    told: str,
+) -> None:
+    live.make("placed", 1)
+    assert main(["archive", "placed", directory, "--url", live.url]) == code
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
 def test_a_start_that_was_killed_before_its_first_batch_is_repeated(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:

@@ -88,8 +88,8 @@ def test_file_java_and_server_are_asked_for_before_a_jvm_starts(
         assert stub.seen == []
         assert 'topic "jobs" is a queue' in told(rows, "jobs", stub.url, 1)
         stub.faults.append(Fault(status=403, code="forbidden"))
-        assert "the key needs read and write" in told(rows, "t", stub.url, 1)
-        assert "unreachable" in told(rows, "t", "http://127.0.0.1:9", 1)
+        assert "the key needs read and write" in told(rows, "t", stub.url, 5)
+        assert "unreachable" in told(rows, "t", "http://127.0.0.1:9", 6)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
         assert "Spark needs Java" in told(rows, "other", stub.url, 1)
         assert "other" not in stub.topics
@@ -120,7 +120,7 @@ def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
         assert main(line) == 130
     stub.faults.clear()
     assert (
-        capsys.readouterr().err == "interrupted; run the job again, it goes on where it stopped\n"
+        capsys.readouterr().err == "interrupted; run the job again, it continues where it stopped\n"
     )
     assert main(line) == 0
     assert sorted(ids(stub)) == list(range(50))
@@ -188,7 +188,7 @@ def test_parquet_is_sent_with_times_in_utc(
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv holds a broken record: '1,2,3'"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv: broken record: '1,2,3'"),
         ("a.jsonl", b'{"id": 1}\n{"id": 2\n', "value is not JSON: '{\"id\": 2'"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 
 from tests.spark.live import Live
 from topics.spark.client.request_error import RequestError
-from topics.spark.job_errors import JobError
+from topics.spark.job_errors import JobError, UsageError
 from topics.spark.jobs import cli
 from topics.spark.jobs.archive import ArchiveSummary
 from topics.spark.jobs.archive_check import Checked
@@ -53,12 +53,16 @@ def with_job(monkeypatch: pytest.MonkeyPatch, result: Done | BaseException) -> N
         (Done(True), 0, "agrees: True\n", ""),
         (Done(False), 1, "agrees: False\n", ""),
         (JobError("a broken line"), 1, "", "error: a broken line\n"),
-        (
-            RequestError("t", 422, "topic_full", "full"),
-            1,
-            "",
-            'error: topic "t": 422 topic_full: full',
-        ),
+        (RequestError("t", 422, "topic_full", "x"), 1, "", 'error: topic "t": 422 topic_full: x'),
+        (RequestError("t", 404, "topic_not_found", "x"), 4, "", 'error: topic "t": 404 topic_not'),
+        (RequestError("", 401, "unauthorized", "x"), 5, "", "error: 401 unauthorized: x"),
+        (JobError('server a: topic "t": 403 forbidden: x'), 5, "", "error: server a: topic"),
+        (ServerError("server a: no answer unreachable: x"), 6, "", "error: server a: no answer"),
+        (ServerError("server a: no response unreachable: x"), 6, "", "error: server a: no resp"),
+        (JobError("server a: 503 not_ready: x. Run it again"), 6, "", "error: server a: 503"),
+        (JobError('server a: topic "t": topic_not_found: none'), 4, "", "error: server a: topic"),
+        (JobError("a.csv: broken record: 'forbidden: x'"), 1, "", "error: a.csv: broken record"),
+        (UsageError("/nowhere: no such file"), 2, "", "error: /nowhere: no such file\n"),
         (BadOption("not so"), 2, "", "error: not so\n"),
         (ServerError("server a: no"), 1, "", "error: server a: no\n"),
         (
@@ -140,11 +144,11 @@ def test_the_commands_on_the_page_are_ones_that_the_command_line_takes() -> None
 @pytest.mark.parametrize(
     ("line", "status", "told"),
     [
-        (["archive", "nothing", "DIR"], 1, 'topic "nothing": 404 topic_not_found'),
+        (["archive", "nothing", "DIR"], 4, 'topic "nothing": 404 topic_not_found'),
         (["archive", "--pattern", "(", "DIR"], 2, "subscribePattern is '('"),
-        (["archive", "mine", "DIR/file"], 2, "it is no folder"),
+        (["archive", "mine", "DIR/file"], 2, "not a folder"),
         (["archive", "mine", "DIR/*"], 2, "Spark reads * in a path as a pattern"),
-        (["compact", "nothing", "dest"], 1, 'topic "nothing": 404 topic_not_found'),
+        (["compact", "nothing", "dest"], 4, 'topic "nothing": 404 topic_not_found'),
         (["compact", "same", "same"], 2, "source and destination are the same topic"),
         (["compact", "a", ""], 2, "option topic is empty"),
     ],

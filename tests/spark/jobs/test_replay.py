@@ -194,6 +194,17 @@ def test_a_folder_that_is_no_delta_table_is_told_as_such(
     assert "it is no Delta table; Spark reads a Parquet archive" in capsys.readouterr().err
 
 
+def test_a_damaged_file_is_one_line(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in root.glob("date=*/*.parquet"):
+        file.write_bytes(b"not Parquet" * 10)
+    assert run(stub, root, "t", "--from-topic", "b") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {root}: ")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("window", [1, 7, 1000])
 def test_batches_are_the_same_whatever_the_windows(
     root: Path, monkeypatch: pytest.MonkeyPatch, window: int

@@ -163,8 +163,8 @@ def archive(spark: SparkSession, job: ArchiveJob, *, quiet: bool = True) -> Arch
     """
     started, uri, run = time.monotonic(), uri_of(job.directory), QueryProgress()
     before = job.heads()
-    begin(spark, uri, job)
     with job_errors(), progress(lambda: run.records, quiet=quiet):
+        begin(spark, uri, job)
         stream = dated(read_stream(spark, job.source()))
         checkpoint = f"{uri}/{CHECKPOINT}"
         if job.format == "delta":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,13 +125,14 @@ def table_rows(spark: SparkSession, uri: str, since: str) -> DataFrame:
 
 @contextmanager
 def table_errors(uri: str) -> Iterator[None]:
-    """Raise errors of ``deltalake`` as a `JobError` of one line."""
+    """Raise errors of ``deltalake`` and pyarrow as a `JobError` of one line."""
     from deltalake.exceptions import DeltaError
 
     try:
         yield
-    except (DeltaError, OSError) as error:
-        raise JobError(f"{uri}: {' '.join(str(error).split())}") from error
+    except (DeltaError, OSError, ValueError) as error:  # pyarrow raises ValueError
+        text = re.sub(r"\s*(?:\x1b\[\d+m)?\u21b3(?:\x1b\[0m)?\s*", ": ", str(error))
+        raise JobError(f"{uri}: {' '.join(text.split())}") from error
 
 
 def place(uri: str) -> str:

@@ -155,7 +155,8 @@ class Archive:
         import pyarrow.compute as pc
 
         data = self._dataset(part.date, part.date + timedelta(days=1))
-        groups = [group for file in data.get_fragments() for group in file.row_groups]
+        with table_errors(self.directory):
+            groups = [group for file in data.get_fragments() for group in file.row_groups]
         held = sum(group.total_byte_size for group in groups)
         size = max(1, held // sum(group.num_rows for group in groups))
         seqs = part.last - part.first + 1
