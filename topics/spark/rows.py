@@ -1,4 +1,4 @@
-"""Rows: of any columns to rows of the sink, and to the executors. No Python runs for each row."""
+"""Converts rows of any columns to rows of the sink, and maps them. No Python runs for each row."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-# to_json's own patterns keep three decimal digits of times. A TIMESTAMP is a moment and is shown in
-# UTC; a TIMESTAMP_NTZ has no zone.
+# The default patterns of to_json have milliseconds. A TIMESTAMP is rendered in UTC, and a
+# TIMESTAMP_NTZ has no time zone.
 TO_JSON = {
     "timeZone": "UTC",
     "ignoreNullFields": "false",
@@ -20,11 +20,11 @@ TO_JSON = {
 
 
 def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) -> DataFrame:
-    """Rows of any columns as rows for ``format("topics")``: ``value`` is the whole row as a JSON
-    object, nulls kept, times in UTC with microseconds.
+    """Return rows of any columns as rows for ``format("topics")``. ``value`` is the complete row as
+    a JSON object, with nulls, and with times in UTC with microseconds.
 
-    ``key`` names the column whose value is the tag, ``topic`` the one that says where the row goes;
-    both stay members of the value. Raises AnalysisException for a column that is not there.
+    ``key`` names the column with the tag, and ``topic`` the column with the topic of a row. Both
+    remain members of the value. Raise AnalysisException if a column does not exist.
     """
     from pyspark.sql import functions as f
 
@@ -37,7 +37,7 @@ def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) 
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark SQL reads it literally, dots included."""
+    """Return the name of a column in the quotes of Spark SQL, because it may contain dots."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -46,11 +46,10 @@ def map_arrow(
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """``df.mapInArrow(function, schema)`` without its demand for pandas.
+    """Return ``df.mapInArrow(function, schema)``, without requiring pandas.
 
-    PySpark 4.3 builds the function through ``pandas_udf``, which refuses to work where pandas is
-    not installed, though nothing on this path uses it: 100 MB for an import check. These are the
-    same two steps without the check.
+    PySpark 4.3 calls ``pandas_udf``, which requires pandas (100 MB) although this function does not
+    use it. These are the same two steps without the check.
     """
     from pyspark.sql import DataFrame
     from pyspark.sql.udf import UserDefinedFunction

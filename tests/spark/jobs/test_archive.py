@@ -73,7 +73,7 @@ def test_what_is_new_is_archived_once_and_read_by_duckdb_and_polars(
     assert main(["archive", "--url", f"a={live.url}", "orders", str(root)]) == ExitCode.DONE
     printed = capsys.readouterr().out
     assert printed.startswith("50 records of 1 topics into ")
-    assert "the archive holds 340\n" in printed
+    assert "the archive contains 340\n" in printed
     assert printed.endswith("The server agrees.\n")
     ids = range(11, 351)
     table = DeltaTable(str(root)).to_pyarrow_dataset()
@@ -144,7 +144,7 @@ def test_an_archive_goes_on_in_its_own_folder_with_its_own_checkpoint_only(
         live.append("restored", range(10))
         archive(spark, restored)
     shutil.rmtree(point)
-    refuse(restored, r"not empty .* holds no archive with its checkpoint")
+    refuse(restored, r"not empty .* contains no archive with its checkpoint")
     shutil.copytree(older, point)
     refuse(restored, "the checkpoint is older than the table")
     assert offsets(root) == [*range(1, 31)]

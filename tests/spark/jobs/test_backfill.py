@@ -226,7 +226,12 @@ def test_text_in_another_encoding_is_refused_unless_the_encoding_is_named(
 @pytest.mark.parametrize(
     ("name", "content", "more", "told"),
     [
-        ("_events.jsonl", b"1\n", (), "_events.jsonl: Spark reads no file of it"),
+        (
+            "_events.jsonl",
+            b"1\n",
+            (),
+            "_events.jsonl: Spark reads no file of it",
+        ),
         ("empty.jsonl", b" \n", (), "empty.jsonl: it has no records"),
         ("head.csv", b"a,b\n", (), "head.csv: it has no records"),
         ("a.jsonl", b'{"k":1}\n', ("--tag-column", "K"), 'a.jsonl has a member "K"'),

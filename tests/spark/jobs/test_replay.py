@@ -105,7 +105,9 @@ def test_several_topics_go_into_one_only_when_they_are_named(
     stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(stub, root, "t") == 1
-    assert "it has records of several topics; choose with --from-topic" in capsys.readouterr().err
+    assert (
+        "records of several topics; select them by --from-topic" in capsys.readouterr().err
+    )
     assert stub.topics == {}
     assert run(stub, root, "t", "--from-topic", "b", "--from-topic", "a") == 0
     assert numbers(stub, "t") == [*range(1, 61), *range(101, 121)]
@@ -118,7 +120,7 @@ def test_a_replay_that_failed_half_way_goes_on_where_it_stopped(
     assert run(stub, root, "t", "--from-topic", "a") == 1
     told = capsys.readouterr().err
     assert 'topic "t": 422 topic_full' in told
-    assert "appended before stays, and the same replay appends none of it twice" in told
+    assert "appended before remain, and the same replay appends none of them twice" in told
     assert run(stub, root, "t", "--from-topic", "a") == 0
     assert numbers(stub, "t") == [*range(1, 61)]
 
@@ -191,7 +193,7 @@ def test_a_folder_that_is_no_delta_table_is_told_as_such(
     stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(stub, tmp_path, "t") == 2
-    assert "it is no Delta table; Spark reads a Parquet archive" in capsys.readouterr().err
+    assert "not a Delta table; use Spark to read a Parquet archive" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_one_line(

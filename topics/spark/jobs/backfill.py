@@ -1,8 +1,9 @@
-"""Backfill: the rows of Parquet, CSV or JSON files into a topic, read by Spark.
+"""Backfill: append the rows of Parquet, CSV or JSON files, which Spark reads, to a topic.
 
-Keys are made of the job, the place of a request in its part of the files, and its records. The job
-is named by source and topic, so the same files loaded again append nothing, and of files that have
-changed, what differs is appended.
+The idempotency key of a request consists of the job, the position of the request in its partition
+of the files, and its records. By default, the name of the job consists of the source and the topic.
+Therefore the same files loaded again append nothing, and of changed files only the differing
+requests are appended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "csv", "json")
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".xz")  # Spark would read their bytes as rows
+ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".xz")  # Spark would read their bytes as text
 SHOWN_FILES = 5
 # A broken record ends the job; the header of every file is compared, not only of the first. Without
 # multiLine, Spark divides a quoted field that contains a line break into two records.
@@ -46,7 +47,7 @@ READER = {
 
 
 def format_of(source: str) -> str:
-    """By suffix, through ``.gz`` and the like; Parquet when the suffix says nothing."""
+    """Return the format of a suffix, also before ``.gz`` and similar ones; otherwise Parquet."""
     found = (SUFFIXES.get(suffix.lower()) for suffix in reversed(Path(source).suffixes))
     return next(filter(None, found), "parquet")
 
@@ -114,7 +115,7 @@ def _check_files(rows: DataFrame, source: str) -> None:
     taken = {unquote(uri.removeprefix("file://")) for uri in rows.inputFiles()}
     if not taken:
         raise UsageError(
-            f"{source}: Spark reads no file of it; it skips names with _ or . in front"
+            f"{source}: Spark reads no file of it; it skips names that begin with _ or ."
         )
     if "://" in source or not Path(source).is_dir():
         return
@@ -131,29 +132,28 @@ def add(commands: Commands) -> None:
     """``topics-spark backfill SOURCE TOPIC``."""
     parser = commands.add_parser(
         "backfill",
-        help="files into a topic",
+        help="append the rows of files to a topic",
         description="Append the rows of Parquet, CSV or JSON files to a topic. The same job run"
-        " again appends nothing. Of files that have grown or changed, each part is appended again"
-        " from the first request that differs; equal rows at equal places are not, unless another"
-        " --job-id says that they are to be. JSON lines are sent as they are, whatever value a line"
-        " holds; CSV columns are text, unless --schema or --option inferSchema=true says more; an"
-        " empty field is null. Text that is not UTF-8 is refused unless --option encoding names its"
-        " encoding. A broken record ends the job; what was appended before it stays. Subfolders are"
-        " read. No file or no record is an error.",
+        " again appends nothing. If files have changed, each partition is appended again from the"
+        " first request that differs. Use another --job-id to append equal rows again. JSON lines"
+        " are sent unchanged. CSV columns are text unless --schema or --option inferSchema=true"
+        " defines types, and an empty field is null. Text must be UTF-8 unless --option encoding"
+        " names another encoding. A broken record ends the job; records that were appended before"
+        " remain. Subfolders are read. It is an error if there is no file or no record.",
         epilog="'topics append -f FILE' loads files of this machine without Spark."
         f" {ExitCode.sentence()}",
     )
     add = parser.add_argument
     add("source", help="file, directory or URI that Spark can read")
-    add("topic")
-    add("--format", choices=FORMATS, help="default: by the suffix")
+    add("topic", help="created if it does not exist")
+    add("--format", choices=FORMATS, help="format of the files (default: by the suffix)")
     add(
         "--option",
         type=pair,
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for Spark's reader, such as sep=; or multiLine=false; overrides the job's own",
+        help="for Spark's reader, such as sep=; or multiLine=false, instead of the job's own value",
     )
     add("--schema", metavar="DDL", help="columns and types, such as 'id BIGINT, name STRING'")
     add("--durability", choices=DURABILITIES, help="of the topic; an existing one is changed")
@@ -161,34 +161,39 @@ def add(commands: Commands) -> None:
         "--batch-records",
         type=positive,
         default=5000,
-        help="records in a request at most (default: %(default)s)",
+        help="maximum number of records in a request (default: %(default)s)",
     )
     add(
         "--batch-bytes",
         type=byte_count,
         default=4 * MIB,
-        help="bytes in a request at most, such as 512KiB (default: 4MiB)",
+        help="maximum size of a request, such as 512KiB (default: 4MiB)",
     )
-    add("--job-id", help="name of the job for idempotency (default: made of source and topic)")
-    add("--tag-column", help="column, or member of JSON lines, whose value becomes the tag")
+    add("--job-id", help="name of the job for idempotency (default: from source and topic)")
+    add("--tag-column", help="column, or member of JSON lines, whose value is the tag")
     add(
         "--partition-columns",
         action="store_true",
-        help="folders such as date=2026-01-31 are columns (default: their names are ignored)",
+        help="read folders such as date=2026-01-31 as columns (default: ignore their names)",
     )
-    add("--node", help="origin node of the records; readers with the same node do not get them")
+    add("--node", help="origin node of the records, which readers of the same node skip")
     add(
         "--partitions",
         type=positive,
         default=8,
-        help="into how many parts files are split at least (default: %(default)s)",
+        help="minimum number of partitions of the files (default: %(default)s)",
     )
-    add("--cores", type=positive, default=2, help="parts sent at a time (default: %(default)s)")
+    add(
+        "--cores",
+        type=positive,
+        default=2,
+        help="concurrent partitions (default: %(default)s)",
+    )
     add_servers(parser)
 
 
 def pair(text: str) -> tuple[str, str]:
-    """``KEY=VALUE``."""
+    """Parse ``KEY=VALUE``."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError("must be KEY=VALUE")
@@ -198,7 +203,7 @@ def pair(text: str) -> tuple[str, str]:
 def run(options: argparse.Namespace) -> Appended:
     """Do the job."""
     source, is_local = options.source, "://" not in options.source
-    # Everything that needs no JVM comes first; PySpark alone takes a second to load.
+    # The checks that need no JVM come first. Only loading PySpark takes a second.
     if is_local and not GLOB.search(source) and not Path(source).exists():
         raise UsageError(f"{source}: no such file or directory")
     if source.lower().endswith(ARCHIVES):
@@ -216,9 +221,7 @@ def run(options: argparse.Namespace) -> Appended:
     open_dest(sink, change=True)
     named = repr((source, options.topic)).encode()
     job = options.job_id or blake2b(named, digest_size=8).hexdigest()
-    with spark_errors():
-        spark = local_session(options.cores, "topics-backfill", partitions=options.partitions)
-    try:
+    with local_session(options.cores, "topics-backfill", options.partitions) as spark:
         with spark_errors():
             df = read(
                 spark,
@@ -233,5 +236,3 @@ def run(options: argparse.Namespace) -> Appended:
         if not done.records:
             raise UsageError(f"{source}: it has no records")
         return done
-    finally:
-        spark.stop()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.spark.client.request_error import RequestError
-from topics.spark.job_errors import UsageError, spark_errors
+from topics.spark.job_errors import UsageError
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import Commands, add_servers, positive
 from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of
@@ -114,13 +114,13 @@ def add(commands: Commands) -> None:
     """``topics-spark compact SRC DEST``."""
     parser = commands.add_parser(
         "compact",
-        help="the last record of each key into another topic",
+        help="append the last record of each key to another topic",
         description="Append the last record of each key (tag) of a topic to another topic, in their"
         " order. A record is left out if the last record of the key in DEST is the same, so a"
         " repeated job appends nothing.",
         epilog=ExitCode.sentence(),
     )
-    parser.add_argument("source")
+    parser.add_argument("source", help="the topic that is read")
     parser.add_argument("dest", help="created if it does not exist")
     parser.add_argument(
         "--drop-null",
@@ -132,7 +132,10 @@ def add(commands: Commands) -> None:
         "--allow-loss", action="store_true", help="continue if records are evicted during the job"
     )
     parser.add_argument(
-        "--cores", type=positive, default=2, help="tasks at a time (default: %(default)s)"
+        "--cores",
+        type=positive,
+        default=2,
+        help="concurrent tasks (default: %(default)s)",
     )
     add_servers(parser)
 
@@ -144,9 +147,5 @@ def run(options: argparse.Namespace) -> Appended:
     sink = sink_of(options, options.dest)
     planned(sink.connection, options.source)  # reports errors before a JVM starts
     open_dest(sink)
-    with spark_errors():
-        spark = local_session(options.cores, "topics-compact")
-    try:
+    with local_session(options.cores, "topics-compact") as spark:
         return compact(spark, options)
-    finally:
-        spark.stop()

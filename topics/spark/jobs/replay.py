@@ -61,23 +61,23 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay appended to each target topic, and how many records it was to send."""
+    """What a replay appended to each target topic. The parts contain ``archived`` records."""
 
     topics: dict[str, Appended]
     archived: int
 
     @property
     def records(self) -> int:
-        """Records that were sent, or had been."""
+        """Records that this run or an earlier one appended."""
         return sum(each.records for each in self.topics.values())
 
     @property
     def agrees(self) -> bool:
-        """Whether all of the archive was sent and every topic's head moved by what was appended."""
+        """Whether all records were sent, and the heads of the topics cover them."""
         return self.records == self.archived and all(each.agrees for each in self.topics.values())
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the counts of each topic and of the archive."""
         whole = "all" if self.records == self.archived else "NOT all"
         lines = [each.text() for each in self.topics.values()]
         verdict = f"{self.records:,} records to {len(self.topics):,} topics: {whole} of the"
@@ -85,15 +85,15 @@ class Replayed:
 
 
 class Archive:
-    """The table in ``directory`` as it is now. Raises `UsageError` when there is none."""
+    """The current table in ``directory``. Raise `UsageError` if there is none."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory if "://" in directory else str(Path(directory).resolve())
         self._table = opened(self.directory)
         if self._table is None:
             raise UsageError(
-                f"{self.directory}: it is no Delta table; Spark reads a Parquet archive, and writes"
-                ' it in order by .write.format("topics")'
+                f"{self.directory}: not a Delta table; use Spark to read a Parquet archive and to"
+                ' write it by .write.format("topics")'
             )
 
     def _dataset(self, since: date, until: date) -> Any:
@@ -106,8 +106,8 @@ class Archive:
         return data.replace_schema(data.schema.append(pa.field("epoch", pa.int64())))
 
     def parts(self, topics: Sequence[str], since: date, until: date) -> list[Part]:
-        """All parts in the order of a replay, of these topics (none: all), from the date ``since``
-        to before ``until``. Raises `JobError` when there is none, or none of a topic.
+        """Return the parts in the order of a replay, of these topics or by default of all, from the
+        date ``since`` to the day before ``until``. Raise `JobError` if a topic has no parts.
         """
         from pyarrow import acero
 
@@ -137,8 +137,8 @@ class Archive:
         return [part for part in parts if not topics or part.topic in topics]
 
     def batches(self, part: Part, rows: int) -> Iterator[pa.RecordBatch]:
-        """The records of a part, as the columns `NAMES`, in the order of their offsets, ``rows`` in
-        each batch but the last.
+        """Yield the records of a part in the order of their offsets, as batches of the columns
+        `NAMES`. All batches except the last one have ``rows`` rows.
         """
         import pyarrow as pa
 
@@ -193,27 +193,27 @@ def replay(
     job_id: str | None = None,
     quiet: bool = True,
 ) -> Replayed:
-    """Append the records of an archive to the topic ``into``, or to several topics when ``into``
-    holds ``{topic}``, which is replaced by the name of the source topic.
+    """Append the records of an archive to the topic ``into``, or to several topics if ``into``
+    contains ``{topic}``, which is replaced by the name of the source topic.
 
     ``options`` are those of a write by ``format("topics")``. ``topics`` names the source topics, by
-    default all; a single target takes several of them only when they are named. ``until`` is left
-    out. ``job_id`` names the replay for idempotency, by default after the directory. Raises
-    `JobError` or `RequestError`; what was appended before stays, and the same replay run again does
-    not append it twice.
+    default all. Several source topics are written to one target only if they are named. The date
+    ``until`` is excluded. ``job_id`` names the replay for idempotency, by default by the directory.
+    Raise `JobError` or `ServerError`. Records that were appended before remain, and the same replay
+    run again does not append them twice.
     """
     archive = Archive(directory)
     parts = archive.parts(topics, since, until)
     if len({part.topic for part in parts}) > 1 and TOPIC not in into and not topics:
         raise JobError(
-            f"{directory}: it has records of several topics; choose with --from-topic, or give each"
-            " a topic of its own with --into, such as copy.{topic}"
+            f"{directory}: it has records of several topics; select them by --from-topic, or name a"
+            " target for each by --into, such as copy.{topic}"
         )
     today = datetime.now(UTC).date()
     if any(part.date >= today for part in parts):
         warn(
-            f"the archive has records of {today}, which may become more: another replay of"
-            f" that day then appends up to a batch of them again. --until {today} leaves it out"
+            f"the archive has records of {today}, and may get more; then another replay of that day"
+            f" appends up to a batch of records again. --until {today} excludes it"
         )
     job = job_id or blake2b(archive.directory.encode(), digest_size=8).hexdigest()
     targets = dict.fromkeys(into.replace(TOPIC, part.topic) for part in parts)
@@ -232,7 +232,7 @@ def replay(
 
 
 def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -> Appended:
-    """Append a part to its topic, whose head was ``head`` before the replay."""
+    """Append a part to its topic. ``head`` is the topic's head before the replay."""
     from topics.spark.sink.opening import Clients
     from topics.spark.sink.sending import Sender
 
@@ -248,7 +248,8 @@ def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -
             head_after = clients.head(topic)
     except (ServerError, ValueError) as error:
         raise JobError(
-            f"{error}; what was appended before stays, and the same replay appends none of it twice"
+            f"{error}; records that were appended before remain, and the same replay appends none"
+            " of them twice"
         ) from error
     sent = figures.topics[topic]
     return Appended(
@@ -266,27 +267,27 @@ def add(commands: Commands) -> None:
     """``topics-spark replay DIR TOPIC``."""
     parser = commands.add_parser(
         "replay",
-        help="an archive back into topics",
-        description="Append the records of an archive, a Delta table as 'topics-spark archive'"
-        " writes it, to a topic, in their order and with key, node and headers. No JVM is started."
+        help="append the records of an archive to topics",
+        description="Append the records of an archive, a Delta table that 'topics-spark archive'"
+        " wrote, to a topic, in their order and with key, node and headers. No JVM is started."
         " The same replay run again appends nothing.",
         epilog=ExitCode.sentence(),
     )
     argument = parser.add_argument
     argument("directory", metavar="DIR", help="of the archive: a path, or a URI of an object store")
     into = parser.add_mutually_exclusive_group(required=True)
-    into.add_argument("topic", metavar="TOPIC", nargs="?", help="topic that gets the records")
+    into.add_argument("topic", metavar="TOPIC", nargs="?", help="the target topic")
     into.add_argument(
         "--into",
         metavar="TEMPLATE",
-        help="a topic for each source topic, such as copy.{topic}",
+        help="a target for each source topic, such as copy.{topic}",
     )
     argument(
         "--from-topic",
         action="append",
         default=[],
         metavar="NAME",
-        help="only records of this topic; may be given several times (default: all)",
+        help="name of a source topic, may be repeated (default: all)",
     )
     first = "first day, such as 2026-01-31"
     argument(
@@ -297,10 +298,10 @@ def add(commands: Commands) -> None:
         default=date.min,
         help=first,
     )
-    until = "first day that is left out"
+    until = "first excluded day"
     argument("--until", type=date.fromisoformat, metavar="DATE", default=date.max, help=until)
     argument("--durability", choices=DURABILITIES, help="of the topics; existing ones are changed")
-    argument("--job-id", help="name of the replay for idempotency (default: made of DIR)")
+    argument("--job-id", help="name of the replay for idempotency (default: from DIR)")
     add_servers(parser)
 
 

@@ -38,7 +38,10 @@ def add_stream(parser: argparse.ArgumentParser) -> None:
         help="do not end, but poll for new records at this interval, such as 10s, until Ctrl-C",
     )
     parser.add_argument(
-        "--cores", type=positive, default=2, help="tasks at a time (default: %(default)s)"
+        "--cores",
+        type=positive,
+        default=2,
+        help="concurrent tasks (default: %(default)s)",
     )
 
 
