@@ -1,4 +1,4 @@
-"""Archives made by hand, as the archive job lays them out."""
+"""Creates archives with the layout of the archive job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
 
 
 class Row(NamedTuple):
-    """A record of an archive, and its date."""
+    """A record of an archive and its date."""
 
     date: str
     topic: str

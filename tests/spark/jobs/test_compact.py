@@ -1,4 +1,4 @@
-"""The last record of each key."""
+"""The last record of each key is appended."""
 
 from __future__ import annotations
 

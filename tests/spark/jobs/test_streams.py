@@ -1,4 +1,4 @@
-"""Streams of jobs: options, retries, and how they end."""
+"""Streams of jobs: their options, progress and end."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_other_intervals_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("servers", ["http://a:1", "a=http://a:1,http://b:2", "a=http://a:1"])
-def test_servers_keep_their_names_on_the_way_to_the_source(servers: str) -> None:
+def test_the_options_of_the_source_keep_the_names_of_servers(servers: str) -> None:
     given = argparse.Namespace(url=Servers.parse(servers), retries=3)
     connection = Connection.parse(options_of(given))
     assert connection.servers == Servers.parse(servers)
     assert connection.retries == 3
 
 
-def test_advice_of_the_source_is_told_in_the_words_of_the_job() -> None:
+def test_advice_on_an_option_becomes_advice_on_an_argument() -> None:
     with (
         pytest.raises(JobError, match=r"lost; give --allow-loss to go on without them$"),
         job_errors(),
@@ -66,7 +66,7 @@ def test_advice_of_the_source_is_told_in_the_words_of_the_job() -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_follower_goes_on_until_it_is_interrupted(
+def test_a_following_job_runs_until_it_is_interrupted(
     spark: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.make("followed", 3)
@@ -92,7 +92,7 @@ def test_a_follower_goes_on_until_it_is_interrupted(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_run_that_has_an_end_and_is_interrupted_says_so(
+def test_an_interruption_of_a_job_that_does_not_follow_is_raised(
     spark: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.make("interrupted", 1)
@@ -108,7 +108,7 @@ def test_a_run_that_has_an_end_and_is_interrupted_says_so(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_what_the_sink_raises_is_raised(spark: SparkSession, live: Live, tmp_path: Path) -> None:
+def test_an_error_of_the_sink_is_raised(spark: SparkSession, live: Live, tmp_path: Path) -> None:
     live.make("refused", 1)
 
     def land(batch: DataFrame, number: int, query: str) -> None:
@@ -119,7 +119,7 @@ def test_what_the_sink_raises_is_raised(spark: SparkSession, live: Live, tmp_pat
         run_batches(source, land, str(tmp_path), None, QueryProgress())
 
 
-def test_what_a_query_does_is_counted_once_and_idle_reports_hide_no_batch() -> None:
+def test_each_batch_is_counted_once_and_idle_reports_are_not_counted() -> None:
     def offset(seq: int) -> str:
         return "null" if seq < 0 else json.dumps({"a": {"t": [seq, 1]}})
 

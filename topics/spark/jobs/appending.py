@@ -6,10 +6,9 @@ The writer of a data source commits in another process. Therefore a job runs the
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from topics.spark.client.servers import Server
@@ -64,19 +63,13 @@ class Appended:
 
     def and_then(self, later: Appended) -> Appended:
         """Return the sums of two appends, this one and a later one."""
-        return Appended(
-            topic=self.topic,
-            records=self.records + later.records,
-            repeated=self.repeated + later.repeated,
-            requests=self.requests + later.requests,
-            retries=self.retries + later.retries,
-            seconds=self.seconds + later.seconds,
-            head_before=self.head_before,
-            head_after=later.head_after,
-        )
+        sums = {name: getattr(self, name) + getattr(later, name) for name in (*COUNTS, "seconds")}
+        return replace(later, head_before=self.head_before, **sums)
 
     def text(self) -> str:
         """Return the counts as a table, and whether the server agrees."""
+        from topics.cli.shell import aligned  # not above, because executors import this module
+
         rate = self.records / self.seconds if self.seconds > 0 else 0.0
         rows = {
             "topic": self.topic,
@@ -92,7 +85,7 @@ class Appended:
             "head after": f"{self.head_after:,}",
             "the server": self._verdict(),
         }
-        return table([[name, value] for name, value in rows.items()])
+        return "\n".join(aligned([[name, value] for name, value in rows.items()]))
 
     def _verdict(self) -> str:
         if self.surplus < 0:
@@ -106,25 +99,6 @@ class Appended:
             f"agrees, and has {self.surplus:,} records by other writers, or by a task whose rows"
             " differed when it was repeated"
         )
-
-
-def table(rows: list[list[str]]) -> str:
-    """Return rows of a name and a value as a table, on a terminal with a frame."""
-    from topics.cli.shell import aligned  # here: executors import this module
-
-    if not sys.stdout.isatty():
-        return "\n".join(aligned(rows))
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table("", "", show_header=False)
-    for name, value in rows:
-        shown.add_row(Text(name, "bold"), Text(value))
-    console = Console()
-    with console.capture() as captured:
-        console.print(shown)
-    return captured.get().rstrip("\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,15 +24,15 @@ from topics.spark.client.request_error import RequestError
 from topics.spark.job_errors import JobError
 from topics.spark.jobs.archive_check import EVER, Checked, check
 from topics.spark.jobs.archive_table import COLUMNS, WRITE, commit, dated, opened, table_rows
-from topics.spark.jobs.arguments import Commands, add_servers, positive
+from topics.spark.jobs.arguments import Commands, add_common, positive
 from topics.spark.jobs.checkpoint import JOB, Folder, claim, uri_of
 from topics.spark.jobs.streams import (
     QueryProgress,
-    add_stream,
     job_errors,
     options_of,
     read_stream,
     run_batches,
+    seconds,
 )
 from topics.spark.jobs.streams import run as run_query
 from topics.spark.progress import progress
@@ -230,8 +230,13 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="continue if records were deleted before they were archived, and count them",
     )
-    add_stream(parser)
-    add_servers(parser)
+    add_arg(
+        "--follow",
+        type=seconds,
+        metavar="INTERVAL",
+        help="do not end, but poll for new records at this interval, such as 10s, until Ctrl-C",
+    )
+    add_common(parser)
 
 
 def run(options: argparse.Namespace) -> ArchiveSummary:

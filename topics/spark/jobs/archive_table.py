@@ -58,10 +58,9 @@ def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
     from deltalake.transaction import AddAction
 
     spark, schema = df.sparkSession, Schema.from_json(df.schema.json())
-    where, options = place(uri), storage_options()
     with table_errors(uri):
         table = DeltaTable.create(
-            where, schema, mode="ignore", partition_by=["date"], storage_options=options
+            **location(uri), schema=schema, mode="ignore", partition_by=["date"]
         )
     last = table.transaction_version(query)
     if last == batch:
@@ -104,11 +103,9 @@ def opened(uri: str) -> Any:
     """Return the ``DeltaTable`` at a path or a URI, or None if there is no table."""
     from deltalake import DeltaTable
 
-    options = storage_options()
+    where = location(uri)
     with table_errors(uri):
-        if not DeltaTable.is_deltatable(place(uri), storage_options=options):
-            return None
-        return DeltaTable(place(uri), storage_options=options)
+        return DeltaTable(**where) if DeltaTable.is_deltatable(**where) else None
 
 
 def table_rows(spark: SparkSession, uri: str, since: str) -> DataFrame:
@@ -135,11 +132,9 @@ def table_errors(uri: str) -> Iterator[None]:
         raise JobError(f"{uri}: {' '.join(text.split())}") from error
 
 
-def place(uri: str) -> str:
-    """Return the URI for ``deltalake``. It would decode % in the URI of a local file."""
-    return uri.removeprefix("file://")
-
-
-def storage_options() -> dict[str, str]:
-    """Return the options of object stores from the environment."""
-    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+def location(uri: str) -> dict[str, Any]:
+    """Return the arguments of ``deltalake`` for a URI. It would decode % in that of a local file.
+    The environment has the options of object stores.
+    """
+    options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return {"table_uri": uri.removeprefix("file://"), "storage_options": options}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from topics.spark.client.http import DEFAULT_URL
 from topics.spark.client.servers import BadServers, Servers
@@ -13,6 +13,7 @@ from topics.spark.session import is_submitted
 from topics.spark.source.connection import RETRIES
 
 MIB = 1024 * 1024
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 GLOB = re.compile(r"[*?\[{]")  # Spark reads a path with these characters as a pattern
 
 
@@ -26,16 +27,6 @@ class Outcome(Protocol):
 
     def text(self) -> str:
         """Return the report of the job."""
-        ...
-
-
-class Commands(Protocol):
-    """The subcommands of a parser, as ``add`` uses them."""
-
-    def add_parser(
-        self, name: str, *, help: str, description: str, epilog: str
-    ) -> argparse.ArgumentParser:
-        """Return a parser for the subcommand ``name``."""
         ...
 
 
@@ -57,8 +48,11 @@ def byte_count(text: str) -> int:
         raise argparse.ArgumentTypeError("must be like 4MiB, 512KiB or 65536") from None
 
 
-def add_servers(parser: argparse.ArgumentParser) -> None:
-    """Add ``--url``, ``--retries`` and ``--quiet``, for `topics.spark.jobs.streams.options_of`."""
+def add_common(parser: argparse.ArgumentParser, *, cores: bool = True) -> None:
+    """Add ``--url``, ``--retries``, ``--quiet`` and ``--cores``."""
+    if cores:
+        text = "concurrent tasks of a local session (default: %(default)s)"
+        parser.add_argument("--cores", type=positive, default=2, help=text)
     # 127.0.0.1 is another machine on each executor of a cluster.
     default = os.environ.get("TOPICS_URL", None if is_submitted() else DEFAULT_URL)
     parser.add_argument(

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from topics.errors import ExitCode
 from topics.spark.job_errors import JobError, UsageError, spark_errors, warn
 from topics.spark.jobs.appending import Appended, append, open_dest
-from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_servers, byte_count, positive
+from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_common, byte_count, positive
 from topics.spark.jobs.streams import sink_of
 from topics.spark.preflight import check_spark
 from topics.spark.rows import records
@@ -183,13 +183,7 @@ def add(commands: Commands) -> None:
         default=8,
         help="minimum number of partitions of the files (default: %(default)s)",
     )
-    add(
-        "--cores",
-        type=positive,
-        default=2,
-        help="concurrent partitions (default: %(default)s)",
-    )
-    add_servers(parser)
+    add_common(parser)
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -11,7 +11,8 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
@@ -20,7 +21,7 @@ from topics.spark.job_errors import JobError, UsageError
 from topics.spark.source.connection import BadOption, ServerError
 
 if TYPE_CHECKING:
-    from topics.spark.jobs.arguments import Commands, Outcome
+    from topics.spark.jobs.arguments import Outcome
 
 # Each is a module of this package with `add` and `run`.
 JOBS = ("archive", "backfill", "compact", "replay")
@@ -36,18 +37,6 @@ EXIT_CODES = {
 _CODE = re.compile(rf"(?:\d{{3}}|no \w+|\":) ({'|'.join(EXIT_CODES)}): ")
 
 
-class Job(Protocol):
-    """A module of a job."""
-
-    def add(self, commands: Commands) -> None:
-        """Add the subcommand."""
-        ...
-
-    def run(self, options: argparse.Namespace) -> Outcome:
-        """Do the job. Raise ``JobError``, ``RequestError``, ``ServerError`` or ``BadOption``."""
-        ...
-
-
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Run one job from the command line."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
@@ -59,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     if broken := next(filter(has_surrogate, given), None):
         build.error(f"the argument {broken!r} is not UTF-8")
     try:
-        outcome = job(options.job).run(options)
+        outcome: Outcome = job(options.job).run(options)
     except (BadOption, UsageError) as error:
         return _fail(str(error), ExitCode.USAGE)
     except (RequestError, ServerError, JobError) as error:
@@ -85,13 +74,13 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = build.add_subparsers(dest="job", metavar="JOB", required=True)
     for name in JOBS:
-        job(name).add(cast("Commands", commands))
+        job(name).add(commands)
     return build
 
 
-def job(name: str) -> Job:
+def job(name: str) -> ModuleType:
     """Return the module of a job."""
-    return cast("Job", import_module(f"topics.spark.jobs.{name}"))
+    return import_module(f"topics.spark.jobs.{name}")
 
 
 def exit_code(line: str) -> ExitCode:

@@ -20,7 +20,7 @@ from topics.errors import ExitCode
 from topics.spark.client.request_error import RequestError
 from topics.spark.job_errors import UsageError
 from topics.spark.jobs.appending import Appended, append, open_dest
-from topics.spark.jobs.arguments import Commands, add_servers, positive
+from topics.spark.jobs.arguments import Commands, add_common
 from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of
 from topics.spark.session import local_session
 from topics.spark.source.connection import Connection, RetryBudget, errors_of
@@ -131,13 +131,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--allow-loss", action="store_true", help="continue if records are evicted during the job"
     )
-    parser.add_argument(
-        "--cores",
-        type=positive,
-        default=2,
-        help="concurrent tasks (default: %(default)s)",
-    )
-    add_servers(parser)
+    add_common(parser)
 
 
 def run(options: argparse.Namespace) -> Appended:

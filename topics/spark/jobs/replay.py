@@ -28,7 +28,7 @@ from topics.errors import ExitCode
 from topics.spark.job_errors import JobError, UsageError, warn
 from topics.spark.jobs.appending import Appended, open_dest
 from topics.spark.jobs.archive_table import opened, table_errors
-from topics.spark.jobs.arguments import Commands, add_servers
+from topics.spark.jobs.arguments import Commands, add_common
 from topics.spark.jobs.streams import options_of
 from topics.spark.progress import progress
 from topics.spark.sink.columns import Columns
@@ -289,20 +289,12 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="name of a source topic, may be repeated (default: all)",
     )
-    first = "first day, such as 2026-01-31"
-    argument(
-        "--from",
-        dest="since",
-        type=date.fromisoformat,
-        metavar="DATE",
-        default=date.min,
-        help=first,
-    )
-    until = "first excluded day"
-    argument("--until", type=date.fromisoformat, metavar="DATE", default=date.max, help=until)
+    day: dict[str, Any] = {"type": date.fromisoformat, "metavar": "DATE"}
+    argument("--from", dest="since", default=date.min, help="first day, as 2026-01-31", **day)
+    argument("--until", default=date.max, help="first excluded day", **day)
     argument("--durability", choices=DURABILITIES, help="of the topics; existing ones are changed")
     argument("--job-id", help="name of the replay for idempotency (default: from DIR)")
-    add_servers(parser)
+    add_common(parser, cores=False)
 
 
 def run(options: argparse.Namespace) -> Replayed:

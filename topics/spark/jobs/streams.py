@@ -14,7 +14,6 @@ import msgspec
 
 from topics.spark import register
 from topics.spark.job_errors import JobError, spark_errors
-from topics.spark.jobs.arguments import positive
 from topics.spark.sink.options import SinkOptions
 from topics.spark.source.offsets import Offsets, Position, decode
 from topics.spark.source.plan import GO_ON
@@ -27,22 +26,6 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 UPDATE_S = 5.0  # between updates of the progress of a query
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def add_stream(parser: argparse.ArgumentParser) -> None:
-    """Add ``--follow`` and ``--cores``, for `run` and `local_session`."""
-    parser.add_argument(
-        "--follow",
-        type=seconds,
-        metavar="INTERVAL",
-        help="do not end, but poll for new records at this interval, such as 10s, until Ctrl-C",
-    )
-    parser.add_argument(
-        "--cores",
-        type=positive,
-        default=2,
-        help="concurrent tasks (default: %(default)s)",
-    )
 
 
 def options_of(options: argparse.Namespace) -> dict[str, str]:
