@@ -13,14 +13,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 # Our own errors in an executor. Spark adds pages of text to them.
 OURS = (
-    "DataLost: ",
-    "BadOffset: ",
-    "ServerError: ",
-    "RequestError: ",
-    "BadOption: ",
-    "BadColumns: ",
-    "BadRow: ",
-    "JobError: ",
+    *("DataLost", "BadOffset", "ServerError", "RequestError"),
+    *("BadOption", "BadColumns", "BadRow", "JobError"),
 )
 # The jars with the file systems of Hadoop, by the name of their package.
 JARS = {
@@ -69,7 +63,7 @@ def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **named)
         except Exception as error:
-            if f"{type(error).__name__}: " not in OURS:
+            if type(error).__name__ not in OURS:
                 raise
             raise error.with_traceback(None) from None
 
@@ -95,8 +89,8 @@ def last_line(error: BaseException) -> str:
     """
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for mark in OURS:
-        if ours := [line.split(mark, 1)[1] for line in lines if mark in line]:
+    for name in OURS:
+        if ours := [line.split(f"{name}: ", 1)[1] for line in lines if f"{name}: " in line]:
             return ours[-1]
     if found := _NO_CLASS.search(text):
         jar = JARS.get(found.group(2), "of this file system")

@@ -1,7 +1,7 @@
 """Jobs that copy records between files and topics. Each job is a function and a subcommand.
 
     cli.py            the command line ``topics-spark JOB ...``
-    arguments.py      arguments of several subcommands: servers, types, the result of a job
+    arguments.py      arguments of several subcommands, and their types
     streams.py        options of jobs, and runs of streaming queries
     appending.py      appends rows to a topic by the sender of the sink, and reports the counts
     backfill.py       appends Parquet, CSV or JSON files to a topic
@@ -13,6 +13,7 @@
     compact.py        appends the last record of each key to another topic
 
 The module of a job has the name of its subcommand. ``add(commands)`` adds the parser of the
-subcommand, and ``run(options)`` does the job and returns an ``Outcome``. PySpark and pyarrow are
-imported only within functions, so that ``topics-spark --help`` loads neither.
+subcommand. ``run(options)`` does the job, and returns its report: ``text()``, and ``agrees`` if the
+server and the archive have all records. PySpark and pyarrow are imported only within functions, so
+that ``topics-spark --help`` loads neither.
 """

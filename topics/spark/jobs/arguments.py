@@ -1,11 +1,11 @@
-"""Arguments that several subcommands have, their types, and the result of a job."""
+"""Arguments that several subcommands have, and their types."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from topics.spark.client.http import DEFAULT_URL
 from topics.spark.client.servers import BadServers, Servers
@@ -15,19 +15,6 @@ from topics.spark.source.connection import RETRIES
 MIB = 1024 * 1024
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 GLOB = re.compile(r"[*?\[{]")  # Spark reads a path with these characters as a pattern
-
-
-class Outcome(Protocol):
-    """The result of a job."""
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the server has all records that the job reports."""
-        ...
-
-    def text(self) -> str:
-        """Return the report of the job."""
-        ...
 
 
 def positive(text: str) -> int:

@@ -12,16 +12,12 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
 from topics.spark.client.request_error import RequestError
 from topics.spark.job_errors import JobError, UsageError
 from topics.spark.source.connection import BadOption, ServerError
-
-if TYPE_CHECKING:
-    from topics.spark.jobs.arguments import Outcome
 
 # Each is a module of this package with `add` and `run`.
 JOBS = ("archive", "backfill", "compact", "replay")
@@ -48,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     if broken := next(filter(has_surrogate, given), None):
         build.error(f"the argument {broken!r} is not UTF-8")
     try:
-        outcome: Outcome = job(options.job).run(options)
+        outcome = job(options.job).run(options)
     except (BadOption, UsageError) as error:
         return _fail(str(error), ExitCode.USAGE)
     except (RequestError, ServerError, JobError) as error:
@@ -58,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; run the job again, it continues where it stopped\n")
         return ExitCode.INTERRUPTED
-    sys.stdout.write(outcome.text() + "\n")
+    sys.stdout.write(f"{outcome.text()}\n")
     return ExitCode.DONE if outcome.agrees else ExitCode.FAILED
 
 
