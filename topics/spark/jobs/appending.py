@@ -28,8 +28,8 @@ COUNTS = ("records", "repeated", "requests", "retries")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What a job sent to a topic. Of its ``records``, ``repeated`` were appended by an earlier run.
-    The heads are the topic's. ``notes``: other counts of the job.
+    """The counts of a job for its topic. An earlier run appended ``repeated`` of the ``records``.
+    The heads are those of the topic. ``notes`` are other counts of the job.
     """
 
     topic: str
@@ -143,7 +143,7 @@ def append(
     ``options``, once for each ``scope``. Raise ``ServerError`` or ``JobError``.
 
     ``order`` names columns that identify each row. With it, one partition sends all rows in that
-    order, so that the same rows make the same requests, whatever their earlier partitions were.
+    order, so that the same rows make the same requests, regardless of their earlier partitions.
     Without it, ``df`` must have the same rows in the same partitions and order when Spark computes
     it again.
     """

@@ -35,9 +35,10 @@ MISSING, TWICE = "is on the server and not in the files", "is in the files twice
 class Checked:
     """The check of an incarnation of a topic on a server (``partition``).
 
-    A run read the seqs (``after``, ``last``], of which the source reported ``lost``. None of them
-    has a date before ``since``. The files contain ``rows`` of them, and ``total`` is the sum of the
-    distances of their seqs from ``after``. ``fault`` describes an error.
+    A run read the seqs (``after``, ``last``], and the source reported that ``lost`` of them are
+    lost. None of them has a date before ``since``. The files contain ``rows`` of them, and
+    ``total`` is the sum of the distances of their seqs from ``after``. ``fault`` describes an
+    error.
     """
 
     server: str
@@ -72,9 +73,9 @@ def check(
     before: Heads,
     rows: Callable[[str], DataFrame],
 ) -> list[Checked]:
-    """Check all topics of which a run read records, or did not read all. ``options`` are those of
-    the connection, and ``before`` has the ``heads`` before the run. ``rows`` reads the archive from
-    a date on. Raise the errors of the source.
+    """Check the topics that a run read, and those that it did not read completely. ``options`` are
+    those of the connection, and ``before`` has the ``heads`` before the run. ``rows`` reads the
+    archive from a date on. Raise the errors of the source.
     """
     from pyspark.sql import functions as f
 

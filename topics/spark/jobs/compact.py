@@ -96,14 +96,14 @@ def last_of_keys(df: DataFrame) -> DataFrame:
 
 
 def without_deleted(rows: DataFrame, current: DataFrame) -> DataFrame:
-    """Return the rows without those that are null and whose key ``current`` does not have."""
+    """Return the rows except null ones whose key ``current`` does not have."""
     deleted = "value is null or trim(value) = 'null'"
     ends = rows.where(deleted).join(current.select("key"), "key", "left_semi")
     return rows.where(f"not ({deleted})").unionByName(ends)
 
 
 def without_unchanged(rows: DataFrame, current: DataFrame) -> DataFrame:
-    """Return the rows without those that ``current`` also has, with any offset."""
+    """Return the rows that ``current`` does not have, with any offset."""
     from pyspark.sql import functions as f
 
     same = [f.col(f"new.{name}").eqNullSafe(f.col(f"old.{name}")) for name in ("key", *REST)]

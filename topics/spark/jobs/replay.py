@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay appended to each target topic. The parts contain ``archived`` records."""
+    """The counts of a replay for each target topic. The parts contain ``archived`` records."""
 
     topics: dict[str, Appended]
     archived: int

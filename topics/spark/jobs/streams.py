@@ -111,8 +111,8 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class QueryProgress:
-    """What a query has done, from the progress that Spark reports: ``batches`` of ``records``, and
-    its ``spans`` by server, topic and epoch.
+    """The work of a query, from the progress that Spark reports: the number of ``batches`` and
+    ``records``, and the ``spans`` by server, topic and epoch.
     """
 
     batches: int = 0
