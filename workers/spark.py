@@ -1,4 +1,4 @@
-"""Runs a Spark job that copies between files and topics: ``python -m workers.spark JOB ...``.
+"""Runs a Spark job: ``python -m workers.spark JOB ...``.
 
 The command ``topics-spark`` does the same.
 """

@@ -1,4 +1,4 @@
-"""Errors of a job: one line, whatever Spark, its executors or the JVM report."""
+"""Errors of jobs: one line for each error of Spark, its executors or the JVM."""
 
 from __future__ import annotations
 
@@ -9,60 +9,53 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from topics.errors import ExitCode
-
 P = ParamSpec("P")
 T = TypeVar("T")
-# What our own code raises in an executor; Spark wraps it in pages of text.
+# Our own errors in an executor. Spark adds pages of text to them.
 OURS = (
-    "DataLost: ",
-    "BadOffset: ",
-    "ServerError: ",
-    "RequestError: ",
-    "BadOption: ",
-    "BadColumns: ",
-    "BadRow: ",
-    "JobError: ",
+    *("DataLost", "BadOffset", "ServerError", "RequestError"),
+    *("BadOption", "BadColumns", "BadRow", "JobError"),
 )
+# The jars with the file systems of Hadoop, by the name of their package.
+JARS = {
+    "s3a": "org.apache.hadoop:hadoop-aws",
+    "gs": "com.google.cloud.bigdataoss:gcs-connector",
+    "azurebfs": "org.apache.hadoop:hadoop-azure",
+    "azure": "org.apache.hadoop:hadoop-azure",
+    "adl": "org.apache.hadoop:hadoop-azure-datalake",
+}
+_NO_CLASS = re.compile(r"Class (org\.apache\.hadoop\.fs\.(\w+)\.\S+) not found")
+_NO_SCHEME = re.compile(r'No FileSystem for scheme "(.+?)"')
+_NO_PATH = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (\S+?)\.? ")
+_NO_FOLDER = re.compile(r"Mkdirs failed to create (\S+)")
+_USAGE = re.compile(f"BadOption: |{_NO_SCHEME.pattern}|{_NO_PATH.pattern}|{_NO_FOLDER.pattern}")
 _FILE = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 _RECORD = re.compile(r"Malformed (?:CSV|JSON) record: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _FAILFAST = "MALFORMED_RECORD_IN_PARSING"
 
 
 class JobError(Exception):
-    """The job did not finish. The text is one line: the refusal or the broken line, if there is
-    one. ``code``: how the program ends.
-    """
-
-    code = ExitCode.FAILED
+    """A job failed. The text is one line."""
 
 
-class WrongUse(JobError):
-    """The arguments cannot be meant."""
-
-    code = ExitCode.USAGE
+class UsageError(JobError):
+    """The arguments are invalid, or a path does not exist or cannot be used by the job."""
 
 
-class WrongPath(JobError):
-    """What the job is to read is not there, or something else."""
-
-    code = ExitCode.USAGE
-
-
-def say(line: str) -> None:
-    """One line for the user on stderr."""
+def write_stderr(line: str) -> None:
+    """Write a line to stderr."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
 
 def warn(text: str) -> None:
-    """A warning: on the stderr of the executor or the driver."""
-    say(f"topics: warning: {text}")
+    """Write a warning to the stderr of the executor or driver."""
+    write_stderr(f"topics: warning: {text}")
 
 
-def told_first(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a failure of ours leave ``function`` without its stack: Spark always shows where it was
-    raised, which is two lines of this place, and then comes our line.
+def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Remove the traceback from our own errors that ``function`` raises. Spark shows the traceback
+    before the message, so this places the message near the top of Spark's error.
     """
 
     @wraps(function)
@@ -70,7 +63,7 @@ def told_first(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **named)
         except Exception as error:
-            if f"{type(error).__name__}: " not in OURS:
+            if type(error).__name__ not in OURS:
                 raise
             raise error.with_traceback(None) from None
 
@@ -79,23 +72,39 @@ def told_first(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Whatever Spark or its JVM reports, as a ``JobError`` of one line."""
+    """Raise errors of Spark and its JVM as a `JobError` of one line."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise JobError(last_line(error)) from error
+        kind = UsageError if _USAGE.search(str(error)) else JobError
+        raise kind(last_line(error)) from error
 
 
 def last_line(error: BaseException) -> str:
-    """The line that says most: our refusal in Spark's text, a broken record, else the first."""
+    """Return the most informative line: our own error in Spark's text, a path or a record that
+    Spark cannot use, and otherwise the first line.
+    """
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for mark in OURS:
-        if ours := [line.split(mark, 1)[1] for line in lines if mark in line]:
+    for name in OURS:
+        if ours := [line.split(f"{name}: ", 1)[1] for line in lines if f"{name}: " in line]:
             return ours[-1]
+    if found := _NO_CLASS.search(text):
+        jar = JARS.get(found.group(2), "of this file system")
+        return (
+            f"Spark has no class {found.group(1)}: add the jar {jar}, for example by"
+            f" PYSPARK_SUBMIT_ARGS='--packages {jar}:VERSION pyspark-shell'"
+        )
+    if found := _NO_SCHEME.search(text):
+        cure = "use s3a://" if found.group(1) == "s3" else "add the jar of this file system"
+        return f"Spark has no file system for {found.group(1)}://: {cure}"
+    if found := _NO_PATH.search(text):
+        return f"{_path(found)}: no such file or directory"
+    if found := _NO_FOLDER.search(text):
+        return f"{_path(found)}: the folder cannot be created"
     if _FAILFAST in text:
         return _broken_record(text)
     causes = [line for line in lines if line.startswith("Caused by: ")]
@@ -107,11 +116,11 @@ def last_line(error: BaseException) -> str:
 
 
 def _broken_record(text: str) -> str:
-    """File and record, as far as Spark tells them."""
+    """Return the file and the record, if Spark reports them."""
     file, record = _FILE.search(text), _RECORD.search(text)
     where = _path(file) if file else "the source"
-    return f"{where} holds a broken record" + (f": {record.group(1)!r}" if record else "")
+    return f"{where}: broken record" + (f": {record.group(1)!r}" if record else "")
 
 
-def _path(file: re.Match[str]) -> str:
-    return re.sub("^file:/+", "/", file.group(1))
+def _path(found: re.Match[str]) -> str:
+    return re.sub("^file:/+", "/", found.group(1))

@@ -1,4 +1,4 @@
-"""Preflight: PySpark and a Java that it can run on, asked for before a JVM starts."""
+"""Checks that PySpark and a suitable Java are installed, before a JVM starts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from topics.spark.job_errors import JobError
 
 JAVA_MIN = 17
 JAVA_S = 20.0
-INSTALL_JAVA = "Install it (apt install openjdk-17-jre-headless) or let JAVA_HOME name it"
+INSTALL_JAVA = "Install it (apt install openjdk-17-jre-headless) or set JAVA_HOME"
 
 
 def check_spark() -> None:
-    """Raises ``JobError`` without PySpark or a Java that it can run on."""
+    """Raise ``JobError`` if PySpark or a suitable Java is not installed."""
     missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
     if missing:
         cure = "pip install 'topics-engine[spark]'"
@@ -36,7 +36,7 @@ def check_spark() -> None:
 
 
 def _java_version(java: str) -> int | None:
-    """17 for 17.0.15, 8 for 1.8.0; None when it does not say."""
+    """Return 17 for 17.0.15 and 8 for 1.8.0, or None if the version is unknown."""
     try:
         done = subprocess.run(
             [java, "-version"],

@@ -1,4 +1,4 @@
-"""Progress: a line on a terminal that counts what a job has done; nothing elsewhere."""
+"""Shows the number of processed records on a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LOOK_S = 0.5
+UPDATE_S = 0.5
 
 
 @contextmanager
 def progress(done: Callable[[], int | None], *, quiet: bool) -> Iterator[None]:
-    """Show ``done()`` records while the block runs. It is asked in a thread of its own, never after
-    the block; None when it cannot tell now.
+    """Show the number that ``done`` returns while the block runs. A separate thread calls it, never
+    after the end of the block. None means that the number is unknown.
     """
     if quiet or not sys.stderr.isatty():
         yield
@@ -25,12 +25,12 @@ def progress(done: Callable[[], int | None], *, quiet: bool) -> Iterator[None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task, over = shown.add_task("", total=None), threading.Event()
 
-        def look() -> None:
-            while not over.wait(LOOK_S):
+        def update() -> None:
+            while not over.wait(UPDATE_S):
                 if (count := done()) is not None:
                     shown.update(task, completed=count)
 
-        thread = threading.Thread(target=look, name="progress", daemon=True)
+        thread = threading.Thread(target=update, name="progress", daemon=True)
         thread.start()
         try:
             yield

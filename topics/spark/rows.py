@@ -1,4 +1,4 @@
-"""Rows: of any columns to rows of the sink, and to the executors. No Python runs for each row."""
+"""Converts rows of any columns to rows of the sink, and maps them. No Python runs for each row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-# to_json's own patterns keep three decimal digits of times. A TIMESTAMP is a moment and is shown in
-# UTC; a TIMESTAMP_NTZ has no zone.
+# The default patterns of to_json have milliseconds. A TIMESTAMP is rendered in UTC, and a
+# TIMESTAMP_NTZ has no time zone.
 TO_JSON = {
     "timeZone": "UTC",
     "ignoreNullFields": "false",
@@ -21,11 +21,12 @@ TO_JSON = {
 
 
 def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) -> DataFrame:
-    """Return rows for ``format("topics")``. ``value`` is the complete row as a JSON object with its
-    nulls; times are in UTC with microseconds, and dates, also as keys of maps, are ``2026-01-31``.
+    """Return rows of any columns as rows for ``format("topics")``. ``value`` is the complete row as
+    a JSON object, with nulls. Times are in UTC with microseconds, and dates, also as keys of maps,
+    are ``2026-01-31``.
 
-    ``key`` and ``topic`` name the columns for the tag and for the topic of each row, which are also
-    members of ``value``. Raises AnalysisException for a column that does not exist, and
+    ``key`` names the column with the tag, and ``topic`` the column with the topic of a row. Both
+    remain members of the value. Raise AnalysisException if a column does not exist, and
     `BadColumns` for map keys that JSON cannot represent.
     """
     from pyspark.sql import functions as f
@@ -66,7 +67,7 @@ def _with_json_keys(kind: DataType) -> DataType:
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark SQL reads it literally, dots included."""
+    """Return the name of a column in the quotes of Spark SQL, because it may contain dots."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -75,11 +76,10 @@ def map_arrow(
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """``df.mapInArrow(function, schema)`` without its demand for pandas.
+    """Return ``df.mapInArrow(function, schema)``, without requiring pandas.
 
-    PySpark 4.3 builds the function through ``pandas_udf``, which refuses to work where pandas is
-    not installed, though nothing on this path uses it: 100 MB for an import check. These are the
-    same two steps without the check.
+    PySpark 4.3 calls ``pandas_udf``, which requires pandas (100 MB) although this function does not
+    use it. These are the same two steps without the check.
     """
     from pyspark.sql import DataFrame
     from pyspark.sql.udf import UserDefinedFunction

@@ -1,8 +1,8 @@
-"""The session of a job: local, or that of the cluster which spark-submit hands over.
+"""The Spark session of a job: a local one, or that of the cluster of spark-submit.
 
-A local session finds this interpreter and this package. On a cluster, master, memory, cores and
-the interpreter of the executors are what was submitted; the package comes with it, by --py-files
-or in the executors' environment.
+A local session uses this interpreter and this package. On a cluster, spark-submit sets the master,
+memory, cores and the interpreter of the executors. The package is submitted by --py-files or
+installed in the executors' environment.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from topics.spark.job_errors import spark_errors
 from topics.spark.preflight import check_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SHUFFLES = 8  # partitions behind a shuffle; a checkpoint keeps the number that it began with
-# What the records that a job makes depend on, wherever it runs.
+SHUFFLES = 8  # partitions of a shuffle; a checkpoint keeps the number of its first run
+# Settings that affect the records of a job, on any machine.
 SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",  # timestamps must not render by the machine's zone
+    "spark.sql.session.timeZone": "UTC",  # not the time zone of the machine
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-    "spark.sql.caseSensitive": "true",  # a and A are two columns
+    "spark.sql.caseSensitive": "true",  # a and A are different columns
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "OFF",  # Java stacks; what matters of them is in our one line
+    "spark.log.level": "OFF",  # avoids stack traces of Java; our error line contains the reason
 }
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
@@ -38,17 +41,16 @@ LOCAL = {
 
 
 def is_submitted() -> bool:
-    """Whether a master is given: spark-submit runs this process, or PYSPARK_SUBMIT_ARGS has one."""
+    """Return whether spark-submit runs this process, or PYSPARK_SUBMIT_ARGS names a master."""
     given = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     return "PYSPARK_GATEWAY_PORT" in os.environ or "--master" in given
 
 
 def session(*, cores: int = 2, partitions: int = 8, name: str = "topics") -> SparkSession:
-    """A session whose tasks are retried: with the master that is given, else a local one of
-    ``cores``.
+    """Return a session that retries tasks, with the submitted master or a local one of ``cores``.
 
-    ``partitions`` fixes how files are split, so that the number of cores has no part in the keys.
-    Raises ``JobError`` without a Java that Spark can run on.
+    ``partitions`` is the minimum number of partitions of files. It does not depend on the number of
+    cores, so that the idempotency keys do not either. Raise ``JobError`` if Java is not usable.
     """
     check_spark()
     from pyspark.sql import SparkSession
@@ -65,23 +67,30 @@ def session(*, cores: int = 2, partitions: int = 8, name: str = "topics") -> Spa
     return builder.getOrCreate()
 
 
-def local_session(cores: int, name: str, partitions: int = 8) -> SparkSession:
-    """The session of one job that ends by SIGTERM as by Ctrl-C. Raises as `session`."""
+@contextmanager
+def local_session(cores: int, name: str, partitions: int = 8) -> Iterator[SparkSession]:
+    """Yield the session of one job, and stop it at the end. SIGTERM interrupts the job as Ctrl-C
+    does. Raise ``JobError`` if the session cannot be started.
+    """
     quiet_pyspark()
-    # An operator stops a service by SIGTERM; a job that follows ends then as by Ctrl-C.
+    # Service managers stop a service by SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    spark = session(cores=cores, partitions=partitions, name=name)
-    spark.conf.set("spark.sql.shuffle.partitions", str(SHUFFLES))
-    return spark
+    with spark_errors():
+        spark = session(cores=cores, partitions=partitions, name=name)
+        spark.conf.set("spark.sql.shuffle.partitions", str(SHUFFLES))
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def quiet_pyspark() -> None:
-    """Keep PySpark's own messages off the user's terminal: our one line has what matters."""
-    # pandas may be installed; nothing here uses it.
+    """Suppress messages of PySpark, because our error line contains the reason."""
+    # pandas may be installed, but jobs do not use it.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    # It prints a plan and a Java stack, in JSON, for a misspelt column.
+    # This logger prints a plan and a stack trace, in JSON, for a misspelt column.
     from pyspark.logger import PySparkLogger
 
     PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
-    # Py4J logs the stacks of a Ctrl-C, then raises what it logged; one line of ours follows.
+    # After a Ctrl-C, Py4J logs a stack trace and also raises the error.
     logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())

@@ -1,4 +1,4 @@
-"""Archives made by hand, as the archive job lays them out."""
+"""Creates archives with the layout of the archive job."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ SCHEMA = pa.schema(
         ("timestamp", pa.timestamp("us", "UTC")),
         ("node", pa.string()),
         ("headers", pa.string()),
+        ("epoch", pa.int64()),
         ("date", pa.date32()),
     ]
 )
 
 
 class Row(NamedTuple):
-    """A record of an archive, and its date."""
+    """A record of an archive and its date."""
 
     date: str
     topic: str
@@ -36,10 +37,15 @@ class Row(NamedTuple):
     partition: int = 0
     node: str | None = None
     headers: str | None = None
+    epoch: int | None = 1
 
 
-def write_archive(root: Path, rows: list[Row], *, commits: int = 3, seed: int = 1) -> Path:
-    """Spread the rows over commits at random, in a random order."""
+def write_archive(
+    root: Path, rows: list[Row], *, commits: int = 3, seed: int = 1, has_epochs: bool = True
+) -> Path:
+    """Distribute the rows over commits at random, in a random order. Earlier versions wrote tables
+    without epochs.
+    """
     chance = random.Random(seed)
     shares: list[list[Row]] = [[] for _ in range(commits)]
     for row in chance.sample(rows, len(rows)):
@@ -54,5 +60,6 @@ def write_archive(root: Path, rows: list[Row], *, commits: int = 3, seed: int = 
             for row in share
         ]
         table = pa.Table.from_pylist(records, SCHEMA)
+        table = table if has_epochs else table.drop_columns("epoch")
         write_deltalake(str(root), table, mode="append", partition_by=["date"])
     return root

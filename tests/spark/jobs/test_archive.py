@@ -1,4 +1,4 @@
-"""The archive of real topics, read by those who know nothing of Spark."""
+"""Archives of real topics, also read without Spark."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.spark.live import Live
 from topics.errors import ExitCode
 from topics.spark.job_errors import JobError
 from topics.spark.jobs import archive as module
+from topics.spark.jobs import archive_table
 from topics.spark.jobs.archive import CHECKPOINT, ArchiveJob, archive, begin
 from topics.spark.jobs.archive_table import commit, dated, opened
 from topics.spark.jobs.checkpoint import JOB
@@ -39,14 +40,14 @@ def job(live: Live, subscribe: str, directory: Path, **how: Any) -> ArchiveJob:
 
 
 def offsets(directory: Path) -> list[int]:
-    """All offsets in a table."""
+    """Return all offsets in a table."""
     table = DeltaTable(str(directory)).to_pyarrow_dataset().to_table(columns=["offset"])
     return sorted(table["offset"].to_pylist())
 
 
-def forget_commit(directory: Path) -> None:
-    """Let Spark's own note of the last batch be lost, as a kill right after the table's commit
-    does.
+def delete_commit(directory: Path) -> None:
+    """Delete Spark's record of the last batch, which does not exist after a kill between the
+    commit of the table and the end of the batch.
     """
     commits = directory / CHECKPOINT / "commits"
     last = max(
@@ -56,7 +57,7 @@ def forget_commit(directory: Path) -> None:
     (commits / f".{last.name}.crc").unlink(missing_ok=True)
 
 
-def test_what_is_new_is_archived_once_and_read_by_duckdb_and_polars(
+def test_new_records_are_archived_once_and_read_by_duckdb_and_polars(
     unstopped: SparkSession, live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     live.make("orders", 300)
@@ -72,7 +73,7 @@ def test_what_is_new_is_archived_once_and_read_by_duckdb_and_polars(
     assert main(["archive", "--url", f"a={live.url}", "orders", str(root)]) == ExitCode.DONE
     printed = capsys.readouterr().out
     assert printed.startswith("50 records of 1 topics into ")
-    assert "the archive holds 340\n" in printed
+    assert "the archive contains 340\n" in printed
     assert printed.endswith("The server agrees.\n")
     ids = range(11, 351)
     table = DeltaTable(str(root)).to_pyarrow_dataset()
@@ -94,7 +95,7 @@ def test_what_is_new_is_archived_once_and_read_by_duckdb_and_polars(
     ]
 
 
-def test_files_of_sparks_own_sink_hold_each_record_once(
+def test_files_of_sparks_sink_contain_each_record_once(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     live.make("files", 50)
@@ -104,7 +105,7 @@ def test_files_of_sparks_own_sink_hold_each_record_once(
     live.append("files", range(51, 61))
     second = archive(spark, files)
     assert (second.rows, second.total, second.agrees) == (10, 58, True), second.text()
-    forget_commit(tmp_path)
+    delete_commit(tmp_path)
     assert archive(spark, files).agrees
     found = spark.read.parquet(str(tmp_path)).select("offset").collect()
     assert sorted(row.offset for row in found) == [*range(3, 61)]
@@ -115,13 +116,13 @@ def test_a_batch_that_spark_repeats_is_not_written_again(
 ) -> None:
     live.make("repeated", 50)
     archive(spark, job(live, "repeated", tmp_path, batch_records=20))
-    forget_commit(tmp_path)
+    delete_commit(tmp_path)
     summary = archive(spark, job(live, "repeated", tmp_path, batch_records=20))
     assert (summary.rows, summary.total, summary.agrees) == (10, 50, True), summary.text()
     assert offsets(tmp_path) == [*range(1, 51)]
 
 
-def test_an_archive_goes_on_in_its_own_folder_with_its_own_checkpoint_only(
+def test_an_archive_continues_only_in_its_folder_with_its_checkpoint(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     live.make("restored", 10)
@@ -130,8 +131,8 @@ def test_an_archive_goes_on_in_its_own_folder_with_its_own_checkpoint_only(
     (tmp_path / "file").write_text("")
     restored = job(live, "restored", root)
 
-    def refuse(how: ArchiveJob, told: str) -> None:
-        with pytest.raises(JobError, match=told):
+    def refuse(how: ArchiveJob, message: str) -> None:
+        with pytest.raises(JobError, match=message):
             archive(spark, how)
 
     refuse(job(live, "restored", tmp_path), r"the folder is not empty \(file\)")
@@ -143,17 +144,39 @@ def test_an_archive_goes_on_in_its_own_folder_with_its_own_checkpoint_only(
         live.append("restored", range(10))
         archive(spark, restored)
     shutil.rmtree(point)
-    refuse(restored, r"not empty .* holds no archive with its checkpoint")
+    refuse(restored, r"not empty .* contains no archive with its checkpoint")
     shutil.copytree(older, point)
     refuse(restored, "the checkpoint is older than the table")
     assert offsets(root) == [*range(1, 31)]
-    empty = spark.createDataFrame([], schema_of(()))
+    empty = spark.createDataFrame([], schema_of(archive_table.COLUMNS))
     with pytest.raises(JobError, match="or of another one"):
         commit(dated(empty), 3, "another query", f"file://{root}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "older"]
 
 
-def test_a_start_that_was_killed_before_its_first_batch_is_repeated(
+@pytest.mark.parametrize(
+    ("directory", "code", "message"),
+    [
+        ("/proc/nowhere/archive", ExitCode.USAGE, "/archive/_checkpoint: the folder cannot be cr"),
+        ("s3a://bucket/archive", ExitCode.FAILED, "add the jar org.apache.hadoop:hadoop-aws, for"),
+    ],
+)
+def test_an_unusable_folder_is_reported_in_one_line(
+    unstopped: SparkSession,
+    live: Live,
+    capsys: pytest.CaptureFixture[str],
+    directory: str,
+    code: ExitCode,
+    message: str,
+) -> None:
+    live.make("placed", 1)
+    assert main(["archive", "placed", directory, "--url", live.url]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_that_was_killed_before_its_first_batch_is_repeated(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     """`tests.campaigns.archive_kills` kills the process at these two moments."""
@@ -168,12 +191,12 @@ def test_a_start_that_was_killed_before_its_first_batch_is_repeated(
     assert (summary.rows, summary.agrees) == (10, True), summary.text()
 
 
-def test_of_two_runs_at_the_same_time_one_commits(
+def test_one_of_two_concurrent_runs_commits(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"file://{tmp_path}/table"
-    record = (None, "{}", "t", 0, 1, datetime.now(UTC), None, None)
-    rows = dated(spark.createDataFrame([record], schema_of(())))
+    record = (None, "{}", "t", 0, 1, datetime.now(UTC), None, None, 1)
+    rows = dated(spark.createDataFrame([record], schema_of(archive_table.COLUMNS)))
     commit(rows, 0, "q", uri)
     before = opened(uri)
     commit(rows, 1, "q", uri)
@@ -183,7 +206,7 @@ def test_of_two_runs_at_the_same_time_one_commits(
     assert offsets(tmp_path / "table") == [1, 1]
 
 
-def test_a_task_that_is_repeated_and_a_server_that_is_killed_leave_each_record_once(
+def test_each_record_is_archived_once_despite_a_repeated_task_and_a_killed_server(
     spark: SparkSession, mortal: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mortal.make("killed", 2000)
@@ -196,7 +219,9 @@ def test_a_task_that_is_repeated_and_a_server_that_is_killed_leave_each_record_o
             raise RuntimeError("a task dies")
 
     def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
-        return map_arrow(plain(spark, options), die_once, schema_of(()).simpleString())
+        return map_arrow(
+            plain(spark, options), die_once, schema_of(archive_table.COLUMNS).simpleString()
+        )
 
     def kill(df: DataFrame, batch: int, query: str, uri: str) -> None:
         land(df, batch, query, uri)
@@ -215,15 +240,15 @@ def test_a_task_that_is_repeated_and_a_server_that_is_killed_leave_each_record_o
     assert offsets(tmp_path / "archive") == [*range(1, 2001)]
 
 
-def test_records_that_were_evicted_or_deleted_unread_fail_the_job_unless_allowed(
+def test_unread_records_that_were_evicted_or_deleted_fail_the_job_unless_allowed(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:
     live.make("short", 20, cap_records=10)
     archive(spark, job(live, "short", tmp_path))
     live.append("short", range(21, 61))
-    with pytest.raises(JobError, match="short") as told:
+    with pytest.raises(JobError, match="short") as message:
         archive(spark, job(live, "short", tmp_path))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
     allowed = job(live, "short", tmp_path, allow_loss=True)
     summary = archive(spark, allowed)
     assert summary.agrees, summary.text()
@@ -237,7 +262,35 @@ def test_records_that_were_evicted_or_deleted_unread_fail_the_job_unless_allowed
     assert offsets(tmp_path) == sorted([1, 2, 3, *range(11, 21), *range(51, 61)])
 
 
-def test_a_record_that_is_lost_or_doubled_is_told(
+def test_a_topic_that_is_created_again_is_archived_and_replayed_completely(
+    unstopped: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All on one day; the first incarnation by an earlier version, without its epoch."""
+    again = job(live, "again", tmp_path, allow_loss=True)
+    live.make("again", 20)
+    with monkeypatch.context() as earlier:
+        for each in (module, archive_table):
+            earlier.setattr(each, "COLUMNS", archive_table.COLUMNS[:-1])
+        earlier.setattr(archive_table, "ORDER", ("date", "offset"))
+        earlier.setattr(module, "check", lambda *_: [])
+        archive(unstopped, again)
+    live.append("again", range(21, 24))
+    archive(unstopped, again)
+    expected = [*range(1, 24)]
+    for start, count in ((100, 10), (200, 30)):
+        live.delete("again")
+        live.make("again")
+        live.append("again", range(start, start + count))
+        expected += range(start, start + count)
+        summary = archive(unstopped, again)
+        found = summary.rows, summary.total, summary.agrees
+        assert found == (count, len(expected), True), summary.text()
+    for _ in range(2):
+        assert main(["replay", str(tmp_path), "again.copy", "--url", live.url]) == ExitCode.DONE
+        assert [record["data"]["id"] for record in live.read("again.copy")] == expected
+
+
+def test_a_lost_or_duplicated_record_is_reported(
     spark: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.make("both", 20)

@@ -1,4 +1,4 @@
-"""What the subcommands share."""
+"""Arguments of several subcommands."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from topics.spark.client.http import DEFAULT_URL
 from topics.spark.client.servers import Servers
-from topics.spark.jobs.arguments import add_servers
+from topics.spark.jobs.arguments import add_common
 
 
 def parsed(*line: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_servers(parser)
+    add_common(parser)
     return parser.parse_args(line)
 
 
@@ -40,7 +40,7 @@ def test_the_environment_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("text", ["x", "a=http://x,a=http://y", "http://x:0"])
-def test_what_is_no_list_of_servers_is_a_usage_error(
+def test_an_invalid_list_of_servers_is_a_usage_error(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

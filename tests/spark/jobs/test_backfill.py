@@ -1,4 +1,4 @@
-"""Files into a topic, by the command line."""
+"""The command line appends files to a topic."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_sizes_and_options_are_checked() -> None:
         ("folder", "parquet"),
     ],
 )
-def test_the_suffix_says_the_format(source: str, form: str) -> None:
+def test_the_suffix_determines_the_format(source: str, form: str) -> None:
     assert format_of(source) == form
 
 
-def test_file_java_and_server_are_asked_for_before_a_jvm_starts(
+def test_file_java_and_server_are_checked_before_a_jvm_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told(source: Path, topic: str, url: str, status: int) -> str:
+    def error_of(source: Path, topic: str, url: str, status: int) -> str:
         given = ["backfill", str(source), topic, "--url", url, "--retries", "1"]
         assert main(given) == status
         said = capsys.readouterr().err
@@ -81,23 +81,23 @@ def test_file_java_and_server_are_asked_for_before_a_jvm_starts(
     with StubServer() as stub:
         stub.make("jobs", type="queue")
         absent = tmp_path / "absent.csv"
-        assert f"{absent}: no such file or directory\n" in told(absent, "t", stub.url, 2)
+        assert f"{absent}: no such file or directory\n" in error_of(absent, "t", stub.url, 2)
         packed = tmp_path / "rows.csv.ZIP"
         packed.write_bytes(b"PK")
-        assert "unpack it first" in told(packed, "t", stub.url, 2)
+        assert "unpack it first" in error_of(packed, "t", stub.url, 2)
         assert stub.seen == []
-        assert 'topic "jobs" is a queue' in told(rows, "jobs", stub.url, 1)
+        assert 'topic "jobs" is a queue' in error_of(rows, "jobs", stub.url, 1)
         stub.faults.append(Fault(status=403, code="forbidden"))
-        assert "the key needs read and write" in told(rows, "t", stub.url, 1)
-        assert "unreachable" in told(rows, "t", "http://127.0.0.1:9", 1)
+        assert "the key needs read and write" in error_of(rows, "t", stub.url, 5)
+        assert "unreachable" in error_of(rows, "t", "http://127.0.0.1:9", 6)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-        assert "Spark needs Java" in told(rows, "other", stub.url, 1)
+        assert "Spark needs Java" in error_of(rows, "other", stub.url, 1)
         assert "other" not in stub.topics
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
+def test_an_interrupted_job_writes_one_line_and_continues_when_it_is_run_again(
     unstopped: SparkSession,
     stub: StubServer,
     tmp_path: Path,
@@ -120,7 +120,7 @@ def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
         assert main(line) == 130
     stub.faults.clear()
     assert (
-        capsys.readouterr().err == "interrupted; run the job again, it goes on where it stopped\n"
+        capsys.readouterr().err == "interrupted; run the job again, it continues where it stopped\n"
     )
     assert main(line) == 0
     assert sorted(ids(stub)) == list(range(50))
@@ -128,7 +128,7 @@ def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
 
 @pytest.fixture
 def load(unstopped: SparkSession, stub: StubServer, tmp_path: Path) -> Load:
-    """Load a file into a topic of its own, give the records."""
+    """Return a function that loads a file into a new topic and returns the records."""
 
     def load(name: str, content: bytes, *more: str, status: int = 0) -> list[Any]:
         topic = f"t{len(stub.topics)}"
@@ -142,7 +142,7 @@ def load(unstopped: SparkSession, stub: StubServer, tmp_path: Path) -> Load:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_csv_columns_are_text_unless_the_caller_says_more(load: Load) -> None:
+def test_csv_columns_are_text_unless_types_are_given(load: Load) -> None:
     content = b'id,"the name",n\r\n007,"say ""a"", b",1\r\n1.10,\\,\r\n'
     texts = [
         {"data": {"id": "007", "the name": 'say "a", b', "n": "1"}, "tag": "007"},
@@ -161,7 +161,7 @@ def test_csv_columns_are_text_unless_the_caller_says_more(load: Load) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_json_lines_are_sent_as_they_are(load: Load, stub: StubServer) -> None:
+def test_json_lines_are_sent_unchanged(load: Load, stub: StubServer) -> None:
     lines = ['{"b": "1.10", "a": {"x": "é"}, "id": 40404040404040404040404040404040404040}', "[1]"]
     found = load("a.jsonl", "\n\n".join(lines).encode(), "--tag-column", "b", "--node", "n")
     assert [record["data"] for record in found] == [json.loads(line) for line in lines]
@@ -186,17 +186,17 @@ def test_parquet_is_sent_with_times_in_utc(
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
-        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv holds a broken record: '1,2,3'"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv: broken record: '1,2,3'"),
         ("a.jsonl", b'{"id": 1}\n{"id": 2\n', "value is not JSON: '{\"id\": 2'"),
     ],
 )
-def test_a_broken_line_ends_the_job_and_is_told(
-    load: Load, capsys: pytest.CaptureFixture[str], name: str, content: bytes, told: str
+def test_a_broken_line_ends_the_job_and_is_reported(
+    load: Load, capsys: pytest.CaptureFixture[str], name: str, content: bytes, message: str
 ) -> None:
     assert load(name, content, status=1) == []
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.spark
@@ -224,30 +224,35 @@ def test_text_in_another_encoding_is_refused_unless_the_encoding_is_named(
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("name", "content", "more", "told"),
+    ("name", "content", "more", "message"),
     [
-        ("_events.jsonl", b"1\n", (), "_events.jsonl: Spark reads no file of it"),
+        (
+            "_events.jsonl",
+            b"1\n",
+            (),
+            "_events.jsonl: Spark reads no file of it",
+        ),
         ("empty.jsonl", b" \n", (), "empty.jsonl: it has no records"),
         ("head.csv", b"a,b\n", (), "head.csv: it has no records"),
         ("a.jsonl", b'{"k":1}\n', ("--tag-column", "K"), 'a.jsonl has a member "K"'),
         ("a.csv", b"k,v\n1,2\n", ("--tag-column", "K"), 'there is no column "K": k, v'),
     ],
 )
-def test_a_job_that_would_load_nothing_or_lose_its_tags_is_an_error(
+def test_a_job_without_records_or_tags_is_an_error(
     load: Load,
     capsys: pytest.CaptureFixture[str],
     name: str,
     content: bytes,
     more: tuple[str, ...],
-    told: str,
+    message: str,
 ) -> None:
     assert load(name, content, *more, status=2) == []
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_subfolders_are_read_and_are_columns_only_if_asked(
+def test_subfolders_are_read_and_are_columns_only_on_request(
     unstopped: SparkSession, stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder, value in (("", 0), ("key=K1/", 1), ("node=7/deep/", 2), ("_hidden/", 3)):

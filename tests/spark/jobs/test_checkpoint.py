@@ -1,4 +1,4 @@
-"""Whose a checkpoint is, wherever it lies."""
+"""A checkpoint belongs to one job, on any file system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from topics.spark.job_errors import JobError, WrongPath
+from topics.spark.job_errors import JobError, UsageError
 from topics.spark.jobs.checkpoint import Folder, claim, uri_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ TEMPORARY = ".0.ae82a34e-5e0a-411d-ad86-96a72f32d121.tmp"  # as Spark names one
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_query_that_has_begun_is_of_one_job(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_started_query_belongs_to_one_job(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     folder = Folder(spark, uri_of(str(tmp_path / "a folder é")))
     assert (folder.names(), folder.read("job.json")) == ([], None)
     hourly = {"window": "1 hour", "by": ""}
@@ -26,12 +28,12 @@ def test_a_query_that_has_begun_is_of_one_job(spark: SparkSession, tmp_path: Pat
     claim(folder, hourly)
     folder.write("offsets/0", "v1")
     claim(folder, hourly)
-    for other, told in [
+    for other, message in [
         (hourly | {"window": "1 day"}, "its window is '1 hour', not '1 day'"),
         (hourly | {"by": "data.é"}, "its by is '', not 'data.é'"),
         (hourly | {"sum": "data.a"}, "its sum is '', not 'data.a'"),
     ]:
-        with pytest.raises(JobError, match=told):
+        with pytest.raises(JobError, match=message):
             claim(folder, other)
     claim(folder, hourly | {"sum": ""})
 
@@ -60,7 +62,9 @@ def test_temporary_files_are_removed_unless_a_batch_has_begun(
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_file_is_complete_or_absent(spark: SparkSession, tmp_path: Path) -> None:
-    """Also when a process was killed while it wrote: the checksum of ``a.tmp`` is not its own."""
+    """This also holds if a process was killed during a write and the checksum of ``a.tmp`` is
+    that of another file.
+    """
     folder = Folder(spark, uri_of(str(tmp_path)))
     for text in ("one", "two"):
         (tmp_path / "a.tmp").write_text("on")
@@ -83,5 +87,5 @@ def test_a_directory_is_a_path_or_a_uri(directory: str, uri: str) -> None:
 
 
 def test_a_directory_that_spark_reads_as_a_pattern_is_refused() -> None:
-    with pytest.raises(WrongPath, match=r"/a/\*/b: Spark reads \* in a path as a pattern"):
+    with pytest.raises(UsageError, match=r"/a/\*/b: Spark reads \* in a path as a pattern"):
         uri_of("/a/*/b")

@@ -1,4 +1,4 @@
-"""The last record of each key."""
+"""The last record of each key is appended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def compact(live: Live, *line: str) -> Appended:
     return run(parser().parse_args(["compact", "--url", live.url, *line]))
 
 
-def test_the_last_record_of_each_key_is_appended_once_and_in_order(live: Live) -> None:
+def test_the_last_record_of_each_key_is_appended_unless_it_is_unchanged(
+    live: Live,
+) -> None:
     live.make("prices")
     write(
         live,
@@ -47,13 +49,13 @@ def test_the_last_record_of_each_key_is_appended_once_and_in_order(live: Live) -
         {"tag": "c", "data": None},
     )
     first = compact(live, "prices", "last")
-    assert first.notes == {"read": 6, "without a key": 1}
+    assert first.notes == {"read": 6, "without a key": 1, "unchanged": 0}
     assert (first.appended, first.agrees) == (3, True)
     b = ("b", 2, "n", '{"é":1}'.encode())
     expected = [b, ("a", {"x": 4}, None, b""), ("c", None, None, b"")]
     assert held(live, "last") == expected
     second = compact(live, "prices", "last")
-    assert (second.records, second.repeated, second.agrees) == (3, 3, True)
+    assert (second.appended, second.notes["unchanged"], second.agrees) == (0, 3, True)
     assert held(live, "last") == expected
     third = compact(live, "prices", "living", "--drop-null")
     assert (third.notes["deleted keys"], third.appended) == (1, 2)
@@ -61,6 +63,12 @@ def test_the_last_record_of_each_key_is_appended_once_and_in_order(live: Live) -
     # A value that the destination has is ended by the null, once.
     write(live, "prices", {"tag": "b", "data": None})
     fourth, fifth = [compact(live, "prices", "living", "--drop-null") for _ in range(2)]
-    assert (fourth.notes["deleted keys"], fourth.appended, fifth.appended) == (1, 2, 0)
-    a, null = ("a", {"x": 4}, None, b""), ("b", None, None, b"")
-    assert held(live, "living") == [*expected[:2], a, null]
+    assert (fourth.notes["deleted keys"], fourth.appended, fifth.appended) == (1, 1, 0)
+    null = ("b", None, None, b"")
+    assert held(live, "living") == [*expected[:2], null]
+    # After an eviction, only the changed key is appended.
+    live.remove("prices", before=5)
+    write(live, "prices", {"tag": "a", "data": 9})
+    evicted = compact(live, "prices", "last")
+    assert (evicted.notes["unchanged"], evicted.appended) == (1, 2)
+    assert held(live, "last") == [*expected, null, ("a", 9, None, b"")]

@@ -1,4 +1,4 @@
-"""An archive goes back into topics: in order, with all that a record has, once."""
+"""The records of an archive are appended to topics once, complete and in order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 
-from tests.spark.client.stub_server import Fault, StubServer
+from tests.spark.client.stub_server import Fault, StubServer, StubTopic
 from tests.spark.jobs.archives import Row, write_archive
 from topics.spark.interface import DEFAULTS
 from topics.spark.jobs import replay
@@ -44,17 +45,41 @@ def numbers(stub: StubServer, topic: str) -> list[Any]:
     return [record["data"]["n"] for record in stub.topics[topic].records]
 
 
-def test_a_topic_is_replayed_in_its_order_once(
+def test_a_topic_is_replayed_once_in_its_order(
     stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for appended in (60, 0):
         assert run(stub, root, "t", "--from-topic", "a") == 0
-        told = capsys.readouterr().out
-        assert re.search(rf"appended +{appended}\nalready there +{60 - appended}\n", told)
-        assert "60 records to 1 topics: all of the 60 records of the archive." in told
+        message = capsys.readouterr().out
+        assert re.search(rf"appended +{appended}\nalready there +{60 - appended}\n", message)
+        assert "60 records to 1 topics: all of the 60 records of the archive." in message
     assert numbers(stub, "t") == [*range(1, 61)]
     first = {"data": {"n": 1}, "tag": "k1", "node": "x", "meta": {"h": 1}}
     assert stub.topics["t"].records[0] == first
+
+
+@pytest.mark.parametrize("has_epochs", [True, False])
+def test_incarnations_of_a_topic_on_one_day_are_replayed_one_after_the_other_once(
+    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_epochs: bool
+) -> None:
+    """The first incarnation is also archived by an earlier version, without its epoch."""
+    root = tmp_path / "archive"
+    first = [Row(DAYS[0], "a", n, f'{{"n": {n}}}', epoch=5) for n in range(1, 21)]
+    write_archive(root, first, has_epochs=has_epochs)
+    for appended in (20, 0):
+        assert run(stub, root, "t") == 0
+        assert re.search(rf"appended +{appended}\n", capsys.readouterr().out)
+    if not has_epochs:
+        DeltaTable(str(root)).alter.add_columns([Field("epoch", PrimitiveType("long"))])
+    second = [
+        Row(DAYS[n > 10], "a", n, f'{{"n": {100 + n}}}', epoch=epoch)
+        for epoch, n in [(6, n) for n in range(1, 16)] + [(7, 1)]
+    ]
+    write_archive(root, second)
+    for appended in (16, 0):
+        assert run(stub, root, "t") == 0
+        assert re.search(rf"appended +{appended}\n", capsys.readouterr().out)
+    assert numbers(stub, "t") == [*range(1, 21), *range(101, 116), 101]
 
 
 def test_days_that_are_replayed_one_by_one_and_then_together_are_appended_once(
@@ -70,35 +95,56 @@ def test_days_that_are_replayed_one_by_one_and_then_together_are_appended_once(
     assert numbers(stub, "t") == [*range(1, 61)]
 
 
-def test_every_topic_gets_a_target_of_its_own(stub: StubServer, root: Path) -> None:
+def test_each_topic_has_its_own_target(stub: StubServer, root: Path) -> None:
     assert run(stub, root, "--into", "copy.{topic}") == 0
     assert numbers(stub, "copy.a") == [*range(1, 61)]
     assert numbers(stub, "copy.b") == [*range(101, 121)]
 
 
-def test_several_topics_go_into_one_only_when_they_are_named(
+def test_several_topics_are_replayed_to_one_topic_only_if_they_are_named(
     stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(stub, root, "t") == 1
-    assert "it has records of several topics; choose with --from-topic" in capsys.readouterr().err
+    assert "records of several topics; select them by --from-topic" in capsys.readouterr().err
     assert stub.topics == {}
     assert run(stub, root, "t", "--from-topic", "b", "--from-topic", "a") == 0
     assert numbers(stub, "t") == [*range(1, 61), *range(101, 121)]
 
 
-def test_a_replay_that_failed_half_way_goes_on_where_it_stopped(
+def test_a_failed_replay_continues_where_it_stopped(
     stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub.faults.extend([None] * 6 + [Fault(status=422, code="topic_full")])
     assert run(stub, root, "t", "--from-topic", "a") == 1
-    told = capsys.readouterr().err
-    assert 'topic "t": 422 topic_full' in told
-    assert "appended before stays, and the same replay appends none of it twice" in told
+    message = capsys.readouterr().err
+    assert 'topic "t": 422 topic_full' in message
+    assert "appended before remain, and the same replay appends none of them twice" in message
     assert run(stub, root, "t", "--from-topic", "a") == 0
     assert numbers(stub, "t") == [*range(1, 61)]
 
 
-def test_the_day_that_may_still_grow_is_warned_of(
+class SharedTopic(StubTopic):
+    """A topic to which another program appends a record after each request."""
+
+    def append(self, name: str, records: list[dict[str, Any]], key: str | None) -> dict[str, Any]:
+        answer = super().append(name, records, key)
+        self.records.append({"data": {"n": "other"}})
+        return answer
+
+
+def test_a_replay_and_its_repetition_succeed_while_another_program_appends(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.topics["t"] = SharedTopic({"idempotency_window_ms": 10**8, "durability": "disk"}, epoch=1)
+    for appended in (20, 0):
+        assert run(stub, root, "t", "--from-topic", "b") == 0
+        message = capsys.readouterr().out
+        assert re.search(rf"appended +{appended}\nalready there +{20 - appended}\n", message)
+        assert "agrees, and has 3 records by other writers" in message
+    assert [n for n in numbers(stub, "t") if n != "other"] == [*range(101, 121)]
+
+
+def test_a_warning_names_the_day_that_may_get_more_records(
     stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     today = datetime.now(UTC).date().isoformat()
@@ -125,37 +171,48 @@ def test_other_archives_and_targets_are_other_jobs(
         ["t", "--until", "2026/01/01"],
     ],
 )
-def test_wrong_arguments_are_usage(stub: StubServer, root: Path, more: list[str]) -> None:
+def test_invalid_arguments_are_a_usage_error(stub: StubServer, root: Path, more: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(stub, root, *more)
     assert ended.value.code == 2
 
 
-def test_dates_without_records_are_told(
+def test_dates_without_records_are_an_error(
     stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(stub, root, "t", "--from", "2027-01-01") == 1
-    told = f"error: {root}: it has no record of these dates; the topics are: none\n"
-    assert capsys.readouterr().err == told
+    message = f"error: {root}: it has no record of these dates; the topics are: none\n"
+    assert capsys.readouterr().err == message
     assert run(stub, root, "t", "--from-topic", "a", "--from-topic", "x") == 1
     assert 'no record of topic "x" of these dates; the topics are: a, b' in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_delta_table_is_told_as_such(
+def test_a_folder_without_a_delta_table_is_a_usage_error(
     stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(stub, tmp_path, "t") == 2
-    assert "it is no Delta table; Spark reads a Parquet archive" in capsys.readouterr().err
+    assert "not a Delta table; use Spark to read a Parquet archive" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_reported_in_one_line(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in root.glob("date=*/*.parquet"):
+        file.write_bytes(b"not Parquet" * 10)
+    assert run(stub, root, "t", "--from-topic", "b") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {root}: ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("window", [1, 7, 1000])
-def test_batches_are_the_same_whatever_the_windows(
+def test_batches_do_not_depend_on_the_size_of_the_windows(
     root: Path, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
     monkeypatch.setattr(replay, "WINDOW_ROWS", window)
     archive = replay.Archive(str(root))
     parts = archive.parts([], date.min, date.max)
-    assert [(part.topic, str(part.date), *part[3:]) for part in parts] == [
+    assert [(part.topic, str(part.date), *part[4:]) for part in parts] == [
         ("a", DAYS[0], 30, 1, 30),
         ("a", DAYS[1], 30, 31, 60),
         ("b", DAYS[1], 20, 101, 120),
@@ -174,12 +231,12 @@ def test_batches_are_the_same_whatever_the_windows(
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (Row(DAYS[1], "b", 107, "1"), 'it has twice topic "b", offset 107'),
+        (Row(DAYS[1], "b", 107, "1"), 'offset 107 of topic "b" is in it twice on 2026-01-02'),
         (Row(DAYS[1], "b", 130, '1},{"data":2'), "value is not JSON"),
         (Row(DAYS[1], "b", 130, "1", headers="{"), "headers is not a JSON object"),
     ],
 )
-def test_what_cannot_be_replayed_is_told(
+def test_a_record_that_cannot_be_replayed_is_reported(
     stub: StubServer, root: Path, row: Row, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_archive(root, [row], commits=1)

@@ -1,10 +1,11 @@
-"""Streams of jobs: options, retries, and how they end."""
+"""Streams of jobs: their options, progress and end."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,8 @@ from topics.spark.client.servers import Servers
 from topics.spark.job_errors import JobError
 from topics.spark.jobs import streams
 from topics.spark.jobs.streams import (
-    Passage,
+    QueryProgress,
+    Span,
     job_errors,
     options_of,
     read_stream,
@@ -45,14 +47,14 @@ def test_other_intervals_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("servers", ["http://a:1", "a=http://a:1,http://b:2", "a=http://a:1"])
-def test_servers_keep_their_names_on_the_way_to_the_source(servers: str) -> None:
+def test_the_options_of_the_source_keep_the_names_of_servers(servers: str) -> None:
     given = argparse.Namespace(url=Servers.parse(servers), retries=3)
     connection = Connection.parse(options_of(given))
     assert connection.servers == Servers.parse(servers)
     assert connection.retries == 3
 
 
-def test_advice_of_the_source_is_told_in_the_words_of_the_job() -> None:
+def test_advice_on_an_option_becomes_advice_on_an_argument() -> None:
     with (
         pytest.raises(JobError, match=r"lost; give --allow-loss to go on without them$"),
         job_errors(),
@@ -64,7 +66,7 @@ def test_advice_of_the_source_is_told_in_the_words_of_the_job() -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_follower_goes_on_until_it_is_interrupted(
+def test_a_following_job_runs_until_it_is_interrupted(
     spark: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.make("followed", 3)
@@ -84,13 +86,13 @@ def test_a_follower_goes_on_until_it_is_interrupted(
 
     monkeypatch.setattr(streams, "_wait", wait)
     source = read_stream(spark, {"servers": live.url, "subscribe": "followed"})
-    run_batches(source, land, str(tmp_path), 0.1, Passage())
+    run_batches(source, land, str(tmp_path), 0.1, QueryProgress())
     assert found[:2] == [(0, 3), (1, 5)]
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_run_that_has_an_end_and_is_interrupted_says_so(
+def test_an_interruption_of_a_job_that_does_not_follow_is_raised(
     spark: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.make("interrupted", 1)
@@ -101,12 +103,12 @@ def test_a_run_that_has_an_end_and_is_interrupted_says_so(
     monkeypatch.setattr(streams, "_wait", wait)
     source = read_stream(spark, {"servers": live.url, "subscribe": "interrupted"})
     with pytest.raises(KeyboardInterrupt):
-        run_batches(source, lambda batch, number, query: None, str(tmp_path), None, Passage())
+        run_batches(source, lambda batch, number, query: None, str(tmp_path), None, QueryProgress())
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_what_the_sink_raises_is_raised(spark: SparkSession, live: Live, tmp_path: Path) -> None:
+def test_an_error_of_the_sink_is_raised(spark: SparkSession, live: Live, tmp_path: Path) -> None:
     live.make("refused", 1)
 
     def land(batch: DataFrame, number: int, query: str) -> None:
@@ -114,10 +116,10 @@ def test_what_the_sink_raises_is_raised(spark: SparkSession, live: Live, tmp_pat
 
     source = read_stream(spark, {"servers": live.url, "subscribe": "refused"})
     with pytest.raises(JobError, match=r"^the sink says no$"):
-        run_batches(source, land, str(tmp_path), None, Passage())
+        run_batches(source, land, str(tmp_path), None, QueryProgress())
 
 
-def test_what_a_query_does_is_counted_once_and_idle_reports_hide_no_batch() -> None:
+def test_each_batch_is_counted_once_and_idle_reports_are_not_counted() -> None:
     def offset(seq: int) -> str:
         return "null" if seq < 0 else json.dumps({"a": {"t": [seq, 1]}})
 
@@ -129,11 +131,38 @@ def test_what_a_query_does_is_counted_once_and_idle_reports_hide_no_batch() -> N
             "durationMs": {"triggerExecution": 1} | ({} if idle else {"addBatch": 1}),
         }
 
-    query, passage = SimpleNamespace(recentProgress=[report(0), report(1, idle=True)]), Passage()
+    query, run = SimpleNamespace(recentProgress=[report(0), report(1, idle=True)]), QueryProgress()
     for _ in range(2):
-        passage.look(cast("Any", query))
-    assert (passage.batches, passage.records) == (1, 5)
+        run.update(cast("Any", query))
+    assert (run.batches, run.records) == (1, 5)
     query.recentProgress.append(report(1))
-    passage.look(cast("Any", query))
-    assert (passage.batches, passage.records) == (2, 10)
-    assert (passage.begin, passage.end) == ({}, {"a": {"t": Position(1, 1)}})
+    run.update(cast("Any", query))
+    assert (run.batches, run.records) == (2, 10)
+    assert run.spans == {("a", "t", 1): Span(None, Position(1, 1))}
+
+
+def test_each_incarnation_of_a_topic_has_a_span() -> None:
+    positions = [
+        {"t": Position(5, 1), "gone": Position(2, 1)},
+        {"t": Position(9, 1)},
+        {"t": Position(0, 2), "new": Position(3, 1)},
+        {"t": Position(4, 2), "new": Position(3, 1)},
+    ]
+    offsets = [json.dumps({"a": each}) for each in positions]
+    reports = [
+        {
+            "batchId": batch,
+            "sources": [{"startOffset": start, "endOffset": end}],
+            "numInputRows": 1,
+            "durationMs": {"addBatch": 1},
+        }
+        for batch, (start, end) in enumerate(pairwise(offsets))
+    ]
+    run = QueryProgress()
+    run.update(cast("Any", SimpleNamespace(recentProgress=reports)))
+    assert run.spans == {
+        ("a", "t", 1): Span(Position(5, 1), Position(9, 1)),
+        ("a", "gone", 1): Span(Position(2, 1), Position(2, 1)),
+        ("a", "t", 2): Span(Position(0, 2), Position(4, 2)),
+        ("a", "new", 1): Span(Position(3, 1), Position(3, 1)),
+    }

@@ -1,21 +1,19 @@
-"""Jobs: what users run between files and topics, each as a function and as a subcommand.
+"""Jobs that copy records between files and topics. Each job is a function and a subcommand.
 
-    cli.py        the command line ``topics-spark JOB ...``
-    arguments.py  what the subcommands share: servers, types of arguments, the result of a job
-    streams.py    what they share with Spark: options, streaming queries
-    appending.py  rows to a topic by the sender of the sink, and the table at the end
-    backfill.py   Parquet, CSV or JSON files into a topic
-    replay.py     an archive back into topics, in order
-    archive.py    a topic, or all that match a pattern, into a table by date
-    compact.py    the last record of each key into another topic
+    cli.py            the command line ``topics-spark JOB ...``
+    arguments.py      arguments of several subcommands, and their types
+    streams.py        options of jobs, and runs of streaming queries
+    appending.py      appends rows to a topic by the sender of the sink, and reports the counts
+    backfill.py       appends Parquet, CSV or JSON files to a topic
+    replay.py         appends the records of an archive to topics, in their order
+    archive.py        copies topics to a table by date
+    archive_table.py  writes the batches of an archive as commits of a Delta table
+    archive_check.py  compares an archive with the server
+    checkpoint.py     the checkpoint of an archive, which belongs to one job
+    compact.py        appends the last record of each key to another topic
 
-Below the archive:
-
-    archive_table.py  batches as commits of a Delta table
-    archive_check.py  the archive against the server
-    checkpoint.py     whose a checkpoint is
-
-The module of a job has the name of its subcommand. It has two functions: ``add(commands)`` makes
-the subcommand's parser, ``run(options)`` does the job and returns an ``Outcome``. It imports
-PySpark and pyarrow only within functions, so that ``topics-spark --help`` loads neither.
+The module of a job has the name of its subcommand. ``add(commands)`` adds the parser of the
+subcommand. ``run(options)`` does the job, and returns its report: ``text()``, and ``agrees`` if the
+server and the archive have all records. PySpark and pyarrow are imported only within functions, so
+that ``topics-spark --help`` loads neither.
 """

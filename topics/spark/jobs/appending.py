@@ -1,19 +1,18 @@
-"""Appending: the rows of a job to its topic, by the sender in each task, and what that came to.
+"""Append the rows of a job to its topic, and report the counts.
 
-A DataSource writer commits in another process, so a job runs the sender by ``mapInArrow``, which
-gives the figures of each task to the driver.
+The writer of a data source commits in another process. Therefore a job runs the sender by
+``mapInArrow``, which returns the counts of each task to the driver.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from topics.spark.client.servers import Server
-from topics.spark.job_errors import JobError, say, spark_errors
+from topics.spark.job_errors import JobError, spark_errors, warn
 from topics.spark.progress import progress
 from topics.spark.rows import map_arrow
 from topics.spark.sink.columns import ACCEPTED, Columns
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-FIGURES = ("records", "repeated", "requests", "retries")
+COUNTS = ("records", "repeated", "requests", "retries")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What a job appended to a topic: of its ``records``, ``repeated`` were there before, from an
-    earlier run. The heads are the server's own count. ``notes``: other figures of the job.
+    """The counts of a job for its topic. An earlier run appended ``repeated`` of the ``records``.
+    The heads are those of the topic. ``notes`` are other counts of the job.
     """
 
     topic: str
@@ -49,25 +48,28 @@ class Appended:
         return self.records - self.repeated
 
     @property
+    def surplus(self) -> int:
+        """Seqs that the topic gained in addition to those of this run; negative if it lacks some.
+
+        Eviction and deletion do not lower a topic's head. The head is lower only if the topic was
+        created again, or the server was restored or lost records in a crash.
+        """
+        return self.head_after - self.head_before - self.appended
+
+    @property
     def agrees(self) -> bool:
-        """Whether the topic's head moved by exactly what was appended."""
-        return self.head_after - self.head_before == self.appended
+        """Whether the topic's head covers all records that this run appended."""
+        return self.surplus >= 0
 
     def and_then(self, later: Appended) -> Appended:
-        """Both, one after the other."""
-        return Appended(
-            topic=self.topic,
-            records=self.records + later.records,
-            repeated=self.repeated + later.repeated,
-            requests=self.requests + later.requests,
-            retries=self.retries + later.retries,
-            seconds=self.seconds + later.seconds,
-            head_before=self.head_before,
-            head_after=later.head_after,
-        )
+        """Return the sums of two appends, this one and a later one."""
+        sums = {name: getattr(self, name) + getattr(later, name) for name in (*COUNTS, "seconds")}
+        return replace(later, head_before=self.head_before, **sums)
 
     def text(self) -> str:
-        """A table for people: the figures, and whether the server agrees."""
+        """Return the counts as a table, and whether the server agrees."""
+        from topics.cli.shell import aligned  # not above, because executors import this module
+
         rate = self.records / self.seconds if self.seconds > 0 else 0.0
         rows = {
             "topic": self.topic,
@@ -83,42 +85,25 @@ class Appended:
             "head after": f"{self.head_after:,}",
             "the server": self._verdict(),
         }
-        return table([[name, value] for name, value in rows.items()])
+        return "\n".join(aligned([[name, value] for name, value in rows.items()]))
 
     def _verdict(self) -> str:
-        if self.agrees:
+        if self.surplus < 0:
+            return (
+                f"does NOT agree: {-self.surplus:,} fewer than it acknowledged; the topic was"
+                " created again, or the server was restored or lost records in a crash"
+            )
+        if self.surplus == 0:
             return "agrees"
-        more = self.head_after - self.head_before - self.appended
-        if more < 0:
-            return f"does NOT agree: {-more:,} fewer than it acknowledged"
         return (
-            f"does NOT agree: {more:,} more than this job accounts for, by another writer or by a"
-            " task whose rows differed when it was repeated"
+            f"agrees, and has {self.surplus:,} records by other writers, or by a task whose rows"
+            " differed when it was repeated"
         )
-
-
-def table(rows: list[list[str]]) -> str:
-    """Names and values below each other, by rich on a terminal."""
-    from topics.cli.shell import aligned  # here: executors import this module
-
-    if not sys.stdout.isatty():
-        return "\n".join(aligned(rows))
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table("", "", show_header=False)
-    for name, value in rows:
-        shown.add_row(Text(name, "bold"), Text(value))
-    console = Console()
-    with console.capture() as captured:
-        console.print(shown)
-    return captured.get().rstrip("\n")
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTask:
-    """Append a partition. Pickled by the driver, called by ``mapInArrow`` in every task."""
+    """Appends a partition. The driver pickles it, and ``mapInArrow`` calls it in each task."""
 
     options: SinkOptions
     columns: Columns
@@ -127,8 +112,8 @@ class AppendTask:
     heads: Mapping[str, int]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send everything and give one row of figures; a failure fails the task, and Spark runs it
-        again with the same keys.
+        """Send all rows and return one row of counts. If it fails, Spark runs the task again, with
+        the same idempotency keys.
         """
         import pyarrow as pa
         from pyspark import TaskContext
@@ -139,10 +124,10 @@ class AppendTask:
         assert context is not None, "runs in a task only"
         partition = context.partitionId()
         sender = Sender(self.options, self.columns, self.scope, partition, self.places, self.heads)
-        figures = sender.send(batches)
-        sent = figures.topics.get(self.options.topic or "", Sent())
-        counts = (sent.records, sent.repeated, sent.requests, figures.retries)
-        columns = {name: [count] for name, count in zip(FIGURES, counts, strict=True)}
+        found = sender.send(batches)
+        sent = found.topics.get(self.options.topic or "", Sent())
+        counts = (sent.records, sent.repeated, sent.requests, found.retries)
+        columns = {name: [count] for name, count in zip(COUNTS, counts, strict=True)}
         yield pa.RecordBatch.from_pydict(columns)
 
 
@@ -154,12 +139,13 @@ def append(
     order: Sequence[str] = (),
     quiet: bool = True,
 ) -> Appended:
-    """Append the rows of ``df``, which have the sink's columns, to the topic of ``options``, which
-    is there; once for each ``scope``. Raises ``ServerError`` or ``JobError``.
+    """Append the rows of ``df``, which have the sink's columns, to the existing topic of
+    ``options``, once for each ``scope``. Raise ``ServerError`` or ``JobError``.
 
-    With ``order``, columns that name every row, all rows go through one partition in that order:
-    the same rows make the same requests, however Spark cut them before. Without it, ``df`` must
-    give the same rows in the same partitions and order when it is computed again.
+    ``order`` names columns that identify each row. With it, one partition sends all rows in that
+    order, so that the same rows make the same requests, regardless of their earlier partitions.
+    Without it, ``df`` must have the same rows in the same partitions and order when Spark computes
+    it again.
     """
     from topics.spark.sink.opening import Clients
 
@@ -170,29 +156,31 @@ def append(
     df = df.select(*(name for name in df.columns if name in ACCEPTED))
     with (
         Clients(options) as clients,
-        Clients(options, RetryBudget.QUICK) as monitor,  # the progress has a thread of its own
+        Clients(options, RetryBudget.QUICK) as monitor,  # for the thread of `progress`
     ):
         before = clients.head(topic)
         monitor.places = clients.places
         columns = Columns.of(df.schema, topic=topic)
         task = AppendTask(options, columns, scope, clients.places, {topic: before})
 
-        def moved() -> int | None:
+        def gained() -> int | None:
             try:
                 return monitor.head(topic) - before
             except ServerError:
                 return None
 
         try:
-            with spark_errors(), progress(moved, quiet=quiet):
-                ddl = ", ".join(f"{name} bigint" for name in FIGURES)
+            with spark_errors(), progress(gained, quiet=quiet):
+                ddl = ", ".join(f"{name} bigint" for name in COUNTS)
                 rows = map_arrow(df, task, ddl).collect()
         except JobError as error:
-            if not (count := moved()):
+            if not (count := gained()):
                 raise
-            told = f"{error}. {count:,} records were appended before that; the same job run again"
-            raise JobError(f"{told} appends none of them twice") from error
-        sums = {name: sum(row[name] for row in rows) for name in FIGURES}
+            raise JobError(
+                f"{error}. The topic gained {count:,} records before that; the same job run again"
+                " appends no record twice"
+            ) from error
+        sums = {name: sum(row[name] for row in rows) for name in COUNTS}
         return Appended(
             topic=topic,
             seconds=time.monotonic() - started,
@@ -203,10 +191,11 @@ def append(
 
 
 def open_dest(options: SinkOptions, *, change: bool = False) -> int:
-    """Make the topic if need be, and see that this key may append; its head. With ``change``, a
-    topic that exists gets the durability of the options. Raises ``ServerError`` or ``JobError``.
+    """Create the topic if it does not exist, check that this key may append, and return the head.
+    With ``change``, an existing topic gets the durability of the options. Raise ``ServerError`` or
+    ``JobError``.
     """
     from topics.spark.sink.opening import plan
 
-    heads, _ = plan(options, lambda line: say(f"warning: {line}"), is_job=True, change=change)
+    heads, _ = plan(options, warn, is_job=True, change=change)
     return heads[options.topic or ""]

@@ -1,12 +1,12 @@
-"""Archive: a topic, or all that match a pattern, into a table by date, each record exactly once.
+"""Archive: copy a topic, or all topics that match a pattern, to a table by date.
 
-It is a streaming query with its checkpoint in the archive's folder: a run takes what came since the
-last one and ends, or follows the topic. Two formats:
+A streaming query, whose checkpoint is in the archive's folder, archives each record exactly once. A
+run archives the records since the last run and ends, or follows the topic. There are two formats:
 
     delta    a commit for each batch (`archive_table`): exactly once for every reader
-    parquet  Structured Streaming's own file sink, exactly once for Spark by DIR/_spark_metadata
+    parquet  Structured Streaming's own file sink: exactly once for Spark, by DIR/_spark_metadata
 
-The files are compared with the server at the end (`archive_check`).
+At the end, the files are compared with the server (`archive_check`).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.spark.client.request_error import RequestError
-from topics.spark.job_errors import JobError, WrongUse, spark_errors
+from topics.spark.job_errors import JobError
 from topics.spark.jobs.archive_check import EVER, Checked, check
-from topics.spark.jobs.archive_table import WRITE, commit, dated, opened, table_rows
-from topics.spark.jobs.arguments import Commands, add_servers, positive
+from topics.spark.jobs.archive_table import COLUMNS, WRITE, commit, dated, opened, table_rows
+from topics.spark.jobs.arguments import Commands, add_common, positive
 from topics.spark.jobs.checkpoint import JOB, Folder, claim, uri_of
 from topics.spark.jobs.streams import (
-    Passage,
-    add_stream,
+    QueryProgress,
     job_errors,
     options_of,
     read_stream,
     run_batches,
+    seconds,
 )
 from topics.spark.jobs.streams import run as run_query
 from topics.spark.progress import progress
 from topics.spark.session import local_session
-from topics.spark.source.connection import BadOption, Connection, RetryBudget, ServerError
+from topics.spark.source.connection import Connection, RetryBudget
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Heads
 from topics.spark.source.survey import Survey
@@ -52,8 +52,8 @@ CHECKPOINT = "_checkpoint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveJob:
-    """What is archived, where and how. ``options`` are those of ``format("topics")`` that name
-    servers, key and retries. ``follow_s``: how often to look, None to end when all is archived.
+    """The arguments of a job. ``options`` are the connection options of ``format("topics")``.
+    ``follow_s`` is the interval of polls, or None to end when all records are archived.
     """
 
     subscribe: str
@@ -70,12 +70,13 @@ class ArchiveJob:
         return {
             **self.options,
             "subscribePattern" if self.is_pattern else "subscribe": self.subscribe,
+            "columns": ",".join(COLUMNS),
             "maxOffsetsPerTrigger": str(self.batch_records),
             "failOnDataLoss": "false" if self.allow_loss else "true",
         }
 
     def arguments(self) -> dict[str, str]:
-        """What the archive belongs to, by name."""
+        """Return the arguments that must not change between runs."""
         members = Connection.parse(self.options).servers.members
         return {
             "servers": " ".join(server.name for server in members),
@@ -85,30 +86,27 @@ class ArchiveJob:
         }
 
     def heads(self) -> Heads:
-        """What the servers have. Raises `JobError` or `RequestError`, also without such a topic."""
-        try:
-            with closing(Survey(ReadOptions.parse(self.source(), "stream"))) as survey:
-                heads = survey.heads(RetryBudget.PLANNING)
-        except BadOption as error:
-            raise WrongUse(str(error)) from None
-        except ServerError as error:
-            raise JobError(str(error)) from error
+        """Return the heads of the topics. Raise `RequestError` if a named topic does not exist,
+        `BadOption` or `ServerError`.
+        """
+        with closing(Survey(ReadOptions.parse(self.source(), "stream"))) as survey:
+            heads = survey.heads(RetryBudget.PLANNING)
         if not self.is_pattern and not any(heads.values()):
             raise RequestError(self.subscribe, 404, "topic_not_found", "there is no such topic")
         return heads
 
     def read(self, spark: SparkSession, since: str) -> DataFrame:
-        """What the archive has of the date ``since`` and later."""
+        """Return the archived records of the date ``since`` and later."""
         uri = uri_of(self.directory)
         if self.format == "delta":
             return table_rows(spark, uri, since)
         from topics.spark.source.columns import schema_of
 
-        schema = schema_of(()).add("date", "date")
+        schema = schema_of(COLUMNS).add("date", "date")
         return spark.read.schema(schema).parquet(uri).where(f"date >= '{since}'")
 
     def total(self, spark: SparkSession) -> int:
-        """Records in the archive."""
+        """Return the number of records in the archive."""
         if self.format == "parquet":
             return self.read(spark, EVER).count()
         table = opened(uri_of(self.directory))
@@ -117,8 +115,8 @@ class ArchiveJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveSummary:
-    """What a run archived, by topic, compared with the server. ``total``: records in the archive,
-    of this run and all before.
+    """The checks of the topics of a run. ``total`` is the number of records in the archive, of this
+    run and all earlier ones.
     """
 
     directory: str
@@ -134,17 +132,17 @@ class ArchiveSummary:
 
     @property
     def agrees(self) -> bool:
-        """Whether the files hold what the server had."""
+        """Whether the files contain all records of the server."""
         return not any(each.fault for each in self.topics)
 
     def text(self) -> str:
-        """For a terminal: figures, then whether the server agrees."""
+        """Return the counts, and whether the server agrees."""
         rate = self.rows / self.seconds if self.seconds > 0 else 0.0
-        moved = sum(each.rows > 0 for each in self.topics)
+        topics = {(each.server, each.topic) for each in self.topics if each.rows}
         first = (
-            f"{self.rows:,} records of {moved:,} topics into {self.directory} in"
+            f"{self.rows:,} records of {len(topics):,} topics into {self.directory} in"
             f" {self.seconds:.1f} s, {self.batches:,} batches, {rate:,.0f} records/s; the archive"
-            f" holds {self.total:,}"
+            f" contains {self.total:,}"
         )
         lines = [first]
         if absent := sum(each.absent for each in self.topics):
@@ -157,27 +155,26 @@ class ArchiveSummary:
 
 
 def archive(spark: SparkSession, job: ArchiveJob, *, quiet: bool = True) -> ArchiveSummary:
-    """Archive what came since the last run. Raises `JobError` or `RequestError`; what is in the
-    archive by then stays, and the next run goes on from there.
+    """Archive the records since the last run. Raise `JobError` or the errors of `ArchiveJob.heads`.
+    Archived records remain in the archive, and the next run continues after them.
     """
-    started, uri, gone = time.monotonic(), uri_of(job.directory), Passage()
+    started, uri, run = time.monotonic(), uri_of(job.directory), QueryProgress()
     before = job.heads()
-    begin(spark, uri, job)
-    with job_errors(), progress(lambda: gone.records, quiet=quiet):
+    with job_errors(), progress(lambda: run.records, quiet=quiet):
+        begin(spark, uri, job)
         stream = dated(read_stream(spark, job.source()))
         checkpoint = f"{uri}/{CHECKPOINT}"
         if job.format == "delta":
-            land = partial(commit, uri=uri)
-            run_batches(stream, land, checkpoint, job.follow_s, gone)
+            run_batches(stream, partial(commit, uri=uri), checkpoint, job.follow_s, run)
         else:
             writer = stream.writeStream.format("parquet").partitionBy("date").options(**WRITE)
-            run_query(writer.option("path", uri), checkpoint, job.follow_s, gone)
+            run_query(writer.option("path", uri), checkpoint, job.follow_s, run)
         read = partial(job.read, spark)
-        topics = check(spark, job.options, gone, job.heads, before, read)
+        topics = check(spark, job.options, run, job.heads, before, read)
         return ArchiveSummary(
             directory=job.directory,
             topics=topics,
-            batches=gone.batches,
+            batches=run.batches,
             seconds=time.monotonic() - started,
             total=job.total(spark),
         )
@@ -194,8 +191,8 @@ def begin(spark: SparkSession, uri: str, job: ArchiveJob) -> None:
     has_begun = names not in ([], [CHECKPOINT]) or checkpoint.names("offsets")
     if has_begun and checkpoint.read(JOB) is None:
         raise JobError(
-            f"{uri}: the folder is not empty ({names[0]}) and holds no archive with its checkpoint;"
-            " restore the checkpoint, or archive into a new folder"
+            f"{uri}: the folder is not empty ({names[0]}) and contains no archive with its"
+            " checkpoint; restore the checkpoint, or archive into a new folder"
         )
     claim(checkpoint, job.arguments())
 
@@ -204,37 +201,42 @@ def add(commands: Commands) -> None:
     """``topics-spark archive TOPIC DIR``."""
     parser = commands.add_parser(
         "archive",
-        help="a topic into a table by date, what is new with each run",
-        description="Archive a topic into a Delta table with the partitions date=YYYY-MM-DD (UTC),"
-        " each record exactly once. A run takes what came since the last one; a run that was killed"
-        " is simply repeated.",
+        help="copy the new records of a topic to a table by date",
+        description="Archive a topic in a Delta table with the partitions date=YYYY-MM-DD (UTC),"
+        " each record exactly once. A run archives the records since the last run. Repeat a run"
+        " that was killed.",
         epilog=f"DIR/{CHECKPOINT} belongs to the table: copy or delete them together."
         f" {ExitCode.summary()}",
     )
     add_arg = parser.add_argument
-    add_arg("topic", help="name of the topic; with --pattern a regex for whole names")
-    add_arg("directory", help="of the archive: a path, or a URI that Hadoop and deltalake know")
+    add_arg("topic", help="name of the topic; with --pattern a regular expression for names")
+    add_arg("directory", help="of the archive: a path, or a URI that Hadoop and deltalake support")
     add_arg("--pattern", action="store_true", help="all topics of all servers that match TOPIC")
     add_arg(
         "--format",
         choices=FORMATS,
         default=FORMATS[0],
-        help="parquet: files of Spark's file sink, exactly once for Spark only; others see files of"
-        " batches that do not count (default: %(default)s)",
+        help="parquet: files of Spark's file sink, exactly once only for Spark; other programs also"
+        " read files of incomplete batches (default: %(default)s)",
     )
     add_arg(
         "--batch-records",
         type=positive,
         default=BATCH_RECORDS,
-        help="records in a batch at most (default: %(default)s)",
+        help="maximum number of records in a batch (default: %(default)s)",
     )
     add_arg(
         "--allow-loss",
         action="store_true",
-        help="go on when records were evicted before they were archived, and count them",
+        help="continue if records were deleted before they were archived, and count them",
     )
-    add_stream(parser)
-    add_servers(parser)
+    add_arg(
+        "--follow",
+        type=seconds,
+        metavar="INTERVAL",
+        help="do not end, but poll for new records at this interval, such as 10s, until Ctrl-C",
+    )
+    add_common(parser)
 
 
 def run(options: argparse.Namespace) -> ArchiveSummary:
@@ -250,10 +252,6 @@ def run(options: argparse.Namespace) -> ArchiveSummary:
         allow_loss=options.allow_loss,
     )
     uri_of(job.directory)
-    job.heads()  # a mistake is told before a JVM starts
-    with spark_errors():
-        spark = local_session(options.cores, "topics-archive")
-    try:
+    job.heads()  # reports errors before a JVM starts
+    with local_session(options.cores, "topics-archive") as spark:
         return archive(spark, job, quiet=options.quiet)
-    finally:
-        spark.stop()

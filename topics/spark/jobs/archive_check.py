@@ -1,9 +1,12 @@
-"""Check of an archive: what a run wrote, against the offsets that it went through and the server.
+"""Compares an archive with the server after a run.
 
-Of each topic, the seqs that the query went through are known from its progress. If the files have
-as many records with the same sum of seqs, they have each of them once. Else seqs are deleted, lost
-or doubled, and the topic is read from the server again: a record that is there and not in the files
-is a fault, and so is one that the files have twice.
+The progress of the query has the seqs that the run read of each topic. If the files contain the
+same number of records with the same sum of seqs, they contain each record once. Otherwise seqs were
+deleted, lost or duplicated, and the topic is read again. It is a fault if a record of the server is
+not in the files, or if the files contain a record twice.
+
+Records are identified by the epoch and the seq, because an incarnation of a topic has the same seqs
+as an earlier one.
 """
 
 from __future__ import annotations
@@ -15,35 +18,37 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from topics.spark.jobs.streams import Passage, read_batch
+from topics.spark.jobs.streams import QueryProgress, Span, read_batch
 from topics.spark.source.connection import Connection
-from topics.spark.source.offsets import Offsets, Position
-from topics.spark.source.plan import Heads
+from topics.spark.source.plan import Head, Heads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-KEY = ("partition", "topic", "offset", "timestamp")  # two lives of a topic differ in the time
+INCARNATION = ("partition", "topic", "epoch")
+KEY = (*INCARNATION, "offset")
 EVER = "0001-01-01"
 MISSING, TWICE = "is on the server and not in the files", "is in the files twice"
 
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """A topic of a server (``partition``): a run went through its seqs (``after``, ``last``], of
-    which the source reported ``lost``, and wrote ``rows``, the sum of whose distances from
-    ``after`` is ``total``. ``since``: none of them is of an earlier date. ``remade``: the topic was
-    deleted and made again. ``fault`` says what is wrong.
+    """The check of an incarnation of a topic on a server (``partition``).
+
+    A run read the seqs (``after``, ``last``], and the source reported that ``lost`` of them are
+    lost. None of them has a date before ``since``. The files contain ``rows`` of them, and
+    ``total`` is the sum of the distances of their seqs from ``after``. ``fault`` describes an
+    error.
     """
 
     server: str
     topic: str
+    epoch: int
     partition: int = 0
     after: int = 0
     last: int = 0
     lost: int = 0
     since: str = EVER
-    remade: bool = False
     rows: int = 0
     total: int = 0
     fault: str | None = None
@@ -54,7 +59,7 @@ class Checked:
         return max(0, self.last - self.after - self.rows)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether each seq has a record."""
         count = self.last - self.after
         return (self.rows, self.total) == (count, count * (count + 1) // 2)
@@ -63,109 +68,113 @@ class Checked:
 def check(
     spark: SparkSession,
     options: Mapping[str, str],
-    run: Passage,
+    run: QueryProgress,
     heads: Callable[[], Heads],
     before: Heads,
     rows: Callable[[str], DataFrame],
 ) -> list[Checked]:
-    """The topics in which a run did something, or should have. ``options`` are those of the
-    connection, ``before`` the ``heads`` before the run; ``rows`` reads the archive from a date on.
-    Raises as the source.
+    """Check the topics that a run read, and those that it did not read completely. ``options`` are
+    those of the connection, and ``before`` has the ``heads`` before the run. ``rows`` reads the
+    archive from a date on. Raise the errors of the source.
     """
     from pyspark.sql import functions as f
 
     servers = Connection.parse(options).servers
     found = [
-        passed(number, server.name, topic, run.begin, at, before)
-        for number, server in enumerate(servers.members)
-        for topic, at in run.end.get(server.name, {}).items()
-        if at != run.begin.get(server.name, {}).get(topic)
+        checked(servers.index(server), server, topic, span, before.get(server, {}).get(topic))
+        for (server, topic, _), span in run.spans.items()
+        if span.start != span.end
     ]
-    if moved := [each for each in found if each.last > each.after]:
-        held = rows(min(each.since for each in moved))
-        counts = within(spark, held, moved).groupBy("partition", "topic")
-        beyond = f.sum(f.col("offset") - f.col("after"))
-        sums = {row[:2]: row[2:] for row in counts.agg(f.count("*"), beyond).collect()}
-        for each in moved:
-            each.rows, each.total = sums.get((each.partition, each.topic), (0, 0))
-        odd = [each for each in moved if each.remade or not each.is_whole]
+    if changed := [each for each in found if each.last > each.after]:
+        archived = rows(min(each.since for each in changed))
+        groups = within(spark, archived, changed).groupBy(*INCARNATION)
+        distances = f.sum(f.col("offset") - f.col("after"))
+        sums = {row[:3]: row[3:] for row in groups.agg(f.count("*"), distances).collect()}
+        for each in changed:
+            each.rows, each.total = sums.get((each.partition, each.topic, each.epoch), (0, 0))
+        odd = [each for each in changed if not each.is_complete]
         now = heads() if odd else {}
-        if there := [each for each in odd if each.topic in now[each.server]]:
-            compare(spark, options, held, there)
-    return [*found, *unreached(run.end, before)]
+        if existing := [each for each in odd if is_current(each, now)]:
+            compare(spark, options, archived, existing)
+    return [*found, *unread(run, before)]
 
 
-def passed(
-    partition: int, server: str, topic: str, begins: Offsets, at: Position, before: Heads
-) -> Checked:
-    """What a run went through in a topic, where it is now ``at``. What was gone before is nobody's
-    loss.
+def checked(partition: int, server: str, topic: str, span: Span, head: Head | None) -> Checked:
+    """Return the check of a span. ``head`` is that of the topic before the run. Records that were
+    deleted before the run are not reported as lost.
     """
-    begin, head = begins.get(server, {}).get(topic), before.get(server, {}).get(topic)
-    after, since = 0, EVER
-    if begin is not None and begin.epoch == at.epoch:
-        after = begin.seq
-        if begin.head == begin.seq and begin.head_ts:  # `$ts` never goes back within a topic
-            since = datetime.fromtimestamp(begin.head_ts / 1000, UTC).date().isoformat()
-    elif head is not None and head.epoch == at.epoch:
-        after = min(head.earliest - 1, at.seq)
+    (start, end), after, since = span, 0, EVER
+    if start is not None:
+        after = start.seq
+        if start.head == start.seq and start.head_ts:  # `$ts` does not decrease within a topic
+            since = datetime.fromtimestamp(start.head_ts / 1000, UTC).date().isoformat()
+    elif head is not None and head.epoch == end.epoch:
+        after = min(head.earliest - 1, end.seq)
     return Checked(
         server=server,
         partition=partition,
         topic=topic,
+        epoch=end.epoch,
         after=after,
-        last=at.seq,
-        lost=at.lost - (begin.lost if begin else 0),
+        last=end.seq,
+        lost=end.lost - (start.lost if start else 0),
         since=since,
-        remade=begin is not None and begin.epoch != at.epoch,
     )
 
 
-def unreached(end: Offsets, before: Heads) -> list[Checked]:
-    """Topics of which the query did not come to the head that they had before."""
+def is_current(each: Checked, heads: Heads) -> bool:
+    """Return whether the server still has this incarnation of the topic."""
+    head = heads[each.server].get(each.topic)
+    return head is not None and head.epoch == each.epoch
+
+
+def unread(run: QueryProgress, before: Heads) -> list[Checked]:
+    """Return the topics that the query did not read up to the head that they had before."""
     found = []
+    # Of several incarnations, the last one counts.
+    ends = {(server, topic): span.end for (server, topic, _), span in run.spans.items()}
     for server, topics in before.items():
         for topic, head in topics.items():
-            at = end.get(server, {}).get(topic, Position(0, head.epoch))
-            if at.epoch == head.epoch and at.seq < head.head:
-                fault = f"the query ends at seq {at.seq:,}, and the head was {head.head:,} before"
-                found.append(Checked(server=server, topic=topic, fault=fault))
+            seq, epoch, *_ = ends.get((server, topic), (0, head.epoch))
+            if epoch == head.epoch and seq < head.head:
+                fault = f"the query ends at seq {seq:,}, and the head was {head.head:,} before"
+                found.append(Checked(server=server, topic=topic, epoch=head.epoch, fault=fault))
     return found
 
 
 def within(spark: SparkSession, rows: DataFrame, spans: Sequence[Checked]) -> DataFrame:
-    """The rows of these topics between ``after`` and ``last``."""
+    """Return the rows of these incarnations between ``after`` and ``last``."""
     from pyspark.sql import functions as f
 
-    values = [(each.partition, each.topic, each.after, each.last) for each in spans]
-    ddl = "partition int, topic string, after bigint, last bigint"
+    values = [(each.partition, each.topic, each.epoch, each.after, each.last) for each in spans]
+    ddl = "partition int, topic string, epoch bigint, after bigint, last bigint"
     wanted = f.broadcast(spark.createDataFrame(values, ddl))
-    return rows.join(wanted, ["partition", "topic"]).where("offset > after and offset <= last")
+    return rows.join(wanted, [*INCARNATION]).where("offset > after and offset <= last")
 
 
 def compare(
-    spark: SparkSession, options: Mapping[str, str], held: DataFrame, spans: Sequence[Checked]
+    spark: SparkSession, options: Mapping[str, str], archived: DataFrame, spans: Sequence[Checked]
 ) -> None:
-    """Compare the rows of an archive, record by record, with what the server has of these topics,
-    and note one fault of each.
-    """
+    """Compare each record of these spans in the archive with the server, and set their faults."""
     from pyspark.sql import functions as f
 
     starts: dict[str, dict[str, int]] = {}
     for each in spans:
         starts.setdefault(each.topic, {})[str(each.partition)] = each.after + 1
     wanted = {
-        "subscribePattern": "|".join(map(re.escape, starts)),  # may be on two servers each
+        "subscribePattern": "|".join(map(re.escape, starts)),  # a topic may be on two servers
+        "columns": ",".join(KEY),
         "startingOffsets": json.dumps(starts),
         "failOnDataLoss": "false",
     }
     there = within(spark, read_batch(spark, {**options, **wanted}), spans).select(*KEY)
-    kept = within(spark, held, spans).select(*KEY)
+    kept = within(spark, archived, spans).select(*KEY)
     missing = there.join(kept, [*KEY], "left_anti").withColumn("fault", f.lit(MISSING))
     twice = kept.groupBy(*KEY).count().where("count > 1").select(*KEY, f.lit(TWICE).alias("fault"))
-    first = missing.unionByName(twice).groupBy("partition", "topic", "fault").agg(f.min("offset"))
-    faults: dict[tuple[int, str], list[str]] = {}
-    for partition, topic, fault, seq in first.orderBy("fault", ascending=False).collect():
-        faults.setdefault((partition, topic), []).append(f"seq {seq:,} {fault}")
+    faults = missing.unionByName(twice).groupBy(*INCARNATION, "fault").agg(f.min("offset"))
+    texts: dict[tuple[int, str, int], list[str]] = {}
+    for partition, topic, epoch, fault, seq in faults.orderBy("fault", ascending=False).collect():
+        texts.setdefault((partition, topic, epoch), []).append(f"seq {seq:,} {fault}")
     for each in spans:
-        each.fault = ", ".join(faults.get((each.partition, each.topic), ())) or None
+        key = each.partition, each.topic, each.epoch
+        each.fault = ", ".join(texts.get(key, ())) or None

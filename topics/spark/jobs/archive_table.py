@@ -1,21 +1,22 @@
-"""Table: the batches of an archive as commits of a Delta table, by the package ``deltalake``.
+"""Writes the batches of an archive as commits of a Delta table, by the package ``deltalake``.
 
     DIR/_delta_log/                                                       commits
     DIR/batch-0000000012-3f9c01ab/date=2026-11-23/part-00000-....parquet  records of batch 12
     DIR/_checkpoint/                                                      Spark's, and job.json
 
-Executors write a batch into a folder of its own, then the driver commits the names of the files.
-The commit is the only step that counts. It carries the query's id and the number of the batch as an
-application transaction: a batch that Spark repeats is not written again, and of two runs at once
-only one commits. A run that is killed leaves files that no reader of Delta sees.
+Executors write a batch into its own folder, then the driver commits the names of the files. A batch
+is in the table if and only if it is committed. The commit contains the query's id and the number of
+the batch as an application transaction. Therefore a batch that Spark repeats is not written again,
+and of two concurrent runs only one commits. The files of a killed run are invisible to readers.
 
-Spark needs no jar of Delta's, and no record passes the driver.
+Spark needs no jar of Delta, and records do not pass through the driver.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,21 +29,21 @@ from topics.spark.job_errors import JobError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "node", "headers")
-ORDER = ("date", "topic", "partition", "offset")
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "node", "headers", "epoch")
+ORDER = ("date", "topic", "partition", "epoch", "offset")
 DAY_MS = 24 * 60 * 60 * 1000
-# Of the writer's memory; and what replay decodes to get at a few records.
+# Bounds the memory of the writer, and the bytes that a replay decodes to read a few records.
 ROW_GROUP_BYTES = 16 * 1024 * 1024
 WRITE = {"compression": "zstd", "parquet.block.size": str(ROW_GROUP_BYTES)}
 
 
 def dated(df: DataFrame) -> DataFrame:
-    """The columns of an archive and the UTC date, whatever the zone of the session, in no more
-    tasks, hence files for a date, than cores.
+    """Return the columns of an archive and the date in UTC, for any time zone of the session. The
+    result has at most one partition per core, because each writes a file for each date.
     """
     from pyspark.sql import functions as f
 
-    # INT96 has no zone and no statistics; all readers take this as a moment in UTC.
+    # All readers take this type as UTC. The default, INT96, has no time zone and no statistics.
     df.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     day = f.expr(f"cast(floor(unix_millis(timestamp) / {DAY_MS}) as int)")
     rows = df.select(*COLUMNS, f.date_from_unix_date(day).alias("date"))
@@ -50,17 +51,16 @@ def dated(df: DataFrame) -> DataFrame:
 
 
 def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
-    """Write a batch of `dated` rows and commit it, unless the table has it. Raises `JobError` for a
-    batch that cannot follow what is there.
+    """Write a batch of `dated` rows and commit it, unless the table already contains it. Raise
+    `JobError` if the table is newer than the checkpoint, or of another query.
     """
     from deltalake import CommitProperties, DeltaTable, Schema, Transaction
     from deltalake.transaction import AddAction
 
     spark, schema = df.sparkSession, Schema.from_json(df.schema.json())
-    where, options = place(uri), storage_options()
     with table_errors(uri):
         table = DeltaTable.create(
-            where, schema, mode="ignore", partition_by=["date"], storage_options=options
+            **location(uri), schema=schema, mode="ignore", partition_by=["date"]
         )
     last = table.transaction_version(query)
     if last == batch:
@@ -70,10 +70,14 @@ def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
             f"{uri}: the checkpoint is older than the table, or of another one: restore the one"
             " that was written with it, or archive into a new folder"
         )
+    names = {each.name for each in table.schema().fields}
+    if missing := [each for each in schema.fields if each.name not in names]:
+        with table_errors(uri):  # an earlier version wrote the table
+            table.alter.add_columns(missing)
     folder = f"batch-{batch:010d}-{uuid4().hex[:8]}"
     rows = df.sortWithinPartitions(*ORDER).write.partitionBy("date").options(**WRITE)
     rows.parquet(f"{uri}/{folder}")
-    # One task and no shuffle: within a stream Spark would make all its shuffle partitions.
+    # One task avoids a shuffle, which in a stream has all shuffle partitions.
     written = spark.read.schema(df.schema).parquet(f"{uri}/{folder}").coalesce(1)
     files = written.groupBy("date", "_metadata.file_path", "_metadata.file_size").count().collect()
     actions = [
@@ -96,44 +100,41 @@ def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
 
 
 def opened(uri: str) -> Any:
-    """The ``DeltaTable`` at a path or a URI; None where there is none."""
+    """Return the ``DeltaTable`` at a path or a URI, or None if there is no table."""
     from deltalake import DeltaTable
 
-    options = storage_options()
+    where = location(uri)
     with table_errors(uri):
-        if not DeltaTable.is_deltatable(place(uri), storage_options=options):
-            return None
-        return DeltaTable(place(uri), storage_options=options)
+        return DeltaTable(**where) if DeltaTable.is_deltatable(**where) else None
 
 
 def table_rows(spark: SparkSession, uri: str, since: str) -> DataFrame:
-    """What the table has of the date ``since`` and later, without the date."""
+    """Return the rows of the date ``since`` and later, without the date."""
     from topics.spark.source.columns import schema_of
 
     table = opened(uri)
     found = table.file_uris(file_pruning_predicate=[("date", ">=", since)]) if table else []
-    # Names of local files come escaped, and Spark takes names as they are.
+    # The names of local files are escaped, and Spark expects them unescaped.
     paths = [f"file://{unquote(path)}" if path.startswith("/") else path for path in found]
-    schema = schema_of(())
+    schema = schema_of(COLUMNS)
     return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
 
 
 @contextmanager
 def table_errors(uri: str) -> Iterator[None]:
-    """What ``deltalake`` raises, as a `JobError` of one line."""
+    """Raise errors of ``deltalake`` and pyarrow as a `JobError` of one line."""
     from deltalake.exceptions import DeltaError
 
     try:
         yield
-    except (DeltaError, OSError) as error:
-        raise JobError(f"{uri}: {' '.join(str(error).split())}") from error
+    except (DeltaError, OSError, ValueError) as error:  # pyarrow raises ValueError
+        text = re.sub(r"\s*(?:\x1b\[\d+m)?\u21b3(?:\x1b\[0m)?\s*", ": ", str(error))
+        raise JobError(f"{uri}: {' '.join(text.split())}") from error
 
 
-def place(uri: str) -> str:
-    """The URI as ``deltalake`` takes it: it would read % in one of a local file."""
-    return uri.removeprefix("file://")
-
-
-def storage_options() -> dict[str, str]:
-    """What the environment says about object stores."""
-    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+def location(uri: str) -> dict[str, Any]:
+    """Return the arguments of ``deltalake`` for a URI. It would decode % in that of a local file.
+    The environment has the options of object stores.
+    """
+    options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return {"table_uri": uri.removeprefix("file://"), "storage_options": options}

@@ -1,8 +1,9 @@
-"""Backfill: the rows of Parquet, CSV or JSON files into a topic, read by Spark.
+"""Backfill: append the rows of Parquet, CSV or JSON files, which Spark reads, to a topic.
 
-Keys are made of the job, the place of a request in its part of the files, and its records. The job
-is named by source and topic, so the same files loaded again append nothing, and of files that have
-changed, what differs is appended.
+The idempotency key of a request consists of the job, the position of the request in its partition
+of the files, and its records. By default, the name of the job consists of the source and the topic.
+Therefore the same files loaded again append nothing, and of changed files only the differing
+requests are appended.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from topics.errors import ExitCode
-from topics.spark.job_errors import JobError, WrongPath, WrongUse, say, spark_errors
+from topics.spark.job_errors import JobError, UsageError, spark_errors, warn
 from topics.spark.jobs.appending import Appended, append, open_dest
-from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_servers, byte_count, positive
+from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_common, byte_count, positive
 from topics.spark.jobs.streams import sink_of
 from topics.spark.preflight import check_spark
 from topics.spark.rows import records
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "csv", "json")
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".xz")  # Spark would read their bytes as rows
+ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".xz")  # Spark would read their bytes as text
 SHOWN_FILES = 5
 # A broken record ends the job; the header of every file is compared, not only of the first. Without
 # multiLine, Spark divides a quoted field that contains a line break into two records.
@@ -46,7 +47,7 @@ READER = {
 
 
 def format_of(source: str) -> str:
-    """By suffix, through ``.gz`` and the like; Parquet when the suffix says nothing."""
+    """Return the format of a suffix, also before ``.gz`` and similar ones; otherwise Parquet."""
     found = (SUFFIXES.get(suffix.lower()) for suffix in reversed(Path(source).suffixes))
     return next(filter(None, found), "parquet")
 
@@ -65,8 +66,8 @@ def read(
     lines are sent as they are, unless an option, a schema or partition columns require Spark's JSON
     reader. ``partitioned``: folders such as ``date=2026-01-31`` are columns.
 
-    Raises `WrongPath` if Spark reads no file, `WrongUse` for a tag that no record has, and
-    `JobError` for bytes that are not UTF-8.
+    Raises `UsageError` if Spark reads no file or no record has the tag, and `JobError` for bytes
+    that are not UTF-8.
     """
     from pyspark.sql import functions as f
 
@@ -81,7 +82,7 @@ def read(
             return lines
         lines = lines.withColumn("key", f.get_json_object("value", f"$['{tag}']"))
         if lines.where("key IS NOT NULL").isEmpty() and not lines.isEmpty():
-            raise WrongUse(f'--tag-column: no record of {source} has a member "{tag}"')
+            raise UsageError(f'--tag-column: no record of {source} has a member "{tag}"')
         return lines
     given = lookup | given
     if kind == "csv" and ".tsv" in source and not {"sep", "delimiter"} & given.keys():
@@ -93,7 +94,7 @@ def read(
     rows = (reader if schema is None else reader.schema(schema)).load(source)
     _check_files(rows, source)
     if tag is not None and tag not in rows.columns:
-        raise WrongUse(f'--tag-column: there is no column "{tag}": {", ".join(rows.columns)}')
+        raise UsageError(f'--tag-column: there is no column "{tag}": {", ".join(rows.columns)}')
     return records(rows, key=tag)
 
 
@@ -110,10 +111,12 @@ def _check_utf8(spark: SparkSession, source: str, lookup: dict[str, str]) -> Non
 
 
 def _check_files(rows: DataFrame, source: str) -> None:
-    """Name the files that Spark does not read. Raise `WrongPath` if it reads none."""
+    """Name the files that Spark does not read. Raise `UsageError` if it reads none."""
     taken = {unquote(uri.removeprefix("file://")) for uri in rows.inputFiles()}
     if not taken:
-        raise WrongPath(f"{source}: Spark reads no file of it; it skips names with _ or . in front")
+        raise UsageError(
+            f"{source}: Spark reads no file of it; it skips names that begin with _ or ."
+        )
     if "://" in source or not Path(source).is_dir():
         return
     files = (path for path in Path(source).rglob("*") if path.is_file() and path.stat().st_size)
@@ -122,36 +125,35 @@ def _check_files(rows: DataFrame, source: str) -> None:
     )
     if skipped:
         more = f" and {len(skipped) - SHOWN_FILES:,} more" if len(skipped) > SHOWN_FILES else ""
-        say(f"warning: Spark does not read {', '.join(skipped[:SHOWN_FILES])}{more}")
+        warn(f"Spark does not read {', '.join(skipped[:SHOWN_FILES])}{more}")
 
 
 def add(commands: Commands) -> None:
     """``topics-spark backfill SOURCE TOPIC``."""
     parser = commands.add_parser(
         "backfill",
-        help="files into a topic",
+        help="append the rows of files to a topic",
         description="Append the rows of Parquet, CSV or JSON files to a topic. The same job run"
-        " again appends nothing. Of files that have grown or changed, each part is appended again"
-        " from the first request that differs; equal rows at equal places are not, unless another"
-        " --job-id says that they are to be. JSON lines are sent as they are, whatever value a line"
-        " holds; CSV columns are text, unless --schema or --option inferSchema=true says more; an"
-        " empty field is null. Text that is not UTF-8 is refused unless --option encoding names its"
-        " encoding. A broken record ends the job; what was appended before it stays. Subfolders are"
-        " read. No file or no record is an error.",
+        " again appends nothing. If files have changed, each partition is appended again from the"
+        " first request that differs. Use another --job-id to append equal rows again. JSON lines"
+        " are sent unchanged. CSV columns are text unless --schema or --option inferSchema=true"
+        " defines types, and an empty field is null. Text must be UTF-8 unless --option encoding"
+        " names another encoding. A broken record ends the job; records that were appended before"
+        " remain. Subfolders are read. It is an error if there is no file or no record.",
         epilog="'topics append -f FILE' loads files of this machine without Spark."
         f" {ExitCode.summary()}",
     )
     add = parser.add_argument
     add("source", help="file, directory or URI that Spark can read")
-    add("topic")
-    add("--format", choices=FORMATS, help="default: by the suffix")
+    add("topic", help="created if it does not exist")
+    add("--format", choices=FORMATS, help="format of the files (default: by the suffix)")
     add(
         "--option",
         type=pair,
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for Spark's reader, such as sep=; or multiLine=false; overrides the job's own",
+        help="for Spark's reader, such as sep=; or multiLine=false, instead of the job's own value",
     )
     add("--schema", metavar="DDL", help="columns and types, such as 'id BIGINT, name STRING'")
     add("--durability", choices=DURABILITIES, help="of the topic; an existing one is changed")
@@ -159,34 +161,33 @@ def add(commands: Commands) -> None:
         "--batch-records",
         type=positive,
         default=5000,
-        help="records in a request at most (default: %(default)s)",
+        help="maximum number of records in a request (default: %(default)s)",
     )
     add(
         "--batch-bytes",
         type=byte_count,
         default=4 * MIB,
-        help="bytes in a request at most, such as 512KiB (default: 4MiB)",
+        help="maximum size of a request, such as 512KiB (default: 4MiB)",
     )
-    add("--job-id", help="name of the job for idempotency (default: made of source and topic)")
-    add("--tag-column", help="column, or member of JSON lines, whose value becomes the tag")
+    add("--job-id", help="name of the job for idempotency (default: from source and topic)")
+    add("--tag-column", help="column, or member of JSON lines, whose value is the tag")
     add(
         "--partition-columns",
         action="store_true",
-        help="folders such as date=2026-01-31 are columns (default: their names are ignored)",
+        help="read folders such as date=2026-01-31 as columns (default: ignore their names)",
     )
-    add("--node", help="origin node of the records; readers with the same node do not get them")
+    add("--node", help="origin node of the records, which readers of the same node skip")
     add(
         "--partitions",
         type=positive,
         default=8,
-        help="into how many parts files are split at least (default: %(default)s)",
+        help="minimum number of partitions of the files (default: %(default)s)",
     )
-    add("--cores", type=positive, default=2, help="parts sent at a time (default: %(default)s)")
-    add_servers(parser)
+    add_common(parser)
 
 
 def pair(text: str) -> tuple[str, str]:
-    """``KEY=VALUE``."""
+    """Parse ``KEY=VALUE``."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError("must be KEY=VALUE")
@@ -196,11 +197,11 @@ def pair(text: str) -> tuple[str, str]:
 def run(options: argparse.Namespace) -> Appended:
     """Do the job."""
     source, is_local = options.source, "://" not in options.source
-    # Everything that needs no JVM comes first; PySpark alone takes a second to load.
+    # The checks that need no JVM come first. Only loading PySpark takes a second.
     if is_local and not GLOB.search(source) and not Path(source).exists():
-        raise WrongPath(f"{source}: no such file or directory")
+        raise UsageError(f"{source}: no such file or directory")
     if source.lower().endswith(ARCHIVES):
-        raise WrongPath(f"{source}: Spark cannot read this kind of archive; unpack it first")
+        raise UsageError(f"{source}: Spark cannot read this kind of archive; unpack it first")
     source = str(Path(source).resolve()) if is_local else source
     more = {"node": options.node, "durability": options.durability}
     sink = sink_of(
@@ -214,9 +215,7 @@ def run(options: argparse.Namespace) -> Appended:
     open_dest(sink, change=True)
     named = repr((source, options.topic)).encode()
     job = options.job_id or blake2b(named, digest_size=8).hexdigest()
-    with spark_errors():
-        spark = local_session(options.cores, "topics-backfill", partitions=options.partitions)
-    try:
+    with local_session(options.cores, "topics-backfill", options.partitions) as spark:
         with spark_errors():
             df = read(
                 spark,
@@ -229,7 +228,5 @@ def run(options: argparse.Namespace) -> Appended:
             )
         done = append(df, sink, f"batch:{job}", quiet=options.quiet)
         if not done.records:
-            raise WrongPath(f"{source}: it has no records")
+            raise UsageError(f"{source}: it has no records")
         return done
-    finally:
-        spark.stop()

@@ -1,4 +1,4 @@
-"""Checkpoint: the folder of a streaming job, and whose it is.
+"""The checkpoint of a streaming job: a folder that belongs to one job.
 
 A file ``job.json`` next to Spark's own files contains the arguments of the job by name. The files
 are accessed through Spark's JVM, because a checkpoint may be on any file system that Hadoop
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.spark.job_errors import JobError, WrongPath
+from topics.spark.job_errors import JobError, UsageError
 from topics.spark.jobs.arguments import GLOB
 
 if TYPE_CHECKING:
@@ -34,21 +34,21 @@ TEMPORARY = re.compile(
 
 
 def uri_of(directory: str) -> str:
-    """A local path or a URI as Spark takes it: nothing is escaped. Raises `WrongPath` for one that
-    Spark would read as a pattern, or that is a file.
+    """Return a local path or a URI for Spark, which expects it unescaped. Raise `UsageError` if it
+    is a file, or if Spark would read it as a pattern.
     """
     if found := GLOB.search(directory):
-        raise WrongPath(f"{directory}: Spark reads {found.group()} in a path as a pattern")
+        raise UsageError(f"{directory}: Spark reads {found.group()} in a path as a pattern")
     if "://" in directory and not directory.startswith("file:"):
         return directory.rstrip("/")
     path = Path(directory.removeprefix("file:").removeprefix("//")).resolve()
     if path.exists() and not path.is_dir():
-        raise WrongPath(f"{path}: it is no folder")
+        raise UsageError(f"{path}: not a folder")
     return f"file://{path}"
 
 
 class Folder:
-    """The files of a folder, by their paths in it."""
+    """The files of a folder, by their relative paths."""
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
         self.uri = uri
@@ -60,7 +60,7 @@ class Folder:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{path}".rstrip("/"))
 
     def names(self, path: str = "") -> list[str]:
-        """Names in a folder, sorted; none when it is absent."""
+        """Return the sorted names in a folder, or no names if it does not exist."""
         if not self._system.exists(self._path(path)):
             return []
         return sorted(
@@ -68,7 +68,7 @@ class Folder:
         )
 
     def read(self, path: str) -> str | None:
-        """The text of a file; None when it is absent."""
+        """Return the text of a file, or None if it does not exist."""
         if not self._system.exists(self._path(path)):
             return None
         stream = self._system.open(self._path(path))
@@ -87,7 +87,7 @@ class Folder:
             stream.close()
         self.remove(path)  # a Hadoop rename does not replace files on every file system
         if not self._system.rename(temporary, final):
-            raise JobError(f"{self.uri}/{path}: the file cannot be made")
+            raise JobError(f"{self.uri}/{path}: the file cannot be created")
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
@@ -103,7 +103,10 @@ def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
     _discard_unfinished(checkpoint)
     text = checkpoint.read(JOB)
     if text and checkpoint.names("offsets"):
-        began = msgspec.json.decode(text, type=dict[str, str])
+        try:
+            began = msgspec.json.decode(text, type=dict[str, str])
+        except msgspec.MsgspecError as error:
+            raise JobError(f"{checkpoint.uri}/{JOB}: {error}") from error
         for name in sorted(began.keys() | job.keys()):
             if (one := began.get(name, "")) != (other := job.get(name, "")):
                 raise JobError(

@@ -1,40 +1,36 @@
 """The command line ``topics-spark JOB ...``: one subcommand for each job.
 
-Imports are local: ``topics-spark --help`` loads neither PySpark nor pyarrow. Every job ends with an
-`ExitCode`; a mistake of the caller is one line on stderr, never a traceback.
+Imports are local, so that ``topics-spark --help`` loads neither PySpark nor pyarrow. Each job ends
+with an `ExitCode`. An expected error is one line on stderr, without a traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, cast
+from types import ModuleType
 
 from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
 from topics.spark.client.request_error import RequestError
-from topics.spark.job_errors import JobError
+from topics.spark.job_errors import JobError, UsageError
 from topics.spark.source.connection import BadOption, ServerError
-
-if TYPE_CHECKING:
-    from topics.spark.jobs.arguments import Commands, Outcome
 
 # Each is a module of this package with `add` and `run`.
 JOBS = ("archive", "backfill", "compact", "replay")
-
-
-class Job(Protocol):
-    """A module of a job."""
-
-    def add(self, commands: Commands) -> None:
-        """Make the subcommand."""
-        ...
-
-    def run(self, options: argparse.Namespace) -> Outcome:
-        """Do the job. Raises ``JobError`` or ``RequestError``."""
-        ...
+# By the code of an error (§0.5), as in `topics.cli`.
+EXIT_CODES = {
+    "unauthorized": ExitCode.REFUSED,
+    "forbidden": ExitCode.REFUSED,
+    "topic_not_found": ExitCode.NOT_FOUND,
+    "unreachable": ExitCode.UNREACHABLE,
+    "not_ready": ExitCode.UNREACHABLE,
+    "shutting_down": ExitCode.UNREACHABLE,
+}
+_CODE = re.compile(rf"(?:\d{{3}}|no \w+|\":) ({'|'.join(EXIT_CODES)}): ")
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
@@ -49,39 +45,46 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         build.error(f"the argument {broken!r} is not UTF-8")
     try:
         outcome = job(options.job).run(options)
-    except (RequestError, ServerError) as error:
-        return _fail(str(error))
-    except BadOption as error:
+    except (BadOption, UsageError) as error:
         return _fail(str(error), ExitCode.USAGE)
-    except JobError as error:
-        return _fail(str(error), error.code)
+    except (RequestError, ServerError, JobError) as error:
+        return _fail(str(error), exit_code(str(error)))
     except ModuleNotFoundError as missing:
         return _fail(_not_installed(missing))
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; run the job again, it goes on where it stopped\n")
+        sys.stderr.write("interrupted; run the job again, it continues where it stopped\n")
         return ExitCode.INTERRUPTED
-    sys.stdout.write(outcome.text() + "\n")
+    sys.stdout.write(f"{outcome.text()}\n")
     return ExitCode.DONE if outcome.agrees else ExitCode.FAILED
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; ``--help`` of each job is its manual."""
+    """Return the parser of the command line."""
     build = argparse.ArgumentParser(
         prog="topics-spark",
         description="Jobs between files and topics. 'topics-spark JOB --help' is the manual of a"
         " job.",
-        epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.summary()} A job whose count"
-        " differs from the server's has failed.",
+        epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.summary()} A job fails if a"
+        " topic or an archive has fewer records than it must have. More records in a topic are"
+        " those of other writers, and are reported.",
     )
     commands = build.add_subparsers(dest="job", metavar="JOB", required=True)
     for name in JOBS:
-        job(name).add(cast("Commands", commands))
+        job(name).add(commands)
     return build
 
 
-def job(name: str) -> Job:
-    """The module of a job."""
-    return cast("Job", import_module(f"topics.spark.jobs.{name}"))
+def job(name: str) -> ModuleType:
+    """Return the module of a job."""
+    return import_module(f"topics.spark.jobs.{name}")
+
+
+def exit_code(line: str) -> ExitCode:
+    """Return the exit code of a failed request. The code is found in the text, because the error
+    of a task is only a text.
+    """
+    found = _CODE.search(line)
+    return EXIT_CODES[found.group(1)] if found else ExitCode.FAILED
 
 
 def _not_installed(missing: ModuleNotFoundError) -> str:

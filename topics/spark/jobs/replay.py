@@ -1,15 +1,16 @@
-"""Replay: the records of an archive back into topics, in their order, without a JVM.
+"""Replay: append the records of an archive to topics, in their order, without a JVM.
 
-    DeltaTable -> parts (topic, partition, date) -> windows of offsets, sorted -> Sender
+    DeltaTable -> parts (topic, partition, epoch, date) -> windows of offsets, sorted -> Sender
 
-A topic's time never goes back, so its dates are in the order of its offsets. Memory is bounded by a
-window, whatever the size of the files. A record keeps value, key, node and headers; it gets a new
-offset and timestamp.
+Within an incarnation of a topic, time does not decrease, so the dates have the order of the
+offsets. Incarnations follow each other in the order of their epochs, which a server increases.
+Memory is bounded by the size of a window. A record keeps its value, key, node and headers, and gets
+a new offset and timestamp.
 
-Each part is a write of its own, in batches whose limits depend on nothing but its records: so the
-same replay again appends nothing, also when the table was compacted meanwhile, and one of an
-archive that has grown appends what is new. Only the last batch of a date that grew meanwhile is
-another one: replay finished days.
+Each part is a separate write, whose batches depend only on its records. Therefore a repeated replay
+appends nothing, even if the table was compacted in between, and a replay of an archive that has
+grown appends only the new records. An exception is a date that grew in between, because its last
+batch differs; replay only complete days.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topics.errors import ExitCode
-from topics.spark.job_errors import JobError, WrongPath, say
+from topics.spark.job_errors import JobError, UsageError, warn
 from topics.spark.jobs.appending import Appended, open_dest
 from topics.spark.jobs.archive_table import opened, table_errors
-from topics.spark.jobs.arguments import Commands, add_servers
+from topics.spark.jobs.arguments import Commands, add_common
 from topics.spark.jobs.streams import options_of
 from topics.spark.progress import progress
 from topics.spark.sink.columns import Columns
@@ -45,12 +46,13 @@ WINDOW_BYTES = 128 << 20
 
 
 class Part(NamedTuple):
-    """The records of one source topic, partition and date: ``rows`` of them, with offsets from
-    ``first`` to ``last``.
+    """The records of an incarnation of a topic on one date: ``rows`` of them, with offsets from
+    ``first`` to ``last``. ``epoch`` is None in files of earlier versions.
     """
 
     topic: str
     partition: int
+    epoch: int | None
     date: date
     rows: int
     first: int
@@ -59,23 +61,23 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay appended to each target topic, and how many records it was to send."""
+    """The counts of a replay for each target topic. The parts contain ``archived`` records."""
 
     topics: dict[str, Appended]
     archived: int
 
     @property
     def records(self) -> int:
-        """Records that were sent, or had been."""
+        """Records that this run or an earlier one appended."""
         return sum(each.records for each in self.topics.values())
 
     @property
     def agrees(self) -> bool:
-        """Whether all of the archive was sent and every topic's head moved by what was appended."""
+        """Whether all records were sent, and the heads of the topics cover them."""
         return self.records == self.archived and all(each.agrees for each in self.topics.values())
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the counts of each topic and of the archive."""
         whole = "all" if self.records == self.archived else "NOT all"
         lines = [each.text() for each in self.topics.values()]
         verdict = f"{self.records:,} records to {len(self.topics):,} topics: {whole} of the"
@@ -83,29 +85,35 @@ class Replayed:
 
 
 class Archive:
-    """The table in ``directory`` as it is now. Raises `WrongPath` when there is none."""
+    """The current table in ``directory``. Raise `UsageError` if there is none."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory if "://" in directory else str(Path(directory).resolve())
         self._table = opened(self.directory)
         if self._table is None:
-            raise WrongPath(
-                f"{self.directory}: it is no Delta table; Spark reads a Parquet archive, and writes"
-                ' it in order by .write.format("topics")'
+            raise UsageError(
+                f"{self.directory}: not a Delta table; use Spark to read a Parquet archive and to"
+                ' write it by .write.format("topics")'
             )
 
     def _dataset(self, since: date, until: date) -> Any:
+        import pyarrow as pa
+
         dates = [("date", ">=", str(since)), ("date", "<", str(until))]
-        return self._table.to_pyarrow_dataset(file_pruning_predicate=dates)
+        data = self._table.to_pyarrow_dataset(file_pruning_predicate=dates)
+        if "epoch" in data.schema.names:
+            return data
+        return data.replace_schema(data.schema.append(pa.field("epoch", pa.int64())))
 
     def parts(self, topics: Sequence[str], since: date, until: date) -> list[Part]:
-        """All parts in the order of a replay, of these topics (none: all), from the date ``since``
-        to before ``until``. Raises `JobError` when there is none, or none of a topic.
+        """Return the parts in the order of a replay, of these topics or by default of all, from the
+        date ``since`` to the day before ``until``. Raise `JobError` if a topic has no parts.
         """
         from pyarrow import acero
 
-        keys = ["topic", "partition", "date"]
-        figures = [("offset", f"hash_{name}", None, name) for name in ("count", "min", "max")]
+        keys = ["topic", "partition", "epoch", "date"]
+        columns = {"rows": "hash_count", "first": "hash_min", "last": "hash_max"}
+        figures = [("offset", function, None, name) for name, function in columns.items()]
         scan = acero.ScanNodeOptions(self._dataset(since, until), columns=[*keys, "offset"])
         steps = [
             acero.Declaration("scan", scan),
@@ -113,7 +121,11 @@ class Archive:
         ]
         with table_errors(self.directory):
             rows = acero.Declaration.from_sequence(steps).to_table().to_pylist()
-        parts = sorted(Part(*row.values()) for row in rows)
+        # Records without an epoch are older than those of the same topic that have one.
+        parts = sorted(
+            (Part(**row) for row in rows),
+            key=lambda part: (part.topic, part.partition, part.epoch or 0, part.date),
+        )
         held = sorted({part.topic for part in parts})
         missing = sorted({*topics}.difference(held))
         if missing or not parts:
@@ -125,8 +137,8 @@ class Archive:
         return [part for part in parts if not topics or part.topic in topics]
 
     def batches(self, part: Part, rows: int) -> Iterator[pa.RecordBatch]:
-        """The records of a part, as the columns `NAMES`, in the order of their offsets, ``rows`` in
-        each batch but the last.
+        """Yield the records of a part in the order of their offsets, as batches of the columns
+        `NAMES`. All batches except the last one have ``rows`` rows.
         """
         import pyarrow as pa
 
@@ -143,15 +155,19 @@ class Archive:
         import pyarrow.compute as pc
 
         data = self._dataset(part.date, part.date + timedelta(days=1))
-        groups = [group for file in data.get_fragments() for group in file.row_groups]
+        with table_errors(self.directory):
+            groups = [group for file in data.get_fragments() for group in file.row_groups]
         held = sum(group.total_byte_size for group in groups)
         size = max(1, held // sum(group.num_rows for group in groups))
         seqs = part.last - part.first + 1
         step = max(1, seqs * min(WINDOW_ROWS, WINDOW_BYTES // size) // part.rows)
         topic, partition, offset = (pc.field(name) for name in ("topic", "partition", "offset"))
+        # Not `is_null`: deltalake declares that a column which a file lacks is not null.
+        epoch = pc.coalesce(pc.field("epoch"), pc.scalar(0))
+        of_part = (topic == part.topic) & (partition == part.partition)
+        of_part &= epoch == (part.epoch or 0)
         for first in range(part.first, part.last + 1, step):
-            wanted = (topic == part.topic) & (partition == part.partition)
-            wanted &= (offset >= first) & (offset < first + step)
+            wanted = of_part & (offset >= first) & (offset < first + step)
             with table_errors(self.directory):
                 table = data.to_table(columns=[*NAMES, "offset"], filter=wanted)
             table = table.sort_by("offset")
@@ -159,8 +175,9 @@ class Archive:
             twice = pc.index(pc.equal(offsets[1:], offsets[:-1]), value=True).as_py()
             if twice >= 0:
                 raise JobError(
-                    f'{self.directory}: it has twice topic "{part.topic}", offset {offsets[twice]};'
-                    " of a topic that was made again, replay each life by its dates"
+                    f'{self.directory}: offset {offsets[twice]} of topic "{part.topic}" is in it'
+                    f" twice on {part.date}: an earlier version archived two incarnations of the"
+                    " topic without their epochs, or the server was restored from a backup"
                 )
             yield table.select([*NAMES])
 
@@ -176,27 +193,27 @@ def replay(
     job_id: str | None = None,
     quiet: bool = True,
 ) -> Replayed:
-    """Append the records of an archive to the topic ``into``, or to several topics when ``into``
-    holds ``{topic}``, which is replaced by the name of the source topic.
+    """Append the records of an archive to the topic ``into``, or to several topics if ``into``
+    contains ``{topic}``, which is replaced by the name of the source topic.
 
     ``options`` are those of a write by ``format("topics")``. ``topics`` names the source topics, by
-    default all; a single target takes several of them only when they are named. ``until`` is left
-    out. ``job_id`` names the replay for idempotency, by default after the directory. Raises
-    `JobError` or `RequestError`; what was appended before stays, and the same replay run again does
-    not append it twice.
+    default all. Several source topics are written to one target only if they are named. The date
+    ``until`` is excluded. ``job_id`` names the replay for idempotency, by default by the directory.
+    Raise `JobError` or `ServerError`. Records that were appended before remain, and the same replay
+    run again does not append them twice.
     """
     archive = Archive(directory)
     parts = archive.parts(topics, since, until)
     if len({part.topic for part in parts}) > 1 and TOPIC not in into and not topics:
         raise JobError(
-            f"{directory}: it has records of several topics; choose with --from-topic, or give each"
-            " a topic of its own with --into, such as copy.{topic}"
+            f"{directory}: it has records of several topics; select them by --from-topic, or name a"
+            " target for each by --into, such as copy.{topic}"
         )
     today = datetime.now(UTC).date()
     if any(part.date >= today for part in parts):
-        say(
-            f"warning: the archive has records of {today}, which may become more: another replay of"
-            f" that day then appends up to a batch of them again. --until {today} leaves it out"
+        warn(
+            f"the archive has records of {today}, and may get more; then another replay of that day"
+            f" appends up to a batch of records again. --until {today} excludes it"
         )
     job = job_id or blake2b(archive.directory.encode(), digest_size=8).hexdigest()
     targets = dict.fromkeys(into.replace(TOPIC, part.topic) for part in parts)
@@ -215,13 +232,14 @@ def replay(
 
 
 def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -> Appended:
-    """Append a part to its topic, whose head was ``head`` before the replay."""
+    """Append a part to its topic. ``head`` is the topic's head before the replay."""
     from topics.spark.sink.opening import Clients
     from topics.spark.sink.sending import Sender
 
     topic, started = sink.topic, time.monotonic()
     assert topic is not None, "a replay knows its topics"
-    scope = f"replay:{(job, part.topic, str(part.date))!r}"
+    epoch = () if part.epoch is None else (part.epoch,)  # earlier versions had no epoch here
+    scope = f"replay:{(job, part.topic, *epoch, str(part.date))!r}"
     try:
         with Clients(sink) as clients:
             place = {topic: clients.server_of(topic)}
@@ -230,7 +248,8 @@ def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -
             head_after = clients.head(topic)
     except (ServerError, ValueError) as error:
         raise JobError(
-            f"{error}; what was appended before stays, and the same replay appends none of it twice"
+            f"{error}; records that were appended before remain, and the same replay appends none"
+            " of them twice"
         ) from error
     sent = figures.topics[topic]
     return Appended(
@@ -248,42 +267,34 @@ def add(commands: Commands) -> None:
     """``topics-spark replay DIR TOPIC``."""
     parser = commands.add_parser(
         "replay",
-        help="an archive back into topics",
-        description="Append the records of an archive, a Delta table as 'topics-spark archive'"
-        " writes it, to a topic, in their order and with key, node and headers. No JVM is started."
+        help="append the records of an archive to topics",
+        description="Append the records of an archive, a Delta table that 'topics-spark archive'"
+        " wrote, to a topic, in their order and with key, node and headers. No JVM is started."
         " The same replay run again appends nothing.",
         epilog=ExitCode.summary(),
     )
     argument = parser.add_argument
     argument("directory", metavar="DIR", help="of the archive: a path, or a URI of an object store")
     into = parser.add_mutually_exclusive_group(required=True)
-    into.add_argument("topic", metavar="TOPIC", nargs="?", help="topic that gets the records")
+    into.add_argument("topic", metavar="TOPIC", nargs="?", help="the target topic")
     into.add_argument(
         "--into",
         metavar="TEMPLATE",
-        help="a topic for each source topic, such as copy.{topic}",
+        help="a target for each source topic, such as copy.{topic}",
     )
     argument(
         "--from-topic",
         action="append",
         default=[],
         metavar="NAME",
-        help="only records of this topic; may be given several times (default: all)",
+        help="name of a source topic, may be repeated (default: all)",
     )
-    first = "first day, such as 2026-01-31"
-    argument(
-        "--from",
-        dest="since",
-        type=date.fromisoformat,
-        metavar="DATE",
-        default=date.min,
-        help=first,
-    )
-    until = "first day that is left out"
-    argument("--until", type=date.fromisoformat, metavar="DATE", default=date.max, help=until)
+    day: dict[str, Any] = {"type": date.fromisoformat, "metavar": "DATE"}
+    argument("--from", dest="since", default=date.min, help="first day, as 2026-01-31", **day)
+    argument("--until", default=date.max, help="first excluded day", **day)
     argument("--durability", choices=DURABILITIES, help="of the topics; existing ones are changed")
-    argument("--job-id", help="name of the replay for idempotency (default: made of DIR)")
-    add_servers(parser)
+    argument("--job-id", help="name of the replay for idempotency (default: from DIR)")
+    add_common(parser, cores=False)
 
 
 def run(options: argparse.Namespace) -> Replayed:

@@ -1,4 +1,4 @@
-"""What jobs share that read or write topics: options, and streaming queries to their end."""
+"""Options of jobs, and runs of streaming queries."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from topics.spark import register
 from topics.spark.job_errors import JobError, spark_errors
-from topics.spark.jobs.arguments import positive
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.offsets import Offsets, decode
+from topics.spark.source.offsets import Offsets, Position, decode
 from topics.spark.source.plan import GO_ON
 
 if TYPE_CHECKING:
@@ -25,21 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 POLL_S = 0.2
-LOOK_S = 5.0  # between looks at the progress of a query
+UPDATE_S = 5.0  # between updates of the progress of a query
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def add_stream(parser: argparse.ArgumentParser) -> None:
-    """``--follow``, ``--cores``; for `local_session` and `run`."""
-    parser.add_argument(
-        "--follow",
-        type=seconds,
-        metavar="INTERVAL",
-        help="do not end: look for new records that often, such as 10s, until Ctrl-C",
-    )
-    parser.add_argument(
-        "--cores", type=positive, default=2, help="tasks at a time (default: %(default)s)"
-    )
 
 
 def options_of(options: argparse.Namespace) -> dict[str, str]:
@@ -49,12 +35,12 @@ def options_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def sink_of(options: argparse.Namespace, topic: str, **more: str) -> SinkOptions:
-    """The options of a write to ``topic``. Raises `BadOption`."""
+    """Return the options of a write to ``topic``. Raise `BadOption`."""
     return SinkOptions.parse({**options_of(options), "topic": topic, **more})
 
 
 def seconds(text: str) -> float:
-    """``500ms``, ``10s``, ``5m`` or ``1h``."""
+    """Return the seconds of ``500ms``, ``10s``, ``5m`` or ``1h``."""
     found = re.fullmatch(r"([0-9]+)(ms|s|m|h)", text)
     if found is None or int(found.group(1)) == 0:
         raise argparse.ArgumentTypeError("must be like 500ms, 10s, 5m or 1h")
@@ -63,7 +49,9 @@ def seconds(text: str) -> float:
 
 @contextmanager
 def job_errors() -> Iterator[None]:
-    """Whatever Spark or the source reports, as a `JobError` of one line in the job's own words."""
+    """Raise errors of Spark and of the source as `spark_errors` does. Advice on an option of the
+    source becomes advice on the argument of the job.
+    """
     try:
         with spark_errors():
             yield
@@ -76,30 +64,27 @@ def job_errors() -> Iterator[None]:
 
 
 def read_stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    """A stream of ``format("topics")``, from the earliest record on."""
+    """Return a stream of ``format("topics")`` that starts at the earliest record."""
     register(spark)
     reader = spark.readStream.format("topics").option("startingOffsets", "earliest")
     return reader.options(**options).load()
 
 
 def read_batch(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    """The records of ``format("topics")`` that are there now."""
+    """Return the current records of ``format("topics")``."""
     register(spark)
     return spark.read.format("topics").options(**options).load()
 
 
 def run_batches(
     df: DataFrame,
-    land: Callable[[DataFrame, int, str], None],
+    write: Callable[[DataFrame, int, str], None],
     checkpoint: str,
     follow_s: float | None,
-    passage: Passage,
+    progress: QueryProgress,
 ) -> None:
-    """Give each batch of a stream, its number and the id of the query to ``land``, until all is
-    done or, with an interval to follow, until the process is interrupted. What the query goes
-    through is noted.
-
-    What ``land`` raises is raised here.
+    """Call ``write`` with each batch of a stream, its number and the id of the query. Otherwise as
+    `run`. Raise what ``write`` raises.
     """
     failures: list[BaseException] = []
 
@@ -107,62 +92,79 @@ def run_batches(
         try:
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
             assert query, "Spark names the query in its threads"
-            land(batch, number, query)
+            write(batch, number, query)
         except BaseException as failure:
-            failures.append(failure)  # Spark would give its text only
+            failures.append(failure)  # Spark would report only its text
             raise
 
-    run(df.writeStream.foreachBatch(sink), checkpoint, follow_s, passage, failures)
+    run(df.writeStream.foreachBatch(sink), checkpoint, follow_s, progress, failures)
+
+
+class Span(NamedTuple):
+    """The positions between which a query read an incarnation of a topic. ``start`` is None if the
+    query began with its first batch.
+    """
+
+    start: Position | None
+    end: Position
 
 
 @dataclass(slots=True)
-class Passage:
-    """What a query went through, from the progress of its ``batches``: from the offsets ``begin``
-    to ``end``, ``records``.
+class QueryProgress:
+    """The work of a query, from the progress that Spark reports: the number of ``batches`` and
+    ``records``, and the ``spans`` by server, topic and epoch.
     """
 
-    begin: Offsets = field(default_factory=dict)
-    end: Offsets = field(default_factory=dict)
     batches: int = 0
     records: int = 0
-    _last: int = -1  # batch
+    spans: dict[tuple[str, str, int], Span] = field(default_factory=dict)
+    _last: int = -1  # the number of the last counted batch
 
-    def look(self, query: StreamingQuery) -> None:
-        """Count the batches since the last look. Spark keeps the progress of 100 batches."""
-        recent = query.recentProgress
-        if recent and not self.end:
-            self.begin = _offsets(recent[0], "startOffset")
-        if recent:
-            self.end = _offsets(recent[-1], "endOffset")
-        for progress in recent:
-            # An idle query reports too, with the number of the batch that is to come.
-            if progress["batchId"] <= self._last or "addBatch" not in progress["durationMs"]:
+    def update(self, query: StreamingQuery) -> None:
+        """Add the batches since the last call. Spark keeps the progress of 100 batches."""
+        for report in query.recentProgress:
+            if report["batchId"] <= self._last:
                 continue
-            self._last = progress["batchId"]
-            self.batches += 1
-            self.records += progress["numInputRows"]
+            self._extend(_offsets(report, "startOffset"), _offsets(report, "endOffset"))
+            # An idle query also reports, with the number of its next batch.
+            if "addBatch" in report["durationMs"]:
+                self._last = report["batchId"]
+                self.batches += 1
+                self.records += report["numInputRows"]
+
+    def _extend(self, start: Offsets, end: Offsets) -> None:
+        for server in start | end:
+            topics = start.get(server, {})
+            for topic, at in (topics | end.get(server, {})).items():
+                begin = topics.get(topic)
+                if begin is None or begin.epoch != at.epoch:
+                    # The batch in which an incarnation appears reads none of its records.
+                    begin = at if start else None
+                key = server, topic, at.epoch
+                first = self.spans[key].start if key in self.spans else begin
+                self.spans[key] = Span(first, at)
 
 
-def _offsets(progress: Mapping[str, Any], name: str) -> Offsets:
-    return decode(msgspec.json.decode(progress["sources"][0][name]) or {})
+def _offsets(report: Mapping[str, Any], name: str) -> Offsets:
+    return decode(msgspec.json.decode(report["sources"][0][name]) or {})
 
 
 def run(
     writer: DataStreamWriter,
     checkpoint: str,
     follow_s: float | None,
-    passage: Passage,
+    progress: QueryProgress,
     failures: Sequence[BaseException] = (),
 ) -> None:
-    """Run a query until all is done or, with an interval to follow, until it is interrupted.
-    ``passage`` is filled on the way.
+    """Run a query until it has read all records that exist at its start. If ``follow_s`` is given,
+    poll for new records at this interval until the process is interrupted. Update ``progress``.
     """
     trigger: dict[str, Any] = {"availableNow": True}
     if follow_s is not None:
         trigger = {"processingTime": f"{round(follow_s * 1000)} milliseconds"}
     query = writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
     try:
-        _wait(query, passage)
+        _wait(query, progress)
     except KeyboardInterrupt:
         if follow_s is None:
             raise
@@ -172,17 +174,17 @@ def run(
         raise
     finally:
         query.stop()
-    passage.look(query)
+    progress.update(query)
 
 
-def _wait(query: StreamingQuery, passage: Passage) -> None:
-    """Wait for the end. Almost all of it is Python's own sleep, so Ctrl-C leaves no call to the JVM
-    half done, of which Py4J would log the stacks.
+def _wait(query: StreamingQuery, progress: QueryProgress) -> None:
+    """Wait until the query ends. Most of the time is spent in Python's own sleep, because Py4J logs
+    stack traces if Ctrl-C interrupts a call to the JVM.
     """
-    look_at = time.monotonic() + LOOK_S
+    update_at = time.monotonic() + UPDATE_S
     while query.isActive:
         time.sleep(POLL_S)
-        if time.monotonic() >= look_at:
-            passage.look(query)
-            look_at += LOOK_S
-    query.awaitTermination()  # raises what ended it
+        if time.monotonic() >= update_at:
+            progress.update(query)
+            update_at += UPDATE_S
+    query.awaitTermination()  # raises the error that ended the query

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from topics.spark.client.servers import Server
-from topics.spark.job_errors import JobError, say, told_first, warn
+from topics.spark.job_errors import JobError, warn, without_traceback, write_stderr
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.opening import Clients, plan
 from topics.spark.sink.options import SinkOptions
@@ -57,7 +57,7 @@ class BatchWriter(DataSourceArrowWriter):
         self.heads, self.places = plan(self.options, self.warnings.append)
         self.started = time.time()
 
-    @told_first
+    @without_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of one partition."""
         scope, partition = f"batch:{self.job}", _task().partitionId()
@@ -69,14 +69,14 @@ class BatchWriter(DataSourceArrowWriter):
         figures = _figures(messages)
         _warn(self.warnings, figures)
         summary = summary_line(figures, seconds=time.time() - self.started)
-        say(f"topics: {summary}, job {self.job}")
+        write_stderr(f"topics: {summary}, job {self.job}")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Report the records that a failed write has appended."""
         remaining = remaining_records(_figures(messages), self._appended())
         name = "" if self.options.job_id else f" with the option jobId={self.job}"
         again = f"; the same job{name} again appends none of them twice" if remaining else ""
-        say(f"topics: the write failed; {remaining or 'nothing was appended'}{again}")
+        write_stderr(f"topics: the write failed; {remaining or 'nothing was appended'}{again}")
 
     def _appended(self) -> int | None:
         """Return the number of seqs since the write was planned, None if it is unknown."""
@@ -112,7 +112,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             if not is_away(error):
                 raise
 
-    @told_first
+    @without_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of one partition of one micro-batch."""
         task = _task()
@@ -132,7 +132,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
         """Report the records that a failed micro-batch has appended."""
         remaining = remaining_records(_figures(messages), None)
-        say(
+        write_stderr(
             f"topics: micro-batch {batch_id} failed; {remaining}; the query, started again from its"
             " checkpoint, appends none of them twice"
         )

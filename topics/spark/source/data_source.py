@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from topics.spark.job_errors import told_first
+from topics.spark.job_errors import without_traceback
 from topics.spark.sink.writer import BatchWriter, StreamWriter
 from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns, schema_of
@@ -46,12 +46,12 @@ class TopicsDataSource(DataSource):
         options = ReadOptions.parse(self.options, "stream")
         return StreamReader(options, Columns(schema, text=options.text))
 
-    @told_first
+    @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a DataFrame."""
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
-    @told_first
+    @without_traceback
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
