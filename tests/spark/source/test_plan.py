@@ -25,7 +25,9 @@ from topics.spark.source.plan import (
     rewind,
     shares,
     skip,
+    split_absent,
     steps,
+    unread,
 )
 
 HEAD = Head(earliest=11, head=50, epoch=7)
@@ -142,6 +144,26 @@ def test_a_topic_that_is_gone_keeps_its_position() -> None:
     found = steps(start, {"s": {}}, {}, lambda *told: heard.append(told))
     assert heard == [("s", "t", Lost(31, 30, GONE, 0))]
     assert advance(start, found, None) == start
+
+
+def test_only_absent_topics_of_servers_that_replied_leave_the_positions() -> None:
+    at = Position(30, 6)
+    start: Offsets = {"s": {"t": at, "named": at, "deleted": at}, "silent": {"t": at}}
+    heads: Heads = {"s": {"t": HEAD, "new": HEAD}, "another": {"t": HEAD}}
+    kept, absent = split_absent(start, heads, lambda topic: topic != "named")
+    assert kept == {"s": {"t": at, "named": at}, "silent": {"t": at}}
+    assert absent == {"s": {"deleted": at}}
+    assert list(start["s"]) == ["t", "named", "deleted"]
+
+
+@pytest.mark.parametrize(
+    ("head_of_batch", "polled", "count"),
+    [(0, None, 0), (33, None, 3), (30, Head(1, 40, 6), 10), (33, Head(1, 40, 7), 3)],
+)
+def test_unread_records_are_known_from_the_batch_or_from_a_poll(
+    head_of_batch: int, polled: Head | None, count: int
+) -> None:
+    assert unread(Position(30, 6, head=head_of_batch), polled) == count
 
 
 def test_a_server_that_was_not_heard_keeps_its_positions() -> None:

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from tests.spark.live import Live
 from topics.spark.source.columns import Columns, schema_of
+from topics.spark.source.connection import ServerError
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost
 from topics.spark.source.reading import RangePartition
@@ -194,6 +195,58 @@ def test_a_topic_that_was_made_again_is_noticed(
         epoch = running.at["one"]["stream.made"][1]
     with live.client() as client:
         assert (client.state("stream.made") or {})["epoch"] == epoch
+
+
+def test_a_deleted_topic_of_a_pattern_leaves_the_offsets_and_is_new_when_it_is_recreated(
+    live: Live,
+) -> None:
+    pattern = {"subscribePattern": r"stream\.short\..*"}
+    live.make("stream.short.a", 3)
+    with query(live, **pattern) as running:
+        assert running.seqs() == [1, 2, 3]
+        live.delete("stream.short.a")
+        assert running.seqs() == []
+        assert running.at == {"one": {}}
+        live.make("stream.short.a", 2)
+        assert [running.seqs(), running.seqs()] == [[], [1, 2]]
+        live.append("stream.short.a", [3])
+        assert running.seqs(ReadMaxRows(1)) == [3]
+        live.append("stream.short.a", [4, 5])
+        assert running.seqs(ReadMaxRows(1)) == [4]
+        at = running.at
+    live.delete("stream.short.a")
+    with (
+        query(live, at, **pattern) as restarted,
+        pytest.raises(DataLost, match=r"it was deleted.*offsets from 5 are gone"),
+    ):
+        restarted.plan()
+
+
+def test_unread_records_of_a_deleted_topic_are_reported_once_and_its_position_is_dropped(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live.make("stream.short.b", 3)
+    given = {"subscribePattern": r"stream\.short\.b", "failOnDataLoss": "false"}
+    with query(live, **given) as running:
+        assert running.seqs(ReadMaxRows(2)) == [1, 2]
+        live.delete("stream.short.b")
+        assert [running.seqs(), running.seqs()] == [[], []]
+        assert running.at == {"one": {}}
+    assert capfd.readouterr().err.count("offsets from 3 are gone") == 1
+
+
+def test_a_topic_that_the_key_may_no_longer_read_keeps_its_position(locked: Live) -> None:
+    given = {"subscribePattern": r"spark\.locked"}
+    with query(locked, **given, apiKey="the-right-key") as running:
+        assert running.seqs() == [1, 2, 3]
+        at = running.at
+    with (
+        query(locked, at, **given, apiKey="narrow") as restarted,
+        pytest.raises(ServerError, match=r'"spark\.locked": 403 forbidden'),
+    ):
+        restarted.plan()
+    with query(locked, at, **given, apiKey="the-right-key") as running:
+        assert running.seqs() == []
 
 
 def test_the_ends_of_topics_are_reported_for_progress(live: Live) -> None:

@@ -114,30 +114,55 @@ def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tupl
     return tasks
 
 
+def split_absent(
+    start: Offsets, heads: Heads, is_droppable: Callable[[str], bool]
+) -> tuple[Offsets, Offsets]:
+    """Return the positions that a stream keeps, and those of absent topics that it may drop.
+
+    A topic is absent if its server has replied and does not have it. Servers without a reply keep
+    their positions.
+    """
+    kept: Offsets = {server: dict(topics) for server, topics in start.items()}
+    absent: Offsets = {}
+    for server, topics in heads.items():
+        for topic in start.get(server, {}).keys() - topics.keys():
+            if is_droppable(topic):
+                absent.setdefault(server, {})[topic] = kept[server].pop(topic)
+    return kept, absent
+
+
+def unread(at: Position, head: Head | None) -> int:
+    """Return how many seqs after a position are known: from its batch, or from an earlier ``head``
+    of the same incarnation.
+    """
+    known = head.head if head is not None and head.epoch == at.epoch else 0
+    return max(0, known - at.seq, at.head - at.seq)
+
+
 def steps(
     start: Offsets, heads: Heads, before: Heads, on_loss: Callable[[str, str, Lost], None]
 ) -> list[Step]:
-    """What a stream at ``start`` can do, by server and topic. ``on_loss`` hears of topics that are
-    gone or were made again, and may raise; ``before``, what was held earlier, tells how much that
-    was.
+    """Return what a stream at ``start`` can do, by server and topic. ``on_loss`` is called for
+    deleted and recreated topics, and may raise; ``before`` are the heads of the previous poll, from
+    which the number of lost records is estimated.
 
-    A topic that is gone keeps its position, so that its next incarnation is noticed.
+    A deleted topic keeps its position, so that its next incarnation is reported as `RECREATED`. The
+    topics that may be dropped instead were removed from ``start`` by `split_absent`.
     """
     found: list[Step] = []
     for server, topics in heads.items():
         for topic, at in start.get(server, {}).items():
-            earlier = before.get(server, {}).get(topic)
-            unread = max(0, earlier.head - at.seq) if earlier and earlier.epoch == at.epoch else 0
             now = topics.get(topic)
             if now is not None and now.epoch == at.epoch:
                 found.append(Step(server, topic, at, now.head, now.ts))
                 continue
+            count = unread(at, before.get(server, {}).get(topic))
             reason = GONE if now is None else RECREATED
-            on_loss(server, topic, Lost(at.seq + 1, at.seq + unread, reason, unread))
+            on_loss(server, topic, Lost(at.seq + 1, at.seq + count, reason, count))
             found.append(
                 Step(server, topic, at, at.seq)
                 if now is None
-                else _beginning(server, topic, now, at.lost + unread)
+                else _beginning(server, topic, now, at.lost + count)
             )
         new = topics.keys() - start.get(server, {}).keys()
         found += [_beginning(server, topic, topics[topic], 0) for topic in sorted(new)]

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from topics.spark.client.ranges import Lost
+from topics.spark.client.ranges import GONE, Lost
 from topics.spark.job_errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import RetryBudget, ServerError
@@ -34,6 +34,7 @@ from topics.spark.source.plan import (
     GO_ON,
     REWOUND,
     DataLost,
+    Head,
     Heads,
     Step,
     advance,
@@ -41,7 +42,9 @@ from topics.spark.source.plan import (
     positions,
     rewind,
     skip,
+    split_absent,
     steps,
+    unread,
 )
 from topics.spark.source.reading import partitions_of, read_partition, report
 from topics.spark.source.survey import Survey
@@ -105,17 +108,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = self._heads
         self._check_servers(begin)
         heads = self._look() if self._target is None else self._target
+        # The earlier heads of absent topics remain only while the topics have positions.
         self._heads = before | {
-            server: before.get(server, {}) | topics for server, topics in heads.items()
+            server: {
+                topic: head
+                for topic, head in before.get(server, {}).items()
+                if topic in begin.get(server, {})
+            }
+            | topics
+            for server, topics in heads.items()
         }
+        kept, absent = split_absent(begin, heads, self.options.wants)
         found = [
             self._past_losses(self._in_its_log(step, heads))
-            for step in steps(begin, heads, before, self._report)
+            for step in steps(kept, heads, before, self._report)
         ]
         if self._waits(found):
             return self._idle(start)
+        for server, topics in absent.items():
+            for topic, at in topics.items():
+                if not self._is_deleted(server, topic, at, before.get(server, {}).get(topic)):
+                    kept[server][topic] = at
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = advance(begin, found, rows)
+        end = advance(kept, found, rows)
         if end == begin:
             return self._idle(start)
         self._moved_at = self._clock()
@@ -180,6 +195,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if server not in self._silent:
             warn(f"{error}; the other servers go on, it keeps its offsets until it answers")
         self._silent.add(server)
+
+    def _is_deleted(self, server: str, topic: str, at: Position, head: Head | None) -> bool:
+        """Return whether an absent topic of a pattern is deleted, so that its position is dropped.
+
+        Its known unread records are reported as lost first. Records that were appended after the
+        last poll and deleted with the topic are not known. A topic that is recreated later is new
+        and is read from its earliest record. So is a topic that exists again because its server was
+        restored from a backup that is older than the deletion: its records are read again.
+        """
+        try:
+            if self._surveyor().exists(server, topic, self._budget):
+                return False  # recreated after the poll: the next one reports it
+        except ServerError as error:
+            if self._budget is RetryBudget.FULL:
+                raise
+            self._note_silence(server, error)
+            return False
+        if count := unread(at, head):
+            self._report(server, topic, Lost(at.seq + 1, at.seq + count, GONE, count))
+        self._told.pop((server, topic), None)
+        self._found_on.pop((server, topic), None)
+        return True
 
     def _in_its_log(self, step: Step, heads: Heads) -> Step:
         """The step, back where the log of a restored server leaves the one that was read.

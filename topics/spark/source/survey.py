@@ -78,6 +78,14 @@ class Survey:
                 raise on_two_servers(topic, place, server)
         return found
 
+    def exists(self, server: str, topic: str, budget: RetryBudget) -> bool:
+        """Return whether the server has the topic. Raises `ServerError`, also if the key may not
+        read it: a list leaves out such topics as if they were deleted.
+        """
+        found = self._connection.server(server)
+        with errors_of(found):
+            return self._client(found, budget).state(topic) is not None
+
     def _named(
         self, client: TopicsClient, server: Server, sought: Sequence[str]
     ) -> dict[str, Head]:
