@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
+from tests.support.proxies import certificate
 from topics.spark.client.http import Target, TopicsClient
 from topics.spark.client.request_error import ADVICE, RequestError
 
@@ -166,6 +171,29 @@ def test_nobody_there_names_the_address(pauses: list[float]) -> None:
     assert (failure.value.status, failure.value.code) == (0, "unreachable")
     assert url in str(failure.value)
     assert len(pauses) == 2
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reason"), [("https", "CERTIFICATE_VERIFY_FAILED"), ("http", "WRONG_VERSION_NUMBER")]
+)
+def test_a_failed_tls_handshake_is_not_retried_and_says_what_to_do(
+    scheme: str, reason: str, tmp_path: Path, pauses: list[float]
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        if scheme == "https":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            pem = certificate(tmp_path)
+            context.load_cert_chain(pem, pem.with_suffix(".key"))
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        address = Target(url=f"https://localhost:{server.server_port}", retries=5)
+        said = rf"no answer tls_failed: .*{reason}.* \(name the certificate .*option caFile or"
+        with TopicsClient(address) as client, pytest.raises(RequestError, match=said):
+            client.state("t")
+        server.shutdown()
+        thread.join()
+    assert pauses == []
 
 
 def test_a_server_that_starts_again_is_another_connection(stub: StubServer) -> None:

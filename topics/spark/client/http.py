@@ -6,6 +6,7 @@ errors that are one line with advice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 LIST_SIZE = calls.PAGE  # topics in a page of a list; no server gives more
 EXCERPT_CHARS = 80  # of a value in a message
+# What OpenSSL reports if one side rejects the other's certificate, or the server has no TLS.
+TLS_FAILURE = re.compile(r"\[SSL: \w*(CERTIFICATE|UNKNOWN_CA|WRONG_VERSION)\w*\]")
 PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
 
 
@@ -232,7 +235,8 @@ class TopicsClient:
             found = self._client.call(call)
         except ConnectionLost as error:
             message = without_user_info(error.message)
-            raise RequestError(topic, 0, "unreachable", message) from None
+            code = "tls_failed" if TLS_FAILURE.search(message) else "unreachable"
+            raise RequestError(topic, 0, code, message) from None
         except TopicsError as error:
             self.requests += 1
             code = "bad_answer" if error.code.startswith("http_") else error.code
@@ -241,7 +245,9 @@ class TopicsClient:
         self.requests += 1
         return found
 
-    def _count_retry(self, _failure: TopicsError, _pause_s: float) -> None:
+    def _count_retry(self, failure: TopicsError, _pause_s: float) -> None:
+        if TLS_FAILURE.search(failure.message):
+            raise failure  # a retry would fail too
         self.retries += 1
 
 
