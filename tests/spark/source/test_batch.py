@@ -104,6 +104,19 @@ def test_times_choose_offsets(live: Live) -> None:
     assert ranges(both) == [("batch.times", 3, 5)]
 
 
+def test_a_start_that_is_above_the_end_of_another_kind_reads_nothing_with_a_warning(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live.make("batch.crossed", 3)
+    later = str(int(time.time() * 1000) + 60_000)
+    given = {"subscribe": "batch.crossed", "endingOffsets": '{"batch.crossed": 2}'}
+    assert ranges(reader(live, **given, startingTimestamp=later)) == []
+    warning = capfd.readouterr().err
+    assert "no records are read, because the read starts at offset 4 and ends at 2" in warning
+    assert ranges(reader(live, **given)) == [("batch.crossed", 0, 1)]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_pattern_reads_all_that_match(live: Live) -> None:
     live.make("batch.p.a", 3)
     live.make("batch.p.b", 2)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from topics.spark.job_errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Range
@@ -39,6 +40,11 @@ class BatchReader(DataSourceReader):
             for server, topic, head in survey.required():
                 after = survey.bound(options.starting, server, topic, head)
                 last = survey.bound(options.ending, server, topic, head)
+                if last < after:
+                    warn(
+                        f'topic "{topic}" on server {server.name}: no records are read, because the'
+                        f" read starts at offset {after + 1} and ends at {last + 1}"
+                    )
                 found.append(Range(server.name, topic, after, last, head.epoch))
         return partitions_of(found, options)
 
