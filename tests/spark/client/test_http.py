@@ -140,7 +140,7 @@ def test_an_answer_for_other_records_is_refused(stub: StubServer) -> None:
     stub.make("t").append("t", [{"data": 0}], "k")
     with (
         TopicsClient(target(stub)) as client,
-        pytest.raises(RequestError, match="2 records sent under key k"),
+        pytest.raises(RequestError, match="2 records sent with key k"),
     ):
         client.append("t", BODY, 2, "k")
 

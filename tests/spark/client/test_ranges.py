@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from topics.spark.client.http import Page, Record, Tombstone, TopicsClient
-from topics.spark.client.ranges import RECREATED, UNSYNCED, Lost, read_range
+from topics.spark.client.ranges import RECREATED, UNSYNCED, Loss, read_range
 
 
 class Topic:
@@ -38,8 +38,8 @@ class Topic:
         return Page(records, reached, self.head, self.floor, not more, self.epoch, gone)
 
 
-def read(topic: Topic, after: int, last: int, epoch: int | None = 7) -> list[int | Lost]:
-    found: list[int | Lost] = []
+def read(topic: Topic, after: int, last: int, epoch: int | None = 7) -> list[int | Loss]:
+    found: list[int | Loss] = []
     client = cast("TopicsClient", topic)
     for page in read_range(client, "t", after, last, epoch=epoch, on_loss=found.append):
         assert page
@@ -63,9 +63,9 @@ def test_deleted_records_are_passed_over_silently() -> None:
 
 @pytest.mark.parametrize(
     ("after", "last", "lost"),
-    [(0, 10, Lost(1, 5, "cap", 5)), (2, 10, Lost(3, 5, "cap", 3)), (0, 4, Lost(1, 4, "cap", 4))],
+    [(0, 10, Loss(1, 5, "cap", 5)), (2, 10, Loss(3, 5, "cap", 3)), (0, 4, Loss(1, 4, "cap", 4))],
 )
-def test_what_was_evicted_is_told_within_the_range(after: int, last: int, lost: Lost) -> None:
+def test_what_was_evicted_is_told_within_the_range(after: int, last: int, lost: Loss) -> None:
     topic = Topic(range(6, 11), 10, floor=6)
     assert read(topic, after, last) == [lost, *range(6, last + 1)]
 
@@ -76,16 +76,16 @@ def test_nothing_is_told_of_a_loss_before_the_range() -> None:
 
 def test_nothing_of_another_incarnation_is_read() -> None:
     topic = Topic(range(1, 11), 10, epoch=8)
-    assert read(topic, 2, 10) == [Lost(3, 10, RECREATED, 8)]
-    assert read(topic, 20, 30, epoch=None) == [Lost(21, 30, RECREATED, 10)]
+    assert read(topic, 2, 10) == [Loss(3, 10, RECREATED, 8)]
+    assert read(topic, 20, 30, epoch=None) == [Loss(21, 30, RECREATED, 10)]
 
 
 def test_a_head_that_fell_is_a_loss() -> None:
-    assert read(Topic(range(1, 6), 5), 3, 9) == [4, 5, Lost(6, 9, UNSYNCED, 4)]
+    assert read(Topic(range(1, 6), 5), 3, 9) == [4, 5, Loss(6, 9, UNSYNCED, 4)]
 
 
 def test_whoever_hears_of_a_loss_may_raise() -> None:
-    def refuse(lost: Lost) -> None:
+    def refuse(lost: Loss) -> None:
         raise LookupError(lost)
 
     topic = Topic(range(6, 11), 10, floor=6)

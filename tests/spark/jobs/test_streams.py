@@ -25,7 +25,7 @@ from topics.spark.jobs.streams import (
 )
 from topics.spark.source.connection import Connection
 from topics.spark.source.offsets import Position
-from topics.spark.source.plan import GO_ON
+from topics.spark.source.plan import LOSS_ADVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,10 +54,10 @@ def test_servers_keep_their_names_on_the_way_to_the_source(servers: str) -> None
 
 def test_advice_of_the_source_is_told_in_the_words_of_the_job() -> None:
     with (
-        pytest.raises(JobError, match=r"lost; give --allow-loss to go on without them$"),
+        pytest.raises(JobError, match=r"lost; add --allow-loss to continue without them$"),
         job_errors(),
     ):
-        raise JobError(f"lost; {GO_ON}")
+        raise JobError(f"lost; {LOSS_ADVICE}")
     with pytest.raises(JobError, match=r"^other$"), job_errors():
         raise JobError("other")
 

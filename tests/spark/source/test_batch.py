@@ -58,7 +58,7 @@ def test_the_earliest_record_is_no_loss_and_an_earlier_offset_is(live: Live) -> 
     made = reader(live, subscribe="batch.evicted")
     assert offsets(made, made.partitions()) == [7, 8, 9, 10]
     early = reader(live, subscribe="batch.evicted", startingOffsets='{"batch.evicted": 5}')
-    with pytest.raises(DataLost, match="offsets 5 to 6 are gone"):
+    with pytest.raises(DataLost, match="offsets 5 to 6 are lost"):
         offsets(early, early.partitions())
 
 
@@ -67,7 +67,7 @@ def test_what_is_evicted_after_the_planning_is_a_loss(live: Live) -> None:
     made = reader(live, subscribe="batch.race")
     parts = made.partitions()
     live.append("batch.race", range(5, 8))
-    with pytest.raises(DataLost, match=r'"batch.race" on server one: offsets 1 to 3 are gone'):
+    with pytest.raises(DataLost, match=r'"batch.race" on server one: offsets 1 to 3 are lost'):
         offsets(made, parts)
     going_on = reader(live, subscribe="batch.race", failOnDataLoss="false")
     assert offsets(going_on, parts) == [4]

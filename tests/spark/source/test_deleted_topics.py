@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from topics.spark.client.http import Listed, Page, Record
-from topics.spark.client.ranges import Lost
+from topics.spark.client.ranges import Loss
 from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
 from topics.spark.source import reading, stream
@@ -195,7 +195,7 @@ def test_every_record_is_read_once_and_known_unread_records_are_reported(
 ) -> None:
     lost: Counter[tuple[str, str]] = Counter()
 
-    def noted(options: ReadOptions, server: str, topic: str, loss: Lost) -> None:
+    def noted(options: ReadOptions, server: str, topic: str, loss: Loss) -> None:
         lost[server, topic] += loss.estimate
         if strict:
             reading.report(options, server, topic, loss)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.spark.client.ranges import GONE, RECREATED, Lost
+from topics.spark.client.ranges import DELETED, RECREATED, Loss
 from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position
 from topics.spark.source.plan import (
     DataLost,
@@ -17,13 +17,13 @@ from topics.spark.source.plan import (
     Range,
     Step,
     advance,
-    between,
     bound,
+    divide,
+    end_positions,
     loss_text,
     pack,
-    positions,
+    ranges_between,
     rewind,
-    shares,
     skip,
     split_absent,
     steps,
@@ -37,7 +37,7 @@ def seqs(offsets: Offsets) -> dict[str, dict[str, int]]:
     return {name: {t: at.seq for t, at in topics.items()} for name, topics in offsets.items()}
 
 
-def quiet(server: str, topic: str, lost: Lost) -> None:
+def quiet(server: str, topic: str, lost: Loss) -> None:
     """Heard and forgotten."""
 
 
@@ -91,7 +91,7 @@ def test_a_range_that_ends_before_its_start_takes_nothing_from_the_others() -> N
 
 @given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 500))
 def test_a_limit_is_shared_and_nobody_starves(lags: list[int], limit: int) -> None:
-    taken = shares(lags, limit)
+    taken = divide(lags, limit)
     lagging = sum(lag > 0 for lag in lags)
     assert all(0 <= count <= lag for count, lag in zip(taken, lags, strict=True))
     assert all(count for count, lag in zip(taken, lags, strict=True) if lag)
@@ -100,10 +100,10 @@ def test_a_limit_is_shared_and_nobody_starves(lags: list[int], limit: int) -> No
 
 
 def test_a_limit_is_shared_in_proportion() -> None:
-    assert shares([900, 100, 0], 100) == [90, 10, 0]
-    assert shares([5, 5], None) == [5, 5]
-    assert shares([5, 5], 20) == [5, 5]
-    assert shares([1, 1, 4], 3) == [1, 1, 1]
+    assert divide([900, 100, 0], 100) == [90, 10, 0]
+    assert divide([5, 5], None) == [5, 5]
+    assert divide([5, 5], 20) == [5, 5]
+    assert divide([1, 1, 4], 3) == [1, 1, 1]
 
 
 def test_a_batch_is_what_lies_between_its_offsets() -> None:
@@ -117,16 +117,16 @@ def test_a_batch_is_what_lies_between_its_offsets() -> None:
         },
         "another": {"a": Position(4, 7)},
     }
-    assert between(start, end) == [Range("s", "a", 3, 8, 7)]
+    assert ranges_between(start, end) == [Range("s", "a", 3, 8, 7)]
 
 
 def test_a_new_topic_enters_with_its_earliest_record_ahead() -> None:
     heads: Heads = {"s": {"new": HEAD}}
     entered = advance({}, steps({}, heads, {}, quiet), None)
     assert entered == {"s": {"new": Position(10, 7, head=10)}}
-    assert between({}, entered) == []
+    assert ranges_between({}, entered) == []
     read = advance(entered, steps(entered, heads, heads, quiet), None)
-    assert between(entered, read) == [Range("s", "new", 10, 50, 7)]
+    assert ranges_between(entered, read) == [Range("s", "new", 10, 50, 7)]
 
 
 def test_a_topic_that_was_made_again_begins_anew_and_its_loss_is_counted() -> None:
@@ -134,7 +134,7 @@ def test_a_topic_that_was_made_again_begins_anew_and_its_loss_is_counted() -> No
     start: Offsets = {"s": {"t": Position(30, 6, lost=2)}}
     before: Heads = {"s": {"t": Head(1, 40, 6)}}
     found = steps(start, {"s": {"t": HEAD}}, before, lambda *told: heard.append(told))
-    assert heard == [("s", "t", Lost(31, 40, RECREATED, 10))]
+    assert heard == [("s", "t", Loss(31, 40, RECREATED, 10))]
     assert advance(start, found, None) == {"s": {"t": Position(10, 7, lost=12, head=10)}}
 
 
@@ -142,7 +142,7 @@ def test_a_topic_that_is_gone_keeps_its_position() -> None:
     heard: list[object] = []
     start: Offsets = {"s": {"t": Position(30, 6)}}
     found = steps(start, {"s": {}}, {}, lambda *told: heard.append(told))
-    assert heard == [("s", "t", Lost(31, 30, GONE, 0))]
+    assert heard == [("s", "t", Loss(31, 30, DELETED, 0))]
     assert advance(start, found, None) == start
 
 
@@ -158,12 +158,13 @@ def test_only_absent_topics_of_servers_that_replied_leave_the_positions() -> Non
 
 @pytest.mark.parametrize(
     ("head_of_batch", "polled", "count"),
-    [(0, None, 0), (33, None, 3), (30, Head(1, 40, 6), 10), (33, Head(1, 40, 7), 3)],
+    [(0, {}, 0), (33, {}, 3), (30, {"t": Head(1, 40, 6)}, 10), (33, {"t": Head(1, 40, 7)}, 3)],
 )
 def test_unread_records_are_known_from_the_batch_or_from_a_poll(
-    head_of_batch: int, polled: Head | None, count: int
+    head_of_batch: int, polled: dict[str, Head], count: int
 ) -> None:
-    assert unread(Position(30, 6, head=head_of_batch), polled) == count
+    loss = unread("s", "t", Position(30, 6, head=head_of_batch), {"s": polled}, DELETED)
+    assert loss == Loss(31, 30 + count, DELETED, count)
 
 
 def test_a_server_that_was_not_heard_keeps_its_positions() -> None:
@@ -194,11 +195,11 @@ def test_a_log_that_was_rewound_is_read_again_from_there(left: int, at: Position
     step = rewind(Step("s", "t", start["s"]["t"], 40, 9), left)
     end = advance(start, [step], None)
     assert (step.lag, end["s"]["t"]) == (0, at._replace(head=at.seq))
-    assert between(start, end) == []
+    assert ranges_between(start, end) == []
 
 
 def test_what_is_lost_is_skipped_and_counted() -> None:
-    step = skip(Step("s", "t", Position(4, 7, lost=1), 50), Lost(5, 10, "cap", 6))
+    step = skip(Step("s", "t", Position(4, 7, lost=1), 50), Loss(5, 10, "cap", 6))
     assert step == Step("s", "t", Position(10, 7, lost=7), 50)
     assert step.lag == 40
 
@@ -212,13 +213,13 @@ def test_a_stream_reads_every_record_once(appends: list[tuple[str, int]], limit:
     at: Offsets = {"s": {"a": Position(0, 7)}}
     read: list[tuple[str, int]] = []
     waiting = deque(appends)
-    while waiting or seqs(at) != seqs(positions(heads)):
+    while waiting or seqs(at) != seqs(end_positions(heads)):
         if waiting:
             topic, count = waiting.popleft()
             old = heads["s"].get(topic, Head(1, 0, 7))
             heads["s"][topic] = old._replace(head=old.head + count)
         end = advance(at, steps(at, heads, heads, quiet), limit)
-        for found in between(at, end):
+        for found in ranges_between(at, end):
             read += [(found.topic, seq) for seq in range(found.after + 1, found.last + 1)]
         at = end
     held = [(topic, seq) for topic, head in heads["s"].items() for seq in range(1, head.head + 1)]
@@ -228,13 +229,13 @@ def test_a_stream_reads_every_record_once(appends: list[tuple[str, int]], limit:
 @pytest.mark.parametrize(
     ("lost", "said"),
     [
-        (Lost(5, 10, "cap", 6), "offsets 5 to 10 are gone, about 6 records: evicted, to keep"),
-        (Lost(5, 10, "strange", 6), "about 6 records: strange"),
-        (Lost(5, 10, RECREATED, 6), "was deleted and made again; offsets from 5 are gone"),
-        (Lost(5, 4, GONE, 0), "no longer subscribed to on this server; offsets from 5 are gone"),
+        (Loss(5, 10, "cap", 6), "offsets 5 to 10 are lost, about 6 records: evicted, to keep"),
+        (Loss(5, 10, "strange", 6), "about 6 records: strange"),
+        (Loss(5, 10, RECREATED, 6), "was deleted and created again; offsets from 5 are lost"),
+        (Loss(5, 4, DELETED, 0), "no longer subscribed to on this server; offsets from 5 are lost"),
     ],
 )
-def test_a_loss_names_topic_server_range_and_reason(lost: Lost, said: str) -> None:
+def test_a_loss_names_topic_server_range_and_reason(lost: Loss, said: str) -> None:
     text = loss_text("s", "t", lost)
     assert 'topic "t" on server s' in text
     assert said in text

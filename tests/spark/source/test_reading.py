@@ -87,8 +87,8 @@ def test_a_loss_fails_the_task_in_one_line_that_says_all(live: Live) -> None:
     with pytest.raises(DataLost) as caught:
         read(options(live, "reading.loss"), wanted)
     assert str(caught.value) == (
-        'topic "reading.loss" on server one: offsets 3 to 6 are gone, about 4 records: evicted, to'
-        " keep the topic within its caps (give failOnDataLoss=false to go on without them)"
+        'topic "reading.loss" on server one: offsets 3 to 6 are lost, about 4 records: evicted, to'
+        " keep the topic within its caps (set failOnDataLoss=false to continue without them)"
     )
 
 
@@ -115,7 +115,7 @@ def test_nothing_of_a_topic_that_was_made_again_is_taken_for_the_old(
     if go_on:
         assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
     else:
-        with pytest.raises(DataLost, match="deleted and made again"):
+        with pytest.raises(DataLost, match="deleted and created again"):
             read(options(live, topic), wanted)
     live.delete(topic)
 
@@ -128,5 +128,5 @@ def test_a_topic_that_is_deleted_after_the_plan_is_lost(live: Live, go_on: bool)
     if go_on:
         assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
     else:
-        with pytest.raises(DataLost, match=r"was deleted.*offsets from 1 are gone.*failOnDataLoss"):
+        with pytest.raises(DataLost, match=r"was deleted.*offsets from 1 are lost.*failOnDataLoss"):
             read(options(live, topic), wanted)

@@ -165,7 +165,7 @@ def test_every_record_is_read_or_the_loss_is_told(
             told += 1
     assert (told > WALKS // 10) == strict
     assert quiet > WALKS // 10
-    assert ("restored backup" in capfd.readouterr().err) != strict
+    assert ("restore of a backup" in capfd.readouterr().err) != strict
 
 
 @pytest.mark.parametrize("grown", [0, 9])
@@ -187,7 +187,7 @@ def test_a_stream_goes_on_with_a_restored_server(
         server.start()
         if grown:
             mortal.append("restored", range(4, 4 + grown))
-        told = "an older state, as of a restored backup; .* offsets from 4 are gone"
+        told = "an older state, as after the restore of a backup, .* offsets from 4 are lost"
         with (
             query(mortal, running.at, subscribe="restored") as strict,
             pytest.raises(DataLost, match=told),
@@ -197,4 +197,4 @@ def test_a_stream_goes_on_with_a_restored_server(
         assert running.seqs() == [*range(4, 4 + grown)]
         mortal.append("restored", [0])
         assert running.seqs() == [4 + grown]
-    assert capfd.readouterr().err.count("restored backup") == 1
+    assert capfd.readouterr().err.count("restore of a backup") == 1

@@ -34,7 +34,7 @@ class Query:
         self.pauses: list[float] = []
         reader._clock = lambda: self.time
         reader._sleep = self.pauses.append
-        reader._moved_at = 0.0
+        reader._advanced_at = 0.0
 
     @staticmethod
     def through_json(offset: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_what_was_evicted_fails_the_query_or_is_counted(live: Live) -> None:
     with query(live, subscribe="stream.loss") as running:
         running.batch()
         live.append("stream.loss", range(3, 13))
-        said = r'topic "stream.loss" on server one: offsets 3 to 8 are gone, about 6 records: evict'
+        said = r'topic "stream.loss" on server one: offsets 3 to 8 are lost, about 6 records: evict'
         with pytest.raises(DataLost, match=said):
             running.plan()
         at = running.at
@@ -186,7 +186,7 @@ def test_a_topic_that_was_made_again_is_noticed(
         live.make("stream.made", 2)
         with (
             query(live, running.at, subscribe="stream.made") as strict,
-            pytest.raises(DataLost, match="deleted and made again; offsets from 6 are gone"),
+            pytest.raises(DataLost, match="deleted and created again; offsets from 6 are lost"),
         ):
             strict.plan()
         assert running.batch() == []
@@ -217,7 +217,7 @@ def test_a_deleted_topic_of_a_pattern_leaves_the_offsets_and_is_new_when_it_is_r
     live.delete("stream.short.a")
     with (
         query(live, at, **pattern) as restarted,
-        pytest.raises(DataLost, match=r"it was deleted.*offsets from 5 are gone"),
+        pytest.raises(DataLost, match=r"it was deleted.*offsets from 5 are lost"),
     ):
         restarted.plan()
 
@@ -232,7 +232,7 @@ def test_unread_records_of_a_deleted_topic_are_reported_once_and_its_position_is
         live.delete("stream.short.b")
         assert [running.seqs(), running.seqs()] == [[], []]
         assert running.at == {"one": {}}
-    assert capfd.readouterr().err.count("offsets from 3 are gone") == 1
+    assert capfd.readouterr().err.count("offsets from 3 are lost") == 1
 
 
 def test_a_topic_that_the_key_may_no_longer_read_keeps_its_position(locked: Live) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tests.spark.live import Live
-from topics.spark.client.ranges import Lost
+from topics.spark.client.ranges import Loss
 from topics.spark.client.request_error import RequestError
 from topics.spark.source import survey as module
 from topics.spark.source.connection import BadOption, RetryBudget, ServerError
@@ -111,7 +111,7 @@ def test_offsets_of_a_topic_that_is_not_there_are_refused(live: Live) -> None:
     given = {"startingOffsets": '{"survey.thera": 2}'}
     with (
         survey(live, subscribePattern=r"survey\.ther.", **given) as asked,
-        pytest.raises(BadOption, match=r'names topic "survey\.thera": there is none'),
+        pytest.raises(BadOption, match=r'names topic "survey\.thera", which does not exist'),
     ):
         list(asked.required())
 
@@ -167,17 +167,20 @@ def test_losses_right_behind_a_position_are_told(live: Live) -> None:
     with survey(live, subscribe="survey.loss,survey.deleted") as asked:
         heads = asked.heads(RetryBudget.FULL)["one"]
 
-        def loss(topic: str, seq: int) -> Lost | None:
-            return asked.loss(
+        def loss(topic: str, seq: int) -> Loss | None:
+            return asked.loss_after(
                 Step("one", topic, Position(seq, heads[topic].epoch), 10), RetryBudget.FULL
             )
 
-        assert loss("survey.loss", 2) == Lost(3, 6, "cap", 4)
+        assert loss("survey.loss", 2) == Loss(3, 6, "cap", 4)
         assert loss("survey.loss", 6) is None
         assert heads["survey.deleted"].earliest == 5
         assert loss("survey.deleted", 0) is None
         # Another incarnation is noticed by its epoch, not here.
-        assert asked.loss(Step("one", "survey.loss", Position(2, 1), 10), RetryBudget.FULL) is None
+        assert (
+            asked.loss_after(Step("one", "survey.loss", Position(2, 1), 10), RetryBudget.FULL)
+            is None
+        )
 
 
 def test_a_time_is_found_between_its_records(live: Live) -> None:
