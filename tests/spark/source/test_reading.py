@@ -1,4 +1,4 @@
-"""Reading: one range of a real topic as Arrow batches; losses are raised or told."""
+"""Reading: ranges of a real topic as Arrow batches. Losses are errors or warnings."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def epoch(live: Live, topic: str) -> int:
     return int(state["epoch"])
 
 
-def read(read_options: ReadOptions, *wanted: Range) -> pa.Table:
+def read(read_options: ReadOptions, *ranges: Range) -> pa.Table:
     columns = Columns(schema_of(read_options.columns))
     partition, given, found = pickle.loads(
-        pickle.dumps((RangePartition(wanted), read_options, columns))
+        pickle.dumps((RangePartition(ranges), read_options, columns))
     )
     batches = list(read_partition(partition, given, found))
     return pa.Table.from_batches(batches) if batches else None
@@ -44,8 +44,8 @@ def test_the_ranges_of_a_task_are_read_in_order_over_one_connection_into_few_bat
 ) -> None:
     clients: list[TopicsClient] = []
 
-    def client(connection: Connection, *asked: Any) -> TopicsClient:
-        clients.append(make(connection, *asked))
+    def client(connection: Connection, *budget: Any) -> TopicsClient:
+        clients.append(make(connection, *budget))
         return clients[-1]
 
     make = Connection.client
@@ -74,14 +74,14 @@ def test_records_of_a_node_are_left_out(live: Live) -> None:
     assert table["offset"].to_pylist() == [1, 2, 4]
 
 
-def test_a_partition_of_nothing_is_empty(live: Live) -> None:
+def test_a_partition_that_spark_makes_is_empty(live: Live) -> None:
     given = options(live, "reading.absent")
     assert (
         list(read_partition(InputPartition(None), given, Columns(schema_of(given.columns)))) == []
     )
 
 
-def test_a_loss_fails_the_task_in_one_line_that_says_all(live: Live) -> None:
+def test_a_loss_fails_the_task_with_one_complete_line(live: Live) -> None:
     live.make("reading.loss", 10, cap_records=4)
     wanted = Range("one", "reading.loss", 2, 8, epoch(live, "reading.loss"))
     with pytest.raises(DataLost) as caught:
@@ -92,27 +92,25 @@ def test_a_loss_fails_the_task_in_one_line_that_says_all(live: Live) -> None:
     )
 
 
-def test_a_loss_is_told_on_stderr_when_the_query_goes_on(
+def test_a_loss_is_a_warning_if_the_query_continues(
     live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    live.make("reading.on", 10, cap_records=4)
-    wanted = Range("one", "reading.on", 2, 8, epoch(live, "reading.on"))
-    table = read(options(live, "reading.on", failOnDataLoss="false", columns="offset"), wanted)
+    live.make("reading.warn", 10, cap_records=4)
+    wanted = Range("one", "reading.warn", 2, 8, epoch(live, "reading.warn"))
+    table = read(options(live, "reading.warn", failOnDataLoss="false", columns="offset"), wanted)
     assert table["offset"].to_pylist() == [7, 8]
-    told = capfd.readouterr().err
-    assert told.startswith('topics: warning: topic "reading.on" on server one: offsets 3 to 6')
-    assert told.count("\n") == 1
+    warning = capfd.readouterr().err
+    assert warning.startswith('topics: warning: topic "reading.warn" on server one: offsets 3 to 6')
+    assert warning.count("\n") == 1
 
 
-@pytest.mark.parametrize("go_on", [False, True])
-def test_nothing_of_a_topic_that_was_made_again_is_taken_for_the_old(
-    live: Live, go_on: bool
-) -> None:
+@pytest.mark.parametrize("lenient", [False, True])
+def test_records_of_a_recreated_topic_are_not_read(live: Live, lenient: bool) -> None:
     topic = live.make("reading.again", 5)
     wanted = Range("one", topic, 0, 5, epoch(live, topic))
     live.delete(topic)
     live.make(topic, 5)
-    if go_on:
+    if lenient:
         assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
     else:
         with pytest.raises(DataLost, match="deleted and created again"):
@@ -120,12 +118,12 @@ def test_nothing_of_a_topic_that_was_made_again_is_taken_for_the_old(
     live.delete(topic)
 
 
-@pytest.mark.parametrize("go_on", [False, True])
-def test_a_topic_that_is_deleted_after_the_plan_is_lost(live: Live, go_on: bool) -> None:
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_topic_that_is_deleted_after_planning_is_lost(live: Live, lenient: bool) -> None:
     topic = live.make("reading.gone", 5)
     wanted = Range("one", topic, 0, 5, epoch(live, topic))
     live.delete(topic)
-    if go_on:
+    if lenient:
         assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
     else:
         with pytest.raises(DataLost, match=r"was deleted.*offsets from 1 are lost.*failOnDataLoss"):
