@@ -9,8 +9,8 @@ ADVICE = {
         " if it is set before the Spark session starts"
     ),
     "forbidden": (
-        "the key needs the scope read for reads, read and write for writes, admin to create the"
-        " topic, and a prefix that covers its name"
+        "the key needs the scope read for reads, write for writes, admin to create a topic, and a"
+        " prefix that covers the topic's name"
     ),
     "topic_not_found": f"check its name; if it was deleted in the meantime, {_AGAIN}",
     "topic_on_two_servers": (
@@ -35,9 +35,9 @@ ADVICE = {
     "shutting_down": f"the server is stopping; start it, then {_AGAIN}",
     "unreachable": f"is the server running at this address? Start it, then {_AGAIN}",
     "tls_failed": (
-        "name the certificate of the server's CA by the option caFile or by SSL_CERT_FILE; the host"
-        " name of the address must be in the server's certificate; a server without TLS has an"
-        " address with http://"
+        "set the option caFile or SSL_CERT_FILE to the certificate of the server's CA, and certFile"
+        " if the server requires a certificate of the client; the host name of the address must be"
+        " in the server's certificate; a server without TLS has an address with http://"
     ),
     "bad_answer": (
         "check that a topics server is running at this address, and the proxy in front of it if"
