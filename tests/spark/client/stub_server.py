@@ -47,6 +47,7 @@ class StubTopic:
         return {
             "topic": name,
             "head_seq": len(self.records),
+            "earliest_seq": 1,
             "epoch": self.epoch,
             "config": self.config,
         }

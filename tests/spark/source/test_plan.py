@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.spark.client.ranges import DELETED, RECREATED, Loss
-from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position
+from topics.spark.source.offsets import Offsets, Position
 from topics.spark.source.plan import (
-    DataLost,
     Head,
     Heads,
     Range,
     Step,
     advance,
-    bound,
     divide,
     end_positions,
     loss_text,
@@ -39,24 +37,6 @@ def seqs(offsets: Offsets) -> dict[str, dict[str, int]]:
 
 def ignore(server: str, topic: str, loss: Loss) -> None:
     """Ignore a loss."""
-
-
-@pytest.mark.parametrize(
-    ("text", "seq"), [("earliest", 10), ("latest", 50), ('{"t": 20}', 19), ('{"t": 51}', 50)]
-)
-def test_an_offset_is_the_first_that_is_read_or_the_first_that_is_not(text: str, seq: int) -> None:
-    assert bound(Bounds.parse("o", text, LATEST), "t", 0, HEAD) == seq
-
-
-def test_an_offset_below_the_earliest_is_kept_so_that_its_loss_is_reported() -> None:
-    assert bound(Bounds.parse("o", '{"t": 3}', EARLIEST), "t", 0, HEAD) == 2
-
-
-def test_an_offset_above_the_end_is_refused() -> None:
-    bounds = Bounds.parse("startingOffsets", '{"t": 52}', EARLIEST)
-    said = 'startingOffsets has offset 52 for topic "t", which ends at 51'
-    with pytest.raises(DataLost, match=said):
-        bound(bounds, "t", 0, HEAD)
 
 
 @given(

@@ -13,7 +13,7 @@ from topics.spark.client.ranges import Loss
 from topics.spark.client.request_error import RequestError
 from topics.spark.source import survey as module
 from topics.spark.source.connection import BadOption, RetryBudget, ServerError
-from topics.spark.source.offsets import Position
+from topics.spark.source.offsets import LATEST, Bounds, Position
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Head, Step
 from topics.spark.source.survey import Survey
@@ -26,6 +26,17 @@ def survey(live: Live, **options: str) -> Iterator[Survey]:
     read = ReadOptions.parse({"servers": f"one={live.url}", **options}, "batch")
     with closing(Survey(read)) as made:
         yield made
+
+
+@pytest.mark.parametrize(
+    ("text", "seq"),
+    [("earliest", 10), ("latest", 50), ('{"t": 20}', 19), ('{"t": 51}', 50), ('{"t": 3}', 2)],
+)
+def test_an_offset_is_the_first_that_is_read_or_the_first_that_is_not(text: str, seq: int) -> None:
+    read = ReadOptions.parse({"servers": NOWHERE, "subscribe": "t"}, "batch")
+    with closing(Survey(read)) as made:
+        head = Head(earliest=11, head=50, epoch=7)
+        assert made.bound(Bounds.parse("o", text, LATEST), made.servers[0], "t", head) == seq
 
 
 def test_a_pattern_costs_one_request_and_detects_a_recreated_topic(live: Live) -> None:

@@ -119,6 +119,8 @@ class _State(msgspec.Struct):
     """The required fields of a topic's state."""
 
     head_seq: int
+    earliest_seq: int
+    epoch: int
     config: dict[str, Any]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from topics.spark.client.ranges import DELETED, RECREATED, UNSYNCED, Loss
-from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position, seq_before
+from topics.spark.source.offsets import Offsets, Position
 
 REWOUND = "rewound"  # the log ends before the last record that was read, or differs from it
 REASONS = {
@@ -76,20 +76,6 @@ class Step(NamedTuple):
     def lag(self) -> int:
         """The number of seqs to read."""
         return max(0, self.head - self.at.seq)
-
-
-def bound(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
-    """Return the seq before a bound that is not a time. Raise `DataLost` if it is above the end."""
-    offset, end = bounds.of(topic, partition), head.head + 1
-    if offset == LATEST:
-        return head.head
-    if offset == EARLIEST:
-        return head.earliest - 1
-    if offset > end:
-        raise DataLost(
-            f'option {bounds.option} has offset {offset} for topic "{topic}", which ends at {end}'
-        )
-    return seq_before(offset)
 
 
 def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tuple[Range, ...]]:

@@ -26,9 +26,9 @@ from topics.spark.source.connection import (
     label,
     on_two_servers,
 )
-from topics.spark.source.offsets import Bounds
+from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, seq_before
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import DataLost, Head, Heads, Step, bound
+from topics.spark.source.plan import DataLost, Head, Heads, Step
 
 STATES_A_PAGE = 20  # the number of requests for states that cost as much as one page of a list
 
@@ -141,19 +141,26 @@ class Survey:
         """Return the seq before a bound, which is an exclusive start or an inclusive end. For a
         bound above the end, raise `DataLost`, or warn and return the head.
         """
-        index = self._connection.servers.index(server.name)
-        if bounds.by_time and (ts := bounds.of(topic, index)) >= 0:
-            return self.seq_before(server, topic, head, ts)
-        try:
-            return bound(bounds, topic, index, head)
-        except DataLost as error:
-            if self._options.fail_on_data_loss:
-                raise DataLost(
-                    f"{error}: was it deleted and created again? Set failOnDataLoss=false to read"
-                    " the existing records"
-                ) from error
-            warn(str(error))
+        offset = bounds.of(topic, self._connection.servers.index(server.name))
+        if offset == LATEST:
             return head.head
+        if offset == EARLIEST:
+            return head.earliest - 1
+        if bounds.by_time:
+            return self.seq_before(server, topic, head, offset)
+        if offset <= head.head + 1:
+            return seq_before(offset)
+        text = (
+            f'option {bounds.option} has offset {offset} for topic "{topic}", which ends at'
+            f" {head.head + 1}"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLost(
+                f"{text}: was it deleted and created again? Set failOnDataLoss=false to read the"
+                " existing records"
+            )
+        warn(text)
+        return head.head
 
     def loss_after(self, step: Step, budget: RetryBudget) -> Loss | None:
         """Return the records that were evicted or expired directly after a position, or None."""
@@ -257,8 +264,5 @@ def _head(client: TopicsClient, topic: str) -> Head | None:
     state = client.state(topic)
     if state is None:
         return None
-    try:
-        ts = int(state.get("last_write_ts") or 0)
-        return Head(int(state["earliest_seq"]), int(state["head_seq"]), int(state["epoch"]), ts)
-    except (KeyError, TypeError, ValueError):
-        raise RequestError(topic, 200, "bad_answer", "its state has no epoch") from None
+    ts = state.get("last_write_ts") or 0
+    return Head(state["earliest_seq"], state["head_seq"], state["epoch"], ts)
