@@ -103,28 +103,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch, or ``start`` if there are too few records for one."""
         begin = decode(start)
-        before = self._heads
+        before = dict(self._heads)
         self._check_servers(begin)
         heads = self._poll() if self._target is None else self._target
-        # An absent topic keeps its earlier head as long as it has a position.
-        self._heads = before | {
-            server: {
-                topic: head
-                for topic, head in before.get(server, {}).items()
-                if topic in begin.get(server, {})
-            }
-            | topics
-            for server, topics in heads.items()
-        }
+        for server, topics in heads.items():
+            # An absent topic keeps its earlier head while it has a position.
+            earlier = before.get(server, {})
+            known = earlier.keys() & begin.get(server, {}).keys()
+            self._heads[server] = {topic: earlier[topic] for topic in known} | topics
         kept, absent = split_absent(begin, heads, self.options.wants)
-        found = [
-            self._skip_losses(self._compare_log(step, heads))
-            for step in steps(kept, heads, before, self._report)
-        ]
+        found = [self._checked(step, heads) for step in steps(kept, heads, before, self._report)]
         if self._is_below_minimum(found):
             return self._idle(start)
-        for server, topics in absent.items():
-            for topic, at in topics.items():
+        for server, positions in absent.items():
+            for topic, at in positions.items():
                 if not self._is_deleted(server, topic, at, before):
                     kept[server][topic] = at
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -215,6 +207,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._compared_on.pop((server, topic), None)
         return True
 
+    def _checked(self, step: Step, heads: Heads) -> Step:
+        """Return the step without lost records, or without any if its server no longer replies."""
+        try:
+            return self._skip_losses(self._compare_log(step, heads))
+        except ServerError as error:
+            self._skip_server(step.server, error)
+            return step._replace(head=step.at.seq)
+
     def _compare_log(self, step: Step, heads: Heads) -> Step:
         """Return the step, rewound if its server was restored and the log differs from the one that
         was read.
@@ -234,10 +234,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_compared = at.head_ts == 0 or self._compared_on.get(key) == on
         if is_compared and step.head >= last:
             return step
-        try:
-            seq = survey.common_end(step, budget)
-        except ServerError as error:
-            return self._postpone(step, error)
+        seq = survey.common_end(step, budget)
         self._compared_on[key] = on
         if seq is None:
             return step._replace(head=max(step.head, at.seq))
@@ -250,36 +247,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         head = self._heads[step.server].get(step.topic)
         if head is None or head.earliest <= step.at.seq + 1 or step.lag == 0:
             return step
-        try:
-            loss = self._survey.loss_after(step, self._budget)
-        except ServerError as error:
-            return self._postpone(step, error)
+        loss = self._survey.loss_after(step, self._budget)
         if loss is None:
             return step
         self._report(step.server, step.topic, loss)
         return skip(step, loss)
-
-    def _postpone(self, step: Step, error: ServerError) -> Step:
-        """Return the step without records, because its server no longer replies."""
-        self._skip_server(step.server, error)
-        return step._replace(head=step.at.seq)
 
     def _check_servers(self, begin: Offsets) -> None:
         """Refuse a checkpoint with a server that the option servers does not name. Under another
         name, all topics of a server would be read again from their start.
         """
         names = [server.name for server in self.options.connection.servers.members]
-        for server in begin:
-            if server not in names:
-                text = (
-                    f'the checkpoint has offsets of server "{server}", and servers names only'
-                    f" {', '.join(names)}; a server that moved keeps its name: {server}=URL"
-                )
-                if self.options.fail_on_data_loss:
-                    raise DataLost(f"{text} ({LOSS_ADVICE})")
-                if server not in self._unavailable:
-                    warn(text)
-                self._unavailable.add(server)
+        for server in sorted(begin.keys() - names - self._unavailable):
+            text = (
+                f'the checkpoint has offsets of server "{server}", and servers names only'
+                f" {', '.join(names)}; a server that moved keeps its name: {server}=URL"
+            )
+            if self.options.fail_on_data_loss:
+                raise DataLost(f"{text} ({LOSS_ADVICE})")
+            warn(text)
+            self._unavailable.add(server)
 
     def _idle(self, start: dict[str, Any]) -> dict[str, Any]:
         """Return ``start``. Spark polls again immediately, so a pause limits the requests."""
