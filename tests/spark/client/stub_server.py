@@ -156,14 +156,14 @@ class _Handler(BaseHTTPRequestHandler):
             {"topic": self._name(), "created": created, "config": topic.config},
         )
 
-    def _diff(self, asked: dict[str, Any]) -> None:
+    def _diff(self, request: dict[str, Any]) -> None:
         name = self._name().removesuffix("/diff")
         with self.stub.lock:
-            topic, after = self.stub.topics[name], asked["from_seq"]
+            topic, after = self.stub.topics[name], request["from_seq"]
             records = [
                 {"$seq": seq, "$ts": seq, "data": record["data"], "$tag": record.get("tag")}
                 for seq, record in enumerate(topic.records, 1)
-                if after < seq <= after + asked["limit"]
+                if after < seq <= after + request["limit"]
             ]
             end, head = after + len(records), len(topic.records)
             page = {"records": records, "next_from_seq": end, "head_seq": head, "earliest_seq": 1}

@@ -108,10 +108,10 @@ def given_at(options: dict[str, str], side: str, topic: str) -> tuple[str, int |
     return "offset", None
 
 
-def model(held: dict[str, Log], options: dict[str, str]) -> list[tuple[str, int]] | str:
+def model(logs_of: dict[str, Log], options: dict[str, str]) -> list[tuple[str, int]] | str:
     """Return the records that the options select, or why the read is refused."""
     selected, above_end = [], False
-    for topic, log in sorted(held.items()):
+    for topic, log in sorted(logs_of.items()):
         (start_kind, start), (end_kind, end) = (
             given_at(options, side, topic) for side in ("starting", "ending")
         )
@@ -135,21 +135,21 @@ def model(held: dict[str, Log], options: dict[str, str]) -> list[tuple[str, int]
 
 @given(
     data=st.data(),
-    held=st.dictionaries(st.sampled_from(["a", "b", "c"]), logs(), min_size=1),
+    logs_of=st.dictionaries(st.sampled_from(["a", "b", "c"]), logs(), min_size=1),
     pattern=st.booleans(),
-    largest=st.integers(1, 25),
-    fewest=st.integers(1, 6),
+    max_records=st.integers(1, 25),
+    min_tasks=st.integers(1, 6),
 )
 def test_a_batch_read_plans_the_records_between_its_bounds_and_no_others(
-    data: st.DataObject, held: dict[str, Log], pattern: bool, largest: int, fewest: int
+    data: st.DataObject, logs_of: dict[str, Log], pattern: bool, max_records: int, min_tasks: int
 ) -> None:
-    topics = sorted(held)
+    topics = sorted(logs_of)
     options = data.draw(bound("starting", topics)) | data.draw(bound("ending", topics))
     what = {"subscribePattern": "[abc]"} if pattern else {"subscribe": ",".join(topics)}
-    sizes = {"maxRecordsPerPartition": str(largest), "minPartitions": str(fewest)}
+    sizes = {"maxRecordsPerPartition": str(max_records), "minPartitions": str(min_tasks)}
 
     def planned() -> list[tuple[str, int]] | str:
-        with patch.object(Survey, "_client", lambda *_: FakeClient(held)):
+        with patch.object(Survey, "_client", lambda *_: FakeClient(logs_of)):
             try:
                 read = ReadOptions.parse(
                     {"servers": "http://h:1"} | what | options | sizes, "batch"
@@ -162,4 +162,4 @@ def test_a_batch_read_plans_the_records_between_its_bounds_and_no_others(
         parts = [part for task in tasks for part in task.ranges]  # type: ignore[attr-defined]
         return [(one.topic, seq) for one in parts for seq in range(one.after + 1, one.last + 1)]
 
-    assert planned() == model(held, options)
+    assert planned() == model(logs_of, options)

@@ -200,12 +200,12 @@ def test_a_stream_reads_every_record_once(appends: list[tuple[str, int]], limit:
         for found in ranges_between(at, end):
             read += [(found.topic, seq) for seq in range(found.after + 1, found.last + 1)]
         at = end
-    held = [(topic, seq) for topic, head in heads["s"].items() for seq in range(1, head.head + 1)]
-    assert sorted(read) == sorted(held)
+    ends = {topic: head.head for topic, head in heads["s"].items()}
+    assert sorted(read) == sorted((topic, seq + 1) for topic in ends for seq in range(ends[topic]))
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("loss", "text_part"),
     [
         (Loss(5, 10, "cap", 6), "offsets 5 to 10 are lost, about 6 records: evicted, to keep"),
         (Loss(5, 10, "unknown", 6), "about 6 records: unknown"),
@@ -213,8 +213,8 @@ def test_a_stream_reads_every_record_once(appends: list[tuple[str, int]], limit:
         (Loss(5, 4, DELETED, 0), "no longer subscribed to on this server; offsets from 5 are lost"),
     ],
 )
-def test_a_loss_names_topic_server_range_and_reason(lost: Loss, said: str) -> None:
-    text = loss_text("s", "t", lost)
+def test_a_loss_names_topic_server_range_and_reason(loss: Loss, text_part: str) -> None:
+    text = loss_text("s", "t", loss)
     assert 'topic "t" on server s' in text
-    assert said in text
+    assert text_part in text
     assert "\n" not in text

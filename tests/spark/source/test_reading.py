@@ -54,14 +54,14 @@ def test_the_ranges_of_a_task_are_read_in_order_over_one_connection_into_few_bat
     given = options(live, topics[0], columns="topic,offset")
     ranges = tuple(Range("one", topic, 1, 4, epoch(live, topic)) for topic in topics)
     columns = Columns(schema_of(given.columns))
-    wanted = [(topic, seq) for topic in topics for seq in (2, 3, 4)]
+    planned = [(topic, seq) for topic in topics for seq in (2, 3, 4)]
     for records, size, counts in ((7, 10**6, [9, 6]), (10**6, 1, [3] * 5), (10**6, 10**6, [15])):
         monkeypatch.setattr(reading, "BATCH_RECORDS", records)
         monkeypatch.setattr(reading, "BATCH_BYTES", size)
         batches = list(read_partition(RangePartition(ranges), given, columns))
         assert [batch.num_rows for batch in batches] == counts
         rows = [row.values() for batch in batches for row in batch.to_pylist()]
-        assert [tuple(row) for row in rows] == wanted
+        assert [tuple(row) for row in rows] == planned
     assert [(made.connections, made.requests) for made in clients] == [(1, 5)] * 3
 
 
@@ -83,9 +83,9 @@ def test_a_partition_that_spark_makes_is_empty(live: Live) -> None:
 
 def test_a_loss_fails_the_task_with_one_complete_line(live: Live) -> None:
     live.make("reading.loss", 10, cap_records=4)
-    wanted = Range("one", "reading.loss", 2, 8, epoch(live, "reading.loss"))
+    planned = Range("one", "reading.loss", 2, 8, epoch(live, "reading.loss"))
     with pytest.raises(DataLost) as caught:
-        read(options(live, "reading.loss"), wanted)
+        read(options(live, "reading.loss"), planned)
     assert str(caught.value) == (
         'topic "reading.loss" on server one: offsets 3 to 6 are lost, about 4 records: evicted, to'
         " keep the topic within its caps (set failOnDataLoss=false to continue without them)"
@@ -96,8 +96,8 @@ def test_a_loss_is_a_warning_if_the_query_continues(
     live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
     live.make("reading.warn", 10, cap_records=4)
-    wanted = Range("one", "reading.warn", 2, 8, epoch(live, "reading.warn"))
-    table = read(options(live, "reading.warn", failOnDataLoss="false", columns="offset"), wanted)
+    planned = Range("one", "reading.warn", 2, 8, epoch(live, "reading.warn"))
+    table = read(options(live, "reading.warn", failOnDataLoss="false", columns="offset"), planned)
     assert table["offset"].to_pylist() == [7, 8]
     warning = capfd.readouterr().err
     assert warning.startswith('topics: warning: topic "reading.warn" on server one: offsets 3 to 6')
@@ -107,24 +107,24 @@ def test_a_loss_is_a_warning_if_the_query_continues(
 @pytest.mark.parametrize("lenient", [False, True])
 def test_records_of_a_recreated_topic_are_not_read(live: Live, lenient: bool) -> None:
     topic = live.make("reading.again", 5)
-    wanted = Range("one", topic, 0, 5, epoch(live, topic))
+    planned = Range("one", topic, 0, 5, epoch(live, topic))
     live.delete(topic)
     live.make(topic, 5)
     if lenient:
-        assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
+        assert read(options(live, topic, failOnDataLoss="false"), planned) is None
     else:
         with pytest.raises(DataLost, match="deleted and created again"):
-            read(options(live, topic), wanted)
+            read(options(live, topic), planned)
     live.delete(topic)
 
 
 @pytest.mark.parametrize("lenient", [False, True])
 def test_a_topic_that_is_deleted_after_planning_is_lost(live: Live, lenient: bool) -> None:
-    topic = live.make("reading.gone", 5)
-    wanted = Range("one", topic, 0, 5, epoch(live, topic))
+    topic = live.make("reading.deleted", 5)
+    planned = Range("one", topic, 0, 5, epoch(live, topic))
     live.delete(topic)
     if lenient:
-        assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
+        assert read(options(live, topic, failOnDataLoss="false"), planned) is None
     else:
         with pytest.raises(DataLost, match=r"was deleted.*offsets from 1 are lost.*failOnDataLoss"):
-            read(options(live, topic), wanted)
+            read(options(live, topic), planned)

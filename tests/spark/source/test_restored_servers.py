@@ -114,9 +114,9 @@ class Walk:
             case "copy":
                 self.kept = log.copy()
             case "delete":
-                gone = {seq for seq in log.live if chance.random() < 0.2}
-                log.live -= gone
-                self.deleted |= {(seq, log.times[seq]) for seq in gone}
+                some = {seq for seq in log.live if chance.random() < 0.2}
+                log.live -= some
+                self.deleted |= {(seq, log.times[seq]) for seq in some}
             case "restore" if chance.random() < 0.5:
                 log.restore(self.kept)
                 self.restored += 1
