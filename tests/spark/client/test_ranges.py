@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from topics.spark.client.http import Page, Record, Tombstone, TopicsClient
-from topics.spark.client.ranges import RECREATED, UNSYNCED, Loss, read_range
+from topics.spark.client.ranges import RECREATED, UNSYNCED, Loss, Range, read_range
 
 
 class Topic:
@@ -25,7 +25,7 @@ class Topic:
         assert limit > 0
         self.requested.append(from_seq)
         gap = None
-        if (epoch is not None and epoch != self.epoch) or (epoch is None and from_seq > self.head):
+        if epoch != self.epoch:
             gap = Tombstone(1, self.head, RECREATED, self.head)
             from_seq = 0
         elif from_seq + 1 < self.floor:
@@ -38,10 +38,10 @@ class Topic:
         return Page(records, reached, self.head, self.floor, not more, self.epoch, gap)
 
 
-def read(topic: Topic, after: int, last: int, epoch: int | None = 7) -> list[int | Loss]:
+def read(topic: Topic, after: int, last: int) -> list[int | Loss]:
     found: list[int | Loss] = []
     client = cast("TopicsClient", topic)
-    for page in read_range(client, "t", after, last, epoch=epoch, on_loss=found.append):
+    for page in read_range(client, Range("s", "t", after, last, 7), found.append):
         assert page
         found += [record.seq for record in page]
     return found
@@ -77,7 +77,7 @@ def test_a_loss_before_the_range_is_not_reported() -> None:
 def test_records_of_another_incarnation_are_not_read() -> None:
     topic = Topic(range(1, 11), 10, epoch=8)
     assert read(topic, 2, 10) == [Loss(3, 10, RECREATED, 8)]
-    assert read(topic, 20, 30, epoch=None) == [Loss(21, 30, RECREATED, 10)]
+    assert read(topic, 20, 30) == [Loss(21, 30, RECREATED, 10)]
 
 
 def test_a_head_below_the_range_is_a_loss() -> None:
@@ -90,5 +90,5 @@ def test_the_callback_for_losses_may_raise() -> None:
 
     topic = Topic(range(6, 11), 10, floor=6)
     with pytest.raises(LookupError):
-        list(read_range(cast("TopicsClient", topic), "t", 0, 10, epoch=7, on_loss=refuse))
+        list(read_range(cast("TopicsClient", topic), Range("s", "t", 0, 10, 7), refuse))
     assert topic.requested == [0]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.spark.live import Live
+from topics.spark.client.ranges import Range
 from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import DataLost, Range
+from topics.spark.source.plan import DataLost
 from topics.spark.source.reading import RangePartition
 
 

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.spark.client.ranges import DELETED, RECREATED, Loss
+from topics.spark.client.ranges import DELETED, RECREATED, Loss, Range
 from topics.spark.source.offsets import Offsets, Position
 from topics.spark.source.plan import (
     Head,
     Heads,
-    Range,
     Step,
     advance,
     divide,

@@ -11,11 +11,12 @@ from pyspark.sql.datasource import InputPartition
 
 from tests.spark.live import Live
 from topics.spark.client.http import TopicsClient
+from topics.spark.client.ranges import Range
 from topics.spark.source import reading
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import Connection
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import DataLost, Range
+from topics.spark.source.plan import DataLost
 from topics.spark.source.reading import RangePartition, read_partition
 
 

@@ -9,7 +9,7 @@ If the topic was deleted or recreated, the rest of the range is lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from topics.spark.client.http import Record, TopicsClient
 from topics.spark.client.request_error import RequestError
@@ -31,47 +31,36 @@ class Loss(NamedTuple):
     estimate: int
 
 
-def read_range(
-    client: TopicsClient,
-    topic: str,
-    after: int,
-    last: int,
-    *,
-    epoch: int | None = None,
-    tags: bool = True,
-    meta: bool = True,
-    node: str | None = None,
-    on_loss: Callable[[Loss], None],
-) -> Iterator[list[Record]]:
-    """Yield the records of (after, last] in lists that are not empty. Raise `RequestError`.
+class Range(NamedTuple):
+    """The seqs (after, last] of a topic's incarnation on a server."""
 
-    ``epoch`` is the incarnation that the range was planned for. No records of another one are read:
-    the rest of the range is lost as `RECREATED`. Records of the node ``node`` are left out.
-    ``on_loss`` may raise.
+    server: str
+    topic: str
+    after: int
+    last: int
+    epoch: int
+
+
+def read_range(
+    client: TopicsClient, part: Range, on_loss: Callable[[Loss], None], **fields: Any
+) -> Iterator[list[Record]]:
+    """Yield the records of a range in lists that are not empty. ``fields`` are those of
+    `TopicsClient.diff`. ``on_loss`` may raise. Raise `RequestError`.
     """
-    at = after
+    at, last = part.after, part.last
     while at < last:
+        limit = min(PAGE_RECORDS, last - at)
         try:
-            page = client.diff(
-                topic,
-                from_seq=at,
-                limit=min(PAGE_RECORDS, last - at),
-                epoch=epoch,
-                tags=tags,
-                meta=meta,
-                node=node,
-            )
+            page = client.diff(part.topic, from_seq=at, limit=limit, epoch=part.epoch, **fields)
         except RequestError as error:
             if error.code != "topic_not_found":
                 raise
             on_loss(Loss(at + 1, last, DELETED, last - at))
             return
-        gap = page.tombstone
-        if (epoch is not None and page.epoch != epoch) or (
-            gap is not None and gap.reason == RECREATED
-        ):
+        if page.epoch != part.epoch:
             on_loss(Loss(at + 1, last, RECREATED, last - at))
             return
+        gap = page.tombstone
         if gap is not None and gap.gap_from <= last:
             end = min(gap.gap_to, last)
             estimate = min(gap.missed_estimate, end - gap.gap_from + 1)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from topics.spark.client.ranges import Range
 from topics.spark.job_errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import Range
 from topics.spark.source.reading import partitions_of, read_partition
 from topics.spark.source.survey import Survey
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from topics.spark.client.ranges import DELETED, RECREATED, UNSYNCED, Loss
+from topics.spark.client.ranges import DELETED, RECREATED, UNSYNCED, Loss, Range
 from topics.spark.source.offsets import Offsets, Position
 
 REWOUND = "rewound"  # the log ends before the last record that was read, or differs from it
@@ -49,16 +49,6 @@ class Head(NamedTuple):
 
 # By the server's name, then by topic.
 Heads = dict[str, dict[str, Head]]
-
-
-class Range(NamedTuple):
-    """The seqs (after, last] of a topic's incarnation on a server."""
-
-    server: str
-    topic: str
-    after: int
-    last: int
-    epoch: int
 
 
 class Step(NamedTuple):

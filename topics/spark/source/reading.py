@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from topics.spark.client.http import Record
-from topics.spark.client.ranges import Loss, read_range
+from topics.spark.client.ranges import Loss, Range, read_range
 from topics.spark.job_errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import errors_of
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import LOSS_ADVICE, DataLost, Range, loss_text, pack
+from topics.spark.source.plan import LOSS_ADVICE, DataLost, loss_text, pack
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,22 +70,13 @@ def _pages(
 ) -> Generator[tuple[Range, list[Record]]]:
     """Yield the records of the ranges, over one connection to each server."""
     connection = options.connection
+    fields = {"tags": columns.needs_tags, "meta": columns.needs_meta, "node": options.node}
     for name, parts in groupby(ranges, attrgetter("server")):
         server = connection.server(name)
         with errors_of(server), connection.client(server) as client:
             for part in parts:
-                pages = read_range(
-                    client,
-                    part.topic,
-                    part.after,
-                    part.last,
-                    epoch=part.epoch,
-                    tags=columns.needs_tags,
-                    meta=columns.needs_meta,
-                    node=options.node,
-                    on_loss=partial(report, options, name, part.topic),
-                )
-                for records in pages:
+                on_loss = partial(report, options, name, part.topic)
+                for records in read_range(client, part, on_loss, **fields):
                     yield part, records
 
 
