@@ -32,8 +32,8 @@ PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server and how to send requests to it. It is sent to every executor. ``retries`` is the
-    number of attempts after the first, ``connect_retries`` of those that could not connect.
+    """A server and how to send requests to it. It is sent to every executor. ``retries`` limits the
+    attempts after the first, ``connect_retries`` the attempts after failed connections.
     """
 
     url: str = field(repr=False)  # its user info is a secret: never in a log or a plan
@@ -54,7 +54,7 @@ class Target:
 
 
 def mistake_in(target: Target) -> str | None:
-    """Return a line that says why the address or the key is invalid, or None."""
+    """Return one line if the address or the key is invalid, else None."""
     try:
         checked_url(target.url)
     except TopicsError:

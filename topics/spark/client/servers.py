@@ -1,4 +1,4 @@
-"""Servers: a list of servers, of which each topic is on one.
+"""Servers: a list of servers. Each topic is on one of them.
 
 A list consists of addresses with optional names, separated by commas:
 

@@ -8,7 +8,7 @@ that time (``latestOffset``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from topics.spark.source.offsets import BadOffset, Offsets, decode
@@ -28,18 +28,15 @@ class TopicLag(NamedTuple):
 
 def lags(progress: Mapping[str, Any] | None) -> list[TopicLag]:
     """Return the lag of every topic that the query reads. It is empty before the first batch."""
-    sources: Sequence[Any] = () if progress is None else progress["sources"]
-    return [lag for source in sources for lag in _of_source(source)]
-
-
-def _of_source(source: Mapping[str, Any]) -> Iterator[TopicLag]:
-    end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-    for server, topics in end.items():
-        for topic, at in topics.items():
-            until = latest.get(server, {}).get(topic)
-            same = until is not None and until.epoch == at.epoch
-            ahead = max(0, until.seq - at.seq) if until is not None and same else 0
-            yield TopicLag(server, topic, at.seq, ahead, at.lost)
+    found = []
+    for source in () if progress is None else progress["sources"]:
+        latest = _offsets(source["latestOffset"])
+        for server, topics in _offsets(source["endOffset"]).items():
+            for topic, at in topics.items():
+                end = latest.get(server, {}).get(topic)
+                records = max(0, end.seq - at.seq) if end and end.epoch == at.epoch else 0
+                found.append(TopicLag(server, topic, at.seq, records, at.lost))
+    return found
 
 
 def _offsets(value: object) -> Offsets:

@@ -159,9 +159,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _budget(self) -> RetryBudget:
-        """One of several servers is not waited for, unless the query ends with this poll."""
-        is_awaited = len(self._survey.servers) == 1 or self._target is not None
-        return RetryBudget.FULL if is_awaited else RetryBudget.QUICK
+        """All retries if there is one server, or if the query has a fixed end."""
+        is_required = len(self._survey.servers) == 1 or self._target is not None
+        return RetryBudget.FULL if is_required else RetryBudget.QUICK
 
     def _poll(self) -> Heads:
         """Return the heads of the servers that reply."""
@@ -179,7 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _skip_server(self, server: str, error: ServerError) -> None:
-        """Raise the error if the server must be waited for. Warn once otherwise."""
+        """Raise the error if the server is required. Warn once otherwise."""
         if self._budget is RetryBudget.FULL:
             raise error
         if server not in self._unavailable:
