@@ -165,7 +165,7 @@ def test_a_wrong_key_is_told_and_never_shown(
     assert df.count() == 3
     with pytest.raises(Exception, match="unauthorized") as failure:
         load(spark, locked, subscribe="spark.locked", apiKeyFile=str(bad)).count()
-    assert "give one of the server's keys by the option apiToken" in told(failure.value)
+    assert "give a key of the server by the option apiKeyFile" in told(failure.value)
     shown = str(failure.value) + df._jdf.queryExecution().toString()
     assert "another-secret" not in shown
     assert "the-right-key" not in shown

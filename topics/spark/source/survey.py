@@ -133,8 +133,8 @@ class Survey:
             with errors_of(server):
                 self._client(server, RetryBudget.PLANNING).state(topic)
         raise ServerError(
-            f'server {", ".join(map(label, self.servers))}: topic "{topic}": topic_not_found: the'
-            " topic does not exist; create it first, or correct the option subscribe"
+            f'server {", ".join(map(label, self.servers))}: topic "{topic}": topic_not_found:'
+            " there is no such topic; create it first, or correct the option subscribe"
         )
 
     def bound(self, bounds: Bounds, server: Server, topic: str, head: Head) -> int:
